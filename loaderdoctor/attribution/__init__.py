@@ -1,0 +1,1 @@
+"""Columns and window records -> shares of the step, and the facts the findings decide on."""

@@ -1,0 +1,47 @@
+"""Where the step goes: shares that sum to one, by construction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Literal
+
+Bound = Literal["input", "copy", "communication", "compute", "host", "unknown"]
+
+SUM_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """Each instant of the window in exactly one share; None = not applicable or not recorded.
+
+    Raises ValueError when built with a negative share or a sum other than 1: a wrong one
+    cannot exist.
+    """
+
+    compute: float | None
+    communication: float | None
+    copy: float | None
+    input: float | None
+    host: float | None
+    other: float | None
+
+    def __post_init__(self) -> None:
+        present = [v for v in self.as_dict().values() if v is not None]
+        if any(not (-SUM_TOLERANCE <= v <= 1 + SUM_TOLERANCE) for v in present):
+            raise ValueError(f"share outside 0..1: {self.as_dict()}")
+        total = math.fsum(present)
+        if abs(total - 1.0) > SUM_TOLERANCE:
+            raise ValueError(f"shares sum to {total!r}, not 1: {self.as_dict()}")
+
+    def as_dict(self) -> dict[str, float | None]:
+        """By name, in the order of the identity."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hidden:
+    """Time per step that overlapped with busier work: reported beside the shares, never inside."""
+
+    input_ms: float | None
+    copy_ms: float | None

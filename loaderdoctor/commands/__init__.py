@@ -1,0 +1,1 @@
+"""One module per command: the only place that sees every stage."""

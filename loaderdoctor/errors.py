@@ -1,0 +1,27 @@
+"""Errors that reach the user as one line, and the exit code that goes with each."""
+
+from __future__ import annotations
+
+EXIT_RUN_FAILED = 1
+EXIT_USAGE = 2
+EXIT_THRESHOLD = 3  # `--fail-on` and `--fail-on-regression` hold
+
+
+class LoaderdoctorError(Exception):
+    """Root of every error of ours. The message says what happened, to what, and what to do next."""
+
+    exit_code = EXIT_RUN_FAILED
+
+
+class UsageError(LoaderdoctorError):
+    """The command line or an input file can't be used as given."""
+
+    exit_code = EXIT_USAGE
+
+
+class TraceError(UsageError):
+    """A file is not a readable torch.profiler trace."""
+
+
+class RunError(LoaderdoctorError):
+    """A run of ours failed: the measuring process died, hung, or gave no evidence."""

@@ -1,0 +1,93 @@
+"""Measured quantities with their noise: an estimate never travels without its interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Two-sided 95 % quantiles of Student's t for 1..30 degrees of freedom (standard table); beyond
+# that the normal quantile is within 2 %. Kept here so that the core needs no scipy.
+_T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+_NORMAL95 = 1.960
+
+
+def t95(degrees_of_freedom: float) -> float:
+    """Two-sided 95 % quantile of Student's t; fractional degrees round down (wider, so safe)."""
+    whole = max(1, math.floor(degrees_of_freedom))
+    return _T95[whole - 1] if whole <= len(_T95) else _NORMAL95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean with its 95 % confidence interval and the number of independent samples behind it.
+
+    `low` and `high` are -inf and +inf where one sample gives no idea of the noise.
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+    @property
+    def margin(self) -> float:
+        """Half the width of the interval, same unit as `value`."""
+        return (self.high - self.low) / 2
+
+    @property
+    def bounded(self) -> bool:
+        """Whether there were enough samples for an interval."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+    def scaled(self, factor: float) -> Estimate:
+        """The same quantity in another unit, or as a share of a constant; `factor` > 0."""
+        return Estimate(
+            value=self.value * factor, low=self.low * factor, high=self.high * factor, n=self.n
+        )
+
+
+def mean(samples: Sequence[float]) -> Estimate:
+    """Mean of independent samples with a 95 % t interval. Raises ValueError on no samples.
+
+    A sample is a whole window (whole worker cycles), never a single step: steps within a window
+    are correlated, and treating them as independent makes the interval far too narrow.
+    """
+    n = len(samples)
+    if n == 0:
+        raise ValueError("no samples")
+    value = math.fsum(samples) / n
+    if n == 1:
+        return Estimate(value=value, low=-math.inf, high=math.inf, n=1)
+    variance = math.fsum((x - value) ** 2 for x in samples) / (n - 1)
+    margin = t95(n - 1) * math.sqrt(variance / n)
+    return Estimate(value=value, low=value - margin, high=value + margin, n=n)
+
+
+def paired_difference(a: Sequence[float], b: Sequence[float]) -> Estimate:
+    """A - b where a[i] and b[i] were measured in the same round: drift cancels.
+
+    Raises ValueError where the lengths differ or nothing was measured.
+    """
+    if len(a) != len(b):
+        raise ValueError(f"unpaired samples: {len(a)} and {len(b)}")
+    return mean([x - y for x, y in zip(a, b, strict=True)])
+
+
+def welch_difference(a: Estimate, b: Estimate) -> Estimate:
+    """A - b for independently measured means (Welch's interval, from the means' own intervals)."""
+    value = a.value - b.value
+    if not (a.bounded and b.bounded):
+        return Estimate(value=value, low=-math.inf, high=math.inf, n=min(a.n, b.n))
+    variance_a = (a.margin / t95(a.n - 1)) ** 2
+    variance_b = (b.margin / t95(b.n - 1)) ** 2
+    total = variance_a + variance_b
+    if total == 0.0:
+        return Estimate(value=value, low=value, high=value, n=min(a.n, b.n))
+    degrees = total**2 / (variance_a**2 / (a.n - 1) + variance_b**2 / (b.n - 1))
+    margin = t95(degrees) * math.sqrt(total)
+    return Estimate(value=value, low=value - margin, high=value + margin, n=min(a.n, b.n))

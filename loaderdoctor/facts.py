@@ -1,0 +1,200 @@
+"""The facts that findings decide on: what was measured, in one place, each with its evidence.
+
+Built by `attribution` from a trace (`TraceFacts`) and from the run's window records and worker
+records (the rest); read by `findings` and `report`. A fact that was not recorded is None, and
+the rule that needs it abstains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from loaderdoctor.attribution.shares import Hidden, Shares
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.instrument.protocol import LoaderRecord, TransferRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyFacts:
+    """Host-to-device copies of one kind of source memory and stream, over the steps of a trace."""
+
+    source: Literal["pinned", "pageable", "unknown"]
+    n_per_step: float
+    bytes_per_step: float
+    busy_ms_per_step: float  # device time of the copies
+    exposed_ms_per_step: float  # as the identity counts it: `copy` share
+    bandwidth_gb_per_s: float | None  # bytes / device time
+    host_blocked_ms_per_step: float  # the thread inside the copy's runtime call or stream sync
+    same_stream_as_compute: bool | None
+    median_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSpot:
+    """Host work between fetch and fetch, by the deepest thing the trace names."""
+
+    name: str  # "train.py(57): log_metrics" with stacks, else an op or annotation name
+    ms_per_step: float  # exposed: the accelerator idle, or on a CPU outside ops
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFacts:
+    """What one trace says. Times per step are means over its steps."""
+
+    n_steps: int
+    wall_ms: float  # per step, by the step clock
+    step_walls_ms: tuple[float, ...]
+    step_clock: Literal["device", "host-annotations", "fetches", "optimizer", "window"]
+    shares: Shares
+    hidden: Hidden
+    has_accelerator: bool
+    loader_events: bool  # False: "no loader events recorded"; input share then means nothing
+    # fetching
+    fetch_kind: Literal["single-process", "multi-process", "mixed", None]
+    n_fetches_per_step: float | None
+    raw_wait_ms: float | None  # per step, all time in getting a batch, hidden or not
+    exposed_wait_ms: float | None
+    waits_ms: tuple[float, ...]  # one per fetch, in order
+    n_iterators_created: int  # within the trace, inferred
+    n_exhausted: int  # fetches that ended an epoch
+    startup_ms: tuple[float, ...]  # one per creation: creation to first batch, inferred
+    # copies
+    copies: tuple[CopyFacts, ...]
+    # launching
+    n_kernels_per_step: float
+    kernel_busy_ms: float  # union over streams and devices, per step
+    mean_kernel_us: float | None
+    n_launches_per_step: float
+    launch_call_ms: float | None  # host time inside launch calls, per step
+    host_exposed_ms: float  # per step
+    n_syncs_per_step: float  # blocking calls that wait for compute: .item(), .cpu(), synchronize
+    sync_wait_ms: float | None  # raw time in them, per step (never a promise)
+    idle_after_sync_ms: float | None  # accelerator idle from each sync's end to the next kernel
+    host_spots: tuple[HostSpot, ...]
+    communication_ms: float | None
+    run_ahead_steps: float | None  # how far the host ran ahead of the device, median
+    other_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineSpot:
+    """A hot line of the user's code inside dataset, collate or sampler."""
+
+    file: str
+    line: int
+    function: str
+    code: str | None
+    share: float  # of the samples taken there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFacts:
+    """What happened where batches are made: in worker processes, or in the loop's own at 0."""
+
+    n_workers: int
+    n_batches: int
+    batch_ms: float  # fetch + collate, mean over whole worker cycles
+    fetch_ms: float  # samples only
+    collate_ms: float | None
+    sampler_ms: float | None  # per batch, in the main process
+    cpu_share: float | None  # CPU time / wall time while making a batch
+    sample_ms_quantiles: tuple[float, ...] | None  # 0, 5, 25, 50, 75, 95, 99, 100 %
+    n_samples: int
+    queue_put_ms: float | None
+    idle_share: float | None  # waiting for an index, of the worker's life in the window
+    n_idle_workers: int  # made no batch while others did
+    n_threads: int | None  # intra-op and BLAS threads a worker would use
+    cores: tuple[tuple[int, ...], ...]  # CPU affinity of each worker
+    head_of_line_ms: float | None  # per step: ready batches waited behind an earlier one
+    pin_ms: float | None  # pin-memory thread, per batch
+    pin_busy_share: float | None
+    transforms: tuple[tuple[str, float], ...]  # each transform of a Compose: ms per sample
+    lines: tuple[LineSpot, ...]
+    first_touch_ratio: float | None  # sample time in the first epoch / later ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AblationFacts:
+    """Plain against substituted batches, same process, interleaved. Signed; milliseconds a step."""
+
+    plain_ms: Estimate
+    no_input_ms: Estimate | None
+    no_copy_ms: Estimate | None
+    input_ms: Estimate | None  # plain - no_input, paired by round
+    copy_ms: Estimate | None  # no_input - no_copy
+    n_rounds: int
+    reason: str | None = None  # why a part is missing
+    by_loader_ms: tuple[tuple[str, Estimate], ...] = ()  # each loader alone, where several
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """The step in plain windows: the figures that rank and judge."""
+
+    definition: str
+    wall_ms: Estimate  # within_epoch + boundary / steps_per_epoch
+    within_epoch_ms: Estimate
+    boundary_ms: float | None  # one epoch boundary
+    steps_per_epoch: int | None
+    n_steps: int
+    raw_wait_ms: float | None  # in __next__ per step, plain windows
+    waits_ms: tuple[float, ...]
+    samples_per_step: float | None
+    clock: Literal["device", "host"]
+    n_iterators_created: int
+    boundaries_ms: tuple[float, ...]  # creation + first wait + teardown, one per boundary seen
+    worker_cpu_cores: float | None  # worker CPU time / wall
+    main_cpu_cores: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts:
+    """What the machine offers."""
+
+    usable_cpus: float
+    memory_available_bytes: int | None
+    shm_free_bytes: int | None
+    open_files_limit: int | None
+    device_name: str | None
+    device_memory_bytes: int | None
+    n_threads: int | None  # intra-op threads of the training process
+    swap_used_bytes: int | None = None
+    cudnn_benchmark: bool | None = None
+    tf32: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything known about one run. From a trace alone only `trace` is there."""
+
+    command: Literal["diagnose", "sweep", "analyze"]
+    shares: Shares | None  # the best estimate
+    shares_low: dict[str, float] | None  # lower bounds of input and copy shares, from ablation
+    hidden: Hidden | None
+    step: StepFacts | None
+    trace: TraceFacts | None
+    loaders: tuple[LoaderRecord, ...]  # loaders of the training step first
+    transfers: tuple[TransferRecord, ...]
+    workers: WorkerFacts | None
+    ablation: AblationFacts | None
+    machine: MachineFacts | None
+    profiler_overhead: float | None  # profiled / plain step time
+
+    @property
+    def step_ms(self) -> float | None:
+        """The step's wall time: plain windows, else the trace."""
+        if self.step is not None:
+            return self.step.wall_ms.value
+        return self.trace.wall_ms if self.trace is not None else None
+
+    @property
+    def main_loader(self) -> LoaderRecord | None:
+        """The loader that feeds the step, if one was seen."""
+        return next((x for x in self.loaders if x.role == "train"), None)
+
+    def share(self, name: str) -> float | None:
+        """One share of the best estimate, 0…1; None where there is none."""
+        return self.shares.as_dict()[name] if self.shares is not None else None

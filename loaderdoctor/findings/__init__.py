@@ -1,0 +1,1 @@
+"""Facts -> findings: one rule per small module, listed in `rules.RULES`."""

@@ -1,0 +1,243 @@
+"""What the measuring process and the commands say to each other, and nothing else.
+
+The measuring process runs the user's script and executes *requests* at step boundaries of the
+running loop; every decision (how many steps, which trials, when to stop) is taken by the command
+that drives it. Messages are JSON over a private pipe; nothing is pickled. All `_ns` times are
+CLOCK_MONOTONIC (time.perf_counter_ns) of the measuring machine, the one clock shared with workers.
+
+    measuring process                       command (no torch)
+      ------- Observed ------->               once the loop is warm: what feeds the step, how fast
+      <------ Measure(requests) ------
+      ------- WindowDone ---->                one for each request, as it ends
+      <------ Measure / Stop ---------
+      ------- Ended --------->                script over, stopped, or failed
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from loaderdoctor.settings import Settings
+
+Mode = Literal["plain", "profiled", "no_input", "no_copy", "trial"]
+
+
+class Message(msgspec.Struct, tag=True, frozen=True, kw_only=True, omit_defaults=True):
+    """Root of the messages."""
+
+
+# ---------------------------------------------------------------- command -> measuring process
+
+
+class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One window to measure.
+
+    The process first switches batches to `mode`, drops and warms up as the switch needs, then
+    measures `n_steps` steps. A window that would outlast `limit_s` ends early with what it has.
+    """
+
+    id: int
+    mode: Mode
+    n_steps: int
+    n_warmup_steps: int | None = None  # None: what the switch needs (queues steady again)
+    limit_s: float | None = None
+    settings: Settings | None = None  # mode "trial": what to change; None elsewhere
+    loader: str | None = None  # no_input: only this loader (LoaderRecord.id); None: all in the step
+    # mode "profiled", and trials to be traced: torch.profiler options and where the trace goes
+    trace_path: str | None = None
+    with_stack: bool = False
+    profile_memory: bool = False
+    measure_boundary: bool = False  # trial: also time one epoch boundary (worker start-up)
+    drop_batches: bool = True  # False: same mode as the window before, queues are steady
+
+
+class Measure(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Windows to measure back to back, in this order."""
+
+    requests: tuple[WindowRequest, ...]
+
+
+class Stop(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Stop the script now; with `to_end` remove every hook and let it run to its end."""
+
+    to_end: bool = False
+
+
+# ---------------------------------------------------------------- measuring process -> command
+
+
+class TensorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One tensor of a batch, as the loop receives it."""
+
+    path: str  # where in the batch: "[0]", "['image']", ".pixel_values"
+    shape: tuple[int, ...]
+    dtype: str  # "float32"
+    n_bytes: int
+    pinned: bool = False
+    device: str = "cpu"
+
+
+class TransferRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One host-to-device call of the loop's own, as seen in a normal step."""
+
+    call: Literal["to", "cuda", "copy_"]
+    site: str  # "train.py:57"
+    code: str | None  # the source line, stripped
+    shape: tuple[int, ...]
+    dtype: str
+    n_bytes: int
+    pinned: bool
+    non_blocking: bool
+
+
+class SafetyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What speaks against changing the workers of a loader; None = not checked."""
+
+    pickles: bool | None = None
+    pickle_error: str | None = None
+    cuda_tensors: bool | None = None  # dataset holds or returned CUDA tensors
+    unsharded_iterable: bool | None = None
+    open_handles: tuple[str, ...] = ()  # attributes of the dataset that hold open files
+    one_pass: bool = False  # can't be re-opened without losing data (iterable, stateful sampler)
+    one_pass_reason: str | None = None
+
+
+class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A DataLoader (or another source of batches) seen in the run."""
+
+    id: str  # "train.py:41": where it was built; "#2" appended where one line builds several
+    role: Literal["train", "other"]  # fetched within the training step, or not
+    code: str | None = None  # source line(s) of the construction
+    settings: Settings = Settings()
+    kind: Literal["map", "iterable", "foreign"] = "map"
+    dataset: str = ""  # class name
+    n_samples: int | None = None  # len(dataset)
+    batch_size: int | None = None
+    steps_per_epoch: int | None = None  # len(loader), or the length observed
+    sampler: str = ""
+    collate: str = ""
+    batch: tuple[TensorRecord, ...] = ()
+    batch_type: str = ""
+    shapes_vary: bool = False
+    safety: SafetyRecord = SafetyRecord()
+
+
+class BoundaryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One epoch boundary: what stands between the last step of an epoch and steady steps again."""
+
+    loader: str
+    create_ns: int  # DataLoader.__iter__: workers started here
+    first_wait_ns: int  # first __next__ of the new iterator
+    teardown_ns: int  # exhausted __next__ or dropped iterator: worker shutdown
+    at_ns: int  # when the creation began
+    first: bool = False  # the first iterator of the run: caches cold, imports included
+
+
+class Observed(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """The loop is warm. `step_ns` are host times of the last warm-up steps, first to last."""
+
+    definition: str  # "one batch of train.py:41 (which feeds the optimizer at train.py:63)"
+    step_ns: tuple[int, ...]
+    loaders: tuple[LoaderRecord, ...]
+    transfers: tuple[TransferRecord, ...]
+    boundaries: tuple[BoundaryRecord, ...]
+    n_steps_so_far: int
+    optimizer_steps_per_step: float | None
+    device: str | None  # "cuda:0"; None without an accelerator
+    batches_per_cycle: int  # max num_workers of the step's loaders, times accumulation
+    environment: Environment
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The measuring process's own surroundings."""
+
+    torch: str
+    python: str
+    platform: str
+    device_name: str | None
+    device_memory_bytes: int | None
+    cuda: str | None
+    usable_cpus: float
+    n_threads: int  # torch.get_num_threads()
+    memory_available_bytes: int | None
+    shm_free_bytes: int | None
+    open_files_limit: int | None
+    start_method: str
+    host: str
+    rank: int | None = None
+    n_ranks: int | None = None
+    cudnn_benchmark: bool | None = None
+    tf32: bool | None = None
+    swap_used_bytes: int | None = None
+
+
+class FetchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
+    """One fetch in a window: which of Observed.loaders, when `__next__` began and ended."""
+
+    loader: int
+    start_ns: int
+    end_ns: int
+    thread: int  # native thread id
+
+
+class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """One window, measured or failed."""
+
+    id: int
+    mode: Mode
+    status: Literal["ok", "failed", "skipped", "short"]  # short: ended early, figures stand
+    reason: str | None = None
+    n_steps: int = 0
+    n_samples: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+    # Time per step, n_steps entries. `host` between step boundaries on the host; `device` between
+    # the same boundaries as the accelerator reached them (events on the step's stream), None
+    # without one. The step clock is `device` where there is one: the host runs ahead.
+    host_step_ns: tuple[int, ...] = ()
+    device_step_ns: tuple[int, ...] | None = None
+    fetches: tuple[FetchRecord, ...] = ()
+    boundaries: tuple[BoundaryRecord, ...] = ()
+    worker_cpu_ns: int | None = None  # user+system time of all workers over the window
+    main_cpu_ns: int | None = None  # of the training process
+    host_bytes: int | None = None  # PSS of the process tree, else RSS sum
+    gpu_peak_allocated_bytes: int | None = None
+    gpu_peak_reserved_bytes: int | None = None
+    trace_path: str | None = None
+    # (step boundary, perf_counter_ns) marks to calibrate the trace clock: name of a span that
+    # starts at that instant, and the instant.
+    clock_marks: tuple[tuple[str, int], ...] = ()
+    startup_ns: int | None = None  # trial: open the loader and get its first batch
+    boundary_ns: int | None = None  # trial: one epoch boundary, as the settings make it
+    n_copy_hits: int | None = None  # no_copy: transfers answered / let through
+    n_copy_misses: int | None = None
+
+
+class Note(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Something the report must say: a typed warning from the run."""
+
+    kind: str  # "no-copy-not-held", "one-pass-loader", "second-profiler", …
+    text: str
+
+
+class Progress(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """What the process is doing, for the live display."""
+
+    text: str
+    n_steps: int = 0
+
+
+class Ended(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """The script is over (or stopped, or failed). Last message."""
+
+    how: Literal["stopped", "script-ended", "script-failed", "no-loader", "interrupted"]
+    exit_code: int
+    n_steps: int
+    boundaries: tuple[BoundaryRecord, ...] = ()
+    loaders: tuple[LoaderRecord, ...] = ()
+
+
+FromRun = Observed | WindowDone | Note | Progress | Ended
+ToRun = Measure | Stop

@@ -1,0 +1,186 @@
+"""report.json as types: the contract for other programs, schema `loaderdoctor.report/1`.
+
+Every field is always present; None (null) means not recorded or not applicable, never zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+SCHEMA = "loaderdoctor.report/1"
+
+Interval = tuple[float, float]
+
+
+class Struct(msgspec.Struct, frozen=True, kw_only=True):
+    """Root of the report's structs."""
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    bound: Literal["input", "copy", "communication", "compute", "host", "unknown"]
+    severity: Literal["high", "moderate", "none", "uncertain"]
+    summary: str
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """Times in milliseconds. `count` steps were measured."""
+
+    count: int
+    wall_ms: float | None
+    wall_ms_ci: Interval | None
+    within_epoch_ms: float | None = None
+    boundary_ms: float | None = None
+    steps_per_epoch: int | None = None
+    definition: str
+
+
+class Loader(Struct, frozen=True, kw_only=True):
+    id: str
+    settings: dict[str, Any]
+    role: str | None = None
+    dataset: str | None = None
+    code: str | None = None
+    n_samples: int | None = None
+    batch_size: int | None = None
+    steps_per_epoch: int | None = None
+
+
+class Shares(Struct, frozen=True, kw_only=True):
+    compute: float | None
+    communication: float | None
+    copy: float | None
+    input: float | None
+    host: float | None
+    other: float | None
+
+
+class Hidden(Struct, frozen=True, kw_only=True):
+    input_ms: float | None
+    copy_ms: float | None
+
+
+class Ablation(Struct, frozen=True, kw_only=True):
+    """Signed differences stay signed here. `ci_ms` holds an interval for each figure."""
+
+    plain_ms: float
+    no_input_ms: float | None
+    no_copy_ms: float | None
+    input_ms: float | None
+    copy_ms: float | None
+    ci_ms: dict[str, Interval | None]
+    n_rounds: int
+    reason: str | None = None
+    by_loader_ms: dict[str, float] = {}
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    kind: str
+    severity: str
+    share: float | None
+    loader: str | None
+    evidence: dict[str, Any]
+    summary: str
+    advice: str | None = None
+
+
+class Recommendation(Struct, frozen=True, kw_only=True):
+    """`from` is a keyword in Python: the field is `from_`."""
+
+    setting: str
+    from_: Any = msgspec.field(name="from")
+    to: Any
+    code: str
+    predicted_step_ms: float | None
+    measured_step_ms: float | None
+    measured_ci_ms: Interval | None
+    caution: str | None = None
+    summary: str | None = None
+
+
+class Withheld(Struct, frozen=True, kw_only=True):
+    """Advice not given because it would break the run, and why."""
+
+    setting: str
+    reason: str
+
+
+class Trial(Struct, frozen=True, kw_only=True):
+    settings: dict[str, Any]
+    label: str
+    status: Literal["ok", "failed", "skipped"]
+    reason: str | None = None
+    step_ms: float | None = None
+    step_ms_ci: Interval | None = None
+    samples_per_s: float | None = None
+    within_epoch_ms: float | None = None
+    startup_s: float | None = None
+    epoch_s: float | None = None
+    shares: Shares | None = None
+    gpu_peak_allocated_bytes: int | None = None
+    gpu_peak_reserved_bytes: int | None = None
+    host_bytes: int | None = None
+    trace: str | None = None
+    n_windows: int = 0
+    window_ms: tuple[float, ...] = ()
+
+
+class Best(Struct, frozen=True, kw_only=True):
+    trial: int
+    tied_with: tuple[int, ...] = ()
+
+
+class Rank(Struct, frozen=True, kw_only=True):
+    rank: int
+    host: str
+    step: Step
+    shares: Shares | None
+    peer_wait_ms: float | None
+
+
+class ReportWarning(Struct, frozen=True, kw_only=True):
+    """Something the reader must know about this run or report."""
+
+    kind: str
+    text: str
+
+
+class Workers(Struct, frozen=True, kw_only=True):
+    """What the workers' own records say; milliseconds unless the name says otherwise."""
+
+    n_workers: int
+    batch_ms: float
+    fetch_ms: float
+    collate_ms: float | None
+    cpu_share: float | None
+    sample_ms_quantiles: tuple[float, ...] | None
+    idle_share: float | None
+    pin_ms: float | None
+    transforms: dict[str, float]
+    lines: tuple[dict[str, Any], ...]
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    schema: str = SCHEMA
+    command: Literal["diagnose", "sweep", "analyze"]
+    target: str  # the script, recipe or trace
+    verdict: Verdict
+    step: Step
+    loaders: tuple[Loader, ...]
+    shares: Shares | None
+    trace_shares: Shares | None
+    hidden: Hidden
+    ablation: Ablation | None
+    profiler_overhead: float | None
+    workers: Workers | None
+    findings: tuple[Finding, ...]
+    recommendations: tuple[Recommendation, ...]
+    withheld: tuple[Withheld, ...]
+    trials: tuple[Trial, ...]
+    best: Best | None
+    claims: tuple[dict[str, Any], ...]
+    ranks: tuple[Rank, ...]
+    warnings: tuple[ReportWarning, ...]
+    environment: dict[str, Any]
+    method: tuple[str, ...]  # how each number was measured, one sentence each

@@ -1,0 +1,1 @@
+"""Any torch.profiler trace file -> typed columns. Imports no torch."""

@@ -1,0 +1,119 @@
+"""A trace as columns: one numpy array per field, one row per complete event we need.
+
+All times are integer nanoseconds on the trace's own clock, relative to the earliest event kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+I8 = NDArray[np.int8]
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+
+
+class Category(IntEnum):
+    """What kind of event a row is, from the file's `cat`."""
+
+    OTHER = 0
+    CPU_OP = 1
+    USER_ANNOTATION = 2
+    RUNTIME = 3  # cuda_runtime and cuda_driver (hip and xpu likewise): calls on a host thread
+    KERNEL = 4
+    MEMCPY = 5
+    MEMSET = 6
+    GPU_ANNOTATION = 7  # gpu_user_annotation: a user annotation's shadow on a stream
+    PYTHON = 8  # python_function, with `with_stack`
+    WORKER = 9  # lanes of our own: dataloader_worker
+
+
+# Device rows have `device` and `stream`; every other row belongs to a host thread.
+DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+ABSENT = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """Rows sorted by start. All arrays have the same length; ABSENT (-1) marks a missing value."""
+
+    start_ns: I64
+    end_ns: I64  # >= start_ns
+    category: I8  # Category
+    name: I32  # index into Trace.names
+    thread: I32  # index into Trace.threads (device rows too: their pid/tid are device/stream)
+    correlation: I64  # joins a RUNTIME row to the device rows it launched
+    external_id: I64
+    device: I32
+    stream: I32
+    bytes: I64  # MEMCPY and MEMSET
+
+    def __len__(self) -> int:
+        return int(self.start_ns.shape[0])
+
+    def where(self, mask: NDArray[np.bool_] | NDArray[np.intp]) -> Spans:
+        """The rows selected, same order."""
+        return Spans(
+            start_ns=self.start_ns[mask],
+            end_ns=self.end_ns[mask],
+            category=self.category[mask],
+            name=self.name[mask],
+            thread=self.thread[mask],
+            correlation=self.correlation[mask],
+            external_id=self.external_id[mask],
+            device=self.device[mask],
+            stream=self.stream[mask],
+            bytes=self.bytes[mask],
+        )
+
+    def of(self, *categories: Category) -> Spans:
+        """The rows of these categories, same order."""
+        return self.where(np.isin(self.category, np.asarray(categories, dtype=np.int8)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thread:
+    """A host thread, or a device stream for device rows. `tid` may be text in the file."""
+
+    pid: str
+    tid: str
+    process_name: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """An accelerator as the trace's deviceProperties describe it."""
+
+    index: int
+    name: str
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One capture of one process.
+
+    `origin_us` is the file's `ts` (microseconds, `base_time_ns` apart from the epoch) at our
+    nanosecond 0, so that `ts = origin_us + ns / 1000` leads back to the file.
+    """
+
+    source: Path
+    spans: Spans
+    names: tuple[str, ...]
+    threads: tuple[Thread, ...]
+    devices: tuple[Device, ...]
+    origin_us: float
+    base_time_ns: int
+    rank: int | None  # distributedInfo, else None
+    n_ranks: int | None
+    n_dropped_events: int  # malformed events left out; reported, never silent
+
+    @property
+    def has_accelerator(self) -> bool:
+        """Whether any work ran on a device in this trace."""
+        return bool(np.isin(self.spans.category, np.asarray(DEVICE_CATEGORIES)).any())

@@ -198,6 +198,9 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     # without one. The step clock is `device` where there is one: the host runs ahead.
     host_step_ns: tuple[int, ...] = ()
     device_step_ns: tuple[int, ...] | None = None
+    # Which of those steps hold an epoch boundary of a loader of the step (iterator re-created,
+    # first batch of the new one): indexes into host_step_ns, ascending.
+    boundary_steps: tuple[int, ...] = ()
     fetches: tuple[FetchRecord, ...] = ()
     boundaries: tuple[BoundaryRecord, ...] = ()
     worker_cpu_ns: int | None = None  # user+system time of all workers over the window

@@ -1,0 +1,109 @@
+"""Plain against substituted windows -> what the loader and the copies truly cost the step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from loaderdoctor.attribution.step import usable, wall_per_window_ms, window_times
+from loaderdoctor.estimate import Estimate, mean, paired_difference
+from loaderdoctor.facts import AblationFacts
+from loaderdoctor.instrument.protocol import WindowDone
+
+# More transfers let through than this and "free copies" was not held: the loop copies other
+# things than it did while we learned. Half of what would move a 5-point share by one point.
+MAX_MISS_SHARE = 0.10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round: every kind of window once, in shuffled order. A missing kind is None."""
+
+    plain: WindowDone
+    no_input: WindowDone | None = None
+    no_copy: WindowDone | None = None
+    by_loader: Mapping[str, WindowDone] | None = None  # no_input of one loader alone
+
+
+def ablation_facts(
+    rounds: Sequence[Round],
+    *,
+    steps_per_epoch: int | None,
+    boundary_ms: float | None,
+    reason: str | None = None,
+) -> AblationFacts | None:
+    """Means per kind, and differences paired by round so that drift cancels.
+
+    None where no round holds both a usable plain and a usable no-input window.
+    """
+    held = [r for r in rounds if usable(r.plain)]
+    with_input = [r for r in held if r.no_input is not None and usable(r.no_input)]
+    if not with_input:
+        return None
+    plain_ms = {
+        id(r): ms
+        for r, ms in zip(
+            held,
+            wall_per_window_ms([r.plain for r in held], steps_per_epoch, boundary_ms),
+            strict=True,
+        )
+    }
+    no_input_ms = {id(r): _mean_ms(r.no_input) for r in with_input}
+    with_copy = [r for r in with_input if r.no_copy is not None and _copies_held(r.no_copy)]
+    no_copy_ms = {id(r): _mean_ms(r.no_copy) for r in with_copy}
+    copies_asked = [r for r in with_input if r.no_copy is not None]
+    if copies_asked and not with_copy:
+        reason = reason or _copy_reason(copies_asked)
+    return AblationFacts(
+        plain_ms=mean([plain_ms[id(r)] for r in held]),
+        no_input_ms=mean(list(no_input_ms.values())),
+        no_copy_ms=mean(list(no_copy_ms.values())) if with_copy else None,
+        input_ms=paired_difference(
+            [plain_ms[id(r)] for r in with_input], [no_input_ms[id(r)] for r in with_input]
+        ),
+        copy_ms=(
+            paired_difference(
+                [no_input_ms[id(r)] for r in with_copy], [no_copy_ms[id(r)] for r in with_copy]
+            )
+            if with_copy
+            else None
+        ),
+        n_rounds=len(with_input),
+        reason=reason,
+        by_loader_ms=_by_loader(with_input, plain_ms),
+    )
+
+
+def _mean_ms(window: WindowDone | None) -> float:
+    assert window is not None
+    return window_times(window).within_ms
+
+
+def _copies_held(window: WindowDone) -> bool:
+    if not usable(window):
+        return False
+    hits, misses = window.n_copy_hits or 0, window.n_copy_misses or 0
+    return hits > 0 and misses <= MAX_MISS_SHARE * (hits + misses)
+
+
+def _copy_reason(rounds: Sequence[Round]) -> str:
+    for r in rounds:
+        if r.no_copy is not None and r.no_copy.reason:
+            return r.no_copy.reason
+    return "the loop's transfers could not be answered with ready tensors often enough"
+
+
+def _by_loader(
+    rounds: Sequence[Round], plain_ms: Mapping[int, float]
+) -> tuple[tuple[str, Estimate], ...]:
+    names = sorted({name for r in rounds for name in (r.by_loader or {})})
+    out = []
+    for name in names:
+        pairs = [
+            (plain_ms[id(r)], _mean_ms(r.by_loader[name]))
+            for r in rounds
+            if r.by_loader and name in r.by_loader and usable(r.by_loader[name])
+        ]
+        if pairs:
+            out.append((name, paired_difference([a for a, _ in pairs], [b for _, b in pairs])))
+    return tuple(out)

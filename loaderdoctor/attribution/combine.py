@@ -1,0 +1,195 @@
+"""The best estimate of the shares from all evidence, and the Facts of a whole run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from loaderdoctor.attribution.shares import Hidden, Shares
+from loaderdoctor.facts import (
+    AblationFacts,
+    Facts,
+    MachineFacts,
+    StepFacts,
+    TraceFacts,
+    WorkerFacts,
+)
+from loaderdoctor.instrument.protocol import (
+    Environment,
+    LoaderRecord,
+    TransferRecord,
+)
+
+
+def best_shares(
+    trace: TraceFacts | None, step: StepFacts | None, ablation: AblationFacts | None
+) -> Shares | None:
+    """Shares of the plain step.
+
+    With ablation: `input` and `copy` are what the experiment says; `compute` and `communication`
+    are device-busy milliseconds a step from the profiled window (kernels are not slowed by
+    profiling, the host is) over the plain wall; `host` is what is left. Without an accelerator
+    the rest is split as in the trace. Negatives are clamped to 0 and the rest rescaled. Without
+    ablation, the trace's own shares, but that on a machine without an accelerator the time in
+    `__next__` of the plain windows replaces the profiled one: there every wait is exposed.
+    """
+    if trace is None:
+        return _without_trace(step, ablation)
+    if ablation is not None and ablation.input_ms is not None:
+        return _with_ablation(trace, ablation)
+    if not trace.has_accelerator and step is not None and step.raw_wait_ms is not None:
+        share = min(1.0, step.raw_wait_ms / step.wall_ms.value)
+        return _split_like_trace(trace.shares, input_share=share)
+    return trace.shares
+
+
+def _with_ablation(trace: TraceFacts, ablation: AblationFacts) -> Shares:
+    wall = ablation.plain_ms.value
+    assert ablation.input_ms is not None
+    input_share = max(0.0, ablation.input_ms.value / wall)
+    if not trace.has_accelerator:
+        return _split_like_trace(trace.shares, input_share=min(1.0, input_share))
+    copy_share = (
+        max(0.0, ablation.copy_ms.value / wall)
+        if ablation.copy_ms is not None
+        else (trace.shares.copy or 0.0) * min(1.0, trace.wall_ms / wall)
+    )
+    communication = (trace.communication_ms or 0.0) / wall
+    compute = max(0.0, trace.kernel_busy_ms / wall - communication)
+    parts = {
+        "compute": compute,
+        "communication": communication,
+        "copy": copy_share,
+        "input": input_share,
+    }
+    total = sum(parts.values())
+    host = max(0.0, 1.0 - total)
+    scale = 1.0 / max(1.0, total)
+    return Shares(**{k: v * scale for k, v in parts.items()}, host=host, other=0.0)
+
+
+def _split_like_trace(trace: Shares, *, input_share: float) -> Shares:
+    """`input` as given; the other shares keep the proportions they have in the trace."""
+    rest = {k: v for k, v in trace.as_dict().items() if k != "input" and v is not None}
+    total = sum(rest.values())
+    if total <= 0.0:
+        rest, total = {"host": 1.0}, 1.0
+    scaled = {k: v / total * (1.0 - input_share) for k, v in rest.items()}
+    return Shares(
+        compute=scaled.get("compute", 0.0),
+        communication=scaled.get("communication"),
+        copy=scaled.get("copy"),
+        input=input_share,
+        host=scaled.get("host", 0.0),
+        other=scaled.get("other", 0.0),
+    )
+
+
+def _without_trace(step: StepFacts | None, ablation: AblationFacts | None) -> Shares | None:
+    """No trace: only the loader's part is known, and only as far as something measured it."""
+    if ablation is not None and ablation.input_ms is not None:
+        wall = ablation.plain_ms.value
+        input_share = min(1.0, max(0.0, ablation.input_ms.value / wall))
+        copy = max(0.0, ablation.copy_ms.value / wall) if ablation.copy_ms is not None else None
+        rest = 1.0 - input_share - (copy or 0.0)
+        if rest < 0.0:
+            scale = 1.0 / (input_share + (copy or 0.0))
+            input_share, copy, rest = input_share * scale, (copy or 0.0) * scale, 0.0
+    elif step is not None and step.raw_wait_ms is not None and step.clock == "host":
+        input_share, copy = min(1.0, step.raw_wait_ms / step.wall_ms.value), None
+        rest = 1.0 - input_share
+    else:
+        return None
+    # What is left is compute and host together, which nothing here tells apart.
+    return Shares(
+        compute=None, communication=None, copy=copy, input=input_share, host=None, other=rest
+    )
+
+
+def lower_bounds(ablation: AblationFacts | None) -> dict[str, float] | None:
+    """Lower 95 % bounds of the input and copy shares; None without ablation."""
+    if ablation is None or ablation.input_ms is None:
+        return None
+    wall = ablation.plain_ms.value
+    low = {"input": ablation.input_ms.low / wall}
+    if ablation.copy_ms is not None:
+        low["copy"] = ablation.copy_ms.low / wall
+    return low
+
+
+def machine_facts(environment: Environment) -> MachineFacts:
+    """What the measuring process found around it."""
+    return MachineFacts(
+        usable_cpus=environment.usable_cpus,
+        memory_available_bytes=environment.memory_available_bytes,
+        shm_free_bytes=environment.shm_free_bytes,
+        open_files_limit=environment.open_files_limit,
+        device_name=environment.device_name,
+        device_memory_bytes=environment.device_memory_bytes,
+        n_threads=environment.n_threads,
+        swap_used_bytes=environment.swap_used_bytes,
+        cudnn_benchmark=environment.cudnn_benchmark,
+        tf32=environment.tf32,
+    )
+
+
+def facts_of_run(
+    *,
+    command: Literal["diagnose", "sweep"],
+    step: StepFacts | None,
+    trace: TraceFacts | None,
+    ablation: AblationFacts | None,
+    workers: WorkerFacts | None,
+    loaders: tuple[LoaderRecord, ...],
+    transfers: tuple[TransferRecord, ...],
+    environment: Environment | None,
+) -> Facts:
+    """Everything known about one run, with the best shares and the profiler's overhead."""
+    ordered = tuple(sorted(loaders, key=lambda x: x.role != "train"))
+    return Facts(
+        command=command,
+        shares=best_shares(trace, step, ablation),
+        shares_low=lower_bounds(ablation),
+        hidden=_hidden(trace, step, ablation),
+        step=step,
+        trace=trace,
+        loaders=ordered,
+        transfers=transfers,
+        workers=workers,
+        ablation=ablation,
+        machine=machine_facts(environment) if environment is not None else None,
+        profiler_overhead=(
+            trace.wall_ms / step.within_epoch_ms.value
+            if trace is not None and step is not None and step.within_epoch_ms.value > 0
+            else None
+        ),
+    )
+
+
+def facts_of_trace(trace: TraceFacts) -> Facts:
+    """The facts of `analyze`: one trace and nothing else."""
+    return Facts(
+        command="analyze",
+        shares=trace.shares,
+        shares_low=None,
+        hidden=trace.hidden,
+        step=None,
+        trace=trace,
+        loaders=(),
+        transfers=(),
+        workers=None,
+        ablation=None,
+        machine=None,
+        profiler_overhead=None,
+    )
+
+
+def _hidden(
+    trace: TraceFacts | None, step: StepFacts | None, ablation: AblationFacts | None
+) -> Hidden | None:
+    """Raw wait of the plain windows less what the ablation says it costs; copies from the trace."""
+    hidden = trace.hidden if trace is not None else None
+    if step is None or step.raw_wait_ms is None or ablation is None or ablation.input_ms is None:
+        return hidden
+    input_ms = max(0.0, step.raw_wait_ms - max(0.0, ablation.input_ms.value))
+    return replace(hidden or Hidden(input_ms=None, copy_ms=None), input_ms=input_ms)

@@ -1,0 +1,135 @@
+"""Plain windows -> the step's wall time, epoch boundaries spread over the real epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from loaderdoctor.estimate import Estimate, mean
+from loaderdoctor.facts import StepFacts
+from loaderdoctor.instrument.protocol import BoundaryRecord, Observed, WindowDone
+
+NS_PER_MS = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowTimes:
+    """One window's mean step, milliseconds, by the step clock (device where there is one)."""
+
+    within_ms: float  # mean over steps without an epoch boundary in them
+    boundary_ms: float | None  # mean excess of the steps with one; None where none was seen
+    n_steps: int
+    n_boundaries: int
+
+    def wall_ms(self, steps_per_epoch: int | None, boundary_ms: float | None) -> float:
+        """Within-epoch time plus one boundary spread over an epoch.
+
+        `boundary_ms` is the pooled boundary, used where this window saw none of its own.
+        """
+        boundary = self.boundary_ms if self.boundary_ms is not None else boundary_ms
+        if boundary is None or not steps_per_epoch:
+            return self.within_ms
+        return self.within_ms + boundary / steps_per_epoch
+
+
+def usable(window: WindowDone) -> bool:
+    """Whether a window's figures stand: measured to its end, or cut short with steps to show."""
+    return window.status in ("ok", "short") and window.n_steps > 0
+
+
+def window_times(window: WindowDone) -> WindowTimes:
+    """Split one window's steps at its epoch boundaries. Raises ValueError on an empty window.
+
+    Where every step holds a boundary (an iterator re-created each step) nothing can be told
+    apart: the whole mean is `within_ms`, which is what each step costs.
+    """
+    steps_ns = window.device_step_ns if window.device_step_ns is not None else window.host_step_ns
+    if not steps_ns:
+        raise ValueError(f"window {window.id} holds no steps")
+    at_boundary = set(window.boundary_steps)
+    inside = [ns for i, ns in enumerate(steps_ns) if i not in at_boundary]
+    across = [ns for i, ns in enumerate(steps_ns) if i in at_boundary]
+    if not inside or not across:
+        within = fmean(steps_ns) / NS_PER_MS
+        return WindowTimes(
+            within_ms=within, boundary_ms=None, n_steps=len(steps_ns), n_boundaries=len(across)
+        )
+    within = fmean(inside) / NS_PER_MS
+    return WindowTimes(
+        within_ms=within,
+        boundary_ms=fmean(across) / NS_PER_MS - within,
+        n_steps=len(steps_ns),
+        n_boundaries=len(across),
+    )
+
+
+def boundary_cost_ms(record: BoundaryRecord) -> float:
+    """Host time of one epoch boundary: creation, first batch, teardown of the old iterator."""
+    return (record.create_ns + record.first_wait_ns + record.teardown_ns) / NS_PER_MS
+
+
+def pooled_boundary_ms(
+    windows: Sequence[WindowDone], boundaries: Sequence[BoundaryRecord]
+) -> float | None:
+    """One epoch boundary's cost: from the windows' own steps, else from the boundaries recorded.
+
+    The first iterator of the run stands in only where no later one was seen: it also pays for
+    cold caches and imports.
+    """
+    seen = [t.boundary_ms for t in map(window_times, windows) if t.boundary_ms is not None]
+    if seen:
+        return max(0.0, fmean(seen))
+    later = [b for b in boundaries if not b.first] or list(boundaries)
+    return fmean(map(boundary_cost_ms, later)) if later else None
+
+
+def wall_per_window_ms(
+    windows: Sequence[WindowDone], steps_per_epoch: int | None, boundary_ms: float | None
+) -> list[float]:
+    """Wall time per step of each window, boundary spread in; same order as `windows`."""
+    return [window_times(w).wall_ms(steps_per_epoch, boundary_ms) for w in windows]
+
+
+def waits_ms(window: WindowDone, loaders: frozenset[int]) -> list[float]:
+    """Time in `__next__` of each fetch from these loaders (indexes into Observed.loaders)."""
+    return [(f.end_ns - f.start_ns) / NS_PER_MS for f in window.fetches if f.loader in loaders]
+
+
+def step_facts(observed: Observed, windows: Sequence[WindowDone]) -> StepFacts | None:
+    """Facts of the step from the plain windows among `windows`; None if none is usable."""
+    plain = [w for w in windows if w.mode == "plain" and usable(w)]
+    if not plain:
+        return None
+    train = frozenset(i for i, x in enumerate(observed.loaders) if x.role == "train")
+    main = next((x for x in observed.loaders if x.role == "train"), None)
+    steps_per_epoch = main.steps_per_epoch if main is not None else None
+    boundaries = (*observed.boundaries, *(b for w in plain for b in w.boundaries))
+    boundary_ms = pooled_boundary_ms(plain, boundaries)
+    times = [window_times(w) for w in plain]
+    all_waits = [x for w in plain for x in waits_ms(w, train)]
+    n_steps = sum(t.n_steps for t in times)
+    n_samples = sum(w.n_samples for w in plain)
+    wall_ns = sum(w.end_ns - w.start_ns for w in plain)
+    wall: Estimate = mean(wall_per_window_ms(plain, steps_per_epoch, boundary_ms))
+    return StepFacts(
+        definition=observed.definition,
+        wall_ms=wall,
+        within_epoch_ms=mean([t.within_ms for t in times]),
+        boundary_ms=boundary_ms,
+        steps_per_epoch=steps_per_epoch,
+        n_steps=n_steps,
+        raw_wait_ms=sum(all_waits) / n_steps if all_waits else None,
+        waits_ms=tuple(all_waits),
+        samples_per_step=n_samples / n_steps if n_samples else None,
+        clock="device" if plain[0].device_step_ns is not None else "host",
+        n_iterators_created=sum(len(w.boundaries) for w in plain),
+        boundaries_ms=tuple(boundary_cost_ms(b) for b in boundaries),
+        worker_cpu_cores=_cores([w.worker_cpu_ns for w in plain], wall_ns),
+        main_cpu_cores=_cores([w.main_cpu_ns for w in plain], wall_ns),
+    )
+
+
+def _cores(cpu_ns: Sequence[int | None], wall_ns: int) -> float | None:
+    known = [ns for ns in cpu_ns if ns is not None]
+    return sum(known) / wall_ns if known and wall_ns > 0 else None

@@ -1,0 +1,218 @@
+"""The command line: parse, dispatch, turn errors into exit codes. No logic lives here.
+
+Options go before the script; parsing stops at SCRIPT, and everything after it is the script's.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from loaderdoctor import __version__
+from loaderdoctor.errors import EXIT_USAGE, LoaderdoctorError
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+SCRIPT_CONTEXT = {**CONTEXT, "allow_interspersed_args": False}
+_GRID_TOKEN = re.compile(r"^[a-z][a-z0-9_]*=")
+
+F = Callable[..., Any]
+
+
+class GridCommand(click.Command):
+    """A command whose `--grid` takes several AXIS=VALUES words, up to the first other word."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        takes_value = {
+            name
+            for param in self.params
+            if isinstance(param, click.Option) and not param.is_flag and not param.count
+            for name in param.opts
+        }
+        spread: list[str] = []
+        rest = list(args)
+        while rest:
+            word = rest.pop(0)
+            if word == "--grid":
+                words = []
+                while rest and _GRID_TOKEN.match(rest[0]):
+                    words.append(rest.pop(0))
+                if not words:
+                    raise click.UsageError(
+                        "--grid needs AXIS=VALUES, for example --grid num_workers=0,2,4", ctx
+                    )
+                spread += [x for w in words for x in ("--grid", w)]
+            elif word == "--" or not word.startswith("-"):
+                spread += [word, *rest]
+                break
+            else:
+                spread.append(word)
+                if word in takes_value and rest:
+                    spread.append(rest.pop(0))
+        return super().parse_args(ctx, spread)
+
+
+def _output_options(command: F) -> F:
+    command = click.option(
+        "--json",
+        "json_target",
+        metavar="FILE",
+        help="Write report.json to FILE too; '-' for stdout (the report then goes to stderr).",
+    )(command)
+    return click.option(
+        "--output",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Run folder to write; by default loaderdoctor-runs/<time>-<name>/.",
+    )(command)
+
+
+def _profile_options(command: F) -> F:
+    """torch.profiler's schedule; what is not given suits the step time found."""
+    for option in (
+        click.option("--wait", type=click.IntRange(min=0), help="Profiler schedule: idle steps."),
+        click.option("--warmup", type=click.IntRange(min=0), help="Profiler schedule: warm-up."),
+        click.option("--active", type=click.IntRange(min=1), help="Profiler schedule: recorded."),
+        click.option(
+            "--repeat", type=click.IntRange(min=1), default=1, help="Profiler schedule: cycles."
+        ),
+        click.option("--with-stack", is_flag=True, help="Record Python stacks in the trace."),
+        click.option("--profile-memory", is_flag=True, help="Record allocations in the trace."),
+    ):
+        command = option(command)
+    return command
+
+
+def _budget(default: int, what: str) -> Callable[[F], F]:
+    return click.option(
+        "--budget",
+        "budget_s",
+        type=click.FloatRange(min=1),
+        default=default,
+        show_default=True,
+        metavar="SECONDS",
+        help=what,
+    )
+
+
+_FAIL_ON = click.option(
+    "--fail-on",
+    metavar="RULE",
+    multiple=True,
+    help="Exit 3 where this holds, for example 'input>20%'. May be repeated.",
+)
+
+
+@click.group(context_settings=CONTEXT)
+@click.version_option(__version__, prog_name="loaderdoctor")
+def cli() -> None:
+    """Say where each millisecond of a PyTorch training step goes, and what measurably helps."""
+
+
+@cli.command(context_settings=SCRIPT_CONTEXT)
+@click.option("-m", "as_module", is_flag=True, help="SCRIPT is a module, as in python -m.")
+@_budget(45, "Seconds after the first step, shutdown and report included.")
+@click.option("--no-ablation", is_flag=True, help="Don't substitute batches: the trace alone.")
+@click.option("--no-verify", is_flag=True, help="Don't try the recommended settings.")
+@click.option(
+    "--run-to-end",
+    is_flag=True,
+    help="Plain and profiled windows only; the script then runs to its end, results unchanged.",
+)
+@_FAIL_ON
+@_profile_options
+@_output_options
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def diagnose(script: str, args: tuple[str, ...], **options: Any) -> int:
+    """Run SCRIPT unmodified, say where its step goes and which settings help it."""
+    from loaderdoctor.commands.diagnose import DiagnoseOptions, diagnose
+
+    return diagnose(DiagnoseOptions(script=script, args=args, **options))
+
+
+@cli.command(cls=GridCommand, context_settings=SCRIPT_CONTEXT)
+@click.option("--recipe", metavar="NAME", help="A reference loop (see `loaderdoctor recipes`).")
+@click.option("-m", "as_module", is_flag=True, help="SCRIPT is a module, as in python -m.")
+@click.option(
+    "--grid",
+    multiple=True,
+    metavar="AXIS=VALUES …",
+    help="Values to try, as num_workers=0,2,4 or num_workers=0:50:5; by default what suits here.",
+)
+@click.option("--rounds", type=click.IntRange(min=1), help="Visits to each trial.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the shuffled rounds.")
+@_budget(120, "Seconds of measuring; trials are sized to fit.")
+@click.option("--no-ablation", is_flag=True, help="Don't measure the two bounds.")
+@_profile_options
+@_output_options
+@click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]…]")
+def sweep(target: tuple[str, ...], **options: Any) -> int:
+    """Try every combination of settings in a running loop and rank them by plain step time."""
+    from loaderdoctor.commands.sweep import SweepOptions, sweep
+
+    return sweep(SweepOptions(target=target, **options))
+
+
+@cli.command(context_settings=CONTEXT)
+@click.option(
+    "--tensorboard",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write the trace so that TensorBoard's PyTorch plugin shows right figures.",
+)
+@_FAIL_ON
+@_output_options
+@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
+def analyze(traces: tuple[Path, ...], **options: Any) -> int:
+    """Attribute any torch.profiler trace (.json or .json.gz)."""
+    from loaderdoctor.commands.analyze import AnalyzeOptions, analyze
+
+    return analyze(AnalyzeOptions(traces=traces, **options))
+
+
+@cli.command(context_settings=CONTEXT)
+@click.option("--port", type=int, default=6006, show_default=True, help="0 takes a free one.")
+@click.option("--perfetto", is_flag=True, help="Serve the full trace in Perfetto's page instead.")
+@click.option("--browser", "open_browser", is_flag=True, help="Open the address in a browser.")
+@click.argument("run", type=click.Path(path_type=Path))
+def view(run: Path, port: int, perfetto: bool, open_browser: bool) -> int:
+    """Open a run folder in TensorBoard."""
+    from loaderdoctor.commands.view import view
+
+    return view(run, port=port, perfetto=perfetto, open_browser=open_browser)
+
+
+@cli.command(context_settings=CONTEXT)
+def recipes() -> int:
+    """List the reference training loops."""
+    from loaderdoctor.commands.recipes import recipes
+
+    return recipes()
+
+
+@cli.command(context_settings=CONTEXT)
+def env() -> int:
+    """Print what this machine offers: usable CPUs, memory, /dev/shm, GPU, torch."""
+    from loaderdoctor.commands.env import env
+
+    return env()
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Console entry: run a command and exit with its code."""
+    try:
+        code = cli.main(args=argv, prog_name="loaderdoctor", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(EXIT_USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("loaderdoctor: interrupted", err=True)
+        sys.exit(130)
+    except LoaderdoctorError as error:
+        click.echo(f"loaderdoctor: {error}", err=True)
+        sys.exit(error.exit_code)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,186 @@
+"""Gathers the evidence of one diagnosis, most valuable first: plain > profiled > ablation."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from loaderdoctor.attribution.ablation import Round, ablation_facts
+from loaderdoctor.attribution.step import pooled_boundary_ms, usable
+from loaderdoctor.diagnosis.plan import Sizes
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts import AblationFacts
+from loaderdoctor.instrument.bench import BenchLike
+from loaderdoctor.instrument.protocol import Mode, Observed, WindowDone, WindowRequest
+
+MIN_ROUNDS = 3  # the fewest for an interval worth having (t at 2 degrees of freedom is 4.3)
+MAX_ROUNDS = 10
+# Shares of the step at which the verdict changes; a share is settled once its interval holds
+# none of them, or is no wider than two points.
+VERDICT_EDGES = (0.05, 0.20)
+SETTLED_WIDTH = 0.04
+# No window may run longer than this many times what was planned: a loop that turned slow
+# (a stalled disk, a debugger) must not eat the budget.
+LIMIT_FACTOR = 4.0
+LIMIT_EXTRA_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOptions:
+    """torch.profiler options of the profiled window."""
+
+    with_stack: bool = False
+    profile_memory: bool = False
+    n_active: int | None = None  # None: as the step time asks
+    n_warmup: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Evidence:
+    """What has been measured so far; grows as windows end."""
+
+    observed: Observed
+    sizes: Sizes
+    plain: list[WindowDone] = field(default_factory=list)
+    profiled: WindowDone | None = None
+    rounds: list[Round] = field(default_factory=list)
+    ablation_reason: str | None = None
+    n_failed: int = 0
+
+    @property
+    def all_plain(self) -> list[WindowDone]:
+        """Plain windows of every phase, in order."""
+        return [*self.plain, *(r.plain for r in self.rounds)]
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Of the loader that feeds the step."""
+        return next((x.steps_per_epoch for x in self.observed.loaders if x.role == "train"), None)
+
+    def boundary_ms(self) -> float | None:
+        """One epoch boundary, pooled over all plain windows and the warm-up."""
+        plain = [w for w in self.all_plain if usable(w)]
+        seen = (*self.observed.boundaries, *(b for w in plain for b in w.boundaries))
+        return pooled_boundary_ms(plain, seen)
+
+    def ablation(self) -> AblationFacts | None:
+        """The ablation so far; None before its first whole round."""
+        return ablation_facts(
+            self.rounds,
+            steps_per_epoch=self.steps_per_epoch,
+            boundary_ms=self.boundary_ms(),
+            reason=self.ablation_reason,
+        )
+
+
+class Gatherer:
+    """Sends the windows of a diagnosis to a bench and keeps what comes back."""
+
+    def __init__(
+        self,
+        bench: BenchLike,
+        evidence: Evidence,
+        *,
+        trace_path: Path,
+        profile: ProfileOptions,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.evidence = evidence
+        self._bench = bench
+        self._trace_path = trace_path
+        self._profile = profile
+        self._rng = random.Random(seed)
+        self._clock = clock
+        self._ids: Iterator[int] = count(1)
+
+    def request(self, mode: Mode, *, n_steps: int | None = None, **more: object) -> WindowRequest:
+        """A request with the next id, the planned size and a time limit."""
+        n = n_steps if n_steps is not None else self.evidence.sizes.n_steps
+        limit_s = LIMIT_FACTOR * n * self.evidence.sizes.step_s + LIMIT_EXTRA_S
+        return WindowRequest(id=next(self._ids), mode=mode, n_steps=n, limit_s=limit_s, **more)  # type: ignore[arg-type]
+
+    def pristine(self) -> None:
+        """Plain, profiled, plain: with nothing substituted yet, queues as the user's own run."""
+        (first,) = self._measure([self.request("plain", drop_batches=False)]) or (None,)
+        if first is not None:
+            self.evidence.plain.append(first)
+        else:
+            return
+        n_active = self._profile.n_active or self.evidence.sizes.n_profiled_steps
+        request = self.request(
+            "profiled",
+            n_steps=n_active,
+            n_warmup_steps=self._profile.n_warmup,
+            trace_path=str(self._trace_path),
+            with_stack=self._profile.with_stack,
+            profile_memory=self._profile.profile_memory,
+            drop_batches=False,
+        )
+        done = self._measure([request])
+        if done and usable(done[0]) and done[0].trace_path:
+            self.evidence.profiled = done[0]
+        second = self._measure([self.request("plain")])
+        self.evidence.plain.extend(second)
+
+    def ablate(self, *, until: float, with_copy: bool) -> None:
+        """Rounds of plain, no-input and no-copy windows until the shares are settled.
+
+        `until` is on this gatherer's clock; a round is only begun if the last one's length fits.
+        """
+        length_s = 0.0
+        for n in range(MAX_ROUNDS):
+            if n and self._clock() + length_s > until:
+                break
+            began = self._clock()
+            done = self._one_round(with_copy=with_copy)
+            if done is None:
+                break
+            self.evidence.rounds.append(done)
+            length_s = self._clock() - began
+            if n + 1 >= MIN_ROUNDS and self._settled():
+                break
+
+    def _one_round(self, *, with_copy: bool) -> Round | None:
+        modes: list[Mode] = ["plain", "no_input", *(["no_copy"] if with_copy else [])]  # type: ignore[list-item]
+        self._rng.shuffle(modes)
+        done = {w.mode: w for w in self._measure([self.request(mode) for mode in modes])}
+        for window in done.values():
+            if window.status in ("failed", "skipped") and window.reason:
+                self.evidence.ablation_reason = window.reason
+        plain = done.get("plain")
+        no_input = done.get("no_input")
+        if plain is None or not usable(plain):
+            return None
+        if no_input is None or not usable(no_input):
+            self.evidence.plain.append(plain)
+            return None
+        return Round(plain=plain, no_input=no_input, no_copy=done.get("no_copy"))
+
+    def _settled(self) -> bool:
+        facts = self.evidence.ablation()
+        if facts is None:
+            return True
+        return all(
+            _share_settled(part, facts.plain_ms.value)
+            for part in (facts.input_ms, facts.copy_ms)
+            if part is not None
+        )
+
+    def _measure(self, requests: list[WindowRequest]) -> list[WindowDone]:
+        done = self._bench.measure(requests)
+        self.evidence.n_failed += sum(w.status == "failed" for w in done)
+        return done
+
+
+def _share_settled(part: Estimate, wall_ms: float) -> bool:
+    share = part.scaled(1.0 / wall_ms)
+    if not share.bounded:
+        return False
+    if share.high - share.low <= SETTLED_WIDTH:
+        return True
+    return not any(share.low < edge < share.high for edge in VERDICT_EDGES)

@@ -1,0 +1,71 @@
+"""Reads MNIST's IDX files: images and labels as uint8 arrays, gzip-compressed or not.
+
+IDX (http://yann.lecun.com/exdb/mnist): two zero bytes, a type byte (8 = unsigned byte), the number
+of dimensions, each dimension as a big-endian 32-bit integer, then the data in row-major order.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNSIGNED_BYTE = 8
+# Where a data set may lie under the folder given: the files themselves, or torchvision's layout.
+SUBFOLDERS = (".", "raw", "MNIST/raw")
+
+
+class DataError(Exception):
+    """The folder or a file in it is not MNIST; the message says what was looked for."""
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """The array in one IDX file, in the shape its header states. Raises DataError."""
+    try:
+        raw = path.read_bytes()
+        content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: can't be read ({error}). Copy or download it again.") from error
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != UNSIGNED_BYTE:
+        raise DataError(f"{path}: not an IDX file of unsigned bytes (starts {content[:4].hex()}).")
+    n_dimensions = content[3]
+    header = 4 + 4 * n_dimensions
+    if len(content) < header:
+        raise DataError(f"{path}: ends inside its header. Copy or download it again.")
+    shape = struct.unpack(f">{n_dimensions}I", content[4:header])
+    data = np.frombuffer(content, dtype=np.uint8, offset=header)
+    expected = int(np.prod(shape, dtype=np.int64))
+    if data.size != expected:
+        raise DataError(
+            f"{path}: {data.size:,} bytes of data where its header says {expected:,}. "
+            "Copy or download it again."
+        )
+    return data.reshape(shape)
+
+
+def load_mnist(data_dir: Path, *, train: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Images (n, 28, 28) and labels (n,) of one half of the data set. Raises DataError."""
+    half = "train" if train else "t10k"
+    images = read_idx(_find(data_dir, f"{half}-images-idx3-ubyte"))
+    labels = read_idx(_find(data_dir, f"{half}-labels-idx1-ubyte"))
+    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
+        raise DataError(
+            f"{data_dir}: images {images.shape} and labels {labels.shape} do not belong together."
+        )
+    return images, labels
+
+
+def _find(data_dir: Path, name: str) -> Path:
+    for subfolder in SUBFOLDERS:
+        for suffix in ("", ".gz"):
+            path = data_dir / subfolder / f"{name}{suffix}"
+            if path.is_file():
+                return path
+    raise DataError(
+        f"{data_dir}: no {name} or {name}.gz here, in raw/ or in MNIST/raw/. Give --data-dir a "
+        "folder with the four IDX files of MNIST."
+    )

@@ -1,0 +1,397 @@
+"""Training loops whose cost is known by construction; each also runs alone as a plain script.
+
+    python benchmarks/loops.py NAME [--steps N]             the loop as a user would write it
+    python benchmarks/loops.py NAME --truth                 what its parts truly cost (ablation)
+
+`--truth` times the loop three ways without a profiler, in fresh loops, repeated and interleaved:
+as written; its loader replaced by one batch already in host memory of the same kind; and the
+batch already on the device. loader = full - cached, copy = cached - resident, rest = resident.
+It prints one JSON object. loaderdoctor's own ablation is not involved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from prefetch_generator import BackgroundGenerator
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+MNIST = (1, 28, 28)
+SMALL = (3, 64, 64)
+PHOTO = (3, 224, 224)
+
+
+def spin(ms: float) -> None:
+    """Burn CPU for a while, holding the GIL."""
+    end = time.perf_counter() + ms / 1e3
+    while time.perf_counter() < end:
+        pass
+
+
+class Samples(Dataset[Any]):
+    """Synthetic samples with a known cost each."""
+
+    def __init__(
+        self,
+        n: int,
+        shape: tuple[int, ...],
+        *,
+        spin_ms: float = 0.0,
+        sleep_ms: float = 0.0,
+        slow_every: int = 0,
+        slow_ms: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.n, self.spin_ms, self.sleep_ms = n, spin_ms, sleep_ms
+        self.slow_every, self.slow_ms = slow_every, slow_ms
+        self.base = make(shape, dtype)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        if self.spin_ms:
+            spin(self.spin_ms)
+        if self.sleep_ms:
+            time.sleep(self.sleep_ms / 1e3)
+        if self.slow_every and i % self.slow_every == 0:
+            time.sleep(self.slow_ms / 1e3)
+        return self.base.clone(), i % 10
+
+
+class Parts(Samples):
+    """Each sample as a dict of six tensors: several copies a step."""
+
+    def __getitem__(self, i: int) -> dict[str, Any]:  # type: ignore[override]
+        x, y = super().__getitem__(i)
+        return {**{f"part{k}": x for k in range(5)}, "label": y}
+
+
+def make(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Random data of this kind."""
+    if dtype.is_floating_point:
+        return torch.rand(shape, dtype=dtype)
+    return torch.randint(0, 255, shape, dtype=dtype)
+
+
+def slow_collate(batch: list[Any]) -> Any:
+    """Tokenising-like work in collate: 10 ms of Python."""
+    spin(10.0)
+    return torch.utils.data.default_collate(batch)
+
+
+def mlp(width: int = 2048, depth: int = 4) -> nn.Module:
+    """Plain perceptron on MNIST-sized input."""
+    dims = [784] + [width] * depth
+    layers = [m for a, b in pairwise(dims) for m in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(width, 10))
+
+
+def convnet(width: int = 64) -> nn.Module:
+    """Three convolutions with batch norm."""
+
+    def block(i: int, o: int) -> list[nn.Module]:
+        return [nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
+
+    return nn.Sequential(
+        *block(3, width), nn.MaxPool2d(2), *block(width, width), nn.MaxPool2d(2),
+        *block(width, width), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10),
+    )  # fmt: skip
+
+
+def resnet50() -> nn.Module:
+    """From torchvision, random weights."""
+    from torchvision.models import resnet50
+
+    return resnet50(num_classes=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """One loop: dataset, loader settings, how batches are moved, and the model."""
+
+    shape: tuple[int, ...]
+    model: Callable[[], nn.Module]
+    data: dict[str, Any]
+    workers: int
+    batch: int = 64
+    n: int = 64 * 4000
+    pin: bool = False
+    non_blocking: bool = False
+    moved: str = "same"  # same | side | half: which stream the copies use
+    item: bool = False
+    recreate: bool = False
+    resident: bool = False
+    background: bool = False
+    accumulate: int = 1
+    amp: bool = False
+    parts: bool = False
+    collate: Callable[[list[Any]], Any] | None = None
+    dtype: torch.dtype = torch.float32
+    slow_to_measure: bool = False
+
+
+LOOPS: dict[str, Loop] = {
+    "sync_loader_decode": Loop(
+        shape=MNIST, data={"spin_ms": 0.15}, workers=0, model=mlp, slow_to_measure=True
+    ),
+    "enough_workers": Loop(
+        shape=SMALL, data={"spin_ms": 0.1}, workers=8, pin=True, non_blocking=True,
+        model=lambda: convnet(256),
+    ),
+    "pageable_big_copy": Loop(
+        shape=PHOTO, data={}, batch=128, workers=8, model=lambda: convnet(32),
+        slow_to_measure=True,
+    ),
+    "pageable_nonblocking": Loop(
+        shape=PHOTO, data={}, batch=128, workers=8, non_blocking=True,
+        model=lambda: convnet(32), slow_to_measure=True,
+    ),
+    "pinned_same_stream": Loop(
+        shape=PHOTO, data={}, batch=128, workers=12, pin=True, non_blocking=True,
+        model=convnet, slow_to_measure=True,
+    ),
+    "side_stream_overlap": Loop(
+        shape=PHOTO, data={}, batch=128, workers=12, pin=True, non_blocking=True, moved="side",
+        model=convnet, slow_to_measure=True,
+    ),
+    "item_every_step": Loop(
+        shape=SMALL, data={"spin_ms": 0.05}, workers=8, pin=True, non_blocking=True, item=True,
+        model=lambda: convnet(256),
+    ),
+    "launch_bound_tiny": Loop(
+        shape=MNIST, data={}, workers=4, pin=True, non_blocking=True,
+        model=lambda: mlp(64, 30),
+    ),
+    "respawn_each_epoch": Loop(
+        shape=MNIST, data={"spin_ms": 0.05}, n=256, workers=8, pin=True, non_blocking=True,
+        model=mlp, slow_to_measure=True,
+    ),
+    "one_slow_sample": Loop(
+        shape=MNIST, data={"spin_ms": 0.02, "slow_every": 512, "slow_ms": 120}, workers=4,
+        pin=True, non_blocking=True, model=mlp,
+    ),
+    "recreated_iterator": Loop(
+        shape=MNIST, data={"spin_ms": 0.05}, workers=2, recreate=True, model=mlp,
+        slow_to_measure=True,
+    ),
+    "gpu_resident": Loop(shape=MNIST, data={}, workers=0, resident=True, model=mlp),
+    # beyond the recorded cases
+    "half_overlap": Loop(
+        shape=PHOTO, data={}, batch=256, workers=14, pin=True, non_blocking=True, moved="half",
+        model=lambda: convnet(16), slow_to_measure=True,
+    ),
+    "background_gil": Loop(
+        shape=MNIST, data={"spin_ms": 0.05}, workers=0, background=True,
+        model=lambda: mlp(64, 30), slow_to_measure=True,
+    ),
+    "collate_bound": Loop(
+        shape=MNIST, data={}, workers=1, pin=True, non_blocking=True, collate=slow_collate,
+        model=mlp,
+    ),
+    "head_of_line": Loop(
+        shape=MNIST, data={"slow_every": 256, "slow_ms": 60}, workers=3, pin=True,
+        non_blocking=True, model=mlp,
+    ),
+    "uint8_copy": Loop(
+        shape=PHOTO, data={}, batch=128, workers=12, pin=True, non_blocking=True,
+        dtype=torch.uint8, model=convnet, slow_to_measure=True,
+    ),
+    "amp_resnet50": Loop(
+        shape=PHOTO, data={"spin_ms": 1.0}, workers=8, pin=True, non_blocking=True, amp=True,
+        model=resnet50, slow_to_measure=True,
+    ),
+    "grad_accumulation": Loop(
+        shape=SMALL, data={"spin_ms": 0.3}, workers=2, pin=True, non_blocking=True,
+        accumulate=4, model=lambda: convnet(128), slow_to_measure=True,
+    ),
+    "several_copies": Loop(
+        shape=PHOTO, data={}, batch=32, workers=8, parts=True, model=lambda: convnet(32),
+        slow_to_measure=True,
+    ),
+}  # fmt: skip
+
+
+def loader_of(loop: Loop) -> DataLoader[Any]:
+    """The loop's DataLoader, as a user would write it."""
+    kind = Parts if loop.parts else Samples
+    dataset = kind(loop.n, loop.shape, dtype=loop.dtype, **loop.data)
+    return DataLoader(
+        dataset,
+        batch_size=loop.batch,
+        shuffle=loop.recreate,
+        num_workers=loop.workers,
+        pin_memory=loop.pin,
+        collate_fn=loop.collate,
+    )
+
+
+class SideStream:
+    """Copies the next batch on a stream of its own while this one computes.
+
+    With `half`, only the images' second half goes that way; the first waits in line.
+    """
+
+    def __init__(self, source: Any, *, half: bool) -> None:
+        self.source, self.half = source, half
+
+    def __iter__(self) -> Iterator[Any]:
+        stream = torch.cuda.Stream()
+        batches = iter(self.source)
+
+        def load() -> Any:
+            try:
+                x, y = next(batches)
+            except StopIteration:
+                return None
+            with torch.cuda.stream(stream):
+                if not self.half:
+                    return x.to(DEVICE, non_blocking=True), y.to(DEVICE, non_blocking=True)
+                n = len(x) // 2
+                return x[:n], x[n:].to(DEVICE, non_blocking=True), y.to(DEVICE, non_blocking=True)
+
+        following = load()
+        while following is not None:
+            torch.cuda.current_stream().wait_stream(stream)
+            current = following
+            for tensor in current:
+                if tensor.is_cuda:
+                    tensor.record_stream(torch.cuda.current_stream())
+            following = load()
+            if self.half:
+                front, back, y = current
+                yield torch.cat([front.to(DEVICE, non_blocking=True), back]), y
+            else:
+                yield current
+
+
+def batches_of(loop: Loop, loader: DataLoader[Any]) -> Iterator[Any]:
+    """Endless batches as the loop's author gets them."""
+    while True:
+        if loop.recreate:
+            yield next(iter(loader))
+            continue
+        source: Any = loader
+        if loop.background:
+            source = BackgroundGenerator(iter(loader), max_prefetch=2)
+        if loop.moved != "same":
+            source = SideStream(source, half=loop.moved == "half")
+        yield from source
+
+
+def ready_batch(loop: Loop, *, on_device: bool) -> Any:
+    """One batch of the loop's kind, in host memory of the same kind or on the device."""
+    x = make((loop.batch, *loop.shape), loop.dtype)
+    y = torch.randint(0, 10, (loop.batch,))
+    if on_device:
+        x, y = x.to(DEVICE), y.to(DEVICE)
+    elif loop.pin and DEVICE.type == "cuda":
+        x, y = x.pin_memory(), y.pin_memory()
+    if loop.parts:
+        return {**{f"part{k}": x.clone() for k in range(5)}, "label": y}
+    return x, y
+
+
+class Forever:
+    """The same batch again and again."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield self.batch
+
+
+def source_of(loop: Loop, how: str) -> Iterator[Any]:
+    """Batches for `full`, `cached` (host) or `resident` (device) runs."""
+    if how == "full" and not loop.resident:
+        return batches_of(loop, loader_of(loop))
+    batch = ready_batch(loop, on_device=how == "resident" or loop.resident)
+    if how == "cached" and loop.moved != "same":
+        return iter(SideStream(Forever(batch), half=loop.moved == "half"))
+    return iter(Forever(batch))
+
+
+def train(loop: Loop, source: Iterator[Any], steps: int, warmup: int = 0) -> float:
+    """The training loop. Returns milliseconds per step after `warmup` steps."""
+    torch.manual_seed(0)
+    model = loop.model().to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loss_fn = nn.CrossEntropyLoss()
+    start = time.perf_counter()
+    for i in range(warmup + steps):
+        if i == warmup:
+            synchronize()
+            start = time.perf_counter()
+        batch = next(source)
+        if loop.parts:
+            moved = {k: v.to(DEVICE, non_blocking=loop.non_blocking) for k, v in batch.items()}
+            x = sum(moved[f"part{k}"] for k in range(5)) / 5.0
+            y = moved["label"]
+        else:
+            x, y = batch
+            x = x.to(DEVICE, non_blocking=loop.non_blocking)
+            y = y.to(DEVICE, non_blocking=loop.non_blocking)
+        if loop.dtype == torch.uint8:
+            x = x.float().div_(255).sub_(0.5).div_(0.5)
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=loop.amp):
+            loss = loss_fn(model(x), y) / loop.accumulate
+        loss.backward()
+        if (i + 1) % loop.accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if loop.item:
+            loss.item()
+    synchronize()
+    return (time.perf_counter() - start) * 1e3 / steps
+
+
+def synchronize() -> None:
+    """Wait for the device, if there is one."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def truth(loop: Loop, rounds: int = 3) -> dict[str, Any]:
+    """Milliseconds a step of each way, medians over rounds, and what follows from them."""
+    runs: dict[str, list[float]] = {"full": [], "cached": [], "resident": []}
+    steps, warmup = (60, 16) if loop.slow_to_measure else (152, 32)
+    for _ in range(rounds):
+        for how in runs:
+            runs[how].append(train(loop, source_of(loop, how), steps, warmup))
+    full, cached, resident = (statistics.median(runs[how]) for how in runs)
+    return {
+        "step_ms": full,
+        "input_ms": full - cached,
+        "copy_ms": cached - resident,
+        "rest_ms": resident,
+        "spread_ms": {how: max(v) - min(v) for how, v in runs.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("name", choices=LOOPS)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--truth", action="store_true")
+    args = parser.parse_args()
+    loop = LOOPS[args.name]
+    if args.truth:
+        print(json.dumps(truth(loop)))
+    else:
+        train(loop, source_of(loop, "full"), args.steps)
+
+
+if __name__ == "__main__":
+    main()

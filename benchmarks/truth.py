@@ -1,0 +1,113 @@
+"""Our shares beside the truth, loop by loop: input, copy and rest of every loop in loops.py.
+
+    python benchmarks/truth.py [--only NAME,…] [--budget 20] [--json FILE]
+
+For each loop: `loops.py NAME --truth` in a process of its own (no loaderdoctor), then
+`loaderdoctor diagnose --no-verify loops.py NAME`. A row agrees when each share lies within 5
+points of the truth, or the difference is within both measurements' noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+LOOPS = Path(__file__).with_name("loops.py")
+POINTS = 0.05
+
+
+def run_truth(name: str) -> dict[str, Any]:
+    out = subprocess.run(
+        [sys.executable, str(LOOPS), name, "--truth"], check=True, capture_output=True, text=True
+    )
+    found: dict[str, Any] = json.loads(out.stdout.strip().splitlines()[-1])
+    return found
+
+
+def run_diagnose(name: str, budget_s: float, folder: Path) -> dict[str, Any]:
+    target = folder / f"{name}.json"
+    command = [sys.executable, "-m", "loaderdoctor", "diagnose", "--no-verify"]
+    command += ["--budget", str(budget_s), "--json", str(target), "--output", str(folder / name)]
+    out = subprocess.run([*command, str(LOOPS), name], capture_output=True, text=True)
+    if not target.exists():
+        raise RuntimeError(f"{name}: no report\n{out.stdout[-2000:]}\n{out.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(target.read_text())
+    return found
+
+
+def compare(name: str, truth: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
+    """One row: truth and ours, and whether they agree."""
+    wall = truth["step_ms"]
+    noise = sum(truth["spread_ms"].values()) / wall
+    row: dict[str, Any] = {"loop": name, "truth_ms": wall, "ours_ms": report["step"]["wall_ms"]}
+    agrees = True
+    ablation = report["ablation"] or {}
+    ours_wall = ablation.get("plain_ms") or report["step"]["wall_ms"]
+    shares = {"input": 0.0, "copy": 0.0}
+    for part in shares:
+        value = ablation.get(f"{part}_ms")
+        interval = (ablation.get("ci_ms") or {}).get(f"{part}_ms") or (value, value)
+        shares[part] = value / ours_wall if value is not None else (report["shares"][part] or 0.0)
+        true = truth[f"{part}_ms"] / wall
+        ours_noise = (interval[1] - interval[0]) / 2 / ours_wall if value is not None else 0.0
+        row[f"{part}_true"], row[f"{part}_ours"] = true, shares[part]
+        agrees &= abs(shares[part] - true) <= max(POINTS, noise + ours_noise)
+    row["rest_true"] = truth["rest_ms"] / wall
+    row["rest_ours"] = 1.0 - shares["input"] - shares["copy"]
+    row["trace_input"] = (report["trace_shares"] or {}).get("input")
+    row["trace_copy"] = (report["trace_shares"] or {}).get("copy")
+    row["verdict"] = f"{report['verdict']['bound']} {report['verdict']['severity']}"
+    row["findings"] = [f["kind"] for f in report["findings"]]
+    row["noise"] = noise
+    row["agrees"] = agrees
+    return row
+
+
+def line(row: dict[str, Any]) -> str:
+    cells = [f"{row['loop']:22s}", f"{row['truth_ms']:8.2f} {row['ours_ms']:8.2f}"]
+    cells += [
+        f"{100 * row[f'{part}_true']:6.1f} {100 * row[f'{part}_ours']:6.1f}"
+        for part in ("input", "copy", "rest")
+    ]
+    cells.append(f"{100 * row['noise']:5.1f}")
+    cells.append("ok " if row["agrees"] else "OFF")
+    cells.append(f"{row['verdict']:16s} {', '.join(row['findings'])}")
+    return " | ".join(cells)
+
+
+def main() -> int:
+    sys.path.insert(0, str(LOOPS.parent))
+    from loops import LOOPS as NAMES
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", default=",".join(NAMES))
+    parser.add_argument("--budget", type=float, default=20.0)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    print(f"{'loop':22s} | step ms: truth ours | input %: truth ours | copy % | rest % | noise %")
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.only.split(","):
+            truth = run_truth(name)
+            try:
+                row = compare(name, truth, run_diagnose(name, args.budget, Path(folder)))
+            except RuntimeError as error:
+                print(f"{name:22s} | failed: {error}", flush=True)
+                rows.append({"loop": name, "agrees": False, "error": str(error)})
+                continue
+            rows.append(row)
+            print(line(row), flush=True)
+            if args.json:
+                args.json.write_text(json.dumps(rows, indent=1))
+    n = sum(r["agrees"] for r in rows)
+    print(f"{n} of {len(rows)} within 5 points or the measured noise")
+    return 0 if n == len(rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

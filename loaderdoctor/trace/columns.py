@@ -112,6 +112,8 @@ class Trace:
     rank: int | None  # distributedInfo, else None
     n_ranks: int | None
     n_dropped_events: int  # malformed events left out; reported, never silent
+    host_name: str | None = None  # the machine it was recorded on, where the file says
+    n_unpaired_events: int = 0  # begin and end events (ph B, E), not read: torch.profiler has none
 
     @property
     def has_accelerator(self) -> bool:

@@ -1,0 +1,246 @@
+"""Cuts the list of events out of a trace's text, batch by batch, whatever its layout.
+
+A trace is `{…, "traceEvents": [event, event, …], …}` (or the bare list), up to gigabytes, of which
+one batch at a time is held. A batch runs from one event's start to another's end. Where it ends is
+guessed (the last `},{` in the text read so far) and then *proven* by decoding it: JSON is read left
+to right without looking ahead, so if `[` + batch + `]` decodes, the reader stood between two
+events of that list where we cut, as it would have in the whole text. If it doesn't decode, the
+exact scanner finds the cut. The same holds for the text before the list, proven by decoding it
+with an empty list in place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar
+
+from loaderdoctor.errors import TraceError
+from loaderdoctor.trace.scan import Scan, scan
+from loaderdoctor.trace.source import EXPORT_AGAIN, megabytes
+
+BATCH_BYTES = 2 << 20
+# One event, or what surrounds the list, larger than this is no torch.profiler trace: real events
+# are kilobytes, with stacks and shapes tens of kilobytes.
+MAX_PIECE_BYTES = 256 << 20
+
+_OPENING = re.compile(rb'"traceEvents"[ \t\r\n]*:[ \t\r\n]*\[')
+_EMPTY_LIST = b'"traceEvents":[]'
+_SEAM = re.compile(rb"\}[ \t\r\n]*(,)[ \t\r\n]*\{")
+_SEAM_WINDOW = 64 << 10
+_SPACE = b" \t\r\n"
+_BOM = b"\xef\xbb\xbf"
+_EXPORTED = "Name a trace exported by torch.profiler."
+
+Decoded = TypeVar("Decoded")
+
+
+class EventBatches(Generic[Decoded]):
+    """Iterates once over the batches of one trace, decoded; afterwards `document` is the rest.
+
+    `strict` and `lenient` decode the JSON array of one batch; `lenient` is asked where `strict`
+    raises ValueError. Raises TraceError for text that is no whole trace.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        blocks: Iterator[bytes],
+        strict: Callable[[memoryview], Decoded],
+        lenient: Callable[[memoryview], Decoded],
+        *,
+        batch_bytes: int = BATCH_BYTES,
+    ) -> None:
+        self.document: dict[str, Any] = {}  # the trace without its events; {} for a bare list
+        self._path = path
+        self._blocks = blocks
+        self._strict = strict
+        self._lenient = lenient
+        self._batch_bytes = batch_bytes
+        self._buffer = bytearray()
+        self._is_cut = False  # the buffer's first bracket stands for a comma
+        self._n_done = 0  # bytes of the text before the buffer
+        self._at_end = False  # the buffer holds the text's last byte
+
+    def __iter__(self) -> Iterator[Decoded]:
+        head = self._read_head()
+        target = self._batch_bytes
+        while True:
+            self._fill(target)
+            seam = None if self._at_end else _last_seam(self._buffer)
+            if seam is not None:
+                try:
+                    batch = self._decode_to(seam, self._strict)
+                except ValueError:
+                    pass  # a wrong guess, or a batch that needs the lenient decoder
+                else:
+                    yield batch
+                    self._go_on_from(seam)
+                    continue
+            seen = scan(self._buffer)
+            if seen.list_end is not None:
+                break
+            if self._at_end:
+                self._fail_truncated(seen)
+            if seen.last_comma is None:  # one event larger than the buffer
+                target = self._larger(target)
+                continue
+            yield self._decode(seen.last_comma)
+            self._go_on_from(seen.last_comma)
+            target = self._batch_bytes
+        if self._is_cut and not self._buffer[1 : seen.list_end].strip(_SPACE):
+            self._fail_json(seen.list_end, "a comma before the end of the list")
+        yield self._decode(seen.list_end)
+        self._drop(seen.list_end + 1)
+        self._read_tail(head)
+
+    # -- the buffer ----------------------------------------------------------------------------
+
+    def _fill(self, target: int) -> None:
+        while len(self._buffer) < target and not self._at_end:
+            block = next(self._blocks, None)
+            if block is None:
+                self._at_end = True
+            else:
+                self._buffer += block
+
+    def _drop(self, n_bytes: int) -> None:
+        del self._buffer[:n_bytes]
+        self._n_done += n_bytes
+
+    def _larger(self, target: int) -> int:
+        if target >= MAX_PIECE_BYTES:
+            raise self._not_a_trace(f"one piece of it is over {megabytes(MAX_PIECE_BYTES)}")
+        return 2 * target
+
+    # -- the list ------------------------------------------------------------------------------
+
+    def _decode_to(self, cut: int, decode: Callable[[memoryview], Decoded]) -> Decoded:
+        """The buffer up to `cut`, a comma or the list's end, as a list."""
+        held = self._buffer[cut]
+        self._buffer[cut] = ord("]")
+        try:
+            with memoryview(self._buffer) as whole, whole[: cut + 1] as text:
+                return decode(text)
+        finally:
+            self._buffer[cut] = held
+
+    def _go_on_from(self, comma: int) -> None:
+        """Make the text after a batch a list of its own."""
+        self._drop(comma)
+        self._buffer[0] = ord("[")
+        self._is_cut = True
+
+    def _decode(self, cut: int) -> Decoded:
+        """The buffer up to `cut`, which is known to be the end of an event or of the list."""
+        try:
+            return self._decode_to(cut, self._strict)
+        except ValueError:
+            pass
+        try:
+            return self._decode_to(cut, self._lenient)
+        except UnicodeDecodeError as error:
+            raise self._not_utf8(error.start) from None
+        except json.JSONDecodeError as error:
+            self._fail_json(error.pos, error.msg)
+
+    # -- before and after the list -------------------------------------------------------------
+
+    def _read_head(self) -> bytes:
+        """Read up to the list; return the text before it, and leave `[` first in the buffer."""
+        self._fill(self._batch_bytes)
+        if b"\x00" in self._buffer[:4] or self._buffer.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise self._not_utf8(0)
+        if self._buffer.startswith(_BOM):
+            self._drop(len(_BOM))
+        self._drop(len(self._buffer) - len(self._buffer.lstrip(_SPACE)))
+        if self._buffer.startswith(b"["):
+            return b""
+        if not self._buffer.startswith(b"{"):
+            if not self._buffer and self._at_end:
+                raise TraceError(f"{self._path}: is empty. {EXPORT_AGAIN}")
+            self._fail_json(0, "it starts with neither { nor [")
+        target = self._batch_bytes
+        while True:
+            for start, end in [found.span() for found in _OPENING.finditer(self._buffer)]:
+                head = bytes(self._buffer[:start])
+                if _ends_before_a_key(head):
+                    self._drop(end - 1)
+                    return head
+            if self._at_end:
+                self._fail_without_list()
+            target = self._larger(target)
+            self._fill(target)
+
+    def _read_tail(self, head: bytes) -> None:
+        """Decode what surrounds the list; everything after it must be read."""
+        target = self._batch_bytes
+        self._fill(target)
+        while not self._at_end:
+            target = self._larger(target)
+            self._fill(target)
+        if head:
+            self.document = self._loads(head + _EMPTY_LIST + self._buffer)
+        elif self._buffer.strip(_SPACE):
+            self._fail_json(0, "text after the end of the list")
+
+    def _fail_without_list(self) -> NoReturn:
+        if "traceEvents" in self._loads(bytes(self._buffer)):
+            raise self._not_a_trace("its traceEvents is no list")
+        raise self._not_a_trace("it has no traceEvents")
+
+    def _loads(self, text: bytes) -> Any:
+        """Decode text that ends where the file ends."""
+        try:
+            return json.loads(text.decode(), strict=False)
+        except UnicodeDecodeError as error:
+            raise self._not_utf8(error.start) from None
+        except json.JSONDecodeError as error:
+            if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated"):
+                raise self._truncated("before its closing }") from None
+            self._fail_json(error.pos + len(self._buffer) - len(text), error.msg)
+
+    # -- what can be wrong ---------------------------------------------------------------------
+
+    def _fail_truncated(self, seen: Scan) -> NoReturn:
+        where = "in the middle of an event" if seen.inside_element else "within its list of events"
+        raise self._truncated(where)
+
+    def _truncated(self, where: str) -> TraceError:
+        size = megabytes(self._n_done + len(self._buffer))
+        return TraceError(f"{self._path}: ends {where} (truncated at {size}). {EXPORT_AGAIN}")
+
+    def _fail_json(self, offset: int, why: str) -> NoReturn:
+        at = megabytes(max(0, self._n_done + offset))
+        raise TraceError(
+            f"{self._path}: is not valid JSON near {at}: {_lower_first(why)}. {EXPORT_AGAIN}"
+        )
+
+    def _not_utf8(self, offset: int) -> TraceError:
+        at = megabytes(self._n_done + offset)
+        return TraceError(f"{self._path}: is not UTF-8 text (at {at}). {EXPORT_AGAIN}")
+
+    def _not_a_trace(self, why: str) -> TraceError:
+        return TraceError(f"{self._path}: is not a torch.profiler trace: {why}. {_EXPORTED}")
+
+
+def _last_seam(buffer: bytearray) -> int | None:
+    """The comma of the last `},{` near the end: most likely between two events."""
+    seam = None
+    for found in _SEAM.finditer(buffer, max(0, len(buffer) - _SEAM_WINDOW)):
+        seam = found.start(1)
+    return seam
+
+
+def _ends_before_a_key(head: bytes) -> bool:
+    """Whether a key of the outermost object may follow this text."""
+    try:
+        return isinstance(json.loads((head + _EMPTY_LIST + b"}").decode(), strict=False), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,87 @@
+"""Reads a torch.profiler trace file into columns, in one pass and little memory.
+
+Text is decompressed in blocks (`source`), cut between events (`batches`), decoded (`wire`), and
+each batch becomes arrays at once (`rows`): only one batch at a time exists as text or objects.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from loaderdoctor.errors import TraceError
+from loaderdoctor.trace.batches import EventBatches
+from loaderdoctor.trace.columns import Device, Trace
+from loaderdoctor.trace.rows import Rows
+from loaderdoctor.trace.source import DEFAULT_MAX_BYTES, blocks
+from loaderdoctor.trace.wire import decode_leniently, decode_strictly
+
+
+def read_trace(path: Path, *, max_bytes: int | None = None) -> Trace:
+    """The trace in a .json or .json.gz file (recognised by content), of any device or of none.
+
+    `max_bytes` bounds the text after decompression (None: 8 GiB). Raises TraceError, whose one
+    line says what is wrong with which file, for everything that is not a whole trace.
+    """
+    text = blocks(path, DEFAULT_MAX_BYTES if max_bytes is None else max_bytes)
+    batches = EventBatches(path, text, decode_strictly, decode_leniently)
+    rows = Rows()
+    try:
+        with closing(text):
+            for events in batches:
+                rows.add(events)
+        spans, origin_us = rows.spans()
+    except RecursionError:
+        raise TraceError(
+            f"{path}: is not a torch.profiler trace: it is nested too deeply. "
+            "Name a trace exported by torch.profiler."
+        ) from None
+    except MemoryError:
+        raise TraceError(
+            f"{path}: needs more memory than there is. Profile fewer steps, or read it on a "
+            "larger machine."
+        ) from None
+    about = batches.document
+    host = about.get("host_name")
+    group = about.get("distributedInfo")
+    group = group if isinstance(group, dict) else {}
+    return Trace(
+        source=path,
+        spans=spans,
+        names=rows.names(),
+        threads=rows.threads(),
+        devices=_devices(about.get("deviceProperties")),
+        origin_us=origin_us,
+        base_time_ns=_whole(about.get("baseTimeNanoseconds")) or 0,
+        rank=_whole(group.get("rank")),
+        n_ranks=_whole(group.get("world_size")),
+        n_dropped_events=rows.n_dropped,
+        host_name=host if isinstance(host, str) else None,
+        n_unpaired_events=rows.n_unpaired,
+    )
+
+
+def _devices(properties: Any) -> tuple[Device, ...]:
+    if not isinstance(properties, list):
+        return ()
+    devices = []
+    for position, entry in enumerate(properties):
+        if isinstance(entry, dict):
+            index = _whole(entry.get("id"))
+            devices.append(
+                Device(
+                    index=position if index is None else index,
+                    name=str(entry.get("name", "unnamed device")),
+                    memory_bytes=_whole(entry.get("totalGlobalMem")),
+                )
+            )
+    return tuple(devices)
+
+
+def _whole(value: Any) -> int | None:
+    """A whole number, also where the file quotes it; None for anything else."""
+    try:
+        return None if isinstance(value, bool) else int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None

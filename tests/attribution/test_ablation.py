@@ -1,0 +1,121 @@
+"""Ablation: what the loader and the copies cost, signed, paired by round."""
+
+from __future__ import annotations
+
+import pytest
+
+from loaderdoctor.attribution.ablation import Round, ablation_facts
+from loaderdoctor.attribution.combine import best_shares, lower_bounds
+from loaderdoctor.attribution.shares import Hidden, Shares
+from loaderdoctor.facts import TraceFacts
+from tests.attribution.builders import window
+
+
+def rounds(
+    plain: list[float], no_input: list[float], no_copy: list[float] | None = None
+) -> list[Round]:
+    return [
+        Round(
+            plain=window("plain", [p] * 4),
+            no_input=window("no_input", [i] * 4),
+            no_copy=None if c is None else window("no_copy", [c] * 4, n_copy_hits=8),
+        )
+        for p, i, c in zip(plain, no_input, no_copy or [None] * len(plain), strict=True)  # type: ignore[list-item]
+    ]
+
+
+def trace(*, accelerator: bool, shares: Shares, busy_ms: float = 0.0) -> TraceFacts:
+    return TraceFacts(
+        n_steps=10, wall_ms=20.0, step_walls_ms=(20.0,) * 10, step_clock="device", shares=shares,
+        hidden=Hidden(input_ms=0.0, copy_ms=0.0), has_accelerator=accelerator,
+        loader_events=True, fetch_kind="multi-process", n_fetches_per_step=1.0, raw_wait_ms=1.0,
+        exposed_wait_ms=1.0, waits_ms=(1.0,) * 10, n_iterators_created=0, n_exhausted=0,
+        startup_ms=(), copies=(), n_kernels_per_step=1.0, kernel_busy_ms=busy_ms,
+        mean_kernel_us=10.0, n_launches_per_step=1.0, launch_call_ms=0.1, host_exposed_ms=1.0,
+        n_syncs_per_step=0.0, sync_wait_ms=None, idle_after_sync_ms=None, host_spots=(),
+        communication_ms=None, run_ahead_steps=None, other_share=0.0,
+    )  # fmt: skip
+
+
+def test_parts_add_up_to_the_plain_step() -> None:
+    found = ablation_facts(
+        rounds([10.0, 10.2, 9.8], [4.0, 4.1, 3.9], [3.0, 3.1, 2.9]),
+        steps_per_epoch=None,
+        boundary_ms=None,
+    )
+    assert found is not None and found.input_ms and found.copy_ms and found.no_copy_ms
+    total = found.input_ms.value + found.copy_ms.value + found.no_copy_ms.value
+    assert total == pytest.approx(found.plain_ms.value)
+
+
+def test_a_loader_that_costs_nothing_may_come_out_negative() -> None:
+    found = ablation_facts(
+        rounds([5.0, 5.0, 5.1], [5.05, 5.1, 5.15]), steps_per_epoch=None, boundary_ms=None
+    )
+    assert found is not None and found.input_ms is not None
+    assert found.input_ms.value < 0.0 < found.input_ms.high
+
+
+def test_start_up_of_each_epoch_is_part_of_the_input() -> None:
+    found = ablation_facts(rounds([2.0, 2.0], [1.5, 1.5]), steps_per_epoch=4, boundary_ms=180.0)
+    assert found is not None and found.input_ms is not None
+    assert found.input_ms.value == pytest.approx(0.5 + 45.0)
+
+
+def test_free_copies_that_were_not_held_are_null_with_the_reason() -> None:
+    bad = Round(
+        plain=window("plain", [10.0] * 4),
+        no_input=window("no_input", [5.0] * 4),
+        no_copy=window("no_copy", [4.0] * 4, n_copy_hits=1, n_copy_misses=9),
+    )
+    found = ablation_facts([bad, bad], steps_per_epoch=None, boundary_ms=None)
+    assert found is not None
+    assert found.copy_ms is None and found.no_copy_ms is None
+    assert found.reason
+
+
+def test_best_shares_take_input_and_copy_from_the_experiment_and_compute_from_kernels() -> None:
+    ablation = ablation_facts(
+        rounds([10.0, 10.0], [4.0, 4.0], [3.0, 3.0]), steps_per_epoch=None, boundary_ms=None
+    )
+    inflated = Shares(compute=0.1, communication=0.0, copy=0.1, input=0.1, host=0.7, other=0.0)
+    found = best_shares(trace(accelerator=True, shares=inflated, busy_ms=2.0), None, ablation)
+    assert found is not None
+    assert found.input == pytest.approx(0.6)
+    assert found.copy == pytest.approx(0.1)
+    assert found.compute == pytest.approx(0.2)
+    assert found.host == pytest.approx(0.1)
+
+
+def test_without_accelerator_the_rest_keeps_the_traces_proportions() -> None:
+    ablation = ablation_facts(
+        rounds([10.0, 10.0], [4.0, 4.0]), steps_per_epoch=None, boundary_ms=None
+    )
+    shares = Shares(compute=0.3, communication=None, copy=None, input=0.6, host=0.1, other=0.0)
+    found = best_shares(trace(accelerator=False, shares=shares), None, ablation)
+    assert found is not None
+    assert found.copy is None
+    assert found.compute == pytest.approx(0.4 * 0.75)
+    assert found.host == pytest.approx(0.4 * 0.25)
+
+
+def test_shares_that_overshoot_are_rescaled_and_negatives_clamped() -> None:
+    ablation = ablation_facts(
+        rounds([10.0, 10.0], [11.0, 11.0], [9.0, 9.0]), steps_per_epoch=None, boundary_ms=None
+    )
+    shares = Shares(compute=1.0, communication=0.0, copy=0.0, input=0.0, host=0.0, other=0.0)
+    found = best_shares(trace(accelerator=True, shares=shares, busy_ms=10.0), None, ablation)
+    assert found is not None
+    assert found.input == 0.0
+    assert found.compute == pytest.approx(10.0 / 12.0)
+    assert found.copy == pytest.approx(2.0 / 12.0)
+
+
+def test_lower_bounds_come_from_the_interval() -> None:
+    ablation = ablation_facts(
+        rounds([10.0, 12.0, 11.0], [4.0, 4.0, 4.0]), steps_per_epoch=None, boundary_ms=None
+    )
+    low = lower_bounds(ablation)
+    assert ablation is not None and low is not None and ablation.input_ms is not None
+    assert low["input"] == pytest.approx(ablation.input_ms.low / ablation.plain_ms.value)
+    assert low["input"] < 7.0 / 11.0

@@ -1,0 +1,64 @@
+"""The step's wall time: boundaries spread over the real epoch, the device's clock first."""
+
+from __future__ import annotations
+
+import pytest
+
+from loaderdoctor.attribution.step import step_facts, window_times
+from tests.attribution.builders import boundary, observed, window
+
+
+def test_boundary_is_spread_over_the_real_epoch_not_over_the_window() -> None:
+    # 10 ms steps, one boundary of 200 ms more in a window of 20, epochs of 100 steps.
+    w = window("plain", [10.0] * 19 + [210.0], boundary_steps=[19])
+    facts = step_facts(observed(steps_per_epoch=100), [w, w])
+    assert facts is not None
+    assert facts.within_epoch_ms.value == pytest.approx(10.0)
+    assert facts.boundary_ms == pytest.approx(200.0)
+    assert facts.wall_ms.value == pytest.approx(12.0)
+
+
+def test_short_epochs_give_back_the_plain_mean_of_whole_epochs() -> None:
+    steps = [5.0, 5.0, 5.0, 185.0] * 3
+    w = window("plain", steps, boundary_steps=[3, 7, 11])
+    facts = step_facts(observed(steps_per_epoch=4), [w, w])
+    assert facts is not None
+    assert facts.wall_ms.value == pytest.approx(sum(steps) / len(steps))
+
+
+def test_an_iterator_recreated_each_step_is_what_the_step_costs() -> None:
+    w = window("plain", [115.0] * 6, boundary_steps=range(6))
+    assert window_times(w).within_ms == pytest.approx(115.0)
+    assert window_times(w).boundary_ms is None
+
+
+def test_device_clock_wins_over_the_host_that_runs_ahead() -> None:
+    w = window("plain", [5.0, 36.0, 5.0, 36.0], device_ms=[37.0] * 4)
+    facts = step_facts(observed(device="cuda:0"), [w])
+    assert facts is not None
+    assert facts.clock == "device"
+    assert facts.wall_ms.value == pytest.approx(37.0)
+
+
+def test_the_first_boundary_of_the_run_stands_in_only_where_no_later_one_was_seen() -> None:
+    w = window("plain", [10.0] * 10)
+    cold = observed(boundaries=[boundary(1000.0, first=True)])
+    both = observed(boundaries=[boundary(1000.0, first=True), boundary(50.0)])
+    first = step_facts(cold, [w])
+    later = step_facts(both, [w])
+    assert first is not None and first.boundary_ms == pytest.approx(1000.0)
+    assert later is not None and later.boundary_ms == pytest.approx(50.0)
+
+
+def test_mean_wait_is_over_the_worker_cycle_not_the_median() -> None:
+    w = window("plain", [50.0] * 8, waits_ms=[255, 0, 0, 0, 140, 1, 0, 0])
+    facts = step_facts(observed(workers=4), [w])
+    assert facts is not None
+    assert facts.raw_wait_ms == pytest.approx(396 / 8)
+
+
+def test_windows_of_other_modes_do_not_count() -> None:
+    plain, other = window("plain", [10.0] * 4), window("no_input", [1.0] * 4)
+    facts = step_facts(observed(), [plain, other])
+    assert facts is not None and facts.n_steps == 4
+    assert step_facts(observed(), [other]) is None

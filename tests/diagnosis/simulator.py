@@ -1,0 +1,79 @@
+"""A bench with known cost and noise, in place of a measuring process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from loaderdoctor.instrument.protocol import Observed, WindowDone, WindowRequest
+from tests.attribution.builders import observed, window
+
+
+class SimulatedBench:
+    """Answers window requests from a table of true step times, with noise and a clock."""
+
+    def __init__(
+        self,
+        true_ms: Mapping[str, float],
+        *,
+        trial_ms: Callable[[Mapping[str, Any]], float] | None = None,
+        noise: float = 0.02,
+        drift_per_window: float = 0.0,
+        seed: int = 1,
+        device: str | None = None,
+        ends_after: int | None = None,
+        failing: frozenset[str] = frozenset(),
+    ) -> None:
+        self.true_ms = dict(true_ms)
+        self.trial_ms = trial_ms
+        self.rng = random.Random(seed)
+        self.noise, self.drift = noise, drift_per_window
+        self.now_s = 0.0
+        self.asked: list[WindowRequest] = []
+        self.stopped: bool | None = None
+        self.ends_after = ends_after
+        self.failing = failing
+        self.observed = observed(step_ms=self.true_ms["plain"], device=device)
+
+    def wait_observed(self, timeout_s: float) -> Observed:
+        return self.observed
+
+    def measure(
+        self,
+        requests: Sequence[WindowRequest],
+        on_event: Callable[[Any], None] | None = None,
+        timeout_s: float | None = None,
+    ) -> list[WindowDone]:
+        done = []
+        for request in requests:
+            if self.ends_after is not None and len(self.asked) >= self.ends_after:
+                break
+            self.asked.append(request)
+            done.append(self._one(request))
+        return done
+
+    def stop(self, to_end: bool = False) -> None:
+        self.stopped = to_end
+
+    def _one(self, request: WindowRequest) -> WindowDone:
+        if request.mode in self.failing:
+            return WindowDone(id=request.id, mode=request.mode, status="failed", reason="broken")
+        if request.mode == "trial":
+            assert self.trial_ms is not None and request.settings is not None
+            true = self.trial_ms(request.settings.changed())
+        else:
+            true = self.true_ms.get(request.mode, self.true_ms["plain"])
+        true *= (1.0 + self.drift) ** len(self.asked)
+        mean = true * (1.0 + self.rng.gauss(0.0, self.noise))
+        self.now_s += 1.5 * mean * request.n_steps / 1e3
+        record = window(request.mode, [mean] * request.n_steps, n_copy_hits=2 * request.n_steps)
+        return WindowDone(
+            **{
+                f: getattr(record, f)
+                for f in record.__struct_fields__
+                if f not in ("id", "trace_path")
+            },
+            id=request.id,
+            trace_path=request.trace_path,
+        )

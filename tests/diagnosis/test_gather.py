@@ -1,0 +1,123 @@
+"""The diagnosis driver against a bench whose costs are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loaderdoctor.diagnosis.gather import MIN_ROUNDS, Evidence, Gatherer, ProfileOptions
+from loaderdoctor.diagnosis.plan import sizes
+from tests.attribution.builders import observed
+from tests.diagnosis.simulator import SimulatedBench
+
+
+def gatherer(bench: SimulatedBench) -> Gatherer:
+    evidence = Evidence(observed=bench.observed, sizes=sizes(bench.observed, budget_s=45))
+    return Gatherer(
+        bench,
+        evidence,
+        trace_path=Path("trace.json"),
+        profile=ProfileOptions(),
+        clock=lambda: bench.now_s,
+    )
+
+
+def test_known_costs_are_found_and_cover_the_truth() -> None:
+    bench = SimulatedBench({"plain": 13.0, "no_input": 2.0, "no_copy": 1.5}, device="cuda:0")
+    g = gatherer(bench)
+    g.pristine()
+    g.ablate(until=60.0, with_copy=True)
+    found = g.evidence.ablation()
+    assert found is not None and found.input_ms is not None and found.copy_ms is not None
+    assert found.input_ms.low <= 11.0 <= found.input_ms.high
+    assert found.input_ms.low / found.plain_ms.value > 0.05
+    assert g.evidence.profiled is not None
+
+
+def test_most_valuable_evidence_comes_first() -> None:
+    bench = SimulatedBench({"plain": 10.0, "no_input": 9.0})
+    g = gatherer(bench)
+    g.pristine()
+    g.ablate(until=60.0, with_copy=False)
+    modes = [r.mode for r in bench.asked]
+    assert modes[:3] == ["plain", "profiled", "plain"]
+    assert set(modes[3:]) == {"plain", "no_input"}
+
+
+def test_every_round_holds_each_kind_once_in_changing_order() -> None:
+    bench = SimulatedBench({"plain": 10.0, "no_input": 8.9, "no_copy": 8.5}, noise=0.2)
+    g = gatherer(bench)
+    g.ablate(until=1e9, with_copy=True)
+    modes = [r.mode for r in bench.asked]
+    rounds = [tuple(modes[i : i + 3]) for i in range(0, len(modes), 3)]
+    assert all(sorted(r) == ["no_copy", "no_input", "plain"] for r in rounds)
+    assert len(set(rounds)) > 1
+    assert len(rounds) >= MIN_ROUNDS
+
+
+def test_drift_over_the_run_does_not_bias_the_difference() -> None:
+    bench = SimulatedBench(
+        {"plain": 10.0, "no_input": 10.0}, noise=0.002, drift_per_window=0.01, seed=3
+    )
+    g = gatherer(bench)
+    g.ablate(until=1e9, with_copy=False)
+    found = g.evidence.ablation()
+    assert found is not None and found.input_ms is not None
+    assert abs(found.input_ms.value) < 0.02 * found.plain_ms.value
+
+
+def test_a_script_that_ends_early_keeps_what_was_measured() -> None:
+    bench = SimulatedBench({"plain": 10.0}, ends_after=1)
+    g = gatherer(bench)
+    g.pristine()
+    g.ablate(until=60.0, with_copy=False)
+    assert len(g.evidence.plain) == 1
+    assert g.evidence.ablation() is None
+
+
+def test_a_failed_ablation_is_reported_and_its_plain_window_kept() -> None:
+    bench = SimulatedBench({"plain": 10.0}, failing=frozenset({"no_input"}))
+    g = gatherer(bench)
+    g.ablate(until=60.0, with_copy=False)
+    assert g.evidence.ablation() is None
+    assert g.evidence.ablation_reason == "broken"
+    assert len(g.evidence.plain) == 1
+
+
+def test_ablation_stops_at_its_deadline() -> None:
+    bench = SimulatedBench({"plain": 10.0, "no_input": 8.9}, noise=0.3)
+    g = gatherer(bench)
+    g.ablate(until=0.0, with_copy=False)
+    assert len(bench.asked) == 2
+
+
+@pytest.mark.parametrize("workers", [1, 3, 4, 7])
+@pytest.mark.parametrize("step_ms", [0.5, 13.0, 400.0, 10_000.0])
+def test_windows_are_whole_worker_cycles(workers: int, step_ms: float) -> None:
+    found = sizes(
+        observed(step_ms=step_ms, n=20, workers=workers, steps_per_epoch=None), budget_s=45
+    )
+    assert found.n_steps % workers == 0
+    assert found.n_profiled_steps % workers == 0
+    assert found.n_steps >= 4
+
+
+def test_short_epochs_are_measured_whole() -> None:
+    found = sizes(observed(step_ms=48.0, n=20, workers=8, steps_per_epoch=4), budget_s=45)
+    assert found.n_steps % 4 == 0
+    assert found.n_profiled_steps % 4 == 0
+
+
+def test_step_time_is_the_mean_over_whole_cycles() -> None:
+    slow_then_fast = observed(step_ms=1.0, n=8, workers=4, steps_per_epoch=None)
+    waits = (255, 1, 1, 1, 255, 1, 1, 1)
+    varied = type(slow_then_fast)(
+        **{
+            f: getattr(slow_then_fast, f)
+            for f in slow_then_fast.__struct_fields__
+            if f != "step_ns"
+        },
+        step_ns=tuple(w * 1_000_000 for w in waits),
+    )
+    assert sizes(varied, budget_s=45).step_s == pytest.approx(0.0645)

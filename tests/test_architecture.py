@@ -1,0 +1,79 @@
+"""The arrows between the stages, and who may import torch: read from the imports themselves."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "loaderdoctor"
+TORCH_FREE_INSTRUMENT = {"__init__", "protocol", "bench", "machine", "cgroups", "worker_records"}
+# Each stage may import the stages to its left, and itself.
+STAGES = ("instrument", "trace", "attribution", "findings", "report")
+# Of `instrument`, the stages to the right may read only its records.
+RECORDS = {"loaderdoctor.instrument.protocol", "loaderdoctor.instrument.worker_records"}
+
+
+def imports(path: Path) -> set[str]:
+    """Modules imported anywhere in the file, functions included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def modules() -> list[Path]:
+    return sorted(p for p in PACKAGE.rglob("*.py") if "_recipes" not in p.parts)
+
+
+def test_only_the_measuring_side_imports_torch() -> None:
+    for path in modules():
+        relative = path.relative_to(PACKAGE)
+        measuring = relative.parts[0] == "instrument" and path.stem not in TORCH_FREE_INSTRUMENT
+        if not measuring:
+            uses = {m for m in imports(path) if m == "torch" or m.startswith("torch.")}
+            assert not uses, f"{relative} imports {uses}"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_imports_only_from_its_left(stage: str) -> None:
+    right = STAGES[STAGES.index(stage) + 1 :]
+    drivers = ("diagnosis", "sweep", "commands", "cli")
+    for path in (PACKAGE / stage).rglob("*.py"):
+        for name in imports(path):
+            top = name.split(".")[1] if name.startswith("loaderdoctor.") else ""
+            assert top not in right, f"{path.name} ({stage}) imports {name}"
+            assert top not in drivers, f"{path.name} ({stage}) imports the driver {name}"
+            if top == "instrument" and stage != "instrument":
+                assert any(
+                    name == r or name.startswith(r + ".")
+                    for r in RECORDS | {"loaderdoctor.instrument"}
+                ), f"{path.name} ({stage}) imports {name}: records only"
+
+
+def test_help_and_analyze_load_no_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['loaderdoctor', 'analyze', '--help'];"
+        "from loaderdoctor.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "import loaderdoctor.commands.analyze, loaderdoctor.commands.diagnose\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_modules_stay_small() -> None:
+    long = {
+        str(p.relative_to(PACKAGE)): n
+        for p in modules()
+        if (n := len(p.read_text().splitlines())) > 400
+    }
+    assert not long, f"over 400 lines, look for a second subject: {long}"

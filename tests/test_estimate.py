@@ -1,0 +1,73 @@
+"""Estimates: intervals that cover, differences that cancel drift."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderdoctor.estimate import mean, paired_difference, t95, welch_difference
+
+
+def test_interval_of_known_samples_matches_the_textbook() -> None:
+    found = mean([10.0, 12.0, 14.0])
+    assert found.value == 12.0
+    # s = 2, t(2) = 4.303: 4.303 * 2 / sqrt(3)
+    assert found.margin == pytest.approx(4.303 * 2 / math.sqrt(3))
+
+
+def test_one_sample_has_no_interval() -> None:
+    found = mean([3.0])
+    assert not found.bounded
+    assert found.low == -math.inf
+
+
+def test_no_samples_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no samples"):
+        mean([])
+
+
+def test_t_intervals_cover_the_true_mean_about_95_percent_of_the_time() -> None:
+    rng = random.Random(7)
+    trials = 2000
+    covered = 0
+    for _ in range(trials):
+        found = mean([rng.gauss(5.0, 1.0) for _ in range(4)])
+        covered += found.low <= 5.0 <= found.high
+    assert 0.93 < covered / trials < 0.97
+
+
+def test_pairing_cancels_drift_that_would_hide_the_difference() -> None:
+    drift = [0.0, 5.0, 10.0, 15.0]
+    plain = [20.0 + d + e for d, e in zip(drift, (0.1, -0.1, 0.0, 0.1), strict=True)]
+    other = [18.0 + d for d in drift]
+    paired = paired_difference(plain, other)
+    unpaired = welch_difference(mean(plain), mean(other))
+    assert paired.low > 1.5
+    assert unpaired.low < 0.0
+
+
+def test_pairs_of_unequal_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="unpaired"):
+        paired_difference([1.0], [1.0, 2.0])
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=40))
+def test_the_value_lies_within_its_interval(samples: list[float]) -> None:
+    found = mean(samples)
+    assert found.low <= found.value <= found.high
+    assert found.n == len(samples)
+
+
+def test_quantiles_fall_towards_the_normal_one() -> None:
+    values = [t95(n) for n in range(1, 60)]
+    assert values == sorted(values, reverse=True)
+    assert values[-1] == pytest.approx(1.96)
+
+
+def test_a_difference_without_noise_is_exact() -> None:
+    found = welch_difference(mean([2.0, 2.0]), mean([1.0, 1.0]))
+    assert (found.low, found.value, found.high) == (1.0, 1.0, 1.0)

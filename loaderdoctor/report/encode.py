@@ -1,0 +1,70 @@
+"""report.json as text and back: the only encoder and decoder of the contract."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from loaderdoctor.errors import UsageError
+from loaderdoctor.report.model import SCHEMA, Report
+
+
+def encode_report(report: Report) -> bytes:
+    """Indented JSON. Numbers that JSON has no word for (nan, inf) become null."""
+    text = msgspec.json.encode(msgspec.to_builtins(report, enc_hook=plain_value))
+    return msgspec.json.format(text, indent=2) + b"\n"
+
+
+def decode_report(text: bytes, *, source: Path) -> Report:
+    """A report written by `encode_report`; fields that later versions add are skipped.
+
+    Raises UsageError where it is no report, or one of another schema.
+    """
+    try:
+        head = msgspec.json.decode(text, type=_Head)
+        if head.schema != SCHEMA:
+            raise UsageError(
+                f"{source}: has schema {head.schema!r}, and this version reads {SCHEMA!r}."
+            )
+        return msgspec.json.decode(text, type=Report)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{source}: not a loaderdoctor report ({error}).") from None
+
+
+def read_report(run: Path) -> Report:
+    """The report of a run folder, or of a report.json itself. Raises UsageError."""
+    source = run / "report.json" if run.is_dir() else run
+    try:
+        return decode_report(source.read_bytes(), source=source)
+    except OSError as error:
+        raise UsageError(
+            f"{source}: can't be read ({error.strerror or error}). "
+            "Name a run folder of loaderdoctor or its report.json."
+        ) from None
+
+
+def plain_value(value: object) -> Any:
+    """A value that JSON knows: numpy scalars and arrays, enums, paths and mappings made plain."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): plain_value(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain_value(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return str(value)
+
+
+class _Head(msgspec.Struct):
+    schema: str = ""

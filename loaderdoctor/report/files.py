@@ -1,0 +1,198 @@
+"""The run folder: one run of ours on disk, laid out for people, programs and TensorBoard.
+
+    loaderdoctor-runs/<time>-<name>/
+        report.json   console.txt   report.html
+        perfetto/*.json.gz                            the full traces
+        tensorboard/baseline/, tensorboard/trial-NN/  the plugin's dialect, scalars and HParams
+
+Files appear whole or not at all: each is written beside its place and renamed into it. Modes are
+those of any file the user creates (umask). A folder with something in it is never written into.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from loaderdoctor.errors import RunError, UsageError
+from loaderdoctor.report.encode import encode_report
+from loaderdoctor.report.model import Report
+
+RUNS = "loaderdoctor-runs"
+# Symlinks at the end of a path are not followed where the system can promise it.
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+_NAME_LENGTH = 40
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A run folder of this process; make it with `create`."""
+
+    path: Path
+
+    @staticmethod
+    def create(
+        target: str, *, output: Path | None = None, parent: Path | None = None, at: float
+    ) -> RunFolder:
+        """A new, empty run folder: `output`, else one named after `target` and the time `at`.
+
+        Made before anything is measured, so that a folder that can't be written fails at once.
+        Raises UsageError where `output` holds something, RunError where it can't be made.
+        """
+        if output is not None:
+            folder = _claim(output)
+        else:
+            folder = _fresh((parent or Path.cwd()) / RUNS, target, at)
+        run = RunFolder(folder)
+        for name in ("perfetto", "tensorboard"):
+            _make(folder / name)
+        with atomic_writer(folder / "console.txt"):
+            pass  # proves, before the long part, that files can be made here
+        return run
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    def write_report(self, report: Report, console_text: str) -> None:
+        """Write report.json and console.txt; called after every trial, so partial results stay."""
+        write_bytes(self.report, encode_report(report))
+        write_bytes(self.path / "console.txt", console_text.encode("utf-8", "replace"))
+
+    def perfetto_trace(self, name: str) -> Path:
+        """Where the full trace of one capture goes: `baseline`, `trial-03`, `rank-1`."""
+        return self.path / "perfetto" / f"{plain_name(name)}.json.gz"
+
+    def plugin_trace(self, run: str, *, worker: str, at_ns: int) -> Path:
+        """Where the plugin's trace of one capture goes; its folder is one run in TensorBoard.
+
+        `at_ns` is the capture's time since the epoch: the plugin's span, digits only. A worker
+        named `<host>_<number>` is grouped by host in the plugin's distributed view.
+        """
+        folder = self.tensorboard / plain_name(run)
+        _make(folder)
+        return folder / f"{plain_name(worker).replace('.', '-')}.{at_ns}.pt.trace.json.gz"
+
+
+def trial_run(index: int) -> str:
+    """The TensorBoard run of a trial."""
+    return f"trial-{index:02d}"
+
+
+def plain_name(text: str) -> str:
+    """A file name out of any text: letters, digits, `-`, `_` and inner dots."""
+    return re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII).strip(".-")[:_NAME_LENGTH] or "run"
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a whole file at once, replacing one of ours. Raises RunError."""
+    with atomic_writer(path) as out:
+        out.write(data)
+
+
+@contextmanager
+def atomic_writer(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes its name when the block ends, and leaves nothing where it fails.
+
+    A symlink at `path` is replaced, not followed. Raises RunError with what to do about it.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        if not stat.S_ISDIR(path.parent.lstat().st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "not a folder of this run")
+        with suppress(FileNotFoundError):
+            partial.unlink()  # left by a killed process of the same number
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o666)
+        try:
+            with open(descriptor, "wb") as out:  # noqa: PTH123 - a descriptor, not a path
+                yield out
+                out.flush()
+                os.fsync(descriptor)
+            partial.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink()
+            raise
+    except OSError as error:
+        raise RunError(_explain(path, error)) from error
+
+
+def _claim(output: Path) -> Path:
+    """`output` as an empty folder of ours; made where it is missing."""
+    try:
+        if output.is_symlink() and not output.is_dir():
+            raise UsageError(f"{output}: is a link to no folder. Choose another --output.")
+        if output.exists():
+            if not output.is_dir():
+                raise UsageError(f"{output}: is a file. Choose another --output.")
+            if any(output.iterdir()):
+                raise UsageError(
+                    f"{output}: is not empty, and nothing is overwritten. "
+                    "Choose another --output, or empty it."
+                )
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(_explain(output, error)) from error
+    return output.resolve()
+
+
+def _fresh(runs: Path, target: str, at: float) -> Path:
+    """A folder that did not exist, below `runs`."""
+    stem = Path(target).stem if target.endswith((".py", ".json", ".gz")) else target
+    name = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(at))}-{plain_name(stem)}"
+    try:
+        _refuse_planted(runs)
+        runs.mkdir(parents=True, exist_ok=True)
+        for suffix in ("", *(f"-{n}" for n in range(2, 100))):
+            folder = runs / (name + suffix)
+            with suppress(FileExistsError):
+                folder.mkdir()
+                return folder.resolve()
+    except OSError as error:
+        raise RunError(_explain(runs, error)) from error
+    raise RunError(f"{runs / name}: a hundred runs of this name exist. Use --output DIR.")
+
+
+def _refuse_planted(runs: Path) -> None:
+    """Raises RunError where `runs` is a link that someone else put there."""
+    with suppress(FileNotFoundError):
+        found = runs.lstat()
+        if stat.S_ISLNK(found.st_mode) and hasattr(os, "getuid") and found.st_uid != os.getuid():
+            raise RunError(f"{runs}: is another user's link. Use --output DIR.")
+
+
+def _make(folder: Path) -> None:
+    """Make a folder within the run folder; a link in its place is refused."""
+    try:
+        with suppress(FileExistsError):
+            folder.mkdir()
+        if not stat.S_ISDIR(folder.lstat().st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "something else is in its place")
+    except OSError as error:
+        raise RunError(_explain(folder, error)) from error
+
+
+_REMEDIES = {
+    errno.ENOSPC: "Free some space, or write elsewhere with --output DIR.",
+    errno.EDQUOT: "Free some of your quota, or write elsewhere with --output DIR.",
+    errno.EROFS: "Write elsewhere with --output DIR.",
+    errno.EACCES: "Write elsewhere with --output DIR.",
+    errno.EPERM: "Write elsewhere with --output DIR.",
+}
+
+
+def _explain(path: Path, error: OSError) -> str:
+    remedy = _REMEDIES.get(error.errno or 0, "Check the path, or use --output DIR.")
+    return f"{path}: can't be written ({error.strerror or error}). {remedy}"

@@ -59,9 +59,7 @@ def sizes(observed: Observed, *, budget_s: float) -> Sizes:
     step_s = max(step_seconds(observed.step_ns, cycle), 1e-6)
     window_s = min(WINDOW_S, max(MIN_WINDOW_S, budget_s / WINDOWS_PER_BUDGET))
     n_steps = _whole(window_s / step_s, cycle, low=MIN_STEPS, high=MAX_STEPS)
-    n_profiled = _whole(
-        PROFILED_S / step_s, cycle, low=MIN_PROFILED_STEPS, high=MAX_PROFILED_STEPS
-    )
+    n_profiled = _whole(PROFILED_S / step_s, cycle, low=MIN_PROFILED_STEPS, high=MAX_PROFILED_STEPS)
     epoch = next((x.steps_per_epoch for x in observed.loaders if x.role == "train"), None)
     if epoch and epoch * step_s <= WHOLE_EPOCH_S:
         n_steps = _whole(n_steps, epoch, low=epoch, high=max(epoch, MAX_STEPS))

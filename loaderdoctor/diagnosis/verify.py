@@ -1,0 +1,187 @@
+"""Tries the candidate settings in the running loop: alone first, then the winners together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from loaderdoctor.attribution.step import usable, window_times
+from loaderdoctor.diagnosis.gather import Gatherer
+from loaderdoctor.estimate import Estimate, mean, paired_difference
+from loaderdoctor.instrument.protocol import WindowDone, WindowRequest
+from loaderdoctor.settings import Settings, invalid_reason
+
+ROUNDS = 3  # visits to each candidate; the fewest that give an interval worth having
+# A trial that is this close to the rest of the step has nothing left to gain: the noise of a
+# window mean on a quiet machine is about 2 % (see diagnosis.plan.WINDOW_S).
+REACHED = 1.03
+# Trials need less than a diagnosis: they are compared with one another in the same round.
+WINDOW_PART = 0.5
+# A visit pays for worker start-up and dropped batches too; before one is measured, assume this.
+VISIT_FACTOR = 2.5
+
+
+@dataclass(slots=True, kw_only=True)
+class Tried:
+    """One combination of settings, tried beside plain windows of the same rounds."""
+
+    settings: Settings
+    visits: list[WindowDone] = field(default_factory=list)
+    plain_ms: list[float] = field(default_factory=list)  # of the same rounds
+    step_ms: list[float] = field(default_factory=list)
+    failed: str | None = None
+
+    @property
+    def step(self) -> Estimate | None:
+        """Milliseconds a step with these settings; None where every visit failed."""
+        return mean(self.step_ms) if self.step_ms else None
+
+    @property
+    def gain(self) -> Estimate | None:
+        """Plain minus this, paired by round, milliseconds a step."""
+        return paired_difference(self.plain_ms, self.step_ms) if self.step_ms else None
+
+    @property
+    def helps(self) -> bool:
+        """Whether the gain is beyond the noise."""
+        return self.gain is not None and self.gain.low > 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """Everything tried, and the combination to recommend: None where nothing helps."""
+
+    tried: tuple[Tried, ...]
+    best: Tried | None
+    complete: bool  # False: the time ran out before every candidate was tried
+
+
+class Verifier:
+    """Runs the rounds. `until` is on the clock given; nothing is begun that would pass it."""
+
+    def __init__(
+        self,
+        gatherer: Gatherer,
+        measure: Callable[[Sequence[WindowRequest]], list[WindowDone]],
+        *,
+        until: float,
+        clock: Callable[[], float],
+        has_accelerator: bool,
+        seed: int = 0,
+    ) -> None:
+        self._gatherer, self._measure = gatherer, measure
+        self._until, self._clock = until, clock
+        self._has_accelerator = has_accelerator
+        self._rng = random.Random(seed)
+        sizes = gatherer.evidence.sizes
+        cycle = sizes.cycle
+        self._n_steps = max(cycle, round(sizes.n_steps * WINDOW_PART / cycle) * cycle)
+        self._visit_s = VISIT_FACTOR * self._n_steps * sizes.step_s
+
+    def verify(self, candidates: Sequence[Settings], *, rest_ms: float | None) -> Verification:
+        """Try each candidate alone, then the winners added up one by one, best first."""
+        single, complete = self._compete(list(candidates))
+        winners = _ranked([t for t in single if t.helps])
+        if not winners:
+            return Verification(tried=tuple(single), best=None, complete=complete)
+        combined: list[Tried] = []
+        best = winners[0]
+        if not _reached(best, rest_ms):
+            together = self._additions(winners)
+            if together:
+                combined, more = self._compete([best.settings, *together])
+                complete = complete and more
+                held = _ranked([t for t in combined if t.helps])
+                best = _simplest_of_the_best(held) if held else best
+        return Verification(
+            tried=(*single, *(t for t in combined if t.settings != winners[0].settings)),
+            best=best,
+            complete=complete,
+        )
+
+    def _additions(self, winners: Sequence[Tried]) -> list[Settings]:
+        """The best with the second's changes, with the third's too, …: valid ones only."""
+        total = winners[0].settings
+        found: list[Settings] = []
+        for winner in winners[1:]:
+            merged = total.over(
+                winner.settings
+            )  # what is set already stays as the better one set it
+            if merged != total and not invalid_reason(
+                merged, has_accelerator=self._has_accelerator
+            ):
+                found.append(merged)
+                total = merged
+        return found
+
+    def _compete(self, candidates: list[Settings]) -> tuple[list[Tried], bool]:
+        """Rounds of plain and every candidate, shuffled; what was tried, and whether all."""
+        room = int((self._until - self._clock()) / self._visit_s / ROUNDS) - 1
+        complete = room >= len(candidates)
+        tried = [Tried(settings=s) for s in candidates[: max(0, room)]]
+        for _ in range(ROUNDS if tried else 0):
+            if not self._round([t for t in tried if t.failed is None]):
+                return tried, False
+        return tried, complete
+
+    def _round(self, tried: Sequence[Tried]) -> bool:
+        if not tried or self._clock() + self._visit_s * (len(tried) + 1) > self._until:
+            return False
+        began = self._clock()
+        plain = self._gatherer.request("plain", n_steps=self._n_steps)
+        requests = {plain.id: plain}
+        owner: dict[int, Tried] = {}
+        for t in tried:
+            request = self._gatherer.request(
+                "trial", n_steps=self._n_steps, settings=t.settings, measure_boundary=True
+            )
+            requests[request.id] = request
+            owner[request.id] = t
+        order = list(requests.values())
+        self._rng.shuffle(order)
+        done = {w.id: w for w in self._measure(order)}
+        self._visit_s = (self._clock() - began) / len(order)
+        if plain.id not in done or not usable(done[plain.id]):
+            return False
+        evidence = self._gatherer.evidence
+        plain_ms = window_times(done[plain.id]).wall_ms(
+            evidence.steps_per_epoch, evidence.boundary_ms()
+        )
+        for id_, t in owner.items():
+            window = done.get(id_)
+            if window is None:
+                continue
+            if not usable(window):
+                t.failed = window.reason or "the trial failed"
+                continue
+            t.visits.append(window)
+            t.plain_ms.append(plain_ms)
+            t.step_ms.append(trial_step_ms(window, evidence.steps_per_epoch))
+        return True
+
+
+def trial_step_ms(window: WindowDone, steps_per_epoch: int | None) -> float:
+    """A trial's step with its own epoch boundary spread over the real epoch."""
+    boundary_ms = window.boundary_ns / 1e6 if window.boundary_ns is not None else None
+    return window_times(window).wall_ms(steps_per_epoch, boundary_ms)
+
+
+def _ranked(tried: Sequence[Tried]) -> list[Tried]:
+    return sorted(tried, key=lambda t: t.step.value if t.step is not None else float("inf"))
+
+
+def _reached(tried: Tried, rest_ms: float | None) -> bool:
+    return rest_ms is not None and tried.step is not None and tried.step.value <= REACHED * rest_ms
+
+
+def _simplest_of_the_best(ranked: Sequence[Tried]) -> Tried:
+    """The fewest changes among those that the best does not beat beyond the noise."""
+    best = ranked[0]
+    tied = [
+        t
+        for t in ranked
+        if len(t.step_ms) == len(best.step_ms)
+        and paired_difference(t.step_ms, best.step_ms).low <= 0.0
+    ]
+    return min(tied, key=lambda t: len(t.settings.changed())) if tied else best

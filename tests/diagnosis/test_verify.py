@@ -1,0 +1,98 @@
+"""Trying candidates against a bench whose true step times are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from loaderdoctor.diagnosis.verify import ROUNDS, Verification, Verifier
+from loaderdoctor.settings import Settings
+from tests.diagnosis.simulator import SimulatedBench
+from tests.diagnosis.test_gather import gatherer
+
+
+def workers_and_pinning(changed: Mapping[str, Any]) -> float:
+    """20 ms in the loop's own process; four workers leave 8 ms, pinning takes 3 ms more."""
+    ms = 20.0
+    if changed.get("num_workers"):
+        ms -= 3.0 * min(4, int(changed["num_workers"]))
+    if changed.get("pin_memory") and changed.get("non_blocking"):
+        ms -= 3.0
+    return ms
+
+
+def run(
+    bench: SimulatedBench,
+    candidates: list[Settings],
+    *,
+    until: float = 1e9,
+    rest_ms: float | None = None,
+) -> Verification:
+    verifier = Verifier(
+        gatherer(bench),
+        bench.measure,
+        until=until,
+        clock=lambda: bench.now_s,
+        has_accelerator=True,
+    )
+    return verifier.verify(candidates, rest_ms=rest_ms)
+
+
+PINNED = Settings(pin_memory=True, non_blocking=True)
+
+
+def test_winners_are_combined_and_the_combination_recommended() -> None:
+    bench = SimulatedBench({"plain": 20.0}, trial_ms=workers_and_pinning, noise=0.01)
+    found = run(bench, [Settings(num_workers=2), Settings(num_workers=4), PINNED])
+    assert found.best is not None and found.best.step is not None
+    assert found.best.settings == Settings(num_workers=4, pin_memory=True, non_blocking=True)
+    assert found.best.step.low <= 5.0 <= found.best.step.high
+    assert found.complete
+
+
+def test_a_setting_that_only_seems_to_help_is_not_recommended() -> None:
+    bench = SimulatedBench({"plain": 20.0}, trial_ms=lambda _: 20.0, noise=0.05)
+    found = run(bench, [Settings(num_workers=n) for n in (2, 4)])
+    assert found.best is None
+    assert all(not t.helps for t in found.tried)
+
+
+def test_a_change_that_adds_nothing_stays_out_of_the_prescription() -> None:
+    bench = SimulatedBench(
+        {"plain": 20.0},
+        trial_ms=lambda c: 8.0 if c.get("num_workers") == 4 else 19.0,
+        noise=0.01,
+    )
+    found = run(bench, [Settings(num_workers=4), PINNED])
+    assert found.best is not None
+    assert found.best.settings == Settings(num_workers=4)
+
+
+def test_rounds_are_interleaved_and_plain_is_measured_in_each() -> None:
+    bench = SimulatedBench({"plain": 20.0}, trial_ms=workers_and_pinning)
+    run(bench, [Settings(num_workers=2), PINNED], rest_ms=25.0)
+    modes = [r.mode for r in bench.asked]
+    rounds = [modes[i : i + 3] for i in range(0, len(modes), 3)]
+    assert len(rounds) == ROUNDS
+    assert all(sorted(r) == ["plain", "trial", "trial"] for r in rounds)
+
+
+def test_search_stops_when_the_rest_of_the_step_is_reached() -> None:
+    bench = SimulatedBench({"plain": 20.0}, trial_ms=workers_and_pinning, noise=0.001)
+    found = run(bench, [Settings(num_workers=4), PINNED], rest_ms=8.0)
+    assert found.best is not None
+    assert found.best.settings == Settings(num_workers=4)
+    assert len(bench.asked) == 3 * ROUNDS
+
+
+def test_no_time_tries_nothing_and_says_so() -> None:
+    bench = SimulatedBench({"plain": 20.0}, trial_ms=workers_and_pinning)
+    found = run(bench, [PINNED], until=0.0)
+    assert found.tried == () and found.best is None and not found.complete
+
+
+def test_a_failed_trial_does_not_end_the_others() -> None:
+    bench = SimulatedBench({"plain": 20.0}, failing=frozenset({"trial"}))
+    found = run(bench, [Settings(num_workers=2), PINNED])
+    assert found.best is None
+    assert [t.failed for t in found.tried] == ["broken", "broken"]

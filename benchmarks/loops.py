@@ -2,6 +2,7 @@
 
     python benchmarks/loops.py NAME [--steps N]             the loop as a user would write it
     python benchmarks/loops.py NAME --truth                 what its parts truly cost (ablation)
+    python benchmarks/loops.py NAME --record FILE.json.gz   20 steps of it under torch.profiler
 
 `--truth` times the loop three ways without a profiler, in fresh loops, repeated and interleaved:
 as written; its loader replaced by one batch already in host memory of the same kind; and the
@@ -136,6 +137,7 @@ class Loop:
     accumulate: int = 1
     amp: bool = False
     parts: bool = False
+    work_ms: float = 0.0  # Python between one batch and the next, in the loop itself
     collate: Callable[[list[Any]], Any] | None = None
     dtype: torch.dtype = torch.float32
     slow_to_measure: bool = False
@@ -214,6 +216,9 @@ LOOPS: dict[str, Loop] = {
     "grad_accumulation": Loop(
         shape=SMALL, data={"spin_ms": 0.3}, workers=2, pin=True, non_blocking=True,
         accumulate=4, model=lambda: convnet(128), slow_to_measure=True,
+    ),
+    "work_between_steps": Loop(
+        shape=MNIST, data={}, workers=4, pin=True, non_blocking=True, work_ms=10.0, model=mlp,
     ),
     "several_copies": Loop(
         shape=PHOTO, data={}, batch=32, workers=8, parts=True, model=lambda: convnet(32),
@@ -323,7 +328,13 @@ def source_of(loop: Loop, how: str) -> Iterator[Any]:
     return iter(Forever(batch))
 
 
-def train(loop: Loop, source: Iterator[Any], steps: int, warmup: int = 0) -> float:
+def train(
+    loop: Loop,
+    source: Iterator[Any],
+    steps: int,
+    warmup: int = 0,
+    profiler: torch.profiler.profile | None = None,
+) -> float:
     """The training loop. Returns milliseconds per step after `warmup` steps."""
     torch.manual_seed(0)
     model = loop.model().to(DEVICE)
@@ -353,6 +364,10 @@ def train(loop: Loop, source: Iterator[Any], steps: int, warmup: int = 0) -> flo
             optimizer.zero_grad(set_to_none=True)
         if loop.item:
             loss.item()
+        if loop.work_ms:
+            spin(loop.work_ms)
+        if profiler is not None:
+            profiler.step()
     synchronize()
     return (time.perf_counter() - start) * 1e3 / steps
 
@@ -380,15 +395,31 @@ def truth(loop: Loop, rounds: int = 3) -> dict[str, Any]:
     }
 
 
+def record(loop: Loop, target: str) -> None:
+    """Twenty steps of the loop as written, under torch.profiler."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if DEVICE.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(
+        activities=activities,
+        schedule=torch.profiler.schedule(wait=10, warmup=3, active=20, repeat=1),
+        on_trace_ready=lambda p: p.export_chrome_trace(target),
+    ) as profiler:
+        train(loop, source_of(loop, "full"), 34, profiler=profiler)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("name", choices=LOOPS)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--truth", action="store_true")
+    parser.add_argument("--record", metavar="FILE")
     args = parser.parse_args()
     loop = LOOPS[args.name]
     if args.truth:
         print(json.dumps(truth(loop)))
+    elif args.record:
+        record(loop, args.record)
     else:
         train(loop, source_of(loop, "full"), args.steps)
 

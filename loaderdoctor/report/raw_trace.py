@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import gzip
 import re
-import zlib
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -17,8 +17,8 @@ from typing import BinaryIO, Protocol
 import msgspec
 
 from loaderdoctor.errors import TraceError
+from loaderdoctor.trace.source import DEFAULT_MAX_BYTES, EXPORT_AGAIN, blocks
 
-GZIP_MAGIC = b"\x1f\x8b"
 # Kineto writes names unescaped and some numbers as C prints them, so old traces hold raw control
 # bytes, lone backslashes (Windows paths) and nan, inf or N/A. Only a file that does not parse
 # takes this slow path.
@@ -60,8 +60,7 @@ def read_raw(source: Path) -> RawTrace:
         return _split(_repaired(text))
     except msgspec.DecodeError as error:
         raise TraceError(
-            f"{source}: not a complete torch.profiler trace ({error}). "
-            "Export the trace again, or copy it again."
+            f"{source}: is not a complete torch.profiler trace ({error}). {EXPORT_AGAIN}"
         ) from None
 
 
@@ -93,22 +92,17 @@ def gzip_writer(out: BinaryIO) -> gzip.GzipFile:
     return gzip.GzipFile(filename="", mode="wb", compresslevel=GZIP_LEVEL, fileobj=out, mtime=0)
 
 
-def _text(source: Path) -> bytes:
-    try:
-        data = source.read_bytes()
-        return gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(
-            f"{source}: the compressed file is damaged or cut off ({error}). Copy it again."
-        ) from None
-    except OSError as error:
-        raise TraceError(f"{source}: can't be read ({error.strerror or error}).") from None
+def _text(source: Path) -> bytearray:
+    text = bytearray()
+    with closing(blocks(source, DEFAULT_MAX_BYTES)) as parts:
+        for part in parts:
+            text += part
+    return text
 
 
-def _split(text: bytes) -> RawTrace:
-    body = text.lstrip()
-    if body.startswith(b"["):  # the array form of the format: events and nothing else
-        return RawTrace(metadata={}, events=msgspec.json.decode(body, type=list[msgspec.Raw]))
+def _split(text: bytes | bytearray) -> RawTrace:
+    if text[:64].lstrip().startswith(b"["):  # the array form: events and nothing else
+        return RawTrace(metadata={}, events=msgspec.json.decode(text, type=list[msgspec.Raw]))
     top = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     if "traceEvents" not in top:
         raise msgspec.DecodeError("no `traceEvents` in it")
@@ -116,7 +110,6 @@ def _split(text: bytes) -> RawTrace:
     return RawTrace(metadata=top, events=events)
 
 
-def _repaired(text: bytes) -> bytes:
-    text = text.translate(_CONTROL_TO_SPACE)
-    text = _NO_NUMBER.sub(rb"\1null", text)
-    return _ESCAPE.sub(lambda m: m.group(0) if m.group(1) else rb"\\", text)
+def _repaired(text: bytearray) -> bytes:
+    plain = _NO_NUMBER.sub(rb"\1null", text.translate(_CONTROL_TO_SPACE))
+    return _ESCAPE.sub(lambda m: m.group(0) if m.group(1) else rb"\\", plain)

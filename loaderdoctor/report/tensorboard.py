@@ -27,11 +27,8 @@ Wait = tuple[float, float, int, int]
 FILE_NAME = re.compile(r"[^.]+\.\d+\.pt\.trace\.json\.gz")
 WAIT_NAME = "enumerate(DataLoader)#outside-next.__next__"
 
-# Kineto's names for calls of the device runtime, lower case; torch 1.x wrote `Runtime` itself.
-_RUNTIME = frozenset(
-    {"cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime", "xpu_driver",
-     "mtia_runtime", "runtime", "driver"}
-)  # fmt: skip
+# Calls of the device runtime, in any back end's name: cuda_runtime, cuda_driver, xpu_runtime, ...
+_RUNTIME = ("runtime", "driver")
 # Categories the plugin places in its tree of host spans, where it wants an integer tid.
 _HOST = frozenset({"cpu_op", "operator", "python", "python_function", "user_annotation"})
 _STEP = re.compile(r"ProfilerStep#\d+")
@@ -58,6 +55,7 @@ class _Event(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Event).decode
+_decode_leniently = msgspec.json.Decoder(_Event, strict=False).decode
 _decode_whole = msgspec.json.Decoder(dict[str, Any]).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -128,9 +126,10 @@ class _Dialect:
         try:
             event = _decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            text = bytes(raw).decode("utf-8", "replace").encode()
             try:
-                event = _decode(text)
+                text = bytes(raw).decode("utf-8", "replace").encode()
+                event = _decode_leniently(text)
+                text = _changed(text, ts=event.ts, dur=event.dur)  # numbers that were quoted
             except msgspec.DecodeError:
                 self.n_dropped += 1
                 return None
@@ -179,7 +178,7 @@ class _Dialect:
         if thread in self._spans:
             self._spans[thread].append((event.ts, event.ts + (event.dur or 0.0)))
 
-        if category in _RUNTIME:
+        if category.endswith(_RUNTIME):
             changes["cat"] = "Runtime"
             if external_id is None:
                 changes["args"] = {"External id": 0}

@@ -90,6 +90,7 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     n_bytes: int
     pinned: bool
     non_blocking: bool
+    path: str | None = None  # the tensor of the batch that is copied as it is, else None
 
 
 class SafetyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,0 +1,187 @@
+"""Can a loader be opened again, and do its workers share an iterable dataset's work?
+
+Both are read off the objects and the bytecode: calling the user's `__iter__` would already take
+what can be had only once.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Iterator
+from io import IOBase
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
+
+# Iterators of the standard library: what they gave is gone.
+_SPENT_MODULES = frozenset({"itertools", "queue", "_queue", "socket", "_socket", "asyncio"})
+# Attributes that an `__iter__` may change without losing its place.
+_HARMLESS_STORES = ("epoch", "seed", "rng", "generator", "shuffle")
+_WORKER_NAMES = frozenset({"get_worker_info", "_worker_info", "WorkerInfo", "split_by_worker"})
+MAX_DEPTH = 3
+
+
+def one_pass_reason(loader: DataLoader[Any]) -> str | None:
+    """Why opening this loader again would lose or repeat data; None where it can be."""
+    dataset: object = loader.dataset
+    if isinstance(dataset, IterableDataset):
+        return _one_pass_dataset(dataset)
+    for name, sampler in (("batch_sampler", loader.batch_sampler), ("sampler", loader.sampler)):
+        reason = _stateful_sampler(sampler)
+        if reason:
+            return f"the {name} {type(sampler).__name__} {reason}"
+    return None
+
+
+def shards_itself(loader: DataLoader[Any]) -> bool:
+    """Whether code of the iterable dataset, or the worker_init_fn, asks which worker it is in."""
+    dataset: object = loader.dataset
+    if isinstance(dataset, IterDataPipe):
+        from torch.utils.data.graph import traverse_dps
+
+        pipes = list(_flat(traverse_dps(dataset)))
+        if any(getattr(pipe, "is_shardable", bool)() for pipe in pipes):
+            return True
+    if loader.worker_init_fn is not None and _mentions(
+        loader.worker_init_fn, _WORKER_NAMES | {"dataset"}
+    ):
+        return True
+    return any(_mentions(part, _WORKER_NAMES) for part in _parts(dataset, 0, set()))
+
+
+def _one_pass_dataset(dataset: object) -> str | None:
+    name = type(dataset).__name__
+    if _is_own_iterator(dataset):
+        return f"the dataset {name} is its own iterator: what it gave is gone"
+    code = _code(getattr(type(dataset), "__iter__", None))
+    rewinds = code is not None and bool({"seek", "open", "reset"} & set(_names(code)))
+    for attribute, value in list(getattr(dataset, "__dict__", {}).items()):
+        if _is_spent(value):
+            return f"the dataset {name} reads from {attribute}, a {type(value).__name__}"
+        if isinstance(value, IOBase) and not rewinds:
+            return f"the dataset {name} reads on from the open file {attribute}"
+        if isinstance(value, (list, tuple)) and any(_is_spent(item) for item in value[:64]):
+            return f"the dataset {name} reads from iterators in {attribute}"
+    return None
+
+
+def _stateful_sampler(sampler: object) -> str | None:
+    if sampler is None or type(sampler).__module__.startswith("torch.utils.data"):
+        inner = getattr(sampler, "sampler", None)
+        if inner is not None and inner is not sampler:
+            return _stateful_sampler(inner)
+        return None
+    if _is_spent(sampler) or _is_own_iterator(sampler):
+        return "is an iterator: what it gave is gone"
+    if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
+        return "remembers its place (state_dict)"
+    for value in getattr(sampler, "__dict__", {}).values():
+        if _is_spent(value):
+            return f"reads from a {type(value).__name__}"
+    code = _code(getattr(type(sampler), "__iter__", None))
+    stored = [
+        str(step.argval)
+        for each in (() if code is None else _nested(code))
+        for step in dis.get_instructions(each)
+        if step.opname == "STORE_ATTR"
+        and not any(word in str(step.argval).lower() for word in _HARMLESS_STORES)
+    ]
+    return f"changes its own {stored[0]} while it is read" if stored else None
+
+
+def _is_own_iterator(value: object) -> bool:
+    """Has `__next__`, and an `__iter__` that only returns self."""
+    kind = type(value)
+    if not hasattr(kind, "__next__"):
+        return False
+    code = _code(getattr(kind, "__iter__", None))
+    if code is None:
+        return True  # an iterator written in C
+    return code.co_names == () and not any(
+        step.opname.startswith(("STORE_", "CALL", "YIELD")) for step in dis.get_instructions(code)
+    )
+
+
+def _is_spent(value: object) -> bool:
+    """An iterator or a stream that gives each item once."""
+    if isinstance(value, (types.GeneratorType, map, filter, zip, enumerate)):
+        return True
+    kind = type(value)
+    if kind.__module__.split(".")[0] in _SPENT_MODULES:
+        return True
+    return kind.__module__ == "builtins" and kind.__name__.endswith("_iterator")
+
+
+def _mentions(part: object, names: frozenset[str] | set[str]) -> bool:
+    """Whether a function's or a class's own code uses one of the names."""
+    if isinstance(part, type):
+        return any(
+            _mentions(member, names)
+            for kind in part.__mro__
+            if not kind.__module__.startswith(("torch.utils.data", "builtins", "typing"))
+            for member in list(vars(kind).values())
+        )
+    if isinstance(part, (staticmethod, classmethod, property)):
+        part = part.fget if isinstance(part, property) else part.__func__
+    code = _code(part)
+    if code is None:
+        return False
+    if any(names & set(_names(each)) for each in _nested(code)):
+        return True
+    scope = getattr(getattr(part, "__func__", part), "__globals__", {})
+    # One call deep, within the same module: a helper that shards.
+    called = (scope.get(name) for name in _names(code))
+    return any(
+        isinstance(helper, types.FunctionType)
+        and helper.__globals__ is scope
+        and bool(names & set(_names(helper.__code__)))
+        for helper in called
+    )
+
+
+def _parts(value: object, depth: int, seen: set[int]) -> Iterator[object]:
+    """Classes and functions that an iterable dataset is made of."""
+    if id(value) in seen or depth > MAX_DEPTH:
+        return
+    seen.add(id(value))
+    if isinstance(value, (types.FunctionType, types.MethodType)):
+        yield value
+        return
+    if isinstance(value, (list, tuple)):
+        for item in value[:64]:
+            yield from _parts(item, depth + 1, seen)
+        return
+    if isinstance(value, dict):
+        for item in list(value.values())[:64]:
+            yield from _parts(item, depth + 1, seen)
+        return
+    if type(value).__module__ == "builtins":
+        return
+    yield type(value)
+    for item in list(getattr(value, "__dict__", {}).values()):
+        yield from _parts(item, depth + 1, seen)
+
+
+def _code(part: object) -> types.CodeType | None:
+    function = getattr(part, "func", part)  # functools.partial
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, types.CodeType) else None
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _nested(constant)
+
+
+def _names(code: types.CodeType) -> tuple[str, ...]:
+    return (*code.co_names, *code.co_freevars)
+
+
+def _flat(graph: Any) -> Iterator[Any]:
+    for pipe, inner in graph.values():
+        yield pipe
+        yield from _flat(inner)

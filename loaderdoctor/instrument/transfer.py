@@ -1,0 +1,130 @@
+"""What the loop copies to the accelerator: seen, answered for free, or made another way.
+
+`TransferObserver` records the loop's own host-to-device calls of normal steps, `FreeCopies`
+answers them with ready device tensors ("no_copy" windows), `ForceTransfer` makes them with
+another `non_blocking` (trials). One of them at a time; see h2d for what they see.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loaderdoctor.instrument.batch_tree import UnsupportedBatch, tensors
+from loaderdoctor.instrument.call_sites import CallSite, user_call_site
+from loaderdoctor.instrument.free_copies import FreeCopies
+from loaderdoctor.instrument.h2d import H2DCall, H2DHook
+from loaderdoctor.instrument.protocol import TransferRecord
+
+__all__ = ["ForceTransfer", "FreeCopies", "TransferObserver"]
+
+# A call belongs to the step if it is made in at least half the steps: fewer is logging, a
+# checkpoint, or the model on its way to the device before the loop.
+MIN_SHARE_OF_STEPS = 0.5
+MAX_STEPS = 64
+# Batches whose tensors are recognised: a prefetcher of the loop's own runs a few ahead.
+MAX_BATCHES = 8
+
+
+class TransferObserver(H2DHook):
+    """Records the host-to-device calls that recur each step. Light, but not for plain windows."""
+
+    def __init__(self, device_type: str | None = None) -> None:
+        super().__init__(device_type)
+        self._steps: deque[list[tuple[CallSite, TransferRecord]]] = deque(maxlen=MAX_STEPS)
+        # of each batch: address of a tensor -> where in the batch, shape and dtype
+        self._batches: deque[dict[int, tuple[str, torch.Size, torch.dtype]]] = deque(
+            maxlen=MAX_BATCHES
+        )
+
+    def begin_step(self) -> None:
+        """A step begins; calls before the first step are not recorded."""
+        super().begin_step()
+        self._steps.append([])
+
+    def note_batch(self, batch: Any) -> None:
+        """Show a batch that the loop gets, so that a record can name the tensor it copied."""
+        try:
+            found = tensors(batch)
+        except UnsupportedBatch:
+            return
+        self._batches.append(
+            {
+                tensor.data_ptr(): (path, tensor.shape, tensor.dtype)
+                for path, tensor in found
+                if tensor.is_cpu and tensor.layout == torch.strided and tensor.numel()
+            }
+        )
+
+    def on_call(self, call: H2DCall) -> Tensor:
+        """Make the call and record it."""
+        result = call.make()
+        if self._steps:
+            site = user_call_site(sys._getframe(1))
+            if site is not None:
+                self._steps[-1].append((site, self._record(call, site)))
+        return result
+
+    def records(self) -> tuple[TransferRecord, ...]:
+        """One for each call of a normal step, in the order made there.
+
+        From the last step that makes the usual number of calls; the step under way is left out
+        where there are others.
+        """
+        steps = list(self._steps)
+        if len(steps) > 1:
+            steps = steps[:-1]
+        seen_in = Counter(site for step in steps for site in {site for site, _ in step})
+        recurring = {
+            site for site, count in seen_in.items() if count >= MIN_SHARE_OF_STEPS * len(steps)
+        }
+        normal = [[record for site, record in step if site in recurring] for step in steps]
+        lengths = Counter(len(step) for step in normal if step)
+        if not lengths:
+            return ()
+        usual = lengths.most_common(1)[0][0]
+        return tuple(next(step for step in reversed(normal) if len(step) == usual))
+
+    def _record(self, call: H2DCall, site: CallSite) -> TransferRecord:
+        source = call.source
+        plain = source.layout == torch.strided
+        return TransferRecord(
+            call=call.name,
+            site=site.site,
+            code=site.code,
+            shape=tuple(source.shape),
+            dtype=str(source.dtype).removeprefix("torch."),
+            n_bytes=source.numel() * source.element_size(),
+            pinned=plain and torch.cuda.is_available() and source.is_pinned(),
+            non_blocking=call.non_blocking,
+            path=self._path(source) if plain and source.numel() else None,
+        )
+
+    def _path(self, source: Tensor) -> str | None:
+        """Which tensor of a batch that is; None for one that the loop made itself."""
+        for batch in reversed(self._batches):
+            path, shape, dtype = batch.get(source.data_ptr(), (None, None, None))
+            # A freed batch's address may come back for a tensor of the loop's own.
+            if shape == source.shape and dtype == source.dtype:
+                return path
+        return None
+
+
+class ForceTransfer(H2DHook):
+    """Makes the loop's own host-to-device calls with this `non_blocking` instead of theirs."""
+
+    def __init__(self, non_blocking: bool, device_type: str | None = None) -> None:
+        super().__init__(device_type)
+        self.non_blocking = non_blocking
+        self.n_calls = 0
+
+    def on_call(self, call: H2DCall) -> Tensor:
+        """The call, the other way."""
+        self.n_calls += 1
+        if call.non_blocking is self.non_blocking:
+            return call.make()
+        return call.make_with(non_blocking=self.non_blocking)

@@ -1,0 +1,141 @@
+"""`loaderdoctor env`: what this machine offers a training run, and which torch would use it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from loaderdoctor import __version__
+from loaderdoctor.instrument.machine import Machine, look
+
+# Importing torch from a cold disk takes up to half a minute.
+TORCH_TIMEOUT_S = 90.0
+# Runs in a process of its own: a broken CUDA driver must not take the command with it.
+_ASK_TORCH = """
+import json, multiprocessing, torch
+gpus = []
+if torch.cuda.is_available():
+    for i in range(torch.cuda.device_count()):
+        p = torch.cuda.get_device_properties(i)
+        gpus.append(f"{p.name} ({p.total_memory / 2**30:.0f} GiB)")
+print(json.dumps({
+    "version": torch.__version__,
+    "cuda": torch.version.cuda,
+    "hip": torch.version.hip,
+    "gpus": gpus,
+    "n_threads": torch.get_num_threads(),
+    "start_method": multiprocessing.get_start_method(),
+}))
+"""
+
+
+class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fresh process with torch says about itself."""
+
+    version: str
+    cuda: str | None
+    hip: str | None
+    gpus: tuple[str, ...]
+    n_threads: int
+    start_method: str
+
+
+def env(console: Console | None = None) -> int:
+    """Print the machine and torch, one fact a line. Returns the exit code."""
+    console = console or Console()
+    machine = look()
+    table = Table(box=None, pad_edge=False, show_header=False, show_edge=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    for name, value in (*machine_rows(machine), *torch_rows(ask_torch())):
+        table.add_row(name, value)
+    console.print(table)
+    return 0
+
+
+def ask_torch(command: tuple[str, ...] = (sys.executable, "-c", _ASK_TORCH)) -> TorchFacts | str:
+    """Facts from a short process that imports torch; a sentence where it can't tell."""
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {TORCH_TIMEOUT_S:.0f} s (is the GPU driver hung?)"
+    if answer.returncode:
+        lines = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
+        return f"can't be used: {lines[-1]}"
+    try:
+        return msgspec.json.decode(answer.stdout.strip().splitlines()[-1], type=TorchFacts)
+    except (IndexError, msgspec.DecodeError):
+        return f"gave no readable answer: {json.dumps(answer.stdout[-200:])}"
+
+
+def machine_rows(machine: Machine) -> list[tuple[str, str]]:
+    """(name, value) of each fact, as text; "not known" for what the system doesn't tell."""
+    return [
+        ("loaderdoctor", f"{__version__} on Python {sys.version.split()[0]}"),
+        ("system", machine.system),
+        ("usable CPUs", _cpus(machine)),
+        ("memory", _memory(machine)),
+        ("swap used", _amount(machine.swap_used_bytes, machine.swap_total_bytes)),
+        ("/dev/shm free", _amount(machine.shm_free_bytes, machine.shm_total_bytes)),
+        ("open files", f"{machine.open_files_limit:,}" if machine.open_files_limit else "no limit"),
+        ("GPUs (driver)", _gpus(machine)),
+    ]
+
+
+def torch_rows(facts: TorchFacts | str) -> list[tuple[str, str]]:
+    """(name, value) of what torch says."""
+    if isinstance(facts, str):
+        return [("torch", facts)]
+    built = f"CUDA {facts.cuda}" if facts.cuda else f"ROCm {facts.hip}" if facts.hip else "CPU only"
+    return [
+        ("torch", f"{facts.version} ({built})"),
+        ("torch sees", ", ".join(facts.gpus) or "no accelerator"),
+        ("torch threads", str(facts.n_threads)),
+        ("worker start", f"{facts.start_method} by default"),
+    ]
+
+
+def _cpus(machine: Machine) -> str:
+    limits = []
+    if machine.quota_cpus is not None:
+        limits.append(f"cgroup quota {machine.quota_cpus:g}")
+    if machine.affinity_cpus is not None:
+        limits.append(f"affinity {machine.affinity_cpus}")
+    if machine.logical_cpus is not None:
+        limits.append(f"the machine has {machine.logical_cpus}")
+    if machine.physical_cores is not None:
+        limits.append(f"{machine.physical_cores} physical cores")
+    return f"{machine.usable_cpus:g} ({', '.join(limits)})"
+
+
+def _memory(machine: Machine) -> str:
+    text = f"{_gib(machine.memory_available_bytes)} available of {_gib(machine.memory_total_bytes)}"
+    if machine.memory_limit_bytes is not None:
+        text += f", cgroup limit {_gib(machine.memory_limit_bytes)}"
+    return text
+
+
+def _amount(part: int | None, whole: int | None) -> str:
+    if part is None or whole is None:
+        return "not known"
+    return f"{_gib(part)} of {_gib(whole)}" if whole else "none"
+
+
+def _gpus(machine: Machine) -> str:
+    if not machine.gpus:
+        return "none found (nvidia-smi)"
+    return ", ".join(
+        f"{gpu.name} ({_gib(gpu.memory_bytes)})" if gpu.memory_bytes else gpu.name
+        for gpu in machine.gpus
+    )
+
+
+def _gib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.1f} GiB"

@@ -1,0 +1,215 @@
+"""Which settings a sweep tries: what suits this machine, or what the user asked for.
+
+Trial 0 is always `Settings()`: the loop's own settings, nothing changed. The others are complete
+enough for `invalid_reason`, and none means the same as the loop's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from loaderdoctor.errors import UsageError
+from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.settings import (
+    AXES,
+    AXES_BY_NAME,
+    DEFAULT_PREFETCH_FACTOR,
+    Settings,
+    StartMethod,
+    Value,
+    combinations,
+)
+
+AS_IS = Settings()
+Grid = Mapping[str, tuple[Value, ...]]
+
+# Workers that wait for storage may exceed the CPUs; half as many again shows whether they do.
+BEYOND_CPUS = 1.5
+# A range written by mistake (0:5000) must not become a day of trials.
+MAX_VALUES = 200
+MAX_TRIALS = 2000
+
+
+def own_settings(observed: Observed) -> Settings:
+    """What the loop does now, complete: torch's defaults filled in, transfers as seen.
+
+    The start method stands there at 0 workers too: it is what workers would be started by.
+    """
+    loader = next((x for x in observed.loaders if x.role == "train"), None)
+    base = loader.settings if loader is not None else Settings()
+    blocking = [x for x in observed.transfers if not x.non_blocking]
+    non_blocking = bool(observed.transfers) and not blocking
+    full = meaning(Settings(non_blocking=non_blocking).over(base), Settings())
+    method = base.start_method or start_method(observed.environment.start_method)
+    return replace(full, start_method=method)
+
+
+def start_method(name: str) -> StartMethod | None:
+    """The environment's start method as an axis value; None for one torch doesn't offer."""
+    return name if name in ("fork", "spawn", "forkserver") else None  # type: ignore[return-value]
+
+
+def meaning(settings: Settings, own: Settings) -> Settings:
+    """`settings` over the loop's own, with defaults written out: equal ones mean the same.
+
+    The start method is left out where there are no workers to start.
+    """
+    full = settings.over(own)
+    workers = full.num_workers or 0
+    return Settings(
+        num_workers=workers,
+        prefetch_factor=(full.prefetch_factor or DEFAULT_PREFETCH_FACTOR) if workers else None,
+        persistent_workers=bool(full.persistent_workers) and workers > 0,
+        pin_memory=bool(full.pin_memory),
+        in_order=full.in_order is not False or not workers,
+        start_method=full.start_method if workers else None,
+        background=full.background or "off",
+        non_blocking=bool(full.non_blocking),
+        side_stream=bool(full.side_stream),
+        resident=bool(full.resident),
+    )
+
+
+def worker_counts(usable_cpus: float) -> tuple[int, ...]:
+    """0, 1, 2, 4, … up to the usable CPUs, those themselves, and half as many again."""
+    cpus = max(1, math.floor(usable_cpus))
+    doubled = [2**power for power in range(cpus.bit_length()) if 2**power <= cpus]
+    return tuple(sorted({0, *doubled, cpus, math.ceil(cpus * BEYOND_CPUS)}))
+
+
+def default_trials(observed: Observed) -> tuple[Settings, ...]:
+    """Trial 0 and a set for this machine: about 15 on two cores, about 30 with an accelerator.
+
+    Not the full product: each family varies what can interact (workers with prefetch and with
+    persistence, pinning with non_blocking, a background thread with and without workers).
+    """
+    counts = worker_counts(observed.environment.usable_cpus)
+    accelerator = observed.device is not None
+    families = _accelerator_families(counts) if accelerator else _cpu_families(counts)
+    return _trials(families, observed)
+
+
+def _cpu_families(counts: tuple[int, ...]) -> tuple[Grid, ...]:
+    some = tuple(n for n in counts if n)
+    return (
+        {"num_workers": (0,), "background": ("off", "host")},
+        {"num_workers": some, "prefetch_factor": (2, 4), "persistent_workers": (False, True)},
+        {
+            "num_workers": some[:2],
+            "prefetch_factor": (2,),
+            "persistent_workers": (True,),
+            "background": ("host",),
+        },
+    )
+
+
+def _accelerator_families(counts: tuple[int, ...]) -> tuple[Grid, ...]:
+    some = tuple(n for n in counts if n)
+    middle = some[len(some) // 2 :][:2]
+    pinned: Grid = {"pin_memory": (True,), "non_blocking": (True,)}
+    workers: Grid = {"prefetch_factor": (2,), "persistent_workers": (True,)}
+    return (
+        {"num_workers": counts, **workers, "pin_memory": (False,), "non_blocking": (False,)},
+        {"num_workers": counts, **workers, **pinned},
+        {"num_workers": some, **workers, **pinned, "prefetch_factor": (4,)},
+        {
+            "num_workers": (0, *middle),
+            **workers,
+            "pin_memory": (True,),
+            "non_blocking": (False,),
+        },
+        {"num_workers": middle, **workers, **pinned, "persistent_workers": (False,)},
+        {"num_workers": (0, *middle), **workers, **pinned, "side_stream": (True,)},
+        {
+            "num_workers": (0,),
+            "pin_memory": (False, True),
+            "non_blocking": (False,),
+            "background": ("host", "device"),
+        },
+        {"num_workers": middle[:1], **workers, **pinned, "background": ("device",)},
+        {"num_workers": (0,), "resident": (True,)},
+    )
+
+
+def asked_trials(words: Sequence[str], observed: Observed) -> tuple[Settings, ...]:
+    """Trial 0 and every valid combination of `AXIS=VALUES` words; other axes stay as they are.
+
+    Raises UsageError for words that don't parse, and where no combination is valid here.
+    """
+    grid = parse_grid(words)
+    own = own_settings(observed)
+    if "num_workers" not in grid and any(AXES_BY_NAME[name].needs_workers for name in grid):
+        # `combinations` must know the workers to tell which values mean anything.
+        grid = {"num_workers": (own.num_workers,), **grid}
+    trials = _trials((grid,), observed)
+    if len(trials) == 1:
+        raise UsageError(
+            f"--grid {' '.join(words)}: no combination that is valid on this machine differs from "
+            "the loop's own settings. Worker settings need num_workers > 0; pin_memory, "
+            "non_blocking, side_stream and resident need an accelerator."
+        )
+    if len(trials) > MAX_TRIALS:
+        raise UsageError(
+            f"--grid {' '.join(words)}: {len(trials):,} combinations, more than {MAX_TRIALS:,}. "
+            "Name fewer values."
+        )
+    return trials
+
+
+def _trials(families: Iterable[Grid], observed: Observed) -> tuple[Settings, ...]:
+    own = own_settings(observed)
+    seen = {meaning(AS_IS, own)}
+    trials = [AS_IS]
+    for settings in _combined(families, has_accelerator=observed.device is not None):
+        if (full := meaning(settings, own)) not in seen:
+            seen.add(full)
+            trials.append(settings)
+    return tuple(trials)
+
+
+def _combined(families: Iterable[Grid], *, has_accelerator: bool) -> Iterator[Settings]:
+    for family in families:
+        yield from combinations(family, has_accelerator=has_accelerator)
+
+
+def parse_grid(words: Sequence[str]) -> dict[str, tuple[Value, ...]]:
+    """`num_workers=0,2,4`, `num_workers=0:50:5` (end included), `pin_memory=true,false`.
+
+    Raises UsageError that names the word and what is accepted.
+    """
+    grid: dict[str, tuple[Value, ...]] = {}
+    for word in words:
+        name, separator, text = word.partition("=")
+        axis = AXES_BY_NAME.get(name.strip())
+        if not separator or axis is None:
+            names = ", ".join(known.name for known in AXES)
+            raise UsageError(f"--grid {word}: write AXIS=VALUES, where AXIS is one of {names}.")
+        if axis.name in grid:
+            raise UsageError(f"--grid {word}: {axis.name} is given twice; write its values once.")
+        values: list[Value] = []
+        for part in text.split(","):
+            if axis.kind == "int" and ":" in part:
+                values += _range(word, part)
+            elif part.strip():
+                values.append(axis.parse(part))
+        if not values:
+            raise UsageError(f"--grid {word}: no values. Write for example num_workers=0,2,4.")
+        if len(values) > MAX_VALUES:
+            raise UsageError(f"--grid {word}: {len(values):,} values, at most {MAX_VALUES}.")
+        if axis.name == "prefetch_factor" and 0 in values:
+            raise UsageError(f"--grid {word}: prefetch_factor must be at least 1.")
+        grid[axis.name] = tuple(dict.fromkeys(values))
+    return grid
+
+
+def _range(word: str, part: str) -> range:
+    """`start:end` or `start:end:step`, the end included where the steps meet it."""
+    numbers = [piece.strip() for piece in part.split(":")]
+    if len(numbers) not in (2, 3) or not all(piece.isdigit() for piece in numbers):
+        raise UsageError(f"--grid {word}: a range is start:end or start:end:step, as 0:50:5.")
+    start, end, step = (*map(int, numbers), 1)[:3]
+    if step < 1 or end < start:
+        raise UsageError(f"--grid {word}: a range goes up, in steps of 1 or more, as 0:50:5.")
+    return range(start, end + 1, step)

@@ -1,0 +1,53 @@
+"""What goes into a sweep, what it tells while it runs, and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from loaderdoctor.instrument.protocol import WindowDone
+from loaderdoctor.sweep.trials import Trial
+
+PhaseName = Literal["plain", "calibrate", "rank", "confirm", "trace"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the user may say about a sweep."""
+
+    budget_s: float
+    seed: int = 0
+    n_rounds: int | None = None  # None: as the budget allows
+    trace_dir: Path | None = None  # None: no traces
+    n_active: int | None = None
+    n_warmup: int | None = None
+    n_repeat: int = 1
+    with_stack: bool = False
+    profile_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One step of the sweep, for the live display."""
+
+    phase: PhaseName
+    round: int  # from 1, within the phase
+    n_rounds: int
+    trial: int | None  # just measured
+    done_share: float  # of the whole sweep, by time
+    left_s: float
+    trials: Sequence[Trial]
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What a sweep measured."""
+
+    trials: list[Trial]
+    plain: list[WindowDone] = field(default_factory=list)  # loop untouched: before and after
+    ended: Literal["done", "interrupted", "script-over"] = "done"
+    ended_reason: str | None = None
+    notes: list[tuple[str, str]] = field(default_factory=list)  # (kind, text) of warnings
+    n_ranked_rounds: int = 0

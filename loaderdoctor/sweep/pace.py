@@ -1,0 +1,135 @@
+"""How long each visit may be, so that all rounds fit the budget: costs in, steps per window out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.sweep.grid import meaning, own_settings
+from loaderdoctor.sweep.trials import Trial
+
+# The same window length as a diagnosis uses: on two shared cores, means of 0.5 s windows of a
+# 10 ms step spread by about 2 %, and longer windows buy less than more of them.
+WINDOW_S = 1.0
+MIN_WINDOW_S = 0.25
+MIN_STEPS = 4
+MAX_STEPS = 1000
+# t at 2 degrees of freedom is 4.3, at 1 it is 12.7: fewer than three rounds separate nothing.
+MIN_ROUNDS = 3
+MAX_ROUNDS = 8
+# What opening a trial is thought to cost before it was seen: forked workers answer after
+# 50–100 ms, spawned ones import torch again (about 3 s).
+OPEN_S = {"fork": 0.1, "forkserver": 1.0, "spawn": 3.0}
+FORK_PER_WORKER_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a visit to one trial costs: a fixed part, and a part for each measured step."""
+
+    overhead_s: float  # opening, warm-up, closing
+    step_s: float
+    cycle: int  # a window is a whole number of these steps
+
+    def steps(self, window_s: float) -> int:
+        """Whole cycles that take about `window_s`, never fewer than MIN_STEPS steps."""
+        wanted = min(MAX_STEPS, max(MIN_STEPS, window_s / self.step_s))
+        return math.ceil(wanted / self.cycle - 1e-9) * self.cycle
+
+    def visit_s(self, window_s: float) -> float:
+        """Expected length of a visit whose window takes about `window_s`."""
+        return self.overhead_s + self.steps(window_s) * self.step_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Rounds over some trials, each window about `window_s` long."""
+
+    n_rounds: int
+    window_s: float
+    trials: tuple[int, ...]  # indexes; the rest is dropped
+
+    def __bool__(self) -> bool:
+        return self.n_rounds > 0 and bool(self.trials)
+
+
+def guess(trial: Trial, observed: Observed, *, step_s: float) -> Cost:
+    """The cost before the first visit: the loop's own step time, and a guess at the opening."""
+    full = meaning(trial.settings, own_settings(observed))
+    workers = full.num_workers or 0
+    queue = workers * (full.prefetch_factor or 1)
+    opening = OPEN_S.get(full.start_method or observed.environment.start_method, 1.0)
+    return Cost(
+        overhead_s=(opening + FORK_PER_WORKER_S * workers if workers else 0.0)
+        + (queue + 1) * step_s,
+        step_s=step_s,
+        cycle=cycle(trial, observed),
+    )
+
+
+def cycle(trial: Trial, observed: Observed) -> int:
+    """Steps after which waits repeat: all workers in turn, and whole accumulation cycles."""
+    own = own_settings(observed)
+    accumulation = max(1, observed.batches_per_cycle // max(1, own.num_workers or 0))
+    return math.lcm(max(1, meaning(trial.settings, own).num_workers or 0), accumulation)
+
+
+def measured(trial: Trial, observed: Observed) -> Cost | None:
+    """The cost as its visits showed it; None before the first."""
+    if not trial.visits:
+        return None
+    steps = sum(visit.times.n_steps for visit in trial.visits)
+    window_s = sum(visit.window_s for visit in trial.visits)
+    return Cost(
+        overhead_s=max(0.0, fmean(v.wall_s - v.window_s for v in trial.visits)),
+        step_s=max(window_s / steps, 1e-6),
+        cycle=cycle(trial, observed),
+    )
+
+
+def plan(
+    costs: dict[int, Cost], *, left_s: float, wanted_rounds: int | None, by_speed: Sequence[int]
+) -> Plan:
+    """Rounds that fit `left_s`, by trial index -> cost.
+
+    Prefers many rounds of short windows (each round is an independent sample) over few of long
+    ones, never fewer than MIN_ROUNDS unless `wanted_rounds` says so; where even the shortest
+    windows do not fit, drops the slowest (`by_speed`: fastest first), never trial 0. An empty plan
+    means that not even trial 0 and the fastest fit.
+    """
+    fewest, most = (wanted_rounds, wanted_rounds) if wanted_rounds else (MIN_ROUNDS, MAX_ROUNDS)
+    kept = [index for index in by_speed if index in costs]
+    while kept:
+        chosen = [costs[index] for index in kept]
+        for n_rounds in range(most, fewest - 1, -1):
+            window_s = _window(chosen, left_s / n_rounds, at_least=MIN_WINDOW_S)
+            if window_s is not None:
+                return Plan(n_rounds=n_rounds, window_s=window_s, trials=tuple(sorted(kept)))
+        window_s = _window(chosen, left_s / fewest, at_least=0.0)
+        if window_s is not None:
+            return Plan(n_rounds=fewest, window_s=window_s, trials=tuple(sorted(kept)))
+        slowest = next((index for index in reversed(kept) if index != 0), None)
+        if slowest is None or len(kept) <= 2:
+            break
+        kept.remove(slowest)
+    return Plan(n_rounds=0, window_s=0.0, trials=())
+
+
+def _window(costs: Iterable[Cost], round_s: float, *, at_least: float) -> float | None:
+    """The longest window (up to WINDOW_S) with which one round takes at most `round_s`."""
+    costs = list(costs)
+    if sum(cost.visit_s(at_least) for cost in costs) > round_s:
+        return None
+    low, high = at_least, WINDOW_S
+    if sum(cost.visit_s(high) for cost in costs) <= round_s:
+        return high
+    for _ in range(20):  # bisection: the visit's length grows with the window's
+        middle = (low + high) / 2
+        if sum(cost.visit_s(middle) for cost in costs) <= round_s:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,258 @@
+"""Trials -> step times with their noise, the best, what ties with it, and what to recommend.
+
+Comparisons are paired by round where two trials share rounds (drift cancels), and decided by the
+interval, never by the means alone. The best of many noisy means looks better than it is, so ties
+allow for the number of trials compared, and the candidate (the simplest of those tied with the
+best) has its gain over the loop's own settings measured in confirmation windows taken after it was
+chosen. Those decide whether it is recommended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist, fmean
+from typing import Literal
+
+from loaderdoctor.estimate import Estimate, mean, paired_difference, welch_difference
+from loaderdoctor.settings import AXES_BY_NAME, DEFAULT_PREFETCH_FACTOR, Settings
+from loaderdoctor.sweep.grid import meaning
+from loaderdoctor.sweep.trials import NS_PER_S, Phase, Trial, Visit
+
+# Two means of the same setting differ by about 1 % on a quiet machine (window spread of 2 %,
+# four windows or more): a smaller difference is none, however narrow the interval.
+EQUAL_SHARE = 0.01
+# A simpler setting is recommended over the best if it costs at most this much more.
+SIMPLER_SHARE = 0.03
+# A gain below this is not worth a change of code.
+MIN_GAIN_SHARE = 0.02
+# With fewer confirmation pairs than this the paired rounds speak (see `gain`).
+MIN_PAIRS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one trial came to. None where it was not recorded; times per step in milliseconds."""
+
+    index: int
+    settings: Settings
+    status: Literal["ok", "failed", "skipped"]
+    reason: str | None
+    wall_ms: Estimate | None  # within-epoch + boundary / steps_per_epoch; ranked by this
+    within_ms: Estimate | None
+    boundary_ms: float | None
+    by_round_ms: tuple[tuple[int, float], ...]  # (round, wall), of the windows that count
+    samples_per_s: float | None
+    epoch_s: float | None
+    startup_s: float | None
+    gpu_peak_allocated_bytes: int | None
+    gpu_peak_reserved_bytes: int | None
+    host_bytes: int | None
+    calibrated_only: bool  # dropped after the first round: far behind, never ranked
+    trace_path: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """The outcome of a sweep."""
+
+    results: tuple[Result, ...]  # by trial index
+    best: int | None  # None: nothing was measured
+    tied_with: tuple[int, ...]  # not separable from the best, ascending
+    candidate: int | None  # simplest of those; 0 where the best gains too little over 0
+    gain_ms: Estimate | None  # loop's own minus candidate, per step; None where candidate is 0
+    gain_share: Estimate | None  # of the loop's own step
+    confirmed: bool  # the gain rests on confirmation windows
+    drift: float | None  # last / first baseline step time
+
+    @property
+    def worth_changing(self) -> bool:
+        """Whether the candidate's gain is above the noise and large enough to matter."""
+        if not self.candidate or self.gain_share is None:
+            return False
+        if not self.confirmed and 0 in self.tied_with:
+            return False
+        return self.gain_share.low > 0 and self.gain_share.value >= MIN_GAIN_SHARE
+
+    @property
+    def recommended(self) -> int | None:
+        """The trial to recommend; None where nothing is worth changing."""
+        return self.candidate if self.worth_changing else None
+
+
+def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None) -> Ranking:
+    """Everything that can be said about the trials so far; also after an interruption."""
+    results = tuple(result(trial, steps_per_epoch) for trial in trials)
+    ranked = [r for r in results if r.status == "ok" and r.wall_ms and not r.calibrated_only]
+    if not ranked:
+        return Ranking(
+            results=results,
+            best=None,
+            tied_with=(),
+            candidate=None,
+            gain_ms=None,
+            gain_share=None,
+            confirmed=False,
+            drift=None,
+        )
+    best = min(ranked, key=_wall)
+    tied = tuple(r.index for r in ranked if r is not best and is_tied(r, best, len(ranked)))
+    own_wall = _wall(results[0])
+    if _wall(best) > own_wall * (1 - MIN_GAIN_SHARE):
+        candidate = 0
+    else:
+        candidate = _simplest([best, *(results[i] for i in tied if i)], best, own)
+    gain_ms, confirmed = gain(trials, results, candidate, steps_per_epoch)
+    base = results[0].wall_ms
+    ranking = Ranking(
+        results=results,
+        best=best.index,
+        tied_with=tied,
+        candidate=candidate,
+        gain_ms=gain_ms,
+        gain_share=gain_ms.scaled(1 / base.value) if gain_ms and base else None,
+        confirmed=confirmed,
+        drift=drift(trials[0]),
+    )
+    if ranking.worth_changing:  # the confirmation tells apart what the rounds could not
+        ranking = replace(ranking, tied_with=tuple(index for index in tied if index))
+    return ranking
+
+
+def result(trial: Trial, steps_per_epoch: int | None) -> Result:
+    """One trial's figures. The calibration round ranks only where no later round was measured."""
+    phase: Phase = "rank" if trial.of("rank") else "calibrate"
+    counted = trial.of(phase)
+    walls = wall_samples(trial, phase, steps_per_epoch)
+    wall = mean([ms for _, ms in walls]) if walls else None
+    n_steps = sum(visit.window.n_steps for visit in counted)
+    n_samples = sum(visit.window.n_samples for visit in counted)
+    per_step = n_samples / n_steps if n_steps and n_samples else None
+    startups = [v.window.startup_ns for v in trial.visits if v.window.startup_ns is not None]
+    windows = [visit.window for visit in trial.visits]
+    traced = next((w.trace_path for w in trial.profiles if w.trace_path), None)
+    return Result(
+        index=trial.index,
+        settings=trial.settings,
+        status=trial.status,
+        reason=trial.reason,
+        wall_ms=wall,
+        within_ms=mean([visit.times.within_ms for visit in counted]) if counted else None,
+        boundary_ms=boundary_ms(trial),
+        by_round_ms=tuple(walls),
+        samples_per_s=per_step / wall.value * 1000 if per_step and wall else None,
+        epoch_s=wall.value * steps_per_epoch / 1000 if wall and steps_per_epoch else None,
+        startup_s=fmean(startups) / NS_PER_S if startups else None,
+        gpu_peak_allocated_bytes=_largest([w.gpu_peak_allocated_bytes for w in windows]),
+        gpu_peak_reserved_bytes=_largest([w.gpu_peak_reserved_bytes for w in windows]),
+        host_bytes=_largest([w.host_bytes for w in windows]),
+        calibrated_only=trial.dropped,
+        trace_path=traced,
+    )
+
+
+def boundary_ms(trial: Trial) -> float | None:
+    """One epoch boundary, mean over the visits that timed one; never below 0."""
+    seen = [v.boundary_ms for v in trial.visits if v.boundary_ms is not None]
+    return max(0.0, fmean(seen)) if seen else None
+
+
+def wall_samples(
+    trial: Trial, phase: Phase, steps_per_epoch: int | None
+) -> list[tuple[int, float]]:
+    """(round, wall per step) of a phase's windows, one boundary spread over a real epoch.
+
+    A boundary is timed once or few times and is the same cost each epoch, so every window
+    carries the trial's mean boundary.
+    """
+    boundary = boundary_ms(trial)
+    spread = boundary / steps_per_epoch if boundary is not None and steps_per_epoch else 0.0
+    return [(visit.round, visit.times.within_ms + spread) for visit in trial.of(phase)]
+
+
+def difference(a: Sequence[tuple[int, float]], b: Sequence[tuple[int, float]]) -> Estimate | None:
+    """A - b: paired over the rounds both were visited in, else independently; None if empty."""
+    in_a, in_b = dict(a), dict(b)
+    common = [number for number in in_a if number in in_b]
+    if len(common) >= 2:
+        return paired_difference([in_a[n] for n in common], [in_b[n] for n in common])
+    if not in_a or not in_b:
+        return None
+    return welch_difference(mean(list(in_a.values())), mean(list(in_b.values())))
+
+
+def is_tied(one: Result, best: Result, n_compared: int) -> bool:
+    """Whether `one` cannot be told from `best`, the smallest of `n_compared` means.
+
+    The interval of the difference holds 0, widened for the number of comparisons (Bonferroni's
+    correction by normal quantiles); or the difference is too small to matter.
+    """
+    diff = difference(one.by_round_ms, best.by_round_ms)
+    if diff is None or best.wall_ms is None:
+        return False
+    if abs(diff.value) < EQUAL_SHARE * best.wall_ms.value or not diff.bounded:
+        return True
+    return abs(diff.value) <= diff.margin * widening(n_compared - 1)
+
+
+def widening(n_comparisons: int) -> float:
+    """How much wider a 95 % interval must be to hold for all of n comparisons together."""
+    normal = NormalDist()
+    return normal.inv_cdf(1 - 0.025 / max(1, n_comparisons)) / normal.inv_cdf(0.975)
+
+
+def gain(
+    trials: Sequence[Trial],
+    results: Sequence[Result],
+    candidate: int,
+    steps_per_epoch: int | None,
+) -> tuple[Estimate | None, bool]:
+    """(loop's own minus candidate, whether confirmation windows say so), per step.
+
+    Both trials' `confirm` visits belong to this candidate: only it was confirmed.
+    """
+    if candidate == 0:
+        return None, False
+    own = wall_samples(trials[0], "confirm", steps_per_epoch)
+    other = wall_samples(trials[candidate], "confirm", steps_per_epoch)
+    if len({n for n, _ in own} & {n for n, _ in other}) >= MIN_PAIRS:
+        return difference(own, other), True
+    return difference(results[0].by_round_ms, results[candidate].by_round_ms), False
+
+
+def drift(baseline: Trial) -> float | None:
+    """How the loop's own step time changed from the first ranked window to the last."""
+    timed: list[Visit] = [*baseline.of("rank"), *baseline.of("confirm")]
+    if len(timed) < 2:
+        return None
+    return timed[-1].times.within_ms / timed[0].times.within_ms
+
+
+def _simplest(tied: Sequence[Result], best: Result, own: Settings) -> int:
+    """Of the trials as good as the best: fewest workers, then least memory, then least code."""
+    limit = _wall(best) * (1 + SIMPLER_SHARE)
+    near = [r for r in tied if _wall(r) <= limit]
+    return min(near, key=lambda r: _complexity(r, own)).index
+
+
+def _complexity(one: Result, own: Settings) -> tuple[int, int, int, int]:
+    full = meaning(one.settings, own)
+    workers = full.num_workers or 0
+    in_loop = sum(
+        AXES_BY_NAME[name].where != "DataLoader" and value not in (False, "off")
+        for name, value in one.settings.changed().items()
+    )
+    return (
+        workers,
+        workers * (full.prefetch_factor or DEFAULT_PREFETCH_FACTOR),
+        in_loop,  # changes of the loop's code weigh more than an argument of the loader
+        len(one.settings.changed()),
+    )
+
+
+def _wall(one: Result) -> float:
+    return one.wall_ms.value if one.wall_ms is not None else float("inf")
+
+
+def _largest(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)

@@ -1,0 +1,371 @@
+"""Measures the trials of a sweep: shuffled rounds in a running loop, within a time budget.
+
+    plain window → calibration round → ranked rounds → confirmation → traces → plain window
+
+The calibration round (short windows) finds what each trial costs; the ranked rounds are planned
+from that and re-planned after each. Then the candidate is measured against the loop's own
+settings again, in pairs, since the best of many is partly luck. Traces come last: once
+torch.profiler has been used, its hooks into the accelerator's runtime stay and slow small steps.
+A trial that fails is a row with its reason. What was measured when the user interrupts, or the
+script ends, stands.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import TYPE_CHECKING
+
+from loaderdoctor.attribution.step import usable
+from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.protocol import Mode, Observed, WindowDone, WindowRequest
+from loaderdoctor.settings import Settings
+from loaderdoctor.sweep import pace
+from loaderdoctor.sweep.grid import own_settings
+from loaderdoctor.sweep.outcome import Options, Outcome, PhaseName, Progress
+from loaderdoctor.sweep.pace import Cost, Plan
+from loaderdoctor.sweep.rank import MIN_PAIRS, Ranking, rank
+from loaderdoctor.sweep.safety import withheld_reason
+from loaderdoctor.sweep.trials import Phase, Trial, Visit
+
+if TYPE_CHECKING:
+    from loaderdoctor.instrument.bench import BenchLike
+
+# Parts of the budget: the calibration round aims at the first, ranking ends by the second,
+# confirmation by the third; traces take the rest (without traces the others stretch).
+CALIBRATE_SHARE = 0.15
+RANK_SHARE = 0.70
+CONFIRM_SHARE = 0.85
+# A calibration window: long enough to rank by in a pinch, short enough for 40 trials in 120 s.
+CALIBRATE_WINDOW_S = 0.5
+# No visit may run longer than this many times what was planned, plus a worker pool's slow start.
+LIMIT_FACTOR = 4.0
+LIMIT_EXTRA_S = 5.0
+LIMIT_BUDGET_SHARE = 0.25
+# A visit still unanswered this long after its own limit is a hang (a deadlock in the trial).
+HANG_EXTRA_S = 20.0
+# The traced window: enough steps for means; more only costs export time.
+TRACED_STEPS = 12
+TRACE_EXPORT_S = 1.0
+
+
+class _SweepOverError(Exception):
+    """No further window can be had; the sweep ends with what it has."""
+
+
+class Sweep:
+    """Drives one sweep over a bench; `run` it once.
+
+    `reopen` starts the measuring process again after a trial took it down, where it may (the
+    loop is a recipe, or the user said so); it returns a bench whose loop is warm.
+    """
+
+    def __init__(
+        self,
+        bench: BenchLike,
+        observed: Observed,
+        settings: Sequence[Settings],
+        options: Options,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        reopen: Callable[[], BenchLike] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.outcome = Outcome(trials=[Trial(index=i, settings=s) for i, s in enumerate(settings)])
+        self._bench = bench
+        self._observed = observed
+        self._options = options
+        self._on_progress = on_progress
+        self._reopen = reopen
+        self._clock = clock
+        self._rng = random.Random(options.seed)
+        self._ids = count(1)
+        self._began = clock()
+        self._own = own_settings(observed)
+        train = next((x for x in observed.loaders if x.role == "train"), None)
+        self._steps_per_epoch = train.steps_per_epoch if train is not None else None
+        # "plain" where the loader can be opened only once
+        one_pass = train is not None and train.safety.one_pass
+        self._own_mode: Mode = "plain" if one_pass else "trial"
+        n_cycle = max(1, observed.batches_per_cycle)
+        steps = observed.step_ns[-(len(observed.step_ns) // n_cycle * n_cycle) :]
+        self._step_s = max(sum(steps) / max(1, len(steps)) / 1e9, 1e-6)
+
+    def run(self) -> Outcome:
+        """Every phase; ends early without an exception where no more can be measured."""
+        try:
+            for trial in self.outcome.trials:
+                if reason := withheld_reason(trial.settings, self._observed):
+                    trial.fail("skipped", reason)
+            self._plain()
+            self._calibrate()
+            self._rank()
+            self._confirm()
+            self._trace()
+            self._plain()
+        except _SweepOverError as over:
+            self.outcome.ended = "script-over"
+            self.outcome.ended_reason = str(over)
+        except KeyboardInterrupt:
+            self.outcome.ended = "interrupted"
+            self.outcome.ended_reason = "interrupted: what was measured until then stands"
+        for trial in self.outcome.trials:
+            if trial.status == "ok" and not trial.visits:
+                trial.fail("skipped", f"not reached: {self.outcome.ended_reason or 'budget over'}")
+        return self.outcome
+
+    def ranking(self) -> Ranking:
+        """The ranking of what has been measured so far."""
+        return rank(self.outcome.trials, own=self._own, steps_per_epoch=self._steps_per_epoch)
+
+    # ------------------------------------------------------------------ phases
+
+    def _plain(self) -> None:
+        """One window of the loop as it is, nothing re-opened: the check on trial 0."""
+        n_steps = self._cost(self.outcome.trials[0]).steps(CALIBRATE_WINDOW_S)
+        done = self._measure(
+            WindowRequest(
+                id=next(self._ids),
+                mode="plain",
+                n_steps=n_steps,
+                limit_s=self._limit_s(n_steps * self._step_s),
+            )
+        )
+        if done is not None and usable(done):
+            self.outcome.plain.append(done)
+        self._tell("plain", 1, 1, None)
+
+    def _calibrate(self) -> None:
+        """Each trial once, the loop's own settings first; finds crashes and costs."""
+        alive = self._alive()
+        share_s = self._end_s(CALIBRATE_SHARE) / max(1, len(alive))
+        for trial in self._shuffled(alive, first=0):
+            cost = pace.guess(trial, self._observed, step_s=self._step_s)
+            window_s = min(CALIBRATE_WINDOW_S, max(0.0, share_s - cost.overhead_s))
+            self._visit(trial, "calibrate", 1, cost.steps(window_s), cost)
+            self._tell("calibrate", 1, 1, trial.index)
+            if self._left_s(CONFIRM_SHARE) <= 0:
+                break
+
+    def _rank(self) -> None:
+        """Shuffled rounds until the planned number, or the time, is used up."""
+        plan = self._plan(self._options.n_rounds)
+        for trial in self.outcome.trials:
+            if trial.alive and trial.index not in plan.trials and plan:
+                trial.dropped = True
+        if not plan:
+            self._note_short_budget("the budget leaves no time for rounds to rank by")
+            return
+        if any(trial.dropped for trial in self.outcome.trials):
+            self._note_short_budget("the slowest trials were visited once only")
+        number, n_rounds = 1, plan.n_rounds
+        while number <= n_rounds:
+            last = 0 if number == n_rounds else None
+            for trial in self._shuffled(self._alive(), last=last):
+                cost = self._cost(trial)
+                if number > 1 and cost.visit_s(0.0) > self._left_s(CONFIRM_SHARE):
+                    return
+                self._visit(trial, "rank", number, cost.steps(plan.window_s), cost)
+                self._tell("rank", number, n_rounds, trial.index)
+            self.outcome.n_ranked_rounds = number
+            number += 1
+            if number <= n_rounds:
+                # Costs are known better now: stretch or shorten what is left, same trials.
+                wanted = self._options.n_rounds
+                plan = self._plan((wanted or n_rounds) - number + 1) or plan
+                if self._left_s(RANK_SHARE) < self._round_s(plan) and wanted is None:
+                    return
+
+    def _confirm(self) -> None:
+        """The candidate against the loop's own settings, in pairs of alternating order."""
+        ranking = self.ranking()
+        if not ranking.candidate:
+            return
+        pair = [self.outcome.trials[0], self.outcome.trials[ranking.candidate]]
+        if not all(trial.alive for trial in pair):
+            return
+        costs = {trial.index: self._cost(trial) for trial in pair}
+        left_s = self._left_s(CONFIRM_SHARE)
+        plan = pace.plan(costs, left_s=left_s, wanted_rounds=None, by_speed=list(costs))
+        for number in range(1, plan.n_rounds + 1):
+            pair_s = sum(self._cost(trial).visit_s(plan.window_s) for trial in pair)
+            if number > MIN_PAIRS and pair_s > self._left_s(CONFIRM_SHARE):
+                return
+            for trial in pair if number % 2 else reversed(pair):
+                cost = self._cost(trial)
+                self._visit(trial, "confirm", number, cost.steps(plan.window_s), cost)
+                self._tell("confirm", number, plan.n_rounds, trial.index)
+
+    def _trace(self) -> None:
+        """A traced window for each trial, the most interesting first, while there is time."""
+        if self._options.trace_dir is None:
+            return
+        ranking = self.ranking()
+        order = [0, ranking.candidate, ranking.best, *self._by_speed()]
+        wanted = [self.outcome.trials[i] for i in dict.fromkeys(i for i in order if i is not None)]
+        traced = [trial for trial in wanted if trial.status == "ok"]
+        n_repeat = max(1, self._options.n_repeat)
+        for trial in traced:
+            for repeat in range(n_repeat if trial.index == 0 else 1):
+                cost = self._cost(trial)
+                n_steps = self._options.n_active or cost.steps(TRACED_STEPS * cost.step_s)
+                # The loop's own trace is what the report explains: it is taken in any case.
+                expected_s = cost.overhead_s + 2 * n_steps * cost.step_s + TRACE_EXPORT_S
+                if trial.index and expected_s > self._left_s(1.0):
+                    return
+                self._traced(trial, repeat, n_steps, cost)
+                self._tell("trace", len(self._traces()), len(traced), trial.index)
+
+    # ------------------------------------------------------------------ single windows
+
+    def _visit(self, trial: Trial, phase: Phase, number: int, n_steps: int, cost: Cost) -> None:
+        expected_s = cost.overhead_s + n_steps * cost.step_s
+        mode: Mode = "trial" if trial.index else self._own_mode
+        began = self._clock()
+        done = self._measure(
+            WindowRequest(
+                id=next(self._ids),
+                mode=mode,
+                n_steps=n_steps,
+                limit_s=self._limit_s(expected_s),
+                settings=trial.settings if mode == "trial" else None,
+                measure_boundary=mode == "trial" and self._boundary_due(trial, expected_s),
+            ),
+            trial,
+        )
+        if done is not None and usable(done):
+            wall_s = self._clock() - began
+            trial.visits.append(Visit(phase=phase, round=number, window=done, wall_s=wall_s))
+        elif trial.index == 0 and mode == "trial" and trial.status != "ok":
+            # The loop's own loader can't be opened a second time: measure it as it runs.
+            self.outcome.notes.append(
+                ("baseline-not-reopened", f"trial 0 is the running loop itself: {trial.reason}")
+            )
+            trial.status, trial.reason = "ok", None
+            self._own_mode = "plain"
+            self._visit(trial, phase, number, n_steps, cost)
+
+    def _limit_s(self, expected_s: float) -> float:
+        """When a window must end: far beyond what was planned, but within the budget's reach."""
+        generous = LIMIT_FACTOR * expected_s + LIMIT_EXTRA_S
+        return min(generous, max(2 * expected_s, LIMIT_BUDGET_SHARE * self._options.budget_s))
+
+    def _boundary_due(self, trial: Trial, expected_s: float) -> bool:
+        """At least one boundary for each trial; more where they cost little beside the window."""
+        seen = [v.boundary_ms for v in trial.visits if v.window.boundary_ns is not None]
+        if not seen or seen[-1] is None:
+            return True
+        return len(seen) < pace.MIN_ROUNDS and seen[-1] / 1000 < 0.5 * expected_s
+
+    def _traced(self, trial: Trial, repeat: int, n_steps: int, cost: Cost) -> None:
+        options = self._options
+        assert options.trace_dir is not None
+        name = "baseline" if trial.index == 0 else f"trial-{trial.index:02d}"
+        suffix = f"-{repeat + 1}" if repeat else ""
+        request = WindowRequest(
+            id=next(self._ids),
+            mode="profiled" if trial.index == 0 else "trial",
+            n_steps=n_steps,
+            n_warmup_steps=options.n_warmup,
+            # profiled steps run up to 2.3 times as long
+            limit_s=self._limit_s(cost.overhead_s + 2.3 * n_steps * cost.step_s),
+            settings=trial.settings if trial.index else None,
+            trace_path=str(options.trace_dir / f"{name}{suffix}.pt.trace.json.gz"),
+            with_stack=options.with_stack,
+            profile_memory=options.profile_memory,
+        )
+        done = self._measure(request)
+        if done is None:
+            return
+        if usable(done) and done.trace_path:
+            trial.profiles.append(done)
+        else:
+            text = f"trial {trial.index}: no trace ({done.reason or 'not recorded'})"
+            self.outcome.notes.append(("no-trace", text))
+
+    def _measure(self, request: WindowRequest, trial: Trial | None = None) -> WindowDone | None:
+        """One window; a failed one is written to `trial`. Raises where nothing can follow."""
+        limit_s = (request.limit_s or 0.0) + HANG_EXTRA_S
+        try:
+            done = next(iter(self._bench.measure([request], timeout_s=limit_s)), None)
+        except RunError as error:
+            if trial is not None and trial.index:
+                trial.fail("failed", str(error))
+            if self._reopen is None or trial is None:
+                raise _SweepOverError(str(error)) from error
+            self._bench = self._reopen()
+            return None
+        if done is None:
+            raise _SweepOverError("the script ended before the sweep did")
+        if trial is not None and done.status in ("failed", "skipped"):
+            reason = done.reason or "no reason given"
+            trial.fail("failed" if done.status == "failed" else "skipped", reason)
+        return done
+
+    # ------------------------------------------------------------------ planning
+
+    def _plan(self, wanted_rounds: int | None) -> Plan:
+        costs = {trial.index: self._cost(trial) for trial in self._alive() if trial.visits}
+        return pace.plan(
+            costs,
+            left_s=self._left_s(RANK_SHARE),
+            wanted_rounds=wanted_rounds,
+            by_speed=self._by_speed(),
+        )
+
+    def _cost(self, trial: Trial) -> Cost:
+        found = pace.measured(trial, self._observed)
+        return found or pace.guess(trial, self._observed, step_s=self._step_s)
+
+    def _round_s(self, plan: Plan) -> float:
+        return sum(self._cost(trial).visit_s(plan.window_s) for trial in self._alive())
+
+    def _by_speed(self) -> list[int]:
+        """Indexes of measured trials, fastest first; the loop's own before all others."""
+        results = [r for r in self.ranking().results if r.wall_ms is not None]
+        results.sort(key=lambda r: r.wall_ms.value if r.index and r.wall_ms else 0.0)
+        return [r.index for r in results]
+
+    def _alive(self) -> list[Trial]:
+        return [trial for trial in self.outcome.trials if trial.alive]
+
+    def _shuffled(
+        self, trials: list[Trial], *, first: int | None = None, last: int | None = None
+    ) -> list[Trial]:
+        order = list(trials)
+        self._rng.shuffle(order)
+        order.sort(key=lambda t: -1 if t.index == first else 1 if t.index == last else 0)
+        return order
+
+    def _end_s(self, share: float) -> float:
+        """Seconds from the start at which a phase should end."""
+        scale = 1.0 if self._options.trace_dir is not None else 1.0 / CONFIRM_SHARE
+        return min(1.0, share * scale) * self._options.budget_s
+
+    def _left_s(self, share: float) -> float:
+        return self._began + self._end_s(share) - self._clock()
+
+    def _traces(self) -> list[Trial]:
+        return [trial for trial in self.outcome.trials if trial.profiles]
+
+    def _note_short_budget(self, what: str) -> None:
+        text = f"{what}: give a larger --budget, or fewer values in --grid"
+        self.outcome.notes.append(("budget-too-short", text))
+
+    def _tell(self, phase: PhaseName, number: int, n_rounds: int, trial: int | None) -> None:
+        if self._on_progress is None:
+            return
+        spent_s = self._clock() - self._began
+        self._on_progress(
+            Progress(
+                phase=phase,
+                round=number,
+                n_rounds=n_rounds,
+                trial=trial,
+                done_share=min(1.0, spent_s / self._options.budget_s),
+                left_s=max(0.0, self._options.budget_s - spent_s),
+                trials=self.outcome.trials,
+            )
+        )

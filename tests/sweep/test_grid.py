@@ -1,0 +1,137 @@
+"""Which trials a sweep consists of."""
+
+from __future__ import annotations
+
+import pytest
+
+from loaderdoctor.errors import UsageError
+from loaderdoctor.instrument.protocol import SafetyRecord
+from loaderdoctor.settings import Settings, invalid_reason
+from loaderdoctor.sweep.grid import (
+    AS_IS,
+    asked_trials,
+    default_trials,
+    meaning,
+    own_settings,
+    parse_grid,
+    worker_counts,
+)
+from loaderdoctor.sweep.safety import withheld_reason
+from tests.sweep.simulator import observed
+
+
+@pytest.mark.parametrize(
+    ("cpus", "expected"),
+    [(0.5, (0, 1, 2)), (1, (0, 1, 2)), (2, (0, 1, 2, 3)), (6.5, (0, 1, 2, 4, 6, 9))],
+)
+def test_worker_counts_go_a_bit_beyond_the_usable_cpus(
+    cpus: float, expected: tuple[int, ...]
+) -> None:
+    assert worker_counts(cpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("cpus", "device", "low", "high"), [(2, None, 8, 20), (16, None, 8, 30), (16, "cuda:0", 24, 40)]
+)
+def test_the_default_grid_is_sensible_and_not_explosive(
+    cpus: float, device: str | None, low: int, high: int
+) -> None:
+    seen = observed(usable_cpus=cpus, device=device)
+    trials = default_trials(seen)
+    assert low <= len(trials) <= high
+    assert trials[0] == AS_IS
+    assert len({meaning(t, own_settings(seen)) for t in trials}) == len(trials)
+    has_accelerator = device is not None
+    assert all(invalid_reason(t, has_accelerator=has_accelerator) is None for t in trials)
+
+
+def test_a_trial_that_means_the_loops_own_settings_is_left_out() -> None:
+    own = Settings(num_workers=2, persistent_workers=True)
+    seen = observed(own=own)
+    trials = default_trials(seen)
+    same = Settings(num_workers=2, prefetch_factor=2, persistent_workers=True)
+    assert same not in trials
+    assert Settings(num_workers=2, prefetch_factor=4, persistent_workers=True) in trials
+
+
+def test_grid_words_take_lists_ranges_and_words() -> None:
+    grid = parse_grid(["num_workers=0:8:4,3", "persistent_workers=yes,no", "background=off,host"])
+    assert grid == {
+        "num_workers": (0, 4, 8, 3),
+        "persistent_workers": (True, False),
+        "background": ("off", "host"),
+    }
+    assert len(parse_grid(["num_workers=0:50:5"])["num_workers"]) == 11
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("workers=2", "AXIS is one of num_workers"),
+        ("num_workers", "write AXIS=VALUES"),
+        ("num_workers=", "no values"),
+        ("num_workers=two", "not a whole number"),
+        ("num_workers=5:0", "a range goes up"),
+        ("num_workers=0:5:0", "a range goes up"),
+        ("num_workers=0:5:1:1", "start:end:step"),
+        ("num_workers=0:100000", "at most 200"),
+        ("prefetch_factor=0,2", "at least 1"),
+        ("pin_memory=maybe", "true or false"),
+        ("background=gpu", "choose from off, host, device"),
+    ],
+)
+def test_a_grid_word_that_cannot_be_used_says_what_is_accepted(word: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        parse_grid([word])
+
+
+def test_an_axis_given_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="given twice"):
+        parse_grid(["num_workers=1", "num_workers=2"])
+
+
+def test_asked_combinations_come_after_the_loops_own_settings() -> None:
+    trials = asked_trials(["num_workers=0,2", "prefetch_factor=2,4"], observed())
+    assert trials == (
+        AS_IS,
+        Settings(num_workers=2, prefetch_factor=2),
+        Settings(num_workers=2, prefetch_factor=4),
+    )
+
+
+def test_worker_axes_alone_apply_to_the_loops_own_workers() -> None:
+    trials = asked_trials(["prefetch_factor=2,8"], observed(own=Settings(num_workers=3)))
+    assert trials == (AS_IS, Settings(num_workers=3, prefetch_factor=8))
+
+
+def test_a_grid_without_any_valid_change_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="need an accelerator"):
+        asked_trials(["pin_memory=true"], observed())
+    with pytest.raises(UsageError, match="num_workers > 0"):
+        asked_trials(["prefetch_factor=4"], observed())
+
+
+def test_workers_are_withheld_where_they_would_harm_or_falsify_the_run() -> None:
+    def why(safety: SafetyRecord, workers: int = 2, **more: object) -> str | None:
+        settings = Settings(num_workers=workers, **more)  # type: ignore[arg-type]
+        return withheld_reason(settings, observed(safety=safety))
+
+    assert why(SafetyRecord()) is None
+    assert "repeat" in (why(SafetyRecord(unsharded_iterable=True)) or "")
+    assert why(SafetyRecord(unsharded_iterable=True), workers=1) is None
+    assert "CUDA" in (why(SafetyRecord(cuda_tensors=True)) or "")
+    assert "index_file" in (why(SafetyRecord(open_handles=("index_file",))) or "")
+    unpicklable = SafetyRecord(pickles=False, pickle_error="lambda")
+    assert why(unpicklable) is None
+    assert "lambda" in (why(unpicklable, start_method="spawn") or "")
+    assert "second time" in (why(SafetyRecord(one_pass=True), workers=0, background="host") or "")
+
+
+def test_the_loop_as_it_is_is_never_withheld() -> None:
+    assert withheld_reason(AS_IS, observed(safety=SafetyRecord(one_pass=True))) is None
+
+
+def test_batches_in_flight_must_fit_into_shared_memory() -> None:
+    seen = observed(shm_free_bytes=2**20)
+    assert "/dev/shm" in (withheld_reason(Settings(num_workers=4, prefetch_factor=4), seen) or "")
+    assert withheld_reason(Settings(num_workers=1, prefetch_factor=1), seen) is None

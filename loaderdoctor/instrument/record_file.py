@@ -1,0 +1,151 @@
+"""The file a watched process appends what it recorded to: binary, buffered, safe to lose the tail.
+
+One file for each process. After the magic, records follow each other: one byte of kind, four of
+payload length, the payload. A process that is killed leaves at most one incomplete record, which
+the reader ignores. Whole records are appended by one `write`, so a reader may read at any time.
+
+Imports nothing but the standard library: it is loaded in every worker. All times are
+CLOCK_MONOTONIC nanoseconds (`time.perf_counter_ns`), the clock that processes share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from enum import IntEnum
+from pathlib import Path
+from struct import Struct
+from typing import Any, Final
+
+from loaderdoctor.errors import RunError
+
+MAGIC: Final = b"LDREC\x01"
+SUFFIX: Final = ".rec"
+HEADER: Final = Struct("<BI")  # kind, payload length
+
+# Writing costs about 1 µs whatever the size (measured), so small records wait for company; the
+# line sampler's thread writes out what a worker that went idle left behind.
+FLUSH_AFTER_NS: Final = 5_000_000
+FLUSH_AFTER_RECORDS: Final = 256
+
+
+class Kind(IntEnum):
+    """What a record holds. Numbers are written to files: never reuse one."""
+
+    PROCESS = 1  # JSON: who writes; later ones add to earlier ones
+    ITERATOR = 2  # JSON: a DataLoader iterator was created
+    BATCH = 3  # BATCH, then stamps and indices as int64
+    SEND = 4
+    DRAW = 5
+    ARRIVAL = 6
+    DELIVERY = 7
+    PIN = 8
+    LINES = 9  # JSON: hot lines since the last such record
+    TRANSFORMS = 10  # JSON: transform times since the last such record
+
+
+# serial (of the iterator within the training process), epoch (of that iterator), idx (torch's
+# batch number within the epoch), worker (-1: the training process), outcome, n_samples;
+# wait_ns (began to wait for an index), begin_ns, collate_ns (0: not reached), end_ns;
+# thread_cpu_ns and process_cpu_ns spent from begin to end; n_stamps, n_indices.
+BATCH: Final = Struct("<IIqiIIqqqqqqII")
+# serial, epoch, idx; put_ns (handed to the queue), start_ns (pickled, into the pipe), end_ns,
+# cpu_ns of the feeder thread so far, n_bytes, native thread id
+SEND: Final = Struct("<IIqqqqqqq")
+DRAW: Final = Struct("<IIqqq")  # serial, epoch, idx; start_ns, end_ns of next(sampler)
+ARRIVAL: Final = Struct("<IIqq")  # serial, epoch, idx; out of the result queue at ns
+DELIVERY: Final = Struct("<IIqqqq")  # serial, epoch, idx; start_ns, end_ns; native thread id
+PIN: Final = Struct("<IIqqqqq")  # serial, epoch, idx; wait_ns, start_ns, end_ns; native thread id
+
+
+class Outcome(IntEnum):
+    """How the making of a batch ended."""
+
+    OK = 0
+    EXHAUSTED = 1  # an IterableDataset had no more
+    ERROR = 2
+
+
+def assert_shared_clock() -> None:
+    """Raises RunError where `perf_counter_ns` is not the system-wide monotonic clock."""
+    clock = time.get_clock_info("perf_counter").implementation
+    if sys.platform == "linux" and clock != "clock_gettime(CLOCK_MONOTONIC)":
+        raise RunError(
+            f"time.perf_counter is {clock}, not CLOCK_MONOTONIC: times of workers could not be "
+            "compared with the training process. Use a standard CPython."
+        )
+
+
+class RecordWriter:
+    """Appends records to this process's own file. Threads of the process may share it.
+
+    Never raises into the user's code: once the disk is full it drops what comes.
+    """
+
+    __slots__ = ("_fd", "_last_flush_ns", "_lock", "_pending", "path", "pid")
+
+    def __init__(self, records_dir: Path, role: str) -> None:
+        self.pid = os.getpid()
+        self.path = records_dir / f"{role}-{self.pid}-{time.perf_counter_ns()}{SUFFIX}"
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND
+        self._fd = os.open(self.path, flags, 0o600)
+        self._pending: list[bytes] = [MAGIC]
+        self._lock = threading.Lock()
+        self._last_flush_ns = 0
+        self.flush()
+
+    def add(self, kind: Kind, payload: bytes) -> None:
+        """Queues one record; it reaches the file with a later `flush` or `flush_if_due`."""
+        self._pending.append(HEADER.pack(kind, len(payload)) + payload)
+
+    def add_json(self, kind: Kind, value: Any) -> None:
+        """Queues one record of the JSON kinds."""
+        self.add(kind, json.dumps(value, separators=(",", ":")).encode())
+
+    def flush_if_due(self, now_ns: int) -> None:
+        """Writes when enough has gathered or enough time has passed."""
+        if (
+            now_ns - self._last_flush_ns > FLUSH_AFTER_NS
+            or len(self._pending) > FLUSH_AFTER_RECORDS
+        ):
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is queued. Returns at once where another thread is at it."""
+        if not self._pending or not self._lock.acquire(blocking=False):
+            return
+        try:
+            n = len(self._pending)
+            chunk = b"".join(self._pending[:n])
+            del self._pending[:n]
+            self._last_flush_ns = time.perf_counter_ns()
+            if self._fd >= 0:
+                self._write(chunk)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Writes what is queued and closes the file; later records are dropped."""
+        self.flush()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def abandon(self) -> None:
+        """In a forked child: forgets the parent's file and its queued records."""
+        fd, self._fd = self._fd, -1
+        self._pending = []
+        if fd >= 0:
+            os.close(fd)
+
+    def _write(self, chunk: bytes) -> None:
+        view = memoryview(chunk)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            fd, self._fd = self._fd, -1
+            os.close(fd)

@@ -1,0 +1,153 @@
+"""Times each transform of the `Compose` objects a dataset holds, on one sample in eight.
+
+For a probed sample the `transforms` list is swapped for a list of the very same objects whose
+iteration takes the time between one item and the next: that is the time the transform took. No
+transform is wrapped, nothing draws random numbers, and the old list is back before the next sample.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+EVERY_N_SAMPLES = 8
+MAX_DEPTH = 3  # Subset -> dataset -> transform -> Compose within it
+MAX_COMPOSES = 8
+MAX_ITEMS = 16  # of a list of datasets (ConcatDataset) or dict of transforms that is looked into
+_PLAIN = (str, bytes, int, float, bool, type(None), type)
+
+
+class TransformTotals:
+    """Time and number of calls of each transform of one Compose, since last taken."""
+
+    __slots__ = ("names", "ns", "runs")
+
+    def __init__(self, transforms: list[Any]) -> None:
+        self.names = _distinct([_name(t) for t in transforms])
+        self.ns = [0] * len(transforms)
+        self.runs = [0] * len(transforms)
+
+
+class _TimedTransforms(list[Any]):
+    """A `transforms` list that adds the time between its items to `totals`."""
+
+    totals: TransformTotals
+
+    def __iter__(self) -> Iterator[Any]:
+        totals, now = self.totals, time.perf_counter_ns
+        for i, transform in enumerate(list.__iter__(self)):
+            began = now()
+            yield transform
+            if i < len(totals.ns):
+                totals.ns[i] += now() - began
+                totals.runs[i] += 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (list, (list(list.__iter__(self)),))
+
+
+class TransformProbe:
+    """The Compose objects of one dataset; `arm` before a sample, `disarm` after it."""
+
+    __slots__ = ("_armed", "_composes", "_totals", "samples_until_next")
+
+    def __init__(self, composes: list[Any]) -> None:
+        self._composes = composes
+        self._totals = [TransformTotals(vars(c)["transforms"]) for c in composes]
+        self._armed: list[tuple[Any, list[Any], _TimedTransforms]] = []
+        self.samples_until_next = 0
+
+    @staticmethod
+    def of(dataset: object) -> TransformProbe | None:
+        """A probe of what `dataset` holds; None where it holds no Compose."""
+        composes = find_composes(dataset)
+        return TransformProbe(composes) if composes else None
+
+    def arm(self) -> None:
+        """Swaps the timed lists in. The next `disarm` puts the old ones back."""
+        for i, compose in enumerate(self._composes):
+            old = vars(compose).get("transforms")
+            if type(old) is not list:
+                continue
+            if len(old) != len(self._totals[i].ns):
+                self._totals[i] = TransformTotals(old)
+            timed = _TimedTransforms(old)
+            timed.totals = self._totals[i]
+            vars(compose)["transforms"] = timed
+            self._armed.append((compose, old, timed))
+
+    def disarm(self) -> None:
+        """Undoes `arm`; keeps what the sample itself changed."""
+        while self._armed:
+            compose, old, timed = self._armed.pop()
+            if vars(compose).get("transforms") is not timed:
+                continue  # the user's code replaced the list
+            items = list(list.__iter__(timed))
+            if len(items) != len(old) or any(a is not b for a, b in zip(items, old, strict=True)):
+                old[:] = items
+            vars(compose)["transforms"] = old
+
+    def take(self) -> dict[str, tuple[int, int]]:
+        """Name -> (ns, samples) since the last call, and starts again from zero."""
+        taken: dict[str, tuple[int, int]] = {}
+        for totals in self._totals:
+            for i, name in enumerate(totals.names):
+                runs, ns = totals.runs[i], totals.ns[i]
+                if runs:
+                    had_ns, had_runs = taken.get(name, (0, 0))
+                    taken[name] = (had_ns + ns, had_runs + runs)
+                    totals.ns[i] -= ns
+                    totals.runs[i] -= runs
+        return taken
+
+
+def find_composes(dataset: object) -> list[Any]:
+    """Objects with a `transforms` list of callables, in the dataset's attributes."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    level: list[object] = [dataset]
+    for _ in range(MAX_DEPTH + 1):
+        below: list[object] = []
+        for holder in level:
+            if id(holder) in seen or isinstance(holder, _PLAIN):
+                continue
+            seen.add(id(holder))
+            attributes = getattr(holder, "__dict__", None)
+            if not isinstance(attributes, dict):
+                continue
+            transforms = attributes.get("transforms")
+            if holder is not dataset and _is_pipeline(transforms):
+                found.append(holder)
+                if len(found) == MAX_COMPOSES:
+                    return found
+                continue  # transforms within transforms belong to the outer one
+            for value in attributes.values():
+                if isinstance(value, (list, tuple)):
+                    below.extend(value if len(value) <= MAX_ITEMS else ())
+                elif isinstance(value, dict):
+                    below.extend(value.values() if len(value) <= MAX_ITEMS else ())
+                else:
+                    below.append(value)
+        level = below
+    return found
+
+
+def _is_pipeline(value: object) -> bool:
+    return type(value) is list and bool(value) and all(callable(item) for item in value)
+
+
+def _name(transform: Any) -> str:
+    if isinstance(transform, functools.partial):
+        return _name(transform.func)
+    own = getattr(transform, "__qualname__", None)
+    return own if isinstance(own, str) else type(transform).__name__
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Names with their number appended where one occurs several times."""
+    return [
+        name if names.count(name) == 1 else f"{name} #{names[: i + 1].count(name)}"
+        for i, name in enumerate(names)
+    ]

@@ -1,0 +1,221 @@
+"""Hot lines: a thread that looks where the fetching thread is, about every 10 ms.
+
+A sample counts for the deepest frame in the user's own code below torch's fetcher, and for the
+leaf frame beside it (the library function it was in). Where no frame is the user's, the deepest
+frame of an installed package counts, so that a library's dataset still shows its line.
+
+Biased as every sampler within the interpreter: it runs when the watched thread gives up the GIL,
+or 5 ms after asking for it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import sysconfig
+import threading
+import time
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Final
+
+import torch
+
+import loaderdoctor
+from loaderdoctor.instrument.fetch_clock import FetchClock
+from loaderdoctor.instrument.record_file import Kind, RecordWriter
+
+INTERVAL_S: Final = 0.010
+MAX_INTERVAL_S: Final = 0.100
+# A look costs 15-40 µs of CPU; the interval grows until looking takes no more than this share.
+MAX_OWN_SHARE: Final = 0.003
+IDLE_LOOKS: Final = 5  # in a row without a fetch, then it sleeps until the next one
+REPORT_EVERY_NS: Final = 500_000_000
+MAX_FRAMES: Final = 200
+
+_STDLIB: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+_TORCH: Final = str(Path(torch.__file__).parent)
+_OURS: Final = str(Path(loaderdoctor.__file__).parent)
+_RECIPES: Final = str(Path(_OURS) / "_recipes")  # shipped with us, but a user's code in kind
+_FETCHING: Final = (
+    str(Path(_TORCH) / "utils/data/_utils/fetch.py"),
+    str(Path(_TORCH) / "utils/data/_utils/worker.py"),
+    str(Path(_TORCH) / "utils/data/dataloader.py"),
+)
+
+Place = tuple[str, int, str]  # file, line, function
+
+USER, PACKAGE, INNER, OWN, FETCHER = range(5)
+
+
+class LineSampler:
+    """Watches one fetching thread at a time; its own thread starts with the first `begin`."""
+
+    def __init__(self, writer: RecordWriter) -> None:
+        self._writer = writer
+        self._watched: tuple[int, FetchClock | None] | None = None
+        self._asleep = False
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._counts: dict[tuple[str, Place, Place], int] = {}
+        self._counts_since_ns = time.perf_counter_ns()
+        self._probed: list[FetchClock] = []
+        self._cpu_ns = 0
+        self._lock = threading.Lock()
+
+    def begin(self, thread: int, clock: FetchClock | None) -> None:
+        """`thread` (threading.get_ident) begins to make a batch; without a clock, to draw one."""
+        self._watched = (thread, clock)
+        if self._asleep:
+            self._wake.set()
+        elif self._thread is None:
+            self._start()
+
+    def end(self) -> None:
+        """Nothing is being made now."""
+        self._watched = None
+
+    def report_transforms_of(self, clock: FetchClock) -> None:
+        """Has the transform times of this clock written out with the lines."""
+        if clock.probe is not None:
+            self._probed = [*self._probed[-15:], clock]
+
+    def stop(self) -> None:
+        """Ends the thread (without waiting) and queues what it counted."""
+        self._stopping = True
+        self._watched = None
+        self._wake.set()
+        self.report()
+
+    def report(self) -> None:
+        """Queues the counts since the last report."""
+        now = time.perf_counter_ns()
+        with self._lock:
+            counts, self._counts = self._counts, {}
+            since, self._counts_since_ns = self._counts_since_ns, now
+            transforms = [t for clock in self._probed if clock.probe for t in (clock.probe.take(),)]
+        if counts:
+            spots = [[phase, *user, *leaf, n] for (phase, user, leaf), n in counts.items()]
+            self._writer.add_json(
+                Kind.LINES,
+                {"since_ns": since, "until_ns": now, "spots": spots, "cpu_ns": self._cpu_ns},
+            )
+        for taken in transforms:
+            if taken:
+                self._writer.add_json(
+                    Kind.TRANSFORMS, {"since_ns": since, "until_ns": now, "transforms": taken}
+                )
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="loaderdoctor-lines", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        chance = random.Random()  # not the module's: the user's random numbers stay theirs
+        interval_s = INTERVAL_S
+        idle = 0
+        try:
+            while not self._stopping:
+                time.sleep(interval_s * (0.5 + chance.random()))
+                watched = self._watched
+                if watched is None:
+                    idle += 1
+                    if idle < IDLE_LOOKS:
+                        continue
+                    self._sleep_until_begin()
+                    idle = 0
+                    continue
+                idle = 0
+                cpu_before = time.thread_time_ns()
+                self._look(*watched)
+                now = time.perf_counter_ns()
+                if now - self._counts_since_ns > REPORT_EVERY_NS:
+                    self.report()
+                self._writer.flush_if_due(now)
+                self._cpu_ns = time.thread_time_ns()
+                cost_s = (self._cpu_ns - cpu_before) / 1e9
+                wanted_s = min(MAX_INTERVAL_S, max(INTERVAL_S, cost_s / MAX_OWN_SHARE))
+                interval_s += (wanted_s - interval_s) / 8  # one dear look is no reason to go blind
+        except Exception:
+            if not sys.is_finalizing():
+                raise
+
+    def _sleep_until_begin(self) -> None:
+        self.report()
+        self._writer.flush()
+        self._wake.clear()
+        self._asleep = True
+        if self._watched is None and not self._stopping:
+            self._wake.wait()
+        self._asleep = False
+
+    def _look(self, thread: int, clock: FetchClock | None) -> None:
+        frame = sys._current_frames().get(thread)
+        if frame is None or self._watched is None:
+            return
+        phase = "sampler" if clock is None else "collate" if clock.collate_ns else "fetch"
+        found = locate(frame)
+        if found is not None:
+            with self._lock:
+                key = (phase, *found)
+                self._counts[key] = self._counts.get(key, 0) + 1
+
+
+def locate(frame: FrameType) -> tuple[Place, Place] | None:
+    """The user's line and the leaf, looking from `frame` outward to torch's fetcher.
+
+    None where the stack is between batches: nothing of a dataset, sampler or collate function.
+    """
+    leaf: FrameType | None = None
+    package: FrameType | None = None
+    at: FrameType | None = frame
+    for _ in range(MAX_FRAMES):
+        if at is None:
+            return None  # not below a fetcher: the thread is elsewhere by now
+        kind = _kind(at.f_code)
+        if kind == FETCHER:
+            break
+        if kind != OWN:
+            leaf = leaf or at
+        if kind == USER:
+            return _place(at), _place(leaf or at)
+        if kind == PACKAGE and package is None:
+            package = at
+        at = at.f_back
+    if leaf is None:
+        return None
+    return _place(package or leaf), _place(leaf)
+
+
+def _place(frame: FrameType) -> Place:
+    code = frame.f_code
+    name = getattr(code, "co_qualname", code.co_name)  # co_qualname: Python >= 3.11
+    return code.co_filename, frame.f_lineno or code.co_firstlineno, name
+
+
+_kinds: dict[str, int] = {}
+
+
+def _kind(code: CodeType) -> int:
+    file = code.co_filename
+    kind = _kinds.get(file)
+    if kind is None:
+        kind = _kinds[file] = _classify(file)
+    return kind
+
+
+def _classify(file: str) -> int:
+    if file in _FETCHING:
+        return FETCHER
+    if file.startswith(_RECIPES):
+        return USER
+    if file.startswith(_OURS):
+        return OWN
+    if file.startswith((_TORCH, "<frozen")):
+        return INNER
+    if "site-packages" in file or "dist-packages" in file:
+        return PACKAGE
+    if file.startswith(_STDLIB):
+        return INNER
+    return USER

@@ -77,6 +77,7 @@ class TraceFacts:
     communication_ms: float | None
     run_ahead_steps: float | None  # how far the host ran ahead of the device, median
     other_share: float
+    n_dropped_steps: int = 0  # steps at the trace's edges that could not be measured whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

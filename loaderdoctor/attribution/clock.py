@@ -1,0 +1,199 @@
+"""The step clock: where one step ends and the next begins, by what the accelerator has done.
+
+The host runs ahead of the accelerator (ten steps and more), so a host `ProfilerStep` span says
+when a step was *queued*, not when it happened. Device rows are joined to the host step in which
+their launching call ran; a step ends when the last kernel launched in it ends. The window lies
+between two such ends, in wall time, so each of its instants can be compared with what the host
+did at that same instant.
+
+The first step only opens the window. torch.profiler drains the device when it starts
+(`cudaDeviceSynchronize`), so that step runs with an empty queue, behind kernels launched before
+the trace began, and its beginning is not the loop's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from loaderdoctor.attribution.fetches import turns
+from loaderdoctor.attribution.rows import Mask, Rows, outermost
+from loaderdoctor.intervals import EMPTY, Intervals
+from loaderdoctor.trace.columns import ABSENT, I64, Category
+
+Clock = Literal["device", "host-annotations", "fetches", "optimizer", "window"]
+
+# Step marks that follow each other within a step's own length belong to one recording. A longer
+# silence means that nothing was recorded there (several captures in one file).
+MAX_UNRECORDED_STEPS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepClock:
+    """Steps of a trace. Arrays have one entry per step kept, in order; ns on the trace's clock."""
+
+    kind: Clock
+    start_ns: I64  # by the step clock
+    end_ns: I64
+    host_start_ns: I64  # when the host began and ended the same step
+    host_end_ns: I64
+    n_dropped: int  # steps at the edges that can't be measured whole
+    window: Intervals  # union of the steps
+    host_window: Intervals
+    run_ahead_steps: float | None
+
+    @property
+    def n_steps(self) -> int:
+        """Steps measured; 0 where the trace has no marks to tell steps by."""
+        return int(self.start_ns.size) if self.kind != "window" else 0
+
+    @property
+    def per_step(self) -> int:
+        """What totals are divided by: the steps, or 1 for a whole window without marks."""
+        return max(self.n_steps, 1)
+
+
+def step_clock(rows: Rows) -> StepClock:
+    """Steps by the best marks there are: ProfilerStep, else fetches, else optimizer steps."""
+    source, starts, ends = _host_steps(rows)
+    if source == "window" or starts.size == 0:
+        return _whole_window(rows)
+    device_ends = _device_ends(rows, starts, ends)
+    if device_ends is None:
+        kept = np.ones(starts.size, np.bool_)
+        if source == "fetches" and starts.size > 1:
+            kept[-1] = False  # from the last fetch on: nothing says where that step ends
+        return _clock(source, starts[kept], ends[kept], starts[kept], ends[kept], starts.size, None)
+    # A recording's first step has no beginning by the device's clock, and a pause isn't a step.
+    typical = float(np.median(ends - starts))
+    kept = np.concatenate(
+        ([False], starts[1:] - ends[:-1] <= MAX_UNRECORDED_STEPS * typical)
+    ) & ~_cut_off(rows, starts, ends)
+    if source == "fetches":
+        kept[-1] = False
+    index = np.flatnonzero(kept)
+    done = np.searchsorted(device_ends, starts[index], side="right")
+    ahead = float(np.median(index - done)) if index.size else None
+    if index.size == 0:
+        # One step only: what it holds, to the end of its device work, is all there is.
+        return _clock(
+            source, starts, np.maximum(ends, device_ends), starts, ends, starts.size, None
+        )
+    return _clock(
+        "device" if source == "host-annotations" else source,
+        device_ends[index - 1],
+        device_ends[index],
+        starts[index],
+        ends[index],
+        starts.size,
+        ahead,
+    )
+
+
+def _clock(
+    kind: Clock, start: I64, end: I64, host_start: I64, host_end: I64, n_seen: int,
+    ahead: float | None,
+) -> StepClock:  # fmt: skip
+    return StepClock(
+        kind=kind,
+        start_ns=start,
+        end_ns=end,
+        host_start_ns=host_start,
+        host_end_ns=host_end,
+        n_dropped=n_seen - int(start.size),
+        window=Intervals.of(start, end),
+        host_window=Intervals.of(host_start, host_end),
+        run_ahead_steps=ahead,
+    )
+
+
+def _host_steps(rows: Rows) -> tuple[Clock, I64, I64]:
+    """Start and end of each step on the host, without overlaps.
+
+    `gpu_user_annotation` rows repeat each ProfilerStep on the device's lanes: the host's count.
+    """
+    spans, flags = rows.spans, rows.flags
+    marks = np.flatnonzero(rows.named(flags.step, Category.USER_ANNOTATION, Category.CPU_OP))
+    if marks.size:
+        return "host-annotations", spans.start_ns[marks], spans.end_ns[marks]
+    first_fetches = turns(rows)
+    if first_fetches.size > 1:
+        last = int(spans.end_ns[rows.on_training_thread()].max())
+        return "fetches", first_fetches, np.append(first_fetches[1:], last)
+    steps = np.flatnonzero(
+        rows.named(flags.optimizer_step, Category.USER_ANNOTATION, Category.CPU_OP)
+    )
+    # A wrapped optimizer's span lies within the wrapper's.
+    steps = steps[outermost(spans.start_ns[steps], spans.end_ns[steps])]
+    if steps.size > 1:
+        ends = spans.end_ns[steps]
+        begin = int(spans.start_ns[rows.on_training_thread()].min())
+        return "optimizer", np.append(begin, ends[:-1]), ends
+    none = np.zeros(0, np.int64)
+    return "window", none, none
+
+
+def _device_ends(rows: Rows, starts: I64, ends: I64) -> I64 | None:
+    """When the accelerator finished each host step's work; None where nothing ties it to steps.
+
+    Kernels decide; copies do where a step launches no kernel. Work that threads beside the loop
+    launch (a batch copied ahead) is not the step's. A step without work on the device ends with
+    its host span. Ends never run backwards: work of several streams may.
+    """
+    spans = rows.spans
+    joined = rows.launched_by != ABSENT
+    if not joined.any():
+        return None
+    call = rows.launched_by[joined]
+    device = rows.device_rows[joined]
+    own = ~np.isin(spans.thread[call], np.asarray(rows.producer_threads, np.int32))
+    call, device = call[own], device[own]
+    step = np.searchsorted(starts, spans.start_ns[call], side="right") - 1
+    # Launched while no step was recorded: nobody's.
+    inside = (step >= 0) & (spans.start_ns[call] < ends[np.maximum(step, 0)])
+    step, device = step[inside], device[inside]
+    if step.size == 0:
+        return None
+    kernels = spans.category[device] == Category.KERNEL
+    last = np.full(starts.size, -1, np.int64)
+    np.maximum.at(last, step[kernels], spans.end_ns[device[kernels]])
+    any_work = np.full(starts.size, -1, np.int64)
+    np.maximum.at(any_work, step, spans.end_ns[device])
+    last = np.where(last >= 0, last, any_work)
+    return np.maximum.accumulate(np.where(last >= 0, last, ends))
+
+
+def _cut_off(rows: Rows, starts: I64, ends: I64) -> Mask:
+    """Steps at the end of the trace whose kernels were launched but never seen to run."""
+    spans = rows.spans
+    launches = np.flatnonzero(rows.named(rows.flags.launch, Category.RUNTIME))
+    step = np.searchsorted(starts, spans.start_ns[launches], side="right") - 1
+    inside = (step >= 0) & (spans.start_ns[launches] < ends[np.maximum(step, 0)])
+    launches, step = launches[inside], step[inside]
+    seen = np.zeros(len(spans), np.bool_)
+    seen[rows.launched_by[rows.launched_by != ABSENT]] = True
+    lost = np.bincount(step[~seen[launches]], minlength=starts.size)
+    # Some launches never have a row (a call that failed, a filtered kernel): what every step
+    # loses is no cut.
+    usual = np.median(lost)
+    whole = np.flatnonzero(lost <= usual)
+    cut = np.zeros(starts.size, np.bool_)
+    cut[(whole[-1] + 1 if whole.size else 0) :] = True
+    return cut
+
+
+def _whole_window(rows: Rows) -> StepClock:
+    """No marks: all that was recorded, as one window of an unknown number of steps."""
+    spans = rows.spans
+    none = np.zeros(0, np.int64)
+    counted = spans.category != Category.WORKER
+    if not counted.any():
+        return StepClock(
+            kind="window", start_ns=none, end_ns=none, host_start_ns=none, host_end_ns=none,
+            n_dropped=0, window=EMPTY, host_window=EMPTY, run_ahead_steps=None,
+        )  # fmt: skip
+    start = np.asarray([spans.start_ns[counted].min()], np.int64)
+    end = np.asarray([spans.end_ns[counted].max()], np.int64)
+    return _clock("window", start, end, start, end, 1, None)

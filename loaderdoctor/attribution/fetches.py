@@ -1,0 +1,295 @@
+"""When the training thread is getting a batch: the spans torch records, and what it leaves out.
+
+torch.profiler records `enumerate(DataLoader)#….__next__` and nothing else of a loader's life.
+What lies outside is inferred from how `torch/utils/data/dataloader.py` works (read in torch 2.6
+to 2.14):
+
+- `_BaseDataLoaderIter.__init__` draws the base seed on the calling thread:
+  `aten::empty`, `aten::random_`, `aten::item`, in that order, outside `__next__`. Worker
+  processes are started after it, before the constructor returns. So *creation* lasts from that
+  seed to the first `__next__`, or to the first other work the thread does.
+- An exhausted `__next__` has a span like any other. The same thread then fetches again with no
+  work of the step in between, because no batch came out of it.
+- With persistent workers the next epoch is `_reset`: no base seed. It waits for each worker's
+  acknowledgement and primes the queues, so the whole silence between the exhausted `__next__`
+  and the next one is the loader's. A shuffling sampler shows its own seed and `randperm` there.
+- An iterator dropped before its end shuts its workers down in `__del__`, wherever the last
+  reference goes: right after the fetch (`next(iter(loader))`), or where a `for` loop is left,
+  before the next creation. The silence there, beyond what the same place costs around other
+  fetches, is the loader's. Without workers there is nothing to shut down.
+
+Traces with Python stacks, and our own instrument, name these spans: then nothing is inferred.
+
+Fooled by: the user's own Python without any event in exactly those silences (once an epoch), and
+by code that draws a seed exactly as torch does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from loaderdoctor.attribution.rows import Index, Mask, Rows, named_events, outermost
+from loaderdoctor.attribution.waits import waits_for_producers
+from loaderdoctor.intervals import EMPTY, Intervals
+from loaderdoctor.trace.columns import I64, Category
+
+FetchKind = Literal["single-process", "multi-process", "mixed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetches:
+    """What the trace says about getting batches (ns, trace clock)."""
+
+    getting: Intervals  # the training thread is getting a batch, in any way
+    recorded: bool  # whether any sign of a loader is in the trace
+    kind: FetchKind | None
+    delivered_ns: I64  # end of each fetch that gave the training thread a batch, in order
+    created_ns: I64  # when each iterator creation began
+    exhausted_ns: I64  # end of each fetch that ended an epoch
+    startup_ns: I64  # creation to the end of the first fetch, one per creation that has one
+    startup_at_ns: I64  # when those creations began
+
+
+def fetches_of(rows: Rows) -> Fetches:
+    """Everything the trace says, or lets us infer, about getting batches."""
+    spans, flags = rows.spans, rows.flags
+    on_thread = rows.on_training_thread()
+    all_fetches = np.flatnonzero(rows.named(flags.fetch, Category.USER_ANNOTATION, Category.CPU_OP))
+    own = _own_fetches(rows)
+    starts, ends = spans.start_ns[own], spans.end_ns[own]
+    named = on_thread & (
+        rows.named(flags.own_create, Category.USER_ANNOTATION)
+        | rows.named(flags.own_shutdown, Category.USER_ANNOTATION)
+        | rows.named(flags.own_wait, Category.USER_ANNOTATION)
+        | rows.named(flags.loader_frame, Category.PYTHON)
+    )
+    getting = Intervals.of(starts, ends).union(rows.intervals(named))
+
+    worked = _worked_between(rows, own)
+    seeds = _seeds(rows)
+    exhausted = _exhausted(rows, starts, ends, worked, seeds.creation_ns)
+    delivered = ends[~exhausted]
+    exact = named & (
+        flags.own_create[spans.name] | (spans.category == Category.PYTHON)
+    )  # fmt: skip
+    if exact.any():
+        created = _created_exactly(rows, exact)
+    else:
+        created = seeds.creation_ns
+        getting = (
+            getting.union(_creations(rows, seeds.all_ns, starts))
+            .union(_resets(starts, ends, exhausted, seeds.creation_ns))
+            .union(_teardowns(rows, own, exhausted, created, worked))
+        )
+    waits = rows.named(flags.own_wait, Category.USER_ANNOTATION) & on_thread
+    if own.size == 0 and not waits.any():
+        behind = waits_for_producers(rows)
+        getting = getting.union(behind)
+        delivered = behind.ends if len(behind) else delivered
+    elif own.size == 0:
+        delivered = spans.end_ns[waits]
+
+    first = np.searchsorted(starts, created)
+    has_first = first < starts.size
+    return Fetches(
+        getting=getting,
+        recorded=bool(all_fetches.size or len(getting)),
+        kind=_kind(rows, all_fetches),
+        delivered_ns=delivered,
+        created_ns=created,
+        exhausted_ns=ends[exhausted],
+        startup_ns=ends[first[has_first]] - created[has_first],
+        startup_at_ns=created[has_first],
+    )
+
+
+def turns(rows: Rows) -> I64:
+    """Starts of the fetches that begin a turn of the loop, each parted by work from the one before.
+
+    Exhausted fetches, and several loaders fetched together, belong to one turn.
+    """
+    own = _own_fetches(rows)
+    if own.size == 0:
+        return np.zeros(0, np.int64)
+    worked = _worked_between(rows, own)
+    first = np.concatenate(([True], worked))
+    return rows.spans.start_ns[own][first]
+
+
+def _own_fetches(rows: Rows) -> Index:
+    """The training thread's fetches; of nested ones (a loader inside a loader) the outer."""
+    spans = rows.spans
+    mask = rows.named(rows.flags.fetch, Category.USER_ANNOTATION, Category.CPU_OP)
+    index = np.flatnonzero(mask & rows.on_training_thread())
+    return index[outermost(spans.start_ns[index], spans.end_ns[index])]
+
+
+def _worked_between(rows: Rows, fetches: Index) -> Mask:
+    """Whether work of the step was done or queued between each fetch and the next (n - 1)."""
+    spans = rows.spans
+    work = spans.start_ns[_step_work(rows)]
+    starts, ends = spans.start_ns[fetches], spans.end_ns[fetches]
+    return np.searchsorted(work, starts[1:]) > np.searchsorted(work, ends[:-1])
+
+
+def _step_work(rows: Rows) -> Mask:
+    """Host rows that only a step's own work makes.
+
+    Launches, optimizer spans, and the outermost ops, autograd's too, that are none of the loader's
+    (whose own ops call others). Not what producers do beside the loop.
+    """
+    spans, flags = rows.spans, rows.flags
+    ops = np.zeros(len(spans), np.bool_)
+    index = np.flatnonzero(spans.category == Category.CPU_OP)
+    for thread in np.unique(spans.thread[index]):
+        mine = index[spans.thread[index] == thread]
+        ops[mine[outermost(spans.start_ns[mine], spans.end_ns[mine])]] = True
+    ops &= ~(flags.loader_op | flags.fetch)[spans.name]
+    launches = rows.named(flags.launch, Category.RUNTIME)
+    optimizer = rows.named(flags.optimizer, Category.USER_ANNOTATION)
+    return (ops | launches | optimizer) & ~rows.by_producers()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seeds:
+    """Seed draws of the training thread outside fetches: the signature of iterators."""
+
+    all_ns: I64  # starts of all of them: base seeds and samplers' seeds
+    creation_ns: I64  # starts of base seeds: a new iterator
+
+
+def _seeds(rows: Rows) -> _Seeds:
+    """Find `aten::empty`, `aten::random_`, `aten::item` in a row among the thread's outermost ops.
+
+    A seed followed at once by `aten::randperm` is a sampler's: part of a creation only where a
+    base seed came before it, else of persistent workers' `_reset`.
+    """
+    spans = rows.spans
+    none = np.zeros(0, np.int64)
+    ops = np.flatnonzero((spans.category == Category.CPU_OP) & rows.on_training_thread())
+    if ops.size < 3 or "aten::random_" not in rows.names:
+        return _Seeds(all_ns=none, creation_ns=none)
+    ops = ops[outermost(spans.start_ns[ops], spans.end_ns[ops])]
+    ops = ops[~rows.intervals(_own_fetches(rows)).contains(spans.start_ns[ops])]
+    ids = {name: i for i, name in enumerate(rows.names)}
+    name = np.append(spans.name[ops], [-1, -1, -1])
+    is_seed = (
+        (name[:-3] == ids.get("aten::empty", -2))
+        & (name[1:-2] == ids["aten::random_"])
+        & (name[2:-1] == ids.get("aten::item", -2))
+    )
+    of_sampler = is_seed & (name[3:] == ids.get("aten::randperm", -2))
+    at = spans.start_ns[ops]
+    return _Seeds(all_ns=at[is_seed], creation_ns=at[is_seed & ~of_sampler])
+
+
+def _exhausted(rows: Rows, starts: I64, ends: I64, worked: Mask, creation_ns: I64) -> Mask:
+    """Which fetches gave no batch: the thread fetches again with no work of the step between.
+
+    Certain where an iterator is created in between. Otherwise several loaders may be fetched
+    together (`zip`): only fetches beyond the usual number per turn count then, the first of a
+    turn, as an epoch's end precedes the batch.
+    """
+    exhausted = np.zeros(starts.size, np.bool_)
+    if starts.size < 2:
+        return exhausted
+    created = np.searchsorted(creation_ns, starts[1:]) > np.searchsorted(creation_ns, ends[:-1])
+    exhausted[:-1] = ~worked & created
+    turn = np.concatenate(([0], np.cumsum(worked)))
+    per_turn = np.bincount(turn[~exhausted])
+    usual = int(np.bincount(per_turn).argmax())
+    for surplus in np.flatnonzero(per_turn > usual):
+        of_turn = np.flatnonzero((turn == surplus) & ~exhausted)
+        exhausted[of_turn[: per_turn[surplus] - usual]] = True
+    return exhausted
+
+
+def _creations(rows: Rows, seed_ns: I64, fetch_starts: I64) -> Intervals:
+    """From each seed to the next fetch, or to other work of the training thread before it."""
+    if seed_ns.size == 0:
+        return EMPTY
+    spans = rows.spans
+    work = spans.start_ns[_step_work(rows) & rows.on_training_thread()]
+    end = np.minimum(_next_after(seed_ns, fetch_starts), _next_after(seed_ns, work))
+    known = end < _NEVER
+    return Intervals.of(seed_ns[known], end[known])
+
+
+_NEVER = np.iinfo(np.int64).max
+
+
+def _next_after(at_ns: I64, starts: I64) -> I64:
+    """The first of the sorted `starts` after each instant; a huge number where there is none."""
+    index = np.searchsorted(starts, at_ns, side="right")
+    return np.append(starts, _NEVER)[index]
+
+
+def _resets(starts: I64, ends: I64, exhausted: Mask, creation_ns: I64) -> Intervals:
+    """Silences after exhausted fetches that end in no creation: persistent workers' `_reset`."""
+    at = np.flatnonzero(exhausted[:-1])
+    created = np.searchsorted(creation_ns, starts[at + 1]) > np.searchsorted(creation_ns, ends[at])
+    at = at[~created]
+    return Intervals.of(ends[at], starts[at + 1])
+
+
+def _teardowns(
+    rows: Rows, own: Index, exhausted: Mask, creation_ns: I64, worked: Mask
+) -> Intervals:
+    """Silences in which dropped iterators shut their workers down.
+
+    Of each iterator with workers that was not exhausted before the next creation: the silence
+    after its last fetch and the one before that creation, as far as they exceed the median of the
+    same silence around other fetches.
+    """
+    spans = rows.spans
+    starts, ends = spans.start_ns[own], spans.end_ns[own]
+    if starts.size == 0 or creation_ns.size == 0:
+        return EMPTY
+    last = np.searchsorted(starts, creation_ns) - 1
+    closing = creation_ns[last >= 0]
+    last = last[last >= 0]
+    alive = ~exhausted[last] & rows.flags.fetch_multi[spans.name[own[last]]]
+    last, closing = last[alive], closing[alive]
+    if last.size == 0:
+        return EMPTY
+    if last.size == starts.size - 1:
+        # Each fetch was its iterator's only one; so, no doubt, was the trace's last.
+        last = np.append(last, starts.size - 1)
+    events = named_events(rows)
+
+    after = events.next_start(ends) - ends
+    # The trace's last fetch is no measure: whether its iterator was dropped is unknown.
+    others = np.setdiff1d(np.flatnonzero(worked), last)
+    usual = int(np.median(after[others])) if others.size else 0
+    dropped_after_fetch = Intervals.of(ends[last], ends[last] + after[last] - usual)
+
+    before = starts - events.previous_end(starts)
+    follows_creation = np.searchsorted(starts, creation_ns)
+    others = np.setdiff1d(np.flatnonzero(worked) + 1, follows_creation)
+    if others.size == 0:
+        return dropped_after_fetch
+    silent_from = np.minimum(events.previous_end(closing) + int(np.median(before[others])), closing)
+    return dropped_after_fetch.union(Intervals.of(silent_from, closing))
+
+
+def _created_exactly(rows: Rows, exact: Mask) -> I64:
+    """Starts of creations that the trace names: our annotation, else torch's `_get_iterator`."""
+    spans = rows.spans
+    own = exact & rows.flags.own_create[spans.name]
+    if own.any():
+        return spans.start_ns[own]
+    building = np.fromiter(("_get_iterator" in n for n in rows.names), np.bool_, len(rows.names))
+    return spans.start_ns[exact & building[spans.name]]
+
+
+def _kind(rows: Rows, fetches: Index) -> FetchKind | None:
+    """In worker processes or in the loop's own, by the iterator's class in the span's name."""
+    if fetches.size == 0:
+        return None
+    multi = rows.flags.fetch_multi[rows.spans.name[fetches]]
+    if multi.all():
+        return "multi-process"
+    return "mixed" if multi.any() else "single-process"

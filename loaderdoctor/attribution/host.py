@@ -1,0 +1,187 @@
+"""What the training thread does while the accelerator idles for want of work: where `host` goes.
+
+Each exposed instant goes to the deepest thing that the trace names: with Python stacks the deepest
+frame of the user's own code, else the outermost op (or optimizer span) running on the training
+thread, else an enclosing annotation of the user's, else autograd's thread, else the silence
+between two ops, named by its neighbours.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+
+from loaderdoctor.attribution.names import FETCH_PREFIX, OPTIMIZER_PREFIX
+from loaderdoctor.attribution.rows import Index, Rows, outermost
+from loaderdoctor.facts import HostSpot
+from loaderdoctor.intervals import Intervals
+from loaderdoctor.trace.columns import I64, Category
+
+MAX_SPOTS = 10
+NS_PER_MS = 1e6
+
+_FRAME = re.compile(r"^(?P<file>.+\.pyx?)\((?P<line>\d+)\): (?P<function>.+)$")
+# torch's Python tracer writes paths relative to sys.path: installed packages by their own name.
+_NOT_USER_PACKAGES = frozenset(
+    (
+        *("torch", "torchaudio", "torchdata", "torchvision", "triton", "tensorboard"),
+        *("accelerate", "ignite", "lightning", "pytorch_lightning", "transformers"),
+        *("numpy", "pandas", "PIL", "prefetch_generator", "skimage", "tqdm", "loaderdoctor"),
+    )
+)
+_STDLIB = frozenset(sys.stdlib_module_names)
+
+
+def host_spots(rows: Rows, host: Intervals, per_step: int) -> tuple[HostSpot, ...]:
+    """At most ten places, largest first, that together hold most of the exposed host time."""
+    if len(host) == 0:
+        return ()
+    spots: dict[str, HostSpot] = {}
+    left = host
+    for name, total_ns, file, line in (*_user_frames(rows, left),):
+        spots[name] = HostSpot(name=name, ms_per_step=total_ns / NS_PER_MS, file=file, line=line)
+    if spots:
+        left = left.subtract(_frames_extent(rows))
+    for name, total_ns in _operations(rows, left):
+        spots[name] = HostSpot(name=name, ms_per_step=total_ns / NS_PER_MS)
+    ranked = sorted(spots.values(), key=lambda s: (-s.ms_per_step, s.name))
+    return tuple(
+        HostSpot(name=s.name, ms_per_step=s.ms_per_step / per_step, file=s.file, line=s.line)
+        for s in ranked[:MAX_SPOTS]
+        if s.ms_per_step > 0
+    )
+
+
+def is_user_frame(name: str) -> bool:
+    """Whether a python_function row is a frame of the user's own code."""
+    frame = _FRAME.match(name)
+    if frame is None:  # <built-in …>, nn.Module: …
+        return False
+    path = frame["file"].replace("\\", "/")
+    if "site-packages/" in path or "dist-packages/" in path or path.startswith("<"):
+        return False
+    if re.search(r"(^|/)lib/python3[.\d]*/", path):
+        return False
+    top = path.lstrip("/").split("/", 1)[0]
+    # A script called like a standard module, e.g. `profile.py`, is taken for that module.
+    return top not in _NOT_USER_PACKAGES and top.removesuffix(".py") not in _STDLIB
+
+
+def _user_frames(rows: Rows, host: Intervals) -> Iterator[tuple[str, int, str | None, int | None]]:
+    """Exposed time of each user frame without the user frames it calls."""
+    index = _user_frame_rows(rows)
+    if index.size == 0:
+        return
+    spans = rows.spans
+    own = _self_time(spans.start_ns[index], spans.end_ns[index], host)
+    for name, total in _by_name(rows, index, own):
+        frame = _FRAME.match(name)
+        if frame is not None and total > 0:
+            yield name, total, frame["file"], int(frame["line"])
+
+
+def _user_frame_rows(rows: Rows) -> Index:
+    user = np.fromiter((is_user_frame(n) for n in rows.names), np.bool_, len(rows.names))
+    return np.flatnonzero(rows.named(user, Category.PYTHON) & rows.on_training_thread())
+
+
+def _frames_extent(rows: Rows) -> Intervals:
+    return rows.intervals(_user_frame_rows(rows))
+
+
+def _self_time(start_ns: I64, end_ns: I64, within: Intervals) -> I64:
+    """Part of each properly nested span that lies in `within` and in none of its children.
+
+    Spans sorted by start. The depth of a span is the number of earlier ones still open; its
+    parent is the last one of the depth above that began before it.
+    """
+    order = np.lexsort((-end_ns, start_ns))
+    start, end = start_ns[order], end_ns[order]
+    # At a common instant the ending span comes first: touching spans are siblings.
+    opened = np.arange(start.size)
+    closed = np.searchsorted(np.sort(end), start, side="right")
+    depth = np.maximum(opened - closed, 0)
+    covered = within.covered_before(end) - within.covered_before(start)
+    own = covered.copy()
+    for level in range(1, int(depth.max()) + 1):
+        child = np.flatnonzero(depth == level)
+        above = np.flatnonzero(depth == level - 1)
+        parent = above[np.searchsorted(above, child) - 1]
+        np.subtract.at(own, parent, covered[child])
+    result = np.empty_like(own)
+    result[order] = np.maximum(own, 0)
+    return result
+
+
+def _operations(rows: Rows, host: Intervals) -> Iterator[tuple[str, int]]:
+    """Exposed time by outermost op, then annotation, then autograd, then silence."""
+    spans, flags = rows.spans, rows.flags
+    training = rows.on_training_thread()
+    ops = np.flatnonzero(
+        training
+        & (
+            (spans.category == Category.CPU_OP)
+            | (spans.category == Category.RUNTIME)
+            | rows.named(flags.optimizer, Category.USER_ANNOTATION)
+        )
+    )
+    ops = ops[outermost(spans.start_ns[ops], spans.end_ns[ops])]
+    yield from _by_name(rows, ops, _covered(rows, ops, host))
+    left = host.subtract(rows.intervals(ops))
+
+    annotated = rows.named(~(flags.step | flags.fetch | flags.optimizer), Category.USER_ANNOTATION)
+    notes = np.flatnonzero(annotated & training)
+    if notes.size:
+        own = _self_time(spans.start_ns[notes], spans.end_ns[notes], left)
+        yield from _by_name(rows, notes, own)
+        left = left.subtract(rows.intervals(notes))
+
+    others = np.flatnonzero((spans.category == Category.CPU_OP) & ~training & ~rows.by_producers())
+    backward = rows.intervals(others).intersect(left).total_ns
+    yield "backward (autograd thread)", backward
+    left = left.subtract(rows.intervals(others))
+    fetches = np.flatnonzero(training & rows.named(flags.fetch, Category.USER_ANNOTATION))
+    both = np.union1d(ops, fetches)
+    both = both[outermost(spans.start_ns[both], spans.end_ns[both])]
+    yield from _silences(rows, both, left)
+
+
+def _silences(rows: Rows, ops: Index, left: Intervals) -> Iterator[tuple[str, int]]:
+    """Exposed time between the outermost ops, by the pair of names around it."""
+    spans = rows.spans
+    if ops.size < 2:
+        yield "Python outside any op", left.total_ns
+        return
+    reach = np.maximum.accumulate(spans.end_ns[ops])
+    begin, end = reach[:-1], np.maximum(spans.start_ns[ops][1:], reach[:-1])
+    covered = left.covered_before(end) - left.covered_before(begin)
+    pair = spans.name[ops][:-1].astype(np.int64) * len(rows.names) + spans.name[ops][1:]
+    keys, which = np.unique(pair, return_inverse=True)
+    totals = np.bincount(which.reshape(-1), weights=covered)
+    for at in np.argsort(-totals)[:MAX_SPOTS]:
+        before, after = divmod(int(keys[at]), len(rows.names))
+        text = f"Python between {_short(rows.names[before])} and {_short(rows.names[after])}"
+        yield text, int(totals[at])
+
+
+def _short(name: str) -> str:
+    if name.startswith(FETCH_PREFIX):
+        return "the fetch"
+    return name.split("#", 1)[1] if name.startswith(OPTIMIZER_PREFIX) and "#" in name else name
+
+
+def _covered(rows: Rows, index: Index, host: Intervals) -> I64:
+    spans = rows.spans
+    return host.covered_before(spans.end_ns[index]) - host.covered_before(spans.start_ns[index])
+
+
+def _by_name(rows: Rows, index: Index, total_ns: I64) -> Iterator[tuple[str, int]]:
+    """Sum per distinct name."""
+    if index.size == 0:
+        return
+    sums = np.bincount(rows.spans.name[index], weights=total_ns, minlength=len(rows.names))
+    for name in np.flatnonzero(sums):
+        yield rows.names[name], int(sums[name])

@@ -1,0 +1,208 @@
+"""Everything one trace says about its steps: columns in, `TraceFacts` out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from loaderdoctor.attribution.clock import StepClock, step_clock
+from loaderdoctor.attribution.copies import CopyRows, copy_facts, copy_rows
+from loaderdoctor.attribution.fetches import Fetches, fetches_of
+from loaderdoctor.attribution.host import host_spots
+from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
+from loaderdoctor.attribution.launches import Launches, Syncs, launches_of, syncs_of
+from loaderdoctor.attribution.rows import Rows, rows_of
+from loaderdoctor.attribution.shares import Hidden
+from loaderdoctor.facts import TraceFacts
+from loaderdoctor.intervals import EMPTY, Intervals
+from loaderdoctor.trace.columns import I64, Category, Trace
+
+NS_PER_MS = 1e6
+# A copy of one scalar (a learning rate, a loss scale) brings no batch.
+SCALAR_BYTES = 8
+
+
+def trace_facts(trace: Trace) -> TraceFacts:
+    """Shares by the identity, and the figures that explain them, of one capture.
+
+    Times per step are means over the steps that the clock keeps; without any step marks they are
+    totals of the whole window and `n_steps` is 0.
+    """
+    rows = rows_of(trace)
+    clock = step_clock(rows)
+    fetches = fetches_of(rows)
+    copies = copy_rows(rows)
+    work = _device_work(rows)
+    if trace.has_accelerator:
+        partition = with_accelerator(
+            window=clock.window,
+            kernels=work.kernels,
+            collectives=work.collectives,
+            copies=copies.device,
+            copy_calls=copies.on_host,
+            getting=fetches.getting if _input_known(rows, fetches, copies) else None,
+            recorded=_recorded(rows),
+        )
+    else:
+        partition = without_accelerator(
+            window=clock.window,
+            getting=fetches.getting if fetches.recorded else None,
+            communicating=rows.intervals(
+                rows.named(rows.flags.communication, Category.CPU_OP, Category.USER_ANNOTATION)
+            ),
+            computing=_computing(rows),
+            recorded=_recorded(rows),
+        )
+    syncs = syncs_of(rows, copies, clock, work.kernels.union(work.collectives), partition.host)
+    return _facts(trace, rows, clock, fetches, copies, work, partition, syncs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DeviceWork:
+    """When the accelerator does what, over all devices and streams."""
+
+    kernels: Intervals  # no collectives; with memsets and copies within a device
+    collectives: Intervals
+
+
+def _device_work(rows: Rows) -> _DeviceWork:
+    spans, flags = rows.spans, rows.flags
+    device = rows.device_rows
+    category, name = spans.category[device], spans.name[device]
+    kernel = category == Category.KERNEL
+    collective = kernel & flags.collective_kernel[name]
+    own = (kernel & ~collective) | (category == Category.MEMSET)
+    own |= (category == Category.MEMCPY) & flags.d2d[name]
+    return _DeviceWork(
+        kernels=rows.intervals(device[own]), collectives=rows.intervals(device[collective])
+    )
+
+
+def _computing(rows: Rows) -> Intervals:
+    """Ops and optimizer spans of any thread, outside what batch-making threads fetch.
+
+    The union of all of a thread's ops is that of its top-level ones. What the training thread
+    does while it fetches is `input` before it is compute.
+    """
+    spans, flags = rows.spans, rows.flags
+    ops = (spans.category == Category.CPU_OP) & ~flags.fetch[spans.name]
+    ops |= rows.named(flags.optimizer, Category.USER_ANNOTATION)
+    computing = rows.intervals(ops & ~rows.by_producers())
+    fetches = rows.named(flags.fetch, Category.CPU_OP, Category.USER_ANNOTATION)
+    for thread in rows.producer_threads:
+        mine = spans.thread == thread
+        computing = computing.union(
+            rows.intervals(ops & mine).subtract(rows.intervals(fetches & mine))
+        )
+    return computing
+
+
+def _recorded(rows: Rows) -> Intervals:
+    """When the training thread was recorded: from its first event to its last."""
+    mine = rows.on_training_thread()
+    if not mine.any():
+        return EMPTY
+    spans = rows.spans
+    return Intervals.span(int(spans.start_ns[mine].min()), int(spans.end_ns[mine].max()))
+
+
+def _input_known(rows: Rows, fetches: Fetches, copies: CopyRows) -> bool:
+    """Whether the trace can tell how long the loop waits for batches.
+
+    Without a sign of a loader it can't, but for one case: nothing is copied to the device, so the
+    batches come from nowhere but the device itself, and getting them costs kernels or nothing.
+    """
+    n_batch_copies = int((rows.spans.bytes[copies.rows] > SCALAR_BYTES).sum())
+    return fetches.recorded or n_batch_copies == 0
+
+
+def _facts(
+    trace: Trace,
+    rows: Rows,
+    clock: StepClock,
+    fetches: Fetches,
+    copies: CopyRows,
+    work: _DeviceWork,
+    partition: Partition,
+    syncs: Syncs,
+) -> TraceFacts:
+    def ms(total_ns: int) -> float:
+        return total_ns / NS_PER_MS / clock.per_step
+
+    accelerated = trace.has_accelerator
+    shares = partition.shares()
+    launches: Launches = launches_of(rows, clock)
+    got = fetches.getting.intersect(clock.host_window)
+    delivered = fetches.delivered_ns[clock.host_window.contains(fetches.delivered_ns - 1)]
+    busier = work.kernels.union(work.collectives)
+    started_within = clock.host_window.contains(fetches.startup_at_ns)
+    return TraceFacts(
+        n_steps=clock.n_steps,
+        n_dropped_steps=clock.n_dropped,
+        wall_ms=ms(clock.window.total_ns),
+        step_walls_ms=(
+            tuple(float(x) for x in (clock.end_ns - clock.start_ns) / NS_PER_MS)
+            if clock.n_steps
+            else ()
+        ),
+        step_clock=clock.kind,
+        shares=shares,
+        hidden=Hidden(
+            input_ms=(
+                ms(got.intersect(busier.union(copies.device)).total_ns)
+                if partition.input is not None
+                else None
+            ),
+            copy_ms=(
+                ms(copies.device.intersect(clock.window).intersect(busier).total_ns)
+                if partition.copy is not None
+                else None
+            ),
+        ),
+        has_accelerator=accelerated,
+        loader_events=fetches.recorded,
+        fetch_kind=fetches.kind,
+        n_fetches_per_step=delivered.size / clock.per_step if fetches.recorded else None,
+        raw_wait_ms=ms(got.total_ns) if fetches.recorded else None,
+        exposed_wait_ms=(
+            ms(partition.input.total_ns)
+            if partition.input is not None and fetches.recorded
+            else None
+        ),
+        waits_ms=_waits_ms(got, delivered),
+        n_iterators_created=int(clock.host_window.contains(fetches.created_ns).sum()),
+        n_exhausted=int(clock.host_window.contains(fetches.exhausted_ns).sum()),
+        startup_ms=tuple(float(x) / NS_PER_MS for x in fetches.startup_ns[started_within]),
+        copies=(
+            copy_facts(rows, copies, clock, partition.copy) if partition.copy is not None else ()
+        ),
+        n_kernels_per_step=launches.n_kernels / clock.per_step,
+        kernel_busy_ms=ms(partition.compute.total_ns) if accelerated else 0.0,
+        mean_kernel_us=launches.mean_kernel_us,
+        n_launches_per_step=launches.n_launches / clock.per_step,
+        launch_call_ms=(
+            ms(launches.launch_call_ns)
+            if accelerated and launches.launch_call_ns is not None
+            else None
+        ),
+        host_exposed_ms=ms(partition.host.total_ns),
+        n_syncs_per_step=syncs.starts.size / clock.per_step,
+        sync_wait_ms=ms(int((syncs.ends - syncs.starts).sum())) if accelerated else None,
+        idle_after_sync_ms=ms(syncs.idle_after.total_ns) if accelerated else None,
+        host_spots=host_spots(rows, partition.host, clock.per_step),
+        communication_ms=ms(partition.communication.total_ns),
+        run_ahead_steps=clock.run_ahead_steps,
+        other_share=shares.other or 0.0,
+    )
+
+
+def _waits_ms(got: Intervals, delivered_ns: I64) -> tuple[float, ...]:
+    """Time spent in getting each batch: all of it since the batch before was there.
+
+    The end of one epoch and the start-up of the next belong to the batch that follows.
+    """
+    if delivered_ns.size == 0:
+        return ()
+    covered = got.covered_before(delivered_ns)
+    return tuple(float(x) for x in np.diff(covered, prepend=0) / NS_PER_MS)

@@ -1,0 +1,59 @@
+"""Which part bounds the step, and how much that matters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from loaderdoctor.attribution.shares import Bound, Shares
+
+VerdictSeverity = Literal["high", "moderate", "none", "uncertain"]
+
+# A fifth of the step: worth acting on. A twentieth: the smallest share that stands out from the
+# run-to-run noise of such loops (`traces/truth.json`: spread of repeated runs, median 4 %).
+HIGH_SHARE = 0.20
+MODERATE_SHARE = 0.05
+# What the lower end of the confidence interval must exceed for the estimate to count as shown.
+HIGH_NEEDS_LOW = 0.05
+MODERATE_NEEDS_LOW = 0.0
+
+# Ties go to the earlier one.
+_FED: tuple[Literal["input", "copy", "communication"], ...] = ("input", "copy", "communication")
+
+
+def verdict_from_shares(
+    shares: Shares | None, low: Mapping[str, float] | None = None, *, enough_steps: bool = True
+) -> tuple[Bound, VerdictSeverity]:
+    """The first line that applies.
+
+    Too little recorded: unknown. Largest of input, copy, communication at least 20 %: that one,
+    high. Host at least 20 %: host, high. Largest of the three at least 5 %: that one, moderate.
+    Else compute: health, not a disease. Input goes before host because profiling inflates host.
+
+    `low` holds lower confidence bounds of shares by name, where there are any: a high needs one
+    above 5 %, a moderate one above 0; else the bound stands and the severity is `uncertain`.
+    Shares that were not recorded can't win.
+    """
+    if shares is None or not enough_steps:
+        return "unknown", "none"
+    values = shares.as_dict()
+    largest = max(_FED, key=lambda name: values[name] or 0.0)
+    share = values[largest] or 0.0
+    if share >= HIGH_SHARE:
+        return largest, _shown("high", _bound(low, largest), HIGH_NEEDS_LOW)
+    if (values["host"] or 0.0) >= HIGH_SHARE:
+        return "host", _shown("high", _bound(low, "host"), HIGH_NEEDS_LOW)
+    if share >= MODERATE_SHARE:
+        return largest, _shown("moderate", _bound(low, largest), MODERATE_NEEDS_LOW)
+    return "compute", "none"
+
+
+def _bound(low: Mapping[str, float] | None, name: str) -> float | None:
+    return None if low is None else low.get(name)
+
+
+def _shown(
+    severity: Literal["high", "moderate"], low: float | None, needed: float
+) -> VerdictSeverity:
+    """The severity if nothing speaks against it, else `uncertain`."""
+    return severity if low is None or low > needed else "uncertain"

@@ -1,0 +1,75 @@
+"""Waiting for a thread that makes batches beside the training thread.
+
+The training thread then sits in a queue's `get`: a silence without any event. torch.profiler
+records Python threads it did not start on only through CUPTI, so of a background loader the trace
+shows at best its runtime calls (pinned allocations, copies); its `__next__` spans appear where all
+threads are profiled. A silence is a wait where the batch is seen to be finished within it:
+
+- with fetch spans: one fetch was under way when the silence began, and it was done before the
+  silence ended. A thread with a full queue pauses between fetches, so a loader that keeps up
+  doesn't look like this;
+- without: the making thread's last call within the silence.
+
+What follows within the silence is the training thread's own (host).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from loaderdoctor.attribution.rows import Rows, named_events
+from loaderdoctor.intervals import EMPTY, Intervals
+from loaderdoctor.trace.columns import I64, Category
+
+
+def waits_for_producers(rows: Rows) -> Intervals:
+    """Silences of the training thread up to the moment its batch was finished elsewhere."""
+    if not rows.producer_threads:
+        return EMPTY
+    events = named_events(rows)
+    silent_from = events.reach[:-1]
+    silent_to = events.starts[1:]
+    real = silent_to > silent_from
+    silent_from, silent_to = silent_from[real], silent_to[real]
+    if silent_from.size == 0:
+        return EMPTY
+
+    spans = rows.spans
+    fetches = rows.named(rows.flags.fetch, Category.USER_ANNOTATION, Category.CPU_OP)
+    if fetches.any():
+        started, finished = _productions(rows)
+        # The first batch finished after the silence began, if its making had begun before.
+        at = np.searchsorted(finished, silent_from, side="right")
+        known = at < finished.size
+        at = np.minimum(at, finished.size - 1)
+        waited = known & (started[at] <= silent_from) & (finished[at] <= silent_to)
+        return Intervals.of(silent_from[waited], finished[at][waited])
+
+    calls = np.sort(spans.end_ns[rows.by_producers() & (spans.category == Category.RUNTIME)])
+    at = np.searchsorted(calls, silent_to, side="right") - 1
+    until = calls[np.maximum(at, 0)]
+    waited = (at >= 0) & (until > silent_from)
+    return Intervals.of(silent_from[waited], until[waited])
+
+
+def _productions(rows: Rows) -> tuple[I64, I64]:
+    """When each batch's making began and ended on its thread, sorted by end.
+
+    It ends with the thread's last event before its next fetch: a thread may also copy the batch.
+    """
+    spans = rows.spans
+    fetches = rows.named(rows.flags.fetch, Category.USER_ANNOTATION, Category.CPU_OP)
+    started: list[I64] = []
+    finished: list[I64] = []
+    for thread in rows.producer_threads:
+        mine = spans.thread == thread
+        begins = spans.start_ns[mine & fetches]
+        if begins.size == 0:
+            continue
+        starts, reach = spans.start_ns[mine], np.maximum.accumulate(spans.end_ns[mine])
+        last_row = np.append(np.searchsorted(starts, begins[1:], side="left"), starts.size) - 1
+        started.append(begins)
+        finished.append(reach[last_row])
+    begin, end = np.concatenate(started), np.concatenate(finished)
+    order = np.argsort(end, kind="stable")
+    return begin[order], end[order]

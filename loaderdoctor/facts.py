@@ -163,6 +163,7 @@ class MachineFacts:
     device_memory_bytes: int | None
     n_threads: int | None  # intra-op threads of the training process
     swap_used_bytes: int | None = None
+    start_method: str | None = None  # of worker processes, where a loader names none
     cudnn_benchmark: bool | None = None
     tf32: bool | None = None
 

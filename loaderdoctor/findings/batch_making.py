@@ -1,0 +1,201 @@
+"""Which part of making and delivering a batch is the slow one: order, sampler, collate, format."""
+
+from __future__ import annotations
+
+import re
+
+from loaderdoctor.facts import Facts, LineSpot
+from loaderdoctor.findings.exposure import MODERATE_SHARE, Cost, input_cost, loader_id, where
+from loaderdoctor.findings.model import EvidenceValue, Finding, Kind
+from loaderdoctor.findings.wording import ms, of_step, percent
+
+# Collating is a copy of the batch; where it is most of a batch's cost, samples are not the place
+# to look.
+MIN_COLLATE_PART = 0.5
+# Hot lines are sampled: under a third of the samples, converting is not what the batch costs.
+MIN_FORMAT_LINE_SHARE = 0.33
+# Calls that turn Python objects into arrays value by value (or arrays into objects first).
+_CONVERSIONS = re.compile(
+    r"torch\.(tensor|FloatTensor|LongTensor|IntTensor|DoubleTensor)\("
+    r"|\.to_pylist\(|\.as_py\(|\.tolist\(|\.to_pandas\(|\bjson\.loads\(|\bliteral_eval\("
+)
+_FORMAT_LIBRARIES = re.compile(r"/(datasets|pyarrow|pandas)/")
+
+
+def head_of_line_stall(facts: Facts) -> Finding | None:
+    """Ready batches wait behind an earlier slow one, because they are delivered in order.
+
+    Decides on: the time per step that later batches were ready while the loop waited for an
+    earlier one, within the exposed input time.
+    Abstains: fewer than two workers, order not kept (in_order=False), or not recorded.
+    Fooled by: a pool too small by itself, where any order leaves a wait (see too-few-workers).
+    """
+    workers, cost, loader = facts.workers, input_cost(facts), facts.main_loader
+    if workers is None or cost is None or workers.n_workers < 2 or not workers.head_of_line_ms:
+        return None
+    if loader is not None and loader.settings.in_order is False:
+        return None
+    stall = cost.part(workers.head_of_line_ms)
+    if stall.share < MODERATE_SHARE:
+        return None
+    spread = _sample_spread(facts)
+    varied = ""
+    if spread is not None:
+        varied = f" A sample takes {ms(spread[0])} at the median, {ms(spread[1])} at the 99th"
+        varied += " percentile."
+    return Finding(
+        kind=Kind.HEAD_OF_LINE_STALL,
+        severity=stall.severity,
+        share=stall.share,
+        loader=loader_id(facts),
+        summary=(
+            f"For {of_step(stall)} the loop waits for a slow batch while later ones are ready."
+            f"{varied} in_order=False hands them out as they come, if the order is free."
+        ),
+        evidence={
+            "head_of_line_ms_per_step": workers.head_of_line_ms,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+            "num_workers": workers.n_workers,
+            "median_sample_ms": spread[0] if spread is not None else None,
+            "p99_sample_ms": spread[1] if spread is not None else None,
+        },
+        advice="Use in_order=False where the order of batches is free, or spread slow samples.",
+    )
+
+
+def sampler_bound(facts: Facts) -> Finding | None:
+    """The sampler, which always runs in the training process, is what the loop waits for.
+
+    Decides on: sampler time per batch, within the exposed input time.
+    Abstains: sampler time not recorded.
+    Fooled by: a sampler that waits for another rank: that is communication.
+    """
+    workers, cost, loader = facts.workers, input_cost(facts), facts.main_loader
+    if workers is None or cost is None or not workers.sampler_ms:
+        return None
+    part = cost.part(workers.sampler_ms)
+    if part.share < MODERATE_SHARE:
+        return None
+    name = loader.sampler if loader is not None and loader.sampler else "The sampler"
+    return Finding(
+        kind=Kind.SAMPLER_BOUND,
+        severity=part.severity,
+        share=part.share,
+        loader=loader_id(facts),
+        summary=(
+            f"{name} takes {ms(workers.sampler_ms)} per batch in the training process, "
+            f"{of_step(part)}; workers can't take that over. Compute the indices ahead, in one "
+            "vectorised call per epoch."
+        ),
+        evidence={
+            "sampler_ms_per_batch": workers.sampler_ms,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+            "sampler": loader.sampler if loader is not None else None,
+        },
+        advice="Compute all indices of an epoch at once (torch.randperm) and yield from them.",
+    )
+
+
+def collate_bound(facts: Facts) -> Finding | None:
+    """Turning samples into a batch costs more than the samples themselves.
+
+    Decides on: collate time / batch time where batches are made, and exposed input time.
+    Abstains: collate time not recorded.
+    Fooled by: a dataset that returns views of one big tensor, where the copy into the batch is the
+    first time the data is touched.
+    """
+    workers, cost, loader = facts.workers, input_cost(facts), facts.main_loader
+    if workers is None or cost is None or not workers.collate_ms or workers.batch_ms <= 0:
+        return None
+    share_of_batch = min(1.0, workers.collate_ms / workers.batch_ms)
+    if share_of_batch < MIN_COLLATE_PART:
+        return None
+    part = cost.part(cost.ms * share_of_batch)
+    if part.share < MODERATE_SHARE:
+        return None
+    name = loader.collate if loader is not None and loader.collate else "Collating"
+    place = "in the workers" if workers.n_workers else "in the training loop"
+    return Finding(
+        kind=Kind.COLLATE_BOUND,
+        severity=part.severity,
+        share=part.share,
+        loader=loader_id(facts),
+        summary=(
+            f"{name} takes {ms(workers.collate_ms)} of the {ms(workers.batch_ms)} a batch costs "
+            f"{place}, {percent(share_of_batch)} of it, while the loop waits {of_step(cost)}. "
+            "Do per-sample work once, ahead of training, or vectorise it."
+        ),
+        evidence={
+            "collate_ms": workers.collate_ms,
+            "batch_ms": workers.batch_ms,
+            "collate_share_of_batch": share_of_batch,
+            "num_workers": workers.n_workers,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+            "collate": loader.collate if loader is not None else None,
+            **_line_evidence(workers.lines[:1]),
+        },
+        advice="Move per-sample work (tokenising, padding to a fixed length) out of collate_fn and "
+        "do it once, ahead of training.",
+    )
+
+
+def dataset_format_bound(facts: Facts) -> Finding | None:
+    """Most of a batch goes into converting formats: Arrow or lists to Python to tensors.
+
+    Decides on: hot lines of the dataset that convert value by value, or lie in a table library,
+    and exposed input time.
+    Abstains: no hot lines recorded.
+    Fooled by: a conversion written in a helper with another name; only the line itself is read.
+    """
+    workers, cost = facts.workers, input_cost(facts)
+    if workers is None or cost is None or not workers.lines:
+        return None
+    spots = tuple(x for x in workers.lines if _converts(x))
+    share = min(1.0, sum(x.share for x in spots))
+    if share < MIN_FORMAT_LINE_SHARE:
+        return None
+    hottest = max(spots, key=lambda x: x.share)
+    part: Cost = cost.part(cost.ms * share)
+    if part.share < MODERATE_SHARE:
+        return None
+    code = f" `{hottest.code}`" if hottest.code else ""
+    return Finding(
+        kind=Kind.DATASET_FORMAT_BOUND,
+        severity=part.severity,
+        share=part.share,
+        loader=loader_id(facts),
+        summary=(
+            f"{percent(share)} of making a batch is converting formats, most of it at "
+            f"{where(hottest)}{code}, while the loop waits {of_step(cost)}. Convert once, ahead of "
+            "training, and store arrays."
+        ),
+        evidence={
+            "conversion_share_of_batch": share,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+            **_line_evidence((hottest,)),
+        },
+        advice="Store samples as arrays (set_format('torch'), .npy, one tensor) instead of lists "
+        "that are converted for each item.",
+    )
+
+
+def _converts(spot: LineSpot) -> bool:
+    in_library = _FORMAT_LIBRARIES.search(spot.file.replace("\\", "/")) is not None
+    return in_library or (spot.code is not None and _CONVERSIONS.search(spot.code) is not None)
+
+
+def _line_evidence(spots: tuple[LineSpot, ...]) -> dict[str, EvidenceValue]:
+    if not spots:
+        return {}
+    (spot,) = spots
+    return {"line": where(spot), "line_code": spot.code, "line_share": spot.share}
+
+
+def _sample_spread(facts: Facts) -> tuple[float, float] | None:
+    """Median and 99th percentile of the sample time, ms."""
+    quantiles = facts.workers.sample_ms_quantiles if facts.workers is not None else None
+    return (quantiles[3], quantiles[6]) if quantiles is not None and len(quantiles) == 8 else None

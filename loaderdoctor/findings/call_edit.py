@@ -1,0 +1,179 @@
+"""Changes keyword arguments of one call in source text, leaving the rest as it was written.
+
+Calls are found by tokens, so that a fragment (`for x in DataLoader(ds):`, a dict entry) is no
+obstacle; the call itself is parsed, and parsed again after the change.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Mapping, Sequence
+
+from loaderdoctor.settings import Value
+
+_SILENT = (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
+_OPEN, _CLOSE = "([{", ")]}"
+
+
+class CannotEdit(Exception):  # noqa: N818  # a reason, shown to the user as a note
+    """The call can't be changed safely; the message says why."""
+
+
+def calls(source: str) -> list[tuple[str, int, int]]:
+    """Every complete call `name(…)` as (last part of the name, start, end), by start.
+
+    Offsets are characters; the span runs from the name to the closing parenthesis. `def` and
+    `class` lines are none.
+    """
+    tokens = _tokens(source)
+    found: list[tuple[str, int, int]] = []
+    for i in range(len(tokens) - 1):
+        (kind, text, start, _), following = tokens[i], tokens[i + 1]
+        if kind != tokenize.NAME or following[1] != "(":
+            continue
+        if i and tokens[i - 1][1] in ("def", "class"):
+            continue
+        end = _closing(tokens, i + 1)
+        if end is not None:
+            found.append((text, start, end))
+    return found
+
+
+def parsed_call(text: str) -> ast.Call | None:
+    """The call as a tree; None where the text is none."""
+    try:
+        tree = ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError):
+        return None
+    return tree.body if isinstance(tree.body, ast.Call) else None
+
+
+def with_arguments(
+    text: str,
+    arguments: Mapping[str, Value],
+    *,
+    parameters: Sequence[str],
+    defaults: Mapping[str, Value],
+) -> tuple[str, list[str]]:
+    """The call `text` with these keyword arguments, and what the user should check.
+
+    `parameters` names the positional parameters in order. An argument that isn't there is not added
+    where its value is the default. Raises CannotEdit with the reason.
+    """
+    node = parsed_call(text)
+    if node is None:
+        raise CannotEdit("the call could not be parsed")
+    keywords = {k.arg: k.value for k in node.keywords if k.arg is not None}
+    unpacked = any(k.arg is None for k in node.keywords)
+    starred = any(isinstance(a, ast.Starred) for a in node.args)
+    notes: list[str] = []
+    edits: list[tuple[int, int, str]] = []
+    added: list[str] = []
+    for name, value in arguments.items():
+        present = keywords.get(name)
+        if present is None and name in parameters:
+            at = parameters.index(name)
+            if starred:
+                raise CannotEdit(f"the call unpacks *arguments, which may hold {name}")
+            present = node.args[at] if at < len(node.args) else None
+        if present is not None:
+            if not isinstance(present, ast.Constant):
+                notes.append(f"{name} was {ast.unparse(present)}")
+            edits.append((*_span(text, present), literal(value)))
+        elif unpacked:
+            added.append(f"{name}={literal(value)}")
+            notes.append(f"if the unpacked **arguments hold {name}, change it there instead")
+        elif value != defaults.get(name):
+            added.append(f"{name}={literal(value)}")
+    edits += _insertions(text, node, added)
+    for start, end, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[end:]
+    _check(text, {k: v for k, v in arguments.items() if k in keywords or k in _names(added)})
+    return text, notes
+
+
+def _names(added: Sequence[str]) -> set[str]:
+    return {x.partition("=")[0] for x in added}
+
+
+def _check(text: str, wanted: Mapping[str, Value]) -> None:
+    """Raises CannotEdit unless the edited call parses and holds the keywords wanted."""
+    node = parsed_call(text)
+    held = {k.arg: k.value for k in node.keywords} if node is not None else {}
+    for name, value in wanted.items():
+        got = held.get(name)
+        if not isinstance(got, ast.Constant) or got.value != value:
+            raise CannotEdit("the call could not be changed safely")
+    if node is None:
+        raise CannotEdit("the call could not be changed safely")
+
+
+def _insertions(text: str, node: ast.Call, added: Sequence[str]) -> list[tuple[int, int, str]]:
+    """Where new arguments go: behind the last one, on lines of their own where those have them."""
+    if not added:
+        return []
+    tokens = [t for t in _tokens(text) if t[0] not in _SILENT and t[0] != tokenize.ENDMARKER]
+    _, last, _, last_end = tokens[-2]
+    close = tokens[-1][2]
+    if "\n" in text[last_end:close] and last != "(":
+        arguments: list[ast.expr] = [*node.args, *(k.value for k in node.keywords)]
+        line = text.splitlines()[max(a.lineno for a in arguments) - 1]
+        indent = line[: len(line) - len(line.lstrip())] or "    "
+        at = text.rfind("\n", 0, close) + 1
+        comma = [] if last == "," else [(last_end, last_end, ",")]
+        return [*comma, (at, at, "".join(f"{indent}{x},\n" for x in added))]
+    joined = ", ".join(added)
+    before = "" if last == "(" else " " if last == "," else ", "
+    return [(last_end, last_end, before + joined)]
+
+
+def _span(text: str, node: ast.expr) -> tuple[int, int]:
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    return (
+        _offset(text, node.lineno, node.col_offset),
+        _offset(text, node.end_lineno, node.end_col_offset),
+    )
+
+
+def _offset(text: str, line: int, column_bytes: int) -> int:
+    """Character offset of a place in the tree, whose columns count UTF-8 bytes."""
+    lines = text.splitlines(keepends=True)
+    within = lines[line - 1].encode()[:column_bytes].decode()
+    return sum(map(len, lines[: line - 1])) + len(within)
+
+
+def _tokens(source: str) -> list[tuple[int, str, int, int]]:
+    """(kind, text, start, end) in characters, as far as the source can be read."""
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    found: list[tuple[int, str, int, int]] = []
+    try:
+        for t in tokenize.generate_tokens(io.StringIO(source).readline):
+            start = starts[min(t.start[0] - 1, len(starts) - 1)] + t.start[1]
+            end = starts[min(t.end[0] - 1, len(starts) - 1)] + t.end[1]
+            found.append((t.type, t.string, start, end))
+    except (tokenize.TokenError, SyntaxError):
+        pass  # a fragment: what came before its end is what there is
+    return found
+
+
+def _closing(tokens: Sequence[tuple[int, str, int, int]], at: int) -> int | None:
+    """End of the bracket opened at `tokens[at]`; None where it never closes."""
+    depth = 0
+    for kind, text, _, end in tokens[at:]:
+        if kind == tokenize.OP and text in _OPEN:
+            depth += 1
+        elif kind == tokenize.OP and text in _CLOSE:
+            depth -= 1
+            if depth == 0:
+                return end
+    return None
+
+
+def literal(value: Value) -> str:
+    """A setting's value as Python source."""
+    return f'"{value}"' if isinstance(value, str) else repr(value)

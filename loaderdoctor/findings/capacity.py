@@ -1,0 +1,114 @@
+"""How fast batches are made and needed: the arithmetic behind every worker count we name.
+
+A pool of n workers hands out a batch every `batch cost / n`; the rest of the step takes `rest`.
+It keeps up while the first is no longer than the second, by the mean over whole worker cycles:
+single waits come as 255, 0, 0, 0, 140, 1, 0, 0 ms, and their median says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+from loaderdoctor.facts import Facts
+from loaderdoctor.findings.exposure import exposed, num_workers
+
+# A worker that waits for storage most of the time still burns some CPU (decoding, pickling,
+# the queue's thread): it is never taken for free.
+MIN_CPU_SHARE = 0.1
+# More workers than this per usable CPU is a disk or network to fix, not a pool to grow: every
+# worker also holds an interpreter, torch and the dataset in memory.
+MAX_WORKERS_PER_CPU = 4
+# Both the pool's and the step's times vary: closer than this they count as equal.
+KEEPS_UP_MARGIN = 1.05
+
+
+def rest_ms(facts: Facts) -> float | None:
+    """The step without its loader: measured by ablation, else the step less its input share."""
+    if facts.ablation is not None and facts.ablation.no_input_ms is not None:
+        return facts.ablation.no_input_ms.value
+    cost = exposed(facts, "input")
+    return max(cost.step_ms - cost.ms, 0.0) if cost is not None else None
+
+
+def batch_ms(facts: Facts) -> float | None:
+    """What making one batch takes one worker (or the loop itself); None where not recorded.
+
+    Without workers the loop's wait for a batch is the cost of making it.
+    """
+    if facts.workers is not None and facts.workers.n_batches > 0:
+        return facts.workers.batch_ms
+    if num_workers(facts) == 0:
+        if facts.step is not None:
+            return facts.step.raw_wait_ms
+        return facts.trace.raw_wait_ms if facts.trace is not None else None
+    return None
+
+
+def workers_needed(facts: Facts) -> int | None:
+    """Workers so that the loop no longer waits: batch cost / rest of the step, rounded up.
+
+    Not capped by the machine: see `worker_limit`. None where either figure is missing.
+    """
+    batch, rest = batch_ms(facts), rest_ms(facts)
+    if batch is None or rest is None or batch <= 0:
+        return None
+    return max(1, math.ceil(batch / rest)) if rest > 0 else None
+
+
+def worker_limit(facts: Facts) -> int | None:
+    """The most workers this machine feeds: usable CPUs, more where they wait instead of burn.
+
+    None where the machine is not known (a trace from elsewhere).
+    """
+    if facts.machine is None:
+        return None
+    cpus = facts.machine.usable_cpus
+    cpu_share = facts.workers.cpu_share if facts.workers is not None else None
+    if cpu_share is None or cpu_saturated(facts):
+        # A saturated CPU makes workers wait for it, which looks like a low share.
+        cpu_share = 1.0
+    share = min(1.0, max(cpu_share, MIN_CPU_SHARE))
+    return max(1, math.floor(min(cpus / share, cpus * MAX_WORKERS_PER_CPU)))
+
+
+def supply_ms(facts: Facts, n_workers: int) -> float | None:
+    """Time between batches from a pool of this size, by the mean; 0 workers: the batch itself."""
+    batch = batch_ms(facts)
+    return batch / max(1, n_workers) if batch is not None else None
+
+
+def pool_falls_short_ms(facts: Facts) -> float | None:
+    """How much longer the pool takes per batch than the rest of the step, ms; 0 if it keeps up.
+
+    None where a figure is missing or there are no workers.
+    """
+    n = num_workers(facts)
+    if not n:
+        return None
+    supply, rest = supply_ms(facts, n), rest_ms(facts)
+    if supply is None or rest is None:
+        return None
+    return supply - rest if supply > rest * KEEPS_UP_MARGIN else 0.0
+
+
+def cpu_cores_used(facts: Facts) -> float | None:
+    """CPUs kept busy by the training process and its workers together, over the plain windows."""
+    step = facts.step
+    if step is None or step.worker_cpu_cores is None:
+        return None
+    return step.worker_cpu_cores + (step.main_cpu_cores or 0.0)
+
+
+# Time slicing, interrupts and waits for the queue keep the counted user and system time of fully
+# loaded cores below 100 %. Under this the CPU still has room for another worker.
+SATURATED_CPU_SHARE = 0.85
+
+
+def cpu_saturated(facts: Facts) -> bool | None:
+    """Whether the usable CPUs are all busy; None where CPU time was not recorded."""
+    if facts.machine is None:
+        return None
+    used = cpu_cores_used(facts)
+    if used is None:
+        return None
+    return used >= SATURATED_CPU_SHARE * facts.machine.usable_cpus

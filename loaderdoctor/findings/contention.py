@@ -1,0 +1,271 @@
+"""The loader takes the CPU, a core or the GIL away from the step: costs that no wait shows."""
+
+from __future__ import annotations
+
+import re
+
+from loaderdoctor.facts import Facts
+from loaderdoctor.findings.capacity import batch_ms, cpu_cores_used, cpu_saturated, rest_ms
+from loaderdoctor.findings.exposure import (
+    MODERATE_SHARE,
+    Cost,
+    in_background,
+    input_cost,
+    loader_id,
+    num_workers,
+)
+from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.findings.startup import startup_ms_per_step
+from loaderdoctor.findings.wording import ms, of_step, percent, plural
+
+# CPU time above wall time: the worker runs more than one thread while it makes a batch.
+MIN_MULTITHREADED_CPU_SHARE = 1.2
+# Sampled lines that call libraries with thread pools of their own.
+MIN_THREADED_LINE_SHARE = 0.2
+_THREADED_CALLS = re.compile(
+    r"\bcv2\.|\bnp\.(dot|matmul|einsum|linalg)|\bnumpy\.(dot|matmul|linalg)|\bscipy\."
+    r"|\btorch\.(mm|bmm|matmul|einsum)|F\.(interpolate|conv\d)|\w\s@\s\w"
+)
+# A loader whose removal gains twice what the loop ever waited for it costs by other means.
+MAX_WAIT_PART = 0.5
+# In one measured case the loop waited 0.2 ms a step and removing the loader gained 2.1 of 5.4 ms:
+# its thread fought the loop for the GIL. A fetch that burns CPU holds the GIL; one that waits
+# releases it.
+MIN_GIL_CPU_SHARE = 0.5
+# A stage busy this much of the time is the bottleneck; the queue before it is never empty.
+MIN_PIN_BUSY_SHARE = 0.9
+
+
+def workers_share_a_core(facts: Facts) -> Finding | None:
+    """All workers may only run on fewer cores than there are workers, while the job has more.
+
+    Decides on: the workers' CPU affinities together, the number of workers, usable CPUs, and
+    exposed input time.
+    Abstains: affinities not recorded.
+    Fooled by: a job that was rightly given one core; the summary then says so.
+    """
+    workers, cost = facts.workers, input_cost(facts)
+    if workers is None or cost is None or workers.n_workers < 2 or not workers.cores:
+        return None
+    cores = sorted({core for one in workers.cores for core in one})
+    usable = facts.machine.usable_cpus if facts.machine is not None else None
+    narrowed = usable is not None and usable >= len(cores) + 1
+    if not cores or len(cores) >= workers.n_workers or not (narrowed or len(cores) == 1):
+        return None
+    which = ", ".join(map(str, cores[:4])) + (", …" if len(cores) > 4 else "")
+    cause = (
+        f"though the job may use {usable:g}: something changed the CPU affinity (often an import)"
+        if narrowed
+        else "the only one this process may use when they start"
+    )
+    return Finding(
+        kind=Kind.WORKERS_SHARE_A_CORE,
+        severity=cost.severity,
+        share=cost.share,
+        loader=loader_id(facts),
+        summary=(
+            f"{workers.n_workers} workers share {plural(len(cores), 'CPU')} ({which}), {cause}. "
+            f"The loop waits {of_step(cost)}. Restore the affinity before the loader starts."
+        ),
+        evidence={
+            "num_workers": workers.n_workers,
+            "n_cores_shared": len(cores),
+            "usable_cpus": usable,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+        advice="os.sched_setaffinity(0, range(os.cpu_count())) in worker_init_fn, or before the "
+        "loader is iterated; unset GOMP_CPU_AFFINITY and KMP_AFFINITY.",
+    )
+
+
+def thread_oversubscription(facts: Facts) -> Finding | None:
+    """More busy threads than CPUs: library threads in every worker, or the loop's own.
+
+    Decides on: threads x workers against the usable CPUs, where threads are seen to run (CPU time
+    above wall time in a worker, or a full CPU with hot lines in threaded libraries); on a machine
+    without an accelerator also the step's own threads, where removing the loader gains more than
+    the loop waits for it and the CPU is full.
+    Abstains: machine, thread counts or CPU times not recorded.
+    Fooled by: libraries that count threads they never start; so a count alone never fires.
+    """
+    machine, workers, cost = facts.machine, facts.workers, input_cost(facts)
+    if machine is None or cost is None or not num_workers(facts):
+        return None
+    cpus, saturated = machine.usable_cpus, cpu_saturated(facts)
+    in_worker = workers.n_threads if workers is not None else None
+    n = num_workers(facts) or 0
+    if workers is not None and in_worker is not None and in_worker > 1 and in_worker * n > cpus:
+        multithreaded = (workers.cpu_share or 0.0) >= MIN_MULTITHREADED_CPU_SHARE
+        if multithreaded or (saturated and _threaded_share(facts) >= MIN_THREADED_LINE_SHARE):
+            return _oversubscribed(
+                facts,
+                cost,
+                f"{plural(n, 'worker')} of {in_worker} library threads each compete for "
+                f"{cpus:g} usable CPUs",
+                "Give each worker one thread (worker_init_fn)",
+                n_threads=in_worker,
+            )
+    extra = _cost_beyond_wait(facts)
+    own = machine.n_threads
+    no_device = facts.trace is None or not facts.trace.has_accelerator
+    if own and own > 1 and own + n > cpus and saturated and extra is not None and no_device:
+        return _oversubscribed(
+            facts,
+            extra,
+            f"The step's own {own} threads and {plural(n, 'worker')} compete for {cpus:g} usable "
+            f"CPUs: without the loader the step is faster by more than it waits",
+            f"Try torch.set_num_threads({max(1, int(cpus) - n)})",
+            n_threads=own,
+        )
+    return None
+
+
+def gil_contention(facts: Facts) -> Finding | None:
+    """The loader costs the step though the loop hardly waits: a thread of it holds the GIL.
+
+    Decides on: input cost by ablation (its lower bound) against the wait in plain windows; or a
+    background thread whose fetching burns CPU, with exposed input time.
+    Abstains: no loader thread in this process (background, pin-memory), no ablation, or the CPU is
+    full (then threads compete for cores, not for the GIL).
+    Fooled by: memory bandwidth or clock speed lost to workers, which looks the same from here.
+    """
+    extra, cost = _cost_beyond_wait(facts), input_cost(facts)
+    thread = _loader_thread(facts)
+    if extra is not None and thread is not None and not cpu_saturated(facts):
+        wait_ms = facts.step.raw_wait_ms if facts.step is not None else None
+        return Finding(
+            kind=Kind.GIL_CONTENTION,
+            severity=extra.severity,
+            share=extra.share,
+            loader=loader_id(facts),
+            summary=(
+                f"The loop waits only {ms(wait_ms)} for its loader, yet without it the step is "
+                f"{of_step(extra)} shorter: {thread} takes the interpreter from the loop. Give "
+                "that work to worker processes."
+            ),
+            evidence={
+                "input_ms_per_step": extra.ms,
+                "raw_wait_ms_per_step": wait_ms,
+                "step_ms": extra.step_ms,
+                "cpu_cores_used": cpu_cores_used(facts),
+            },
+            advice="Let worker processes do the loading, and hand fewer, larger objects to the "
+            "training process.",
+        )
+    share = facts.workers.cpu_share if facts.workers is not None else None
+    if cost is None or not in_background(facts) or num_workers(facts) != 0 or share is None:
+        return None
+    if share < MIN_GIL_CPU_SHARE:
+        return None
+    return Finding(
+        kind=Kind.GIL_CONTENTION,
+        severity=cost.severity,
+        share=cost.share,
+        loader=loader_id(facts),
+        summary=(
+            f"The background thread burns CPU for {percent(share)} of each batch's "
+            f"{ms(batch_ms(facts))} and so shares the interpreter with the loop: {of_step(cost)}. "
+            "Worker processes do not."
+        ),
+        evidence={
+            "cpu_share": share,
+            "batch_ms": batch_ms(facts),
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+    )
+
+
+def pin_thread_bound(facts: Facts) -> Finding | None:
+    """The one thread that pins batches is slower than the step, so ready batches queue before it.
+
+    Decides on: busy share of the pin-memory thread, its time per batch against the rest of the
+    step, and exposed input time.
+    Abstains: no pin thread recorded.
+    Fooled by: a thread that waits for the GIL while it pins; its time then falls with the loop's.
+    """
+    workers, cost, rest = facts.workers, input_cost(facts), rest_ms(facts)
+    if workers is None or cost is None or rest is None or workers.pin_ms is None:
+        return None
+    if workers.pin_busy_share is None or workers.pin_busy_share < MIN_PIN_BUSY_SHARE:
+        return None
+    if workers.pin_ms <= rest:
+        return None
+    part = cost.part(workers.pin_ms - rest)
+    if part.share < MODERATE_SHARE:
+        return None
+    return Finding(
+        kind=Kind.PIN_THREAD_BOUND,
+        severity=part.severity,
+        share=part.share,
+        loader=loader_id(facts),
+        summary=(
+            f"Pinning a batch takes the pin thread {ms(workers.pin_ms)}, the rest of the step "
+            f"{ms(rest)}: the loop waits {of_step(part)} for it, and more workers would not help. "
+            "Send fewer bytes, or fewer and larger tensors."
+        ),
+        evidence={
+            "pin_ms_per_batch": workers.pin_ms,
+            "pin_busy_share": workers.pin_busy_share,
+            "rest_of_step_ms": rest,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+        advice="Send uint8 instead of float32, merge small tensors of a batch into one, or return "
+        "batches that need no pinning.",
+    )
+
+
+def _cost_beyond_wait(facts: Facts) -> Cost | None:
+    """What the loader costs by ablation beyond the loop's wait for it; None if not established."""
+    ablation, step, cost = facts.ablation, facts.step, input_cost(facts)
+    if ablation is None or ablation.input_ms is None or not ablation.input_ms.bounded:
+        return None
+    if step is None or step.raw_wait_ms is None or cost is None:
+        return None
+    # Starting workers at an epoch's end is paid outside `__next__`, and is no contention.
+    seen_ms = step.raw_wait_ms + (startup_ms_per_step(facts) or 0.0)
+    if ablation.input_ms.low <= seen_ms or seen_ms > MAX_WAIT_PART * ablation.input_ms.value:
+        return None
+    part = cost.part(ablation.input_ms.value - seen_ms)
+    return part if part.share >= MODERATE_SHARE else None
+
+
+def _threaded_share(facts: Facts) -> float:
+    lines = facts.workers.lines if facts.workers is not None else ()
+    return sum(x.share for x in lines if x.code is not None and _THREADED_CALLS.search(x.code))
+
+
+def _loader_thread(facts: Facts) -> str | None:
+    """The thread of the training process that does loader work; None where there is none."""
+    loader = facts.main_loader
+    if in_background(facts):
+        return "the background thread"
+    if loader is None:
+        return None
+    if loader.settings.pin_memory and loader.settings.num_workers:
+        return "the pin-memory thread"
+    return "a thread of its own" if loader.kind == "foreign" else None
+
+
+def _oversubscribed(facts: Facts, cost: Cost, what: str, remedy: str, *, n_threads: int) -> Finding:
+    machine = facts.machine
+    return Finding(
+        kind=Kind.THREAD_OVERSUBSCRIPTION,
+        severity=cost.severity,
+        share=cost.share,
+        loader=loader_id(facts),
+        summary=f"{what}; {of_step(cost)}. {remedy}.",
+        evidence={
+            "n_threads": n_threads,
+            "num_workers": num_workers(facts),
+            "usable_cpus": machine.usable_cpus if machine is not None else None,
+            "cpu_cores_used": cpu_cores_used(facts),
+            "worker_cpu_share": facts.workers.cpu_share if facts.workers is not None else None,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+        advice="Limit library threads: torch.set_num_threads, cv2.setNumThreads(0), "
+        "OMP_NUM_THREADS and OPENBLAS_NUM_THREADS.",
+    )

@@ -1,0 +1,144 @@
+"""What the step pays for a part: the exposure every rule decides on, and the severity it earns.
+
+Structure alone is no finding: a loader without workers, a pageable copy or a missing flag is a
+fault only where the step waits for it. Ablation is asked first, because it measures what the
+user would gain; without it the best shares, then those of the trace.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from loaderdoctor.facts import Facts, LineSpot
+from loaderdoctor.findings.model import Severity
+
+# The edges of the verdict: below 5 % a change drowns in run-to-run noise (repeats of the 12 traced
+# cases spread by 0.3-12 % of a step, median 3 %: `spread_ms` in traces/truth.json); from 20 % it is
+# what the user should do first.
+MODERATE_SHARE = 0.05
+HIGH_SHARE = 0.20
+# A high cost must be shown to be at least moderate by the lower end of its interval.
+HIGH_MIN_LOW_SHARE = 0.05
+
+Part = Literal["input", "copy"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Exposed time of one part of the step, per step, and what it is a share of."""
+
+    ms: float
+    share: float  # ms / step_ms, 0…1
+    low_share: float | None  # lower 95 % bound from ablation; None: a single trace, no interval
+    step_ms: float
+
+    @property
+    def established(self) -> bool:
+        """Whether the cost counts: moderate or more, and not just by a noisy point estimate."""
+        if self.share < MODERATE_SHARE:
+            return False
+        return self.share >= HIGH_SHARE or self.low_share is None or self.low_share > 0.0
+
+    def part(self, ms: float) -> Cost:
+        """The part of this cost that one cause explains: never more than the whole."""
+        ms = min(max(ms, 0.0), self.ms)
+        scale = ms / self.ms if self.ms > 0 else 0.0
+        low = self.low_share * scale if self.low_share is not None and scale > 0 else self.low_share
+        return Cost(ms=ms, share=self.share * scale, low_share=low, step_ms=self.step_ms)
+
+    @property
+    def severity(self) -> Severity:
+        """High, moderate or a hint by the share; uncertain where the interval does not bear it."""
+        return severity(self.share, self.low_share)
+
+
+def severity(share: float, low_share: float | None = None) -> Severity:
+    """Severity of a share of the step, given the lower end of its interval where there is one."""
+    if share < MODERATE_SHARE:
+        return Severity.LOW
+    needed = HIGH_MIN_LOW_SHARE if share >= HIGH_SHARE else 0.0
+    if low_share is not None and low_share <= needed:
+        return Severity.UNCERTAIN
+    return Severity.HIGH if share >= HIGH_SHARE else Severity.MODERATE
+
+
+def exposed(facts: Facts, part: Part) -> Cost | None:
+    """What `input` or `copy` costs the step; None where nothing measured it."""
+    step_ms = facts.step_ms
+    if step_ms is None or step_ms <= 0:
+        return None
+    low = (facts.shares_low or {}).get(part)
+    share = facts.share(part)
+    if share is None and facts.trace is not None:
+        share = facts.trace.shares.as_dict()[part]
+    if share is None:
+        return None
+    if part == "input" and _no_fetch_seen(facts):
+        return None
+    return Cost(
+        ms=share * step_ms,
+        share=share,
+        low_share=low if low is None or math.isfinite(low) else -1.0,
+        step_ms=step_ms,
+    )
+
+
+def input_cost(facts: Facts) -> Cost | None:
+    """The exposed cost of getting batches where it is established, else None."""
+    cost = exposed(facts, "input")
+    return cost if cost is not None and cost.established else None
+
+
+def copy_cost(facts: Facts) -> Cost | None:
+    """The exposed cost of host-to-device copies where it is established, else None."""
+    cost = exposed(facts, "copy")
+    return cost if cost is not None and cost.established else None
+
+
+def host_share(facts: Facts) -> float | None:
+    """The `host` share of the best estimate, else of the trace."""
+    share = facts.share("host")
+    if share is None and facts.trace is not None:
+        share = facts.trace.shares.host
+    return share
+
+
+def loader_id(facts: Facts) -> str | None:
+    """The loader a finding about fetching belongs to."""
+    return facts.main_loader.id if facts.main_loader is not None else None
+
+
+def num_workers(facts: Facts) -> int | None:
+    """Workers of the loader that feeds the step; None where neither run nor trace says."""
+    loader = facts.main_loader
+    if loader is not None and loader.settings.num_workers is not None:
+        return loader.settings.num_workers
+    if facts.workers is not None:
+        return facts.workers.n_workers
+    if facts.trace is not None and facts.trace.fetch_kind == "single-process":
+        return 0
+    return None
+
+
+def in_background(facts: Facts) -> bool:
+    """Whether a background thread of the training process fetches the batches."""
+    loader = facts.main_loader
+    return loader is not None and loader.settings.background in ("host", "device")
+
+
+def where(spot: LineSpot) -> str:
+    """A line of the user's code as text: `data.py:41 (__getitem__)`."""
+    name = spot.file.replace("\\", "/").rsplit("/", 1)[-1]
+    return f"{name}:{spot.line} ({spot.function})"
+
+
+def _no_fetch_seen(facts: Facts) -> bool:
+    """A trace alone without one loader event: its input share means nothing."""
+    return (
+        facts.step is None
+        and facts.ablation is None
+        and facts.trace is not None
+        and not facts.trace.loader_events
+    )

@@ -1,0 +1,194 @@
+"""Every rule in plain sight, and what is left of their findings once they have been compared.
+
+Not decided here, because the facts they need are not in `Facts`: `slow-rank` (step times of the
+other ranks), `data-parallel` (replicas in use), `tf32-off` (that float32 matmuls dominate),
+`grad-not-set-to-none` (the zero_grad calls), `cudnn-benchmark-off` (that convolutions dominate),
+`bias-before-batchnorm` (the modules in order).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loaderdoctor.facts import Facts
+from loaderdoctor.findings.batch_making import (
+    collate_bound,
+    dataset_format_bound,
+    head_of_line_stall,
+    sampler_bound,
+)
+from loaderdoctor.findings.contention import (
+    gil_contention,
+    pin_thread_bound,
+    thread_oversubscription,
+    workers_share_a_core,
+)
+from loaderdoctor.findings.copies import copy_not_overlapped, many_small_copies, wide_dtype_copy
+from loaderdoctor.findings.host import launch_bound, sync_every_step, work_between_steps
+from loaderdoctor.findings.model import Finding, Kind, Rule, Severity
+from loaderdoctor.findings.pinning import blocking_copy, pageable_copy, pin_ineffective
+from loaderdoctor.findings.saturated import (
+    cpu_saturated_workers,
+    overhead_bound_loader,
+    storage_bound_workers,
+)
+from loaderdoctor.findings.startup import iterator_recreated, worker_startup_each_epoch
+from loaderdoctor.findings.starved import idle_workers, loader_in_main_process, too_few_workers
+from loaderdoctor.findings.storage import cold_storage, many_small_files, memory_short
+
+RULES: tuple[Rule, ...] = (
+    loader_in_main_process,
+    too_few_workers,
+    cpu_saturated_workers,
+    storage_bound_workers,
+    overhead_bound_loader,
+    worker_startup_each_epoch,
+    iterator_recreated,
+    head_of_line_stall,
+    sampler_bound,
+    collate_bound,
+    dataset_format_bound,
+    workers_share_a_core,
+    thread_oversubscription,
+    idle_workers,
+    gil_contention,
+    pin_thread_bound,
+    pin_ineffective,
+    pageable_copy,
+    blocking_copy,
+    copy_not_overlapped,
+    many_small_copies,
+    wide_dtype_copy,
+    sync_every_step,
+    launch_bound,
+    work_between_steps,
+    cold_storage,
+    many_small_files,
+    memory_short,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrule:
+    """Where `winner` is found, `losers` would contradict or repeat it, for this reason."""
+
+    winner: Kind
+    losers: tuple[Kind, ...]
+    reason: str
+    # The winner must explain at least this part of the loser's share.
+    min_part: float = 0.0
+
+
+OVERRULES: tuple[Overrule, ...] = (
+    Overrule(
+        winner=Kind.ITERATOR_RECREATED,
+        losers=(
+            Kind.LOADER_IN_MAIN_PROCESS,
+            Kind.TOO_FEW_WORKERS,
+            Kind.CPU_SATURATED_WORKERS,
+            Kind.STORAGE_BOUND_WORKERS,
+            Kind.OVERHEAD_BOUND_LOADER,
+            Kind.WORKER_STARTUP_EACH_EPOCH,
+            Kind.HEAD_OF_LINE_STALL,
+            Kind.IDLE_WORKERS,
+            Kind.GIL_CONTENTION,
+            Kind.SAMPLER_BOUND,
+        ),
+        reason="with an iterator per step no queue ever fills, so the pool cannot be judged",
+    ),
+    Overrule(
+        winner=Kind.OVERHEAD_BOUND_LOADER,
+        losers=(
+            Kind.LOADER_IN_MAIN_PROCESS,
+            Kind.TOO_FEW_WORKERS,
+            Kind.CPU_SATURATED_WORKERS,
+            Kind.COLLATE_BOUND,
+            Kind.THREAD_OVERSUBSCRIPTION,
+            Kind.GIL_CONTENTION,
+        ),
+        reason="these call for workers or blame collating, which is part of the same overhead",
+    ),
+    Overrule(
+        winner=Kind.WORKERS_SHARE_A_CORE,
+        losers=(
+            Kind.CPU_SATURATED_WORKERS,
+            Kind.TOO_FEW_WORKERS,
+            Kind.STORAGE_BOUND_WORKERS,
+            Kind.THREAD_OVERSUBSCRIPTION,
+        ),
+        reason="workers waiting for one core look starved of CPU, of company or of data",
+    ),
+    Overrule(
+        winner=Kind.THREAD_OVERSUBSCRIPTION,
+        losers=(Kind.CPU_SATURATED_WORKERS, Kind.GIL_CONTENTION),
+        reason="the CPU is full of threads that compete, which is the cause worth naming",
+    ),
+    Overrule(
+        winner=Kind.CPU_SATURATED_WORKERS,
+        losers=(Kind.TOO_FEW_WORKERS,),
+        reason="no CPU is left for more workers",
+    ),
+    Overrule(
+        winner=Kind.IDLE_WORKERS,
+        losers=(Kind.TOO_FEW_WORKERS,),
+        reason="more workers would idle too",
+    ),
+    Overrule(
+        winner=Kind.PIN_THREAD_BOUND,
+        losers=(Kind.TOO_FEW_WORKERS,),
+        reason="batches are ready and wait to be pinned",
+    ),
+    Overrule(
+        winner=Kind.SAMPLER_BOUND,
+        losers=(Kind.LOADER_IN_MAIN_PROCESS, Kind.TOO_FEW_WORKERS),
+        reason="the sampler stays in the training process whatever the workers do",
+        min_part=0.5,
+    ),
+    Overrule(
+        winner=Kind.HEAD_OF_LINE_STALL,
+        losers=(Kind.TOO_FEW_WORKERS,),
+        reason="ready batches are waiting: the pool is out of order, not too small",
+        min_part=2.0,
+    ),
+    Overrule(
+        winner=Kind.PIN_INEFFECTIVE,
+        losers=(Kind.PAGEABLE_COPY,),
+        reason="it would advise pin_memory=True, which the user has already",
+    ),
+    Overrule(
+        winner=Kind.MANY_SMALL_COPIES,
+        losers=(Kind.COPY_NOT_OVERLAPPED,),
+        reason="what such copies cost is the calls, which a side stream pays as well",
+        min_part=1.0,
+    ),
+)
+
+_ORDER = {
+    Severity.HIGH: 0,
+    Severity.MODERATE: 1,
+    Severity.UNCERTAIN: 2,
+    Severity.LOW: 3,
+    Severity.NONE: 4,
+}
+
+
+def find(facts: Facts) -> tuple[Finding, ...]:
+    """The findings of every rule, worst first, without those that a better one overrules."""
+    found = [finding for rule in RULES if (finding := rule(facts)) is not None]
+    kept = without_overruled(found)
+    return tuple(sorted(kept, key=lambda x: (_ORDER[x.severity], -(x.share or 0.0))))
+
+
+def without_overruled(found: list[Finding]) -> list[Finding]:
+    """Findings that no other one contradicts or repeats; an overruled one still overrules none."""
+    by_kind = {x.kind: x for x in found}
+    gone: set[Kind] = set()
+    for rule in OVERRULES:
+        winner = by_kind.get(rule.winner)
+        if winner is None or rule.winner in gone:
+            continue
+        for kind in rule.losers:
+            loser = by_kind.get(kind)
+            if loser is not None and (winner.share or 0.0) >= rule.min_part * (loser.share or 0.0):
+                gone.add(kind)
+    return [x for x in found if x.kind not in gone]

@@ -1,0 +1,160 @@
+"""The loop waits because too little makes its batches: the loop alone, or too small a pool."""
+
+from __future__ import annotations
+
+from loaderdoctor.facts import Facts
+from loaderdoctor.findings.capacity import (
+    batch_ms,
+    pool_falls_short_ms,
+    rest_ms,
+    worker_limit,
+    workers_needed,
+)
+from loaderdoctor.findings.exposure import (
+    MODERATE_SHARE,
+    in_background,
+    input_cost,
+    loader_id,
+    num_workers,
+)
+from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.findings.wording import ms, of_step, plural
+
+# Workers that wait for work this much of their life have room: the pool is not what is short.
+# (A pool that falls short never waits, but for its own start and the window's edges.)
+MAX_IDLE_SHARE = 0.5
+
+
+def loader_in_main_process(facts: Facts) -> Finding | None:
+    """The training loop makes its batches itself, and the step waits while it does.
+
+    Decides on: exposed input time of a loop whose loader has no workers (its settings, or the
+    single-process fetches of a trace).
+    Abstains: no exposed input time, workers or a background thread fetch, or neither the settings
+    nor the trace say who fetches.
+    Fooled by: a dataset that waits for another process of the user's own; the wait is real, but
+    workers only move it.
+    """
+    if num_workers(facts) != 0 or in_background(facts):
+        return None
+    cost = input_cost(facts)
+    if cost is None:
+        return None
+    needed, limit = workers_needed(facts), worker_limit(facts)
+    return Finding(
+        kind=Kind.LOADER_IN_MAIN_PROCESS,
+        severity=cost.severity,
+        share=cost.share,
+        loader=loader_id(facts),
+        summary=(
+            f"The loop makes its batches itself (num_workers=0): {of_step(cost)}, and nothing "
+            f"overlaps it.{_need_sentence(needed, limit)}"
+        ),
+        evidence={
+            "num_workers": 0,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+            "batch_ms": batch_ms(facts),
+            "rest_of_step_ms": rest_ms(facts),
+            "num_workers_needed": needed,
+            "num_workers_limit": limit,
+            "cpu_share": facts.workers.cpu_share if facts.workers is not None else None,
+        },
+        advice=None if facts.machine is not None else "Let DataLoader workers make the batches.",
+    )
+
+
+def too_few_workers(facts: Facts) -> Finding | None:
+    """The pool makes batches more slowly than the step uses them, and the machine has room.
+
+    Decides on: mean batch cost over whole worker cycles / num_workers against the rest of the
+    step, and the workers this machine can feed.
+    Abstains: batch cost or rest of the step not recorded (a trace alone knows neither the number
+    of workers nor their cost).
+    Fooled by: workers that slow each other down (a shared disk or lock): the batch cost then grows
+    with the pool, which only a trial shows.
+    """
+    n, short = num_workers(facts), pool_falls_short_ms(facts)
+    cost, workers = input_cost(facts), facts.workers
+    if not n or not short or cost is None or workers is None:
+        return None
+    if workers.idle_share is not None and workers.idle_share > MAX_IDLE_SHARE:
+        return None
+    needed, limit = workers_needed(facts), worker_limit(facts)
+    if limit is not None and n >= limit:
+        return None
+    explained = cost.part(short)
+    if explained.share < MODERATE_SHARE:
+        return None
+    return Finding(
+        kind=Kind.TOO_FEW_WORKERS,
+        severity=explained.severity,
+        share=explained.share,
+        loader=loader_id(facts),
+        summary=(
+            f"{plural(n, 'worker')} hand out a batch every {ms(workers.batch_ms / n)} on average, "
+            f"the rest of the step takes {ms(rest_ms(facts))}: the loop waits "
+            f"{of_step(cost)}.{_need_sentence(needed, limit)}"
+        ),
+        evidence={
+            "num_workers": n,
+            "batch_ms": workers.batch_ms,
+            "supply_ms_per_batch": workers.batch_ms / n,
+            "rest_of_step_ms": rest_ms(facts),
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+            "num_workers_needed": needed,
+            "num_workers_limit": limit,
+            "worker_idle_share": workers.idle_share,
+            "cpu_share": workers.cpu_share,
+        },
+    )
+
+
+def idle_workers(facts: Facts) -> Finding | None:
+    """Some workers never make a batch while the loop waits for the others.
+
+    Decides on: workers without a single batch in the window, and exposed input time.
+    Abstains: no worker records, or so few batches that the window just missed some workers.
+    Fooled by: an epoch with fewer batches than workers, where idling is right and costs nothing
+    but memory.
+    """
+    workers, cost = facts.workers, input_cost(facts)
+    if workers is None or cost is None or workers.n_workers < 2 or workers.n_idle_workers < 1:
+        return None
+    loader = facts.main_loader
+    iterable = loader is not None and loader.kind == "iterable"
+    # A map-style loader deals batches in turn: after this many rounds each worker had some.
+    if not iterable and workers.n_batches < 4 * workers.n_workers:
+        return None
+    busy = workers.n_workers - workers.n_idle_workers
+    why = "its stream has fewer shards than workers" if iterable else "they were given no batch"
+    return Finding(
+        kind=Kind.IDLE_WORKERS,
+        severity=cost.severity,
+        share=cost.share,
+        loader=loader_id(facts),
+        summary=(
+            f"{workers.n_idle_workers} of {workers.n_workers} workers made no batch ({why}): "
+            f"{plural(busy, 'worker')} make all of them while the loop waits {of_step(cost)}. "
+            "Split the data into at least as many shards as workers."
+        ),
+        evidence={
+            "num_workers": workers.n_workers,
+            "n_idle_workers": workers.n_idle_workers,
+            "n_batches": workers.n_batches,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+        advice="Give every worker its own shards (get_worker_info() in __iter__), or use as many "
+        f"workers as there are shards ({busy}).",
+    )
+
+
+def _need_sentence(needed: int | None, limit: int | None) -> str:
+    if needed is None:
+        return " Let workers make the batches while the step runs."
+    text = f" {plural(needed, 'worker')} would keep up"
+    if limit is not None and needed > limit:
+        return f"{text}, but this machine feeds about {limit}."
+    return f"{text}."

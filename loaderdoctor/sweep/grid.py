@@ -79,16 +79,20 @@ def worker_counts(usable_cpus: float) -> tuple[int, ...]:
     return tuple(sorted({0, *doubled, cpus, math.ceil(cpus * BEYOND_CPUS)}))
 
 
-def default_trials(observed: Observed) -> tuple[Settings, ...]:
+def default_trials(
+    observed: Observed, axes: Sequence[str] = tuple(AXES_BY_NAME)
+) -> tuple[Settings, ...]:
     """Trial 0 and a set for this machine: about 15 on two cores, about 30 with an accelerator.
 
+    `axes` are those that mean something for this loop; the others stay as they are.
     Not the full product: each family varies what can interact (workers with prefetch and with
     persistence, pinning with non_blocking, a background thread with and without workers).
     """
     counts = worker_counts(observed.environment.usable_cpus)
     accelerator = observed.device is not None
     families = _accelerator_families(counts) if accelerator else _cpu_families(counts)
-    return _trials(families, observed)
+    wanted = [{axis: v for axis, v in family.items() if axis in axes} for family in families]
+    return _trials([family for family in wanted if family], observed)
 
 
 def _cpu_families(counts: tuple[int, ...]) -> tuple[Grid, ...]:

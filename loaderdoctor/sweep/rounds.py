@@ -1,6 +1,6 @@
 """Measures the trials of a sweep: shuffled rounds in a running loop, within a time budget.
 
-    plain window → calibration round → ranked rounds → confirmation → traces → plain window
+    plain → calibration round → ranked rounds → confirmation → ablation → traces → plain
 
 The calibration round (short windows) finds what each trial costs; the ranked rounds are planned
 from that and re-planned after each. Then the candidate is measured against the loop's own
@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from loaderdoctor.instrument.bench import BenchLike
 
 # Parts of the budget: the calibration round aims at the first, ranking ends by the second,
-# confirmation by the third; traces take the rest (without traces the others stretch).
+# confirmation by the third, ablation by the fourth; traces take the rest. Where there are no
+# traces, or no ablation either, the others stretch.
 CALIBRATE_SHARE = 0.15
-RANK_SHARE = 0.70
-CONFIRM_SHARE = 0.85
+RANK_SHARE = 0.62
+CONFIRM_SHARE = 0.75
+ABLATE_SHARE = 0.87
 # A calibration window: long enough to rank by in a pinch, short enough for 40 trials in 120 s.
 CALIBRATE_WINDOW_S = 0.5
 # No visit may run longer than this many times what was planned, plus a worker pool's slow start.
@@ -59,7 +61,8 @@ class Sweep:
     """Drives one sweep over a bench; `run` it once.
 
     `reopen` starts the measuring process again after a trial took it down, where it may (the
-    loop is a recipe, or the user said so); it returns a bench whose loop is warm.
+    loop is a recipe, or the user said so); it returns a bench whose loop is warm. `ablate` is
+    called once with the bench and the seconds it may take.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Sweep:
         *,
         on_progress: Callable[[Progress], None] | None = None,
         reopen: Callable[[], BenchLike] | None = None,
+        ablate: Callable[[BenchLike, float], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.outcome = Outcome(trials=[Trial(index=i, settings=s) for i, s in enumerate(settings)])
@@ -79,6 +83,7 @@ class Sweep:
         self._options = options
         self._on_progress = on_progress
         self._reopen = reopen
+        self._ablate = ablate
         self._clock = clock
         self._rng = random.Random(options.seed)
         self._ids = count(1)
@@ -94,7 +99,10 @@ class Sweep:
         self._step_s = max(sum(steps) / max(1, len(steps)) / 1e9, 1e-6)
 
     def run(self) -> Outcome:
-        """Every phase; ends early without an exception where no more can be measured."""
+        """Every phase; ends early without an exception where no more can be measured.
+
+        A RunError of the measuring process ends it as well as the script's own end.
+        """
         try:
             for trial in self.outcome.trials:
                 if reason := withheld_reason(trial.settings, self._observed):
@@ -103,9 +111,11 @@ class Sweep:
             self._calibrate()
             self._rank()
             self._confirm()
+            if self._ablate is not None:
+                self._ablate(self._bench, self._left_s(ABLATE_SHARE))
             self._trace()
             self._plain()
-        except _SweepOverError as over:
+        except (_SweepOverError, RunError) as over:
             self.outcome.ended = "script-over"
             self.outcome.ended_reason = str(over)
         except KeyboardInterrupt:
@@ -341,7 +351,10 @@ class Sweep:
 
     def _end_s(self, share: float) -> float:
         """Seconds from the start at which a phase should end."""
-        scale = 1.0 if self._options.trace_dir is not None else 1.0 / CONFIRM_SHARE
+        if self._options.trace_dir is not None:
+            scale = 1.0
+        else:
+            scale = 1.0 / (CONFIRM_SHARE if self._ablate is None else ABLATE_SHARE)
         return min(1.0, share * scale) * self._options.budget_s
 
     def _left_s(self, share: float) -> float:

@@ -54,6 +54,12 @@ def test_a_trial_that_means_the_loops_own_settings_is_left_out() -> None:
     assert Settings(num_workers=2, prefetch_factor=4, persistent_workers=True) in trials
 
 
+def test_axes_that_mean_nothing_for_a_recipe_are_left_alone() -> None:
+    trials = default_trials(observed(), ("num_workers", "background"))
+    assert {name for t in trials for name in t.changed()} == {"num_workers", "background"}
+    assert default_trials(observed(), ()) == (AS_IS,)
+
+
 def test_grid_words_take_lists_ranges_and_words() -> None:
     grid = parse_grid(["num_workers=0:8:4,3", "persistent_workers=yes,no", "background=off,host"])
     assert grid == {

@@ -301,6 +301,25 @@ def test_traces_are_taken_after_all_timing_and_the_loops_own_first(tmp_path: Pat
     assert len(set(paths)) == len(paths)
 
 
+def test_ablation_comes_after_ranking_and_before_traces(tmp_path: Path) -> None:
+    bench = SimulatedBench(workers_help, OWN)
+    seen = observed()
+    called: list[tuple[int, float]] = []
+    sweep = Sweep(
+        bench,
+        seen,
+        default_trials(seen),
+        Options(budget_s=60.0, trace_dir=tmp_path),
+        clock=bench.clock,
+        ablate=lambda _, left_s: called.append((len(bench.log), left_s)),
+    )
+    sweep.run()
+    ((at, left_s),) = called
+    assert left_s > 0
+    assert not any(r.trace_path for r in bench.log[:at])
+    assert all(r.trace_path for r in bench.log[at:-1])
+
+
 def test_no_timed_window_is_a_traced_one(tmp_path: Path) -> None:
     outcome, _ = swept(SimulatedBench(workers_help, OWN), trace_dir=tmp_path)
     for trial in outcome.trials:

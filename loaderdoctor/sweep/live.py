@@ -1,0 +1,134 @@
+"""What the user sees while a sweep runs: the table filling, a bar, the time left. On stderr.
+
+Where stderr is no terminal, a plain line tells each phase and round instead.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from loaderdoctor.report import format as fmt
+from loaderdoctor.sweep.outcome import PhaseName, Progress
+from loaderdoctor.sweep.trials import Trial
+
+PHASES: dict[PhaseName, str] = {
+    "plain": "the loop as it is",
+    "calibrate": "first visit to each trial",
+    "rank": "round {round} of {n_rounds}",
+    "confirm": "confirming the candidate, pair {round} of {n_rounds}",
+    "trace": "tracing, {round} of {n_rounds}",
+}
+# Rows beside the table's that the display needs.
+_FRAME = 6
+_BAR_WIDTH = 30
+# Columns beside the settings with their gaps: `>12`, `ms/step`, `visits`.
+_FIGURES_WIDTH = 26
+
+
+class LiveSweep:
+    """Shows progress as a context manager; call `show` for each `Progress`."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._live: Live | None = None
+        self._told: str | None = None
+
+    def __enter__(self) -> LiveSweep:
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, transient=True, auto_refresh=False)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(Text(text, style="dim"))
+
+    def show(self, progress: Progress) -> None:
+        """The state after one more window."""
+        if self._live is not None:
+            self._live.update(self.render(progress), refresh=True)
+            return
+        line = headline(progress)
+        if line != self._told:
+            self._told = line
+            self._console.print(Text(f"{line}, about {fmt.seconds(progress.left_s)} left"))
+
+    def render(self, progress: Progress) -> Group:
+        """The whole display for one state."""
+        bar = ProgressBar(total=1.0, completed=progress.done_share, width=_BAR_WIDTH)
+        status = Table.grid(padding=(0, 2))
+        status.add_row(
+            bar, headline(progress), Text(f"{fmt.seconds(progress.left_s)} left", style="dim")
+        )
+        width, height = self._console.size
+        table = trial_table(progress, max_rows=height - _FRAME, width=width)
+        return Group(table, status)
+
+
+def headline(progress: Progress) -> str:
+    """The phase in words."""
+    return PHASES[progress.phase].format(round=progress.round, n_rounds=progress.n_rounds)
+
+
+def trial_table(progress: Progress, *, max_rows: int, width: int = 80) -> Table:
+    """Trials with their mean step so far, fastest first once all were visited.
+
+    A terminal too low for all of them shows the loop's own and the fastest.
+    """
+    table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
+    table.add_column("#", justify="right")
+    table.add_column(
+        "settings", overflow="ellipsis", no_wrap=True, max_width=max(8, width - _FIGURES_WIDTH)
+    )
+    table.add_column("ms/step", justify="right")
+    table.add_column("visits", justify="right")
+    trials = list(progress.trials)
+    if progress.phase not in ("plain", "calibrate"):
+        trials.sort(key=lambda trial: mean_step_ms(trial) or float("inf"))
+    shown = trials if len(trials) <= max_rows else _own_and_first(trials, max(2, max_rows - 1))
+    fastest = min((ms for t in trials if (ms := mean_step_ms(t)) is not None), default=None)
+    for trial in shown:
+        step_ms = mean_step_ms(trial)
+        best = step_ms is not None and step_ms == fastest
+        style = "green" if best else "dim" if trial.status != "ok" or trial.dropped else ""
+        marker = ">" if trial.index == progress.trial else ""
+        table.add_row(
+            f"{marker}{trial.index}",
+            trial.settings.label() if trial.index else "as is (the loop's own)",
+            trial.status if trial.status != "ok" else fmt.number(step_ms) if step_ms else "…",
+            str(len(trial.visits)) if trial.visits else "",
+            style=style,
+        )
+    if len(shown) < len(trials):
+        table.add_row("", f"… and {len(trials) - len(shown)} more", "", "", style="dim")
+    return table
+
+
+def mean_step_ms(trial: Trial) -> float | None:
+    """Mean step within epochs over the ranked windows, else over the first visit."""
+    visits = trial.of("rank") or trial.visits
+    if not visits or trial.status != "ok":
+        return None
+    return sum(visit.times.within_ms for visit in visits) / len(visits)
+
+
+def _own_and_first(trials: list[Trial], n_shown: int) -> list[Trial]:
+    first = trials[:n_shown]
+    own = next(trial for trial in trials if trial.index == 0)
+    return first if own in first else [*first[:-1], own]

@@ -1,0 +1,108 @@
+"""A sweep's results as the report holds them: trials, the best, warnings. Converts only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from loaderdoctor.attribution.shares import Shares
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.report.model import Best, Interval, ReportWarning
+from loaderdoctor.report.model import Shares as SharesRow
+from loaderdoctor.report.model import Trial as TrialRow
+from loaderdoctor.sweep.outcome import Outcome
+from loaderdoctor.sweep.rank import Ranking, Result
+
+# A baseline that changed by more than this from the first to the last round is told: it is
+# several times the noise of window means (about 2 %), and pairing by round removes only its mean.
+DRIFT = 0.10
+# Trial 0 against the running loop before and after the sweep: more than this is told.
+REOPENED = 0.15
+
+
+def trial_rows(
+    ranking: Ranking, shares: Mapping[int, Shares], traces: Mapping[int, str]
+) -> tuple[TrialRow, ...]:
+    """One row a trial. `shares` and `traces` (as the report names them) are by trial index."""
+    return tuple(
+        _row(result, shares.get(result.index), traces.get(result.index))
+        for result in ranking.results
+    )
+
+
+def best_row(ranking: Ranking) -> Best | None:
+    """The fastest trial and those that can't be told from it."""
+    if ranking.best is None:
+        return None
+    return Best(trial=ranking.best, tied_with=ranking.tied_with)
+
+
+def warning_rows(outcome: Outcome, ranking: Ranking) -> tuple[ReportWarning, ...]:
+    """What the reader must know about how the sweep went."""
+    rows = [ReportWarning(kind=kind, text=text) for kind, text in outcome.notes]
+    if outcome.ended != "done":
+        rows.append(ReportWarning(kind=f"sweep-{outcome.ended}", text=outcome.ended_reason or ""))
+    if ranking.drift is not None and abs(ranking.drift - 1) > DRIFT:
+        word = "slower" if ranking.drift > 1 else "faster"
+        change = abs(ranking.drift - 1)
+        rows.append(
+            ReportWarning(
+                kind="drift",
+                text=f"the loop's own settings became {change:.0%} {word} during the sweep; trials "
+                "are compared within rounds, which removes most of it",
+            )
+        )
+    if (text := _unlike_the_loop(outcome, ranking)) is not None:
+        rows.append(ReportWarning(kind="baseline-unlike-loop", text=text))
+    return tuple(rows)
+
+
+def _unlike_the_loop(outcome: Outcome, ranking: Ranking) -> str | None:
+    """Trial 0 is a loader of ours with the user's settings: it must cost what the user's does."""
+    own = ranking.results[0].within_ms if ranking.results else None
+    steps = [
+        (window.device_step_ns or window.host_step_ns, set(window.boundary_steps))
+        for window in outcome.plain
+    ]
+    inside = [ns / 1e6 for times, skip in steps for i, ns in enumerate(times) if i not in skip]
+    if own is None or not own.bounded or not inside:
+        return None
+    plain_ms = sum(inside) / len(inside)
+    far = abs(plain_ms / own.value - 1) > REOPENED
+    if not far or own.low <= plain_ms <= own.high:
+        return None
+    return (
+        f"the running loop took {plain_ms:.3g} ms a step before and after the sweep, its loader "
+        f"opened again with the same settings {own.value:.3g} ms: trials compare with the latter"
+    )
+
+
+def _row(result: Result, shares: Shares | None, trace: str | None) -> TrialRow:
+    return TrialRow(
+        settings=result.settings.as_dict(),
+        label=result.settings.label(),
+        status=result.status,
+        reason=result.reason,
+        step_ms=_value(result.wall_ms),
+        step_ms_ci=_interval(result.wall_ms),
+        samples_per_s=result.samples_per_s,
+        within_epoch_ms=_value(result.within_ms),
+        startup_s=result.startup_s,
+        epoch_s=result.epoch_s,
+        shares=SharesRow(**shares.as_dict()) if shares is not None else None,
+        gpu_peak_allocated_bytes=result.gpu_peak_allocated_bytes,
+        gpu_peak_reserved_bytes=result.gpu_peak_reserved_bytes,
+        host_bytes=result.host_bytes,
+        trace=trace,
+        n_windows=len(result.by_round_ms),
+        window_ms=tuple(ms for _, ms in result.by_round_ms),
+    )
+
+
+def _value(estimate: Estimate | None) -> float | None:
+    return estimate.value if estimate is not None else None
+
+
+def _interval(estimate: Estimate | None) -> Interval | None:
+    if estimate is None or not estimate.bounded:
+        return None
+    return (estimate.low, estimate.high)

@@ -1,4 +1,4 @@
-"""Can a loader be opened again, and do its workers share an iterable dataset's work?
+"""Whether a loader can be opened again, and whether workers share an iterable dataset's work.
 
 Both are read off the objects and the bytecode: calling the user's `__iter__` would already take
 what can be had only once.

@@ -30,6 +30,7 @@ class TrialPickle:
 
     pickles: bool | None
     error: str | None
+    shared_bytes: int  # CPU tensors, which spawn moves into /dev/shm, once for all workers
     n_bytes: int  # what each spawned worker would hold; up to the limit where that was reached
     cuda_tensors: bool
 
@@ -62,8 +63,8 @@ class _CountingPickler(ForkingPickler):
 
     def __init__(self, sink: _Sink) -> None:
         super().__init__(sink, pickle.HIGHEST_PROTOCOL)
-        self._deadline_sink = sink
         self.content_bytes = 0
+        self.shared_bytes = 0
         self.cuda_tensors = False
 
     def reducer_override(self, obj: Any) -> Any:
@@ -71,9 +72,8 @@ class _CountingPickler(ForkingPickler):
             self.cuda_tensors = self.cuda_tensors or obj.device.type == "cuda"
             if obj.requires_grad and not obj.is_leaf:
                 raise pickle.PicklingError("a tensor with a gradient history can't be pickled")
-            if obj.device.type == "cpu" and obj.layout == torch.strided:
-                return int, ()  # travels as shared memory: no bytes of its own for a worker
-            self.content_bytes += obj.numel() * obj.element_size()
+            if obj.device.type == "cpu" and not obj.is_shared():  # type: ignore[no-untyped-call]
+                self.shared_bytes += obj.numel() * obj.element_size()
             return int, ()
         if isinstance(obj, np.ndarray) and obj.dtype != np.dtype(object):
             self.content_bytes += obj.nbytes
@@ -108,6 +108,7 @@ def trial_pickle(
     return TrialPickle(
         pickles=pickles,
         error=error,
+        shared_bytes=pickler.shared_bytes,
         n_bytes=sink.n_bytes + pickler.content_bytes,
         cuda_tensors=pickler.cuda_tensors,
     )

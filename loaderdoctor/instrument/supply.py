@@ -23,7 +23,9 @@ MIN_SEEN = 3
 class Source(Protocol):
     """Something the loop can be fed from instead of the loader's own iterator."""
 
-    startup_ns: int | None  # opening to first batch; None: not opened here, or no batch yet
+    @property
+    def startup_ns(self) -> int | None:
+        """Opening to first batch; None: not opened here, or no batch yet."""
 
     def next_batch(self) -> Any:
         """The next batch. Raises StopIteration at the end of the data."""

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from loaderdoctor.instrument.feeds import Feed
+from loaderdoctor.instrument.epoch_feeds import EpochFeed
 from loaderdoctor.instrument.protocol import BoundaryRecord
 
 # Fetches of the loader alone that tell a boundary from a steady fetch are given up after this.
@@ -24,7 +24,7 @@ class EpochSource:
 
     def __init__(
         self,
-        open_feed: Callable[[], Feed],
+        open_feed: Callable[[], EpochFeed],
         *,
         cycle: int,
         after: Callable[[bool], None],
@@ -40,7 +40,7 @@ class EpochSource:
         self.boundaries: list[BoundaryRecord] = []  # epochs that ended, oldest first
         self._opened_ns = time.perf_counter_ns()
         try:
-            self._feed: Feed | None = self._open()
+            self._feed: EpochFeed | None = self._open()
         except BaseException:
             after(True)
             raise
@@ -109,14 +109,14 @@ class EpochSource:
         while not done() and self.drop(1):
             pass
 
-    def _next(self, feed: Feed) -> Any:
+    def _next(self, feed: EpochFeed) -> Any:
         try:
             return feed.next()
         except TimeoutError:
             self._stuck = True
             raise
 
-    def _open(self) -> Feed:
+    def _open(self) -> EpochFeed:
         with warnings.catch_warnings():
             # torch warns of more workers than CPUs; that is what the trial is to find out.
             warnings.simplefilter("ignore")

@@ -7,7 +7,6 @@ another `non_blocking` (trials). One of them at a time; see h2d for what they se
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, deque
 from typing import Any
 
@@ -15,10 +14,10 @@ import torch
 from torch import Tensor
 
 from loaderdoctor.instrument.batch_tree import UnsupportedBatch, tensors
-from loaderdoctor.instrument.call_sites import CallSite, user_call_site
 from loaderdoctor.instrument.free_copies import FreeCopies
 from loaderdoctor.instrument.h2d import H2DCall, H2DHook
 from loaderdoctor.instrument.protocol import TransferRecord
+from loaderdoctor.instrument.sites import Site, user_site
 
 __all__ = ["ForceTransfer", "FreeCopies", "TransferObserver"]
 
@@ -35,7 +34,7 @@ class TransferObserver(H2DHook):
 
     def __init__(self, device_type: str | None = None) -> None:
         super().__init__(device_type)
-        self._steps: deque[list[tuple[CallSite, TransferRecord]]] = deque(maxlen=MAX_STEPS)
+        self._steps: deque[list[tuple[Site, TransferRecord]]] = deque(maxlen=MAX_STEPS)
         # of each batch: address of a tensor -> where in the batch, shape and dtype
         self._batches: deque[dict[int, tuple[str, torch.Size, torch.dtype]]] = deque(
             maxlen=MAX_BATCHES
@@ -64,9 +63,8 @@ class TransferObserver(H2DHook):
         """Make the call and record it."""
         result = call.make()
         if self._steps:
-            site = user_call_site(sys._getframe(1))
-            if site is not None:
-                self._steps[-1].append((site, self._record(call, site)))
+            site = user_site()
+            self._steps[-1].append((site, self._record(call, site)))
         return result
 
     def records(self) -> tuple[TransferRecord, ...]:
@@ -89,12 +87,12 @@ class TransferObserver(H2DHook):
         usual = lengths.most_common(1)[0][0]
         return tuple(next(step for step in reversed(normal) if len(step) == usual))
 
-    def _record(self, call: H2DCall, site: CallSite) -> TransferRecord:
+    def _record(self, call: H2DCall, site: Site) -> TransferRecord:
         source = call.source
         plain = source.layout == torch.strided
         return TransferRecord(
             call=call.name,
-            site=site.site,
+            site=site.label,
             code=site.code,
             shape=tuple(source.shape),
             dtype=str(source.dtype).removeprefix("torch."),

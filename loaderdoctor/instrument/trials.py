@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
+from loaderdoctor.instrument.epoch_feeds import BackgroundFeed, EpochFeed, LoaderFeed, shut_down
 from loaderdoctor.instrument.epochs import EpochSource
-from loaderdoctor.instrument.feeds import BackgroundFeed, Feed, LoaderFeed, shut_down
 from loaderdoctor.instrument.movers import Mover
 from loaderdoctor.instrument.protocol import TensorRecord, TransferRecord
 from loaderdoctor.instrument.resident import ResidentSource
@@ -125,7 +125,7 @@ def _epochs(
     if to_device is not None and to_device.device.type == "cuda":
         context = _same_stream(to_device.device)
 
-    def open_feed() -> Feed:
+    def open_feed() -> EpochFeed:
         feed = LoaderFeed(open_iter(loader))
         if effective.background in (None, "off"):
             return feed

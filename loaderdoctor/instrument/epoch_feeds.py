@@ -1,0 +1,169 @@
+"""One epoch's stream of batches, as the sources read it: from a loader, or from its thread.
+
+`LoaderFeed` reads a torch iterator; `BackgroundFeed` reads it through a
+prefetch_generator.BackgroundGenerator. Both can be ended early the way an epoch ends, and be
+closed in bounded time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from prefetch_generator import BackgroundGenerator
+from torch.utils.data import _utils
+
+# How long a thread or worker that doesn't react is waited for.
+CLOSE_LIMIT_S = 10.0
+
+
+class EpochFeed(Protocol):
+    """Batches of one epoch."""
+
+    def next(self) -> Any:
+        """The next batch. Raises StopIteration at the epoch's end, TimeoutError when stuck."""
+
+    def end_early(self) -> None:
+        """Draw no further samples: what is under way still comes, then the epoch ends."""
+
+    def retire(self) -> None:
+        """The epoch is over: leave nothing that only it needed."""
+
+    def close(self, *, stuck: bool) -> None:
+        """Stop everything, workers included. `stuck`: don't wait for them first."""
+
+
+class LoaderFeed:
+    """A DataLoader's raw iterator."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+
+    def next(self) -> Any:
+        """The iterator's next batch; torch's own time-out becomes a TimeoutError."""
+        try:
+            return next(self._iterator)
+        except RuntimeError as error:
+            if "timed out" in str(error):
+                raise TimeoutError(str(error)) from error
+            raise
+
+    def end_early(self) -> None:
+        """Its sampler has no further index."""
+        if hasattr(self._iterator, "_sampler_iter"):
+            self._iterator._sampler_iter = iter(())
+
+    def retire(self) -> None:
+        """Nothing: torch ends its workers itself, or keeps them where they persist."""
+
+    def close(self, *, stuck: bool) -> None:
+        """Shut the workers down, killed where stuck."""
+        iterator, self._iterator = self._iterator, iter(())
+        shut_down(iterator, stuck=stuck)
+
+
+class BackgroundFeed:
+    """A feed read ahead by a thread, which also runs `prepare` on each batch.
+
+    BackgroundGenerator 1.0.3 has no stop: its thread ends when its generator does, and not before
+    there is room in its queue, so both are seen to here.
+    """
+
+    def __init__(
+        self,
+        inner: EpochFeed,
+        prepare: Callable[[Any], Any],
+        limit_s: float,
+        context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
+        self._inner = inner
+        self._limit_s = limit_s
+        self._stop = threading.Event()
+        self._thread = BackgroundGenerator(self._batches(prepare, context))
+        self._thread.name = "loaderdoctor-background"
+
+    def next(self) -> Any:
+        """The next batch of the thread's queue, or what it failed with."""
+        # As BackgroundGenerator.next, which waits without a limit.
+        if not self._thread.Continue:
+            raise StopIteration
+        try:
+            came, item = self._thread.queue.get(timeout=self._limit_s)
+        except queue.Empty:
+            raise TimeoutError(f"no batch from the thread within {self._limit_s:g} s") from None
+        if came:
+            return item
+        self._thread.Continue = False
+        raise item
+
+    def end_early(self) -> None:
+        """The loader's sampler has no further index."""
+        self._inner.end_early()
+
+    def retire(self) -> None:
+        """The thread is at its end: let it finish."""
+        self._end_thread(CLOSE_LIMIT_S)
+        self._inner.retire()
+
+    def close(self, *, stuck: bool) -> None:
+        """End the thread, then the loader; the loader first where the thread waits for it."""
+        self._stop.set()
+        if stuck or not self._end_thread(CLOSE_LIMIT_S):
+            self._inner.close(stuck=True)
+            self._end_thread(CLOSE_LIMIT_S)
+        else:
+            self._inner.close(stuck=False)
+
+    def _batches(
+        self,
+        prepare: Callable[[Any], Any],
+        context: Callable[[], contextlib.AbstractContextManager[Any]],
+    ) -> Iterator[Any]:
+        with context():
+            while not self._stop.is_set():
+                try:
+                    batch = self._inner.next()
+                except StopIteration:
+                    return
+                yield prepare(batch)
+                del batch
+
+    def _end_thread(self, limit_s: float) -> bool:
+        """Make room in the queue until the thread is gone; whether it went."""
+        self._stop.set()
+        deadline = time.monotonic() + limit_s
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._thread.queue.get_nowait()
+            self._thread.join(timeout=0.005)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._thread.queue.get_nowait()
+        return not self._thread.is_alive()
+
+
+def shut_down(iterator: Any, *, stuck: bool) -> None:
+    """End a torch iterator's workers and pin-memory thread; at once where they are stuck."""
+    if not hasattr(iterator, "_shutdown_workers"):
+        return
+    if stuck:
+        # Not to be waited for five seconds each, nor reported by torch's SIGCHLD handler.
+        with contextlib.suppress(Exception):
+            if iterator._worker_pids_set:
+                _utils.signal_handling._remove_worker_pids(  # type: ignore[attr-defined]
+                    id(iterator)
+                )
+                iterator._worker_pids_set = False
+        for worker in iterator._workers:
+            worker.kill()
+    iterator._shutdown_workers()
+    # A persistent, pinned iterator is kept in a set of torch's until the process exits.
+    with contextlib.suppress(Exception):
+        from torch.utils.data import dataloader
+
+        dataloader._persistent_workers_atexit.discard(iterator)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loaderdoctor.trace.columns import Category, Spans, Thread
+from loaderdoctor.trace.columns import ABSENT, DEVICE_CATEGORIES, Category, Spans, Thread
 from loaderdoctor.trace.wire import Event, category_of
 
 # Kinds of events ("ph") that are no spans and that we have no use for: flows, instants, counters,
@@ -67,16 +67,28 @@ class Rows:
         order = np.argsort(start, kind="stable")
         start = start[order]
         name = self._take("name", np.int32)[order]
+        thread = self._take("thread", np.int32)[order]
+        category = self._category(self._take("category", np.int32)[order], name)
+        device = self._take("device", np.int32)[order]
+        stream = self._take("stream", np.int32)[order]
+        # A device row's track is its device and stream; XPU kernels and annotations on a stream
+        # name them nowhere else.
+        on_device = np.isin(category, (*DEVICE_CATEGORIES, Category.GPU_ANNOTATION))
+        for column, place in ((device, 0), (stream, 1)):
+            missing = on_device & (column == ABSENT)
+            if missing.any():
+                track = [_fitted(_number(key[place]), np.int32) for key in self._threads]
+                column[missing] = np.array(track, dtype=np.int32)[thread[missing]]
         spans = Spans(
             start_ns=start,
             end_ns=start + self._take("length_ns", np.int64)[order],
-            category=self._category(self._take("category", np.int32)[order], name),
+            category=category,
             name=name,
-            thread=self._take("thread", np.int32)[order],
+            thread=thread,
             correlation=self._take("correlation", np.int64)[order],
             external_id=self._take("external_id", np.int64)[order],
-            device=self._take("device", np.int32)[order],
-            stream=self._take("stream", np.int32)[order],
+            device=device,
+            stream=stream,
             bytes=self._take("bytes", np.int64)[order],
         )
         return spans, origin_ns / 1000
@@ -124,8 +136,8 @@ class Rows:
     def _put(self, field: str, values: Any, dtype: type[np.generic]) -> None:
         try:
             part = np.array(values, dtype=dtype)
-        except OverflowError:
-            part = np.array([_fitted(v, dtype) for v in values], dtype=dtype)
+        except (OverflowError, ValueError):  # over-large, or text that is no number
+            part = np.array([_fitted(_number(v), dtype) for v in values], dtype=dtype)
         self._parts[field].append(part)
 
     def _take(self, field: str, dtype: type[np.generic]) -> NDArray[Any]:
@@ -154,6 +166,13 @@ class _Ids(dict[Any, int]):
     def __missing__(self, key: Any) -> int:
         number = self[key] = len(self)
         return number
+
+
+def _number(value: int | str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        return ABSENT
 
 
 def _fitted(value: int, dtype: type[np.generic]) -> int:

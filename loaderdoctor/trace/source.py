@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import queue
 import threading
 import zlib
@@ -13,8 +12,12 @@ from pathlib import Path
 from loaderdoctor.errors import TraceError
 
 BLOCK_BYTES = 1 << 20
-# Blocks decompressed ahead of the decoder; zlib works without the GIL meanwhile.
-_N_BLOCKS_AHEAD = 4
+# gzip is unpacked by a thread, so that it costs no time of the decoder's where there is a second
+# CPU. To go on, that thread must get the GIL from the decoder, which takes the interpreter's switch
+# interval (5 ms), some six times a call while zlib's buffer grows: few, large calls.
+_UNPACKED_BYTES = 8 << 20
+_N_UNPACKED_AHEAD = 1
+_GZIP_FORMAT = 31  # zlib's wbits for a gzip header and checksum, largest window
 _GZIP_MAGIC = b"\x1f\x8b"
 
 # 8 GiB of text are about 35 million events of torch.profiler (230 bytes each), some 2 GB as
@@ -74,8 +77,8 @@ def _plain(path: Path) -> Generator[bytes]:
 
 
 def _unpacked(path: Path) -> Generator[bytes]:
-    """Blocks decompressed by a thread of their own, a few ahead of the reader."""
-    ready: queue.Queue[bytes | TraceError | None] = queue.Queue(_N_BLOCKS_AHEAD)
+    """Blocks decompressed by a thread of their own, ahead of the reader."""
+    ready: queue.Queue[bytes | TraceError | None] = queue.Queue(_N_UNPACKED_AHEAD)
     stop = threading.Event()
 
     def decompress() -> None:
@@ -96,7 +99,8 @@ def _unpacked(path: Path) -> Generator[bytes]:
         while (item := ready.get()) is not None:
             if isinstance(item, TraceError):
                 raise item
-            yield item
+            for start in range(0, len(item), BLOCK_BYTES):
+                yield item[start : start + BLOCK_BYTES]
     finally:
         stop.set()
         while thread.is_alive():  # it may be waiting to put one more block
@@ -105,21 +109,33 @@ def _unpacked(path: Path) -> Generator[bytes]:
 
 
 def _gunzipped(path: Path) -> Generator[bytes]:
+    """Text of the members of a gzip file, their checksums verified, in large pieces.
+
+    Not by `gzip.open`, which (Python 3.11) unpacks 8 kB a call.
+    """
     n_bytes = 0
     try:
-        with gzip.open(path, "rb") as file:
-            while block := file.read(BLOCK_BYTES):
+        with path.open("rb") as file:
+            member = zlib.decompressobj(_GZIP_FORMAT)
+            packed = file.read(BLOCK_BYTES)
+            while packed:
+                block = member.decompress(packed, _UNPACKED_BYTES)
                 n_bytes += len(block)
-                yield block
-    except EOFError:
-        raise TraceError(
-            f"{path}: the compressed data stops early (truncated after {megabytes(n_bytes)} "
-            f"unpacked). {EXPORT_AGAIN}"
-        ) from None
-    except (zlib.error, gzip.BadGzipFile):
+                if block:
+                    yield block
+                packed = member.unconsumed_tail or member.unused_data.lstrip(b"\0")
+                packed = packed or file.read(BLOCK_BYTES)
+                if member.eof and packed.strip(b"\0"):
+                    member = zlib.decompressobj(_GZIP_FORMAT)
+    except zlib.error:
         raise TraceError(
             f"{path}: the compressed data is damaged (after {megabytes(n_bytes)} unpacked). "
             f"{EXPORT_AGAIN}"
         ) from None
     except OSError as error:
         raise _unreadable(path, error) from None
+    if not member.eof:
+        raise TraceError(
+            f"{path}: the compressed data stops early (truncated after {megabytes(n_bytes)} "
+            f"unpacked). {EXPORT_AGAIN}"
+        )

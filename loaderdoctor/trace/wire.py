@@ -26,7 +26,7 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     correlation: int = ABSENT
     external_id: int = msgspec.field(default=ABSENT, name="External id")
     device: int = ABSENT
-    stream: int = ABSENT
+    stream: int | str = ABSENT  # ROCm's runtime calls name theirs by a quoted address
     bytes: int = ABSENT
     name: str = ""  # metadata events: the name given to a thread or process
 

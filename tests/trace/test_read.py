@@ -1,0 +1,260 @@
+"""What `read_trace` makes of real traces and of every dialect of them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loaderdoctor.trace.columns import ABSENT, Category, Trace
+from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace.wire import category_of
+
+RECORDED = sorted((Path(__file__).parents[2] / "traces").glob("*.json.gz"))
+
+
+def written(folder: Path, events: list[Any], **about: Any) -> Trace:
+    path = folder / "run.json"
+    path.write_text(json.dumps({**about, "traceEvents": events}))
+    return read_trace(path)
+
+
+def span(name: str = "aten::mm", cat: str = "cpu_op", **fields: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "pid": 9, "tid": 9, "ts": 10, "dur": 5, **fields}
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name.split(".")[0])
+def test_recorded_traces_hold_what_json_load_finds(path: Path) -> None:
+    trace = read_trace(path)
+    with gzip.open(path) as file:
+        document = json.load(file)
+    events = [e for e in document["traceEvents"] if e["ph"] == "X"]
+    events.sort(key=lambda e: e["ts"])
+    spans = trace.spans
+    origin_ns = round(trace.origin_us * 1000)
+    args = [e.get("args", {}) for e in events]
+
+    assert len(spans) == len(events)
+    assert trace.n_dropped_events == trace.n_unpaired_events == 0
+    assert spans.start_ns[0] == 0
+    starts = [round(e["ts"] * 1000) for e in events]
+    assert (spans.start_ns + origin_ns).tolist() == starts
+    assert (spans.end_ns - spans.start_ns).tolist() == [round(e["dur"] * 1000) for e in events]
+    assert [trace.names[n] for n in spans.name] == [e["name"] for e in events]
+    assert [trace.threads[t].tid for t in spans.thread] == [str(e["tid"]) for e in events]
+    assert [trace.threads[t].pid for t in spans.thread] == [str(e["pid"]) for e in events]
+    assert spans.correlation.tolist() == [a.get("correlation", ABSENT) for a in args]
+    assert spans.external_id.tolist() == [a.get("External id", ABSENT) for a in args]
+    assert spans.bytes.tolist() == [a.get("bytes", ABSENT) for a in args]
+    host = ~np.isin(spans.category, (*range(4, 8),))
+    assert (spans.stream[host] == ABSENT).all()
+    assert (spans.stream[~host] != ABSENT).all()
+    assert Counter(spans.category.tolist()) == Counter(category_of(e["cat"]) for e in events)
+    assert trace.devices[0].name == document["deviceProperties"][0]["name"]
+    assert trace.base_time_ns == document["baseTimeNanoseconds"]
+    assert trace.has_accelerator
+
+
+def test_threads_and_processes_take_their_names_from_metadata(tmp_path: Path) -> None:
+    def named(kind: str, pid: Any, tid: Any, name: str) -> dict[str, Any]:
+        return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+    trace = written(
+        tmp_path,
+        [
+            named("thread_name", 9, 9, "thread 9 (python)"),
+            span(),
+            span(pid="Spans", tid="PyTorch Profiler", cat="Trace"),
+            named("thread_name", 9, 9, "thread 9 (pt_main) "),
+            named("process_name", 9, 0, "python3"),
+        ],
+    )
+    first, second = trace.threads
+    assert (first.pid, first.tid, first.process_name) == ("9", "9", "python3")
+    assert first.name == "thread 9 (pt_main)"  # the last one, as viewers show it
+    assert (second.pid, second.tid, second.name) == ("Spans", "PyTorch Profiler", None)
+
+
+def test_times_are_rounded_to_the_nanosecond_far_from_zero(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    times = [f"4962063056809.{n:03d}" for n in range(1000)]
+    event = json.dumps(span(ts="@", dur=200.753))
+    path.write_text("[" + ",".join(event.replace('"@"', time) for time in times) + "]")
+    trace = read_trace(path)
+    assert trace.spans.start_ns.tolist() == list(range(1000))
+    assert set((trace.spans.end_ns - trace.spans.start_ns).tolist()) == {200_753}
+    assert trace.origin_us == 4962063056809.0
+
+
+def test_rows_are_sorted_by_start_and_ties_keep_the_file_order(tmp_path: Path) -> None:
+    trace = written(tmp_path, [span("c", ts=3), span("a", ts=1), span("b1"), span("b0"), span("d")])
+    assert [trace.names[n] for n in trace.spans.name] == ["a", "c", "b1", "b0", "d"]
+
+
+def test_the_plugin_dialect_reads_as_the_trace_it_was_made_from(tmp_path: Path) -> None:
+    fetch = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    plain = [
+        span(fetch, "user_annotation"),
+        span("cudaLaunchKernel", "cuda_runtime", args={"correlation": 1, "External id": 0}),
+        span("cuLaunchKernel", "cuda_driver", args={"correlation": 2, "External id": 0}),
+        span("ProfilerStep#3", "gpu_user_annotation", pid=0, tid=7),
+        span("make batch", "dataloader_worker", pid="DataLoader worker 0 (pid 12)"),
+    ]
+    dialect = [
+        {**event, "cat": cat}
+        for event, cat in zip(
+            plain,
+            ["cpu_op", "Runtime", "Runtime", "gpu_annotation", "dataloader_worker"],
+            strict=True,
+        )
+    ]
+    ours, theirs = written(tmp_path, plain).spans, written(tmp_path, dialect).spans
+    assert ours.category.tolist() == theirs.category.tolist()
+    assert ours.category.tolist() == [
+        Category.USER_ANNOTATION,
+        Category.RUNTIME,
+        Category.RUNTIME,
+        Category.GPU_ANNOTATION,
+        Category.WORKER,
+    ]
+
+
+def test_rocm_and_xpu_rows_get_device_and_stream(tmp_path: Path) -> None:
+    spans = written(
+        tmp_path,
+        [
+            span("hipLaunchKernel", "cuda_runtime", args={"stream": "0x55d0", "correlation": 4}),
+            span("gemm", "kernel", pid=2, tid=3, args={"device": 2, "stream": 3, "correlation": 4}),
+            span("zeCommandListAppend", "xpu_runtime", args={"correlation": 5}),
+            span("gemm_kernel", "kernel", pid=1, tid=64, args={"device": 1, "sycl queue": 64}),
+            span("Memcpy M2D", "gpu_memcpy", pid=1, tid=64, args={"bytes": 4096}),
+        ],
+    ).spans
+    assert spans.device.tolist() == [ABSENT, 2, ABSENT, 1, 1]
+    assert spans.stream.tolist() == [ABSENT, 3, ABSENT, 64, 64]
+    assert spans.category.tolist() == [
+        Category.RUNTIME,
+        Category.KERNEL,
+        Category.RUNTIME,
+        Category.KERNEL,
+        Category.MEMCPY,
+    ]
+    assert spans.bytes[-1] == 4096
+
+
+def test_malformed_events_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    good = json.dumps(span())
+    bad = [
+        json.dumps(span(dur=-1)),
+        json.dumps(span(ts=None)),
+        json.dumps({"ph": "X", "name": "no time", "dur": 1}),
+        json.dumps(span(dur="long")),
+        json.dumps(span()).replace('"ts": 10', '"ts": NaN'),
+        json.dumps(span()).replace('"dur": 5', '"dur": Infinity'),
+        json.dumps(span()).replace('"ts": 10', '"ts": 1e300'),
+        '{"name": "no kind"}',
+        "{}",
+        "null",
+        '"text"',
+        "[1, 2]",
+    ]
+    path.write_text(f'{{"traceEvents": [{good}, {", ".join(bad)}, {good}]}}')
+    trace = read_trace(path)
+    assert len(trace.spans) == 2
+    assert trace.n_dropped_events == len(bad)
+
+
+def test_events_that_are_no_spans_are_no_rows_and_no_faults(tmp_path: Path) -> None:
+    others = [{"ph": ph, "name": ph, "ts": 1, "pid": 9, "tid": 9} for ph in "sftiICPNODbne"]
+    pairs = [{"ph": ph, "name": "pair", "ts": 1, "pid": 9, "tid": 9} for ph in "BE"]
+    trace = written(tmp_path, [*others, span(), *pairs])
+    assert len(trace.spans) == 1
+    assert trace.n_dropped_events == 0
+    assert trace.n_unpaired_events == 2
+    assert trace.origin_us == 10.0  # of the earliest row, not of what is left out
+
+
+def test_quoted_numbers_and_missing_parts_are_read(tmp_path: Path) -> None:
+    trace = written(
+        tmp_path,
+        [
+            span(ts="10.5", dur="1", args={"correlation": "7", "External id": None}),
+            {"ph": "X", "name": "bare", "ts": 20},
+        ],
+    )
+    assert trace.spans.start_ns.tolist() == [0, 9_500]
+    assert trace.spans.end_ns.tolist() == [1_000, 9_500]
+    assert trace.spans.correlation.tolist() == [7, ABSENT]
+    assert trace.spans.category.tolist() == [Category.CPU_OP, Category.OTHER]
+    assert (trace.base_time_ns, trace.devices, trace.rank, trace.n_ranks) == (0, (), None, None)
+    assert not trace.has_accelerator
+
+
+def test_ids_too_large_for_their_column_still_join(tmp_path: Path) -> None:
+    huge = 2**64 - 5
+    spans = written(
+        tmp_path,
+        [
+            span("launch", "cuda_runtime", args={"correlation": huge}),
+            span("kernel", "kernel", args={"correlation": huge, "stream": 2**40 + 7, "device": 0}),
+        ],
+    ).spans
+    assert spans.correlation[0] == spans.correlation[1] != ABSENT
+
+
+def test_rank_devices_and_host_come_from_the_document(tmp_path: Path) -> None:
+    trace = written(
+        tmp_path,
+        [span()],
+        distributedInfo={"backend": "nccl", "rank": 3, "world_size": "8"},
+        deviceProperties=[{"id": 1, "name": "AMD Instinct", "totalGlobalMem": 5}, "odd", {}],
+        host_name="node17",
+        baseTimeNanoseconds=1790857026000000000,
+    )
+    assert (trace.rank, trace.n_ranks, trace.host_name) == (3, 8, "node17")
+    assert [(d.index, d.memory_bytes) for d in trace.devices] == [(1, 5), (2, None)]
+    assert trace.base_time_ns == 1790857026000000000
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["run.json", "run.json.gz", "run"])
+def test_gzip_is_told_by_content_not_by_name(tmp_path: Path, name: str, packed: bool) -> None:
+    text = json.dumps({"traceEvents": [span()]}).encode()
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text) if packed else text)
+    assert len(read_trace(path).spans) == 1
+
+
+def test_gzip_of_several_members_and_padding_is_one_text(tmp_path: Path) -> None:
+    text = json.dumps({"traceEvents": [span()] * 9}).encode()
+    path = tmp_path / "run.json.gz"
+    path.write_bytes(gzip.compress(text[:100]) + gzip.compress(text[100:]) + b"\0" * 512)
+    assert len(read_trace(path).spans) == 9
+
+
+@pytest.mark.parametrize("prefix", ["", "\ufeff", " \n\n"])
+def test_a_bare_list_of_events_is_a_trace(tmp_path: Path, prefix: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(prefix + json.dumps([span(), span()]) + "\n", encoding="utf-8")
+    assert len(read_trace(path).spans) == 2
+
+
+@pytest.mark.parametrize("text", ['{"traceEvents": []}', "[]", '{"traceEvents" :[ ] , "a": 1}'])
+def test_a_trace_without_events_is_empty(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    trace = read_trace(path)
+    assert len(trace.spans) == 0
+    assert (trace.names, trace.threads, trace.origin_us) == ((), (), 0.0)
+
+
+def test_names_with_half_a_surrogate_pair_can_be_printed(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps([span("bad \ud800 name")]))
+    assert read_trace(path).names[0].encode()

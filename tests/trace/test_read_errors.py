@@ -1,0 +1,156 @@
+"""What can't be read is said in one line that names the file and what to do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from loaderdoctor.errors import EXIT_USAGE, TraceError
+from loaderdoctor.trace import batches
+from loaderdoctor.trace.read import read_trace
+
+EVENT = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.5, "dur": 2}'
+TRACE = f'{{"schemaVersion": 1, "traceEvents": [{", ".join([EVENT] * 200)}], "traceName": "x"}}'
+
+
+def refusal(path: Path, *, max_bytes: int | None = None) -> str:
+    """The message, after checks that hold for each: one line, the file, advice, the exit code."""
+    with pytest.raises(TraceError) as caught:
+        read_trace(path, max_bytes=max_bytes)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    assert message.endswith(".")
+    assert message.count(". ") >= 1
+    assert caught.value.exit_code == EXIT_USAGE
+    return message.removeprefix(f"{path}: ")
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "run.json").startswith("no such file")
+
+
+def test_folder(tmp_path: Path) -> None:
+    assert refusal(tmp_path).startswith("is a folder")
+
+
+@pytest.mark.parametrize("content", [b"", b"  \n", gzip.compress(b"")])
+def test_empty_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "run.json.gz"
+    path.write_bytes(content)
+    assert refusal(path).startswith("is empty")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("step,loss\n1,0.5\n", "is not valid JSON after 0 bytes: it starts with neither"),
+        ("PK\x03\x04 a zip", "is not valid JSON"),
+        ("{'traceEvents': []}", "is not valid JSON after 1 bytes"),
+        ('{"traceEvents": [' + EVENT + ",]}", "is not valid JSON after 1"),
+        ('{"traceEvents": [' + EVENT + "]]}", "is not valid JSON"),
+        ('{"traceEvents": [' + EVENT + " " + EVENT + "]}", "is not valid JSON"),
+        (TRACE + "x", "is not valid JSON"),
+        ("[" + EVENT + "] x", "is not valid JSON after 91 bytes: text after the end of the list"),
+    ],
+)
+def test_text_that_is_no_json(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    assert refusal(path).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"schema": "1.0", "nodes": [{"id": 1}]}', "it has no traceEvents"),
+        ('{"inner": {"traceEvents": []}}', "it has no traceEvents"),
+        ('{"traceEvents": 5}', "its traceEvents is no list"),
+        ("{}", "it has no traceEvents"),
+        ('{"traceEvents": [' + "[" * 100_000 + "]" * 100_000 + "]}", "it is nested too deeply"),
+        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "it is nested too deeply"),
+        ('{"a": ' + "[" * 9_999 + "]" * 9_999 + ', "traceEvents": []}', "it is nested too deeply"),
+    ],
+)
+def test_json_that_is_no_trace(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    message = refusal(path)
+    assert message.startswith("is not a torch.profiler trace: ")
+    assert says in message
+
+
+def test_text_cut_within_an_event(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(TRACE[:10_000])
+    assert refusal(path) == (
+        "ends in the middle of an event (truncated at 10000 bytes). "
+        "Export the trace again, or copy it again."
+    )
+
+
+@pytest.mark.parametrize("length", [1, 15, 30, 41, len(TRACE) - 30, len(TRACE) - 1])
+def test_text_cut_elsewhere(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(TRACE[:length])
+    assert f"(truncated at {length} bytes)" in refusal(path)
+
+
+def test_gzip_cut_short(tmp_path: Path) -> None:
+    packed = gzip.compress(TRACE.encode())
+    path = tmp_path / "run.json.gz"
+    for length in (3, 12, len(packed) // 2, len(packed) - 9, len(packed) - 1):
+        path.write_bytes(packed[:length])
+        assert "stops early (truncated after" in refusal(path)
+
+
+def test_damaged_gzip(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(TRACE.encode()))
+    path = tmp_path / "run.json.gz"
+    for at in (2, len(packed) // 2, len(packed) - 6):  # header, data, checksum
+        damaged = bytearray(packed)
+        damaged[at] ^= 0xFF
+        path.write_bytes(damaged)
+        assert "damaged" in refusal(path)
+    path.write_bytes(packed + b"more")
+    assert "damaged" in refusal(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_other_encodings(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(TRACE, encoding=encoding)
+    assert refusal(path).startswith("is not UTF-8 text")
+
+
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(TRACE.encode().replace(b"aten::mm", b"aten::\xff"))
+    assert refusal(path).startswith("is not UTF-8 text")
+
+
+def test_a_file_that_unpacks_to_more_than_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "run.json.gz"
+    path.write_bytes(gzip.compress(b'{"a": "' + b"0" * 50_000_000 + b'", "traceEvents": []}'))
+    assert path.stat().st_size < 100_000
+    assert "holds more than 10.0 MB of text" in refusal(path, max_bytes=10_000_000)
+    assert len(read_trace(path).spans) == 0
+
+
+def test_one_piece_larger_than_any_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "MAX_PIECE_BYTES", 4 << 20)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps([{"ph": "X", "name": "n" * (9 << 20), "ts": 1}]))
+    assert "one piece of it is over 4.2 MB" in refusal(path)
+
+
+def test_no_thread_outlives_a_refusal(tmp_path: Path) -> None:
+    path = tmp_path / "run.json.gz"
+    path.write_bytes(gzip.compress(b"{" + b"0" * 50_000_000))
+    before = threading.active_count()
+    refusal(path)
+    assert threading.active_count() == before

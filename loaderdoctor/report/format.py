@@ -7,6 +7,7 @@ is never zero. With noise, a figure has as many digits as its noise allows: 13.1
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Sequence
 from typing import Any
@@ -16,8 +17,11 @@ NOT_APPLICABLE = "not applicable"
 
 Interval = tuple[float, float]
 
-# Without noise to go by, three digits: about the repeatability of a quiet machine (1 %).
+# Without noise to go by, three digits: about the repeatability of a quiet machine (1 %); two below
+# one, where the third is noise of the clock beside the larger figures around it.
 _DIGITS = 3
+_DIGITS_BELOW_ONE = 2
+_ACRONYM = re.compile(r"\b(?:cpus?|gpus?|h2d|d2h|gil|ram)\b")
 _MANY = 8  # values of a series shown before the rest is counted
 
 
@@ -97,15 +101,22 @@ def count(value: float | None, one: str, many: str | None = None) -> str:
 
 
 def number(value: float, *, digits: int = _DIGITS) -> str:
-    """A number to `digits` digits, at least in whole units: `0.041`, `13.1`, `4,883`."""
+    """A number to `digits` digits, at least in whole units: `0.041`, `0.41`, `13.1`, `4,883`."""
     if not math.isfinite(value):
         return NOT_RECORDED
     if value == 0:
         return "0"
     if abs(value) < 1e-3:
         return "< 0.001" if value > 0 else "> -0.001"
+    if abs(value) < 1:
+        digits = min(digits, _DIGITS_BELOW_ONE)
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of the rounded value
     return _fixed(value, min(max(digits - 1 - exponent, 0), 3))
+
+
+def cpus(value: float | None) -> str:
+    """A CPU count, which a quota can make fractional: `16`, `1.5`."""
+    return NOT_RECORDED if value is None else f"{value:g}"
 
 
 def setting(value: Any) -> str:
@@ -121,9 +132,11 @@ def evidence(name: str, value: Any) -> str:
     """One figure of a finding, its unit read off the end of its name: `batch 11.2 ms`."""
     for suffix, read in _UNITS:
         if name.endswith(suffix) and not isinstance(value, str | bool):
-            words = name.removesuffix(suffix).replace("_", " ").strip()
+            words = _words(name.removesuffix(suffix))
             return f"{words} {_series(value, read)}".strip()
-    words = plain(name.replace("_", " ").removeprefix("n "))
+    words = _words(name)
+    if name.endswith("cpus") and isinstance(value, int | float):
+        return f"{words} {cpus(value)}"
     if value is None:
         return f"{words} {NOT_RECORDED}"
     if isinstance(value, bool):
@@ -149,6 +162,11 @@ def plain(text: str) -> str:
         else f"\\x{ord(char):02x}"
         for char in text
     )  # fmt: skip
+
+
+def _words(name: str) -> str:
+    text = plain(name.replace("_", " ").strip()).removeprefix("n ")
+    return _ACRONYM.sub(lambda match: match.group().upper().replace("S", "s"), text)
 
 
 def _bare(value: Any) -> str:

@@ -1,0 +1,115 @@
+"""Bars and letters that also work in a pipe, without colour and without Unicode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How one share is drawn: the glyph tells it apart, the colour only repeats that."""
+
+    word: str
+    glyph: str
+    style: str
+
+
+LOOKS: Mapping[str, Look] = {
+    "input": Look("input", "█", "yellow"),
+    "copy": Look("copy", "▓", "magenta"),
+    "communication": Look("communication", "▚", "blue"),
+    "compute": Look("compute", "▒", "green"),
+    "host": Look("host", "░", "cyan"),
+    "other": Look("other", "·", "bright_black"),
+}
+# The bar in reading order: what can be gained first, then what the step is for.
+ORDER = ("input", "copy", "communication", "host", "compute", "other")
+
+# Where the output can't hold a character. Translated one for one where widths matter (bars,
+# tables), so that columns stay aligned.
+_ASCII = str.maketrans(
+    {
+        "█": "#", "▓": "%", "▚": "&", "▒": "=", "░": ":", "·": ".", "×": "x", "±": "~",
+        "→": ">", "–": "-", "—": "-", "…": "~", "●": "*", "○": "o", "µ": "u", "≤": "<", "≥": ">",
+        "─": "-", "│": "|", "━": "-", "╸": "-", "╺": "-", "\u00a0": " ",
+        "‘": "'", "’": "'", "“": '"', "”": '"',
+    }
+)  # fmt: skip
+
+
+def cells(weights: Sequence[float], width: int) -> list[int]:
+    """Cells for each part of a bar: they sum to `width`; whatever is there gets at least one.
+
+    Empty where nothing has weight. Largest remainders get the cells that rounding leaves.
+    """
+    total = sum(weights)
+    if total <= 0 or width <= 0:
+        return [0] * len(weights)
+    exact = [max(0.0, weight) / total * width for weight in weights]
+    # A part of less than a tenth of a cell would be shown ten times its size: leave it out.
+    given = [max(1, int(size)) if size >= 0.1 else 0 for size in exact]
+    while sum(given) > width:
+        given[max(range(len(given)), key=lambda i: given[i] - exact[i] + (given[i] > 1))] -= 1
+    while sum(given) < width:
+        given[max(range(len(given)), key=lambda i: exact[i] - given[i])] += 1
+    return given
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Parts (glyph, style, weight) side by side; `whole` is the weight of the full width."""
+
+    parts: Sequence[tuple[str, str, float]]
+    whole: float
+    max_width: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(self.max_width, options.max_width)
+        weights = [weight for _, _, weight in self.parts]
+        filled = width if self.whole <= 0 else round(width * min(1.0, sum(weights) / self.whole))
+        if sum(weights) > 0:
+            filled = max(1, filled)
+        yield Text("").join(
+            Text(glyph * n, style=style)
+            for (glyph, style, _), n in zip(self.parts, cells(weights, filled), strict=True)
+        )
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(8, self.max_width), min(self.max_width, options.max_width))
+
+
+@dataclass(frozen=True, slots=True)
+class Capped:
+    """No wider than `width`: lines of prose beyond a hundred columns are hard to follow."""
+
+    body: RenderableType
+    width: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(self.width, options.max_width)
+        yield from console.render(self.body, options.update(width=width, max_width=width))
+
+
+@dataclass(frozen=True, slots=True)
+class Legible:
+    """The body in characters that the output can hold."""
+
+    body: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        segments = console.render(self.body, options)
+        yield from segments if not options.ascii_only else _ascii(segments, options.encoding)
+
+
+def _ascii(segments: Iterator[Segment] | RenderResult, encoding: str) -> Iterator[Segment]:
+    for segment in segments:
+        assert isinstance(segment, Segment)
+        text = segment.text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+        yield Segment(text, segment.style or Style.null(), segment.control)

@@ -1,0 +1,225 @@
+"""Facts, findings and trials -> the Report that every view shows. Converts; decides nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from loaderdoctor.attribution import shares as attribution
+from loaderdoctor.attribution.shares import Bound
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts import AblationFacts, Facts, WorkerFacts
+from loaderdoctor.findings.model import Finding
+from loaderdoctor.instrument.protocol import Environment, LoaderRecord
+from loaderdoctor.report import format as fmt
+from loaderdoctor.report import model
+from loaderdoctor.report.encode import plain_value
+from loaderdoctor.report.method import method_sentences
+from loaderdoctor.report.summary import VerdictSeverity, verdict_sentence
+
+# DESIGN: more than 2 % of the step in no share is a defect of ours, and the report says so.
+MAX_OTHER_SHARE = 0.02
+
+_CLOCK_DEFINITIONS = {
+    "device": "a profiler step of the trace, as the accelerator reached it",
+    "host-annotations": "a profiler step of the trace",
+    "fetches": "one batch fetched",
+    "optimizer": "one optimizer step",
+    "window": "the whole window: the trace marks no steps",
+}
+
+
+def build_report(
+    *,
+    facts: Facts,
+    target: str,
+    bound: Bound,
+    severity: VerdictSeverity,
+    findings: Sequence[Finding] = (),
+    recommendations: Sequence[model.Recommendation] = (),
+    withheld: Sequence[model.Withheld] = (),
+    trials: Sequence[model.Trial] = (),
+    best: model.Best | None = None,
+    claims: Sequence[Mapping[str, Any]] = (),
+    ranks: Sequence[model.Rank] = (),
+    warnings: Sequence[model.ReportWarning] = (),
+    environment: Environment | None = None,
+    method: Sequence[str] = (),
+    summary: str | None = None,
+) -> model.Report:
+    """The report of one run. `summary` replaces the composed sentence; `method` is added to it.
+
+    Never raises for missing evidence: what is None stays None.
+    """
+    unexplained = _unexplained(facts)
+    return model.Report(
+        command=facts.command,
+        target=target,
+        verdict=model.Verdict(
+            bound=bound,
+            severity=severity,
+            summary=summary
+            or verdict_sentence(
+                bound, severity, facts=facts, findings=findings, recommendations=recommendations
+            ),
+        ),
+        step=step_of(facts),
+        loaders=tuple(_loader(record) for record in facts.loaders),
+        shares=shares_of(facts.shares),
+        trace_shares=shares_of(facts.trace.shares if facts.trace is not None else None),
+        hidden=_hidden(facts),
+        ablation=_ablation(facts.ablation),
+        profiler_overhead=facts.profiler_overhead,
+        workers=_workers(facts.workers),
+        findings=tuple(_finding(finding) for finding in findings),
+        recommendations=tuple(recommendations),
+        withheld=tuple(withheld),
+        trials=tuple(trials),
+        best=best,
+        claims=tuple(dict(claim) for claim in claims),
+        ranks=tuple(ranks),
+        warnings=(*warnings, *unexplained),
+        environment=_environment(environment),
+        method=(*method_sentences(facts, trials), *method),
+    )
+
+
+def interval(estimate: Estimate | None) -> model.Interval | None:
+    """The interval for JSON; None where there were too few samples for one."""
+    if estimate is None or not estimate.bounded:
+        return None
+    return (estimate.low, estimate.high)
+
+
+def shares_of(shares: attribution.Shares | None) -> model.Shares | None:
+    """Shares as report.json has them."""
+    return model.Shares(**shares.as_dict()) if shares is not None else None
+
+
+def step_of(facts: Facts) -> model.Step:
+    """The step: plain windows where they ran, else the trace."""
+    step, trace = facts.step, facts.trace
+    if step is not None:
+        return model.Step(
+            count=step.n_steps,
+            wall_ms=step.wall_ms.value,
+            wall_ms_ci=interval(step.wall_ms),
+            within_epoch_ms=step.within_epoch_ms.value,
+            boundary_ms=step.boundary_ms,
+            steps_per_epoch=step.steps_per_epoch,
+            definition=step.definition,
+        )
+    if trace is None:
+        return model.Step(count=0, wall_ms=None, wall_ms_ci=None, definition="no step was seen")
+    return model.Step(
+        count=trace.n_steps,
+        wall_ms=trace.wall_ms if math.isfinite(trace.wall_ms) else None,
+        wall_ms_ci=None,  # steps of one window are correlated: they give no interval
+        definition=_CLOCK_DEFINITIONS[trace.step_clock],
+    )
+
+
+def _loader(record: LoaderRecord) -> model.Loader:
+    return model.Loader(
+        id=record.id,
+        settings=record.settings.as_dict(),
+        role=record.role,
+        dataset=record.dataset or None,
+        code=record.code,
+        n_samples=record.n_samples,
+        batch_size=record.batch_size,
+        steps_per_epoch=record.steps_per_epoch,
+    )
+
+
+def _hidden(facts: Facts) -> model.Hidden:
+    hidden = facts.hidden or (facts.trace.hidden if facts.trace is not None else None)
+    if hidden is None:
+        return model.Hidden(input_ms=None, copy_ms=None)
+    return model.Hidden(input_ms=hidden.input_ms, copy_ms=hidden.copy_ms)
+
+
+def _ablation(facts: AblationFacts | None) -> model.Ablation | None:
+    if facts is None:
+        return None
+    parts = {
+        "plain_ms": facts.plain_ms,
+        "no_input_ms": facts.no_input_ms,
+        "no_copy_ms": facts.no_copy_ms,
+        "input_ms": facts.input_ms,
+        "copy_ms": facts.copy_ms,
+    }
+    return model.Ablation(
+        plain_ms=facts.plain_ms.value,
+        no_input_ms=_value(facts.no_input_ms),
+        no_copy_ms=_value(facts.no_copy_ms),
+        input_ms=_value(facts.input_ms),
+        copy_ms=_value(facts.copy_ms),
+        ci_ms={name: interval(estimate) for name, estimate in parts.items()},
+        n_rounds=facts.n_rounds,
+        reason=facts.reason,
+        by_loader_ms={loader: estimate.value for loader, estimate in facts.by_loader_ms},
+    )
+
+
+def _workers(facts: WorkerFacts | None) -> model.Workers | None:
+    if facts is None:
+        return None
+    return model.Workers(
+        n_workers=facts.n_workers,
+        batch_ms=facts.batch_ms,
+        fetch_ms=facts.fetch_ms,
+        collate_ms=facts.collate_ms,
+        cpu_share=facts.cpu_share,
+        sample_ms_quantiles=facts.sample_ms_quantiles,
+        idle_share=facts.idle_share,
+        pin_ms=facts.pin_ms,
+        transforms=dict(facts.transforms),
+        lines=tuple(
+            {
+                "file": spot.file,
+                "line": spot.line,
+                "function": spot.function,
+                "code": spot.code,
+                "share": spot.share,
+            }
+            for spot in facts.lines
+        ),
+    )
+
+
+def _finding(finding: Finding) -> model.Finding:
+    return model.Finding(
+        kind=finding.kind.value,
+        severity=finding.severity.value,
+        share=finding.share,
+        loader=finding.loader,
+        evidence=plain_value(finding.evidence),
+        summary=finding.summary,
+        advice=finding.advice,
+    )
+
+
+def _environment(environment: Environment | None) -> dict[str, Any]:
+    """Every field by name, also those that are None: msgspec would leave defaults out."""
+    if environment is None:
+        return {}
+    return {name: plain_value(getattr(environment, name)) for name in environment.__struct_fields__}
+
+
+def _unexplained(facts: Facts) -> tuple[model.ReportWarning, ...]:
+    other = facts.share("other")
+    if other is None or other <= MAX_OTHER_SHARE:
+        return ()
+    return (
+        model.ReportWarning(
+            kind="unexplained-time",
+            text=f"{fmt.share(other)} of the step is in no share. That is a defect of "
+            "loaderdoctor: please report it with the trace.",
+        ),
+    )
+
+
+def _value(estimate: Estimate | None) -> float | None:
+    return estimate.value if estimate is not None else None

@@ -1,0 +1,234 @@
+"""Tables of the console report: trials, ranks, claims. Narrow terminals get the same figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from loaderdoctor.report import format as fmt
+from loaderdoctor.report.format import plain
+from loaderdoctor.report.model import Rank, Report, Shares, Trial
+
+# The settings wrap down to this.
+_LABEL_WIDTH = 18
+_NARROW_KEY = (
+    "smp/s: samples a second. in/cp/ho/co: input, copy, host and compute in % of the step. "
+    "GPU/RAM: GiB, peak allocated on the GPU and host memory."
+)
+_SHARES = ("input", "copy", "host", "compute")
+
+
+def trials_table(report: Report) -> RenderableType:
+    """Every trial: those that ran, fastest first, then failed and skipped ones with the reason."""
+    return _Trials(report)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trials:
+    report: Report
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        trials = list(enumerate(self.report.trials))
+        ran = [(i, t) for i, t in trials if t.status == "ok"]
+        ran.sort(key=lambda item: item[1].step_ms if item[1].step_ms is not None else float("inf"))
+        if ran:
+            yield Group(*self._ran(ran, console, options))
+        for i, trial in trials:
+            if trial.status != "ok":
+                reason = plain(trial.reason or "no reason recorded")
+                yield Text(f"{i} {plain(trial.label)}: {trial.status}, {reason}")
+
+    def _ran(
+        self, ran: Sequence[tuple[int, Trial]], console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        """The widest form that fits: a column for each figure, shared columns, or a list."""
+        for wide in (True, False):
+            table = self._table(ran, wide=wide)
+            if Measurement.get(console, options.update(max_width=1000), table).minimum <= (
+                options.max_width
+            ):
+                yield table
+                if not wide:
+                    yield Text(_NARROW_KEY, style="bright_black")
+                return
+        columns = _columns([trial for _, trial in ran], wide=True)
+        for i, trial in ran:
+            mark, style = self._mark(i)
+            yield Text(f"{i} {_label(trial, mark)}", style=style)
+            figures = (f"{heading} {read(trial, self._base)}" for heading, read in columns)
+            yield Padding(Text(", ".join(figures)), (0, 0, 0, 2))
+
+    @property
+    def _base(self) -> float | None:
+        """Step time of the loop's own settings: what every trial is compared with."""
+        return self.report.trials[0].step_ms
+
+    def _table(self, ran: Sequence[tuple[int, Trial]], *, wide: bool) -> Table:
+        columns = _columns([trial for _, trial in ran], wide=wide)
+        table = Table(
+            box=None,
+            padding=(0, 2, 0, 0) if wide else (0, 1, 0, 0),
+            header_style="bright_black",
+            pad_edge=False,
+        )
+        table.add_column("#", justify="right", no_wrap=True)
+        table.add_column("settings", min_width=_LABEL_WIDTH)
+        cells = [[read(trial, self._base) for _, read in columns] for _, trial in ran]
+        for (heading, _), column in zip(columns, zip(*cells, strict=True), strict=True):
+            # A minimum, so that the table can be measured: figures are never cut.
+            need = max(map(len, (heading, *column)))
+            table.add_column(heading, justify="right", no_wrap=True, min_width=need)
+        for (i, trial), row in zip(ran, cells, strict=True):
+            mark, style = self._mark(i)
+            table.add_row(str(i), Text(_label(trial, mark), style=style), *row)
+        return table
+
+    def _mark(self, index: int) -> tuple[str, str]:
+        """The word for a row, and the style that repeats it."""
+        best = self.report.best
+        words = []
+        if best is not None and index == best.trial:
+            words.append("best")
+        elif best is not None and index in best.tied_with:
+            words.append("tied")
+        if index == 0 and self.report.command == "sweep":
+            words.append("yours")
+        style = "bold green" if "best" in words else "green" if "tied" in words else ""
+        return ", ".join(words), style
+
+
+# A trial and the step time of the loop's own settings (ms) -> a cell.
+_Read = Callable[[Trial, float | None], str]
+
+
+def _columns(trials: Sequence[Trial], *, wide: bool) -> list[tuple[str, _Read]]:
+    """Headings and how a cell is read; a column that no trial has a figure for is left out."""
+    columns: list[tuple[str, _Read]] = [("ms a step", lambda t, _: _step(t))]
+    columns.append(("speed", _speed))
+    if any(t.samples_per_s is not None for t in trials):
+        columns.append(("samples/s" if wide else "smp/s", lambda t, _: _number(t.samples_per_s)))
+    if any(t.epoch_s is not None for t in trials) and wide:
+        columns.append(("epoch", lambda t, _: fmt.seconds(t.epoch_s) if t.epoch_s else "–"))
+        columns.append(("start-up", lambda t, _: fmt.seconds(t.startup_s) if t.startup_s else "–"))
+    elif any(t.epoch_s is not None for t in trials):
+        columns.append(("epoch s", lambda t, _: _number(t.epoch_s)))
+    columns += _share_columns(trials, wide=wide)
+    columns += _memory_columns(trials, wide=wide)
+    return columns
+
+
+def _share_columns(trials: Sequence[Trial], *, wide: bool) -> list[tuple[str, _Read]]:
+    if all(t.shares is None for t in trials):
+        return []
+    if wide:
+        return [(f"{name} %", _share_reader(name)) for name in _SHARES]
+    return [
+        (
+            "in/cp/ho/co",
+            lambda t, _: "/".join(fmt.bare_share(_share(t.shares, name)) for name in _SHARES),
+        )
+    ]
+
+
+def _share_reader(name: str) -> _Read:
+    return lambda trial, _: fmt.bare_share(_share(trial.shares, name))
+
+
+def _memory_columns(trials: Sequence[Trial], *, wide: bool) -> list[tuple[str, _Read]]:
+    gpu = any(t.gpu_peak_allocated_bytes is not None for t in trials)
+    host = any(t.host_bytes is not None for t in trials)
+    if wide:
+        columns: list[tuple[str, _Read]] = []
+        if gpu:
+            columns.append(("GPU memory", lambda t, _: _bytes(t.gpu_peak_allocated_bytes)))
+            columns.append(("reserved", lambda t, _: _bytes(t.gpu_peak_reserved_bytes)))
+        if host:
+            columns.append(("host memory", lambda t, _: _bytes(t.host_bytes)))
+        return columns
+    if gpu:
+        return [
+            (
+                "GPU/RAM",
+                lambda t, _: f"{_gib(t.gpu_peak_allocated_bytes)}/{_gib(t.host_bytes)}",
+            )
+        ]
+    return [("host GiB", lambda t, _: _gib(t.host_bytes))] if host else []
+
+
+def ranks_table(ranks: Sequence[Rank]) -> Table:
+    """Each rank's step, and how long it waits for the others."""
+    table = Table(box=None, padding=(0, 1), header_style="bright_black", pad_edge=False)
+    for heading in ("rank", "host", "ms a step", "input %", "compute %", "waits for others"):
+        table.add_column(heading, justify="left" if heading == "host" else "right")
+    for rank in ranks:
+        table.add_row(
+            str(rank.rank),
+            Text(plain(rank.host)),
+            fmt.ms(rank.step.wall_ms, rank.step.wall_ms_ci).removesuffix(" ms"),
+            fmt.bare_share(_share(rank.shares, "input")),
+            fmt.bare_share(_share(rank.shares, "compute")),
+            fmt.ms(rank.peer_wait_ms),
+        )
+    return table
+
+
+# Keys of one claim, in order, with the heading each gets.
+_CLAIM_KEYS = (("claim", "claim"), ("published", "published"), ("ours", "here"), ("verdict", ""))
+
+
+def claims_table(claims: Sequence[Mapping[str, Any]]) -> Table:
+    """Published claims beside our own figures, and whether they agree."""
+    table = Table(box=None, padding=(0, 1), header_style="bright_black", pad_edge=False)
+    for _, heading in _CLAIM_KEYS:
+        table.add_column(heading, overflow="fold")
+    for claim in claims:
+        cells = [_claim_cell(claim.get(key)) for key, _ in _CLAIM_KEYS]
+        cells[-1].stylize(_CLAIM_STYLES.get(cells[-1].plain, ""))
+        table.add_row(*cells)
+    return table
+
+
+_CLAIM_STYLES = {"agrees": "green", "disagrees": "yellow"}
+
+
+def _claim_cell(value: Any) -> Text:
+    if value is None:
+        return Text("–")
+    return Text(fmt.number(value) if isinstance(value, float) else plain(str(value)))
+
+
+def _label(trial: Trial, mark: str) -> str:
+    return plain(trial.label) + (f" ({mark})" if mark else "")
+
+
+def _step(trial: Trial) -> str:
+    return fmt.ms(trial.step_ms, trial.step_ms_ci).removesuffix(" ms")
+
+
+def _speed(trial: Trial, base: float | None) -> str:
+    if base is None or not trial.step_ms:
+        return ""
+    return fmt.ratio(base / trial.step_ms)
+
+
+def _share(shares: Shares | None, name: str) -> float | None:
+    return getattr(shares, name) if shares is not None else None
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else fmt.number(value)
+
+
+def _bytes(value: int | None) -> str:
+    return "–" if value is None else fmt.n_bytes(value)
+
+
+def _gib(value: int | None) -> str:
+    return "–" if value is None else fmt.number(value / 2**30, digits=2)

@@ -1,0 +1,197 @@
+"""The report in words: the verdict's sentence, and what the change means for a whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from loaderdoctor.attribution.shares import Bound
+from loaderdoctor.facts import Facts
+from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.report import format as fmt
+from loaderdoctor.report.model import Recommendation, Report
+
+VerdictSeverity = Literal["high", "moderate", "none", "uncertain"]
+
+# Why, in a clause that follows "because". Kinds that are no cause of waiting are left out.
+CAUSES: Mapping[Kind, str] = {
+    Kind.LOADER_IN_MAIN_PROCESS: "batches are made in the training process",
+    Kind.TOO_FEW_WORKERS: "there are too few workers to keep up",
+    Kind.CPU_SATURATED_WORKERS: "the workers use all the CPUs there are",
+    Kind.STORAGE_BOUND_WORKERS: "the workers wait for storage",
+    Kind.OVERHEAD_BOUND_LOADER: "the samples are so small that handing them over costs more than "
+    "making them",
+    Kind.WORKER_STARTUP_EACH_EPOCH: "the workers are started again each epoch",
+    Kind.ITERATOR_RECREATED: "the loader's iterator is created again and again",
+    Kind.HEAD_OF_LINE_STALL: "ready batches wait behind a slow one",
+    Kind.SAMPLER_BOUND: "the sampler is slow",
+    Kind.COLLATE_BOUND: "collating is slow",
+    Kind.DATASET_FORMAT_BOUND: "the dataset converts its format for each sample",
+    Kind.WORKERS_SHARE_A_CORE: "the workers share one core",
+    Kind.THREAD_OVERSUBSCRIPTION: "more threads run than there are CPUs",
+    Kind.IDLE_WORKERS: "some workers have nothing to do",
+    Kind.GIL_CONTENTION: "a loading thread holds the interpreter that the loop needs",
+    Kind.PIN_THREAD_BOUND: "pinning the batches is slow",
+    Kind.COLD_STORAGE: "the files were not cached yet",
+    Kind.MANY_SMALL_FILES: "many small files are opened",
+    Kind.MEMORY_SHORT: "memory is short",
+    Kind.PIN_INEFFECTIVE: "the batches are not pinned although pin_memory is on",
+    Kind.PAGEABLE_COPY: "batches are copied from pageable memory",
+    Kind.BLOCKING_COPY: "the loop waits for each copy",
+    Kind.COPY_NOT_OVERLAPPED: "copies and computing take turns",
+    Kind.MANY_SMALL_COPIES: "a batch is copied in many small pieces",
+    Kind.WIDE_DTYPE_COPY: "more bytes are copied than the data holds",
+    Kind.SYNC_EVERY_STEP: "the loop waits for the accelerator in each step",
+    Kind.LAUNCH_BOUND: "launching many small operations takes longer than they run",
+    Kind.WORK_BETWEEN_STEPS: "the loop does other work between steps",
+    Kind.SLOW_RANK: "one rank is slower than the others",
+}
+_HOST = (Kind.SYNC_EVERY_STEP, Kind.LAUNCH_BOUND, Kind.WORK_BETWEEN_STEPS)
+_COPY = (Kind.PIN_INEFFECTIVE, Kind.PAGEABLE_COPY, Kind.BLOCKING_COPY, Kind.COPY_NOT_OVERLAPPED,
+         Kind.MANY_SMALL_COPIES, Kind.WIDE_DTYPE_COPY)  # fmt: skip
+_OF_BOUND: Mapping[Bound, tuple[Kind, ...]] = {
+    "input": tuple(kind for kind in CAUSES if kind not in (*_HOST, *_COPY, Kind.SLOW_RANK)),
+    "copy": _COPY,
+    "communication": (Kind.SLOW_RANK,),
+    "host": (*_HOST, Kind.GIL_CONTENTION, Kind.THREAD_OVERSUBSCRIPTION),
+}
+_COST: Mapping[Bound, str] = {
+    "input": "Waiting for the loader costs",
+    "copy": "Copying batches to the accelerator costs",
+    "communication": "Communication between ranks costs",
+    "host": "Python and launching cost",
+    "compute": "Computing takes",
+}
+# Fewer steps say nothing about a mean whose noise is a few percent.
+_FEW_STEPS = 5
+
+
+def verdict_sentence(
+    bound: Bound,
+    severity: VerdictSeverity,
+    *,
+    facts: Facts,
+    findings: Sequence[Finding] = (),
+    recommendations: Sequence[Recommendation] = (),
+) -> str:
+    """What the step is bound by, the figures, the cause, and the remedy or that there is none."""
+    step_ms = facts.step_ms
+    if bound == "unknown" or step_ms is None:
+        return _unknown(facts)
+    if severity == "none" or bound == "compute":
+        return _healthy(facts, step_ms, recommendations)
+    cost = _cost(bound, facts, step_ms)
+    if severity == "uncertain":
+        return (
+            f"Perhaps: {cost[0].lower()}{cost[1:]}, but the noise is as large as the finding. "
+            "Measure longer with --budget to know."
+        )
+    cause = next((f for f in findings if f.kind in _OF_BOUND[bound]), None)
+    because = f", because {CAUSES[cause.kind]}" if cause is not None else ""
+    where = f" ({fmt.plain(cause.loader)})" if cause is not None and cause.loader else ""
+    return f"{cost}{because}{where}. {_remedy(step_ms, cause, recommendations, facts)}"
+
+
+def meaning(report: Report) -> str | None:
+    """What the measured change means for a whole run; None where nothing measured is faster."""
+    now_ms, best_ms = report.step.wall_ms, best_measured_ms(report.recommendations)
+    if now_ms is None or best_ms is None or best_ms >= now_ms:
+        return None
+    hour = fmt.seconds(3600 * best_ms / now_ms)
+    text = f"Every hour of this training becomes {hour}"
+    steps = report.step.steps_per_epoch
+    if steps is not None:
+        text += (
+            f"; an epoch of {fmt.count(steps, 'step')} takes {fmt.seconds(steps * best_ms / 1e3)} "
+            f"instead of {fmt.seconds(steps * now_ms / 1e3)}"
+        )
+    return text + "."
+
+
+def best_measured_ms(recommendations: Sequence[Recommendation]) -> float | None:
+    """The step time of the fastest recommended settings that were tried (ms)."""
+    tried = [r.measured_step_ms for r in recommendations if r.measured_step_ms is not None]
+    return min(tried, default=None)
+
+
+def _cost(bound: Bound, facts: Facts, step_ms: float) -> str:
+    """`Waiting for the loader costs 11.3 of 13.1 ms a step (86 %)`."""
+    part = facts.share(bound) or 0.0
+    return (
+        f"{_COST[bound]} {fmt.number(part * step_ms)} of {fmt.number(step_ms)} ms a step "
+        f"({fmt.share(part)})"
+    )
+
+
+def _remedy(
+    step_ms: float,
+    cause: Finding | None,
+    recommendations: Sequence[Recommendation],
+    facts: Facts,
+) -> str:
+    best_ms = best_measured_ms(recommendations)
+    if best_ms is not None and best_ms < step_ms:
+        changes = _changes([r for r in recommendations if r.measured_step_ms == best_ms])
+        return (
+            f"{changes} brings it to {fmt.number(best_ms)} ms, "
+            f"{fmt.ratio(step_ms / best_ms)} as fast, measured in this run."
+        )
+    untried = [r for r in recommendations if r.measured_step_ms is None]
+    predicted = [r.predicted_step_ms for r in untried if r.predicted_step_ms is not None]
+    if untried:
+        to = f" (predicted: {fmt.number(min(predicted))} ms a step)" if predicted else ""
+        return f"Try {_changes(untried)}{to}; it was not tried here."
+    if cause is not None and cause.advice is not None:
+        return cause.advice
+    ablation = facts.ablation
+    if ablation is not None and ablation.no_input_ms is not None:
+        floor = fmt.number(ablation.no_input_ms.value)
+        return f"No setting tried here was faster; an instant loader would bring it to {floor} ms."
+    return "No loader setting is known to help here."
+
+
+def _changes(recommendations: Sequence[Recommendation]) -> str:
+    words = list(dict.fromkeys(f"{r.setting}={r.to}" for r in recommendations))
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} with {words[-1]}"
+
+
+def _healthy(facts: Facts, step_ms: float, recommendations: Sequence[Recommendation]) -> str:
+    best_ms = best_measured_ms(recommendations)
+    busy = _cost("compute", facts, step_ms)
+    costs = [
+        f"{name} {fmt.number(part * step_ms)} ms"
+        for name, part in (("loader", facts.share("input")), ("copies", facts.share("copy")))
+        if part is not None
+    ]
+    busy += f"; {' and '.join(costs)}." if costs else "."
+    if best_ms is not None and best_ms < step_ms:
+        changes = _changes([r for r in recommendations if r.measured_step_ms == best_ms])
+        return (
+            f"Nothing is wrong with the loader. {busy} {changes} still brings the step to "
+            f"{fmt.number(best_ms)} ms, measured in this run."
+        )
+    return f"Nothing worth changing. {busy}"
+
+
+def _unknown(facts: Facts) -> str:
+    n_steps = facts.step.n_steps if facts.step is not None else None
+    if n_steps is None and facts.trace is not None:
+        n_steps = facts.trace.n_steps
+        if facts.trace.step_clock == "window":
+            return (
+                "No verdict: the trace marks no steps (no profiler.step(), batch or optimizer "
+                "span), so the shares are those of the whole window."
+            )
+    if not n_steps:
+        return "No verdict: no whole step was recorded."
+    if n_steps < _FEW_STEPS:
+        return (
+            f"No verdict: not enough steps ({fmt.count(n_steps, 'step')} recorded). "
+            "Record more of them."
+        )
+    if facts.trace is not None and not facts.trace.loader_events and facts.step is None:
+        return (
+            "No verdict: the trace holds no loader events, so what the loop waits for is not "
+            "recorded. Profile the CPU too (ProfilerActivity.CPU)."
+        )
+    return "No verdict: too little was recorded to judge."

@@ -1,0 +1,362 @@
+"""Small reports with fixed figures, as the report tests and golden files show them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loaderdoctor.attribution.shares import Bound, Hidden, Shares
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts import (
+    AblationFacts,
+    Facts,
+    LineSpot,
+    MachineFacts,
+    StepFacts,
+    TraceFacts,
+    WorkerFacts,
+)
+from loaderdoctor.findings.model import Finding, Kind, Severity
+from loaderdoctor.instrument.protocol import Environment, LoaderRecord
+from loaderdoctor.report import model
+from loaderdoctor.report.build import build_report
+from loaderdoctor.report.summary import VerdictSeverity
+from loaderdoctor.settings import Settings
+
+LOADER = LoaderRecord(
+    id="train.py:41",
+    role="train",
+    code="loader = DataLoader(train_set, batch_size=64, shuffle=True)",
+    settings=Settings(num_workers=0, pin_memory=False),
+    dataset="Scans",
+    n_samples=60_000,
+    batch_size=64,
+    steps_per_epoch=938,
+)
+ENVIRONMENT = Environment(
+    torch="2.11.0+cu130",
+    python="3.11.9",
+    platform="Linux",
+    device_name="NVIDIA H100 80GB HBM3",
+    device_memory_bytes=85_017_493_504,
+    cuda="13.0",
+    usable_cpus=16.0,
+    n_threads=8,
+    memory_available_bytes=100_000_000_000,
+    shm_free_bytes=8_000_000_000,
+    open_files_limit=1024,
+    start_method="fork",
+    host="node1",
+)
+
+
+def estimate(value: float, margin: float, n: int = 6) -> Estimate:
+    return Estimate(value=value, low=value - margin, high=value + margin, n=n)
+
+
+def shares(**parts: float | None) -> Shares:
+    names = ("compute", "communication", "copy", "input", "host", "other")
+    return Shares(**{name: parts.get(name, 0.0) for name in names})
+
+
+def step_facts(wall: Estimate, *, n_steps: int = 120, **changes: Any) -> StepFacts:
+    given: dict[str, Any] = {
+        "definition": "one batch of train.py:41",
+        "wall_ms": wall,
+        "within_epoch_ms": Estimate(value=wall.value - 0.1, low=wall.low, high=wall.high, n=wall.n),
+        "boundary_ms": 94.0,
+        "steps_per_epoch": 938,
+        "n_steps": n_steps,
+        "raw_wait_ms": 10.6,
+        "waits_ms": (),
+        "samples_per_step": 64.0,
+        "clock": "device",
+        "n_iterators_created": 1,
+        "boundaries_ms": (94.0,),
+        "worker_cpu_cores": None,
+        "main_cpu_cores": 1.0,
+    }
+    return StepFacts(**(given | changes))
+
+
+def trace_facts(parts: Shares, **changes: Any) -> TraceFacts:
+    given: dict[str, Any] = {
+        "n_steps": 20,
+        "wall_ms": 17.2,
+        "step_walls_ms": (17.2,) * 20,
+        "step_clock": "device",
+        "shares": parts,
+        "hidden": Hidden(input_ms=0.1, copy_ms=0.0),
+        "has_accelerator": True,
+        "loader_events": True,
+        "fetch_kind": "single-process",
+        "n_fetches_per_step": 1.0,
+        "raw_wait_ms": 11.2,
+        "exposed_wait_ms": 11.1,
+        "waits_ms": (),
+        "n_iterators_created": 0,
+        "n_exhausted": 0,
+        "startup_ms": (),
+        "copies": (),
+        "n_kernels_per_step": 40.0,
+        "kernel_busy_ms": 0.4,
+        "mean_kernel_us": 10.0,
+        "n_launches_per_step": 44.0,
+        "launch_call_ms": 0.3,
+        "host_exposed_ms": 1.3,
+        "n_syncs_per_step": 0.0,
+        "sync_wait_ms": None,
+        "idle_after_sync_ms": None,
+        "host_spots": (),
+        "communication_ms": None,
+        "run_ahead_steps": 0.0,
+        "other_share": 0.0,
+    }
+    return TraceFacts(**(given | changes))
+
+
+def facts(**changes: Any) -> Facts:
+    parts = shares(input=0.865, copy=0.003, compute=0.031, host=0.101)
+    given: dict[str, Any] = {
+        "command": "diagnose",
+        "shares": parts,
+        "shares_low": {"input": 0.83, "copy": 0.0},
+        "hidden": Hidden(input_ms=0.1, copy_ms=0.0),
+        "step": step_facts(estimate(13.118, 0.21)),
+        "trace": trace_facts(shares(input=0.75, copy=0.002, compute=0.024, host=0.224)),
+        "loaders": (LOADER,),
+        "transfers": (),
+        "workers": None,
+        "ablation": AblationFacts(
+            plain_ms=estimate(13.118, 0.21),
+            no_input_ms=estimate(1.769, 0.06),
+            no_copy_ms=estimate(1.729, 0.05),
+            input_ms=estimate(11.349, 0.25),
+            copy_ms=estimate(0.04, 0.08),
+            n_rounds=6,
+        ),
+        "machine": MachineFacts(
+            usable_cpus=16.0,
+            memory_available_bytes=None,
+            shm_free_bytes=None,
+            open_files_limit=None,
+            device_name="NVIDIA H100 80GB HBM3",
+            device_memory_bytes=None,
+            n_threads=8,
+        ),
+        "profiler_overhead": 1.31,
+    }
+    return Facts(**(given | changes))
+
+
+IN_MAIN = Finding(
+    kind=Kind.LOADER_IN_MAIN_PROCESS,
+    severity=Severity.HIGH,
+    share=0.865,
+    loader="train.py:41",
+    summary="The training process makes every batch itself (num_workers=0), and the accelerator "
+    "waits for it.",
+    evidence={"batch_ms": 10.551, "rest_of_step_ms": 1.729, "usable_cpus": 16},
+)
+CODE = """train.py:41
+- loader = DataLoader(train_set, batch_size=64, shuffle=True)
++ loader = DataLoader(train_set, batch_size=64, shuffle=True,
++                     num_workers=7, persistent_workers=True)"""
+
+
+def recommendation(setting: str, from_: Any, to: Any, **changes: Any) -> model.Recommendation:
+    given: dict[str, Any] = {
+        "setting": setting,
+        "from_": from_,
+        "to": to,
+        "code": CODE,
+        "predicted_step_ms": 1.8,
+        "measured_step_ms": 2.31,
+        "measured_ci_ms": (2.22, 2.40),
+        "caution": None,
+    }
+    return model.Recommendation(**(given | changes))
+
+
+CHANGES = (
+    recommendation(
+        "num_workers",
+        0,
+        7,
+        caution="each worker holds a copy of what the dataset keeps in memory (120 MiB).",
+    ),
+    recommendation("persistent_workers", None, True),
+)
+
+
+def input_bound(**changes: Any) -> model.Report:
+    """A loader in the training process on an H100: found, proven, tried."""
+    given: dict[str, Any] = {
+        "facts": facts(),
+        "target": "train.py",
+        "bound": "input",
+        "severity": "high",
+        "findings": (IN_MAIN,),
+        "recommendations": CHANGES,
+        "withheld": (
+            model.Withheld(
+                setting="resident",
+                reason="the dataset augments at random, and its copy on the device would not.",
+            ),
+        ),
+        "environment": ENVIRONMENT,
+    }
+    return build_report(**(given | changes))
+
+
+def verdict(bound: Bound, severity: VerdictSeverity, **changes: Any) -> model.Report:
+    """A diagnosis without findings or changes."""
+    given: dict[str, Any] = {"facts": facts(), "target": "train.py", "environment": ENVIRONMENT}
+    return build_report(bound=bound, severity=severity, **(given | changes))
+
+
+def healthy() -> model.Report:
+    """Enough workers: bound by compute."""
+    return verdict(
+        "compute",
+        "none",
+        facts=facts(
+            shares=shares(compute=0.962, copy=0.012, input=0.001, host=0.025),
+            step=step_facts(estimate(5.152, 0.016)),
+            ablation=AblationFacts(
+                plain_ms=estimate(5.152, 0.016),
+                no_input_ms=estimate(5.146, 0.008),
+                no_copy_ms=estimate(5.083, 0.008),
+                input_ms=estimate(0.006, 0.02),
+                copy_ms=estimate(0.064, 0.01),
+                n_rounds=6,
+            ),
+        ),
+    )
+
+
+def cpu_only() -> model.Report:
+    """No accelerator, workers recorded, nothing tried."""
+    workers = WorkerFacts(
+        n_workers=2,
+        n_batches=80,
+        batch_ms=41.2,
+        fetch_ms=40.1,
+        collate_ms=1.1,
+        sampler_ms=0.02,
+        cpu_share=0.98,
+        sample_ms_quantiles=(1.0, 1.1, 1.2, 1.25, 1.3, 1.4, 1.6, 2.0),
+        n_samples=2560,
+        queue_put_ms=0.1,
+        idle_share=0.01,
+        n_idle_workers=0,
+        n_threads=1,
+        cores=((0, 1), (0, 1)),
+        head_of_line_ms=0.0,
+        pin_ms=None,
+        pin_busy_share=None,
+        transforms=(("RandomCrop", 0.3), ("ToTensor", 0.8)),
+        lines=(
+            LineSpot(
+                file="data.py", line=17, function="__getitem__", code="x = decode(raw)", share=0.71
+            ),
+        ),
+        first_touch_ratio=1.0,
+    )
+    return verdict(
+        "input",
+        "moderate",
+        facts=facts(
+            shares=shares(input=0.12, compute=0.8, host=0.08, copy=None, communication=None),
+            hidden=Hidden(input_ms=None, copy_ms=None),
+            trace=None,
+            workers=workers,
+            ablation=None,
+            profiler_overhead=None,
+            step=step_facts(estimate(24.0, 0.9), clock="host", boundary_ms=None),
+        ),
+        findings=(
+            Finding(
+                kind=Kind.CPU_SATURATED_WORKERS,
+                severity=Severity.MODERATE,
+                share=0.12,
+                summary="Both workers compute all the time, and there are 2 usable CPUs.",
+                evidence={"cpu_share": 0.98, "usable_cpus": 2.0},
+                advice="Decode less per sample, or store what is decoded.",
+            ),
+        ),
+        environment=None,
+    )
+
+
+def trial(label: str, step_ms: float | None, **changes: Any) -> model.Trial:
+    part = shares(input=0.2, copy=0.05, compute=0.55, host=0.2)
+    given: dict[str, Any] = {
+        "settings": {"num_workers": 0, "pin_memory": None, "background": None},
+        "label": label,
+        "status": "ok",
+        "step_ms": step_ms,
+        "step_ms_ci": None if step_ms is None else (step_ms * 0.98, step_ms * 1.02),
+        "samples_per_s": None if step_ms is None else 64_000 / step_ms,
+        "startup_s": 0.21,
+        "epoch_s": None if step_ms is None else step_ms * 0.938 + 0.21,
+        "shares": model.Shares(**part.as_dict()),
+        "gpu_peak_allocated_bytes": 1_320_000_000,
+        "gpu_peak_reserved_bytes": 2_510_000_000,
+        "host_bytes": 3_400_000_000,
+        "n_windows": 4,
+        "window_ms": () if step_ms is None else (step_ms * 0.99, step_ms * 1.01),
+    }
+    return model.Trial(**(given | changes))
+
+
+def sweep() -> model.Report:
+    """Five combinations: two tied for the best, one failed, one skipped."""
+    trials = (
+        trial("0 workers", 13.1),
+        trial("4 workers, prefetch 2", 3.4, settings={"num_workers": 4, "prefetch_factor": 2}),
+        trial("8 workers, prefetch 2, pinned, non_blocking", 2.31,
+              settings={"num_workers": 8, "prefetch_factor": 2, "pin_memory": True}),
+        trial("15 workers, prefetch 4, persistent, pinned, non_blocking", 2.35,
+              settings={"num_workers": 15, "prefetch_factor": 4, "pin_memory": True}),
+        trial("4 workers, background host", None, status="failed", shares=None,
+              reason="RuntimeError: the worker (pid 4711) was killed by signal 7"),
+        trial("0 workers, resident", None, status="skipped", shares=None,
+              reason="the dataset is larger than the device's free memory"),
+    )  # fmt: skip
+    return input_bound(
+        facts=facts(command="sweep"),
+        trials=trials,
+        best=model.Best(trial=2, tied_with=(3,)),
+        claims=(
+            {"claim": "workers help only while load > compute", "published": None, "ours": 5.67,
+             "verdict": "agrees"},
+            {"claim": "pinning helps", "published": "-10 %", "ours": "not separable",
+             "verdict": "not separable from noise"},
+        ),
+        warnings=(model.ReportWarning(kind="shared-gpu", text="another process uses the GPU."),),
+    )  # fmt: skip
+
+
+def several_ranks() -> model.Report:
+    """Two ranks, the second waited for."""
+    one = input_bound()
+    assert one.shares is not None
+    return input_bound(
+        ranks=(
+            model.Rank(rank=0, host="node1", step=one.step, shares=one.shares, peer_wait_ms=6.2),
+            model.Rank(rank=1, host="node1", step=one.step, shares=one.shares, peer_wait_ms=None),
+        )
+    )
+
+
+def nothing_recorded() -> model.Report:
+    """No step at all."""
+    return verdict(
+        "unknown",
+        "none",
+        facts=facts(
+            shares=None, hidden=None, step=None, trace=None, ablation=None,
+            profiler_overhead=None, loaders=(),
+        ),
+        environment=None,
+    )  # fmt: skip

@@ -1,0 +1,110 @@
+"""Findings that no setting answers -> the code to change, with an example and the most it gains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from loaderdoctor.facts import Facts
+from loaderdoctor.findings import snippets
+from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.findings.plan import CodeAdvice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What to change in the code for one kind of finding."""
+
+    title: str
+    example: str
+    caution: str | None = None
+
+
+CHANGES: Mapping[Kind, Change] = {
+    Kind.OVERHEAD_BOUND_LOADER: Change(
+        title="Slice whole batches out of memory instead of fetching sample by sample",
+        example=snippets.SLICING,
+    ),
+    Kind.WIDE_DTYPE_COPY: Change(
+        title="Send uint8 and normalise on the device",
+        example=snippets.UINT8,
+        caution="Only where the images were 8-bit before the dataset made floats of them.",
+    ),
+    Kind.ITERATOR_RECREATED: Change(
+        title="Make the iterator once per epoch", example=snippets.ITERATOR
+    ),
+    Kind.THREAD_OVERSUBSCRIPTION: Change(
+        title="Give every worker one library thread", example=snippets.WORKER_THREADS
+    ),
+    Kind.IDLE_WORKERS: Change(
+        title="Split the stream between the workers",
+        example=snippets.SHARDS,
+        caution="Needs at least as many shards as workers.",
+    ),
+    Kind.SAMPLER_BOUND: Change(
+        title="Compute the indices of an epoch in one call", example=snippets.SAMPLER
+    ),
+    Kind.COLLATE_BOUND: Change(
+        title="Do per-sample work once, ahead of training", example=snippets.COLLATE
+    ),
+    Kind.DATASET_FORMAT_BOUND: Change(
+        title="Store arrays, so that no item is converted", example=snippets.FORMAT
+    ),
+    Kind.WORKERS_SHARE_A_CORE: Change(
+        title="Give the workers all CPUs again", example=snippets.AFFINITY
+    ),
+    Kind.PIN_INEFFECTIVE: Change(
+        title="Teach the batch class to pin itself", example=snippets.PIN_METHOD
+    ),
+    Kind.MANY_SMALL_COPIES: Change(
+        title="Copy one packed tensor instead of many small ones", example=snippets.PACKED
+    ),
+    Kind.SYNC_EVERY_STEP: Change(
+        title="Keep the loss on the device, read it rarely", example=snippets.NO_SYNC
+    ),
+    Kind.LAUNCH_BOUND: Change(
+        title="Launch less: CUDA graphs, fused optimizers, a bigger batch",
+        example=snippets.LAUNCHES,
+        caution="A bigger batch changes training: warm the learning rate up.",
+    ),
+    Kind.WORK_BETWEEN_STEPS: Change(
+        title="Move the loop's own work into the workers, or do it rarely",
+        example=snippets.BETWEEN_STEPS,
+    ),
+    Kind.MANY_SMALL_FILES: Change(
+        title="Pack the samples into a few large files", example=snippets.PACK_FILES
+    ),
+    Kind.COLD_STORAGE: Change(
+        title="Bring the data to fast storage before training",
+        example=snippets.WARM_COPY,
+        caution="Memory that holds the data is not there for the page cache.",
+    ),
+}
+
+
+def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, ...]:
+    """A change of code for each finding that has one, in the findings' order.
+
+    The bound is what the finding explains of the step: from ablation where it ran, else from the
+    trace. More can't be gained by it.
+    """
+    measured = facts.ablation is not None and facts.ablation.input_ms is not None
+    out = []
+    for finding in findings:
+        change = CHANGES.get(finding.kind)
+        if change is None:
+            continue
+        known = finding.share is not None and facts.step_ms is not None
+        bound_ms = finding.share * facts.step_ms if known else None  # type: ignore[operator]
+        source = "measured by taking the loader away" if measured else "exposed time in the trace"
+        out.append(
+            CodeAdvice(
+                kind=finding.kind,
+                title=change.title,
+                example=change.example,
+                bound_ms=bound_ms,
+                bound=source if known else "not known",
+                caution=change.caution,
+            )
+        )
+    return tuple(out)

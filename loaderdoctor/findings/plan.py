@@ -1,0 +1,55 @@
+"""What a prescription is made of: settings to try, code to change, and advice withheld."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loaderdoctor.findings.code import CodeEdit
+from loaderdoctor.findings.model import Kind
+from loaderdoctor.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Settings worth trying: a prediction until a trial has measured them."""
+
+    settings: Settings  # only what changes against the user's own
+    kinds: tuple[Kind, ...]  # the findings it answers
+    loader: str  # LoaderRecord.id
+    predicted_step_ms: float | None  # None: only a trial can tell
+    prediction: str  # how the prediction was made, or why there is none
+    edits: tuple[CodeEdit, ...]  # the lines to write
+    caution: str | None = None
+    # False: not in the running loop (process-wide, may crash or hang it, or needs data again that
+    # can't be had twice); a child process or the user's next run can.
+    live: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeAdvice:
+    """A change of the user's code that no setting makes, with an example to copy."""
+
+    kind: Kind
+    title: str
+    example: str
+    bound_ms: float | None  # at most this much of a step can be gained; None: not known
+    bound: str  # where the bound comes from
+    caution: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withheld:
+    """A setting not advised because it would break the user's run, and why."""
+
+    setting: str  # axis name
+    settings: Settings
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prescription:
+    """Everything to do about the findings. Nothing in `candidates` and `advice`: no change."""
+
+    candidates: tuple[Candidate, ...]  # safe ones, best prediction first
+    withheld: tuple[Withheld, ...]
+    advice: tuple[CodeAdvice, ...]

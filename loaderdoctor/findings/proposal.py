@@ -1,0 +1,90 @@
+"""One candidate: what differs from the user's own settings, the lines to write, the prediction."""
+
+from __future__ import annotations
+
+from loaderdoctor.facts import Facts
+from loaderdoctor.findings.capacity import batch_ms, rest_ms
+from loaderdoctor.findings.code import CodeEdit, edit_loader_call, edit_transfer, loader_arguments
+from loaderdoctor.findings.model import Kind
+from loaderdoctor.findings.plan import Candidate
+from loaderdoctor.findings.snippets import BACKGROUND, RESIDENT, SIDE_STREAM
+from loaderdoctor.findings.wording import ms
+from loaderdoctor.instrument.protocol import LoaderRecord
+from loaderdoctor.settings import Settings, Value
+
+
+def proposal(
+    loader: LoaderRecord,
+    facts: Facts,
+    kinds: tuple[Kind, ...],
+    changes: dict[str, Value],
+    predicted_ms: float | None,
+    how: str,
+    caution: str | None,
+) -> Candidate | None:
+    """A candidate of what differs from the user's own settings; None where nothing does."""
+    have = loader.settings.as_dict()
+    if facts.transfers and all(t.non_blocking for t in facts.transfers):
+        have["non_blocking"] = True
+    settings = Settings(**{k: v for k, v in changes.items() if v != have[k]})  # type: ignore[arg-type]
+    if not settings.changed():
+        return None
+    whole = settings.over(loader.settings)
+    threads_and_workers = whole.background not in (None, "off") and bool(whole.num_workers)
+    reopens = bool(loader_arguments(settings)) or settings.resident is True
+    cautions = [caution] if caution else []
+    if reopens and loader.safety.one_pass:
+        reason = loader.safety.one_pass_reason or "its data can't be read twice"
+        cautions.append(f"Not tried in this run: {reason}.")
+    return Candidate(
+        settings=settings,
+        kinds=kinds,
+        loader=loader.id,
+        predicted_step_ms=predicted_ms,
+        prediction=how,
+        edits=edits_for(facts, settings),
+        caution=" ".join(cautions) or None,
+        live=not (
+            settings.start_method or threads_and_workers or (reopens and loader.safety.one_pass)
+        ),
+    )
+
+
+def pool_ms(facts: Facts, n_workers: int) -> tuple[float | None, str]:
+    """Step time with this pool, by the mean: the slower of the rest and the pool."""
+    rest, batch = rest_ms(facts), batch_ms(facts)
+    if rest is None or batch is None:
+        return None, "batch cost or rest of the step not recorded"
+    shown = f"{ms(batch)} a batch / {n_workers}" if n_workers > 1 else f"{ms(batch)} a batch"
+    return max(rest, batch / n_workers), f"the longer of {ms(rest)} (rest of the step) and {shown}"
+
+
+def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:
+    """The lines to write for these settings: the loader's call, the copies, the loop."""
+    loader = facts.main_loader
+    edits: list[CodeEdit] = []
+    if loader is not None and loader_arguments(settings):
+        suffix = loader.id.rpartition("#")[2] if "#" in loader.id else "1"
+        index = int(suffix) - 1 if suffix.isdigit() else 0
+        edits.append(edit_loader_call(loader.code, settings, index=index))
+    if settings.non_blocking:
+        lines = {
+            (t.site, t.code): edit_transfer(t.code, t.call)
+            for t in facts.transfers
+            if not t.non_blocking
+        }
+        exact = {e.before: e for e in lines.values() if e.exact}
+        edits += exact.values() or [edit_transfer(None)]
+    if settings.background in ("host", "device"):
+        edits.append(CodeEdit(before=None, after=BACKGROUND))
+    if settings.side_stream:
+        edits.append(CodeEdit(before=None, after=SIDE_STREAM))
+    if settings.resident:
+        edits.append(CodeEdit(before=None, after=RESIDENT))
+    return tuple(edits)
+
+
+def has_accelerator(facts: Facts) -> bool:
+    if facts.trace is not None and facts.trace.has_accelerator:
+        return True
+    return facts.machine is not None and facts.machine.device_name is not None

@@ -1,0 +1,166 @@
+"""Code to copy into a training script. Each compiles, and says where it goes.
+
+`loader`, `device`, `dataset` and `batch` stand for the user's own names.
+"""
+
+from __future__ import annotations
+
+BACKGROUND = """\
+from prefetch_generator import BackgroundGenerator
+for batch in BackgroundGenerator(iter(loader), max_prefetch=2):
+    ...  # the loop as it is"""
+
+SIDE_STREAM = """\
+def copied_ahead(loader, device):
+    # Copies the next batch on a stream of its own while this one computes. Needs pinned batches.
+    stream, current = torch.cuda.Stream(), None
+    for batch in loader:
+        with torch.cuda.stream(stream):
+            following = [t.to(device, non_blocking=True) for t in batch]
+        if current is not None:
+            yield current
+        torch.cuda.current_stream().wait_stream(stream)
+        for t in following:
+            t.record_stream(torch.cuda.current_stream())
+        current = following
+    if current is not None:
+        yield current
+for images, labels in copied_ahead(loader, device):
+    ...  # the loop as it is, without its .to(device)"""
+
+RESIDENT = """\
+images = torch.stack([x for x, _ in dataset]).to(device)  # once, before training
+labels = torch.tensor([y for _, y in dataset], device=device)
+for chosen in torch.randperm(len(labels), device=device).split(batch_size):
+    x, y = images[chosen], labels[chosen]
+    ...  # the loop as it is; augment x here, on the device"""
+
+SLICING = """\
+class Batches(torch.utils.data.Dataset):
+    def __init__(self, *tensors):
+        self.tensors = tensors
+    def __len__(self):
+        return len(self.tensors[0])
+    def __getitem__(self, index):
+        return tuple(t[index] for t in self.tensors)
+    def __getitems__(self, indices):  # the whole batch in one indexing call
+        return tuple(t[indices] for t in self.tensors)
+loader = DataLoader(
+    Batches(x, y), batch_size=256, shuffle=True, num_workers=0, collate_fn=lambda batch: batch
+)"""
+
+UINT8 = """\
+# In the dataset: return the image as uint8, without ToTensor() and Normalize().
+image = torch.from_numpy(numpy.array(picture)).permute(2, 0, 1)  # uint8, C x H x W
+# In the loop: a quarter of the bytes travel, the device does the rest.
+mean = torch.tensor([0.485, 0.456, 0.406], device=device).view(1, 3, 1, 1)
+std = torch.tensor([0.229, 0.224, 0.225], device=device).view(1, 3, 1, 1)
+images = images.to(device, non_blocking=True).float().div_(255).sub_(mean).div_(std)"""
+
+ITERATOR = """\
+for epoch in range(n_epochs):
+    for batch in loader:  # one iterator per epoch, its workers stay ahead
+        ...
+# or, where steps are counted: start a new epoch only when one is used up
+batches = iter(loader)
+for step in range(n_steps):
+    batch = next(batches, None)
+    if batch is None:
+        batches = iter(loader)
+        batch = next(batches)"""
+
+WORKER_THREADS = """\
+def one_thread(worker_id):
+    torch.set_num_threads(1)
+    cv2.setNumThreads(0)  # where OpenCV is used
+loader = DataLoader(dataset, num_workers=4, worker_init_fn=one_thread)
+# NumPy's BLAS reads its thread count when it is imported: set it in the shell
+#   OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 python train.py"""
+
+SHARDS = """\
+def __iter__(self):  # of the IterableDataset: every worker reads shards of its own
+    info = torch.utils.data.get_worker_info()
+    first, step = (info.id, info.num_workers) if info is not None else (0, 1)
+    for shard in self.shards[first::step]:
+        yield from self.read(shard)"""
+
+SAMPLER = """\
+class Shuffled(torch.utils.data.Sampler):
+    def __init__(self, n):
+        self.n = n
+    def __len__(self):
+        return self.n
+    def __iter__(self):
+        yield from torch.randperm(self.n).tolist()  # all indices in one call"""
+
+COLLATE = """\
+# Once, ahead of training: the work that collate_fn repeats for every sample.
+encoded = [tokenizer(text, truncation=True)["input_ids"] for text in texts]
+def collate(samples):  # what is left: padding, vectorised
+    return torch.nn.utils.rnn.pad_sequence(
+        [torch.as_tensor(s) for s in samples], batch_first=True
+    )"""
+
+FORMAT = """\
+# Once: arrays instead of lists.
+array = numpy.asarray(rows, dtype="float32")
+numpy.save("rows.npy", array)
+# In the dataset: a slice of the file, no conversion per item.
+self.rows = numpy.load("rows.npy", mmap_mode="r")
+sample = torch.from_numpy(self.rows[index].copy())
+# With Hugging Face datasets: dataset.set_format("torch")"""
+
+AFFINITY = """\
+def all_cpus(worker_id):  # undoes what an import did to the CPU affinity
+    os.sched_setaffinity(0, range(os.cpu_count()))
+loader = DataLoader(dataset, num_workers=4, worker_init_fn=all_cpus)"""
+
+PIN_METHOD = """\
+class Batch:
+    def pin_memory(self):  # DataLoader calls it where pin_memory=True
+        self.images = self.images.pin_memory()
+        self.labels = self.labels.pin_memory()
+        return self"""
+
+PACKED = """\
+packed = torch.cat([t.reshape(-1) for t in small])  # in collate_fn: one tensor, one copy
+packed = packed.to(device, non_blocking=True)
+small = [p.view(s) for p, s in zip(packed.split(sizes), shapes)]"""
+
+NO_SYNC = """\
+total = torch.zeros((), device=device)  # before the loop
+total += loss.detach()  # in the loop: stays on the device
+if step % 100 == 99:
+    print(total.item() / 100)  # one sync in a hundred steps
+    total.zero_()"""
+
+LAUNCHES = """\
+model = torch.compile(model, mode="reduce-overhead")  # CUDA graphs: one launch for many kernels
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)"""
+
+BETWEEN_STEPS = """\
+class Prepared(torch.utils.data.Dataset):  # the loop's preprocessing, done by the workers
+    def __init__(self, dataset, prepare):
+        self.dataset, self.prepare = dataset, prepare
+    def __len__(self):
+        return len(self.dataset)
+    def __getitem__(self, index):
+        return self.prepare(self.dataset[index])
+# and log, save or print every n steps only
+if step % 100 == 0:
+    log(loss)"""
+
+PACK_FILES = """\
+with webdataset.ShardWriter("train-%06d.tar", maxcount=10_000) as out:  # once
+    for i, (image, label) in enumerate(samples):
+        out.write({"__key__": f"{i:08d}", "jpg": image, "cls": label})
+dataset = webdataset.WebDataset("train-{000000..000099}.tar").shuffle(1000).decode("pil")"""
+
+WARM_COPY = """\
+# Once, before training: local disk or memory instead of the cold storage.
+#   cp -r /mnt/dataset /dev/shm/dataset
+dataset = ImageFolder("/dev/shm/dataset")"""
+
+SNIPPETS = {
+    name: text for name, text in sorted(vars().items()) if name.isupper() and isinstance(text, str)
+}

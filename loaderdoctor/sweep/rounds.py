@@ -16,10 +16,10 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING
 
 from loaderdoctor.attribution.step import usable
 from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.protocol import Mode, Observed, WindowDone, WindowRequest
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import pace
@@ -29,9 +29,6 @@ from loaderdoctor.sweep.pace import Cost, Plan
 from loaderdoctor.sweep.rank import MIN_PAIRS, Ranking, rank
 from loaderdoctor.sweep.safety import withheld_reason
 from loaderdoctor.sweep.trials import Phase, Trial, Visit
-
-if TYPE_CHECKING:
-    from loaderdoctor.instrument.bench import BenchLike
 
 # Parts of the budget: the calibration round aims at the first, ranking ends by the second,
 # confirmation by the third, ablation by the fourth; traces take the rest. Where there are no
@@ -101,7 +98,7 @@ class Sweep:
     def run(self) -> Outcome:
         """Every phase; ends early without an exception where no more can be measured.
 
-        A RunError of the measuring process ends it as well as the script's own end.
+        A trial that takes the measuring process down ends it too, where it can't be reopened.
         """
         try:
             for trial in self.outcome.trials:
@@ -298,17 +295,27 @@ class Sweep:
     def _measure(self, request: WindowRequest, trial: Trial | None = None) -> WindowDone | None:
         """One window; a failed one is written to `trial`. Raises where nothing can follow."""
         limit_s = (request.limit_s or 0.0) + HANG_EXTRA_S
+        died: str | None = None
+        done: WindowDone | None = None
         try:
             done = next(iter(self._bench.measure([request], timeout_s=limit_s)), None)
         except RunError as error:
+            died = str(error)
+        if done is None:
+            ended = self._bench.ended
+            if ended is not None and ended.how == "script-ended":
+                raise _SweepOverError("the script ended before the sweep did")
+            if ended is not None and ended.how == "interrupted":
+                raise KeyboardInterrupt
+            died = died or "the measuring process ended" + (
+                f" with exit code {ended.exit_code}" if ended is not None else ""
+            )
             if trial is not None and trial.index:
-                trial.fail("failed", str(error))
+                trial.fail("failed", died)
             if self._reopen is None or trial is None:
-                raise _SweepOverError(str(error)) from error
+                raise _SweepOverError(died)
             self._bench = self._reopen()
             return None
-        if done is None:
-            raise _SweepOverError("the script ended before the sweep did")
         if trial is not None and done.status in ("failed", "skipped"):
             reason = done.reason or "no reason given"
             trial.fail("failed" if done.status == "failed" else "skipped", reason)

@@ -9,8 +9,10 @@ from typing import Any
 
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.protocol import (
+    Ended,
     Environment,
     LoaderRecord,
+    Note,
     Observed,
     SafetyRecord,
     TensorRecord,
@@ -86,6 +88,7 @@ class Truth:
     boundary_ms: float = 0.0
     crash: str | None = None
     dies: bool = False  # takes the measuring process with it
+    hangs: bool = False
 
 
 @dataclass(slots=True)
@@ -107,6 +110,9 @@ class SimulatedBench:
     own_reopens: bool = True
     now: float = 0.0
     log: list[WindowRequest] = field(default_factory=list)
+    observed: Observed | None = None
+    ended: Ended | None = None
+    notes: list[Note] = field(default_factory=list)
     _rng: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,11 +121,8 @@ class SimulatedBench:
     def clock(self) -> float:
         return self.now
 
-    def wait_observed(self, timeout_s: float) -> Observed:
-        return observed(step_ms=self.own.step_ms)
-
-    def stop(self, to_end: bool = False) -> Any:
-        return None
+    def stop(self, to_end: bool = False) -> None:
+        self.ended = Ended(how="stopped", exit_code=0, n_steps=0)
 
     def measure(
         self,
@@ -127,20 +130,25 @@ class SimulatedBench:
         on_event: Any = None,
         timeout_s: float | None = None,
     ) -> list[WindowDone]:
-        return [done for request in requests if (done := self._one(request)) is not None]
+        return [done for request in requests if (done := self._one(request, timeout_s)) is not None]
 
-    def _one(self, request: WindowRequest) -> WindowDone | None:
+    def _one(self, request: WindowRequest, timeout_s: float | None) -> WindowDone | None:
         self.log.append(request)
         if self.interrupt_after is not None and len(self.log) > self.interrupt_after:
             raise KeyboardInterrupt
         if self.ends_after is not None and len(self.log) > self.ends_after:
+            self.ended = Ended(how="script-ended", exit_code=0, n_steps=0)
             return None
         as_is = request.settings is None or not request.settings.changed()
         truth = self.own if as_is or request.settings is None else self.truth(request.settings)
         if request.mode == "trial" and as_is and not self.own_reopens:
             return WindowDone(id=request.id, mode="trial", status="skipped", reason="one pass")
         if truth.dies:
-            raise RunError("the measuring process died (signal 11)")
+            self.ended = Ended(how="script-failed", exit_code=139, n_steps=0)
+            return None
+        if truth.hangs:
+            self.now += timeout_s or 0.0
+            raise RunError("no window ended in time")
         if truth.crash is not None:
             return WindowDone(id=request.id, mode="trial", status="failed", reason=truth.crash)
         factor = 1 + self._rng.gauss(0, self.noise) + self.drift_per_s * self.now

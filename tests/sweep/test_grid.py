@@ -117,27 +117,15 @@ def test_a_grid_without_any_valid_change_is_a_usage_error() -> None:
         asked_trials(["prefetch_factor=4"], observed())
 
 
-def test_workers_are_withheld_where_they_would_harm_or_falsify_the_run() -> None:
-    def why(safety: SafetyRecord, workers: int = 2, **more: object) -> str | None:
-        settings = Settings(num_workers=workers, **more)  # type: ignore[arg-type]
-        return withheld_reason(settings, observed(safety=safety))
+def test_forked_workers_are_withheld_from_a_dataset_that_holds_a_file_open() -> None:
+    safety = SafetyRecord(open_handles=("index_file",))
 
-    assert why(SafetyRecord()) is None
-    assert "repeat" in (why(SafetyRecord(unsharded_iterable=True)) or "")
-    assert why(SafetyRecord(unsharded_iterable=True), workers=1) is None
-    assert "CUDA" in (why(SafetyRecord(cuda_tensors=True)) or "")
-    assert "index_file" in (why(SafetyRecord(open_handles=("index_file",))) or "")
-    unpicklable = SafetyRecord(pickles=False, pickle_error="lambda")
-    assert why(unpicklable) is None
-    assert "lambda" in (why(unpicklable, start_method="spawn") or "")
-    assert "second time" in (why(SafetyRecord(one_pass=True), workers=0, background="host") or "")
+    def why(settings: Settings, own: Settings | None = None) -> str | None:
+        return withheld_reason(settings, observed(safety=safety, own=own))
 
-
-def test_the_loop_as_it_is_is_never_withheld() -> None:
-    assert withheld_reason(AS_IS, observed(safety=SafetyRecord(one_pass=True))) is None
-
-
-def test_batches_in_flight_must_fit_into_shared_memory() -> None:
-    seen = observed(shm_free_bytes=2**20)
-    assert "/dev/shm" in (withheld_reason(Settings(num_workers=4, prefetch_factor=4), seen) or "")
-    assert withheld_reason(Settings(num_workers=1, prefetch_factor=1), seen) is None
+    assert "index_file" in (why(Settings(num_workers=2)) or "")
+    assert why(Settings(num_workers=0, background="host")) is None
+    assert why(Settings(num_workers=2, start_method="spawn")) is None
+    assert why(AS_IS) is None
+    assert why(Settings(prefetch_factor=4), Settings(num_workers=2)) is None  # as the loop itself
+    assert withheld_reason(Settings(num_workers=2), observed()) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.instrument.protocol import WindowRequest
+from loaderdoctor.instrument.protocol import SafetyRecord, WindowRequest
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import asked_trials, default_trials
 from loaderdoctor.sweep.outcome import Options, Outcome, Progress
@@ -230,8 +230,20 @@ def test_a_trial_that_kills_the_process_ends_the_sweep_with_its_results() -> Non
 
     outcome, _ = swept(SimulatedBench(one_kills, OWN))
     assert outcome.ended == "script-over"
-    assert "signal 11" in (outcome.ended_reason or "")
+    assert "exit code 139" in (outcome.ended_reason or "")
     assert outcome.trials[0].visits
+    assert [t.reason for t in outcome.trials if t.status == "failed"] == [outcome.ended_reason]
+
+
+def test_a_trial_that_hangs_is_failed_after_its_limit() -> None:
+    def one_hangs(settings: Settings) -> Truth:
+        return Truth(step_ms=8.0, hangs=settings.num_workers == 3)
+
+    bench = SimulatedBench(one_hangs, OWN)
+    outcome, _ = swept(bench)
+    assert outcome.ended == "script-over"
+    assert bench.now < 60.0
+    assert sum(t.status == "failed" for t in outcome.trials) == 1
 
 
 def test_where_the_process_may_be_restarted_the_sweep_goes_on_after_it_died() -> None:
@@ -244,6 +256,7 @@ def test_where_the_process_may_be_restarted_the_sweep_goes_on_after_it_died() ->
 
     def reopen() -> SimulatedBench:
         opened.append(len(bench.log))
+        bench.ended = None
         return bench
 
     trials = asked_trials(["num_workers=1,2,3"], seen)
@@ -286,6 +299,13 @@ def test_a_loader_that_opens_only_once_is_measured_as_it_runs() -> None:
     assert len(own.of("rank")) == outcome.n_ranked_rounds
     assert ranking.results[0].wall_ms is not None
     assert "baseline-not-reopened" in {kind for kind, _ in outcome.notes}
+
+
+def test_a_one_pass_loader_is_never_asked_to_open_again() -> None:
+    bench = SimulatedBench(all_the_same, OWN)
+    seen = observed(safety=SafetyRecord(one_pass=True))
+    Sweep(bench, seen, default_trials(seen), Options(budget_s=30.0), clock=bench.clock).run()
+    assert all(r.mode == "plain" for r in bench.log if not (r.settings and r.settings.changed()))
 
 
 def test_traces_are_taken_after_all_timing_and_the_loops_own_first(tmp_path: Path) -> None:

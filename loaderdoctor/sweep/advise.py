@@ -1,0 +1,132 @@
+"""The candidate that won a sweep as changes to write: setting, line of code, measured gain."""
+
+from __future__ import annotations
+
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.findings.code import edit_loader_call, edit_transfer
+from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.report import format as fmt
+from loaderdoctor.report.model import Recommendation, Withheld
+from loaderdoctor.settings import AXES, AXES_BY_NAME, Settings, Value
+from loaderdoctor.sweep.grid import meaning, own_settings
+from loaderdoctor.sweep.rank import Ranking, Result
+
+# What to write where the change is no argument of a call the run has seen.
+_LOOP_CODE: dict[tuple[str, Value], str] = {
+    ("background", "host"): "from prefetch_generator import BackgroundGenerator\n"
+    "for batch in BackgroundGenerator(loader):",
+    ("background", "device"): "from prefetch_generator import BackgroundGenerator\n"
+    "def on_device(loader):\n"
+    "    for batch in loader:\n"
+    "        yield [x.to(device, non_blocking=True) for x in batch]\n"
+    "for batch in BackgroundGenerator(on_device(loader)):",
+    ("side_stream", True): "with torch.cuda.stream(copy_stream):  # torch.cuda.Stream(), once\n"
+    "    next_batch = [x.to(device, non_blocking=True) for x in next(batches)]\n"
+    "torch.cuda.current_stream().wait_stream(copy_stream)  # before next_batch is used\n"
+    "for x in next_batch: x.record_stream(torch.cuda.current_stream())",
+    ("resident", True): "data, labels = data.to(device), labels.to(device)  # before the loop\n"
+    "for index in torch.randperm(len(data), device=device).split(batch_size):\n"
+    "    batch, target = data[index], labels[index]",
+}
+_CAUTIONS = {
+    "num_workers": "each worker holds its own copy of what the dataset keeps in memory",
+    "persistent_workers": "workers keep their memory between epochs, and a dataset that is "
+    "changed between epochs stays as it was in them",
+    "in_order": "batches arrive in another order: runs are no longer reproducible",
+    "background": "the thread shares the interpreter lock with the loop",
+    "pin_memory": "pinned memory can't be swapped out: mind it where memory is short",
+    "resident": "the whole dataset stays in device memory, and random augmentation of the dataset "
+    "is applied once only",
+}
+
+
+def recommendations(ranking: Ranking, observed: Observed) -> tuple[Recommendation, ...]:
+    """One row for each setting that the recommended trial changes; empty where none is worth it."""
+    index = ranking.recommended
+    if index is None or ranking.gain_ms is None or ranking.gain_share is None:
+        return ()
+    result = ranking.results[index]
+    own = own_settings(observed)
+    before, after = meaning(Settings(), own).as_dict(), meaning(result.settings, own).as_dict()
+    changed = [axis.name for axis in AXES if before[axis.name] != after[axis.name]]
+    summary = gain_sentence(ranking)
+    return tuple(
+        _row(name, before[name], after[name], result, observed, summary)
+        for name in changed
+        if after[name] is not None  # falls away with the workers
+    )
+
+
+def withheld(ranking: Ranking) -> tuple[Withheld, ...]:
+    """Trials that were not run because they would have harmed the run, each reason once."""
+    reasons: dict[str, str] = {}
+    for result in ranking.results:
+        if result.status == "skipped" and result.reason and "not reached" not in result.reason:
+            reasons.setdefault(result.reason, result.settings.label())
+    return tuple(Withheld(setting=label, reason=why) for why, label in reasons.items())
+
+
+def verdict_of_sweep(ranking: Ranking) -> str:
+    """What the sweep found, in a sentence: the first thing the user reads."""
+    if ranking.best is None:
+        return "No trial was measured to its end."
+    tied = len(ranking.tied_with)
+    if ranking.recommended is not None:
+        label = ranking.results[ranking.recommended].settings.label()
+        return f"{label}: {gain_sentence(ranking)}"
+    if ranking.best == 0 or 0 in ranking.tied_with or not ranking.candidate:
+        others = f"; {fmt.count(tied, 'other trial')} cannot be told from the best" if tied else ""
+        return f"Nothing worth changing: no settings beat the loop's own beyond the noise{others}."
+    label = ranking.results[ranking.candidate].settings.label()
+    return (
+        f"Nothing worth changing: {label} looked fastest, but its gain is within the noise or "
+        "too small. Measure longer with --budget to know."
+    )
+
+
+def gain_sentence(ranking: Ranking) -> str:
+    """`saves 5.1 ± 0.2 ms a step (51 %), confirmed in fresh windows`; "" without a gain."""
+    gain, share = ranking.gain_ms, ranking.gain_share
+    if gain is None or share is None:
+        return ""
+    how = (
+        "confirmed in fresh windows beside the loop's own settings"
+        if ranking.confirmed
+        else "from the ranking rounds alone, not confirmed"
+    )
+    return f"saves {fmt.ms(gain.value, _interval(gain))} a step ({fmt.share(share.value)}), {how}."
+
+
+def _row(
+    name: str, before: Value, after: Value, result: Result, observed: Observed, summary: str
+) -> Recommendation:
+    return Recommendation(
+        setting=name,
+        from_=before,
+        to=after,
+        code=_code(name, after, result.settings, observed),
+        predicted_step_ms=None,
+        measured_step_ms=result.wall_ms.value if result.wall_ms is not None else None,
+        measured_ci_ms=_interval(result.wall_ms),
+        caution=_CAUTIONS.get(name) if after not in (False, "off", 0) else None,
+        summary=summary,
+    )
+
+
+def _code(name: str, value: Value, settings: Settings, observed: Observed) -> str:
+    """The user's own line with the change, where it was seen; else what to write."""
+    loader = next((x for x in observed.loaders if x.role == "train"), None)
+    if AXES_BY_NAME[name].where == "DataLoader":
+        return edit_loader_call(loader.code if loader is not None else None, settings).after
+    if name == "non_blocking":
+        blocking = next((x for x in observed.transfers if not x.non_blocking), None)
+        if blocking is None:
+            return edit_transfer(None).after
+        return edit_transfer(blocking.code, blocking.call).after
+    return _LOOP_CODE.get((name, value), f"# fetch from the loader without {name}")
+
+
+def _interval(estimate: Estimate | None) -> tuple[float, float] | None:
+    if estimate is None or not estimate.bounded:
+        return None
+    return (estimate.low, estimate.high)

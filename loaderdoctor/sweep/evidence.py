@@ -1,0 +1,121 @@
+"""What a sweep says beyond ranking: the loop as it is, and where each trial's step goes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from loaderdoctor.attribution.combine import best_shares, facts_of_run
+from loaderdoctor.attribution.shares import Shares
+from loaderdoctor.attribution.step import step_facts
+from loaderdoctor.attribution.trace_facts import trace_facts
+from loaderdoctor.diagnosis import gather
+from loaderdoctor.diagnosis.plan import WINDOWS_PER_BUDGET, sizes
+from loaderdoctor.errors import TraceError
+from loaderdoctor.facts import Facts, StepFacts, TraceFacts
+from loaderdoctor.instrument.bench import BenchLike
+from loaderdoctor.instrument.protocol import Note, Observed, WindowDone
+from loaderdoctor.report.model import ReportWarning
+from loaderdoctor.sweep.rank import Ranking
+from loaderdoctor.sweep.rounds import Sweep
+from loaderdoctor.trace.read import read_trace
+
+# Three rounds of three windows, each with as much again for drop and warm-up.
+ABLATION_WINDOWS = 18
+
+
+@dataclass(slots=True, kw_only=True)
+class Evidence:
+    """Everything a sweep's report rests on; grows while the sweep runs."""
+
+    observed: Observed
+    notes: Sequence[Note] = ()  # of the measuring process; may grow
+    seed: int = 0
+    clock: Callable[[], float] = time.monotonic
+    sweep: Sweep | None = None
+    traces: dict[int, TraceFacts] = field(default_factory=dict)  # by trial index
+    ablated: gather.Evidence | None = None
+
+    def ablate(self, bench: BenchLike, left_s: float) -> None:
+        """Plain, no-input and no-copy windows of the loop as it is, for at most `left_s`."""
+        budget_s = left_s * WINDOWS_PER_BUDGET / ABLATION_WINDOWS
+        self.ablated = gather.Evidence(
+            observed=self.observed, sizes=sizes(self.observed, budget_s=budget_s)
+        )
+        gatherer = gather.Gatherer(
+            bench,
+            self.ablated,
+            trace_path=Path(os.devnull),  # nothing is traced here
+            profile=gather.ProfileOptions(),
+            seed=self.seed,
+            clock=self.clock,
+        )
+        has_accelerator = self.observed.device is not None
+        gatherer.ablate(until=self.clock() + left_s, with_copy=has_accelerator)
+
+    def read_traces(self) -> None:
+        """Attribute each trial's first trace; an unreadable one becomes a note."""
+        assert self.sweep is not None
+        for trial in self.sweep.outcome.trials:
+            for window in trial.profiles[:1]:
+                assert window.trace_path is not None
+                try:
+                    self.traces[trial.index] = trace_facts(read_trace(Path(window.trace_path)))
+                except TraceError as error:
+                    text = f"trial {trial.index}: {error}"
+                    self.sweep.outcome.notes.append(("no-trace", text))
+
+    def warnings(self) -> tuple[ReportWarning, ...]:
+        """What the measuring process said, each once."""
+        said = dict.fromkeys((note.kind, note.text) for note in self.notes)
+        return tuple(ReportWarning(kind=kind, text=text) for kind, text in said)
+
+    def facts(self, ranking: Ranking) -> Facts:
+        """The loop as it is: trial 0's times, its trace, its ablation."""
+        return facts_of_run(
+            command="sweep",
+            step=self._step(0, ranking),
+            trace=self.traces.get(0),
+            ablation=self.ablated.ablation() if self.ablated is not None else None,
+            workers=None,
+            loaders=self.observed.loaders,
+            transfers=self.observed.transfers,
+            environment=self.observed.environment,
+        )
+
+    def trial_shares(self, ranking: Ranking, facts: Facts) -> dict[int, Shares]:
+        """Where the step goes under each traced trial's settings, by index; 0 as in `facts`.
+
+        Without an accelerator the wait of the timed windows replaces the profiled one.
+        """
+        found = {0: facts.shares}
+        for index, trace in self.traces.items():
+            if index:
+                found[index] = best_shares(trace, self._step(index, ranking), None)
+        return {index: shares for index, shares in found.items() if shares is not None}
+
+    def _step(self, index: int, ranking: Ranking) -> StepFacts | None:
+        """Facts of the step under a trial's settings, from the windows that rank it."""
+        assert self.sweep is not None
+        trial, result = self.sweep.outcome.trials[index], ranking.results[index]
+        visits = trial.of("rank") or trial.of("calibrate")
+        step = step_facts(self.observed, [_as_plain(visit.window) for visit in visits])
+        if step is None or result.wall_ms is None or result.within_ms is None:
+            return None
+        # The trial's own boundary, as its row in the table has it: both must say the same.
+        return replace(
+            step,
+            wall_ms=result.wall_ms,
+            within_epoch_ms=result.within_ms,
+            boundary_ms=result.boundary_ms,
+        )
+
+
+def _as_plain(window: WindowDone) -> WindowDone:
+    """A timed trial window is a plain one of other settings: profiler off, nothing recorded."""
+    return msgspec.structs.replace(window, mode="plain")

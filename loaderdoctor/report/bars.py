@@ -56,7 +56,8 @@ def cells(weights: Sequence[float], width: int) -> list[int]:
     # A part of less than a tenth of a cell would be shown ten times its size: leave it out.
     given = [max(1, int(size)) if size >= 0.1 else 0 for size in exact]
     while sum(given) > width:
-        given[max(range(len(given)), key=lambda i: given[i] - exact[i] + (given[i] > 1))] -= 1
+        spare = [i for i, n in enumerate(given) if n > 1] or [i for i, n in enumerate(given) if n]
+        given[max(spare, key=lambda i: given[i] - exact[i])] -= 1
     while sum(given) < width:
         given[max(range(len(given)), key=lambda i: exact[i] - given[i])] += 1
     return given
@@ -82,7 +83,7 @@ class Bar:
         )
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        return Measurement(min(8, self.max_width), min(self.max_width, options.max_width))
+        return Measurement(min(4, self.max_width), min(self.max_width, options.max_width))
 
 
 @dataclass(frozen=True, slots=True)

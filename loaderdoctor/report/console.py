@@ -189,7 +189,7 @@ def _ablation(report: Report) -> RenderableType | None:
     grid = Table.grid(padding=(0, 2))
     grid.add_column()
     grid.add_column(justify="right", no_wrap=True)
-    grid.add_column(ratio=1)
+    grid.add_column()
     grid.add_column(justify="right", no_wrap=True)
     for label, value, ci in rows:
         if value is None:

@@ -75,7 +75,7 @@ def test_durations_use_the_units_people_say(value: float, text: str) -> None:
         ("n_iterators_created", 20, "iterators created 20"),
         ("bytes_per_step", 2.0, "bytes 2.00 a step"),
         ("pickles", False, "pickles no"),
-        ("cpu_share", None, "cpu not recorded"),
+        ("cpu_share", None, "CPU not recorded"),
         ("site", "train.py:4\x1b[31m", "site train.py:4\\x1b[31m"),
     ],
 )  # fmt: skip

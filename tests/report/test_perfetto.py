@@ -1,0 +1,51 @@
+"""The Perfetto file: the profiler's own events unchanged, and tracks of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loaderdoctor.report.perfetto import TRACK_PID, StepShares, write_perfetto_trace
+from loaderdoctor.trace.read import read_trace
+from tests.report.conftest import CASES, load, trace_path
+from tests.report.test_tensorboard import LANES
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_profilers_events_are_unchanged(case: str, tmp_path: Path) -> None:
+    target = tmp_path / "t.json.gz"
+    n_events = write_perfetto_trace(trace_path(case), target, lanes=LANES)
+    before, after = load(trace_path(case)), load(target)
+    n = len(before["traceEvents"])
+    assert after["traceEvents"][:n] == before["traceEvents"]
+    assert after["traceEvents"][n:] == LANES
+    assert n_events == n + len(LANES)
+    assert after["baseTimeNanoseconds"] == before["baseTimeNanoseconds"]
+
+
+def test_waits_and_shares_have_a_process_of_their_own(tmp_path: Path) -> None:
+    target = tmp_path / "t.json.gz"
+    step = StepShares(at_us=100.0, shares={"input": 0.25, "compute": 0.75, "copy": None})
+    write_perfetto_trace(
+        trace_path("gpu_resident"),
+        target,
+        exposed_waits=[(100.0, 5.0), (200.0, 7.5)],
+        step_shares=[step],
+        end_us=300.0,
+    )
+    ours = [e for e in load(target)["traceEvents"] if e["pid"] == TRACK_PID]
+    waits = [e for e in ours if e["ph"] == "X"]
+    assert [(e["ts"], e["dur"]) for e in waits] == [(100.0, 5.0), (200.0, 7.5)]
+    first, last = (e["args"] for e in ours if e["ph"] == "C")
+    assert first == {"input": 25.0, "compute": 75.0}
+    assert set(last.values()) == {0.0}
+    assert all(isinstance(e["tid"], int) for e in ours)
+
+
+def test_our_own_reader_finds_the_same_trace(tmp_path: Path) -> None:
+    target = tmp_path / "t.json.gz"
+    write_perfetto_trace(trace_path("gpu_resident"), target)
+    before, after = read_trace(trace_path("gpu_resident")), read_trace(target)
+    assert len(before.spans) == len(after.spans)
+    assert (before.spans.start_ns == after.spans.start_ns).all()

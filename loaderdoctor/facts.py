@@ -78,6 +78,9 @@ class TraceFacts:
     run_ahead_steps: float | None  # how far the host ran ahead of the device, median
     other_share: float
     n_dropped_steps: int = 0  # steps at the trace's edges that could not be measured whole
+    # Only where loader events are missing: exposed silence around the step's beginning, per step.
+    # It may be waiting for batches or the loop's own Python; it is counted as host.
+    unmarked_wait_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from typing import Literal
 import numpy as np
 
 from loaderdoctor.attribution.rows import Index, Mask, Rows, named_events, outermost
-from loaderdoctor.attribution.waits import waits_for_producers
+from loaderdoctor.attribution.waits import batches_made, waits_for_producers
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import I64, Category
 
@@ -86,9 +86,8 @@ def fetches_of(rows: Rows) -> Fetches:
         )
     waits = rows.named(flags.own_wait, Category.USER_ANNOTATION) & on_thread
     if own.size == 0 and not waits.any():
-        behind = waits_for_producers(rows)
-        getting = getting.union(behind)
-        delivered = behind.ends if len(behind) else delivered
+        getting = getting.union(waits_for_producers(rows))
+        delivered = batches_made(rows)
     elif own.size == 0:
         delivered = spans.end_ns[waits]
 
@@ -104,6 +103,12 @@ def fetches_of(rows: Rows) -> Fetches:
         startup_ns=ends[first[has_first]] - created[has_first],
         startup_at_ns=created[has_first],
     )
+
+
+def silence_at(rows: Rows, at_ns: I64) -> Intervals:
+    """The training thread's silence around each instant: from the event before to the one after."""
+    events = named_events(rows)
+    return Intervals.of(events.previous_end(at_ns), events.next_start(at_ns))
 
 
 def turns(rows: Rows) -> I64:

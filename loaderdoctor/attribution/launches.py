@@ -9,8 +9,10 @@ import numpy as np
 from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.copies import CopyRows
 from loaderdoctor.attribution.rows import Rows
-from loaderdoctor.intervals import EMPTY, Intervals
+from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import ABSENT, I64, Category
+
+_NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,17 +70,17 @@ def syncs_of(
     spans = rows.spans
     mask = rows.named(rows.flags.sync, Category.RUNTIME) & rows.on_training_thread()
     mask[copies.sync[copies.sync != ABSENT]] = False
-    syncs = np.flatnonzero(mask)
-    syncs = syncs[clock.host_window.contains(spans.start_ns[syncs])]
-    if syncs.size == 0:
-        none = np.zeros(0, np.int64)
-        return Syncs(starts=none, ends=none, idle_after=EMPTY)
-    ends = spans.end_ns[syncs]
-    starts = _with_own_copy(rows, syncs)
+    every = np.flatnonzero(mask)
+    # What follows the syncs lies in the window of the device's steps, which the host's precede.
+    ends = spans.end_ns[every]
+    ends = ends[clock.window.contains(ends)]
     after = np.searchsorted(kernels.ends, ends, side="right")
-    next_kernel = np.append(kernels.starts, ends.max())[after]
+    next_kernel = np.append(kernels.starts, _NEVER)[after]
+    syncs = every[clock.host_window.contains(spans.start_ns[every])]
     return Syncs(
-        starts=starts, ends=ends, idle_after=Intervals.of(ends, next_kernel).intersect(host)
+        starts=_with_own_copy(rows, syncs),
+        ends=spans.end_ns[syncs],
+        idle_after=Intervals.of(ends, next_kernel).intersect(host),
     )
 
 
@@ -93,7 +95,7 @@ def _with_own_copy(rows: Rows, syncs: np.ndarray[tuple[int], np.dtype[np.intp]])
     calls = calls[
         (spans.thread[calls] == rows.training_thread) & (spans.external_id[calls] != ABSENT)
     ]
-    if calls.size == 0:
+    if calls.size == 0 or syncs.size == 0:
         return starts
     calls = calls[np.argsort(spans.external_id[calls], kind="stable")]
     ids = spans.external_id[calls]

@@ -8,7 +8,7 @@ import numpy as np
 
 from loaderdoctor.attribution.clock import StepClock, step_clock
 from loaderdoctor.attribution.copies import CopyRows, copy_facts, copy_rows
-from loaderdoctor.attribution.fetches import Fetches, fetches_of
+from loaderdoctor.attribution.fetches import Fetches, fetches_of, silence_at
 from loaderdoctor.attribution.host import host_spots
 from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
 from loaderdoctor.attribution.launches import Launches, Syncs, launches_of, syncs_of
@@ -194,6 +194,11 @@ def _facts(
         communication_ms=ms(partition.communication.total_ns),
         run_ahead_steps=clock.run_ahead_steps,
         other_share=shares.other or 0.0,
+        unmarked_wait_ms=(
+            ms(silence_at(rows, clock.host_start_ns).intersect(partition.host).total_ns)
+            if partition.input is None and clock.n_steps
+            else None
+        ),
     )
 
 

@@ -52,6 +52,11 @@ def waits_for_producers(rows: Rows) -> Intervals:
     return Intervals.of(silent_from[waited], until[waited])
 
 
+def batches_made(rows: Rows) -> I64:
+    """When each batch of the threads beside the training thread was finished; needs fetch spans."""
+    return _productions(rows)[1]
+
+
 def _productions(rows: Rows) -> tuple[I64, I64]:
     """When each batch's making began and ended on its thread, sorted by end.
 
@@ -70,6 +75,9 @@ def _productions(rows: Rows) -> tuple[I64, I64]:
         last_row = np.append(np.searchsorted(starts, begins[1:], side="left"), starts.size) - 1
         started.append(begins)
         finished.append(reach[last_row])
+    if not started:
+        none = np.zeros(0, np.int64)
+        return none, none
     begin, end = np.concatenate(started), np.concatenate(finished)
     order = np.argsort(end, kind="stable")
     return begin[order], end[order]

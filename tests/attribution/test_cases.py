@@ -1,0 +1,143 @@
+"""Real H100 traces against what each part truly costs, measured by ablation without a profiler."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loaderdoctor.attribution.trace_facts import trace_facts
+from loaderdoctor.attribution.verdict import verdict_from_shares
+from loaderdoctor.facts import TraceFacts
+from loaderdoctor.trace.read import read_trace
+
+TRACES = Path(__file__).parents[2] / "traces"
+TRUTH: dict[str, Any] = json.loads((TRACES / "truth.json").read_text())["cases"]
+
+
+@cache
+def facts_of(case: str) -> TraceFacts:
+    return trace_facts(read_trace(TRACES / f"{case}.pt.trace.json.gz"))
+
+
+@pytest.fixture(params=list(TRUTH))
+def case(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_the_verdict_is_what_ablation_says(case: str) -> None:
+    assert verdict_from_shares(facts_of(case).shares)[0] in TRUTH[case]["expect_bound"]
+
+
+@pytest.mark.parametrize("share", ["input", "copy"])
+def test_the_shares_lie_within_tolerance_of_the_truth(case: str, share: str) -> None:
+    found = facts_of(case).shares.as_dict()[share]
+    assert found is not None
+    truth = TRUTH[case][f"{share}_share"]
+    assert found == pytest.approx(truth, abs=TRUTH[case]["trace_share_tolerance"])
+
+
+def test_nothing_is_left_over_and_the_sum_is_exact(case: str) -> None:
+    facts = facts_of(case)
+    assert facts.other_share < 0.02
+    assert sum(v or 0 for v in facts.shares.as_dict().values()) == pytest.approx(1, abs=1e-9)
+
+
+def test_steps_are_counted_once_and_timed_by_the_device(case: str) -> None:
+    facts = facts_of(case)
+    assert facts.step_clock == "device"
+    # The first of 20 opens the window: torch's profiler drained the device before it.
+    assert (facts.n_steps, facts.n_dropped_steps) == (TRUTH[case]["active_steps"] - 1, 1)
+    assert sum(facts.step_walls_ms) / facts.n_steps == pytest.approx(facts.wall_ms)
+
+
+@pytest.mark.parametrize("case", ["enough_workers", "pinned_same_stream", "side_stream_overlap"])
+def test_a_device_bound_step_lasts_as_long_as_without_a_profiler(case: str) -> None:
+    # The host is slowed by profiling, the device's cadence is not.
+    assert facts_of(case).wall_ms == pytest.approx(TRUTH[case]["step_ms"], rel=0.01)
+
+
+def test_running_ahead_is_seen() -> None:
+    ahead = facts_of("pinned_same_stream").run_ahead_steps
+    assert ahead is not None
+    assert ahead >= 5
+    assert facts_of("item_every_step").run_ahead_steps == 0
+
+
+def test_a_long_wait_that_costs_nothing_is_hidden() -> None:
+    facts = facts_of("side_stream_overlap")
+    assert facts.raw_wait_ms is not None
+    assert facts.exposed_wait_ms is not None
+    assert facts.hidden.input_ms is not None
+    assert facts.exposed_wait_ms < 0.01 * facts.raw_wait_ms
+    assert facts.hidden.input_ms > 0.9 * facts.raw_wait_ms
+    assert facts.hidden.copy_ms is not None
+    assert facts.hidden.copy_ms > 1
+
+
+def test_worker_startup_of_each_epoch_is_found() -> None:
+    facts = facts_of("respawn_each_epoch")
+    assert (facts.n_iterators_created, facts.n_exhausted) == (5, 5)
+    assert len(facts.startup_ms) == 5
+    assert all(ms > 50 for ms in facts.startup_ms)
+
+
+def test_an_iterator_per_step_is_found_with_its_teardown() -> None:
+    facts = facts_of("recreated_iterator")
+    assert (facts.n_iterators_created, facts.n_exhausted) == (19, 0)
+    # Only 12.7 of some 113 ms a step lie within `__next__`.
+    assert facts.exposed_wait_ms is not None
+    assert facts.exposed_wait_ms > 0.9 * facts.wall_ms
+
+
+def test_one_slow_sample_shows_in_the_waits_not_in_their_middle() -> None:
+    waits = sorted(facts_of("one_slow_sample").waits_ms)
+    assert waits[len(waits) // 2] < 1
+    assert sum(waits) > 0.7 * facts_of("one_slow_sample").wall_ms * 19
+
+
+def test_pageable_copies_are_named_and_block_the_host() -> None:
+    for case in ("pageable_big_copy", "pageable_nonblocking"):
+        worst = facts_of(case).copies[0]
+        assert worst.source == "pageable"
+        assert worst.same_stream_as_compute
+        assert worst.host_blocked_ms_per_step > 10
+        assert worst.exposed_ms_per_step > 10
+        assert worst.bandwidth_gb_per_s is not None
+        assert worst.bandwidth_gb_per_s < 15
+
+
+def test_copies_on_a_side_stream_are_told_apart() -> None:
+    assert [c.same_stream_as_compute for c in facts_of("side_stream_overlap").copies] == [False]
+    assert [c.same_stream_as_compute for c in facts_of("pinned_same_stream").copies] == [True]
+
+
+def test_only_the_loop_that_reads_its_loss_syncs_every_step(case: str) -> None:
+    facts = facts_of(case)
+    assert facts.n_syncs_per_step == (1.0 if case == "item_every_step" else 0.0)
+    if case == "item_every_step":
+        assert facts.sync_wait_ms is not None
+        assert facts.idle_after_sync_ms is not None
+        # What could be gained is the idle time after it, not the wait.
+        assert 0 < facts.idle_after_sync_ms < 0.5 * facts.sync_wait_ms
+
+
+def test_a_resident_loop_gets_its_input_for_nothing() -> None:
+    facts = facts_of("gpu_resident")
+    assert not facts.loader_events
+    assert facts.raw_wait_ms is None
+    assert facts.shares.input == 0.0  # nothing is copied to the device: there is no loader
+
+
+def test_launches_are_counted() -> None:
+    facts = facts_of("launch_bound_tiny")
+    assert facts.n_kernels_per_step == pytest.approx(facts.n_launches_per_step)
+    assert facts.n_kernels_per_step > 200
+    assert facts.mean_kernel_us is not None
+    assert facts.mean_kernel_us < 10
+    spots = facts.host_spots
+    assert 0 < len(spots) <= 10
+    assert [s.ms_per_step for s in spots] == sorted((s.ms_per_step for s in spots), reverse=True)

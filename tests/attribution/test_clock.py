@@ -1,0 +1,151 @@
+"""Where steps begin and end, in traces whose steps are known by construction."""
+
+from __future__ import annotations
+
+import pytest
+
+from loaderdoctor.attribution.trace_facts import trace_facts
+from loaderdoctor.trace.columns import Category
+
+from .build import AUTOGRAD, BACKGROUND, TraceBuilder
+
+
+def running_ahead(n_steps: int = 12) -> TraceBuilder:
+    """The host needs 100 us a step and the device 1000: after a while it is far behind."""
+    b = TraceBuilder()
+    for i in range(n_steps):
+        t = i * 100
+        b.step(i, t, t + 100)
+        b.fetch(t, t + 80)
+        b.kernel(t + 90, 1000 * i + 100, 1000 * i + 1100, thread=AUTOGRAD)
+    return b
+
+
+def test_the_device_cadence_is_the_step_however_far_the_host_runs_ahead() -> None:
+    facts = trace_facts(running_ahead().trace())
+    assert facts.step_clock == "device"
+    assert set(facts.step_walls_ms) == {1.0}
+    assert facts.n_steps == 11
+    assert facts.shares.compute == 1.0
+    assert facts.run_ahead_steps == 6
+    # The host's own time in `__next__` is still told, per step.
+    assert facts.raw_wait_ms == pytest.approx(0.08)
+    assert facts.hidden.input_ms == pytest.approx(0.08)
+
+
+def test_kernels_launched_before_the_trace_began_belong_to_no_step() -> None:
+    b = running_ahead()
+    before = TraceBuilder()
+    before.kernel(0, 0, 100)
+    b.rows += [r for r in before.rows if r.category == Category.KERNEL]
+    assert trace_facts(b.trace()).wall_ms == 1.0
+
+
+def test_a_last_step_whose_kernels_were_not_seen_to_run_is_dropped() -> None:
+    b = running_ahead()
+    last = max(r.start for r in b.rows if r.category == Category.KERNEL)
+    b.rows = [r for r in b.rows if not (r.category == Category.KERNEL and r.start == last)]
+    facts = trace_facts(b.trace())
+    assert (facts.n_steps, facts.n_dropped_steps) == (10, 2)
+    assert set(facts.step_walls_ms) == {1.0}
+
+
+def test_launches_that_never_show_a_kernel_in_any_step_cut_nothing() -> None:
+    b = running_ahead()
+    for i in range(12):
+        b.call(i * 100 + 85, i * 100 + 86, "cudaLaunchKernel")
+    assert trace_facts(b.trace()).n_steps == 11
+
+
+def test_copies_made_ahead_by_another_thread_do_not_move_the_boundaries() -> None:
+    b = TraceBuilder()
+    for i in range(6):
+        t = i * 1000
+        b.step(i, t, t + 1000)
+        b.kernel(t + 100, t + 200, t + 900)
+        b.copy(t + 950, t + 960, t + 960, t + 990, thread=BACKGROUND, stream=9)
+    facts = trace_facts(b.trace())
+    assert set(facts.step_walls_ms) == {1.0}
+    assert facts.wall_ms == 1.0
+
+
+def test_a_recording_that_pauses_gives_steps_on_both_sides_only() -> None:
+    b = TraceBuilder()
+    for part in range(3):
+        for i in range(5):
+            t = part * 100_000 + i * 1000
+            b.step(part * 5 + i, t, t + 1000)
+            b.fetch(t, t + 100)
+            b.kernel(t + 200, t + 300, t + 600)
+    facts = trace_facts(b.trace())
+    assert (facts.n_steps, facts.n_dropped_steps) == (12, 3)
+    assert set(facts.step_walls_ms) == {1.0}
+    assert facts.shares.input == pytest.approx(0.1)
+
+
+def test_without_step_marks_fetches_tell_steps() -> None:
+    b = running_ahead()
+    b.rows = [r for r in b.rows if not r.name.startswith("ProfilerStep")]
+    facts = trace_facts(b.trace())
+    assert facts.step_clock == "fetches"
+    # Neither where the first begins on the device nor where the last ends is known.
+    assert (facts.n_steps, facts.n_dropped_steps) == (10, 2)
+    assert facts.wall_ms == 1.0
+
+
+def test_without_fetches_optimizer_steps_tell_steps() -> None:
+    b = TraceBuilder()
+    for i in range(6):
+        t = i * 1000
+        b.kernel(t + 200, t + 300, t + 600)
+        b.optimizer(t + 700, t + 800)
+        b.annotation(t + 710, t + 790, "Optimizer.step#Wrapped.step")
+        b.annotation(t + 100, t + 110, "Optimizer.zero_grad#SGD.zero_grad")
+    facts = trace_facts(b.trace())
+    assert facts.step_clock == "optimizer"
+    assert facts.n_steps == 5
+    assert facts.wall_ms == 1.0
+
+
+def test_without_any_mark_the_whole_window_is_given_and_no_step() -> None:
+    b = TraceBuilder()
+    for i in range(6):
+        b.kernel(i * 1000 + 200, i * 1000 + 300, i * 1000 + 600)
+    facts = trace_facts(b.trace())
+    assert facts.step_clock == "window"
+    assert (facts.n_steps, facts.step_walls_ms) == (0, ())
+    assert facts.shares.compute == pytest.approx(6 * 0.3 / 5.4005, abs=1e-3)
+
+
+def test_one_single_step_is_measured_by_the_host_to_the_end_of_its_work() -> None:
+    b = TraceBuilder()
+    b.step(0, 0, 1000)
+    b.fetch(0, 100)
+    b.kernel(200, 300, 1500)
+    facts = trace_facts(b.trace())
+    assert facts.n_steps == 1
+    assert facts.wall_ms == 1.5
+
+
+def test_a_step_without_device_work_ends_with_its_host_span() -> None:
+    b = TraceBuilder()
+    for i in range(6):
+        t = i * 1000
+        b.step(i, t, t + 1000)
+        b.fetch(t, t + 100)
+        if i != 3:
+            b.kernel(t + 200, t + 300, t + 1000)
+    assert set(trace_facts(b.trace()).step_walls_ms) == {1.0}
+
+
+def test_work_of_two_streams_that_ends_out_of_order_never_gives_a_negative_step() -> None:
+    b = TraceBuilder()
+    for i in range(6):
+        t = i * 1000
+        b.step(i, t, t + 1000)
+        b.kernel(t + 200, t + 300, t + 400)
+        if i == 2:
+            b.kernel(t + 210, t + 300, t + 2500, stream=9)
+    walls = trace_facts(b.trace()).step_walls_ms
+    assert min(walls) >= 0
+    assert sum(walls) == pytest.approx(5)

@@ -1,0 +1,303 @@
+"""What torch records of a loader's life, and what it leaves out and we infer."""
+
+from __future__ import annotations
+
+import pytest
+
+from loaderdoctor.attribution.trace_facts import trace_facts
+from loaderdoctor.facts import TraceFacts
+from loaderdoctor.trace.columns import Category
+
+from .build import BACKGROUND, NEXT_SINGLE, PIN, TraceBuilder
+
+STEP = 1000
+
+
+def work(b: TraceBuilder, t: float) -> None:
+    """What every step does after its fetch: a copy at t, a kernel of 100 us, an optimizer span."""
+    b.copy(t, t + 10, t + 10, t + 20)
+    b.kernel(t + 30, t + 40, t + 140)
+    b.optimizer(t + 141, t + 150)
+
+
+def facts_of(b: TraceBuilder) -> TraceFacts:
+    return trace_facts(b.trace())
+
+
+def epochs(
+    *, persistent: bool = False, shuffle: bool = False, startup: float = 600
+) -> TraceBuilder:
+    """Eight steps in epochs of two: exhausted `__next__` of 50 us, then a new iterator."""
+    b = TraceBuilder()
+    for i in range(9):
+        t = float(i * STEP)
+        b.step(i, t, t + STEP)
+        if i and i % 2 == 0:
+            b.fetch(t, t + 50)
+            if not persistent:
+                b.seed(t + 60)
+            if shuffle:
+                b.seed(t + 500)
+                b.op(t + 503, t + 523, "aten::randperm")
+                b.op(t + 504, t + 520, "aten::scalar_tensor")
+            b.fetch(t + startup, t + startup + 100)
+            work(b, t + 720)
+        else:
+            b.fetch(t, t + 20)
+            work(b, t + 720)
+    return b
+
+
+def test_worker_startup_without_a_span_is_found_between_seed_and_next_fetch() -> None:
+    facts = facts_of(epochs())
+    assert (facts.n_iterators_created, facts.n_exhausted) == (4, 4)
+    assert facts.startup_ms == pytest.approx([0.64] * 4)  # seed to the end of the first fetch
+    # Exhausted 50 + seed to first fetch 540 + fetch 100, every second step; the other 20.
+    assert facts.raw_wait_ms == pytest.approx((0.69 + 0.02) / 2)
+    assert facts.n_fetches_per_step == 1
+    assert facts.waits_ms == pytest.approx([0.02, 0.69] * 4)
+
+
+def test_a_shuffling_sampler_primed_in_the_constructor_is_part_of_it() -> None:
+    facts = facts_of(epochs(shuffle=True))
+    assert (facts.n_iterators_created, facts.n_exhausted) == (4, 4)
+    assert facts.raw_wait_ms == pytest.approx((0.69 + 0.02) / 2)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_persistent_workers_reset_between_epochs_and_create_nothing(shuffle: bool) -> None:
+    facts = facts_of(epochs(persistent=True, shuffle=shuffle))
+    assert (facts.n_iterators_created, facts.n_exhausted) == (0, 4)
+    assert facts.startup_ms == ()
+    # The whole silence is the loader's: exhausted 50 + 550 + fetch 100.
+    assert facts.raw_wait_ms == pytest.approx((0.7 + 0.02) / 2)
+
+
+def test_work_between_epochs_is_not_the_loaders() -> None:
+    b = TraceBuilder()
+    for i in range(6):
+        t = float(i * STEP)
+        b.step(i, t, t + STEP)
+        b.fetch(t, t + 50)
+        b.kernel(t + 100, t + 110, t + 300)  # validation, a scheduler: it parts the fetches
+        b.fetch(t + 600, t + 700)
+        work(b, t + 720)
+    facts = facts_of(b)
+    assert facts.n_exhausted == 0
+    assert facts.raw_wait_ms == pytest.approx(0.15)
+    assert facts.n_fetches_per_step == 2
+
+
+def test_creation_ends_where_other_work_begins() -> None:
+    b = TraceBuilder()
+    for i in range(6):
+        t = float(i * STEP)
+        b.step(i, t, t + STEP)
+        if i == 3:
+            b.seed(t)
+            b.kernel(t + 200.5, t + 210, t + 300)  # its op begins half a microsecond earlier
+        b.fetch(t + 600, t + 700)
+        work(b, t + 720)
+    facts = facts_of(b)
+    assert facts.raw_wait_ms == pytest.approx(0.1 + 0.2 / 5)
+
+
+def test_zipped_loaders_are_several_fetches_of_one_step_not_ends_of_epochs() -> None:
+    b = TraceBuilder()
+    for i in range(8):
+        t = float(i * STEP)
+        b.step(i, t, t + STEP)
+        if i == 4:
+            b.fetch(t, t + 10)  # this one ended the epoch
+            b.seed(t + 12)
+            b.seed(t + 20)
+        b.fetch(t + 100, t + 200)
+        b.fetch(t + 210, t + 230, name=NEXT_SINGLE)
+        work(b, t + 720)
+    facts = facts_of(b)
+    assert facts.n_exhausted == 1
+    assert facts.n_iterators_created == 2
+    assert facts.n_fetches_per_step == 2
+    assert facts.fetch_kind == "mixed"
+
+
+def recreated(*, gap_after: float = 300, n_steps: int = 6, name: str | None = None) -> TraceBuilder:
+    b = TraceBuilder()
+    for i in range(n_steps):
+        t = float(i * STEP)
+        b.step(i, t, t + STEP)
+        b.seed(t + 10)
+        if name is None:
+            b.fetch(t + 200, t + 300)
+        else:
+            b.fetch(t + 200, t + 300, name=name)
+        work(b, t + 300 + gap_after)
+    return b
+
+
+def test_an_iterator_dropped_after_each_fetch_pays_its_teardown_there() -> None:
+    facts = facts_of(recreated())
+    assert (facts.n_iterators_created, facts.n_exhausted) == (5, 0)
+    assert facts.raw_wait_ms == pytest.approx(0.19 + 0.1 + 0.3)
+
+
+def test_without_workers_there_is_nothing_to_tear_down() -> None:
+    facts = facts_of(recreated(name=NEXT_SINGLE))
+    assert facts.raw_wait_ms == pytest.approx(0.19 + 0.1)
+    assert facts.fetch_kind == "single-process"
+
+
+def left_early(before_creation: float) -> TraceBuilder:
+    """Three steps per iterator; 100 us of Python before each fetch, more before a creation."""
+    b = TraceBuilder()
+    for i in range(9):
+        t = float(i * STEP)
+        b.step(i, t, t + STEP)
+        b.op(t, t + 1, "aten::detach")
+        fetch = t + 101
+        if i % 3 == 0:
+            b.seed(t + 1 + before_creation)
+            fetch = t + before_creation + 101
+        b.fetch(fetch, fetch + 100)
+        work(b, fetch + 150)
+    return b
+
+
+def test_a_loop_left_early_pays_its_teardown_before_the_next_creation() -> None:
+    # Two creations of 100 us within the 8 steps; what exceeds the usual 100 is teardown.
+    assert facts_of(left_early(430)).raw_wait_ms == pytest.approx(0.1 + 2 * (0.1 + 0.33) / 8)
+    assert facts_of(left_early(100)).raw_wait_ms == pytest.approx(0.1 + 2 * 0.1 / 8)
+
+
+def test_spans_of_our_own_instrument_replace_inference() -> None:
+    b = recreated()
+    for i in range(6):
+        t = float(i * STEP)
+        b.annotation(t + 5, t + 150, "loaderdoctor: create iterator")
+        b.annotation(t + 300, t + 400, "loaderdoctor: shut down workers")
+    facts = facts_of(b)
+    assert facts.n_iterators_created == 5
+    assert facts.raw_wait_ms == pytest.approx(0.145 + 0.1 + 0.1)
+
+
+def test_python_stacks_name_the_loaders_own_frames() -> None:
+    b = recreated()
+    for i in range(6):
+        t = float(i * STEP)
+        file = "torch/utils/data/dataloader.py"
+        b.python(t + 5, t + 150, f"{file}(492): __iter__")
+        b.python(t + 6, t + 149, f"{file}(433): _get_iterator")
+        b.python(t + 300, t + 420, f"{file}(1705): __del__")
+    facts = facts_of(b)
+    assert facts.n_iterators_created == 5
+    assert facts.raw_wait_ms == pytest.approx(0.145 + 0.1 + 0.12)
+
+
+# ------------------------------------------------------------------------- background threads
+
+
+def background(*, python_us: float = 0, keeps_up: bool = False) -> TraceBuilder:
+    """A thread fetches; the training thread waits in silence until its batch is there."""
+    b = TraceBuilder()
+    for i in range(8):
+        t = float(i * STEP)
+        b.step(i, t, t + STEP)
+        # Batch i is finished at t + 600; or it was long before, and the thread waits to put more.
+        begin, end = (t - 400, t + 600) if not keeps_up else (t + 30, t + 90)
+        b.fetch(begin + 1, end, thread=BACKGROUND)
+        work(b, t + 600 + python_us)
+    return b
+
+
+def test_waiting_for_a_background_thread_is_input_until_the_batch_is_there() -> None:
+    facts = facts_of(background(python_us=100))
+    # From the optimizer's end at -150 to the batch at 600; the 100 after it are Python.
+    assert facts.shares.input == pytest.approx(0.75, abs=0.001)
+    assert facts.loader_events
+    assert facts.n_fetches_per_step == 1
+
+
+def test_a_background_thread_that_keeps_up_costs_nothing() -> None:
+    facts = facts_of(background(keeps_up=True))
+    assert facts.shares.input == 0.0
+    assert facts.raw_wait_ms == 0.0
+
+
+def test_a_wait_marked_by_our_instrument_is_taken_as_it_is() -> None:
+    b = background()
+    for i in range(8):
+        b.annotation(i * STEP, i * STEP + 200, "loaderdoctor: wait for batch")
+    facts = facts_of(b)
+    assert facts.raw_wait_ms == pytest.approx(0.2)
+    assert facts.waits_ms == pytest.approx([0.2] * 7)
+
+
+def test_a_pin_memory_thread_gives_away_a_loader_on_another_thread() -> None:
+    b = TraceBuilder()
+    for i in range(8):
+        t = float(i * STEP)
+        b.step(i, t, t + STEP)
+        b.call(t + 590, t + 595, "cudaPointerGetAttributes", thread=PIN)
+        work(b, t + 600)
+    facts = facts_of(b)
+    assert facts.loader_events
+    assert facts.shares.input == pytest.approx(0.845, abs=0.01)
+
+
+def test_a_loader_without_any_mark_is_not_recorded_rather_than_free() -> None:
+    b = TraceBuilder()
+    for i in range(6):
+        t = float(i * STEP)
+        b.step(i, t, t + STEP)
+        work(b, t + 700)
+    facts = facts_of(b)
+    assert not facts.loader_events
+    assert facts.shares.input is None
+    assert facts.raw_wait_ms is None
+    assert facts.exposed_wait_ms is None
+    assert facts.n_fetches_per_step is None
+    # It may have been waiting: from the optimizer's end to the first copy.
+    assert facts.unmarked_wait_ms == pytest.approx(0.85)
+
+
+def test_nothing_copied_to_the_device_means_no_loader_to_wait_for() -> None:
+    b = TraceBuilder()
+    for i in range(6):
+        t = float(i * STEP)
+        b.step(i, t, t + STEP)
+        b.kernel(t + 100, t + 200, t + 300)
+        b.copy(t + 120, t + 121, t + 310, t + 311, n_bytes=8)  # a learning rate
+    facts = facts_of(b)
+    assert facts.shares.input == 0.0
+    assert facts.raw_wait_ms is None
+
+
+def test_the_watchdog_of_nccl_is_no_loader() -> None:
+    b = TraceBuilder()
+    for i in range(6):
+        t = float(i * STEP)
+        b.step(i, t, t + STEP)
+        b.call(t + 300, t + 301, "cudaEventQuery", thread=PIN)
+        work(b, t + 700)
+    assert not facts_of(b).loader_events
+
+
+def test_a_seed_drawn_by_the_model_is_no_iterator_of_the_loader() -> None:
+    b = TraceBuilder()
+    for i in range(6):
+        t = float(i * STEP)
+        b.step(i, t, t + STEP)
+        b.fetch(t, t + 100)
+        b.op(t + 200, t + 260, "MyModule::sample")
+        b.seed(t + 210)  # inside an op
+        work(b, t + 700)
+    facts = facts_of(b)
+    assert facts.n_iterators_created == 0
+    assert facts.raw_wait_ms == pytest.approx(0.1)
+
+
+def test_worker_lanes_are_not_the_training_process() -> None:
+    b = epochs()
+    for i in range(9):
+        b.add(i * STEP, i * STEP + 900, Category.WORKER, "fetch batch", 2)
+    assert facts_of(b).shares == facts_of(epochs()).shares

@@ -1,0 +1,116 @@
+"""Where exposed host time goes, by the deepest thing the trace names."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderdoctor.attribution.host import _self_time, is_user_frame
+from loaderdoctor.attribution.trace_facts import trace_facts
+from loaderdoctor.intervals import Intervals
+
+from .build import AUTOGRAD, TraceBuilder
+
+STEP = 1000
+
+
+def host_bound() -> TraceBuilder:
+    """Per step: fetch 100, op 200, logging silence 300, backward on autograd's thread 100."""
+    b = TraceBuilder()
+    for i in range(5):
+        t = float(i * STEP)
+        b.step(i, t, t + STEP)
+        b.fetch(t, t + 100)
+        b.op(t + 100, t + 300, "aten::linear")
+        b.op(t + 150, t + 250, "aten::addmm")
+        b.optimizer(t + 600, t + 700)
+        b.op(t + 750, t + 850, "autograd::engine::evaluate_function: MmBackward0", AUTOGRAD)
+        b.kernel(t + 900.5, t + 905, t + 1000)
+    return b
+
+
+def spots(b: TraceBuilder) -> dict[str, float]:
+    return {s.name: s.ms_per_step for s in trace_facts(b.trace()).host_spots}
+
+
+def test_ops_silences_and_backward_are_named_largest_first() -> None:
+    found = spots(host_bound())
+    assert next(iter(found)) == "Python between aten::linear and SGD.step"
+    assert found["Python between aten::linear and SGD.step"] == pytest.approx(0.3)
+    assert found["aten::linear"] == pytest.approx(0.2)
+    assert found["backward (autograd thread)"] == pytest.approx(0.1)
+    assert found["Optimizer.step#SGD.step"] == pytest.approx(0.1)
+    assert "aten::addmm" not in found
+    facts = trace_facts(host_bound().trace())
+    assert sum(found.values()) == pytest.approx(facts.host_exposed_ms, rel=0.01)
+
+
+def test_a_users_annotation_names_the_silence_within() -> None:
+    b = host_bound()
+    for i in range(5):
+        b.annotation(i * STEP + 350, i * STEP + 550, "log metrics")
+    assert spots(b)["log metrics"] == pytest.approx(0.2)
+
+
+def test_python_stacks_name_the_deepest_frame_of_the_users_code() -> None:
+    b = host_bound()
+    for i in range(5):
+        t = i * STEP
+        b.python(t, t + STEP, "train.py(80): main")
+        b.python(t + 320, t + 580, "train.py(57): log_metrics")
+        b.python(t + 330, t + 570, "json/__init__.py(183): dumps")
+        b.python(t + 340, t + 560, "<built-in method sleep of module object at 0x7f>")
+    named = {s.name: s for s in trace_facts(b.trace()).host_spots}
+    spot = named["train.py(57): log_metrics"]
+    assert (spot.file, spot.line) == ("train.py", 57)
+    assert spot.ms_per_step == pytest.approx(0.26)
+    # The caller keeps only what its callee doesn't have.
+    assert named["train.py(80): main"].ms_per_step == pytest.approx(0.805 - 0.26)
+
+
+@pytest.mark.parametrize(
+    ("name", "user"),
+    [
+        ("train.py(57): log_metrics", True),
+        ("/home/me/project/train.py(1): <module>", True),
+        ("mypackage/data.py(12): __getitem__", True),
+        ("torch/nn/modules/module.py(1775): _call_impl", False),
+        ("/usr/lib/python3.11/json/__init__.py(1): dumps", False),
+        ("/venv/lib/python3.11/site-packages/wandb/sdk.py(1): log", False),
+        ("threading.py(300): wait", False),
+        ("multiprocessing/queues.py(113): get", False),
+        ("<built-in function len>", False),
+        ("<frozen importlib._bootstrap>(1): _find", False),
+        ("nn.Module: Linear_0", False),
+    ],
+)
+def test_the_users_own_frames_are_told_from_libraries(name: str, user: bool) -> None:
+    assert is_user_frame(name) is user
+
+
+@given(st.data())
+def test_self_time_is_what_no_child_covers(data: st.DataObject) -> None:
+    nested: list[tuple[int, int]] = []
+
+    def fill(start: int, end: int, depth: int) -> None:
+        at = start
+        while at < end and depth < 4 and data.draw(st.booleans()):
+            a = data.draw(st.integers(at, end - 1))
+            b = data.draw(st.integers(a + 1, end))
+            nested.append((a, b))
+            fill(a, b, depth + 1)
+            at = b
+
+    fill(0, 30, 0)
+    if not nested:
+        return
+    within = Intervals.span(data.draw(st.integers(0, 15)), data.draw(st.integers(10, 40)))
+    nested.sort(key=lambda p: p[0])
+    starts = np.asarray([a for a, _ in nested], np.int64)
+    ends = np.asarray([b for _, b in nested], np.int64)
+    own = _self_time(starts, ends, within)
+    covered = Intervals.of(starts, ends).intersect(within)
+    assert own.sum() == covered.total_ns
+    assert (own >= 0).all()

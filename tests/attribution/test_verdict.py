@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+
+from loaderdoctor.attribution.shares import Bound, Shares
+from loaderdoctor.attribution.verdict import verdict_from_shares
+
+
+def shares(
+    *,
+    input: float | None = 0.0,  # noqa: A002  # the share's name
+    copy: float | None = 0.0,
+    communication: float = 0.0,
+    host: float = 0.0,
+) -> Shares:
+    known = (input or 0.0) + (copy or 0.0) + communication + host
+    return Shares(
+        compute=1 - known, communication=communication, copy=copy, input=input, host=host, other=0.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "bound", "severity"),
+    [
+        (shares(input=0.2), "input", "high"),
+        (shares(input=0.21, copy=0.3), "copy", "high"),
+        (shares(communication=0.4, input=0.3), "communication", "high"),
+        (shares(input=0.2, host=0.7), "input", "high"),  # profiling inflates host
+        (shares(input=0.19, host=0.2), "host", "high"),
+        (shares(input=0.05, host=0.19), "input", "moderate"),
+        (shares(copy=0.06, input=0.05), "copy", "moderate"),
+        (shares(input=0.049, host=0.19), "compute", "none"),
+        (shares(), "compute", "none"),
+        (shares(input=None, copy=None, host=0.9), "host", "high"),
+        (shares(input=None, copy=None), "compute", "none"),
+        (shares(input=0.3, copy=0.3), "input", "high"),  # a tie
+    ],
+)
+def test_the_first_line_that_applies_is_the_verdict(
+    given: Shares, bound: Bound, severity: str
+) -> None:
+    assert verdict_from_shares(given) == (bound, severity)
+
+
+@pytest.mark.parametrize(
+    ("given", "low", "severity"),
+    [
+        (shares(input=0.3), {"input": 0.06}, "high"),
+        (shares(input=0.3), {"input": 0.05}, "uncertain"),
+        (shares(input=0.3), {"copy": 0.0}, "high"),  # nothing said about input
+        (shares(input=0.1), {"input": 0.001}, "moderate"),
+        (shares(input=0.1), {"input": 0.0}, "uncertain"),
+        (shares(input=0.1), {"input": -0.02}, "uncertain"),
+        (shares(host=0.5), {"host": 0.01}, "uncertain"),
+    ],
+)
+def test_an_interval_that_does_not_show_it_makes_the_severity_uncertain(
+    given: Shares, low: dict[str, float], severity: str
+) -> None:
+    bound, found = verdict_from_shares(given, low)
+    assert found == severity
+    assert bound == verdict_from_shares(given)[0]
+
+
+def test_too_little_recorded_is_unknown() -> None:
+    assert verdict_from_shares(None) == ("unknown", "none")
+    assert verdict_from_shares(shares(input=0.9), enough_steps=False) == ("unknown", "none")

@@ -1,0 +1,418 @@
+"""The command's end: starts the measuring process, sends requests, collects what comes back.
+
+No torch here. Every wait polls, so Ctrl-C works; every wait has an end. What the script prints
+goes straight to the terminal, its traceback and exit code are its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from loaderdoctor.errors import RunError, UsageError
+from loaderdoctor.instrument.channel import CHANNEL_VARIABLE, Handover, encode_handover
+from loaderdoctor.instrument.measuring import POLITE_S, MeasuringProcess
+from loaderdoctor.instrument.protocol import (
+    Ended,
+    FromRun,
+    Measure,
+    Note,
+    Observed,
+    Progress,
+    Stop,
+    WindowDone,
+    WindowRequest,
+)
+
+CONNECT_S = 60.0  # the interpreter and our own imports; torch is not among them
+POLL_S = 0.1
+# For a request without a limit of its own, and room for drop, warm-up and validation between.
+DEFAULT_WINDOW_S = 600.0
+WINDOW_SLACK_FACTOR = 3.0
+WINDOW_SLACK_S = 120.0
+DRAIN_S = 2.0  # messages still in the pipe after the process ended
+
+OnEvent = Callable[[FromRun], None]
+
+
+class BenchLike(Protocol):
+    """What driving commands need of a bench; tests put a simulator here."""
+
+    @property
+    def observed(self) -> Observed | None:
+        """What `wait_observed` returned, once it has."""
+
+    @property
+    def ended(self) -> Ended | None:
+        """Set once the script is over, for whatever reason."""
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """Notes so far."""
+
+    def measure(
+        self,
+        requests: Sequence[WindowRequest],
+        on_event: OnEvent | None = None,
+        timeout_s: float | None = None,
+    ) -> list[WindowDone]:
+        """Measure these windows in order; fewer come back where the script ends early."""
+
+    def stop(self, to_end: bool = False) -> None:
+        """End the script, or with `to_end` let it run to its end unwatched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What to run: a script or a module, with its own arguments."""
+
+    script: str | None = None
+    module: str | None = None
+    args: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise UsageError where there is no such script."""
+        if (self.script is None) == (self.module is None):
+            raise UsageError("name either a script or, with -m, a module to run.")
+        if self.script is not None and not Path(self.script).is_file():
+            raise UsageError(f"{self.script}: no such file. Give the path of the training script.")
+
+    @property
+    def label(self) -> str:
+        """`train.py`, or `-m pkg.train`."""
+        return self.script if self.script is not None else f"-m {self.module}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """How to run it."""
+
+    stdout: Literal["inherit", "stderr"] = "inherit"  # stderr: our own stdout holds the JSON
+    record_workers: bool = True
+    python: str = sys.executable
+
+
+@dataclass(slots=True, eq=False)
+class Bench:
+    """One measured run of the user's script; a context manager that leaves no process behind."""
+
+    target: Target
+    run_dir: Path
+    options: BenchOptions = BenchOptions()
+    observed: Observed | None = None
+    ended: Ended | None = None
+    notes: list[Note] = field(default_factory=list)
+    n_steps: int = 0
+    _process: MeasuringProcess | None = None
+    _connection: Connection | None = None
+    _socket_dir: str | None = None
+    _lost: bool = False
+    _stopped: bool = False
+    _on_event: OnEvent | None = None
+    _done: dict[int, WindowDone] = field(default_factory=dict)
+    _handlers: dict[int, Any] = field(default_factory=dict)
+
+    def __enter__(self) -> Bench:
+        """Start the script. Raises UsageError or RunError."""
+        self.target.check()
+        self._catch_signals()
+        try:
+            self._start()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """End what still runs, workers too."""
+        self._close()
+
+    # ------------------------------------------------------------ use
+
+    def wait_observed(
+        self, timeout_s: float | None = None, on_event: OnEvent | None = None
+    ) -> Observed:
+        """Wait until the loop is warm. Raises RunError where that never happens."""
+        self._on_event = on_event
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while self.observed is None:
+            if self.ended is not None:
+                raise RunError(self._why_nothing())
+            self._raise_if_broken()
+            if end is not None and time.monotonic() > end:
+                raise RunError(
+                    f"{self.target.label}: no training step seen within {timeout_s:g} s. "
+                    "Allow more time, or give the script arguments that reach the loop sooner."
+                )
+            self._pump(POLL_S)
+        return self.observed
+
+    def measure(
+        self,
+        requests: Sequence[WindowRequest],
+        on_event: OnEvent | None = None,
+        timeout_s: float | None = None,
+    ) -> list[WindowDone]:
+        """Measure windows back to back.
+
+        Returns what was measured: fewer than asked where the script ends first (see `ended`).
+        Raises RunError where nothing comes back within `timeout_s` (default: from the limits).
+        """
+        if not requests:
+            return []
+        self._on_event = on_event
+        if self.ended is None:
+            self._send(Measure(requests=tuple(requests)))
+        limit_s = timeout_s if timeout_s is not None else _time_for(requests)
+        end = time.monotonic() + limit_s
+        ids = [r.id for r in requests]
+        while not all(i in self._done for i in ids) and self.ended is None:
+            self._raise_if_broken()
+            if time.monotonic() > end:
+                if not any(i in self._done for i in ids):
+                    raise RunError(
+                        f"{self.target.label}: no window ended within {limit_s:.0f} s; the loop "
+                        "hangs or its steps take longer than that."
+                    )
+                note = Note(kind="windows-timed-out", text=f"not all ended within {limit_s:.0f} s")
+                self._receive(note)
+                break
+            self._pump(POLL_S)
+        return [self._done[i] for i in ids if i in self._done]
+
+    def stop(self, to_end: bool = False) -> None:
+        """End the script now; or take the hooks out and wait for its own end, however long."""
+        self._send(Stop(to_end=to_end))
+        if not to_end:
+            self._stopped = True
+            end = time.monotonic() + POLITE_S
+            while self.ended is None and time.monotonic() < end:
+                self._pump(POLL_S)
+            self._end_process(POLITE_S)
+        while self.ended is None or (self._process is not None and not self._process.wait(0.0)):
+            self._pump(POLL_S)
+
+    # ------------------------------------------------------------ messages
+
+    def _send(self, message: Measure | Stop) -> None:
+        if self._connection is None or self._lost:
+            return
+        try:
+            self._connection.send_bytes(msgspec.json.encode(message))
+        except (OSError, EOFError):
+            self._lost = True
+
+    def _pump(self, timeout_s: float) -> None:
+        """Take the next message, or notice that the process is gone."""
+        if self._take(timeout_s) or self.ended is not None:
+            return
+        process = self._process
+        if process is None or process.exit_code is None:
+            if self._lost:
+                time.sleep(timeout_s)  # closed its end, still ending
+            return
+        end = time.monotonic() + DRAIN_S
+        while self.ended is None and time.monotonic() < end and self._take(0.0):
+            pass
+        if self.ended is None:
+            # It left without a word: os._exit in the script, or a signal.
+            self.ended = Ended(
+                how="script-failed" if process.killed_by else "script-ended",
+                exit_code=process.exit_code,
+                n_steps=self.n_steps,
+            )
+
+    def _take(self, timeout_s: float) -> bool:
+        connection = self._connection
+        if connection is None or self._lost:
+            return False
+        try:
+            if not connection.poll(timeout_s):
+                return False
+            data = connection.recv_bytes()
+        except (OSError, EOFError):
+            self._lost = True
+            return False
+        self._receive(msgspec.json.decode(data, type=FromRun))
+        return True
+
+    def _receive(self, message: FromRun) -> None:
+        if isinstance(message, Observed):
+            self.observed = message
+            self.n_steps = message.n_steps_so_far
+        elif isinstance(message, WindowDone):
+            self._done[message.id] = message
+        elif isinstance(message, Note):
+            self.notes.append(message)
+        elif isinstance(message, Progress):
+            self.n_steps = max(self.n_steps, message.n_steps)
+        else:
+            self.ended = message
+        if self._on_event is not None:
+            self._on_event(message)
+
+    def _raise_if_broken(self) -> None:
+        """A fault of ours in the measuring process: nothing more will come."""
+        for note in self.notes:
+            if note.kind == "internal-error":
+                raise RunError(
+                    f"{self.target.label}: measuring failed inside loaderdoctor; the script ran "
+                    f"on unwatched.\n{note.text}"
+                )
+
+    def _why_nothing(self) -> str:
+        """One line: why there is nothing to measure."""
+        ended, label = self.ended, self.target.label
+        assert ended is not None
+        if ended.how == "no-loader":
+            return (
+                f"{label}: no torch DataLoader was iterated, so there is no loader to measure. "
+                "If the script starts other processes that train, run one of them instead."
+            )
+        if ended.how == "script-failed":
+            killed = self._process.killed_by if self._process is not None else None
+            how = f"was ended by {killed}" if killed else f"failed with exit code {ended.exit_code}"
+            return f"{label}: the script {how} before its loop was warm."
+        if ended.how == "interrupted":
+            return f"{label}: interrupted before its loop was warm."
+        return (
+            f"{label}: ended before enough training steps were seen (exit code "
+            f"{ended.exit_code}). Let it run longer: more batches or more epochs."
+        )
+
+    # ------------------------------------------------------------ start and end
+
+    def _start(self) -> None:
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        key = secrets.token_bytes(32)
+        family = "AF_PIPE" if sys.platform == "win32" else "AF_UNIX"
+        address: str | None = None
+        if family == "AF_UNIX":
+            self._socket_dir = tempfile.mkdtemp(prefix="loaderdoctor-")
+            address = str(Path(self._socket_dir) / "socket")
+        with Listener(address, family, authkey=key) as listener:
+            accepted: list[Connection] = []
+            thread = threading.Thread(target=_accept, args=(listener, accepted), daemon=True)
+            thread.start()
+            handover = Handover(
+                address=str(listener.address),
+                authkey=base64.b64encode(key).decode("ascii"),
+                run_dir=str(self.run_dir.resolve()),
+                kind="script" if self.target.script is not None else "module",
+                target=self.target.script or self.target.module or "",
+                args=self.target.args,
+                record_workers=self.options.record_workers,
+            )
+            self._process = MeasuringProcess(
+                python=self.options.python,
+                environment={**os.environ, CHANNEL_VARIABLE: encode_handover(handover)},
+                stdout_to_stderr=self.options.stdout == "stderr",
+            )
+            end = time.monotonic() + CONNECT_S
+            while not accepted:
+                thread.join(POLL_S)
+                gone = self._process.exit_code is not None
+                if not accepted and (gone or time.monotonic() > end):
+                    _release(listener, key, thread)
+                    raise RunError(
+                        f"{self.options.python}: the measuring process "
+                        f"{'ended' if gone else 'did not answer'} before it ran "
+                        f"{self.target.label}."
+                    )
+        self._connection = accepted[0]
+
+    def _end_process(self, polite_s: float) -> None:
+        process = self._process
+        if process is None:
+            return
+        process.end(polite_s=polite_s)
+        while self._take(0.0):
+            pass
+        if self.ended is None:
+            code = process.exit_code
+            self.ended = Ended(
+                how="stopped" if self._stopped else "interrupted",
+                exit_code=code if code is not None else 1,
+                n_steps=self.n_steps,
+            )
+
+    def _close(self) -> None:
+        process = self._process
+        try:
+            if process is not None and process.exit_code is None:
+                self._stopped = True
+                self._send(Stop())
+                # A loop between steps hears Stop at its next one; don't wait longer than that
+                # usually takes.
+                self._end_process(POLITE_S if self.observed is not None else 1.0)
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+            if self._socket_dir is not None:
+                shutil.rmtree(self._socket_dir, ignore_errors=True)
+            self._release_signals()
+
+    def _catch_signals(self) -> None:
+        """SIGTERM and SIGHUP end the command like Ctrl-C does: through `__exit__`."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+                self._handlers[number] = signal.signal(number, _leave)
+
+    def _release_signals(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def _accept(listener: Listener, accepted: list[Connection]) -> None:
+    """Wait for the one caller that has the key; runs in a thread of its own."""
+    while not accepted:
+        try:
+            accepted.append(listener.accept())
+        except (AuthenticationError, EOFError):
+            continue
+        except OSError:
+            return
+
+
+def _release(listener: Listener, key: bytes, thread: threading.Thread) -> None:
+    """Let the accepting thread go: call it ourselves."""
+    if thread.is_alive():
+        try:
+            Client(str(listener.address), authkey=key).close()
+        except OSError:
+            return
+        thread.join(POLL_S)
+
+
+def _time_for(requests: Sequence[WindowRequest]) -> float:
+    limits = (r.limit_s if r.limit_s is not None else DEFAULT_WINDOW_S for r in requests)
+    return WINDOW_SLACK_FACTOR * sum(limits) + WINDOW_SLACK_S

@@ -1,0 +1,102 @@
+"""Entry of the measuring process: connect to the command, hook torch, run the user's script.
+
+Started by `bench.Bench`; torch is not imported here. Hooks go in right after the script's own
+`import torch` (see `afterimport`), so that environment variables the script sets before it
+(CUDA_VISIBLE_DEVICES, OMP_NUM_THREADS) still count.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from loaderdoctor.instrument.channel import Channel, Handover, take_handover
+from loaderdoctor.instrument.hooks import Hooks
+from loaderdoctor.instrument.mainscript import (
+    CannotStartError,
+    report_exception,
+    run_module,
+    run_script,
+    waits_for_threads,
+)
+from loaderdoctor.instrument.session import Session
+from loaderdoctor.instrument.stopping import StopTraining
+
+_PR_SET_PDEATHSIG = 1
+_EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+def main() -> NoReturn:
+    """Run the script and leave with its exit code."""
+    parent = os.getppid()
+    handover = take_handover()
+    die_with_parent(parent)
+    channel = Channel.open(handover)
+    session = Session(
+        channel, run_dir=Path(handover.run_dir), records_workers=handover.record_workers
+    )
+    Hooks(session).watch()
+    os.register_at_fork(after_in_child=session.disable_in_fork)
+    sys.exit(_run(handover, session))
+
+
+def _run(handover: Handover, session: Session) -> int:
+    """The script's exit code. Ended is sent once nothing of the script can run any more."""
+    how, code = "script-ended", 0
+    exit_value: object = None
+    try:
+        if handover.kind == "script":
+            run_script(handover.target, handover.args)
+        else:
+            run_module(handover.target, handover.args)
+    except StopTraining:
+        return 0
+    except CannotStartError as error:
+        print(error, file=sys.stderr)
+        how, code = "script-failed", 2 if handover.kind == "script" else 1
+    except SystemExit as error:
+        exit_value = error.code
+        code = _exit_code(exit_value)
+    except KeyboardInterrupt as error:
+        report_exception(error)
+        how, code = "interrupted", _EXIT_INTERRUPTED
+    except BaseException as error:
+        report_exception(error)
+        how, code = "script-failed", 1
+    if waits_for_threads():
+        # Registered last, so it runs before the script's own exit handlers, but after the
+        # interpreter has joined the script's threads, in which training may still be running.
+        atexit.register(session.script_over, how, code)
+    else:
+        session.script_over(how, code)
+    return code
+
+
+def _exit_code(value: object) -> int:
+    """What the interpreter makes of SystemExit's argument; a text goes to stderr."""
+    if value is None:
+        return 0
+    if isinstance(value, int):
+        return value
+    print(value, file=sys.stderr)
+    return 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask Linux for SIGTERM when the command dies, however it dies; elsewhere do nothing."""
+    if not sys.platform.startswith("linux"):
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(_EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""The course of a run, as a generator that is resumed at each step boundary on the training thread.
+
+It lets the loop settle, reports what was observed, then pauses the loop inside the hook until
+the command asks for windows, measures them and answers. `yield` means: run one more step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from loaderdoctor.instrument.channel import ConnectionLostError, ToChild
+from loaderdoctor.instrument.environment import environment
+from loaderdoctor.instrument.protocol import Observed, Stop, TransferRecord
+from loaderdoctor.instrument.session import Driver, Session
+from loaderdoctor.instrument.stepclock import DeviceMarks, StepClock
+from loaderdoctor.instrument.windows import Windows
+
+if TYPE_CHECKING:
+    from loaderdoctor.instrument.transfer import TransferObserver
+
+# Steps timed before the loop counts as warm. The steps that decided the roles came before them
+# and are thrown away: the first three or so pay for caches, cuDNN and the allocator.
+N_SETTLED = 8
+SLOW_AFTER_S = 10.0
+N_SETTLED_SLOW = 1
+# Accumulation needs two optimizer steps to be seen; with more batches than this it is not looked for.
+MAX_SETTLING = 64
+# Steps without one that is free of other loaders' fetches: then every step has them.
+ACCEPT_FOREIGN_AFTER = 16
+N_TRANSFER_STEPS = 3
+WAIT_S = 0.1  # between looks at the connection while the loop is paused
+ACCUMULATES_BELOW = 0.75  # optimizer steps per batch
+
+
+def drive(session: Session, now: int) -> Driver:
+    """The whole course, from the first boundary after the roles are known."""
+    definition = session.definition
+    assert definition is not None  # boundaries exist once the step is defined
+    marks = DeviceMarks(session.device) if session.device is not None else None
+    step_ns, transfers = yield from _settle(session, now)
+    rate = _optimizer_rate(session)
+    session.optimizer_marks = None
+    accumulation = round(1 / rate) if rate is not None and 0 < rate < ACCUMULATES_BELOW else 1
+    windows = Windows(
+        session,
+        definition,
+        marks=marks,
+        transfers=transfers,
+        accumulation=accumulation,
+        step_ns=sum(step_ns) // len(step_ns) if step_ns else 0,
+    )
+    _check_safety(session)
+    device = session.device
+    session.send(
+        Observed(
+            definition=definition.text,
+            step_ns=step_ns,
+            loaders=session.registry.records(),
+            transfers=transfers,
+            boundaries=tuple(session.boundaries),
+            n_steps_so_far=session.n_steps,
+            optimizer_steps_per_step=rate,
+            device=str(device) if device is not None else None,
+            batches_per_cycle=windows.batches_per_cycle(None),
+            environment=environment(device.index or 0 if device is not None else None),
+        )
+    )
+    while True:
+        began = perf_counter_ns()
+        message = _next_message(session)
+        windows.paused_ns += perf_counter_ns() - began
+        if message is None:
+            return
+        if isinstance(message, Stop):
+            if message.to_end:
+                return
+            session.stop()
+            return
+        for request in message.requests:
+            yield from windows.measure(request)
+
+
+def _next_message(session: Session) -> ToChild | None:
+    """The next message, however long it takes; None once the command is gone."""
+    while not session.inbox:
+        try:
+            message = session.channel.receive(WAIT_S)
+        except ConnectionLostError:
+            return None
+        if message is not None:
+            return message
+    return session.inbox.pop(0)
+
+
+def _settle(
+    session: Session, now: int
+) -> Generator[None, int, tuple[tuple[int, ...], tuple[TransferRecord, ...]]]:
+    """Run until the loop is warm: the last steps' host times, and the loop's own transfers."""
+    session.progress("watching the first steps")
+    observer = _transfer_observer(session)
+    # Host times only: the step clock of the device begins with the first window.
+    clock = session.clock = StepClock(None)
+    clock.start(now, fresh=session.at_fresh_feed)
+    n = 0
+    transfers: tuple[TransferRecord, ...] = ()
+    while True:
+        now = yield
+        n += 1
+        clock.mark(now)
+        session.poll(now)
+        if observer is not None:
+            if n < N_TRANSFER_STEPS:
+                observer.begin_step()
+            else:
+                observer.remove()
+                transfers = observer.records()
+                observer = None
+        if clock.n_marks_since_step >= ACCEPT_FOREIGN_AFTER:
+            clock.accept_foreign()
+        slow = now - session.roles.first_ns > SLOW_AFTER_S * 1e9
+        if observer is None and clock.n_steps >= (N_SETTLED_SLOW if slow else N_SETTLED):
+            if slow or n >= MAX_SETTLING or _accumulation_known(session):
+                break
+    session.clock = None
+    return clock.finish().host_ns, transfers
+
+
+def _transfer_observer(session: Session) -> TransferObserver | None:
+    if session.device is None:
+        return None
+    from loaderdoctor.instrument.transfer import TransferObserver
+
+    observer = TransferObserver()
+    observer.install()
+    observer.begin_step()
+    return observer
+
+
+def _accumulation_known(session: Session) -> bool:
+    marks = session.optimizer_marks or []
+    if not any(w.optimizer is not None for w in session.roles.work.values()):
+        return True
+    counts = Counter(optimizer for optimizer, _ in marks)
+    return any(n >= 2 for n in counts.values())
+
+
+def _optimizer_rate(session: Session) -> float | None:
+    """Optimizer steps per batch, all optimizers together; None where none was seen twice."""
+    total = 0.0
+    marks = session.optimizer_marks or []
+    for optimizer in {o for o, _ in marks}:
+        batches = [n for o, n in marks if o == optimizer]
+        if len(batches) >= 2 and batches[-1] > batches[0]:
+            total += (len(batches) - 1) / (batches[-1] - batches[0])
+    return total or None
+
+
+def _check_safety(session: Session) -> None:
+    """What speaks against changing each loader of the step; foreign code, so anything may fail."""
+    from loaderdoctor.instrument.safety import safety
+
+    assert session.definition is not None
+    for state in session.definition.train:
+        loader = state.loader()
+        if loader is None:
+            continue
+        try:
+            record = safety(loader)
+        except Exception as error:
+            session.note("safety-not-checked", f"{state.id}: {type(error).__name__}: {error}")
+        else:
+            state.record = msgspec.structs.replace(state.record, safety=record)

@@ -1,0 +1,209 @@
+"""The DataLoaders seen in the run: where each was built, what it is, what feeds it now."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from loaderdoctor.instrument.protocol import LoaderRecord, SafetyRecord, TensorRecord
+from loaderdoctor.instrument.sites import Site, user_site
+from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, StartMethod
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from loaderdoctor.instrument.supply import BatchRing, Source
+
+# Batches of each loader described during warm-up: enough to see whether shapes vary.
+N_DESCRIBED = 4
+
+
+@dataclass(slots=True, eq=False)
+class LoaderState:
+    """One DataLoader of the script; re-built at the same place, it stays the same one."""
+
+    index: int  # position in Observed.loaders and Ended.loaders
+    id: str
+    site: Site
+    loader: weakref.ref[DataLoader[Any]]
+    record: LoaderRecord
+    role: Literal["train", "other"] = "other"
+    # What hands out batches instead of the loader; None: the real one. Switched by the driver
+    # on the training thread, read by whichever thread fetches; `lock` covers use and closing.
+    source: Source | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    source_failure: str | None = None
+    pending_drop: int = 0  # real batches to throw away at the next real fetch
+    ring: BatchRing | None = None
+    recording: bool = False  # put real batches into `ring`
+    n_iterators: int = 0
+    n_fetches: int = 0
+    epoch_length: int | None = None  # as observed: batches of the last epoch that ran out
+    teardown_ns: int = 0  # worker shutdown since the last iterator was created
+    described: list[tuple[TensorRecord, ...]] = field(default_factory=list)
+    batch_type: str = ""
+
+    @property
+    def workers(self) -> int:
+        """num_workers."""
+        return self.record.settings.num_workers or 0
+
+    @property
+    def queue_length(self) -> int:
+        """Batches the workers may hold ready or in work, pin-memory queue included."""
+        return self.workers * (self.record.settings.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
+
+    @property
+    def limit(self) -> int | None:
+        """Batches in an epoch: what the loop may see at most; None where unknown."""
+        if self.record.kind == "map" and self.record.steps_per_epoch is not None:
+            return self.record.steps_per_epoch
+        return self.epoch_length or self.record.steps_per_epoch
+
+    @property
+    def reopenable(self) -> bool:
+        """Whether a second pass over the data is the same data: never true for iterables."""
+        return self.record.kind == "map"
+
+    def full_record(self) -> LoaderRecord:
+        """What the report gets: the loader's nature plus what was seen of its batches."""
+        import msgspec
+
+        return msgspec.structs.replace(
+            self.record,
+            role=self.role,
+            steps_per_epoch=self.record.steps_per_epoch or self.epoch_length,
+            batch=self.described[-1] if self.described else (),
+            batch_type=self.batch_type,
+            shapes_vary=len({tuple(t.shape for t in b) for b in self.described}) > 1,
+        )
+
+    def describe(self, batch: object) -> None:
+        """Look at one of the first batches; keeps shapes, never the batch."""
+        from loaderdoctor.instrument.safety import describe_batch
+
+        self.described.append(describe_batch(batch))
+        self.batch_type = type(batch).__name__
+
+
+class LoaderRegistry:
+    """Every DataLoader built or iterated, by object, without keeping any alive."""
+
+    def __init__(self) -> None:
+        self.states: list[LoaderState] = []
+        self._sites: weakref.WeakKeyDictionary[Any, Site] = weakref.WeakKeyDictionary()
+        self._by_loader: weakref.WeakKeyDictionary[Any, LoaderState] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def built(self, loader: DataLoader[Any]) -> None:
+        """Remember where a loader was constructed."""
+        self._sites[loader] = user_site(building=loader)
+
+    def state_of(self, loader: DataLoader[Any]) -> LoaderState:
+        """The state of a loader, made at its first iteration.
+
+        A loader rebuilt at the same place after the earlier one died (each epoch, each step) is
+        the same loader to the report; a second one alive at that place gets "#2".
+        """
+        known = self._by_loader.get(loader)
+        if known is not None:
+            return known
+        with self._lock:
+            site = self._sites.get(loader) or user_site()
+            same = [s for s in self.states if s.site.label == site.label]
+            state = next((s for s in same if s.loader() is None), None)
+            if state is None:
+                number = f"#{len(same) + 1}" if same else ""
+                state = LoaderState(
+                    index=len(self.states),
+                    id=site.label + number,
+                    site=site,
+                    loader=weakref.ref(loader),
+                    record=loader_record(loader, site.label + number, site),
+                )
+                self.states.append(state)
+            else:
+                state.loader = weakref.ref(loader)
+                safety = state.record.safety
+                state.record = loader_record(loader, state.id, state.site, safety=safety)
+            self._by_loader[loader] = state
+            return state
+
+    def records(self) -> tuple[LoaderRecord, ...]:
+        """All loaders iterated so far, by index."""
+        return tuple(s.full_record() for s in self.states)
+
+
+def loader_record(
+    loader: DataLoader[Any], id_: str, site: Site, *, safety: SafetyRecord | None = None
+) -> LoaderRecord:
+    """What a loader is, without iterating it and without changing it."""
+    dataset = loader.dataset
+    iterable = _is_iterable(loader)
+    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    if type(sampler).__name__ == "BatchSampler":
+        sampler = getattr(sampler, "sampler", sampler)
+    return LoaderRecord(
+        id=id_,
+        role="other",
+        code=site.code,
+        settings=loader_settings(loader),
+        kind="iterable" if iterable else "map",
+        dataset=type(dataset).__name__,
+        n_samples=_length(dataset),
+        batch_size=loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
+        steps_per_epoch=steps_per_epoch(loader),
+        sampler="" if iterable else type(sampler).__name__,
+        collate=getattr(loader.collate_fn, "__name__", type(loader.collate_fn).__name__),
+        safety=safety or SafetyRecord(),
+    )
+
+
+def loader_settings(loader: DataLoader[Any]) -> Settings:
+    """The loader's own settings; worker-only axes are unset at 0 workers."""
+    workers = loader.num_workers
+    method: StartMethod | None = None
+    if workers:
+        context = loader.multiprocessing_context
+        name = context.get_start_method() if context is not None else default_start_method()
+        method = name if name in ("fork", "spawn", "forkserver") else None  # type: ignore[assignment]
+    return Settings(
+        num_workers=workers,
+        prefetch_factor=loader.prefetch_factor if workers else None,
+        persistent_workers=loader.persistent_workers if workers else None,
+        pin_memory=bool(loader.pin_memory),
+        in_order=getattr(loader, "in_order", None) if workers else None,
+        start_method=method,
+    )
+
+
+def default_start_method() -> str:
+    """The start method workers would use now, without fixing it as asking for it would."""
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
+
+
+def steps_per_epoch(loader: DataLoader[Any]) -> int | None:
+    """Batches in an epoch. Not len(loader): on an iterable that changes torch's warnings."""
+    if not _is_iterable(loader):
+        return _length(loader._index_sampler)
+    n = _length(loader.dataset)
+    if n is None or loader.batch_size is None:
+        return n
+    return n // loader.batch_size if loader.drop_last else -(-n // loader.batch_size)
+
+
+def _is_iterable(loader: DataLoader[Any]) -> bool:
+    from torch.utils.data import IterableDataset
+
+    return isinstance(loader.dataset, IterableDataset)
+
+
+def _length(thing: object) -> int | None:
+    try:
+        return len(thing)  # type: ignore[arg-type]  # the TypeError is the answer
+    except Exception:  # the user's own __len__ may raise anything
+        return None

@@ -1,0 +1,121 @@
+"""Starts and ends the measuring process, with everything it started, from the command's side."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+POLITE_S = 8.0  # after Stop: the script's own clean-up, then ours (stopping.GRACE_S) and some
+TERM_S = 3.0
+KILL_S = 5.0
+POLL_S = 0.05
+
+# The package's parent goes first for this one import, in case the command runs from a checkout;
+# `python -m` would put the current folder first, where a file may shadow what we need.
+_BOOTSTRAP = (
+    "import sys; root = {root!r}; sys.path[0] = root; "
+    "import loaderdoctor.instrument.child as child; "
+    "del sys.path[0]; root in sys.path or sys.path.append(root); "
+    "child.main()"
+)
+
+
+class MeasuringProcess:
+    """The process that runs the user's script, leader of a process group of its own."""
+
+    def __init__(
+        self,
+        *,
+        python: str,
+        environment: Mapping[str, str],
+        stdout_to_stderr: bool,
+    ) -> None:
+        root = str(Path(__file__).resolve().parent.parent.parent)
+        # A background process group that reads the terminal is stopped by the system, for good;
+        # an end of file is clearer. A piped stdin passes through.
+        stdin = subprocess.DEVNULL if _is_terminal(sys.stdin) else None
+        group: dict[str, int] = {}
+        if os.name == "posix" and sys.version_info >= (3, 11):
+            group = {"process_group": 0}
+        self._popen = subprocess.Popen(
+            [python, "-c", _BOOTSTRAP.format(root=root)],
+            env=dict(environment),
+            stdin=stdin,
+            stdout=2 if stdout_to_stderr else None,
+            **group,  # type: ignore[call-overload]
+        )
+        self.pid = self._popen.pid
+        if os.name == "posix" and not group:
+            with contextlib.suppress(OSError):
+                os.setpgid(self.pid, self.pid)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code as a shell reports it (128 + signal); None while it runs."""
+        code = self._popen.poll()
+        if code is None:
+            return None
+        return code if code >= 0 else 128 - code
+
+    @property
+    def killed_by(self) -> str | None:
+        """Name of the signal that ended it, if one did."""
+        code = self._popen.poll()
+        if code is None or code >= 0:
+            return None
+        with contextlib.suppress(ValueError):
+            return signal.Signals(-code).name
+        return f"signal {-code}"
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether it ended in time. Polls, so that Ctrl-C gets through."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._popen.poll() is None:
+            if end is not None and time.monotonic() >= end:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def descendants(self) -> list[psutil.Process]:
+        """Its children and theirs, workers first of all; [] once it is gone."""
+        try:
+            return psutil.Process(self.pid).children(recursive=True)
+        except psutil.Error:
+            return []
+
+    def end(self, *, polite_s: float) -> None:
+        """Wait, then SIGTERM, then SIGKILL, to the whole group and whatever left it."""
+        left = self.descendants()
+        if not self.wait(polite_s):
+            left = self.descendants()
+            self._signal(signal.SIGTERM)
+            if not self.wait(TERM_S):
+                self._signal(signal.SIGKILL if os.name == "posix" else signal.SIGTERM)
+                self.wait(KILL_S)
+        # Workers outlive a killed parent for some seconds; nothing may be left behind.
+        self._signal(signal.SIGKILL if os.name == "posix" else signal.SIGTERM)
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            if os.name == "posix":
+                os.killpg(self.pid, number)
+            elif self._popen.poll() is None:
+                self._popen.terminate()
+
+
+def _is_terminal(stream: object) -> bool:
+    try:
+        return bool(stream is not None and stream.isatty())  # type: ignore[attr-defined]
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,393 @@
+"""What the hooks call: keeps track of loaders and steps, and lets the driver act at boundaries.
+
+All of it runs in the training process. Fetches may come from any thread; everything that decides
+or waits happens on the training thread, inside the hook at a step boundary. In a plain window a
+step costs a few microseconds here (`benchmarks/hook_overhead.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Generator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Literal
+
+from loaderdoctor.instrument.channel import Channel, ConnectionLostError, ToChild
+from loaderdoctor.instrument.feed import FEED, Feed, LightIterator, Torch
+from loaderdoctor.instrument.loaders import N_DESCRIBED, LoaderRegistry, LoaderState
+from loaderdoctor.instrument.protocol import (
+    BoundaryRecord,
+    Ended,
+    FromRun,
+    Note,
+    Progress,
+    Stop,
+)
+from loaderdoctor.instrument.roles import Definition, RoleObserver
+from loaderdoctor.instrument.stepclock import StepClock
+from loaderdoctor.instrument.stopping import StopTraining, exit_after_grace, exit_now
+
+if TYPE_CHECKING:
+    import torch
+
+    from loaderdoctor.instrument.hooks import Hooks
+
+MAX_BOUNDARIES = 1000  # kept for Ended; a loop that re-creates its iterator makes one a step
+POLL_NS = 50_000_000  # look for a Stop this often while steps run
+
+
+class ScriptOverError(Exception):
+    """Thrown into the driver when the script ends while a window is open."""
+
+
+@dataclass(slots=True)
+class Recorder:
+    """What one window collects besides its step times."""
+
+    fetches: list[tuple[int, int, int, int]] = field(default_factory=list)
+    boundaries: list[BoundaryRecord] = field(default_factory=list)
+
+
+Driver = Generator[None, int, None]
+
+
+class Session:
+    """One run of the user's script."""
+
+    torch: Torch
+    hooks: Hooks
+
+    def __init__(self, channel: Channel, *, run_dir: Path, records_workers: bool = True) -> None:
+        self.channel = channel
+        self.run_dir = run_dir
+        self.records_workers = records_workers
+        self._workers_recorded = False
+        self.live = True  # hooks act; False in forked children and once detached
+        self.stopping = False
+        self.spans = False  # a profiler of ours is active: name what we see
+        self.registry = LoaderRegistry()
+        self.roles = RoleObserver()
+        self.definition: Definition | None = None
+        self.device: torch.device | None = None
+        self.clock: StepClock | None = None
+        self.recorder: Recorder | None = None
+        self.boundaries: list[BoundaryRecord] = []
+        self.n_steps = 0
+        self.at_fresh_feed = False  # the boundary now handled begins an epoch
+        self.at_epoch_end: list[Any] = []  # called once, when the clock's epoch has run out
+        # (optimizer id, batches of the clock fetched so far), while the loop settles
+        self.optimizer_marks: list[tuple[int, int]] | None = []
+        self.inbox: list[ToChild] = []
+        self._driver: Driver | None = None
+        self._next_poll = 0
+        self._ended = False
+        self._optimizer_device: torch.device | None = None
+
+    # ------------------------------------------------------------ called by hooks
+
+    def built(self, loader: Any) -> None:
+        """A DataLoader is being constructed."""
+        if self.records_workers and not self._workers_recorded:
+            # Not when torch.utils.data is imported: what records workers imports it itself.
+            self._workers_recorded = True
+            self._record_workers()
+        self.registry.built(loader)
+
+    def state_of(self, loader: Any) -> LoaderState:
+        """The state of a loader that is being iterated."""
+        return self.registry.state_of(loader)
+
+    def open_iterator(self, loader: Any, original: Any) -> Any:
+        """`iter(loader)`: torch's own iterator, or a light one while batches are substituted."""
+        if self.stopping:
+            exit_now()
+        state = self.registry.state_of(loader)
+        definition, clock = self.definition, self.clock
+        start = perf_counter_ns()
+        if clock is not None and definition is not None and state is definition.clock:
+            if definition.tick == "fetch":
+                clock.replaced(start)
+        if state.source is not None:
+            feed = Feed(state, keep_loader=loader)
+            iterator: Any = LightIterator(feed, self.fetch)
+        else:
+            with self.span("loaderdoctor: create iterator"):
+                iterator = original(loader)
+            attributes = getattr(iterator, "__dict__", {})
+            if FEED not in attributes:
+                return iterator  # not torch's: a loader class with an iterator of its own
+            # A persistent iterator is re-used for each epoch: a new pass, a new feed.
+            feed = attributes[FEED] = Feed(state)
+        feed.at_ns = start
+        feed.create_ns = perf_counter_ns() - start
+        state.n_iterators += 1
+        if clock is not None and state.role == "train":
+            clock.created(feed.create_ns)
+        return iterator
+
+    def fetch(self, feed: Feed, own: Any) -> Any:
+        """`next(iterator)`: the step boundary if this loader is the step's clock."""
+        if not self.live:
+            return feed.take(own, self.torch)
+        if self.stopping:
+            exit_now()
+        loader = feed.loader
+        start = perf_counter_ns()
+        definition = self.definition
+        if definition is None:
+            definition = self.definition = self._look_for_step(start)
+        if definition is not None:
+            if loader is definition.clock:
+                if definition.tick == "fetch" and threading.get_ident() == definition.thread:
+                    self.at_fresh_feed = feed.fresh
+                    self.boundary(start)
+                    start = perf_counter_ns()
+            elif loader.role == "other" and self.clock is not None:
+                self.clock.foreign()
+        try:
+            batch = feed.take(own, self.torch)
+        except StopIteration:
+            self._ran_out(feed, start)
+            raise
+        end = perf_counter_ns()
+        loader.n_fetches += 1
+        if feed.fresh:
+            feed.fresh = False
+            self._first_batch(feed, start, end)
+        if self.recorder is not None:
+            self.recorder.fetches.append((loader.index, start, end, threading.get_ident()))
+        if definition is None:
+            self.roles.fetched(loader, start)
+        if loader.recording and loader.ring is not None:
+            loader.ring.record(batch)
+        elif loader.n_fetches <= N_DESCRIBED:
+            self._describe(loader, batch)
+        return batch
+
+    def worked(self, optimizer: Any) -> None:
+        """An optimizer stepped, or (None) a backward pass ran."""
+        if self.stopping:
+            exit_now()
+        definition = self.definition
+        if definition is None:
+            self.roles.worked(optimizer)
+            if optimizer is not None and self._optimizer_device is None:
+                self._optimizer_device = _device_of(optimizer)
+            definition = self.definition = self._look_for_step(perf_counter_ns())
+            if definition is None:
+                return
+        if self.optimizer_marks is not None and optimizer is not None:
+            self.optimizer_marks.append((id(optimizer), definition.clock.n_fetches))
+        if definition.tick == "fetch" or threading.get_ident() != definition.thread:
+            return
+        key = None if optimizer is None else id(optimizer)
+        if key == definition.optimizer:
+            self.at_fresh_feed = False
+            self.boundary(perf_counter_ns())
+
+    def shut_down(self, feed: Feed, iterator: Any, original: Any) -> None:
+        """Workers of an iterator of the loop's are being shut down."""
+        start = perf_counter_ns()
+        with self.span("loaderdoctor: shut down workers"):
+            original(iterator)
+        took = perf_counter_ns() - start
+        feed.loader.teardown_ns += took
+        if self.clock is not None and feed.loader.role == "train":
+            self.clock.teardown(took)
+
+    def _record_workers(self) -> None:
+        """Let workers write their own records."""
+        try:
+            from loaderdoctor.instrument import worker
+
+            worker.install(self.run_dir / "workers")
+        except Exception as error:
+            self.note("workers-not-recorded", f"{type(error).__name__}: {error}")
+
+    def disable_in_fork(self) -> None:
+        """In a forked child: no hook acts, and the connection stays the parent's."""
+        self.live = False
+        self.stopping = False
+        self.spans = False
+        self.channel.forget_in_fork()
+
+    # ------------------------------------------------------------ steps
+
+    def boundary(self, now: int) -> None:
+        """A step boundary on the training thread: the driver goes on from where it waits."""
+        self.n_steps += 1
+        driver = self._driver
+        try:
+            if driver is None:
+                from loaderdoctor.instrument.driver import drive
+
+                driver = self._driver = drive(self, now)
+                next(driver)
+            elif not driver.gi_running:
+                driver.send(now)
+        except StopIteration:
+            self.detach()
+        except Exception:  # ours: the user's run must not fail for it
+            self.note("internal-error", traceback.format_exc())
+            self.detach()
+
+    def poll(self, now: int) -> None:
+        """Between boundaries of a window: has the command asked to stop?"""
+        if now < self._next_poll:
+            return
+        self._next_poll = now + POLL_NS
+        try:
+            message = self.channel.receive(0.0)
+        except ConnectionLostError:
+            return
+        if isinstance(message, Stop) and not message.to_end:
+            self.stop()
+        if message is not None:
+            self.inbox.append(message)
+
+    def _look_for_step(self, now: int) -> Definition | None:
+        definition = self.roles.decide(now)
+        if definition is None:
+            return None
+        for loader in definition.train:
+            loader.role = "train"
+        self.device = self._training_device()
+        if definition.tick != "backward":
+            self.hooks.remove_backward()
+        return definition
+
+    def _training_device(self) -> torch.device | None:
+        import torch
+
+        if self._optimizer_device is not None and self._optimizer_device.type == "cuda":
+            return self._optimizer_device
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            return torch.device("cuda", torch.cuda.current_device())
+        return None
+
+    def _ran_out(self, feed: Feed, start: int) -> None:
+        took = perf_counter_ns() - start
+        loader, definition = feed.loader, self.definition
+        loader.teardown_ns = max(loader.teardown_ns, took)
+        if not feed.tainted and feed.n_seen:
+            loader.epoch_length = feed.n_seen
+        if definition is None or loader is not definition.clock or definition.tick != "fetch":
+            return
+        self.n_steps -= 1
+        if self.clock is not None:
+            self.clock.exhausted(took)
+        while self.at_epoch_end:
+            self.at_epoch_end.pop()()
+
+    def _first_batch(self, feed: Feed, start: int, end: int) -> None:
+        loader = feed.loader
+        record = BoundaryRecord(
+            loader=loader.id,
+            create_ns=feed.create_ns,
+            first_wait_ns=end - start,
+            teardown_ns=loader.teardown_ns,
+            at_ns=feed.at_ns or start,
+            first=loader.n_iterators <= 1,
+        )
+        loader.teardown_ns = 0
+        if not feed.tainted and len(self.boundaries) < MAX_BOUNDARIES:
+            self.boundaries.append(record)
+        if self.recorder is not None:
+            self.recorder.boundaries.append(record)
+
+    def _describe(self, loader: LoaderState, batch: object) -> None:
+        try:
+            loader.describe(batch)
+        except Exception as error:  # a custom batch type may object to being looked at
+            self.note("batch-not-described", f"{loader.id}: {type(error).__name__}: {error}")
+
+    def span(self, name: str) -> AbstractContextManager[Any]:
+        """A named span in the trace while a profiler of ours is active."""
+        if not self.spans:
+            return nullcontext()
+        import torch
+
+        return torch.autograd.profiler.record_function(name)
+
+    # ------------------------------------------------------------ messages and endings
+
+    def send(self, message: FromRun) -> None:
+        """Send one message to the command."""
+        self.channel.send(message)
+
+    def note(self, kind: str, text: str) -> None:
+        """Something the report must say."""
+        self.send(Note(kind=kind, text=text))
+
+    def progress(self, text: str) -> None:
+        """For the live display."""
+        self.send(Progress(text=text, n_steps=self.n_steps))
+
+    def stop(self) -> None:
+        """End the script from here. Raises StopTraining."""
+        self._send_ended("stopped", 0)
+        self._close_driver()
+        self.stopping = True
+        exit_after_grace()
+        raise StopTraining
+
+    def detach(self) -> None:
+        """Remove every hook and let the script run on unwatched."""
+        self.live = False
+        self.clock = self.recorder = None
+        for loader in self.registry.states:
+            loader.source = None
+            loader.pending_drop = 0
+        self.hooks.remove()
+
+    def script_over(
+        self, how: Literal["script-ended", "script-failed", "interrupted"], exit_code: int
+    ) -> None:
+        """The script's last line ran, or it failed: an open window ends with what it has."""
+        self._close_driver()
+        ended: Literal["script-ended", "script-failed", "interrupted", "no-loader"] = how
+        if how == "script-ended" and not self.registry.states:
+            ended = "no-loader"
+        self._send_ended(ended, exit_code)
+        self.detach()
+
+    def _close_driver(self) -> None:
+        driver = self._driver
+        if driver is None or driver.gi_running:
+            return
+        try:
+            driver.throw(ScriptOverError())
+        except (StopIteration, ScriptOverError):
+            return
+        except Exception:
+            self.note("internal-error", traceback.format_exc())
+
+    def _send_ended(
+        self,
+        how: Literal["stopped", "script-ended", "script-failed", "no-loader", "interrupted"],
+        exit_code: int,
+    ) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self.send(
+            Ended(
+                how=how,
+                exit_code=exit_code,
+                n_steps=self.n_steps,
+                boundaries=tuple(self.boundaries),
+                loaders=self.registry.records(),
+            )
+        )
+
+
+def _device_of(optimizer: Any) -> torch.device | None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            device: torch.device = parameter.device
+            return device
+    return None

@@ -1,0 +1,95 @@
+"""Where in the user's code something was called: file, line and the source text there."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+MAX_CODE_LINES = 12  # a construction longer than this is cut; the first lines name it well enough
+
+_OURS = str(Path(__file__).parent.parent) + os.sep
+
+
+def _library_roots() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return tuple({os.path.realpath(paths[n]) + os.sep for n in names if paths.get(n)})
+
+
+_LIBRARIES = _library_roots()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A call in the user's code."""
+
+    file: str
+    line: int
+    code: str | None
+
+    @property
+    def label(self) -> str:
+        """`train.py:41`."""
+        return f"{os.path.basename(self.file)}:{self.line}"
+
+
+def user_site(*, building: object = None) -> Site:
+    """The innermost call that is neither torch's, ours, nor (if avoidable) a library's.
+
+    `building`: an object under construction; the `__init__` frames of its own class chain are
+    skipped, so that a DataLoader subclass is found where it is used. Runs in the training
+    process; looks at frames only, so it costs microseconds.
+    """
+    fallback: FrameType | None = None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_OURS, "<")) and not _is_torch(name):
+            own_init = frame.f_code.co_name == "__init__" and _first_argument(frame) is building
+            if not (own_init and building is not None):
+                if not os.path.realpath(name).startswith(_LIBRARIES):
+                    return _site(frame)
+                fallback = fallback or frame
+        frame = frame.f_back
+    if fallback is None:
+        return Site(file="<unknown>", line=0, code=None)
+    return _site(fallback)
+
+
+def _is_torch(name: str) -> bool:
+    torch = sys.modules.get("torch")
+    roots = getattr(torch, "__path__", None) or ()
+    return any(name.startswith(str(root) + os.sep) for root in roots)
+
+
+def _first_argument(frame: FrameType) -> object:
+    names = frame.f_code.co_varnames
+    return frame.f_locals.get(names[0]) if names else None
+
+
+def _site(frame: FrameType) -> Site:
+    first, last = frame.f_lineno, frame.f_lineno
+    if sys.version_info >= (3, 11):
+        positions = list(frame.f_code.co_positions())
+        index = frame.f_lasti // 2
+        if 0 <= index < len(positions):
+            begin, end = positions[index][:2]
+            first, last = begin or first, end or last
+    return Site(
+        file=frame.f_code.co_filename,
+        line=first,
+        code=source_lines(frame.f_code.co_filename, first, last),
+    )
+
+
+def source_lines(file: str, first: int, last: int) -> str | None:
+    """Source text of these lines, stripped; None where the file can't be read."""
+    last = min(last, first + MAX_CODE_LINES - 1)
+    lines = [linecache.getline(file, n).strip() for n in range(first, last + 1)]
+    text = "\n".join(x for x in lines if x)
+    return text or None

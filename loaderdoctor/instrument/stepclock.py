@@ -1,0 +1,225 @@
+"""Times steps between their boundaries, on the host and on the accelerator.
+
+A step runs from one entry into the loader's `__next__` to the next. At an epoch's end the entry
+that finds nothing closes the last step; the first step of the next epoch also holds what the
+boundary cost (teardown of the old iterator, creation of the new one), never the validation or
+other work between them. All times are CLOCK_MONOTONIC nanoseconds (time.perf_counter_ns); device
+times come from timing events recorded on the step's stream at the same boundaries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+NS_PER_MS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    opened: int  # mark index
+    closed: int
+    extra_ns: int  # boundary work before `opened`, less what belongs to the next boundary
+    boundary: bool
+    gap_from: int | None  # mark that closed the step before, where an epoch boundary lies between
+    gap_other_ns: int  # host time in that gap that is not the boundary's
+    foreign_gap: bool  # other loaders were fetched in that gap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Steps of one window, in order."""
+
+    host_ns: tuple[int, ...]
+    device_ns: tuple[int, ...] | None
+    boundary_steps: tuple[int, ...]
+    start_ns: int
+    end_ns: int
+
+
+class DeviceMarks:
+    """Timing events on the training device's current stream, pooled across windows."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._events: list[torch.cuda.Event] = []
+        self._used = 0
+
+    def reset(self) -> None:
+        """Begin a new window: events are reused."""
+        self._used = 0
+
+    def mark(self) -> None:
+        """Record the next event where the training thread now is; no synchronisation."""
+        import torch
+
+        if self._used == len(self._events):
+            self._events.append(torch.cuda.Event(enable_timing=True))
+        self._events[self._used].record(torch.cuda.current_stream(self._device))
+        self._used += 1
+
+    def elapsed_ns(self) -> list[int]:
+        """Time of each mark since the first; waits once for the last one."""
+        if not self._used:
+            return []
+        self._events[self._used - 1].synchronize()
+        first = self._events[0]
+        return [round(first.elapsed_time(e) * NS_PER_MS) for e in self._events[: self._used]]
+
+
+class StepClock:
+    """Marks of one window. `mark` costs about a microsecond on the host, plus one event."""
+
+    def __init__(self, device: DeviceMarks | None) -> None:
+        self._device = device
+        if device is not None:
+            device.reset()
+        self._marks: list[int] = []
+        self._steps: list[_Step] = []
+        self._open: int | None = None
+        self._accept_foreign = False
+        self._foreign = False
+        self._boundary = False
+        self._extra = 0
+        self._teardown_inside = 0
+        self._gap_from: int | None = None
+        self._gap_other = 0
+        self._gap_foreign = False
+        self._ended_by_entry = False
+        self.n_marks_since_step = 0
+
+    @property
+    def n_steps(self) -> int:
+        """Whole steps so far."""
+        return len(self._steps)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a step has begun and not ended."""
+        return self._open is not None
+
+    def start(self, now: int, *, fresh: bool) -> None:
+        """The first boundary of the window; `fresh`: it begins an epoch."""
+        self._open = self._add(now)
+        self._boundary = fresh
+
+    def mark(self, now: int) -> bool:
+        """A step boundary: the open step ends here, the next begins.
+
+        False where the step before was ended by the entry that found the epoch exhausted: then
+        this entry begins no new span in a trace, the boundary belongs to the step that follows.
+        """
+        begins = not self._ended_by_entry
+        self._ended_by_entry = False
+        index = self._add(now)
+        if self._open is not None:
+            self._close_step(index, minus_ns=0)
+            self._extra = 0
+            self._boundary = False
+            self._gap_from = None
+        elif self._gap_from is not None:
+            self._gap_other = max(0, now - self._marks[self._gap_from] - self._extra)
+        self._open = index
+        self._foreign = False
+        self._teardown_inside = 0
+        return begins
+
+    def exhausted(self, teardown_ns: int) -> None:
+        """The entry just marked found the epoch at its end; finding that took `teardown_ns`."""
+        self._begin_gap()
+        self._ended_by_entry = True
+        self._extra += teardown_ns
+
+    def replaced(self, now: int) -> None:
+        """The loop asks for a new iterator although the old one had not run out."""
+        if self._open is None:
+            return
+        index = self._add(now)
+        carried = self._teardown_inside
+        self._close_step(index, minus_ns=carried)
+        self._begin_gap()
+        self._extra += carried
+
+    def created(self, create_ns: int) -> None:
+        """A new iterator for this step's loader took `create_ns` to make."""
+        self._boundary = True
+        if self._open is None:
+            self._extra += create_ns
+
+    def teardown(self, ns: int) -> None:
+        """Workers of an old iterator were shut down."""
+        if self._open is None:
+            self._extra += ns
+        else:
+            self._teardown_inside += ns
+
+    def foreign(self) -> None:
+        """A loader outside the step was fetched: validation, not training."""
+        if self._open is None:
+            self._gap_foreign = True
+        else:
+            self._foreign = True
+
+    def accept_foreign(self) -> None:
+        """Count steps with other loaders' fetches too: every step has them."""
+        self._accept_foreign = True
+
+    def finish(self) -> StepTimes:
+        """Times of all whole steps; with an accelerator waits for it once."""
+        elapsed = self._device.elapsed_ns() if self._device is not None else None
+        host = tuple(
+            max(0, self._marks[s.closed] - self._marks[s.opened] + s.extra_ns) for s in self._steps
+        )
+        device = None
+        if elapsed is not None:
+            device = tuple(self._device_step(s, elapsed) for s in self._steps)
+        return StepTimes(
+            host_ns=host,
+            device_ns=device,
+            boundary_steps=tuple(i for i, s in enumerate(self._steps) if s.boundary),
+            start_ns=self._marks[0] if self._marks else 0,
+            end_ns=self._marks[-1] if self._marks else 0,
+        )
+
+    def _device_step(self, step: _Step, elapsed: list[int]) -> int:
+        inside = elapsed[step.closed] - elapsed[step.opened]
+        if step.gap_from is None or step.foreign_gap or step.extra_ns <= 0:
+            return max(0, inside + step.extra_ns)
+        # The device may still have been busy with queued work while the host crossed the
+        # boundary: only what it spent waiting counts, less the host's other work there.
+        gap = elapsed[step.opened] - elapsed[step.gap_from] - step.gap_other_ns
+        return inside + min(max(0, gap), step.extra_ns)
+
+    def _add(self, now: int) -> int:
+        self._marks.append(now)
+        if self._device is not None:
+            self._device.mark()
+        return len(self._marks) - 1
+
+    def _close_step(self, index: int, *, minus_ns: int) -> None:
+        self.n_marks_since_step += 1
+        if self._open is None or (self._foreign and not self._accept_foreign):
+            return
+        self.n_marks_since_step = 0
+        self._steps.append(
+            _Step(
+                self._open,
+                index,
+                self._extra - minus_ns,
+                self._boundary,
+                self._gap_from,
+                self._gap_other,
+                self._gap_foreign,
+            )
+        )
+
+    def _begin_gap(self) -> None:
+        self._open = None
+        self._gap_from = len(self._marks) - 1
+        self._extra = 0
+        self._gap_other = 0
+        self._gap_foreign = False
+        self._boundary = True

@@ -1,0 +1,359 @@
+"""Measures one requested window after another within the running loop.
+
+Each window: switch where the batches come from, throw away what queued up meanwhile, let the
+loop get steady again, then time steps. Runs on the training thread, inside the driver; `yield`
+means one more step of the loop.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from pathlib import Path
+from time import perf_counter_ns, process_time_ns
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.instrument.loaders import LoaderState
+from loaderdoctor.instrument.processes import children_cpu_ns
+from loaderdoctor.instrument.profiling import (
+    DEFAULT_WARMUP_STEPS,
+    EventProbe,
+    WindowProfiler,
+    most_steps,
+    queue_waits_named,
+)
+from loaderdoctor.instrument.protocol import (
+    FetchRecord,
+    TransferRecord,
+    WindowDone,
+    WindowRequest,
+)
+from loaderdoctor.instrument.roles import Definition
+from loaderdoctor.instrument.session import Recorder, ScriptOverError, Session
+from loaderdoctor.instrument.sources import Sources, SourceWithheldError
+from loaderdoctor.instrument.stepclock import DeviceMarks, StepClock
+
+if TYPE_CHECKING:
+    from loaderdoctor.instrument.transfer import ForceTransfer, FreeCopies
+
+Steps = Generator[None, int, None]
+MIN_WARMUP = 3  # steps after a switch before the loop's own state is steady
+BACKGROUND_WARMUP = 4  # more where a background thread holds batches of the window before
+# A pause shorter than this many steps leaves the queues as they were.
+PAUSE_STEPS = 2.0
+NO_LIMIT_S = 600.0
+
+
+class WindowFailedError(LoaderdoctorError):
+    """The window can't be measured; the message is the reason."""
+
+
+class Windows:
+    """State that outlives single windows: what is substituted, recorded rings, the step's kind."""
+
+    def __init__(
+        self,
+        session: Session,
+        definition: Definition,
+        *,
+        marks: DeviceMarks | None,
+        transfers: tuple[TransferRecord, ...],
+        accumulation: int,
+        step_ns: int,
+    ) -> None:
+        self.paused_ns = 0
+        self._session = session
+        self._definition = definition
+        self._marks = marks
+        self._accumulation = accumulation
+        self._step_ns = step_ns
+        self._sources = Sources(session, definition, transfers)
+        self._events_per_step: int | None = None
+        self._free_copies: FreeCopies | None = None
+        self._force: ForceTransfer | None = None
+
+    def batches_per_cycle(self, request: WindowRequest | None) -> int:
+        """Batches after which the waits repeat: worker count times accumulation."""
+        workers = max(x.workers for x in self._definition.train)
+        if request is not None and request.settings is not None:
+            asked = request.settings.num_workers
+            workers = workers if asked is None else asked
+        return max(1, workers) * self._accumulation
+
+    def measure(self, request: WindowRequest) -> Steps:
+        """Measure one window and send its WindowDone, whatever happens."""
+        over = False
+        try:
+            done = yield from self._measure(request)
+            over = self._over
+        except ScriptOverError:
+            over = True
+            done = self._not_done(request, "skipped", "the script ended before this window")
+        except SourceWithheldError as error:
+            done = self._not_done(request, "skipped", str(error))
+        except LoaderdoctorError as error:
+            done = self._not_done(request, "failed", str(error))
+        except Exception as error:  # a trial runs foreign code: a result, not an end
+            done = self._not_done(request, "failed", f"{type(error).__name__}: {error}")
+        finally:
+            self._session.clock = self._session.recorder = None
+            self._session.spans = False
+            self._session.at_epoch_end.clear()
+            self._unpatch()
+        self._session.send(done)
+        if over:
+            raise ScriptOverError
+
+    _over = False
+
+    @staticmethod
+    def _not_done(request: WindowRequest, status: Any, reason: str) -> WindowDone:
+        return WindowDone(id=request.id, mode=request.mode, status=status, reason=reason)
+
+    # ------------------------------------------------------------ before
+
+    def _measure(self, request: WindowRequest) -> Generator[None, int, WindowDone]:
+        session, sources = self._session, self._sources
+        session.progress(f"window {request.id}: {request.mode.replace('_', '-')}")
+        deadline = perf_counter_ns() + int((request.limit_s or NO_LIMIT_S) * 1e9)
+        paused_ns, self.paused_ns = self.paused_ns, 0
+        paused = paused_ns > PAUSE_STEPS * self._step_ns
+        targets = sources.targets(request)
+        startup_ns: int | None = None
+        warmup = 0
+        if request.mode in ("no_input", "no_copy"):
+            yield from sources.record(targets)
+            yield from sources.to_real([x for x in sources.train if x not in targets])
+            sources.use_rings(targets)
+        elif request.mode == "trial":
+            startup_ns = sources.open_trial(request, targets)
+            warmup = self._queue(request) if request.drop_batches else 0
+        else:
+            steady = yield from sources.to_real(sources.train, paused=paused)
+            if paused and not steady:
+                # Nothing may be thrown away in a run that must stay as it is: the loop itself
+                # uses up what the workers made meanwhile.
+                warmup = max(2 * x.queue_length for x in sources.train)
+        self._patch(request)
+        if request.n_warmup_steps is None or request.mode == "profiled":
+            if sources.switched or paused:
+                warmup += max(MIN_WARMUP, self.batches_per_cycle(request) // self._accumulation)
+                warmup += BACKGROUND_WARMUP if self._definition.tick != "fetch" else 0
+            else:
+                warmup = max(warmup, MIN_WARMUP if self._marks is not None else 1)
+        else:
+            warmup = request.n_warmup_steps
+        if sources.at_epoch_start:
+            warmup = 0
+        sources.switched = sources.at_epoch_start = False
+        yield from self._warm_up(warmup, deadline)
+        if request.trace_path is not None:
+            done = yield from self._profiled(request, deadline)
+        else:
+            done = yield from self._timed(request, deadline, None)
+        boundary_ns = sources.boundary_ns(request) if not self._over else None
+        return msgspec.structs.replace(done, startup_ns=startup_ns, boundary_ns=boundary_ns)
+
+    def _queue(self, request: WindowRequest) -> int:
+        settings = request.settings
+        workers = settings.num_workers if settings is not None else None
+        return 0 if workers is None else workers
+
+    def _warm_up(self, n: int, deadline: int) -> Steps:
+        for _ in range(n):
+            now = yield
+            self._session.poll(now)
+            self._sources.check()
+            self._begin_step()
+            if now > deadline:
+                return
+
+    def _patch(self, request: WindowRequest) -> None:
+        """Answer or change the loop's own transfers during this window."""
+        from loaderdoctor.instrument import transfer
+
+        device = self._session.device
+        if request.mode == "no_copy":
+            if device is None:
+                raise SourceWithheldError("no accelerator: nothing is copied")
+            self._free_copies = transfer.FreeCopies(device)
+            self._free_copies.install()
+        settings = request.settings
+        if settings is not None and settings.non_blocking is not None:
+            self._force = transfer.ForceTransfer(non_blocking=settings.non_blocking)
+            self._force.install()
+        self._begin_step()
+
+    def _unpatch(self) -> None:
+        for patch in (self._free_copies, self._force):
+            if patch is not None:
+                patch.remove()
+        self._free_copies = self._force = None
+
+    def _begin_step(self) -> None:
+        if self._free_copies is not None:
+            self._free_copies.begin_step()
+        if self._force is not None:
+            self._force.begin_step()
+
+    # ------------------------------------------------------------ the window itself
+
+    def _profiled(self, request: WindowRequest, deadline: int) -> Generator[None, int, WindowDone]:
+        session = self._session
+        if self._events_per_step is None:
+            probe = EventProbe(session.device)
+            probe.start()
+            try:
+                yield
+            finally:
+                self._events_per_step = probe.finish()
+        n_warmup = request.n_warmup_steps
+        profiler = WindowProfiler(
+            Path(request.trace_path or ""),
+            device=session.device,
+            n_warmup=DEFAULT_WARMUP_STEPS if n_warmup is None else n_warmup,
+            with_stack=request.with_stack,
+            profile_memory=request.profile_memory,
+        )
+        most = most_steps(self._events_per_step)
+        if request.n_steps > most:
+            session.note(
+                "trace-shortened",
+                f"window {request.id}: {most} of {request.n_steps} steps traced, since one step "
+                f"makes {self._events_per_step} profiler events.",
+            )
+            request = msgspec.structs.replace(request, n_steps=most)
+        profiler.start()
+        session.spans = True
+        try:
+            if self._definition.tick == "fetch":
+                done = yield from self._traced(request, deadline, profiler)
+            else:
+                with queue_waits_named(self._definition.thread):
+                    done = yield from self._traced(request, deadline, profiler)
+        finally:
+            session.spans = False
+            profiler.finish()
+        return msgspec.structs.replace(
+            done, trace_path=request.trace_path, clock_marks=tuple(profiler.clock_marks)
+        )
+
+    def _traced(
+        self, request: WindowRequest, deadline: int, profiler: WindowProfiler
+    ) -> Generator[None, int, WindowDone]:
+        clock = self._session.clock = StepClock(None)
+        clock.start(perf_counter_ns(), fresh=False)
+        for _ in range(profiler.n_warmup):
+            now = yield
+            self._begin_step()
+            if clock.mark(now):
+                profiler.step()
+        return (yield from self._timed(request, deadline, profiler))
+
+    def _timed(
+        self, request: WindowRequest, deadline: int, profiler: WindowProfiler | None
+    ) -> Generator[None, int, WindowDone]:
+        session = self._session
+        n_steps = self._whole_cycles(request)
+        copies = self._free_copies
+        hits, misses = (copies.hits, copies.misses) if copies is not None else (0, 0)
+        _reset_gpu_peaks(session)
+        workers_ns, main_ns = children_cpu_ns(), process_time_ns()
+        recorder = session.recorder = Recorder()
+        clock = session.clock = StepClock(self._marks)
+        clock.start(perf_counter_ns(), fresh=session.at_fresh_feed)
+        reason: str | None = None
+        try:
+            while clock.n_steps < n_steps:
+                now = yield
+                if clock.mark(now) and profiler is not None:
+                    profiler.step()
+                session.poll(now)
+                self._begin_step()
+                reason = self._sources.failure()
+                if reason is None and now > deadline:
+                    reason = f"the window's {request.limit_s} s were over"
+                if reason is not None:
+                    break
+        except ScriptOverError:
+            self._over = True
+            reason = "the script ended during this window"
+        session.clock = session.recorder = None
+        main_ns = process_time_ns() - main_ns
+        workers_after = children_cpu_ns()
+        if workers_ns is not None and workers_after is not None:
+            workers_ns = max(0, workers_after - workers_ns)
+        if clock.n_steps == 0:
+            raise WindowFailedError(reason or "no step ended in this window")
+        times = clock.finish()
+        self._step_ns = sum(times.host_ns) // len(times.host_ns)
+        allocated, reserved = _gpu_peaks(session)
+        return WindowDone(
+            id=request.id,
+            mode=request.mode,
+            status="ok" if reason is None else "short",
+            reason=reason,
+            n_steps=len(times.host_ns),
+            n_samples=round(len(times.host_ns) * _samples_per_batch(self._definition.clock)),
+            start_ns=times.start_ns,
+            end_ns=times.end_ns,
+            host_step_ns=times.host_ns,
+            device_step_ns=times.device_ns,
+            boundary_steps=times.boundary_steps,
+            fetches=tuple(
+                FetchRecord(loader=index, start_ns=start, end_ns=end, thread=thread)
+                for index, start, end, thread in recorder.fetches
+            ),
+            boundaries=tuple(recorder.boundaries),
+            worker_cpu_ns=workers_ns,
+            main_cpu_ns=main_ns,
+            host_bytes=_host_bytes(session),
+            gpu_peak_allocated_bytes=allocated,
+            gpu_peak_reserved_bytes=reserved,
+            n_copy_hits=copies.hits - hits if copies is not None else None,
+            n_copy_misses=copies.misses - misses if copies is not None else None,
+        )
+
+    def _whole_cycles(self, request: WindowRequest) -> int:
+        """`n_steps` up to whole cycles, where the limit leaves room for that."""
+        cycle = self.batches_per_cycle(request)
+        whole = -(-max(1, request.n_steps) // cycle) * cycle
+        if request.limit_s is not None and whole * self._step_ns > request.limit_s * 1e9:
+            return max(1, request.n_steps)
+        return whole
+
+
+def _samples_per_batch(loader: LoaderState) -> float:
+    """Samples in a batch: the first dimension of its first tensor, else the batch size."""
+    sizes = [b[0].shape[0] for b in loader.described if b and b[0].shape]
+    if loader.record.batch_size is not None:
+        return float(loader.record.batch_size)
+    return sum(sizes) / len(sizes) if sizes else 0.0
+
+
+def _reset_gpu_peaks(session: Session) -> None:
+    if session.device is not None:
+        from loaderdoctor.instrument import memory
+
+        memory.reset_gpu_peaks()
+
+
+def _gpu_peaks(session: Session) -> tuple[int | None, int | None]:
+    if session.device is None:
+        return None, None
+    from loaderdoctor.instrument import memory
+
+    return memory.gpu_peaks()
+
+
+def _host_bytes(session: Session) -> int | None:
+    try:
+        from loaderdoctor.instrument import memory
+
+        return memory.host_bytes(os.getpid())
+    except Exception as error:  # /proc of a worker that just ended
+        session.note("memory-not-recorded", f"{type(error).__name__}: {error}")
+        return None

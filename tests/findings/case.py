@@ -1,0 +1,48 @@
+"""One rule's test: facts on which it fires, look-alikes on which it stays silent, missing facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from loaderdoctor.facts import Facts
+from loaderdoctor.findings.model import Finding, Rule, Severity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    rule: Rule
+    ill: Facts
+    share: float | None
+    severity: Severity
+    evidence: Mapping[str, object]  # a part of it, figures within 1 %
+    says: tuple[str, ...]  # words of the summary
+    silent: Mapping[str, Facts] = field(default_factory=dict)  # healthy look-alikes
+    missing: Mapping[str, Facts] = field(default_factory=dict)  # a needed fact is None
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.rule, "__name__", self.rule))
+
+
+def check_fires(case: Case) -> None:
+    finding = case.rule(case.ill)
+    assert isinstance(finding, Finding)
+    assert finding.kind.value == case.name.replace("_", "-")
+    assert finding.severity is case.severity
+    assert finding.share == (None if case.share is None else pytest.approx(case.share, rel=0.01))
+    for key, value in case.evidence.items():
+        expected = pytest.approx(value, rel=0.01) if isinstance(value, float) else value
+        assert finding.evidence[key] == expected, key
+    for words in case.says:
+        assert words in finding.summary
+    assert finding.summary.rstrip().endswith((".", ")"))
+    assert "  " not in finding.summary
+    assert "None" not in finding.summary
+
+
+def check_silent(case: Case) -> None:
+    for name, facts in {**case.silent, **case.missing}.items():
+        assert case.rule(facts) is None, name

@@ -116,9 +116,10 @@ def _host_steps(rows: Rows) -> tuple[Clock, I64, I64]:
     """
     spans, flags = rows.spans, rows.flags
     marks = np.flatnonzero(rows.named(flags.step, Category.USER_ANNOTATION, Category.CPU_OP))
-    if marks.size:
-        return "host-annotations", spans.start_ns[marks], spans.end_ns[marks]
     first_fetches = turns(rows)
+    # A single mark around many turns of the loop marks no steps: `step()` was never called.
+    if marks.size > 1 or (marks.size == 1 and first_fetches.size <= 1):
+        return "host-annotations", spans.start_ns[marks], spans.end_ns[marks]
     if first_fetches.size > 1:
         last = int(spans.end_ns[rows.on_training_thread()].max())
         return "fetches", first_fetches, np.append(first_fetches[1:], last)

@@ -93,6 +93,15 @@ def test_without_step_marks_fetches_tell_steps() -> None:
     assert facts.wall_ms == 1.0
 
 
+def test_one_mark_around_many_turns_of_the_loop_is_no_step() -> None:
+    b = running_ahead()
+    b.rows = [r for r in b.rows if not r.name.startswith("ProfilerStep")]
+    b.step(0, 0, 1300)
+    facts = trace_facts(b.trace())
+    assert facts.step_clock == "fetches"
+    assert facts.wall_ms == 1.0
+
+
 def test_without_fetches_optimizer_steps_tell_steps() -> None:
     b = TraceBuilder()
     for i in range(6):

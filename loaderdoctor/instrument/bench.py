@@ -7,6 +7,7 @@ goes straight to the terminal, its traceback and exit code are its own.
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import secrets
 import shutil
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
@@ -40,6 +41,7 @@ from loaderdoctor.instrument.protocol import (
     WindowRequest,
 )
 
+_STDERR = 2
 CONNECT_S = 60.0  # the interpreter and our own imports; torch is not among them
 POLL_S = 0.1
 # For a request without a limit of its own, and room for drop, warm-up and validation between.
@@ -103,7 +105,9 @@ class Target:
 class BenchOptions:
     """How to run it."""
 
-    stdout: Literal["inherit", "stderr"] = "inherit"  # stderr: our own stdout holds the JSON
+    # Where the script's stdout goes: "stderr" while ours holds the JSON, a file while a live
+    # display would be torn by it. Its stderr always passes through.
+    stdout: Literal["inherit", "stderr"] | Path = "inherit"
     record_workers: bool = True
     python: str = sys.executable
 
@@ -324,11 +328,12 @@ class Bench:
                 args=self.target.args,
                 record_workers=self.options.record_workers,
             )
-            self._process = MeasuringProcess(
-                python=self.options.python,
-                environment={**os.environ, CHANNEL_VARIABLE: encode_handover(handover)},
-                stdout_to_stderr=self.options.stdout == "stderr",
-            )
+            with _stdout(self.options.stdout) as stdout:
+                self._process = MeasuringProcess(
+                    python=self.options.python,
+                    environment={**os.environ, CHANNEL_VARIABLE: encode_handover(handover)},
+                    stdout=stdout,
+                )
             end = time.monotonic() + CONNECT_S
             while not accepted:
                 thread.join(POLL_S)
@@ -392,15 +397,24 @@ def _leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
+@contextlib.contextmanager
+def _stdout(where: Literal["inherit", "stderr"] | Path) -> Iterator[int | None]:
+    """File descriptor for the script's stdout; None: ours."""
+    if isinstance(where, Path):
+        with where.open("ab") as file:
+            yield file.fileno()
+    else:
+        yield _STDERR if where == "stderr" else None
+
+
 def _accept(listener: Listener, accepted: list[Connection]) -> None:
     """Wait for the one caller that has the key; runs in a thread of its own."""
     while not accepted:
-        try:
-            accepted.append(listener.accept())
-        except (AuthenticationError, EOFError):
-            continue
-        except OSError:
-            return
+        with contextlib.suppress(AuthenticationError, EOFError):
+            try:
+                accepted.append(listener.accept())
+            except OSError:
+                return
 
 
 def _release(listener: Listener, key: bytes, thread: threading.Thread) -> None:

@@ -88,7 +88,8 @@ class Channel:
         except (OSError, EOFError) as error:
             self.lost = True
             raise ConnectionLostError("the command that started this run is gone") from error
-        return msgspec.json.decode(data, type=ToChild)
+        message: ToChild = msgspec.json.decode(data, type=ToChild)
+        return message
 
     def forget_in_fork(self) -> None:
         """Close our copy of the connection in a forked child, so that its end is seen as ours."""

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from loaderdoctor.instrument.channel import Channel, Handover, take_handover
 from loaderdoctor.instrument.hooks import Hooks
@@ -48,7 +48,8 @@ def main() -> NoReturn:
 
 def _run(handover: Handover, session: Session) -> int:
     """The script's exit code. Ended is sent once nothing of the script can run any more."""
-    how, code = "script-ended", 0
+    how: Literal["script-ended", "script-failed", "interrupted"] = "script-ended"
+    code = 0
     exit_value: object = None
     try:
         if handover.kind == "script":

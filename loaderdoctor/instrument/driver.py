@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 N_SETTLED = 8
 SLOW_AFTER_S = 10.0
 N_SETTLED_SLOW = 1
-# Accumulation needs two optimizer steps to be seen; with more batches than this it is not looked for.
+# Accumulation shows once two optimizer steps were seen; beyond so many batches nobody waits for it.
 MAX_SETTLING = 64
 # Steps without one that is free of other loaders' fetches: then every step has them.
 ACCEPT_FOREIGN_AFTER = 16
@@ -118,14 +118,15 @@ def _settle(
                 observer.begin_step()
             else:
                 observer.remove()
+                session.watch_batch = session.begin_thread_step = None
                 transfers = observer.records()
                 observer = None
         if clock.n_marks_since_step >= ACCEPT_FOREIGN_AFTER:
             clock.accept_foreign()
         slow = now - session.roles.first_ns > SLOW_AFTER_S * 1e9
-        if observer is None and clock.n_steps >= (N_SETTLED_SLOW if slow else N_SETTLED):
-            if slow or n >= MAX_SETTLING or _accumulation_known(session):
-                break
+        enough = observer is None and clock.n_steps >= (N_SETTLED_SLOW if slow else N_SETTLED)
+        if enough and (slow or n >= MAX_SETTLING or _accumulation_known(session)):
+            break
     session.clock = None
     return clock.finish().host_ns, transfers
 
@@ -138,6 +139,8 @@ def _transfer_observer(session: Session) -> TransferObserver | None:
     observer = TransferObserver()
     observer.install()
     observer.begin_step()
+    session.watch_batch = observer.note_batch
+    session.begin_thread_step = observer.begin_step
     return observer
 
 

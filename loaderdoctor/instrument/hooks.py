@@ -79,7 +79,7 @@ class Hooks:
         session = self._session
         base = module._BaseDataLoaderIter
         loader_class = module.DataLoader
-        session.torch = Torch(loader_class.__dict__["__iter__"], base.__dict__["__next__"])
+        session.originals = Torch(loader_class.__dict__["__iter__"], base.__dict__["__next__"])
         self._replace(loader_class, "__init__", self._wrap_loader_init)
         self._replace(loader_class, "__iter__", self._wrap_iter)
         self._replace(base, "__init__", self._wrap_iterator_init)

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import types
+from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 
@@ -28,7 +29,7 @@ class CannotStartError(Exception):
 
 def run_script(script: str, args: tuple[str, ...]) -> None:
     """Execute a file as `__main__`. Whatever it raises passes through."""
-    path = os.path.abspath(script)
+    path = os.path.abspath(script)  # noqa: PTH100 - keeps symbolic links, as Python does
     try:
         source = Path(path).read_bytes()
     except OSError as error:
@@ -37,7 +38,7 @@ def run_script(script: str, args: tuple[str, ...]) -> None:
         ) from None
     sys.argv[:] = [script, *args]
     if not _SAFE_PATH:
-        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+        sys.path.insert(0, str(Path(path).resolve().parent))
     module = _new_main(path, None, SourceFileLoader("__main__", path), None)
     linecache.lazycache(path, module.__dict__)
     # No .pyc is written for a main script; compile() honours the coding line of bytes.
@@ -49,17 +50,16 @@ def run_module(name: str, args: tuple[str, ...]) -> None:
     """Execute a module or package as `python -m` does. Whatever it raises passes through."""
     sys.argv[:] = ["-m", *args]
     if not _SAFE_PATH:
-        sys.path.insert(0, os.getcwd())
+        sys.path.insert(0, str(Path.cwd()))
     spec = _find(name)
     if spec.submodule_search_locations is not None:
         spec = _find(f"{name}.__main__", package=name)
     loader = spec.loader
-    code = loader.get_code(spec.name) if hasattr(loader, "get_code") else None
+    code = loader.get_code(spec.name) if isinstance(loader, InspectLoader) else None
     if code is None:
         raise CannotStartError(f"{sys.executable}: No code object available for {name}")
     sys.argv[0] = spec.origin or name
     module = _new_main(spec.origin, spec, loader, spec.parent)
-    module.__cached__ = spec.cached
     exec(code, module.__dict__)
 
 
@@ -87,7 +87,7 @@ def _new_main(
         __spec__=spec,
         __loader__=loader,
         __package__=package,
-        __cached__=None,
+        __cached__=None if spec is None else spec.cached,
         __builtins__=builtins,
         __annotations__={},
     )

@@ -36,7 +36,7 @@ class MeasuringProcess:
         *,
         python: str,
         environment: Mapping[str, str],
-        stdout_to_stderr: bool,
+        stdout: int | None,
     ) -> None:
         root = str(Path(__file__).resolve().parent.parent.parent)
         # A background process group that reads the terminal is stopped by the system, for good;
@@ -49,7 +49,7 @@ class MeasuringProcess:
             [python, "-c", _BOOTSTRAP.format(root=root)],
             env=dict(environment),
             stdin=stdin,
-            stdout=2 if stdout_to_stderr else None,
+            stdout=stdout,
             **group,  # type: ignore[call-overload]
         )
         self.pid = self._popen.pid
@@ -60,7 +60,7 @@ class MeasuringProcess:
     @property
     def exit_code(self) -> int | None:
         """Exit code as a shell reports it (128 + signal); None while it runs."""
-        code = self._popen.poll()
+        code: int | None = self._popen.poll()
         if code is None:
             return None
         return code if code >= 0 else 128 - code
@@ -87,7 +87,7 @@ class MeasuringProcess:
     def descendants(self) -> list[psutil.Process]:
         """Its children and theirs, workers first of all; [] once it is gone."""
         try:
-            return psutil.Process(self.pid).children(recursive=True)
+            return list(psutil.Process(self.pid).children(recursive=True))
         except psutil.Error:
             return []
 

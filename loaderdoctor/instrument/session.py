@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +58,7 @@ Driver = Generator[None, int, None]
 class Session:
     """One run of the user's script."""
 
-    torch: Torch
+    originals: Torch
     hooks: Hooks
 
     def __init__(self, channel: Channel, *, run_dir: Path, records_workers: bool = True) -> None:
@@ -82,6 +82,10 @@ class Session:
         # (optimizer id, batches of the clock fetched so far), while the loop settles
         self.optimizer_marks: list[tuple[int, int]] | None = []
         self.inbox: list[ToChild] = []
+        # While transfers are watched or answered: what to call with each batch, and on each
+        # thread other than the training one that fetches.
+        self.watch_batch: Callable[[Any], None] | None = None
+        self.begin_thread_step: Callable[[], None] | None = None
         self._driver: Driver | None = None
         self._next_poll = 0
         self._ended = False
@@ -108,9 +112,13 @@ class Session:
         state = self.registry.state_of(loader)
         definition, clock = self.definition, self.clock
         start = perf_counter_ns()
-        if clock is not None and definition is not None and state is definition.clock:
-            if definition.tick == "fetch":
-                clock.replaced(start)
+        if (
+            clock is not None
+            and definition is not None
+            and definition.tick == "fetch"
+            and state is definition.clock
+        ):
+            clock.replaced(start)
         if state.source is not None:
             feed = Feed(state, keep_loader=loader)
             iterator: Any = LightIterator(feed, self.fetch)
@@ -132,7 +140,7 @@ class Session:
     def fetch(self, feed: Feed, own: Any) -> Any:
         """`next(iterator)`: the step boundary if this loader is the step's clock."""
         if not self.live:
-            return feed.take(own, self.torch)
+            return feed.take(own, self.originals)
         if self.stopping:
             exit_now()
         loader = feed.loader
@@ -148,8 +156,10 @@ class Session:
                     start = perf_counter_ns()
             elif loader.role == "other" and self.clock is not None:
                 self.clock.foreign()
+            if self.begin_thread_step is not None and threading.get_ident() != definition.thread:
+                self.begin_thread_step()
         try:
-            batch = feed.take(own, self.torch)
+            batch = feed.take(own, self.originals)
         except StopIteration:
             self._ran_out(feed, start)
             raise
@@ -162,6 +172,8 @@ class Session:
             self.recorder.fetches.append((loader.index, start, end, threading.get_ident()))
         if definition is None:
             self.roles.fetched(loader, start)
+        if self.watch_batch is not None:
+            self.watch_batch(batch)
         if loader.recording and loader.ring is not None:
             loader.ring.record(batch)
         elif loader.n_fetches <= N_DESCRIBED:
@@ -208,6 +220,17 @@ class Session:
         except Exception as error:
             self.note("workers-not-recorded", f"{type(error).__name__}: {error}")
 
+    def _stop_recording(self) -> None:
+        if not self._workers_recorded:
+            return
+        self._workers_recorded = self.records_workers = False
+        try:
+            from loaderdoctor.instrument import worker
+
+            worker.remove()
+        except Exception as error:
+            self.note("workers-not-recorded", f"{type(error).__name__}: {error}")
+
     def disable_in_fork(self) -> None:
         """In a forked child: no hook acts, and the connection stays the parent's."""
         self.live = False
@@ -227,7 +250,7 @@ class Session:
 
                 driver = self._driver = drive(self, now)
                 next(driver)
-            elif not driver.gi_running:
+            elif not _is_running(driver):
                 driver.send(now)
         except StopIteration:
             self.detach()
@@ -236,7 +259,7 @@ class Session:
             self.detach()
 
     def poll(self, now: int) -> None:
-        """Between boundaries of a window: has the command asked to stop?"""
+        """While steps run: take a message, and stop if it says so."""
         if now < self._next_poll:
             return
         self._next_poll = now + POLL_NS
@@ -265,7 +288,7 @@ class Session:
 
         if self._optimizer_device is not None and self._optimizer_device.type == "cuda":
             return self._optimizer_device
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return torch.device("cuda", torch.cuda.current_device())
         return None
 
@@ -331,6 +354,7 @@ class Session:
         """End the script from here. Raises StopTraining."""
         self._send_ended("stopped", 0)
         self._close_driver()
+        self._stop_recording()
         self.stopping = True
         exit_after_grace()
         raise StopTraining
@@ -338,6 +362,7 @@ class Session:
     def detach(self) -> None:
         """Remove every hook and let the script run on unwatched."""
         self.live = False
+        self._stop_recording()
         self.clock = self.recorder = None
         for loader in self.registry.states:
             loader.source = None
@@ -357,7 +382,7 @@ class Session:
 
     def _close_driver(self) -> None:
         driver = self._driver
-        if driver is None or driver.gi_running:
+        if driver is None or _is_running(driver):
             return
         try:
             driver.throw(ScriptOverError())
@@ -383,6 +408,11 @@ class Session:
                 loaders=self.registry.records(),
             )
         )
+
+
+def _is_running(driver: Driver) -> bool:
+    """Whether we are being called from within the driver (it opens loaders of its own)."""
+    return bool(driver.gi_running)  # type: ignore[attr-defined]  # generators have it, the type no
 
 
 def _device_of(optimizer: Any) -> torch.device | None:

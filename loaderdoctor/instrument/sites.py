@@ -35,7 +35,7 @@ class Site:
     @property
     def label(self) -> str:
         """`train.py:41`."""
-        return f"{os.path.basename(self.file)}:{self.line}"
+        return f"{Path(self.file).name}:{self.line}"
 
 
 def user_site(*, building: object = None) -> Site:

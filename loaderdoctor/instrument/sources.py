@@ -91,6 +91,22 @@ class Sources:
             if ring is not None:
                 self._set(state, ring.as_source())
 
+    def restore_rings(self) -> None:
+        """Undo what the loop changed in recorded batches, outside the timed part."""
+        for state in self.train:
+            if state.ring is not None and state.source is not None:
+                state.ring.restore()
+
+    @property
+    def n_ring_batches(self) -> int:
+        """Recorded batches of the loader that holds most."""
+        return max((x.ring.n_batches for x in self.train if x.ring is not None), default=0)
+
+    def ring_position(self) -> int:
+        """Which recorded batch the step's main loader handed out last."""
+        ring = self._definition.clock.ring
+        return ring.position if ring is not None else 0
+
     # ------------------------------------------------------------ trials
 
     def open_trial(self, request: WindowRequest, targets: list[LoaderState]) -> int | None:
@@ -116,7 +132,9 @@ class Sources:
                     settings,
                     device=self._session.device,
                     transfers=self._transfers,
-                    open_iter=self._session.torch.open_iterator,
+                    open_iter=self._session.originals.open_iterator,
+                    batch=state.described[-1] if state.described else (),
+                    loader_id=state.id,
                 )
             except Withheld as error:
                 raise SourceWithheldError(str(error)) from error
@@ -190,15 +208,14 @@ class Sources:
 
     def _free_memory(self) -> None:
         """The previous trial's tensors go, and the allocator's cache with them."""
-        gc.collect()
-        if self._session.device is not None:
-            import torch
+        from loaderdoctor.instrument.memory import reset_gpu_peaks
 
-            torch.cuda.empty_cache()
+        gc.collect()
+        reset_gpu_peaks(self._session.device)
 
 
 class SourceWithheldError(SourceError):
-    """This trial would lose or repeat data, or break the run: it is not made."""
+    """The trial would lose or repeat data, or break the run: it is not made."""
 
 
 def drop_count(settings: Settings) -> int:

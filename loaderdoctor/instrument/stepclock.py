@@ -57,7 +57,7 @@ class DeviceMarks:
         import torch
 
         if self._used == len(self._events):
-            self._events.append(torch.cuda.Event(enable_timing=True))
+            self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
         self._events[self._used].record(torch.cuda.current_stream(self._device))
         self._used += 1
 

@@ -73,7 +73,8 @@ class Windows:
         self._sources = Sources(session, definition, transfers)
         self._events_per_step: int | None = None
         self._free_copies: FreeCopies | None = None
-        self._force: ForceTransfer | None = None
+        # What answers or changes the loop's own copies in the window under way.
+        self._transfers: FreeCopies | ForceTransfer | None = None
 
     def batches_per_cycle(self, request: WindowRequest | None) -> int:
         """Batches after which the waits repeat: worker count times accumulation."""
@@ -130,7 +131,6 @@ class Windows:
             sources.use_rings(targets)
         elif request.mode == "trial":
             startup_ns = sources.open_trial(request, targets)
-            warmup = self._queue(request) if request.drop_batches else 0
         else:
             steady = yield from sources.to_real(sources.train, paused=paused)
             if paused and not steady:
@@ -146,6 +146,9 @@ class Windows:
                 warmup = max(warmup, MIN_WARMUP if self._marks is not None else 1)
         else:
             warmup = request.n_warmup_steps
+        if request.mode == "no_copy":
+            # Each recorded batch has to be copied once before its copies can be answered.
+            warmup += sources.n_ring_batches
         if sources.at_epoch_start:
             warmup = 0
         sources.switched = sources.at_epoch_start = False
@@ -156,11 +159,6 @@ class Windows:
             done = yield from self._timed(request, deadline, None)
         boundary_ns = sources.boundary_ns(request) if not self._over else None
         return msgspec.structs.replace(done, startup_ns=startup_ns, boundary_ns=boundary_ns)
-
-    def _queue(self, request: WindowRequest) -> int:
-        settings = request.settings
-        workers = settings.num_workers if settings is not None else None
-        return 0 if workers is None else workers
 
     def _warm_up(self, n: int, deadline: int) -> Steps:
         for _ in range(n):
@@ -175,29 +173,37 @@ class Windows:
         """Answer or change the loop's own transfers during this window."""
         from loaderdoctor.instrument import transfer
 
-        device = self._session.device
+        session = self._session
+        device = session.device
         if request.mode == "no_copy":
             if device is None:
                 raise SourceWithheldError("no accelerator: nothing is copied")
-            self._free_copies = transfer.FreeCopies(device)
-            self._free_copies.install()
+            if self._free_copies is None:
+                self._free_copies = transfer.FreeCopies(
+                    device, position=self._sources.ring_position
+                )
+            self._transfers = self._free_copies
         settings = request.settings
         if settings is not None and settings.non_blocking is not None:
-            self._force = transfer.ForceTransfer(non_blocking=settings.non_blocking)
-            self._force.install()
-        self._begin_step()
+            self._transfers = transfer.ForceTransfer(non_blocking=settings.non_blocking)
+        if self._transfers is not None:
+            self._transfers.install()
+            self._transfers.begin_step()
+            session.begin_thread_step = self._transfers.begin_step
 
     def _unpatch(self) -> None:
-        for patch in (self._free_copies, self._force):
-            if patch is not None:
-                patch.remove()
-        self._free_copies = self._force = None
+        self._session.begin_thread_step = None
+        if self._transfers is not None:
+            self._transfers.remove()
+            self._transfers = None
+        if self._free_copies is not None:
+            self._free_copies.stop_counting()
+            self._free_copies.restore()
+        self._sources.restore_rings()
 
     def _begin_step(self) -> None:
-        if self._free_copies is not None:
-            self._free_copies.begin_step()
-        if self._force is not None:
-            self._force.begin_step()
+        if self._transfers is not None:
+            self._transfers.begin_step()
 
     # ------------------------------------------------------------ the window itself
 
@@ -258,9 +264,11 @@ class Windows:
     ) -> Generator[None, int, WindowDone]:
         session = self._session
         n_steps = self._whole_cycles(request)
-        copies = self._free_copies
-        hits, misses = (copies.hits, copies.misses) if copies is not None else (0, 0)
-        _reset_gpu_peaks(session)
+        copies = self._free_copies if self._transfers is self._free_copies else None
+        if copies is not None:
+            copies.start_counting()
+        if request.mode != "trial":
+            _reset_gpu_peaks(session)
         workers_ns, main_ns = children_cpu_ns(), process_time_ns()
         recorder = session.recorder = Recorder()
         clock = session.clock = StepClock(self._marks)
@@ -288,6 +296,8 @@ class Windows:
             workers_ns = max(0, workers_after - workers_ns)
         if clock.n_steps == 0:
             raise WindowFailedError(reason or "no step ended in this window")
+        if copies is not None and copies.reason is not None:
+            raise WindowFailedError(copies.reason)
         times = clock.finish()
         self._step_ns = sum(times.host_ns) // len(times.host_ns)
         allocated, reserved = _gpu_peaks(session)
@@ -313,8 +323,8 @@ class Windows:
             host_bytes=_host_bytes(session),
             gpu_peak_allocated_bytes=allocated,
             gpu_peak_reserved_bytes=reserved,
-            n_copy_hits=copies.hits - hits if copies is not None else None,
-            n_copy_misses=copies.misses - misses if copies is not None else None,
+            n_copy_hits=copies.hits if copies is not None else None,
+            n_copy_misses=copies.misses if copies is not None else None,
         )
 
     def _whole_cycles(self, request: WindowRequest) -> int:
@@ -335,18 +345,18 @@ def _samples_per_batch(loader: LoaderState) -> float:
 
 
 def _reset_gpu_peaks(session: Session) -> None:
+    """Peaks only: emptying the allocator's cache here would slow the first steps measured."""
     if session.device is not None:
-        from loaderdoctor.instrument import memory
+        import torch
 
-        memory.reset_gpu_peaks()
+        torch.cuda.reset_peak_memory_stats(session.device)
 
 
 def _gpu_peaks(session: Session) -> tuple[int | None, int | None]:
-    if session.device is None:
-        return None, None
     from loaderdoctor.instrument import memory
 
-    return memory.gpu_peaks()
+    peaks = memory.gpu_peaks(session.device)
+    return (peaks.allocated_bytes, peaks.reserved_bytes) if peaks is not None else (None, None)
 
 
 def _host_bytes(session: Session) -> int | None:

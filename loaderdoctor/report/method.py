@@ -65,4 +65,9 @@ def _sentences(facts: Facts, trials: Sequence[Trial]) -> Iterator[str]:
 
 def _trace(trace: TraceFacts, *, has_plain: bool) -> str:
     what = "Profiled window" if has_plain else "Trace"
-    return f"{what}: {fmt.count(trace.n_steps, 'step')}, told apart by {_CLOCKS[trace.step_clock]}."
+    clock = _CLOCKS[trace.step_clock]
+    text = f"{what}: {fmt.count(trace.n_steps, 'step')}, told apart by {clock}."
+    if trace.n_dropped_steps:
+        steps = fmt.count(trace.n_dropped_steps, "step")
+        text += f" Left out: {steps} at its edges, not recorded whole."
+    return text

@@ -23,8 +23,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from loaderdoctor.report.files import trial_run, write_bytes
 from loaderdoctor.report.model import Report, Shares, Trial
+from loaderdoctor.report.tensorboard import BASELINE
 
-BASELINE = "baseline"
 # TensorBoard finds event files by the first part and orders them by the number after it.
 _FILE = "events.out.tfevents.{at:010d}.{host}.loaderdoctor"
 _OURS = "events.out.tfevents.*.loaderdoctor"

@@ -24,6 +24,7 @@ from loaderdoctor.report.raw_trace import RawTrace, gzip_writer, read_raw, write
 # (start, duration, pid, tid): microseconds on the file's own clock.
 Wait = tuple[float, float, int, int]
 
+BASELINE = "baseline"  # the run of the loop as it is; trials are `files.trial_run`
 FILE_NAME = re.compile(r"[^.]+\.\d+\.pt\.trace\.json\.gz")
 WAIT_NAME = "enumerate(DataLoader)#outside-next.__next__"
 

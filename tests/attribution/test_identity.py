@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
@@ -14,7 +15,7 @@ from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import Category
 
-from .build import AUTOGRAD, H2D_PAGEABLE, TraceBuilder
+from .build import AUTOGRAD, H2D_PAGEABLE, Row, TraceBuilder
 
 SIZE = 30
 spans = st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)), max_size=6).map(
@@ -272,3 +273,63 @@ def test_idle_time_before_and_after_the_host_was_recorded_is_nobodys() -> None:
     facts = trace_facts(b.trace())
     assert facts.step_clock == "window"
     assert facts.shares.other == pytest.approx(250 / 400)
+
+
+NAMES = (
+    "ProfilerStep#1",
+    "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
+    "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+    "Optimizer.step#SGD.step",
+    "aten::empty",
+    "aten::random_",
+    "aten::item",
+    "aten::randperm",
+    "aten::mm",
+    "gloo:all_reduce",
+    "cudaLaunchKernel",
+    "cudaMemcpyAsync",
+    "cudaStreamSynchronize",
+    "Memcpy HtoD (Pageable -> Device)",
+    "Memcpy DtoH (Device -> Pinned)",
+    "ncclDevKernel_AllReduce",
+    "loaderdoctor: create iterator",
+    "loaderdoctor: wait for batch",
+    "train.py(3): main",
+)
+any_row = st.builds(
+    Row,
+    start=st.integers(0, 40),
+    end=st.integers(0, 40),
+    category=st.sampled_from(Category),
+    name=st.sampled_from(NAMES),
+    thread=st.integers(0, 3),
+    correlation=st.integers(-1, 6),
+    external=st.integers(-1, 4),
+    device=st.integers(-1, 1),
+    stream=st.integers(-1, 2),
+    n_bytes=st.integers(-1, 9),
+).map(lambda r: replace(r, start=min(r.start, r.end), end=max(r.start, r.end)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(any_row, max_size=40), st.integers(0, 9))
+def test_any_rows_at_all_give_shares_that_sum_to_one(rows: list[Row], seed: int) -> None:
+    trace = TraceBuilder(rows=rows).trace(shuffle=seed)
+    facts = trace_facts(trace)  # Shares raises where they don't sum to one
+    assert facts.wall_ms >= 0
+    assert (facts.shares.copy is None) == (not trace.has_accelerator)
+    assert len(facts.step_walls_ms) == facts.n_steps
+    for value in (
+        facts.raw_wait_ms,
+        facts.exposed_wait_ms,
+        facts.hidden.input_ms,
+        facts.hidden.copy_ms,
+        facts.idle_after_sync_ms,
+        facts.sync_wait_ms,
+        *facts.waits_ms,
+        *(s.ms_per_step for s in facts.host_spots),
+        *(c.exposed_ms_per_step for c in facts.copies),
+    ):
+        assert value is None or value >= 0
+    spots_ms = sum(s.ms_per_step for s in facts.host_spots)
+    assert spots_ms <= facts.host_exposed_ms * (1 + 1e-9)

@@ -1,0 +1,80 @@
+"""Writes docs/findings.md from the rules themselves: python docs/make_findings.py [--check]."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+
+from loaderdoctor.findings import rules
+from loaderdoctor.findings.advice import CHANGES
+from loaderdoctor.findings.exposure import HIGH_SHARE, MODERATE_SHARE
+from loaderdoctor.findings.model import Kind, Rule
+
+PAGE = Path(__file__).parent / "findings.md"
+PARTS = ("Decides on", "Abstains", "Fooled by")
+
+HEAD = f"""\
+# Findings
+
+<!-- Written by docs/make_findings.py from the rules' docstrings. Change those, then run it. -->
+
+A finding is one cause, with the figures it rests on. Structure alone is none: `num_workers=0`, a
+pageable copy or a missing flag counts only where the step waits for it (*exposed* time: the
+accelerator idles). What a part costs comes from ablation where it ran, else from the trace.
+Severity is *high* from {HIGH_SHARE:.0%} of the step, *moderate* from {MODERATE_SHARE:.0%}, *low*
+(a hint) below, *uncertain* where the interval does not bear out the estimate. A rule abstains where
+a fact it needs was not recorded.
+"""
+
+
+def kind_of(rule: Rule) -> Kind:
+    """The kind a rule decides on: rules are named after their kinds."""
+    return Kind(rule.__name__.replace("_", "-"))
+
+
+def parts_of(rule: Rule) -> tuple[str, dict[str, str]]:
+    """The docstring's first paragraph, and its parts. Raises ValueError where one is missing."""
+    text = inspect.getdoc(rule) or ""
+    first, *_ = text.split("\n\n", 1)
+    found = {}
+    for part in PARTS:
+        match = re.search(rf"^{part}: (.+?)(?=^\w[\w ]+: |\Z)", text, re.DOTALL | re.MULTILINE)
+        if match is None:
+            raise ValueError(f"{kind_of(rule).value}: its docstring has no line `{part}:`")
+        found[part] = " ".join(match[1].split())
+    return " ".join(first.split()), found
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [HEAD]
+    lines += ["| kind | what it says |", "|---|---|"]
+    for rule in rules.RULES:
+        kind, (first, _) = kind_of(rule).value, parts_of(rule)
+        lines.append(f"| [`{kind}`](#{kind}) | {first} |")
+    for rule in rules.RULES:
+        kind = kind_of(rule)
+        first, parts = parts_of(rule)
+        lines += ["", f"## {kind.value}", "", first, ""]
+        lines += [f"- **{part}:** {parts[part]}" for part in PARTS]
+        change = CHANGES.get(kind)
+        if change is not None:
+            lines += ["", f"{change.title}:", "", "```python", change.example, "```"]
+            if change.caution is not None:
+                lines += ["", change.caution]
+    lines += ["", "## Where one finding silences another", ""]
+    for overrule in rules.OVERRULES:
+        losers = ", ".join(f"`{k.value}`" for k in overrule.losers)
+        lines.append(f"- `{overrule.winner.value}` over {losers}: {overrule.reason}.")
+    decided = {kind_of(rule) for rule in rules.RULES}
+    open_kinds = ", ".join(f"`{kind.value}`" for kind in Kind if kind not in decided)
+    lines += ["", "## Reserved", "", f"Named, and not decided yet: {open_kinds}.", ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv[1:]:
+        sys.exit(0 if PAGE.read_text(encoding="utf-8") == page() else f"{PAGE} is out of date")
+    PAGE.write_text(page(), encoding="utf-8")

@@ -6,7 +6,6 @@ and what TensorBoard shows of them; the report on stdout, progress and warnings 
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Literal
 from rich.console import Console
 
 from loaderdoctor.attribution.verdict import verdict_from_shares
+from loaderdoctor.commands.output import STDOUT, check_json_target, deliver
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.findings.rules import find as find_findings
 from loaderdoctor.instrument.bench import Bench, BenchOptions
@@ -25,9 +25,8 @@ from loaderdoctor.instrument.bench import Target as Script
 from loaderdoctor.instrument.protocol import Observed
 from loaderdoctor.recipes import find
 from loaderdoctor.report.build import build_report
-from loaderdoctor.report.console import console_text, render_report
-from loaderdoctor.report.encode import encode_report
-from loaderdoctor.report.files import RunFolder, write_bytes
+from loaderdoctor.report.console import console_text
+from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.scalars import write_scalars
 from loaderdoctor.settings import AXES_BY_NAME, Settings
@@ -88,9 +87,7 @@ def sweep(options: SweepOptions) -> int:
     """Run one sweep and report it. Returns the exit code; raises LoaderdoctorError."""
     target = resolve(options)
     parse_grid(options.grid)  # a wrong word fails here, not after the script's start
-    to_stdout = options.json_target == "-"
-    if options.json_target is not None and not to_stdout:
-        check_writable(Path(options.json_target))
+    check_json_target(options.json_target)
     began = time.time()
     folder = RunFolder.create(target.name, output=options.output, at=began)
     errors = Console(stderr=True)
@@ -100,7 +97,7 @@ def sweep(options: SweepOptions) -> int:
     text = console_text(report, folder=folder.path)
     folder.write_report(report, text)
     write_scalars(report, folder.tensorboard, console_text=text, at=began)
-    _hand_out(report, options.json_target, folder)
+    deliver(report, json_target=options.json_target, folder=folder.path)
     return EXIT_INTERRUPTED if interrupted else 0
 
 
@@ -121,12 +118,6 @@ def resolve(options: SweepOptions) -> Target:
     return Target(name=script.label, script=script, axes=tuple(AXES_BY_NAME))
 
 
-def check_writable(path: Path) -> None:
-    """Raise UsageError where the JSON could not be written there after the sweep."""
-    if path.is_dir() or not path.resolve().parent.is_dir():
-        raise UsageError(f"--json {path}: not a file in a folder that exists.")
-
-
 @contextmanager
 def raw_traces(folder: RunFolder) -> Iterator[Path]:
     """Where the measuring process writes its traces; gone when the block ends."""
@@ -138,7 +129,7 @@ def _measure(
     options: SweepOptions, target: Target, folder: RunFolder, trace_dir: Path, live: LiveSweep
 ) -> tuple[Report, bool]:
     """(the report, whether the user interrupted): the part with the measuring process."""
-    stdout: Literal["inherit", "stderr"] = "stderr" if options.json_target == "-" else "inherit"
+    stdout: Literal["inherit", "stderr"] = "stderr" if options.json_target == STDOUT else "inherit"
     with ExitStack() as benches:
 
         def open_bench() -> Bench:
@@ -158,6 +149,7 @@ def _measure(
             observed,
             trials,
             _options(options, trace_dir),
+            withheld=evidence.withheld(trials),
             on_progress=_Partial(folder, live, target, evidence),
             # A script of the user's is not run a second time unasked.
             reopen=open_bench if options.recipe is not None else None,
@@ -188,7 +180,7 @@ def report_of(evidence: Evidence, target: Target, traces: dict[int, str] | None 
         bound=bound,
         severity=severity,
         findings=found,
-        recommendations=recommendations(ranking, evidence.observed),
+        recommendations=recommendations(ranking, evidence.observed, facts),
         withheld=withheld(ranking),
         trials=trial_rows(ranking, evidence.trial_shares(ranking, facts), traces or {}),
         best=best_row(ranking),
@@ -255,13 +247,3 @@ def _options(options: SweepOptions, trace_dir: Path) -> Options:
         with_stack=options.with_stack,
         profile_memory=options.profile_memory,
     )
-
-
-def _hand_out(report: Report, json_target: str | None, folder: RunFolder) -> None:
-    """The report for people and, where asked, for programs."""
-    Console(stderr=json_target == "-").print(render_report(report, folder=folder.path))
-    if json_target == "-":
-        sys.stdout.buffer.write(encode_report(report))
-        sys.stdout.buffer.flush()
-    elif json_target is not None:
-        write_bytes(Path(json_target), encode_report(report))

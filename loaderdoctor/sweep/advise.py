@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.findings.code import edit_loader_call, edit_transfer
+from loaderdoctor.facts import Facts
+from loaderdoctor.findings.proposal import edits_for
 from loaderdoctor.instrument.protocol import Observed
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.model import Recommendation, Withheld
@@ -11,23 +12,6 @@ from loaderdoctor.settings import AXES, AXES_BY_NAME, Settings, Value
 from loaderdoctor.sweep.grid import meaning, own_settings
 from loaderdoctor.sweep.rank import Ranking, Result
 
-# What to write where the change is no argument of a call the run has seen.
-_LOOP_CODE: dict[tuple[str, Value], str] = {
-    ("background", "host"): "from prefetch_generator import BackgroundGenerator\n"
-    "for batch in BackgroundGenerator(loader):",
-    ("background", "device"): "from prefetch_generator import BackgroundGenerator\n"
-    "def on_device(loader):\n"
-    "    for batch in loader:\n"
-    "        yield [x.to(device, non_blocking=True) for x in batch]\n"
-    "for batch in BackgroundGenerator(on_device(loader)):",
-    ("side_stream", True): "with torch.cuda.stream(copy_stream):  # torch.cuda.Stream(), once\n"
-    "    next_batch = [x.to(device, non_blocking=True) for x in next(batches)]\n"
-    "torch.cuda.current_stream().wait_stream(copy_stream)  # before next_batch is used\n"
-    "for x in next_batch: x.record_stream(torch.cuda.current_stream())",
-    ("resident", True): "data, labels = data.to(device), labels.to(device)  # before the loop\n"
-    "for index in torch.randperm(len(data), device=device).split(batch_size):\n"
-    "    batch, target = data[index], labels[index]",
-}
 _CAUTIONS = {
     "num_workers": "each worker holds its own copy of what the dataset keeps in memory",
     "persistent_workers": "workers keep their memory between epochs, and a dataset that is "
@@ -40,7 +24,9 @@ _CAUTIONS = {
 }
 
 
-def recommendations(ranking: Ranking, observed: Observed) -> tuple[Recommendation, ...]:
+def recommendations(
+    ranking: Ranking, observed: Observed, facts: Facts
+) -> tuple[Recommendation, ...]:
     """One row for each setting that the recommended trial changes; empty where none is worth it."""
     index = ranking.recommended
     if index is None or ranking.gain_ms is None or ranking.gain_share is None:
@@ -51,7 +37,7 @@ def recommendations(ranking: Ranking, observed: Observed) -> tuple[Recommendatio
     changed = [axis.name for axis in AXES if before[axis.name] != after[axis.name]]
     summary = gain_sentence(ranking)
     return tuple(
-        _row(name, before[name], after[name], result, observed, summary)
+        _row(name, before[name], after[name], result, facts, summary)
         for name in changed
         if after[name] is not None  # falls away with the workers
     )
@@ -98,13 +84,13 @@ def gain_sentence(ranking: Ranking) -> str:
 
 
 def _row(
-    name: str, before: Value, after: Value, result: Result, observed: Observed, summary: str
+    name: str, before: Value, after: Value, result: Result, facts: Facts, summary: str
 ) -> Recommendation:
     return Recommendation(
         setting=name,
         from_=before,
         to=after,
-        code=_code(name, after, result.settings, observed),
+        code=_code(name, result.settings, facts) or f"# the loop without {name}",
         predicted_step_ms=None,
         measured_step_ms=result.wall_ms.value if result.wall_ms is not None else None,
         measured_ci_ms=_interval(result.wall_ms),
@@ -113,17 +99,19 @@ def _row(
     )
 
 
-def _code(name: str, value: Value, settings: Settings, observed: Observed) -> str:
-    """The user's own line with the change, where it was seen; else what to write."""
-    loader = next((x for x in observed.loaders if x.role == "train"), None)
-    if AXES_BY_NAME[name].where == "DataLoader":
-        return edit_loader_call(loader.code if loader is not None else None, settings).after
-    if name == "non_blocking":
-        blocking = next((x for x in observed.transfers if not x.non_blocking), None)
-        if blocking is None:
-            return edit_transfer(None).after
-        return edit_transfer(blocking.code, blocking.call).after
-    return _LOOP_CODE.get((name, value), f"# fetch from the loader without {name}")
+def _code(name: str, settings: Settings, facts: Facts) -> str:
+    """The user's own lines with the change, where they were seen; else what to write.
+
+    Settings of the loader change one call together; each other setting has lines of its own.
+    """
+    in_loader = AXES_BY_NAME[name].where == "DataLoader"
+    part = {
+        axis: value
+        for axis, value in settings.changed().items()
+        if (AXES_BY_NAME[axis].where == "DataLoader" if in_loader else axis == name)
+    }
+    edits = edits_for(facts, Settings(**part))  # type: ignore[arg-type]
+    return "\n".join(edit.after for edit in edits)
 
 
 def _interval(estimate: Estimate | None) -> tuple[float, float] | None:

@@ -18,9 +18,11 @@ from loaderdoctor.diagnosis import gather
 from loaderdoctor.diagnosis.plan import WINDOWS_PER_BUDGET, sizes
 from loaderdoctor.errors import TraceError
 from loaderdoctor.facts import Facts, StepFacts, TraceFacts
+from loaderdoctor.findings.safety import why_unsafe
 from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.protocol import Note, Observed, WindowDone
 from loaderdoctor.report.model import ReportWarning
+from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.rank import Ranking
 from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.trace.read import read_trace
@@ -40,6 +42,12 @@ class Evidence:
     sweep: Sweep | None = None
     traces: dict[int, TraceFacts] = field(default_factory=dict)  # by trial index
     ablated: gather.Evidence | None = None
+
+    def withheld(self, trials: Sequence[Settings]) -> dict[Settings, str]:
+        """Trials that would break or falsify the run, each with the reason."""
+        facts = self._facts(None)
+        unsafe = {settings: why_unsafe(facts, settings) for settings in trials}
+        return {settings: why[1] for settings, why in unsafe.items() if why is not None}
 
     def ablate(self, bench: BenchLike, left_s: float) -> None:
         """Plain, no-input and no-copy windows of the loop as it is, for at most `left_s`."""
@@ -77,9 +85,12 @@ class Evidence:
 
     def facts(self, ranking: Ranking) -> Facts:
         """The loop as it is: trial 0's times, its trace, its ablation."""
+        return self._facts(self._step(0, ranking))
+
+    def _facts(self, step: StepFacts | None) -> Facts:
         return facts_of_run(
             command="sweep",
-            step=self._step(0, ranking),
+            step=step,
             trace=self.traces.get(0),
             ablation=self.ablated.ablation() if self.ablated is not None else None,
             workers=None,
@@ -103,8 +114,7 @@ class Evidence:
         """Facts of the step under a trial's settings, from the windows that rank it."""
         assert self.sweep is not None
         trial, result = self.sweep.outcome.trials[index], ranking.results[index]
-        visits = trial.of("rank") or trial.of("calibrate")
-        step = step_facts(self.observed, [_as_plain(visit.window) for visit in visits])
+        step = step_facts(self.observed, [_as_plain(visit.window) for visit in trial.ranked])
         if step is None or result.wall_ms is None or result.within_ms is None:
             return None
         # The trial's own boundary, as its row in the table has it: both must say the same.

@@ -122,7 +122,7 @@ def trial_table(progress: Progress, *, max_rows: int, width: int = 80) -> Table:
 
 def mean_step_ms(trial: Trial) -> float | None:
     """Mean step within epochs over the ranked windows, else over the first visit."""
-    visits = trial.of("rank") or trial.visits
+    visits = trial.ranked
     if not visits or trial.status != "ok":
         return None
     return sum(visit.times.within_ms for visit in visits) / len(visits)

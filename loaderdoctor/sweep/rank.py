@@ -17,7 +17,7 @@ from typing import Literal
 from loaderdoctor.estimate import Estimate, mean, paired_difference, welch_difference
 from loaderdoctor.settings import AXES_BY_NAME, DEFAULT_PREFETCH_FACTOR, Settings
 from loaderdoctor.sweep.grid import meaning
-from loaderdoctor.sweep.trials import NS_PER_S, Phase, Trial, Visit
+from loaderdoctor.sweep.trials import NS_PER_S, Trial, Visit
 
 # Two means of the same setting differ by about 1 % on a quiet machine (window spread of 2 %,
 # four windows or more): a smaller difference is none, however narrow the interval.
@@ -120,10 +120,9 @@ def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None)
 
 
 def result(trial: Trial, steps_per_epoch: int | None) -> Result:
-    """One trial's figures. The calibration round ranks only where no later round was measured."""
-    phase: Phase = "rank" if trial.of("rank") else "calibrate"
-    counted = trial.of(phase)
-    walls = wall_samples(trial, phase, steps_per_epoch)
+    """One trial's figures."""
+    counted = trial.ranked
+    walls = wall_samples(trial, counted, steps_per_epoch)
     wall = mean([ms for _, ms in walls]) if walls else None
     n_steps = sum(visit.window.n_steps for visit in counted)
     n_samples = sum(visit.window.n_samples for visit in counted)
@@ -158,16 +157,16 @@ def boundary_ms(trial: Trial) -> float | None:
 
 
 def wall_samples(
-    trial: Trial, phase: Phase, steps_per_epoch: int | None
+    trial: Trial, visits: Sequence[Visit], steps_per_epoch: int | None
 ) -> list[tuple[int, float]]:
-    """(round, wall per step) of a phase's windows, one boundary spread over a real epoch.
+    """(round, wall per step) of these windows of a trial, one boundary spread over an epoch.
 
     A boundary is timed once or few times and is the same cost each epoch, so every window
     carries the trial's mean boundary.
     """
     boundary = boundary_ms(trial)
     spread = boundary / steps_per_epoch if boundary is not None and steps_per_epoch else 0.0
-    return [(visit.round, visit.times.within_ms + spread) for visit in trial.of(phase)]
+    return [(visit.round, visit.times.within_ms + spread) for visit in visits]
 
 
 def difference(a: Sequence[tuple[int, float]], b: Sequence[tuple[int, float]]) -> Estimate | None:
@@ -213,8 +212,9 @@ def gain(
     """
     if candidate == 0:
         return None, False
-    own = wall_samples(trials[0], "confirm", steps_per_epoch)
-    other = wall_samples(trials[candidate], "confirm", steps_per_epoch)
+    own = wall_samples(trials[0], trials[0].of("confirm"), steps_per_epoch)
+    chosen = trials[candidate]
+    other = wall_samples(chosen, chosen.of("confirm"), steps_per_epoch)
     if len({n for n, _ in own} & {n for n, _ in other}) >= MIN_PAIRS:
         return difference(own, other), True
     return difference(results[0].by_round_ms, results[candidate].by_round_ms), False

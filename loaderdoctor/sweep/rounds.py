@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from types import MappingProxyType
 
 from loaderdoctor.attribution.step import usable
 from loaderdoctor.errors import RunError
@@ -27,7 +28,6 @@ from loaderdoctor.sweep.grid import own_settings
 from loaderdoctor.sweep.outcome import Options, Outcome, PhaseName, Progress
 from loaderdoctor.sweep.pace import Cost, Plan
 from loaderdoctor.sweep.rank import MIN_PAIRS, Ranking, rank
-from loaderdoctor.sweep.safety import withheld_reason
 from loaderdoctor.sweep.trials import Phase, Trial, Visit
 
 # Parts of the budget: the calibration round aims at the first, ranking ends by the second,
@@ -57,9 +57,10 @@ class _SweepOverError(Exception):
 class Sweep:
     """Drives one sweep over a bench; `run` it once.
 
-    `reopen` starts the measuring process again after a trial took it down, where it may (the
-    loop is a recipe, or the user said so); it returns a bench whose loop is warm. `ablate` is
-    called once with the bench and the seconds it may take.
+    `withheld` are trials that must not be run, with the reason. `reopen` starts the measuring
+    process again after a trial took it down, where it may (the loop is a recipe, or the user said
+    so); it returns a bench whose loop is warm. `ablate` is called once with the bench and the
+    seconds it may take.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Sweep:
         settings: Sequence[Settings],
         options: Options,
         *,
+        withheld: Mapping[Settings, str] = MappingProxyType({}),
         on_progress: Callable[[Progress], None] | None = None,
         reopen: Callable[[], BenchLike] | None = None,
         ablate: Callable[[BenchLike, float], None] | None = None,
@@ -78,6 +80,7 @@ class Sweep:
         self._bench = bench
         self._observed = observed
         self._options = options
+        self._withheld = withheld
         self._on_progress = on_progress
         self._reopen = reopen
         self._ablate = ablate
@@ -102,8 +105,8 @@ class Sweep:
         """
         try:
             for trial in self.outcome.trials:
-                if reason := withheld_reason(trial.settings, self._observed):
-                    trial.fail("skipped", reason)
+                if trial.settings in self._withheld:
+                    trial.fail("skipped", self._withheld[trial.settings])
             self._plain()
             self._calibrate()
             self._rank()
@@ -151,7 +154,7 @@ class Sweep:
         for trial in self._shuffled(alive, first=0):
             cost = pace.guess(trial, self._observed, step_s=self._step_s)
             window_s = min(CALIBRATE_WINDOW_S, max(0.0, share_s - cost.overhead_s))
-            self._visit(trial, "calibrate", 1, cost.steps(window_s), cost)
+            self._visit(trial, "calibrate", 0, cost.steps(window_s), cost)
             self._tell("calibrate", 1, 1, trial.index)
             if self._left_s(CONFIRM_SHARE) <= 0:
                 break

@@ -9,8 +9,7 @@ from pathlib import Path
 from loaderdoctor.errors import TraceError
 from loaderdoctor.report.files import RunFolder, trial_run
 from loaderdoctor.report.perfetto import write_perfetto_trace
-from loaderdoctor.report.scalars import BASELINE
-from loaderdoctor.report.tensorboard import write_plugin_trace
+from loaderdoctor.report.tensorboard import BASELINE, write_plugin_trace
 from loaderdoctor.sweep.outcome import Outcome
 from loaderdoctor.sweep.trials import Trial
 

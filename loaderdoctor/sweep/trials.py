@@ -11,6 +11,7 @@ from loaderdoctor.settings import Settings
 
 Phase = Literal["calibrate", "rank", "confirm"]
 NS_PER_MS = 1e6
+MIN_RANKED = 2  # fewer give no interval
 NS_PER_S = 1e9
 
 
@@ -61,6 +62,15 @@ class Trial:
     def of(self, phase: Phase) -> list[Visit]:
         """Its visits of one phase, in order."""
         return [visit for visit in self.visits if visit.phase == phase]
+
+    @property
+    def ranked(self) -> list[Visit]:
+        """Visits that rank it: the ranked rounds, with the calibration where they are too few.
+
+        Calibration windows are short, and the first of them meet cold caches.
+        """
+        rounds = self.of("rank")
+        return rounds if len(rounds) >= MIN_RANKED else [*self.of("calibrate"), *rounds]
 
     def fail(self, status: Literal["failed", "skipped"], reason: str) -> None:
         """No further visits. What it measured before stays, but is not ranked."""

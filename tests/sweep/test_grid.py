@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from loaderdoctor.errors import UsageError
-from loaderdoctor.instrument.protocol import SafetyRecord
 from loaderdoctor.settings import Settings, invalid_reason
 from loaderdoctor.sweep.grid import (
     AS_IS,
@@ -16,7 +15,6 @@ from loaderdoctor.sweep.grid import (
     parse_grid,
     worker_counts,
 )
-from loaderdoctor.sweep.safety import withheld_reason
 from tests.sweep.simulator import observed
 
 
@@ -115,17 +113,3 @@ def test_a_grid_without_any_valid_change_is_a_usage_error() -> None:
         asked_trials(["pin_memory=true"], observed())
     with pytest.raises(UsageError, match="num_workers > 0"):
         asked_trials(["prefetch_factor=4"], observed())
-
-
-def test_forked_workers_are_withheld_from_a_dataset_that_holds_a_file_open() -> None:
-    safety = SafetyRecord(open_handles=("index_file",))
-
-    def why(settings: Settings, own: Settings | None = None) -> str | None:
-        return withheld_reason(settings, observed(safety=safety, own=own))
-
-    assert "index_file" in (why(Settings(num_workers=2)) or "")
-    assert why(Settings(num_workers=0, background="host")) is None
-    assert why(Settings(num_workers=2, start_method="spawn")) is None
-    assert why(AS_IS) is None
-    assert why(Settings(prefetch_factor=4), Settings(num_workers=2)) is None  # as the loop itself
-    assert withheld_reason(Settings(num_workers=2), observed()) is None

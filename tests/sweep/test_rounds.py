@@ -9,6 +9,7 @@ import pytest
 
 from loaderdoctor.instrument.protocol import SafetyRecord, WindowRequest
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep.advise import withheld
 from loaderdoctor.sweep.grid import asked_trials, default_trials
 from loaderdoctor.sweep.outcome import Options, Outcome, Progress
 from loaderdoctor.sweep.rank import Ranking
@@ -299,6 +300,27 @@ def test_a_loader_that_opens_only_once_is_measured_as_it_runs() -> None:
     assert len(own.of("rank")) == outcome.n_ranked_rounds
     assert ranking.results[0].wall_ms is not None
     assert "baseline-not-reopened" in {kind for kind, _ in outcome.notes}
+
+
+def test_a_withheld_trial_is_a_row_with_its_reason_and_never_run() -> None:
+    bench = SimulatedBench(workers_help, OWN)
+    seen = observed()
+    trials = default_trials(seen)
+    sweep = Sweep(
+        bench,
+        seen,
+        trials,
+        Options(budget_s=30.0),
+        clock=bench.clock,
+        withheld={trials[3]: "it would repeat data"},
+    )
+    outcome = sweep.run()
+    assert (outcome.trials[3].status, outcome.trials[3].reason) == (
+        "skipped",
+        "it would repeat data",
+    )
+    assert trials[3] not in {r.settings for r in bench.log}
+    assert [w.reason for w in withheld(sweep.ranking())] == ["it would repeat data"]
 
 
 def test_a_one_pass_loader_is_never_asked_to_open_again() -> None:

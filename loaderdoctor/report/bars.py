@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.segment import Segment
-from rich.style import Style
 from rich.text import Text
 
 
@@ -100,17 +99,27 @@ class Capped:
 
 @dataclass(frozen=True, slots=True)
 class Legible:
-    """The body in characters that the output can hold."""
+    """The body in characters that the output can hold, without spaces at the ends of lines."""
 
     body: RenderableType
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        segments = console.render(self.body, options)
-        yield from segments if not options.ascii_only else _ascii(segments, options.encoding)
+        for line in console.render_lines(self.body, options, pad=False):
+            for segment in _stripped(line):
+                yield _ascii(segment) if options.ascii_only else segment
+            yield Segment.line()
 
 
-def _ascii(segments: Iterator[Segment] | RenderResult, encoding: str) -> Iterator[Segment]:
-    for segment in segments:
-        assert isinstance(segment, Segment)
-        text = segment.text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
-        yield Segment(text, segment.style or Style.null(), segment.control)
+def _stripped(line: list[Segment]) -> list[Segment]:
+    kept = list(line)
+    while kept:
+        last = kept.pop()
+        text = last.text.rstrip(" ")
+        if text:
+            return [*kept, Segment(text, last.style, last.control)]
+    return kept
+
+
+def _ascii(segment: Segment) -> Segment:
+    text = segment.text.translate(_ASCII).encode("ascii", "replace").decode("ascii")
+    return Segment(text, segment.style, segment.control)

@@ -227,15 +227,18 @@ def _findings(findings: Sequence[Finding]) -> RenderableType | None:
         if finding.loader:
             head.append(f" · {plain(finding.loader)}")
         body += [head, _indented(Text(plain(finding.summary)))]
-        if finding.evidence:
-            body.append(_indented(Text(_evidence(finding.evidence), style="bright_black")))
+        figures = _evidence(finding.evidence)
+        if figures:
+            body.append(_indented(Text(figures, style="bright_black")))
         if finding.advice:
             body.append(_indented(Text.assemble(("→ ", "bold"), plain(finding.advice))))
     return _section("Findings", *body)
 
 
 def _evidence(evidence: Mapping[str, Any]) -> str:
-    return " · ".join(fmt.evidence(name, value) for name, value in evidence.items())
+    """The figures that were recorded; report.json names the others, as null."""
+    shown = {name: value for name, value in evidence.items() if value is not None}
+    return " · ".join(fmt.evidence(name, value) for name, value in shown.items())
 
 
 def _indented(body: RenderableType) -> Padding:
@@ -244,8 +247,9 @@ def _indented(body: RenderableType) -> Padding:
 
 def _prescription(report: Report) -> RenderableType | None:
     if not report.recommendations:
-        if report.verdict.bound == "unknown" or report.verdict.severity == "none":
-            return None  # the verdict has said that nothing is worth changing
+        told = report.verdict.severity == "none" or any(f.advice for f in report.findings)
+        if told or report.verdict.bound == "unknown" or report.command == "analyze":
+            return None
         return _section("What to change", Text("No change of settings is known to help."))
     body: list[RenderableType] = []
     groups = groupby(
@@ -326,8 +330,7 @@ def _workers(workers: Workers | None) -> RenderableType | None:
         "idle_share": workers.idle_share if workers.n_workers else None,
         "pinning_ms": workers.pin_ms,
     }
-    shown = {name: value for name, value in figures.items() if value is not None}
-    body: list[RenderableType] = [Text(f"Made in {makers}: {_evidence(shown)}")]
+    body: list[RenderableType] = [Text(f"Made in {makers}: {_evidence(figures)}")]
     if workers.transforms:
         each = sorted(workers.transforms.items(), key=lambda item: -item[1])
         words = ", ".join(f"{plain(name)} {fmt.ms(cost)}" for name, cost in each)

@@ -12,6 +12,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
+from loaderdoctor.settings import AXES_BY_NAME
+
 NOT_RECORDED = "not recorded"
 NOT_APPLICABLE = "not applicable"
 
@@ -21,6 +23,7 @@ Interval = tuple[float, float]
 # one, where the third is noise of the clock beside the larger figures around it.
 _DIGITS = 3
 _DIGITS_BELOW_ONE = 2
+_SETTINGS = tuple(name for name in AXES_BY_NAME if "_" in name)  # these keep torch's spelling
 _ACRONYM = re.compile(r"\b(?:cpus?|gpus?|h2d|d2h|gil|ram)\b")
 _MANY = 8  # values of a series shown before the rest is counted
 
@@ -165,7 +168,9 @@ def plain(text: str) -> str:
 
 
 def _words(name: str) -> str:
-    text = plain(name.replace("_", " ").strip()).removeprefix("n ")
+    text = name.removeprefix("n_")
+    kept = next((setting for setting in _SETTINGS if text.startswith(setting)), "")
+    text = plain(kept + text.removeprefix(kept).replace("_", " ").rstrip())
     return _ACRONYM.sub(lambda match: match.group().upper().replace("S", "s"), text)
 
 

@@ -75,6 +75,8 @@ def test_durations_use_the_units_people_say(value: float, text: str) -> None:
         ("n_iterators_created", 20, "iterators created 20"),
         ("bytes_per_step", 2.0, "bytes 2.00 a step"),
         ("pickles", False, "pickles no"),
+        ("num_workers_needed", 3, "num_workers needed 3"),
+        ("pin_memory", True, "pin_memory yes"),
         ("cpu_share", None, "CPU not recorded"),
         ("site", "train.py:4\x1b[31m", "site train.py:4\\x1b[31m"),
     ],

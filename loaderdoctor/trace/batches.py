@@ -147,6 +147,8 @@ class EventBatches(Generic[Decoded]):
             raise self._not_utf8(error.start) from None
         except json.JSONDecodeError as error:
             self._fail_json(error.pos, error.msg)
+        except ValueError as error:  # Python's limit on the digits of a number
+            self._fail_json(0, str(error))
 
     # -- before and after the list -------------------------------------------------------------
 
@@ -207,6 +209,8 @@ class EventBatches(Generic[Decoded]):
             if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated"):
                 raise self._truncated("before its closing }") from None
             self._fail_json(error.pos + len(self._buffer) - len(text), error.msg)
+        except ValueError as error:
+            self._fail_json(0, str(error))
 
     # -- what can be wrong ---------------------------------------------------------------------
 

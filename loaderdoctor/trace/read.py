@@ -15,7 +15,11 @@ from loaderdoctor.trace.batches import EventBatches
 from loaderdoctor.trace.columns import Device, Trace
 from loaderdoctor.trace.rows import Rows
 from loaderdoctor.trace.source import DEFAULT_MAX_BYTES, blocks
-from loaderdoctor.trace.wire import decode_leniently, decode_strictly
+from loaderdoctor.trace.wire import decode_leniently, decode_strictly, printable
+
+# 61 bytes each, twice that while they are sorted: 6 GB. A gzip file of a few megabytes can hold as
+# many tiny events, within any sensible limit on text.
+MAX_ROWS = 50_000_000
 
 
 def read_trace(path: Path, *, max_bytes: int | None = None) -> Trace:
@@ -31,6 +35,11 @@ def read_trace(path: Path, *, max_bytes: int | None = None) -> Trace:
         with closing(text):
             for events in batches:
                 rows.add(events)
+                if rows.n_rows > MAX_ROWS:
+                    raise TraceError(
+                        f"{path}: holds more than {MAX_ROWS / 1e6:.0f} million spans, the limit "
+                        "for one trace. Profile fewer steps."
+                    )
         spans, origin_us = rows.spans()
     except RecursionError:
         raise TraceError(
@@ -57,7 +66,7 @@ def read_trace(path: Path, *, max_bytes: int | None = None) -> Trace:
         rank=_whole(group.get("rank")),
         n_ranks=_whole(group.get("world_size")),
         n_dropped_events=rows.n_dropped,
-        host_name=host if isinstance(host, str) else None,
+        host_name=printable(host) if isinstance(host, str) else None,
         n_unpaired_events=rows.n_unpaired,
     )
 
@@ -72,7 +81,7 @@ def _devices(properties: Any) -> tuple[Device, ...]:
             devices.append(
                 Device(
                     index=position if index is None else index,
-                    name=str(entry.get("name", "unnamed device")),
+                    name=printable(str(entry.get("name", "unnamed device"))),
                     memory_bytes=_whole(entry.get("totalGlobalMem")),
                 )
             )

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaderdoctor.trace.columns import ABSENT, DEVICE_CATEGORIES, Category, Spans, Thread
-from loaderdoctor.trace.wire import Event, category_of
+from loaderdoctor.trace.wire import Event, category_of, printable
 
 # Kinds of events ("ph") that are no spans and that we have no use for: flows, instants, counters,
 # samples, objects, asynchronous and clock events of the Chrome trace format.
-_UNUSED = frozenset([*"stfiICPNODbneSTFpRc()vVa", "X"])
+_UNUSED = frozenset("stfiICPNODbneSTFpRc()vVa")
 _PAIRED = frozenset("BE")
 # Annotations of torch.profiler that the TensorBoard plugin's dialect (and torch < 1.12) files
 # under cpu_op, since the plugin knows no other place for them.
@@ -25,6 +25,7 @@ class Rows:
     """Complete events so far, one numpy array per field and batch; names and threads interned."""
 
     def __init__(self) -> None:
+        self.n_rows = 0
         self.n_dropped = 0  # malformed: no kind, no usable time, negative duration
         self.n_unpaired = 0  # begin and end events (ph B, E): torch.profiler writes none
         self._names = _Ids()
@@ -36,9 +37,11 @@ class Rows:
 
     def add(self, events: list[Event]) -> None:
         """Take over one batch, in file order."""
-        for event in [e for e in events if e.ph not in _UNUSED]:
-            self._add_other(event)
+        for event in [e for e in events if e.ph != "X"]:
+            if event.ph not in _UNUSED:
+                self._add_other(event)
         events = [e for e in events if e.ph == "X"]
+        self.n_rows += len(events)
         ts = np.array([e.ts for e in events], dtype=np.float64)
         dur = np.array([e.dur for e in events], dtype=np.float64)
         usable = (np.abs(ts) <= _MAX_US) & (dur >= 0) & (dur <= _MAX_US)
@@ -95,7 +98,7 @@ class Rows:
 
     def names(self) -> tuple[str, ...]:
         """Event names by index; what can't be printed (half a surrogate pair) is replaced."""
-        return tuple(_printable(name) for name in self._names)
+        return tuple(printable(name) for name in self._names)
 
     def threads(self) -> tuple[Thread, ...]:
         """Threads by index, named by the file's metadata."""
@@ -104,8 +107,8 @@ class Rows:
             key = str(pid), str(tid)
             found.append(
                 Thread(
-                    pid=_printable(key[0]),
-                    tid=_printable(key[1]),
+                    pid=printable(key[0]),
+                    tid=printable(key[1]),
                     process_name=self._process_names.get(key[0]),
                     name=self._thread_names.get(key),
                 )
@@ -114,7 +117,7 @@ class Rows:
 
     def _add_other(self, event: Event) -> None:
         if event.ph == "M":
-            name = _printable(event.args.name).strip()
+            name = printable(event.args.name).strip()
             if name and event.name == "process_name":
                 self._process_names[str(event.pid)] = name
             elif name and event.name == "thread_name":
@@ -180,7 +183,3 @@ def _fitted(value: int, dtype: type[np.generic]) -> int:
     n_bits = np.dtype(dtype).itemsize * 8
     value &= (1 << n_bits) - 1
     return value - (1 << n_bits) if value >> (n_bits - 1) else value
-
-
-def _printable(text: str) -> str:
-    return text.encode(errors="replace").decode()

@@ -7,6 +7,7 @@ import threading
 import zlib
 from collections.abc import Generator
 from contextlib import closing, suppress
+from io import BufferedReader
 from pathlib import Path
 
 from loaderdoctor.errors import TraceError
@@ -33,23 +34,22 @@ def blocks(path: Path, max_bytes: int) -> Generator[bytes]:
     Raises TraceError: missing, a folder, unreadable, empty, damaged gzip, or over `max_bytes`.
     """
     try:
-        with path.open("rb") as file:
-            packed = file.read(2) == _GZIP_MAGIC
+        file = path.open("rb")
     except FileNotFoundError:
         raise TraceError(f"{path}: no such file. Check the path.") from None
-    except IsADirectoryError:
-        raise TraceError(f"{path}: is a folder, not a trace. Name a .json or .json.gz.") from None
     except OSError as error:
+        if path.is_dir():
+            raise TraceError(f"{path}: is a folder. Name a .json or .json.gz in it.") from None
         raise _unreadable(path, error) from None
-    stream = _unpacked(path) if packed else _plain(path)
     n_bytes = 0
-    with closing(stream):
-        for block in stream:
+    # Opened once and never sought in, so that a pipe will do.
+    with file, closing(_unpacked(path, file) if _is_gzip(path, file) else _plain(path, file)) as it:
+        for block in it:
             n_bytes += len(block)
             if n_bytes > max_bytes:
                 raise TraceError(
                     f"{path}: holds more than {megabytes(max_bytes)} of text, the limit for one "
-                    "trace. Profile fewer steps, or raise the limit."
+                    "trace. Profile fewer steps."
                 )
             yield block
     if n_bytes == 0:
@@ -67,23 +67,29 @@ def _unreadable(path: Path, error: OSError) -> TraceError:
     return TraceError(f"{path}: can't be read ({error.strerror or error}). Check the file.")
 
 
-def _plain(path: Path) -> Generator[bytes]:
+def _is_gzip(path: Path, file: BufferedReader) -> bool:
     try:
-        with path.open("rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                yield block
+        return file.peek(2)[:2] == _GZIP_MAGIC
     except OSError as error:
         raise _unreadable(path, error) from None
 
 
-def _unpacked(path: Path) -> Generator[bytes]:
+def _plain(path: Path, file: BufferedReader) -> Generator[bytes]:
+    try:
+        while block := file.read(BLOCK_BYTES):
+            yield block
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unpacked(path: Path, file: BufferedReader) -> Generator[bytes]:
     """Blocks decompressed by a thread of their own, ahead of the reader."""
     ready: queue.Queue[bytes | TraceError | None] = queue.Queue(_N_UNPACKED_AHEAD)
     stop = threading.Event()
 
     def decompress() -> None:
         try:
-            for block in _gunzipped(path):
+            for block in _gunzipped(path, file):
                 ready.put(block)
                 if stop.is_set():
                     return
@@ -108,25 +114,24 @@ def _unpacked(path: Path) -> Generator[bytes]:
                 ready.get(timeout=0.05)
 
 
-def _gunzipped(path: Path) -> Generator[bytes]:
+def _gunzipped(path: Path, file: BufferedReader) -> Generator[bytes]:
     """Text of the members of a gzip file, their checksums verified, in large pieces.
 
     Not by `gzip.open`, which (Python 3.11) unpacks 8 kB a call.
     """
     n_bytes = 0
     try:
-        with path.open("rb") as file:
-            member = zlib.decompressobj(_GZIP_FORMAT)
-            packed = file.read(BLOCK_BYTES)
-            while packed:
-                block = member.decompress(packed, _UNPACKED_BYTES)
-                n_bytes += len(block)
-                if block:
-                    yield block
-                packed = member.unconsumed_tail or member.unused_data.lstrip(b"\0")
-                packed = packed or file.read(BLOCK_BYTES)
-                if member.eof and packed.strip(b"\0"):
-                    member = zlib.decompressobj(_GZIP_FORMAT)
+        member = zlib.decompressobj(_GZIP_FORMAT)
+        packed = file.read(BLOCK_BYTES)
+        while packed:
+            block = member.decompress(packed, _UNPACKED_BYTES)
+            n_bytes += len(block)
+            if block:
+                yield block
+            packed = member.unconsumed_tail or member.unused_data.lstrip(b"\0")
+            packed = packed or file.read(BLOCK_BYTES)
+            if member.eof and packed.strip(b"\0"):
+                member = zlib.decompressobj(_GZIP_FORMAT)
     except zlib.error:
         raise TraceError(
             f"{path}: the compressed data is damaged (after {megabytes(n_bytes)} unpacked). "

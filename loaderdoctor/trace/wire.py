@@ -84,9 +84,14 @@ def decode_leniently(data: Buffer) -> list[Event]:
     """Events of a JSON array of anything, one `Event` per element; unreadable parts are defaults.
 
     Accepts what torch has been seen to write beyond JSON: NaN, infinities, raw control characters.
-    Raises ValueError (json.JSONDecodeError, UnicodeDecodeError) and RecursionError.
+    Raises ValueError (json.JSONDecodeError, UnicodeDecodeError, over-long numbers), RecursionError.
     """
     return [_event(item) for item in json.loads(bytes(data).decode(), strict=False)]
+
+
+def printable(text: str) -> str:
+    """The text with what no encoding can hold (half a surrogate pair) replaced."""
+    return text.encode(errors="replace").decode()
 
 
 def _event(item: Any) -> Event:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -229,6 +231,19 @@ def test_gzip_is_told_by_content_not_by_name(tmp_path: Path, name: str, packed: 
     path = tmp_path / name
     path.write_bytes(gzip.compress(text) if packed else text)
     assert len(read_trace(path).spans) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_pipe_is_read_as_a_file(tmp_path: Path, packed: bool) -> None:
+    text = json.dumps({"traceEvents": [span()] * 5000}).encode()
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    content = gzip.compress(text) if packed else text
+    writer = threading.Thread(target=path.write_bytes, args=(content,))
+    writer.start()
+    assert len(read_trace(path).spans) == 5000
+    writer.join()
 
 
 def test_gzip_of_several_members_and_padding_is_one_text(tmp_path: Path) -> None:

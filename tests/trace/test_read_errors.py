@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
 from loaderdoctor.errors import EXIT_USAGE, TraceError
-from loaderdoctor.trace import batches
+from loaderdoctor.trace import batches, read
 from loaderdoctor.trace.read import read_trace
 
 EVENT = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.5, "dur": 2}'
@@ -55,6 +56,11 @@ def test_empty_file(tmp_path: Path, content: bytes) -> None:
         ('{"traceEvents": [' + EVENT + "]]}", "is not valid JSON"),
         ('{"traceEvents": [' + EVENT + " " + EVENT + "]}", "is not valid JSON"),
         (TRACE + "x", "is not valid JSON"),
+        (
+            '[{"ph": "X", "ts": null, "id": ' + "9" * 9999 + "}]",
+            "is not valid JSON after 0 bytes: exc",
+        ),
+        ('{"id": ' + "9" * 9999 + ', "traceEvents": []}', "is not valid JSON"),
         ("[" + EVENT + "] x", "is not valid JSON after 91 bytes: text after the end of the list"),
     ],
 )
@@ -146,6 +152,21 @@ def test_one_piece_larger_than_any_event(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "run.json"
     path.write_text(json.dumps([{"ph": "X", "name": "n" * (9 << 20), "ts": 1}]))
     assert "one piece of it is over 4.2 MB" in refusal(path)
+
+
+def test_more_spans_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read, "MAX_ROWS", 100)
+    path = tmp_path / "run.json"
+    path.write_text(TRACE)
+    assert refusal(path).startswith("holds more than 0 million spans")
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read every file")
+def test_a_file_without_permission(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(TRACE)
+    path.chmod(0)
+    assert refusal(path).startswith("can't be read (Permission denied)")
 
 
 def test_no_thread_outlives_a_refusal(tmp_path: Path) -> None:

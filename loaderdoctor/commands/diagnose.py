@@ -1,0 +1,255 @@
+"""`loaderdoctor diagnose SCRIPT`: the user's own script, measured, explained, and tried better.
+
+Comes in: a script or module with its arguments. Goes out: a run folder with the report and the
+traces; the report on stdout, warnings on stderr. The script's own output, traceback and exit code
+are its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loaderdoctor.commands.output import (
+    STDOUT,
+    check_json_target,
+    deliver,
+    exit_code,
+    share_rules,
+)
+from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
+from loaderdoctor.diagnosis.gather import Evidence, Gatherer, ProfileOptions
+from loaderdoctor.diagnosis.plan import sizes
+from loaderdoctor.diagnosis.prescribe import recommendations, trial_rows, withheld_rows
+from loaderdoctor.diagnosis.verify import Verification, Verifier
+from loaderdoctor.errors import LoaderdoctorError, RunError
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.instrument.bench import Bench, BenchOptions, Target
+from loaderdoctor.instrument.protocol import Note
+from loaderdoctor.report.build import build_report
+from loaderdoctor.report.captures import write_capture
+from loaderdoctor.report.console import console_text
+from loaderdoctor.report.files import RunFolder
+from loaderdoctor.report.model import Report, ReportWarning
+from loaderdoctor.report.scalars import write_scalars
+from loaderdoctor.report.tensorboard import BASELINE
+
+# How long a script may take to its first warm steps: imports, data preparation, compilation.
+START_TIMEOUT_S = 1800.0
+# Kept back from the budget for stopping the script, reading the trace and writing the report.
+RESERVE_S = 6.0
+RESERVE_SHARE = 0.25  # of the budget, where that is less
+# Of what is left for experiments, this part goes to ablation first; trying settings gets the rest
+# and whatever ablation did not need.
+ABLATION_SHARE = 0.5
+EXIT_INTERRUPTED = 130
+
+NOT_VALID = (
+    "loaderdoctor: this run's training is not valid: for some windows the loop gets other batches "
+    "than its own, and it is stopped after measuring. Files it saves may be overwritten. "
+    "(--run-to-end measures less and changes nothing.)\n"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiagnoseOptions:
+    """What the command line says."""
+
+    script: str
+    args: tuple[str, ...] = ()
+    as_module: bool = False
+    budget_s: float = 45.0
+    no_ablation: bool = False
+    no_verify: bool = False
+    run_to_end: bool = False
+    fail_on: tuple[str, ...] = ()
+    wait: int | None = None
+    warmup: int | None = None
+    active: int | None = None
+    repeat: int = 1
+    with_stack: bool = False
+    profile_memory: bool = False
+    json_target: str | None = None
+    output: Path | None = None
+
+
+def diagnose(options: DiagnoseOptions) -> int:
+    """Run, measure, report. Returns the exit code; raises LoaderdoctorError."""
+    rules = share_rules(options.fail_on)
+    check_json_target(options.json_target)
+    target = Target(
+        script=None if options.as_module else options.script,
+        module=options.script if options.as_module else None,
+        args=options.args,
+    )
+    target.check()
+    began = time.time()
+    folder = RunFolder.create(target.label, output=options.output, at=began)
+    if not options.run_to_end:
+        sys.stderr.write(NOT_VALID)
+        sys.stderr.flush()
+    with tempfile.TemporaryDirectory(prefix=".raw-", dir=folder.path) as raw:
+        run = _Run(options, target, Path(raw))
+        try:
+            run.measure()
+        except RunError as error:
+            ended = run.ended_code
+            if run.evidence is None:
+                if ended:
+                    sys.stderr.write(f"loaderdoctor: {error}\n")
+                    return ended
+                raise
+            run.problems.append(str(error))
+        report = run.report()
+        text = console_text(report, folder=folder.path)
+        folder.write_report(report, text)
+        run.write_traces(folder, at_ns=int(began * 1e9))
+        write_scalars(report, folder.tensorboard, console_text=text, at=began)
+    deliver(report, json_target=options.json_target, folder=folder.path)
+    if run.interrupted:
+        return EXIT_INTERRUPTED
+    return run.ended_code or exit_code(report, rules)
+
+
+class _Run:
+    """One measured run, from start to stop; what it has learned so far is always reportable."""
+
+    def __init__(self, options: DiagnoseOptions, target: Target, raw: Path) -> None:
+        self._options, self._target, self._raw = options, target, raw
+        self.evidence: Evidence | None = None
+        self.analysis: Analysis | None = None
+        self.verification: Verification | None = None
+        self.notes: Sequence[Note] = ()
+        self.problems: list[str] = []
+        self.interrupted = False
+        self.ended_code = 0  # of the script itself, where it ended without being stopped
+
+    def measure(self) -> None:
+        """Start the script, gather evidence within the budget, stop it."""
+        options = self._options
+        stdout = "stderr" if options.json_target == STDOUT else "inherit"
+        bench = Bench(self._target, self._raw, BenchOptions(stdout=stdout))  # type: ignore[arg-type]
+        self.notes = bench.notes
+        try:
+            with bench:
+                observed = bench.wait_observed(START_TIMEOUT_S)
+                first_step_s = time.monotonic() - sum(observed.step_ns) / 1e9
+                reserve_s = min(RESERVE_S, RESERVE_SHARE * options.budget_s)
+                until = first_step_s + options.budget_s - reserve_s
+                self.evidence = Evidence(
+                    observed=observed, sizes=sizes(observed, budget_s=options.budget_s)
+                )
+                self._gather(bench, until)
+                bench.stop(to_end=options.run_to_end)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        finally:
+            if bench.ended is not None and bench.ended.how in ("script-failed", "script-ended"):
+                self.ended_code = bench.ended.exit_code
+
+    def _gather(self, bench: Bench, until: float) -> None:
+        options = self._options
+        assert self.evidence is not None
+        gatherer = Gatherer(
+            bench,
+            self.evidence,
+            trace_path=self._raw / "baseline.json",
+            profile=ProfileOptions(
+                with_stack=options.with_stack,
+                profile_memory=options.profile_memory,
+                n_active=options.active,
+                n_warmup=_sum(options.wait, options.warmup),
+            ),
+        )
+        gatherer.pristine()
+        if options.run_to_end or bench.ended is not None:
+            return
+        if not options.no_ablation:
+            now = time.monotonic()
+            part = 1.0 if options.no_verify else ABLATION_SHARE
+            has_copies = self.evidence.observed.device is not None and bool(
+                self.evidence.observed.transfers
+            )
+            gatherer.ablate(until=now + (until - now) * part, with_copy=has_copies)
+        if options.no_verify or bench.ended is not None:
+            return
+        self.analysis = analyse(self.evidence, self._raw / "workers")
+        live = [c.settings for c in self.analysis.prescription.candidates if c.live]
+        if not live:
+            return
+        verifier = Verifier(
+            gatherer,
+            bench.measure,
+            until=until,
+            clock=time.monotonic,
+            has_accelerator=self.evidence.observed.device is not None,
+        )
+        self.verification = verifier.verify(live, rest_ms=_rest_ms(self.analysis))
+
+    def report(self) -> Report:
+        """The report of what was measured. Raises RunError where that is nothing."""
+        if self.evidence is None:
+            raise RunError(f"{self._target.label}: interrupted before its loop was warm.")
+        # Again, even after verification: ended windows and notes may have come since.
+        analysis = self.analysis = analyse(self.evidence, self._raw / "workers")
+        return build_report(
+            facts=analysis.facts,
+            target=self._target.label,
+            bound=analysis.bound,
+            severity=analysis.severity,
+            findings=analysis.findings,
+            recommendations=recommendations(
+                analysis.facts, analysis.prescription, self.verification
+            ),
+            withheld=withheld_rows(analysis.prescription),
+            trials=trial_rows(analysis.facts, self.verification),
+            warnings=self._warnings(analysis),
+            environment=self.evidence.observed.environment,
+        )
+
+    def _warnings(self, analysis: Analysis) -> tuple[ReportWarning, ...]:
+        said = dict.fromkeys(
+            [
+                *((note.kind, note.text) for note in self.notes),
+                *(("evidence-missing", text) for text in (*analysis.problems, *self.problems)),
+            ]
+        )
+        if self.interrupted:
+            said[("interrupted", "Interrupted: this is what had been measured by then.")] = None
+        if self.verification is not None and not self.verification.complete:
+            text = (
+                "The budget ended before every candidate setting was tried; --budget allows more."
+            )
+            said[("not-all-tried", text)] = None
+        return tuple(ReportWarning(kind=kind, text=text) for kind, text in said)
+
+    def write_traces(self, folder: RunFolder, *, at_ns: int) -> None:
+        """Both files of the profiled window; a trace that can't be read became a warning."""
+        if self.evidence is None or self.analysis is None or self.analysis.trace is None:
+            return
+        profiled = self.evidence.profiled
+        assert profiled is not None
+        assert profiled.trace_path is not None
+        try:
+            added = overlay(self.analysis, profiled)
+            write_capture(folder, BASELINE, Path(profiled.trace_path), at_ns=at_ns, overlay=added)
+        except LoaderdoctorError as error:
+            sys.stderr.write(f"loaderdoctor: the traces were not written: {error}\n")
+
+
+def _rest_ms(analysis: Analysis) -> float | None:
+    """What no loader setting can go below: the step without input, and without copies if known."""
+    ablation = analysis.facts.ablation
+    if ablation is None:
+        return None
+    rest: Estimate | None = ablation.no_copy_ms or ablation.no_input_ms
+    return rest.value if rest is not None else None
+
+
+def _sum(*counts: int | None) -> int | None:
+    known = [n for n in counts if n is not None]
+    return sum(known) if known else None

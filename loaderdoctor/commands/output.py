@@ -1,0 +1,94 @@
+"""What every measuring command does with its report: show it, write it, judge it for CI."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+
+from loaderdoctor.errors import EXIT_THRESHOLD, RunError, UsageError
+from loaderdoctor.report.console import render_report
+from loaderdoctor.report.encode import encode_report
+from loaderdoctor.report.model import Report
+
+STDOUT = "-"
+_RULE = re.compile(r"^\s*(input|copy|communication|compute|host)\s*(>=|>|<=|<)\s*([0-9.]+)\s*%\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class ShareRule:
+    """A `--fail-on` rule: a share and a limit, 0…1."""
+
+    share: str
+    comparison: str
+    limit: float
+    text: str
+
+    def holds(self, report: Report) -> bool:
+        """Whether the report's share breaks the rule; a share that was not recorded does not."""
+        value = getattr(report.shares, self.share) if report.shares is not None else None
+        if value is None:
+            return False
+        return {
+            ">": value > self.limit,
+            ">=": value >= self.limit,
+            "<": value < self.limit,
+            "<=": value <= self.limit,
+        }[self.comparison]
+
+
+def share_rules(texts: Sequence[str]) -> tuple[ShareRule, ...]:
+    """Parse `--fail-on` rules before anything runs. Raises UsageError with the form expected."""
+    rules = []
+    for text in texts:
+        match = _RULE.match(text)
+        if match is None or float(match[3]) > 100.0:
+            raise UsageError(
+                f"--fail-on {text!r}: write a share, a comparison and a percentage, for example "
+                "'input>20%'. Shares: input, copy, communication, compute, host."
+            )
+        rules.append(ShareRule(match[1], match[2], float(match[3]) / 100.0, text.strip()))
+    return tuple(rules)
+
+
+def exit_code(report: Report, rules: Sequence[ShareRule]) -> int:
+    """3 where a rule holds (said on stderr), else 0."""
+    broken = [rule for rule in rules if rule.holds(report)]
+    for rule in broken:
+        value = getattr(report.shares, rule.share)
+        sys.stderr.write(f"loaderdoctor: --fail-on {rule.text}: {rule.share} is {value:.1%}\n")
+    return EXIT_THRESHOLD if broken else 0
+
+
+def console_stream(json_target: str | None) -> TextIO:
+    """Where the report for people goes: stdout, unless the JSON is there."""
+    return sys.stderr if json_target == STDOUT else sys.stdout
+
+
+def check_json_target(json_target: str | None) -> None:
+    """Fail before the long part where FILE can't be written. Raises UsageError."""
+    if json_target in (None, STDOUT):
+        return
+    target = Path(str(json_target))
+    if target.is_dir() or not target.absolute().parent.is_dir():
+        raise UsageError(f"--json {target}: not a file in an existing folder.")
+
+
+def deliver(report: Report, *, json_target: str | None, folder: Path | None) -> None:
+    """Print the report; write the JSON where asked. Raises RunError where FILE can't be written."""
+    Console(file=console_stream(json_target)).print(render_report(report, folder=folder))
+    if json_target == STDOUT:
+        sys.stdout.buffer.write(encode_report(report))
+        sys.stdout.flush()
+    elif json_target is not None:
+        try:
+            Path(json_target).write_bytes(encode_report(report))
+        except OSError as error:
+            raise RunError(
+                f"{json_target}: can't be written ({error.strerror or error})."
+            ) from None

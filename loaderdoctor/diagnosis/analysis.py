@@ -1,0 +1,117 @@
+"""Evidence -> facts, verdict, findings, prescription: what the measuring side's records mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loaderdoctor.attribution.combine import facts_of_run
+from loaderdoctor.attribution.judge import judge_run
+from loaderdoctor.attribution.shares import Bound
+from loaderdoctor.attribution.step import step_facts, usable
+from loaderdoctor.attribution.trace_facts import trace_facts
+from loaderdoctor.attribution.verdict import VerdictSeverity
+from loaderdoctor.attribution.workers import worker_facts
+from loaderdoctor.diagnosis.gather import Evidence
+from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.facts import Facts, TraceFacts, WorkerFacts
+from loaderdoctor.findings.model import Finding
+from loaderdoctor.findings.plan import Prescription
+from loaderdoctor.findings.prescription import prescribe
+from loaderdoctor.findings.rules import find
+from loaderdoctor.instrument import worker_records
+from loaderdoctor.instrument.protocol import WindowDone
+from loaderdoctor.instrument.worker_records import WorkerLog
+from loaderdoctor.report.captures import Overlay
+from loaderdoctor.report.lanes import lane_events
+from loaderdoctor.trace.calibrate import calibrate
+from loaderdoctor.trace.columns import Trace
+from loaderdoctor.trace.read import read_trace
+
+
+@dataclass(slots=True, kw_only=True)
+class Analysis:
+    """Everything concluded from one run's evidence."""
+
+    facts: Facts
+    bound: Bound
+    severity: VerdictSeverity
+    findings: tuple[Finding, ...]
+    prescription: Prescription
+    trace: Trace | None
+    log: WorkerLog | None
+    problems: tuple[str, ...] = field(default=())  # evidence that could not be read
+
+
+def analyse(evidence: Evidence, workers_dir: Path) -> Analysis:
+    """Read the trace and the workers' records, and conclude. Never raises for missing evidence."""
+    problems: list[str] = []
+    trace, in_trace = _trace(evidence.profiled, problems)
+    log = _worker_log(workers_dir, problems)
+    step = step_facts(evidence.observed, evidence.all_plain)
+    facts = facts_of_run(
+        command="diagnose",
+        step=step,
+        trace=in_trace,
+        ablation=evidence.ablation(),
+        workers=_workers(log, evidence),
+        loaders=evidence.observed.loaders,
+        transfers=evidence.observed.transfers,
+        environment=evidence.observed.environment,
+    )
+    bound, severity = judge_run(facts)
+    findings = find(facts)
+    return Analysis(
+        facts=facts,
+        bound=bound,
+        severity=severity,
+        findings=findings,
+        prescription=prescribe(facts, findings),
+        trace=trace,
+        log=log,
+        problems=tuple(problems),
+    )
+
+
+def overlay(analysis: Analysis, profiled: WindowDone | None) -> Overlay:
+    """What goes on top of the recorded trace: worker lanes on the trace's clock."""
+    if analysis.trace is None or profiled is None or not profiled.clock_marks:
+        return Overlay()
+    if analysis.log is None:
+        return Overlay()
+    clock = calibrate(analysis.trace, profiled.clock_marks)
+    return Overlay(lanes=lane_events(analysis.log, clock, analysis.trace))
+
+
+def _trace(
+    profiled: WindowDone | None, problems: list[str]
+) -> tuple[Trace | None, TraceFacts | None]:
+    if profiled is None or profiled.trace_path is None:
+        return None, None
+    try:
+        trace = read_trace(Path(profiled.trace_path))
+    except LoaderdoctorError as error:
+        problems.append(str(error))
+        return None, None
+    return trace, trace_facts(trace)
+
+
+def _worker_log(workers_dir: Path, problems: list[str]) -> WorkerLog | None:
+    if not workers_dir.is_dir():
+        return None
+    try:
+        return worker_records.read(workers_dir)
+    except LoaderdoctorError as error:
+        problems.append(str(error))
+        return None
+
+
+def _workers(log: WorkerLog | None, evidence: Evidence) -> WorkerFacts | None:
+    """Facts of the longest plain window with nothing substituted; drops would distort them."""
+    plain = [w for w in evidence.plain if usable(w)] or [w for w in evidence.all_plain if usable(w)]
+    if log is None or not plain:
+        return None
+    window = max(plain, key=lambda w: w.end_ns - w.start_ns)
+    return worker_facts(
+        log, window.start_ns, window.end_ns, n_steps=window.n_steps, fetches=window.fetches
+    )

@@ -1,0 +1,179 @@
+"""What was tried and found -> the rows of the report: recommendations, trials, advice withheld."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from loaderdoctor.diagnosis.verify import Tried, Verification
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts import Facts
+from loaderdoctor.findings.code import loader_arguments
+from loaderdoctor.findings.plan import Candidate, CodeAdvice, Prescription
+from loaderdoctor.findings.proposal import edits_for
+from loaderdoctor.report import model
+from loaderdoctor.report.build import interval
+from loaderdoctor.settings import Settings
+
+
+def recommendations(
+    facts: Facts, prescription: Prescription, verification: Verification | None
+) -> tuple[model.Recommendation, ...]:
+    """The combination that measurably helps; where nothing was tried, the best prediction.
+
+    A candidate that was tried and did not help is not recommended, however good it looked.
+    """
+    rows: list[model.Recommendation] = []
+    if verification is not None and verification.best is not None:
+        best = verification.best
+        match = _prediction(best.settings, prescription)
+        rows += _rows(facts, best.settings, match, best.step, _cautions(best, prescription))
+    tried = {t.settings for t in verification.tried} if verification is not None else set()
+    untried = [c for c in prescription.candidates if c.settings not in tried]
+    if not rows and untried and not tried:
+        first = untried[0]
+        caution = first.caution
+        rows += _rows(facts, first.settings, first, None, caution)
+    for candidate in untried:
+        if not candidate.live and candidate.settings.changed() and not _covered(candidate, rows):
+            rows += _rows(facts, candidate.settings, candidate, None, candidate.caution)
+    rows += [_advice_row(facts, advice) for advice in prescription.advice]
+    return tuple(rows)
+
+
+def trial_rows(facts: Facts, verification: Verification | None) -> tuple[model.Trial, ...]:
+    """The loop as it is, then everything tried, in the order tried."""
+    if verification is None or not verification.tried:
+        return ()
+    samples = facts.step.samples_per_step if facts.step is not None else None
+    return tuple(_trial_rows(facts, verification.tried, samples))
+
+
+def withheld_rows(prescription: Prescription) -> tuple[model.Withheld, ...]:
+    """Advice not given, each reason once."""
+    seen = dict.fromkeys((w.setting, w.reason) for w in prescription.withheld)
+    return tuple(model.Withheld(setting=setting, reason=reason) for setting, reason in seen)
+
+
+def _rows(
+    facts: Facts,
+    settings: Settings,
+    candidate: Candidate | None,
+    measured: Estimate | None,
+    caution: str | None,
+) -> Iterator[model.Recommendation]:
+    """One row for each setting changed; they share prediction and measurement."""
+    have = _own(facts)
+    for name, value in settings.changed().items():
+        edits = edits_for(facts, _only(settings, name))
+        yield model.Recommendation(
+            setting=name,
+            from_=have.get(name),
+            to=value,
+            code="\n".join(edit.diff() for edit in edits),
+            predicted_step_ms=candidate.predicted_step_ms if candidate is not None else None,
+            measured_step_ms=measured.value if measured is not None else None,
+            measured_ci_ms=interval(measured),
+            caution=caution,
+            summary=f"Predicted from {candidate.prediction}."
+            if candidate is not None and measured is None
+            else None,
+        )
+        caution = None  # said once
+
+
+def _only(settings: Settings, name: str) -> Settings:
+    """For one row's code: all loader arguments share one call, so they are shown together."""
+    if name in loader_arguments(settings):
+        together = {k: v for k, v in settings.changed().items() if k in loader_arguments(settings)}
+        return Settings(**together)  # type: ignore[arg-type]
+    return Settings(**{name: settings.as_dict()[name]})  # type: ignore[arg-type]
+
+
+def _own(facts: Facts) -> dict[str, object]:
+    loader = facts.main_loader
+    have: dict[str, object] = dict(loader.settings.as_dict()) if loader is not None else {}
+    if facts.transfers:
+        have["non_blocking"] = all(t.non_blocking for t in facts.transfers)
+    return have
+
+
+def _prediction(settings: Settings, prescription: Prescription) -> Candidate | None:
+    return next((c for c in prescription.candidates if c.settings == settings), None)
+
+
+def _cautions(best: Tried, prescription: Prescription) -> str | None:
+    """Cautions of every candidate whose changes are in the combination, each once."""
+    changed = best.settings.changed().items()
+    said = dict.fromkeys(
+        c.caution
+        for c in prescription.candidates
+        if c.caution and c.settings.changed().items() <= changed
+    )
+    return " ".join(said) or None
+
+
+def _covered(candidate: Candidate, rows: Sequence[model.Recommendation]) -> bool:
+    return any(row.setting in candidate.settings.changed() for row in rows)
+
+
+def _advice_row(facts: Facts, advice: CodeAdvice) -> model.Recommendation:
+    step_ms = facts.step_ms
+    bounded = advice.bound_ms is not None and step_ms is not None
+    return model.Recommendation(
+        setting=advice.title,
+        from_=None,
+        to=None,
+        code=advice.example,
+        predicted_step_ms=max(0.0, step_ms - advice.bound_ms) if bounded else None,  # type: ignore[operator]
+        measured_step_ms=None,
+        measured_ci_ms=None,
+        caution=advice.caution,
+        summary=advice.bound,
+    )
+
+
+def _trial_rows(
+    facts: Facts, tried: Sequence[Tried], samples: float | None
+) -> Iterator[model.Trial]:
+    if facts.step is not None:
+        yield _trial(Settings(), facts.step.wall_ms, samples, shares=facts.shares)
+    for t in tried:
+        step = t.step
+        if step is None:
+            yield model.Trial(
+                settings=t.settings.as_dict(),
+                label=t.settings.label(),
+                status="failed",
+                reason=t.failed or "no visit was measured",
+            )
+            continue
+        last = t.visits[-1]
+        row = _trial(t.settings, step, samples, shares=None)
+        yield model.Trial(
+            **{f: getattr(row, f) for f in _SAME},
+            startup_s=last.startup_ns / 1e9 if last.startup_ns is not None else None,
+            host_bytes=last.host_bytes,
+            gpu_peak_allocated_bytes=last.gpu_peak_allocated_bytes,
+            gpu_peak_reserved_bytes=last.gpu_peak_reserved_bytes,
+            n_windows=len(t.visits),
+            window_ms=tuple(t.step_ms),
+        )
+
+
+_SAME = ("settings", "label", "status", "step_ms", "step_ms_ci", "samples_per_s")
+
+
+def _trial(
+    settings: Settings, step: Estimate, samples: float | None, *, shares: object
+) -> model.Trial:
+    from loaderdoctor.report.build import shares_of
+
+    return model.Trial(
+        settings=settings.as_dict(),
+        label=settings.label(),
+        status="ok",
+        step_ms=step.value,
+        step_ms_ci=interval(step),
+        samples_per_s=samples * 1e3 / step.value if samples and step.value > 0 else None,
+        shares=shares_of(shares),  # type: ignore[arg-type]
+    )

@@ -1,0 +1,51 @@
+"""One recorded trace -> the two files people open: whole for Perfetto, dialect for TensorBoard."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loaderdoctor.report.files import RunFolder
+from loaderdoctor.report.perfetto import StepShares, write_perfetto_trace
+from loaderdoctor.report.tensorboard import Wait, write_plugin_trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlay:
+    """What we add to a recorded trace, on the file's clock (microseconds)."""
+
+    lanes: Sequence[Mapping[str, Any]] = ()  # worker and pin-thread spans, complete events
+    waits_outside_next: Sequence[Wait] = ()
+    exposed_waits: Sequence[tuple[float, float]] = ()
+    step_shares: Sequence[StepShares] = ()
+    end_us: float | None = None
+
+
+def write_capture(
+    folder: RunFolder, run: str, source: Path, *, at_ns: int, overlay: Overlay | None = None
+) -> Path:
+    """Both files of one capture in the run folder; the plugin's is returned.
+
+    `run` is the capture's name in TensorBoard, `at_ns` when it was taken, since the epoch.
+    Raises TraceError where `source` is no trace, RunError where a file can't be written.
+    """
+    added = overlay or Overlay()
+    write_perfetto_trace(
+        source,
+        folder.perfetto_trace(run),
+        lanes=added.lanes,
+        exposed_waits=added.exposed_waits,
+        step_shares=added.step_shares,
+        end_us=added.end_us,
+    )
+    target = folder.plugin_trace(run, worker=worker_name(), at_ns=at_ns)
+    write_plugin_trace(source, target, extra_waits=added.waits_outside_next, lanes=added.lanes)
+    return target
+
+
+def worker_name(rank: int = 0) -> str:
+    """The plugin groups workers of a name `<host>_<number>` by host."""
+    return f"{platform.node()}_{rank}"

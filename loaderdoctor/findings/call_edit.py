@@ -119,7 +119,7 @@ def _insertions(text: str, node: ast.Call, added: Sequence[str]) -> list[tuple[i
     close = tokens[-1][2]
     if "\n" in text[last_end:close] and last != "(":
         arguments: list[ast.expr] = [*node.args, *(k.value for k in node.keywords)]
-        line = text.splitlines()[max(a.lineno for a in arguments) - 1]
+        line = _lines(text)[max(a.lineno for a in arguments) - 1]
         indent = line[: len(line) - len(line.lstrip())] or "    "
         at = text.rfind("\n", 0, close) + 1
         comma = [] if last == "," else [(last_end, last_end, ",")]
@@ -140,15 +140,20 @@ def _span(text: str, node: ast.expr) -> tuple[int, int]:
 
 def _offset(text: str, line: int, column_bytes: int) -> int:
     """Character offset of a place in the tree, whose columns count UTF-8 bytes."""
-    lines = text.splitlines(keepends=True)
+    lines = _lines(text)
     within = lines[line - 1].encode()[:column_bytes].decode()
     return sum(map(len, lines[: line - 1])) + len(within)
+
+
+def _lines(text: str) -> list[str]:
+    """Lines as the parser counts them, ends kept; str.splitlines also breaks at form feeds."""
+    return [f"{line}\n" for line in text.split("\n")]
 
 
 def _tokens(source: str) -> list[tuple[int, str, int, int]]:
     """(kind, text, start, end) in characters, as far as the source can be read."""
     starts = [0]
-    for line in source.splitlines(keepends=True):
+    for line in _lines(source):
         starts.append(starts[-1] + len(line))
     found: list[tuple[int, str, int, int]] = []
     try:

@@ -79,7 +79,7 @@ class H2DHook:
 
     def __init__(self, device_type: str | None = None) -> None:
         self._device_type = device_type
-        self._ordinals: dict[int, int] = {}
+        self._thread = threading.local()  # not by thread id, which a later thread gets again
 
     def on_call(self, call: H2DCall) -> Tensor:
         """What the loop gets. Runs on the loop's thread."""
@@ -113,14 +113,13 @@ class H2DHook:
         Call it on the training thread at each step, and on any other thread that fetches batches
         at each of its fetches.
         """
-        self._ordinals[threading.get_ident()] = 0
+        self._thread.ordinal = 0
 
     def _ordinal(self) -> int | None:
         """Which call of its thread's batch this is; None on a thread that begins no steps."""
-        thread = threading.get_ident()
-        ordinal = self._ordinals.get(thread)
+        ordinal: int | None = getattr(self._thread, "ordinal", None)
         if ordinal is not None:
-            self._ordinals[thread] = ordinal + 1
+            self._thread.ordinal = ordinal + 1
         return ordinal
 
     def _wants(self, device: torch.device) -> bool:
@@ -153,7 +152,7 @@ class _Method:
     def __hash__(self) -> int:
         return hash(self.original)
 
-    def __call__(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, tensor: Tensor, /, *args: Any, **kwargs: Any) -> Tensor:
         hook = _Patch.hook
         # copy_ is called on the device tensor, the others on the host tensor.
         skip = hook is None or tensor.is_cpu is (self._name == "copy_")
@@ -197,7 +196,7 @@ def _parse(
     itself will have to say what is wrong with it.
     """  # noqa: D205
     if name == "copy_":
-        source = args[0] if args else kwargs.get("src", kwargs.get("other"))
+        source = args[0] if args else kwargs.get("other")
         if not isinstance(source, Tensor) or not source.is_cpu:
             return None
         return H2DCall(
@@ -216,7 +215,7 @@ def _parse(
     place: Any = kwargs.get("device")
     dtype: Any = kwargs.get("dtype")
     rest = list(args)
-    other = kwargs.get("other", kwargs.get("tensor"))
+    other = kwargs.get("tensor")
     if rest and isinstance(rest[0], Tensor):
         other = rest.pop(0)
     if isinstance(other, Tensor):

@@ -87,6 +87,9 @@ class _NoProcess:
     def duplicate_for_child(self, fd: int) -> int:
         return fd
 
+    def DupFd(self, fd: int) -> int:  # noqa: N802  # multiprocessing's name
+        return fd
+
 
 def trial_pickle(
     objects: Any, *, limit_s: float = LIMIT_S, limit_bytes: int = LIMIT_BYTES

@@ -7,6 +7,7 @@ collate function and the like are used again. What a trial opens, `close` ends.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -189,7 +190,10 @@ def _new_loader(
         }
     else:
         arguments["batch_sampler"] = loader.batch_sampler
-    return DataLoader(loader.dataset, **arguments)
+    with warnings.catch_warnings():
+        # torch warns of more workers than CPUs; that is what the trial is to find out.
+        warnings.simplefilter("ignore")
+        return DataLoader(loader.dataset, **arguments)
 
 
 def _non_blocking(settings: Settings, transfers: tuple[TransferRecord, ...]) -> bool:

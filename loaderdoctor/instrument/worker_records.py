@@ -28,8 +28,8 @@ from loaderdoctor.instrument.record_file import (
     SEND,
     SUFFIX,
     Kind,
-    Outcome,
 )
+from loaderdoctor.instrument.record_file import Outcome as Outcome
 
 I64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]

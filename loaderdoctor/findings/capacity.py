@@ -18,6 +18,9 @@ MIN_CPU_SHARE = 0.1
 # More workers than this per usable CPU is a disk or network to fix, not a pool to grow: every
 # worker also holds an interpreter, torch and the dataset in memory.
 MAX_WORKERS_PER_CPU = 4
+# Time slicing, interrupts and waits for the queue keep the counted user and system time of fully
+# loaded cores below 100 %. Under this the CPU still has room for another worker.
+SATURATED_CPU_SHARE = 0.85
 # Both the pool's and the step's times vary: closer than this they count as equal.
 KEEPS_UP_MARGIN = 1.05
 
@@ -68,7 +71,12 @@ def worker_limit(facts: Facts) -> int | None:
         # A saturated CPU makes workers wait for it, which looks like a low share.
         cpu_share = 1.0
     share = min(1.0, max(cpu_share, MIN_CPU_SHARE))
-    return max(1, math.floor(min(cpus / share, cpus * MAX_WORKERS_PER_CPU)))
+    limit = math.floor(min(cpus / share, cpus * MAX_WORKERS_PER_CPU))
+    n, used = num_workers(facts), cpu_cores_used(facts)
+    if n and used:
+        # A pool that leaves CPUs unused may grow until it fills them.
+        limit = max(limit, math.floor(n * SATURATED_CPU_SHARE * cpus / used))
+    return max(1, min(limit, math.floor(cpus * MAX_WORKERS_PER_CPU)))
 
 
 def supply_ms(facts: Facts, n_workers: int) -> float | None:
@@ -97,11 +105,6 @@ def cpu_cores_used(facts: Facts) -> float | None:
     if step is None or step.worker_cpu_cores is None:
         return None
     return step.worker_cpu_cores + (step.main_cpu_cores or 0.0)
-
-
-# Time slicing, interrupts and waits for the queue keep the counted user and system time of fully
-# loaded cores below 100 %. Under this the CPU still has room for another worker.
-SATURATED_CPU_SHARE = 0.85
 
 
 def cpu_saturated(facts: Facts) -> bool | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.capacity import batch_ms, cpu_cores_used, cpu_saturated, rest_ms
 from loaderdoctor.findings.exposure import (
@@ -20,12 +18,6 @@ from loaderdoctor.findings.wording import ms, of_step, percent, plural
 
 # CPU time above wall time: the worker runs more than one thread while it makes a batch.
 MIN_MULTITHREADED_CPU_SHARE = 1.2
-# Sampled lines that call libraries with thread pools of their own.
-MIN_THREADED_LINE_SHARE = 0.2
-_THREADED_CALLS = re.compile(
-    r"\bcv2\.|\bnp\.(dot|matmul|einsum|linalg)|\bnumpy\.(dot|matmul|linalg)|\bscipy\."
-    r"|\btorch\.(mm|bmm|matmul|einsum)|F\.(interpolate|conv\d)|\w\s@\s\w"
-)
 # A loader whose removal gains twice what the loop ever waited for it costs by other means.
 MAX_WAIT_PART = 0.5
 # In one measured case the loop waited 0.2 ms a step and removing the loader gained 2.1 of 5.4 ms:
@@ -82,12 +74,12 @@ def workers_share_a_core(facts: Facts) -> Finding | None:
 def thread_oversubscription(facts: Facts) -> Finding | None:
     """More busy threads than CPUs: library threads in every worker, or the loop's own.
 
-    Decides on: threads x workers against the usable CPUs, where threads are seen to run (CPU time
-    above wall time in a worker, or a full CPU with hot lines in threaded libraries); on a machine
-    without an accelerator also the step's own threads, where removing the loader gains more than
-    the loop waits for it and the CPU is full.
+    Decides on: threads x workers against the usable CPUs, where the CPU is full or a worker uses
+    more CPU time than wall time; on a machine without an accelerator also the step's own threads,
+    where removing the loader gains more than the loop waits for it and the CPU is full.
     Abstains: machine, thread counts or CPU times not recorded.
-    Fooled by: libraries that count threads they never start; so a count alone never fires.
+    Fooled by: torch threads a worker may use and never does, beside a CPU that is full for another
+    reason (a library's own pool counts only where it was seen at work).
     """
     machine, workers, cost = facts.machine, facts.workers, input_cost(facts)
     if machine is None or cost is None or not num_workers(facts):
@@ -95,17 +87,18 @@ def thread_oversubscription(facts: Facts) -> Finding | None:
     cpus, saturated = machine.usable_cpus, cpu_saturated(facts)
     in_worker = workers.n_threads if workers is not None else None
     n = num_workers(facts) or 0
-    if workers is not None and in_worker is not None and in_worker > 1 and in_worker * n > cpus:
-        multithreaded = (workers.cpu_share or 0.0) >= MIN_MULTITHREADED_CPU_SHARE
-        if multithreaded or (saturated and _threaded_share(facts) >= MIN_THREADED_LINE_SHARE):
-            return _oversubscribed(
-                facts,
-                cost,
-                f"{plural(n, 'worker')} of {in_worker} library threads each compete for "
-                f"{cpus:g} usable CPUs",
-                "Give each worker one thread (worker_init_fn)",
-                n_threads=in_worker,
-            )
+    competes = saturated or (
+        workers is not None and (workers.cpu_share or 0.0) >= MIN_MULTITHREADED_CPU_SHARE
+    )
+    if in_worker is not None and in_worker > 1 and in_worker * n > cpus and competes:
+        return _oversubscribed(
+            facts,
+            cost,
+            f"{plural(n, 'worker')} of {in_worker} library threads each compete for "
+            f"{cpus:g} usable CPUs",
+            "Give each worker one thread (worker_init_fn)",
+            n_threads=in_worker,
+        )
     extra = _cost_beyond_wait(facts)
     own = machine.n_threads
     no_device = facts.trace is None or not facts.trace.has_accelerator
@@ -230,11 +223,6 @@ def _cost_beyond_wait(facts: Facts) -> Cost | None:
         return None
     part = cost.part(ablation.input_ms.value - seen_ms)
     return part if part.share >= MODERATE_SHARE else None
-
-
-def _threaded_share(facts: Facts) -> float:
-    lines = facts.workers.lines if facts.workers is not None else ()
-    return sum(x.share for x in lines if x.code is not None and _THREADED_CALLS.search(x.code))
 
 
 def _loader_thread(facts: Facts) -> str | None:

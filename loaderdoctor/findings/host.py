@@ -95,7 +95,8 @@ def launch_bound(facts: Facts) -> Finding | None:
     if trace.n_kernels_per_step < MIN_KERNELS_PER_STEP:
         return None
     between_ms, _ = _work(facts)
-    launching_ms = max(0.0, trace.host_exposed_ms - between_ms)
+    # Silence that may be waiting for an unrecorded loader is no launching either.
+    launching_ms = max(0.0, trace.host_exposed_ms - between_ms - (trace.unmarked_wait_ms or 0.0))
     if trace.host_exposed_ms > 0:
         share *= launching_ms / trace.host_exposed_ms
     gap_us = 1000 * launching_ms / trace.n_kernels_per_step

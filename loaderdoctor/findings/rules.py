@@ -156,6 +156,12 @@ OVERRULES: tuple[Overrule, ...] = (
         reason="it would advise pin_memory=True, which the user has already",
     ),
     Overrule(
+        winner=Kind.WORK_BETWEEN_STEPS,
+        losers=(Kind.LAUNCH_BOUND,),
+        reason="the launches are the smaller part, and the profiler makes them look larger",
+        min_part=1.0,
+    ),
+    Overrule(
         winner=Kind.MANY_SMALL_COPIES,
         losers=(Kind.COPY_NOT_OVERLAPPED,),
         reason="what such copies cost is the calls, which a side stream pays as well",

@@ -30,8 +30,7 @@ def cpu_saturated_workers(facts: Facts) -> Finding | None:
     """The workers fall short and the usable CPUs are full: more workers can't help.
 
     Decides on: CPU time of workers and training process against the usable CPUs, over the plain
-    windows, and exposed input time. Without CPU times: a pool as large as the usable CPUs whose
-    workers burn CPU.
+    windows, and exposed input time; or a pool that burns CPU and is as large as the CPUs feed.
     Abstains: no workers, machine not known, or the workers' CPU time not recorded.
     Fooled by: other programs on the same CPUs; their load is not counted, so it reads as room.
     """
@@ -41,14 +40,7 @@ def cpu_saturated_workers(facts: Facts) -> Finding | None:
     short = pool_falls_short_ms(facts)
     if short == 0.0:
         return None
-    saturated = cpu_saturated(facts)
-    if saturated is None:
-        share = facts.workers.cpu_share if facts.workers is not None else None
-        limit = worker_limit(facts)
-        if share is None or limit is None or short is None:
-            return None
-        saturated = share >= MAX_WAITING_CPU_SHARE and n >= limit
-    if not saturated:
+    if not cpu_saturated(facts) and not (short and _fills_the_cpus(facts, n)):
         return None
     used = cpu_cores_used(facts)
     busy = f"{used:.1f} of " if used is not None else "all of "
@@ -160,6 +152,15 @@ def overhead_bound_loader(facts: Facts) -> Finding | None:
         advice="Slice whole batches from tensors in memory (or define __getitems__), or keep the "
         "dataset on the device. Do not add workers.",
     )
+
+
+def _fills_the_cpus(facts: Facts, n_workers: int) -> bool:
+    """Whether a pool that computes, rather than waits, has all the workers the CPUs can feed."""
+    share = facts.workers.cpu_share if facts.workers is not None else None
+    limit = worker_limit(facts)
+    if share is None or limit is None:
+        return False
+    return share >= MAX_WAITING_CPU_SHARE and n_workers >= limit
 
 
 def _sample_ms(facts: Facts) -> float | None:

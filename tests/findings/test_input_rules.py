@@ -46,7 +46,9 @@ BY_ITSELF = workers(n_workers=0, batch_ms=7.0, fetch_ms=6.5, collate_ms=0.5, cor
 
 # A pool that makes a batch of 40 ms in 4 workers: one each 10 ms, the rest of the step takes 4 ms.
 SHORT = workers(batch_ms=40.0, fetch_ms=39.0, idle_share=0.0)
-STARVED = with_exposed(input_=0.6, workers=SHORT)
+STARVED = with_exposed(
+    input_=0.6, workers=SHORT, step=step(worker_cpu_cores=3.8, main_cpu_cores=0.8)
+)
 SLEEPING = replace(SHORT, cpu_share=0.08)
 FULL_CPU = step(worker_cpu_cores=6.5, main_cpu_cores=1.0)
 # Something costs 2.1 ms a step, and the loop waits 0.2 ms of it.
@@ -357,9 +359,7 @@ CASES = (
         evidence={"n_threads": 8, "num_workers": 4, "usable_cpus": 8.0},
         says=("4 workers of 8 library threads each compete for 8 usable CPUs",),
         silent={
-            "threads that never run": with_exposed(
-                input_=0.6, workers=workers(n_threads=8), step=FULL_CPU
-            ),
+            "CPUs are free": with_exposed(input_=0.6, workers=workers(n_threads=8)),
             "one thread each": with_exposed(input_=0.6, step=FULL_CPU),
             LOW: healthy(workers=workers(n_threads=8, cpu_share=2.5)),
         },
@@ -540,6 +540,32 @@ def test_startup_in_a_trace_must_be_most_of_its_input_time() -> None:
     assert worker_startup_each_epoch(trace_only(replace(seen, n_iterators_created=20))) is None
 
 
+def test_a_pool_that_fills_the_cpus_is_saturated_though_they_rest_at_times() -> None:
+    pool = workers(n_workers=8, batch_ms=80.0, idle_share=0.1)
+    facts = with_exposed(
+        input_=0.6,
+        workers=pool,
+        loaders=(loader(settings={"num_workers": 8}),),
+        step=step(worker_cpu_cores=6.2, main_cpu_cores=0.4),
+    )
+    assert cpu_saturated_workers(facts) is not None
+    assert too_few_workers(facts) is None
+
+
+def test_a_pool_that_leaves_cpus_unused_may_grow_past_their_number() -> None:
+    pool = workers(n_workers=8, batch_ms=80.0, idle_share=0.1)
+    facts = with_exposed(
+        input_=0.6,
+        workers=pool,
+        loaders=(loader(settings={"num_workers": 8}),),
+        step=step(worker_cpu_cores=4.0, main_cpu_cores=0.4),
+    )
+    finding = too_few_workers(facts)
+    assert finding is not None
+    assert finding.evidence["num_workers_limit"] == 12
+    assert cpu_saturated_workers(facts) is None
+
+
 def test_a_background_thread_that_burns_cpu_contends_for_the_gil() -> None:
     facts = with_exposed(
         input_=0.6,
@@ -551,8 +577,8 @@ def test_a_background_thread_that_burns_cpu_contends_for_the_gil() -> None:
     assert "burns CPU for 98 %" in finding.summary
 
 
-def test_threaded_lines_on_a_full_cpu_are_oversubscription() -> None:
-    busy = workers(n_threads=8, cpu_share=0.3, lines=(line(code="y = cv2.resize(x, s)"),))
+def test_starved_thread_pools_on_a_full_cpu_are_oversubscription() -> None:
+    busy = workers(n_threads=8, cpu_share=0.3)
     assert thread_oversubscription(with_exposed(input_=0.6, workers=busy, step=FULL_CPU))
 
 

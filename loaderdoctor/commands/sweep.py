@@ -16,7 +16,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from loaderdoctor.attribution.verdict import verdict_from_shares
+from loaderdoctor.attribution.judge import judge_run
 from loaderdoctor.commands.output import STDOUT, check_json_target, deliver
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.findings.rules import find as find_findings
@@ -37,14 +37,12 @@ from loaderdoctor.sweep.live import LiveSweep
 from loaderdoctor.sweep.outcome import Options, Progress
 from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.rows import best_row, trial_rows, warning_rows
-from loaderdoctor.sweep.traces import write_traces
 
 # How long a script may take to its first warm steps: imports, data preparation, compilation.
 START_TIMEOUT_S = 600.0
 # The report on disk is renewed at most this often while the sweep runs.
 PARTIAL_EVERY_S = 5.0
 EXIT_INTERRUPTED = 130
-MIN_STEPS = 5  # fewer say nothing about shares
 
 NOT_VALID = (
     "This run's training is not valid: trials feed the loop batches out of turn, and files the "
@@ -159,30 +157,26 @@ def _measure(
     if not any(trial.visits for trial in outcome.trials):
         raise RunError(f"{target.name}: nothing was measured ({outcome.ended_reason}).")
     live.say("reading the traces")
-    evidence.read_traces()
-    written = write_traces(outcome, folder)
-    return report_of(evidence, target, written), outcome.ended == "interrupted"
+    evidence.conclude(folder, trace_dir / "workers")
+    return report_of(evidence, target), outcome.ended == "interrupted"
 
 
-def report_of(evidence: Evidence, target: Target, traces: dict[int, str] | None = None) -> Report:
+def report_of(evidence: Evidence, target: Target) -> Report:
     """The report of what has been measured so far; the top level describes the loop as it is."""
     assert evidence.sweep is not None
     outcome, ranking = evidence.sweep.outcome, evidence.sweep.ranking()
     facts = evidence.facts(ranking)
-    n_steps = facts.step.n_steps if facts.step is not None else 0
-    bound, severity = verdict_from_shares(
-        facts.shares, facts.shares_low, enough_steps=n_steps >= MIN_STEPS
-    )
-    found = find_findings(facts)
+    bound, severity = judge_run(facts)
+    paths = {index: traced.path for index, traced in evidence.traces.items()}
     return build_report(
         facts=facts,
         target=target.name,
         bound=bound,
         severity=severity,
-        findings=found,
+        findings=find_findings(facts),
         recommendations=recommendations(ranking, evidence.observed, facts),
         withheld=withheld(ranking),
-        trials=trial_rows(ranking, evidence.trial_shares(ranking, facts), traces or {}),
+        trials=trial_rows(ranking, evidence.trial_shares(ranking, facts), paths),
         best=best_row(ranking),
         warnings=(*warning_rows(outcome, ranking), *evidence.warnings()),
         environment=evidence.observed.environment,

@@ -12,20 +12,22 @@ import msgspec
 
 from loaderdoctor.attribution.combine import best_shares, facts_of_run
 from loaderdoctor.attribution.shares import Shares
-from loaderdoctor.attribution.step import step_facts
-from loaderdoctor.attribution.trace_facts import trace_facts
+from loaderdoctor.attribution.step import step_facts, usable
+from loaderdoctor.attribution.workers import worker_facts
 from loaderdoctor.diagnosis import gather
 from loaderdoctor.diagnosis.plan import WINDOWS_PER_BUDGET, sizes
-from loaderdoctor.errors import TraceError
-from loaderdoctor.facts import Facts, StepFacts, TraceFacts
+from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.facts import Facts, StepFacts, WorkerFacts
 from loaderdoctor.findings.safety import why_unsafe
+from loaderdoctor.instrument import worker_records
 from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.protocol import Note, Observed, WindowDone
+from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import ReportWarning
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.rank import Ranking
 from loaderdoctor.sweep.rounds import Sweep
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.sweep.traces import Traced, read_and_write
 
 # Three rounds of three windows, each with as much again for drop and warm-up.
 ABLATION_WINDOWS = 18
@@ -40,7 +42,8 @@ class Evidence:
     seed: int = 0
     clock: Callable[[], float] = time.monotonic
     sweep: Sweep | None = None
-    traces: dict[int, TraceFacts] = field(default_factory=dict)  # by trial index
+    traces: dict[int, Traced] = field(default_factory=dict)  # by trial index
+    workers: WorkerFacts | None = None
     ablated: gather.Evidence | None = None
 
     def withheld(self, trials: Sequence[Settings]) -> dict[Settings, str]:
@@ -66,17 +69,22 @@ class Evidence:
         has_accelerator = self.observed.device is not None
         gatherer.ablate(until=self.clock() + left_s, with_copy=has_accelerator)
 
-    def read_traces(self) -> None:
-        """Attribute each trial's first trace; an unreadable one becomes a note."""
+    def conclude(self, folder: RunFolder, workers_dir: Path) -> None:
+        """Once measuring is over: the workers' records, and every trace into the run folder."""
         assert self.sweep is not None
-        for trial in self.sweep.outcome.trials:
-            for window in trial.profiles[:1]:
-                assert window.trace_path is not None
-                try:
-                    self.traces[trial.index] = trace_facts(read_trace(Path(window.trace_path)))
-                except TraceError as error:
-                    text = f"trial {trial.index}: {error}"
-                    self.sweep.outcome.notes.append(("no-trace", text))
+        outcome, log = self.sweep.outcome, None
+        try:
+            log = worker_records.read(workers_dir) if workers_dir.is_dir() else None
+        except LoaderdoctorError as error:
+            outcome.notes.append(("evidence-missing", str(error)))
+        plain = [window for window in outcome.plain if usable(window)]
+        if log is not None and plain:
+            # The last one met warm caches, and steady workers.
+            window = plain[-1]
+            self.workers = worker_facts(
+                log, window.start_ns, window.end_ns, n_steps=window.n_steps, fetches=window.fetches
+            )
+        self.traces = read_and_write(outcome, folder, log)
 
     def warnings(self) -> tuple[ReportWarning, ...]:
         """What the measuring process said, each once."""
@@ -91,9 +99,9 @@ class Evidence:
         return facts_of_run(
             command="sweep",
             step=step,
-            trace=self.traces.get(0),
+            trace=self.traces[0].facts if 0 in self.traces else None,
             ablation=self.ablated.ablation() if self.ablated is not None else None,
-            workers=None,
+            workers=self.workers,
             loaders=self.observed.loaders,
             transfers=self.observed.transfers,
             environment=self.observed.environment,
@@ -105,9 +113,9 @@ class Evidence:
         Without an accelerator the wait of the timed windows replaces the profiled one.
         """
         found = {0: facts.shares}
-        for index, trace in self.traces.items():
+        for index, traced in self.traces.items():
             if index:
-                found[index] = best_shares(trace, self._step(index, ranking), None)
+                found[index] = best_shares(traced.facts, self._step(index, ranking), None)
         return {index: shares for index, shares in found.items() if shares is not None}
 
     def _step(self, index: int, ranking: Ranking) -> StepFacts | None:

@@ -22,6 +22,7 @@ MIN_ROUNDS = 3
 MAX_ROUNDS = 8
 # What opening a trial is thought to cost before it was seen: forked workers answer after
 # 50–100 ms, spawned ones import torch again (about 3 s).
+MIN_WARMUP = 3
 OPEN_S = {"fork": 0.1, "forkserver": 1.0, "spawn": 3.0}
 FORK_PER_WORKER_S = 0.02
 
@@ -60,11 +61,13 @@ def guess(trial: Trial, observed: Observed, *, step_s: float) -> Cost:
     """The cost before the first visit: the loop's own step time, and a guess at the opening."""
     full = meaning(trial.settings, own_settings(observed))
     workers = full.num_workers or 0
-    queue = workers * (full.prefetch_factor or 1)
+    # Twice the queue is dropped, then a cycle warms up: what the measuring process does.
+    queue = 2 * workers * (full.prefetch_factor or 1)
+    warmup = max(MIN_WARMUP, workers)
     opening = OPEN_S.get(full.start_method or observed.environment.start_method, 1.0)
     return Cost(
         overhead_s=(opening + FORK_PER_WORKER_S * workers if workers else 0.0)
-        + (queue + 1) * step_s,
+        + (queue + warmup + 1) * step_s,
         step_s=step_s,
         cycle=cycle(trial, observed),
     )

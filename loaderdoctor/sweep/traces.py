@@ -1,40 +1,73 @@
-"""Raw traces of the trials -> the run folder: whole for Perfetto, and as TensorBoard's plugin."""
+"""Raw traces of the trials -> what they say, and the files people open in the run folder.
+
+One trace at a time: forty of them at once would not fit a small machine's memory.
+"""
 
 from __future__ import annotations
 
-import platform
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from loaderdoctor.errors import TraceError
+from loaderdoctor.attribution.trace_facts import trace_facts
+from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.facts import TraceFacts
+from loaderdoctor.instrument.protocol import WindowDone
+from loaderdoctor.instrument.worker_records import WorkerLog
+from loaderdoctor.report.captures import Overlay, write_capture
 from loaderdoctor.report.files import RunFolder, trial_run
-from loaderdoctor.report.perfetto import write_perfetto_trace
-from loaderdoctor.report.tensorboard import BASELINE, write_plugin_trace
+from loaderdoctor.report.lanes import lane_events
+from loaderdoctor.report.tensorboard import BASELINE
 from loaderdoctor.sweep.outcome import Outcome
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.trace.calibrate import calibrate
+from loaderdoctor.trace.columns import Trace
+from loaderdoctor.trace.read import read_trace
 
 
-def write_traces(outcome: Outcome, folder: RunFolder) -> dict[int, str]:
-    """Every trial's traces; the plugin's, relative to the run folder, by trial index.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """A trial's first capture: what it says, and the plugin's file relative to the run folder."""
 
-    Of several captures of the loop as it is, each is a span of the same TensorBoard run.
+    facts: TraceFacts
+    path: str
+
+
+def read_and_write(outcome: Outcome, folder: RunFolder, log: WorkerLog | None) -> dict[int, Traced]:
+    """Every capture, by trial index; one that can't be read or written becomes a note.
+
+    Further captures of the loop as it is (`--repeat`) are TensorBoard runs of their own.
     """
-    written: dict[int, str] = {}
+    found: dict[int, Traced] = {}
+    for index, n_before, window in _captures(outcome):
+        run = trial_run(index) if index else BASELINE
+        try:
+            traced = _one(window, run + (f"-{n_before + 1}" if n_before else ""), folder, log)
+        except LoaderdoctorError as error:
+            outcome.notes.append(("no-trace", f"trial {index}: {error}"))
+        else:
+            found.setdefault(index, traced)
+    return found
+
+
+def _captures(outcome: Outcome) -> Iterator[tuple[int, int, WindowDone]]:
     for trial in outcome.trials:
-        for window in reversed(trial.profiles):  # the first capture's path is the one kept
-            assert window.trace_path is not None
-            try:
-                path = _write(trial, Path(window.trace_path), folder)
-            except TraceError as error:
-                outcome.notes.append(("no-trace", f"trial {trial.index}: {error}"))
-                continue
-            written[trial.index] = str(path.relative_to(folder.path))
-    return written
+        for n_before, window in enumerate(trial.profiles):
+            yield trial.index, n_before, window
 
 
-def _write(trial: Trial, source: Path, folder: RunFolder) -> Path:
-    run = trial_run(trial.index) if trial.index else BASELINE
-    write_perfetto_trace(source, folder.perfetto_trace(source.name.partition(".")[0]))
-    target = folder.plugin_trace(run, worker=f"{platform.node()}_0", at_ns=time.time_ns())
-    write_plugin_trace(source, target)
-    return target
+def _one(window: WindowDone, run: str, folder: RunFolder, log: WorkerLog | None) -> Traced:
+    assert window.trace_path is not None
+    source = Path(window.trace_path)
+    trace = read_trace(source)
+    path = write_capture(
+        folder, run, source, at_ns=time.time_ns(), overlay=_lanes(trace, window, log)
+    )
+    return Traced(facts=trace_facts(trace), path=str(path.relative_to(folder.path)))
+
+
+def _lanes(trace: Trace, window: WindowDone, log: WorkerLog | None) -> Overlay:
+    """The workers' own records on the trace's clock, as lanes beside the profiler's."""
+    if log is None or not window.clock_marks:
+        return Overlay()
+    return Overlay(lanes=lane_events(log, calibrate(trace, window.clock_marks), trace))

@@ -80,6 +80,9 @@ class TraceFacts:
     n_dropped_steps: int = 0  # steps at the trace's edges that could not be measured whole
     # Only where loader events are missing: exposed silence around the step's beginning, per step.
     # It may be waiting for batches or the loop's own Python; it is counted as host.
+    # At least this much of the host's time per step is the profiler's own: see
+    # attribution.trace_facts.PROFILER_US_PER_OP. None: no op was recorded.
+    profiler_ms: float | None = None
     unmarked_wait_ms: float | None = None
 
 

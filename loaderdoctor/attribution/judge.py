@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loaderdoctor.attribution.shares import Bound
+from loaderdoctor.attribution.shares import Bound, Shares
 from loaderdoctor.attribution.verdict import VerdictSeverity, verdict_from_shares
 from loaderdoctor.facts import Facts, TraceFacts
 
@@ -13,13 +13,29 @@ MIN_STEPS = 5
 def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
     """From the trace alone. Without step marks, or with too few steps: unknown.
 
-    Where no loader was recorded, silence at the beginning of steps counts as host but may be
-    waiting for batches: a host verdict that rests on it is uncertain.
+    Recording ops slows the host and nothing else, so the verdict rests on what is left without
+    the least that the profiler itself took. Where no loader was recorded, silence at the beginning
+    of steps counts as host but may be waiting for batches: a host verdict that rests on it is
+    uncertain.
     """
     low = None
     if trace.unmarked_wait_ms is not None and trace.wall_ms > 0:
         low = {"host": (trace.host_exposed_ms - trace.unmarked_wait_ms) / trace.wall_ms}
-    return verdict_from_shares(trace.shares, low, enough_steps=trace.n_steps >= MIN_STEPS)
+    shares = without_profiler(trace)
+    return verdict_from_shares(shares, low, enough_steps=trace.n_steps >= MIN_STEPS)
+
+
+def without_profiler(trace: TraceFacts) -> Shares:
+    """The trace's shares less the profiler's own time on the exposed host, rescaled to 1."""
+    shares = trace.shares
+    if not trace.profiler_ms or not trace.wall_ms or not trace.has_accelerator:
+        return shares
+    own = min(trace.profiler_ms / trace.wall_ms, shares.host or 0.0)
+    if own >= 1.0:
+        return shares
+    parts = shares.as_dict()
+    parts["host"] = (shares.host or 0.0) - own
+    return Shares(**{k: None if v is None else v / (1.0 - own) for k, v in parts.items()})
 
 
 def judge_run(facts: Facts) -> tuple[Bound, VerdictSeverity]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.judge import judge_trace
-from loaderdoctor.attribution.trace_facts import trace_facts
+from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
+from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.commands.output import (
     ShareRule,
     check_json_target,
@@ -19,7 +20,7 @@ from loaderdoctor.commands.output import (
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.findings.rules import find
 from loaderdoctor.report.build import build_report
-from loaderdoctor.report.captures import worker_name, write_capture
+from loaderdoctor.report.captures import Overlay, worker_name, write_capture
 from loaderdoctor.report.console import console_text
 from loaderdoctor.report.files import RunFolder, plain_name
 from loaderdoctor.report.model import Report, ReportWarning
@@ -50,10 +51,9 @@ def analyze(options: AnalyzeOptions) -> int:
     return max(_one(path, options, rules) for path in options.traces)
 
 
-def report_of_trace(path: Path) -> Report:
-    """Read, attribute, find, report. Raises TraceError."""
-    trace = read_trace(path)
-    in_trace = trace_facts(trace)
+def report_of_trace(path: Path, attributed: Attributed) -> Report:
+    """Judge, find, report."""
+    in_trace = facts_of(attributed)
     facts = facts_of_trace(in_trace)
     bound, severity = judge_trace(in_trace)
     return build_report(
@@ -62,12 +62,14 @@ def report_of_trace(path: Path) -> Report:
         bound=bound,
         severity=severity,
         findings=find(facts),
-        warnings=_warnings(trace),
+        warnings=_warnings(attributed.trace),
     )
 
 
 def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...]) -> int:
-    report = report_of_trace(path)
+    attributed = attribute(read_trace(path))
+    report = report_of_trace(path, attributed)
+    added = Overlay.of(tracks(attributed))
     folder = None
     at = time.time()
     at_ns = int(at * 1e9)
@@ -76,11 +78,15 @@ def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...]) -> i
         folder = run.path
         text = console_text(report, folder=folder)
         run.write_report(report, text)
-        write_capture(run, BASELINE, path, at_ns=at_ns)
+        write_capture(run, BASELINE, path, at_ns=at_ns, overlay=added)
         write_scalars(report, run.tensorboard, console_text=text, at=at)
     if options.tensorboard is not None:
         capture = _new_capture(options.tensorboard, path)
-        write_plugin_trace(path, capture / f"{worker_name()}.{at_ns}.pt.trace.json.gz")
+        write_plugin_trace(
+            path,
+            capture / f"{worker_name()}.{at_ns}.pt.trace.json.gz",
+            extra_waits=added.waits_outside_next,
+        )
     deliver(report, json_target=options.json_target, folder=folder)
     return exit_code(report, rules)
 

@@ -229,7 +229,7 @@ class _Run:
 
     def write_traces(self, folder: RunFolder, *, at_ns: int) -> None:
         """Both files of the profiled window; a trace that can't be read became a warning."""
-        if self.evidence is None or self.analysis is None or self.analysis.trace is None:
+        if self.evidence is None or self.analysis is None or self.analysis.attributed is None:
             return
         profiled = self.evidence.profiled
         assert profiled is not None

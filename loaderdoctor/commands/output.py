@@ -11,9 +11,11 @@ from typing import TextIO
 
 from rich.console import Console
 
-from loaderdoctor.errors import EXIT_THRESHOLD, RunError, UsageError
+from loaderdoctor.errors import EXIT_THRESHOLD, UsageError
+from loaderdoctor.report import format as fmt
 from loaderdoctor.report.console import render_report
 from loaderdoctor.report.encode import encode_report
+from loaderdoctor.report.files import write_bytes
 from loaderdoctor.report.model import Report
 
 STDOUT = "-"
@@ -31,7 +33,7 @@ class ShareRule:
 
     def holds(self, report: Report) -> bool:
         """Whether the report's share breaks the rule; a share that was not recorded does not."""
-        value = getattr(report.shares, self.share) if report.shares is not None else None
+        value = share_of(report, self.share)
         if value is None:
             return False
         return {
@@ -60,8 +62,8 @@ def exit_code(report: Report, rules: Sequence[ShareRule]) -> int:
     """3 where a rule holds (said on stderr), else 0."""
     broken = [rule for rule in rules if rule.holds(report)]
     for rule in broken:
-        value = getattr(report.shares, rule.share)
-        sys.stderr.write(f"loaderdoctor: --fail-on {rule.text}: {rule.share} is {value:.1%}\n")
+        value = fmt.share(share_of(report, rule.share))
+        sys.stderr.write(f"loaderdoctor: --fail-on {rule.text}: {rule.share} is {value}\n")
     return EXIT_THRESHOLD if broken else 0
 
 
@@ -86,9 +88,12 @@ def deliver(report: Report, *, json_target: str | None, folder: Path | None) -> 
         sys.stdout.buffer.write(encode_report(report))
         sys.stdout.flush()
     elif json_target is not None:
-        try:
-            Path(json_target).write_bytes(encode_report(report))
-        except OSError as error:
-            raise RunError(
-                f"{json_target}: can't be written ({error.strerror or error})."
-            ) from None
+        write_bytes(Path(json_target), encode_report(report))
+
+
+def share_of(report: Report, name: str) -> float | None:
+    """One share of the report, 0…1; None where it was not recorded."""
+    if report.shares is None:
+        return None
+    value: float | None = getattr(report.shares, name)
+    return value

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from loaderdoctor.attribution.combine import facts_of_run
 from loaderdoctor.attribution.judge import judge_run
 from loaderdoctor.attribution.shares import Bound
 from loaderdoctor.attribution.step import step_facts, usable
-from loaderdoctor.attribution.trace_facts import trace_facts
+from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
+from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.attribution.verdict import VerdictSeverity
 from loaderdoctor.attribution.workers import worker_facts
 from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.facts import Facts, TraceFacts, WorkerFacts
+from loaderdoctor.facts import Facts, WorkerFacts
 from loaderdoctor.findings.model import Finding
 from loaderdoctor.findings.plan import Prescription
 from loaderdoctor.findings.prescription import prescribe
@@ -25,7 +27,6 @@ from loaderdoctor.instrument.worker_records import WorkerLog
 from loaderdoctor.report.captures import Overlay
 from loaderdoctor.report.lanes import lane_events
 from loaderdoctor.trace.calibrate import calibrate
-from loaderdoctor.trace.columns import Trace
 from loaderdoctor.trace.read import read_trace
 
 
@@ -38,7 +39,7 @@ class Analysis:
     severity: VerdictSeverity
     findings: tuple[Finding, ...]
     prescription: Prescription
-    trace: Trace | None
+    attributed: Attributed | None  # the profiled window's trace
     log: WorkerLog | None
     problems: tuple[str, ...] = field(default=())  # evidence that could not be read
 
@@ -46,13 +47,13 @@ class Analysis:
 def analyse(evidence: Evidence, workers_dir: Path) -> Analysis:
     """Read the trace and the workers' records, and conclude. Never raises for missing evidence."""
     problems: list[str] = []
-    trace, in_trace = _trace(evidence.profiled, problems)
+    attributed = _attributed(evidence.profiled, problems)
     log = _worker_log(workers_dir, problems)
     step = step_facts(evidence.observed, evidence.all_plain)
     facts = facts_of_run(
         command="diagnose",
         step=step,
-        trace=in_trace,
+        trace=facts_of(attributed) if attributed is not None else None,
         ablation=evidence.ablation(),
         workers=_workers(log, evidence),
         loaders=evidence.observed.loaders,
@@ -67,33 +68,32 @@ def analyse(evidence: Evidence, workers_dir: Path) -> Analysis:
         severity=severity,
         findings=findings,
         prescription=prescribe(facts, findings),
-        trace=trace,
+        attributed=attributed,
         log=log,
         problems=tuple(problems),
     )
 
 
-def overlay(analysis: Analysis, profiled: WindowDone | None) -> Overlay:
-    """What goes on top of the recorded trace: worker lanes on the trace's clock."""
-    if analysis.trace is None or profiled is None or not profiled.clock_marks:
+def overlay(analysis: Analysis, profiled: WindowDone) -> Overlay:
+    """What goes on top of the recorded trace: waits, shares, and worker lanes on its clock."""
+    attributed = analysis.attributed
+    if attributed is None:
         return Overlay()
-    if analysis.log is None:
-        return Overlay()
-    clock = calibrate(analysis.trace, profiled.clock_marks)
-    return Overlay(lanes=lane_events(analysis.log, clock, analysis.trace))
+    lanes: list[dict[str, Any]] = []
+    if analysis.log is not None and profiled.clock_marks:
+        clock = calibrate(attributed.trace, profiled.clock_marks)
+        lanes = lane_events(analysis.log, clock, attributed.trace)
+    return Overlay.of(tracks(attributed), lanes)
 
 
-def _trace(
-    profiled: WindowDone | None, problems: list[str]
-) -> tuple[Trace | None, TraceFacts | None]:
+def _attributed(profiled: WindowDone | None, problems: list[str]) -> Attributed | None:
     if profiled is None or profiled.trace_path is None:
-        return None, None
+        return None
     try:
-        trace = read_trace(Path(profiled.trace_path))
+        return attribute(read_trace(Path(profiled.trace_path)))
     except LoaderdoctorError as error:
         problems.append(str(error))
-        return None, None
-    return trace, trace_facts(trace)
+        return None
 
 
 def _worker_log(workers_dir: Path, problems: list[str]) -> WorkerLog | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loaderdoctor.attribution.tracks import Tracks
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.perfetto import StepShares, write_perfetto_trace
 from loaderdoctor.report.tensorboard import Wait, write_plugin_trace
@@ -22,6 +23,22 @@ class Overlay:
     exposed_waits: Sequence[tuple[float, float]] = ()
     step_shares: Sequence[StepShares] = ()
     end_us: float | None = None
+
+    @staticmethod
+    def of(tracks: Tracks, lanes: Sequence[Mapping[str, Any]] = ()) -> Overlay:
+        """The tracks of a divided trace, and lanes of workers where they were recorded."""
+        waits: tuple[Wait, ...] = ()
+        if tracks.training_pid is not None and tracks.training_tid is not None:
+            pid, tid = _number(tracks.training_pid), _number(tracks.training_tid)
+            if pid is not None and tid is not None:
+                waits = tuple((at, length, pid, tid) for at, length in tracks.outside_next)
+        return Overlay(
+            lanes=lanes,
+            waits_outside_next=waits,
+            exposed_waits=tracks.exposed_waits,
+            step_shares=tuple(StepShares(at_us=at, shares=x) for at, x in tracks.step_shares),
+            end_us=tracks.end_us,
+        )
 
 
 def write_capture(
@@ -49,3 +66,7 @@ def write_capture(
 def worker_name(rank: int = 0) -> str:
     """The plugin groups workers of a name `<host>_<number>` by host."""
     return f"{platform.node()}_{rank}"
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.lstrip("-").isdigit() else None

@@ -1,0 +1,86 @@
+"""What a divided trace adds to the pictures of it: waits and shares on the file's own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from loaderdoctor.attribution.trace_facts import Attributed
+from loaderdoctor.intervals import Intervals
+from loaderdoctor.trace.columns import Category
+
+NS_PER_US = 1e3
+# Shorter gaps between a fetch span and what surrounds it are the profiler's own bookkeeping.
+MIN_WAIT_NS = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracks:
+    """Microseconds on the file's clock (`ts`)."""
+
+    # (start, duration): the training thread gets a batch, outside every `__next__` span
+    outside_next: tuple[tuple[float, float], ...]
+    exposed_waits: tuple[tuple[float, float], ...]  # (start, duration): the `input` share
+    step_shares: tuple[tuple[float, Mapping[str, float | None]], ...]  # (start, shares) per step
+    end_us: float | None
+    training_pid: str | None
+    training_tid: str | None
+
+
+def tracks(attributed: Attributed) -> Tracks:
+    """The tracks of one trace; empty ones where nothing of the kind was recorded."""
+    rows, partition = attributed.rows, attributed.partition
+    spans = rows.named(rows.flags.fetch, Category.USER_ANNOTATION, Category.CPU_OP)
+    outside = attributed.fetches.getting.subtract(rows.intervals(spans))
+    outside = Intervals.of(
+        outside.starts[outside.lengths_ns >= MIN_WAIT_NS],
+        outside.ends[outside.lengths_ns >= MIN_WAIT_NS],
+    )
+    thread = rows.training_thread
+    threads = attributed.trace.threads
+    clock = attributed.clock
+    return Tracks(
+        outside_next=_spans_us(attributed, outside),
+        exposed_waits=_spans_us(attributed, partition.input) if partition.input is not None else (),
+        step_shares=_step_shares(attributed),
+        end_us=_us(attributed, int(clock.end_ns[-1])) if clock.n_steps else None,
+        training_pid=threads[thread].pid if thread >= 0 else None,
+        training_tid=threads[thread].tid if thread >= 0 else None,
+    )
+
+
+def _us(attributed: Attributed, at_ns: int) -> float:
+    return attributed.trace.origin_us + at_ns / NS_PER_US
+
+
+def _spans_us(attributed: Attributed, spans: Intervals) -> tuple[tuple[float, float], ...]:
+    return tuple(
+        (_us(attributed, int(start)), int(length) / NS_PER_US)
+        for start, length in zip(spans.starts, spans.lengths_ns, strict=True)
+    )
+
+
+def _step_shares(attributed: Attributed) -> tuple[tuple[float, Mapping[str, float | None]], ...]:
+    clock, partition = attributed.clock, attributed.partition
+    if not clock.n_steps:
+        return ()
+    length = np.maximum(clock.end_ns - clock.start_ns, 1)
+    parts = {
+        name: getattr(partition, name)
+        for name in ("compute", "communication", "copy", "input", "host", "other")
+    }
+    columns = {
+        name: None
+        if spans is None
+        else (spans.covered_before(clock.end_ns) - spans.covered_before(clock.start_ns)) / length
+        for name, spans in parts.items()
+    }
+    return tuple(
+        (
+            _us(attributed, int(start)),
+            {name: None if c is None else float(c[i]) for name, c in columns.items()},
+        )
+        for i, start in enumerate(clock.start_ns)
+    )

@@ -16,6 +16,7 @@ import msgspec
 from loaderdoctor.instrument.channel import ConnectionLostError, ToChild
 from loaderdoctor.instrument.environment import environment
 from loaderdoctor.instrument.protocol import Observed, Stop, TransferRecord
+from loaderdoctor.instrument.roles import ACCUMULATES_BELOW
 from loaderdoctor.instrument.session import Driver, Session
 from loaderdoctor.instrument.stepclock import DeviceMarks, StepClock
 from loaderdoctor.instrument.windows import Windows
@@ -34,7 +35,6 @@ MAX_SETTLING = 64
 ACCEPT_FOREIGN_AFTER = 16
 N_TRANSFER_STEPS = 3
 WAIT_S = 0.1  # between looks at the connection while the loop is paused
-ACCUMULATES_BELOW = 0.75  # optimizer steps per batch
 
 
 def drive(session: Session, now: int) -> Driver:

@@ -48,24 +48,26 @@ class Hooks:
         """Install each hook as soon as the script has imported what it hooks."""
         self._watch.install()
 
-    def remove(self) -> None:
-        """Give torch its own functions back."""
+    def remove(self, *, but_epochs: bool = False) -> None:
+        """Give torch its own functions back; with `but_epochs` all except iterating."""
         self._watch.remove()
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-        for owner, name, original, ours in reversed(self._replaced):
-            if owner.__dict__.get(name) is ours:
-                setattr(owner, name, original)
-        self._replaced.clear()
+        keep = ("__iter__", "__next__") if but_epochs else ()
+        for entry in [e for e in reversed(self._replaced) if e[1] not in keep]:
+            self._restore(entry)
 
     def remove_backward(self) -> None:
         """Take only the backward hook out: the step is known and needs it no more."""
         for entry in [e for e in self._replaced if e[1] == "backward"]:
-            owner, name, original, ours = entry
-            if owner.__dict__.get(name) is ours:
-                setattr(owner, name, original)
-            self._replaced.remove(entry)
+            self._restore(entry)
+
+    def _restore(self, entry: tuple[Any, str, Any, Any]) -> None:
+        owner, name, original, ours = entry
+        if owner.__dict__.get(name) is ours:
+            setattr(owner, name, original)
+        self._replaced.remove(entry)
 
     def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
         original = owner.__dict__[name]
@@ -116,9 +118,13 @@ class Hooks:
         session = self._session
 
         def __iter__(self: Any) -> Any:  # noqa: N807
-            if not session.live or bypassed():
-                return original(self)
-            return session.open_iterator(self, original)
+            if session.live and not bypassed():
+                return session.open_iterator(self, original)
+            iterator = original(self)
+            if not session.live:
+                # A persistent iterator begins another epoch: what we knew was of the last one.
+                getattr(iterator, "__dict__", {}).pop(FEED, None)
+            return iterator
 
         return __iter__
 
@@ -137,10 +143,9 @@ class Hooks:
         fetch = session.fetch
 
         def __next__(self: Any) -> Any:  # noqa: N807
-            if session.live:
-                feed = self.__dict__.get(FEED)
-                if feed is not None:
-                    return fetch(feed, self)
+            feed = self.__dict__.get(FEED)
+            if feed is not None and (session.live or feed.tainted):
+                return fetch(feed, self)
             return original(self)
 
         return __next__

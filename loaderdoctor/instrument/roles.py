@@ -29,6 +29,8 @@ SLOW_S = 5.0
 MIN_FOLLOWED = 0.5
 # Fetched less often than this against the busiest loader of the step: not part of each step.
 MIN_FREQUENCY = 0.3
+# Fewer optimizer steps than this per batch: gradients are accumulated over several batches.
+ACCUMULATES_BELOW = 0.75
 # A loop without backward and optimizer (inference) is measured too, once it is clear that no
 # training follows: after this many fetches and seconds.
 MIN_WORKLESS_FETCHES = 8
@@ -151,7 +153,7 @@ class RoleObserver:
             )
         # Batches come from a background thread: what happens once a batch on the training
         # thread marks the step instead.
-        best = min(self.work.values(), key=lambda w: abs(w.n - first.n))
+        best = self._once_per_batch(first.n)
         return Definition(
             clock=first.loader,
             train=train,
@@ -160,6 +162,17 @@ class RoleObserver:
             thread=best.thread,
             text=f"{text}, fetched on a background thread",
         )
+
+    def _once_per_batch(self, n_batches: int) -> _Work:
+        """What happens once a batch: an optimizer's step, unless gradients are accumulated."""
+        optimizers = [w for w in self.work.values() if w.optimizer is not None]
+        backward = self.work.get(None)
+        if not optimizers:
+            return next(iter(self.work.values()))
+        best = min(optimizers, key=lambda w: abs(w.n - n_batches))
+        if backward is not None and best.n < ACCUMULATES_BELOW * min(backward.n, n_batches):
+            return backward
+        return best
 
 
 def _optimizer_exists() -> bool:

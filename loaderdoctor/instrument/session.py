@@ -68,6 +68,7 @@ class Session:
         self._workers_recorded = False
         self.live = True  # hooks act; False in forked children and once detached
         self.stopping = False
+        self.pristine = True  # nothing was ever substituted or thrown away in this run
         self.spans = False  # a profiler of ours is active: name what we see
         self.registry = LoaderRegistry()
         self.roles = RoleObserver()
@@ -233,9 +234,7 @@ class Session:
 
     def disable_in_fork(self) -> None:
         """In a forked child: no hook acts, and the connection stays the parent's."""
-        self.live = False
-        self.stopping = False
-        self.spans = False
+        self.live = self.stopping = self.spans = False
         self.channel.forget_in_fork()
 
     # ------------------------------------------------------------ steps
@@ -278,6 +277,7 @@ class Session:
             return None
         for loader in definition.train:
             loader.role = "train"
+        self.n_steps = definition.clock.n_fetches
         self.device = self._training_device()
         if definition.tick != "backward":
             self.hooks.remove_backward()
@@ -360,14 +360,18 @@ class Session:
         raise StopTraining
 
     def detach(self) -> None:
-        """Remove every hook and let the script run on unwatched."""
+        """Remove every hook and let the script run on unwatched.
+
+        Epochs in which batches were substituted still end where the script expects it: for them
+        the hooks of `__iter__` and `__next__` stay, and only count.
+        """
         self.live = False
         self._stop_recording()
         self.clock = self.recorder = None
         for loader in self.registry.states:
             loader.source = None
             loader.pending_drop = 0
-        self.hooks.remove()
+        self.hooks.remove(but_epochs=not self.pristine)
 
     def script_over(
         self, how: Literal["script-ended", "script-failed", "interrupted"], exit_code: int

@@ -32,7 +32,6 @@ class Sources:
         self.train = list(definition.train)
         self.switched = False  # since the last window
         self.at_epoch_start = False  # real again from the first batch of an epoch on
-        self.pristine = True  # nothing was ever substituted or thrown away in this run
         self._session = session
         self._definition = definition
         self._transfers = transfers
@@ -66,7 +65,7 @@ class Sources:
         missing = [x for x in targets if x.ring is None]
         if missing:
             yield from self.to_real(missing)
-            self.pristine = False
+            self._session.pristine = False
             for state in missing:
                 state.ring = BatchRing()
                 state.recording = True
@@ -117,7 +116,7 @@ class Sources:
         from loaderdoctor.instrument.trials import Withheld, open_trial
 
         settings = request.settings or Settings()
-        self.pristine = False
+        self._session.pristine = False
         for state in self.train:
             self._set(state, None)
         self._free_memory()
@@ -139,10 +138,11 @@ class Sources:
             except Withheld as error:
                 raise SourceWithheldError(str(error)) from error
             self._set(state, source)
+            # The first batch is dropped at least: it is the start-up that is told apart.
+            drop = drop_count(settings.over(state.record.settings)) if request.drop_batches else 0
+            source.drop(max(1, drop))
             if source.startup_ns is not None:
                 startup_ns = max(startup_ns or 0, source.startup_ns)
-            if request.drop_batches:
-                source.drop(drop_count(settings.over(state.record.settings)))
         return startup_ns
 
     def boundary_ns(self, request: WindowRequest) -> int | None:
@@ -172,10 +172,10 @@ class Sources:
         if self.at_epoch_start:
             return True
         for state in states:
-            if state in substituted or (paused and not self.pristine):
+            if state in substituted or (paused and not self._session.pristine):
                 state.pending_drop = drops[state.index]
             self._set(state, None)
-        return not paused or not self.pristine
+        return not paused or not self._session.pristine
 
     def _epoch_is_short(self, drop: int) -> bool:
         clock = self._definition.clock

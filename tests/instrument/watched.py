@@ -1,0 +1,121 @@
+"""Runs a training loop in this process under the real hooks, with requests queued up front.
+
+Only the connection is replaced: what the command would send lies ready, what it would receive is
+kept. Loops here are functions; whole scripts in processes of their own are in test_bench.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from loaderdoctor.instrument.channel import Channel, ToChild
+from loaderdoctor.instrument.hooks import Hooks
+from loaderdoctor.instrument.protocol import (
+    Ended,
+    FromRun,
+    Measure,
+    Note,
+    Observed,
+    Stop,
+    WindowDone,
+    WindowRequest,
+)
+from loaderdoctor.instrument.session import Session
+
+
+@dataclass(slots=True)
+class QueuedChannel(Channel):
+    """Messages to the run lie in `requests`; after them it is let run to its end."""
+
+    connection: None = None  # type: ignore[assignment]
+    requests: list[ToChild] = field(default_factory=list)
+    sent: list[FromRun] = field(default_factory=list)
+
+    def send(self, message: FromRun) -> None:
+        self.sent.append(message)
+
+    def receive(self, timeout_s: float) -> ToChild | None:
+        if timeout_s == 0.0:
+            return None
+        return self.requests.pop(0) if self.requests else Stop(to_end=True)
+
+
+@dataclass(slots=True)
+class Watched:
+    """What one watched loop told."""
+
+    sent: list[FromRun]
+    session: Session
+
+    @property
+    def observed(self) -> Observed:
+        return next(m for m in self.sent if isinstance(m, Observed))
+
+    @property
+    def windows(self) -> list[WindowDone]:
+        return [m for m in self.sent if isinstance(m, WindowDone)]
+
+    @property
+    def notes(self) -> list[Note]:
+        return [m for m in self.sent if isinstance(m, Note)]
+
+    @property
+    def ended(self) -> Ended:
+        return next(m for m in self.sent if isinstance(m, Ended))
+
+
+def watch(loop: Callable[[], object], *requests: WindowRequest) -> Watched:
+    """Run `loop` hooked, measure `requests` in it, and take every hook out again."""
+    channel = QueuedChannel(requests=[Measure(requests=requests)] if requests else [])
+    run_dir = Path(tempfile.mkdtemp(prefix="loaderdoctor-test-"))
+    session = Session(channel, run_dir=run_dir, records_workers=False)
+    hooks = Hooks(session)
+    hooks.watch()
+    try:
+        loop()
+    finally:
+        session.script_over("script-ended", 0)
+        hooks.remove()
+    broken = [m.text for m in channel.sent if isinstance(m, Note) and m.kind == "internal-error"]
+    assert not broken, broken[0]
+    return Watched(channel.sent, session)
+
+
+class Numbers(Dataset[tuple[torch.Tensor, int]]):
+    """`n` samples of four floats that tell their index."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((4,), float(index)), index % 2
+
+
+class Trainer:
+    """A tiny model with its optimizer; `step` is one batch of training."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(4, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-6)
+
+    def backward(self, x: torch.Tensor) -> None:
+        self.model(x).sum().backward()
+
+    def step(self, x: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        self.backward(x)
+        self.optimizer.step()
+
+
+def loader_of(n_batches: int, batch_size: int = 2, **options: object) -> DataLoader[object]:
+    """A loader of `n_batches` batches."""
+    return DataLoader(Numbers(n_batches * batch_size), batch_size, **options)  # type: ignore[arg-type]

@@ -81,7 +81,9 @@ class FreeCopies(H2DHook):
             pool.restore()
 
     def release(self) -> None:
-        """Free all device memory held here."""
+        """Free all device memory held here. Waits for the device: any stream may use it."""
+        if self._device.type == "cuda" and self._at_place:
+            torch.cuda.synchronize(self._device)
         for pool in self._pools():
             pool.release()
         self._at_place.clear()

@@ -97,6 +97,9 @@ class TensorPool:
         Call it between windows. It finds changes past the version counter too (through
         `.numpy()` or `.data`). Waits for the device.
         """
+        self._next = 0
+        if not self._n_handed_out:
+            return
         if self._pristine.device.type == "cuda" or self._pinned:
             torch.cuda.synchronize()  # copies out of a pinned tensor may still be under way
         changed = False
@@ -109,7 +112,6 @@ class TensorPool:
                 self._grow(min(self._n_handed_out, MAX_COPIES))
         self._changes_seen = self._changes_seen or changed
         self._n_handed_out = 0
-        self._next = 0
 
     def release(self) -> None:
         """Give every byte back; the pool is of no use afterwards."""

@@ -7,6 +7,7 @@ another `non_blocking` (trials). One of them at a time; see h2d for what they se
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from typing import Any
 
@@ -34,6 +35,7 @@ class TransferObserver(H2DHook):
 
     def __init__(self, device_type: str | None = None) -> None:
         super().__init__(device_type)
+        self._training_thread: threading.Thread | None = None
         self._steps: deque[list[tuple[Site, TransferRecord]]] = deque(maxlen=MAX_STEPS)
         # of each batch: address of a tensor -> where in the batch, shape and dtype
         self._batches: deque[dict[int, tuple[str, torch.Size, torch.dtype]]] = deque(
@@ -41,9 +43,17 @@ class TransferObserver(H2DHook):
         )
 
     def begin_step(self) -> None:
-        """A step begins; calls before the first step are not recorded."""
+        """A step begins; calls before the first step are not recorded.
+
+        The thread that calls first is the training thread. A thread that fetches batches for it
+        calls too, and begins no step of its own.
+        """
         super().begin_step()
-        self._steps.append([])
+        thread = threading.current_thread()
+        if self._training_thread is None:
+            self._training_thread = thread
+        if thread is self._training_thread:
+            self._steps.append([])
 
     def note_batch(self, batch: Any) -> None:
         """Show a batch that the loop gets, so that a record can name the tensor it copied."""

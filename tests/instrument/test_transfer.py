@@ -190,6 +190,25 @@ def test_a_tensor_that_the_loop_made_has_no_place_in_the_batch() -> None:
     assert record.path is None
 
 
+def test_a_fetching_thread_begins_no_step_of_its_own() -> None:
+    """A loop whose thread copies ahead makes its calls once a step, whoever makes them."""
+    observer = TransferObserver()
+    observer.install()
+
+    def fetch() -> None:
+        observer.begin_step()
+        torch.zeros(4).to("meta")
+
+    for _ in range(6):
+        observer.begin_step()
+        thread = threading.Thread(target=fetch)
+        thread.start()
+        thread.join()
+    observer.remove()
+    assert len(observer.records()) == 1
+    assert len(observer._steps) == 6
+
+
 def test_a_step_that_copies_nothing_has_no_records() -> None:
     observer = TransferObserver()
     observer.install()

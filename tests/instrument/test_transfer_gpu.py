@@ -233,6 +233,7 @@ def test_forced_transfers_block_or_do_not(device: torch.device, wanted: bool) ->
     x = torch.zeros(1024, pin_memory=True)
     force = ForceTransfer(wanted, "cuda")
     force.install()
+    torch.empty(1024, device=device)  # a first allocation may itself wait for the device
     busy = torch.cuda.Event()  # type: ignore[no-untyped-call]
     torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]
     busy.record()

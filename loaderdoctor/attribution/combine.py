@@ -32,10 +32,13 @@ def best_shares(
     the rest is split as in the trace. Negatives are clamped to 0 and the rest rescaled. Without
     ablation, the trace's own shares, but that on a machine without an accelerator the time in
     `__next__` of the plain windows replaces the profiled one: there every wait is exposed.
+    An ablation of one round has no interval and decides nothing.
     """
+    if ablation is not None and (ablation.input_ms is None or not ablation.input_ms.bounded):
+        ablation = None
     if trace is None:
         return _without_trace(step, ablation)
-    if ablation is not None and ablation.input_ms is not None:
+    if ablation is not None:
         return _with_ablation(trace, ablation)
     if not trace.has_accelerator and step is not None and step.raw_wait_ms is not None:
         share = min(1.0, step.raw_wait_ms / step.wall_ms.value)
@@ -51,7 +54,7 @@ def _with_ablation(trace: TraceFacts, ablation: AblationFacts) -> Shares:
         return _split_like_trace(trace.shares, input_share=min(1.0, input_share))
     copy_share = (
         max(0.0, ablation.copy_ms.value / wall)
-        if ablation.copy_ms is not None
+        if ablation.copy_ms is not None and ablation.copy_ms.bounded
         else (trace.shares.copy or 0.0) * min(1.0, trace.wall_ms / wall)
     )
     communication = (trace.communication_ms or 0.0) / wall
@@ -108,11 +111,11 @@ def _without_trace(step: StepFacts | None, ablation: AblationFacts | None) -> Sh
 
 def lower_bounds(ablation: AblationFacts | None) -> dict[str, float] | None:
     """Lower 95 % bounds of the input and copy shares; None without ablation."""
-    if ablation is None or ablation.input_ms is None:
+    if ablation is None or ablation.input_ms is None or not ablation.input_ms.bounded:
         return None
     wall = ablation.plain_ms.value
     low = {"input": ablation.input_ms.low / wall}
-    if ablation.copy_ms is not None:
+    if ablation.copy_ms is not None and ablation.copy_ms.bounded:
         low["copy"] = ablation.copy_ms.low / wall
     return low
 

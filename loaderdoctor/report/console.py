@@ -272,7 +272,8 @@ def _change(number: int, group: Sequence[Recommendation], step: Step) -> list[Re
     for i, change in enumerate(group):
         what.append(", " if i else "")
         what.append(plain(change.setting), style="bold")
-        what.append(f" {fmt.setting(change.from_)} → {fmt.setting(change.to)}")
+        if change.from_ is not None or change.to is not None:  # else a change of code
+            what.append(f" {fmt.setting(change.from_)} → {fmt.setting(change.to)}")
     below: list[RenderableType] = [
         _code(code) for code in dict.fromkeys(change.code for change in group)
     ]

@@ -259,7 +259,12 @@ def _cores(chosen: _Selection) -> tuple[tuple[int, ...], ...]:
 
 
 def _head_of_line_ms(chosen: _Selection, n_steps: int) -> float | None:
-    """Time per step that the loop waited for a batch while a later one was ready."""
+    """Time per step that delivering batches in order cost.
+
+    That is the time the loop waited for a batch while a later one was ready, weighted by the
+    share of workers that stood idle meanwhile. The weight makes it what `in_order=False` can
+    save: while every worker is busy the pool gives all it has, in whatever order.
+    """
     if n_steps <= 0 or chosen.n_workers < 2:
         return None
     batches = chosen.log.batches
@@ -269,7 +274,7 @@ def _head_of_line_ms(chosen: _Selection, n_steps: int) -> float | None:
         ready_ns = np.where(pinned >= 0, chosen.log.pins.end_ns[np.maximum(pinned, 0)], ready_ns)
     deliveries = chosen.of_iterators(chosen.log.deliveries)
     in_order = {i.serial for i in chosen.iterators if i.in_order}
-    total_ns = 0
+    idle_ns = 0.0
     for serial, epoch in set(
         zip(deliveries.serial.tolist(), deliveries.epoch.tolist(), strict=True)
     ):
@@ -288,10 +293,23 @@ def _head_of_line_ms(chosen: _Selection, n_steps: int) -> float | None:
         at = np.searchsorted(idx, waits.idx)
         known = (at < idx.size) & (idx[np.minimum(at, idx.size - 1)] == waits.idx)
         at, waits = at[known], waits.where(known)
-        until = np.minimum(waits.end_ns, ready[at])
         since = np.maximum(waits.start_ns, np.maximum(later[at], chosen.start_ns))
-        total_ns += int(np.maximum(0, until - np.minimum(since, until)).sum())
-    return total_ns / n_steps / NS_PER_MS
+        stalls = Intervals.of(since, np.minimum(waits.end_ns, ready[at]))
+        idle_ns += _idle_ns(chosen, serial, stalls)
+    return idle_ns / n_steps / NS_PER_MS
+
+
+def _idle_ns(chosen: _Selection, serial: int, during: Intervals) -> float:
+    """Time within `during`, each instant weighted by the share of workers that made no batch."""
+    batches = chosen.log.batches
+    pool = [w.pid for w in chosen.workers if w.serial == serial]
+    idle_ns = 0
+    for pid in pool:
+        mine = batches.pid == pid
+        idle_ns += during.subtract(
+            Intervals.of(batches.begin_ns[mine], batches.end_ns[mine])
+        ).total_ns
+    return idle_ns / len(pool) if pool else 0.0
 
 
 def _transforms(chosen: _Selection) -> tuple[tuple[str, float], ...]:

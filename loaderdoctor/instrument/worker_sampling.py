@@ -37,9 +37,10 @@ _STDLIB: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platst
 _TORCH: Final = str(Path(torch.__file__).parent)
 _OURS: Final = str(Path(loaderdoctor.__file__).parent)
 _RECIPES: Final = str(Path(_OURS) / "_recipes")  # shipped with us, but a user's code in kind
+_WORKER_LOOP: Final = str(Path(_TORCH) / "utils/data/_utils/worker.py")
 _FETCHING: Final = (
     str(Path(_TORCH) / "utils/data/_utils/fetch.py"),
-    str(Path(_TORCH) / "utils/data/_utils/worker.py"),
+    _WORKER_LOOP,
     str(Path(_TORCH) / "utils/data/dataloader.py"),
 )
 
@@ -128,7 +129,7 @@ class LineSampler:
                     continue
                 idle = 0
                 cpu_before = time.thread_time_ns()
-                self._look(*watched)
+                self._look(watched)
                 now = time.perf_counter_ns()
                 if now - self._counts_since_ns > REPORT_EVERY_NS:
                     self.report()
@@ -150,9 +151,10 @@ class LineSampler:
             self._wake.wait()
         self._asleep = False
 
-    def _look(self, thread: int, clock: FetchClock | None) -> None:
+    def _look(self, watched: tuple[int, FetchClock | None]) -> None:
+        thread, clock = watched
         frame = sys._current_frames().get(thread)
-        if frame is None or self._watched is None:
+        if frame is None or self._watched is not watched:  # the batch was done meanwhile
             return
         phase = "sampler" if clock is None else "collate" if clock.collate_ns else "fetch"
         found = locate(frame)
@@ -183,8 +185,10 @@ def locate(frame: FrameType) -> tuple[Place, Place] | None:
         if kind == PACKAGE and package is None:
             package = at
         at = at.f_back
-    if leaf is None:
+    if leaf is None or at is None:
         return None
+    if package is None and at.f_code.co_filename == _WORKER_LOOP:
+        return None  # torch's own queue, between batches
     return _place(package or leaf), _place(leaf)
 
 

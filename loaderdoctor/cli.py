@@ -175,6 +175,19 @@ def analyze(traces: tuple[Path, ...], **options: Any) -> int:
 
 
 @cli.command(context_settings=CONTEXT)
+@click.option("--fail-on-regression", is_flag=True, help="Exit 3 where RUN_B is slower.")
+@click.argument("before", metavar="RUN_A", type=click.Path(path_type=Path))
+@click.argument("after", metavar="RUN_B", type=click.Path(path_type=Path))
+def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
+    """Say whether RUN_B is faster, slower, or no different beyond the noise."""
+    from loaderdoctor.commands.compare import CompareOptions, compare
+
+    return compare(
+        CompareOptions(before=before, after=after, fail_on_regression=fail_on_regression)
+    )
+
+
+@cli.command(context_settings=CONTEXT)
 @click.option("--port", type=int, default=6006, show_default=True, help="0 takes a free one.")
 @click.option("--perfetto", is_flag=True, help="Serve the full trace in Perfetto's page instead.")
 @click.option("--browser", "open_browser", is_flag=True, help="Open the address in a browser.")

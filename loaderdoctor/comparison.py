@@ -1,0 +1,124 @@
+"""Two runs beside each other: faster, slower, or no difference beyond the noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.report.model import Report, Shares
+
+Change = Literal["faster", "slower", "no difference", "unknown"]
+
+SHARES = ("input", "copy", "communication", "compute", "host", "other")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareChange:
+    """Milliseconds a step of one share in both runs; None where it was not recorded."""
+
+    name: str
+    before_ms: float | None
+    after_ms: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """B against A. `difference_ms` is B - A, negative where B is faster."""
+
+    change: Change
+    reason: str | None  # why nothing can be said
+    before_ms: float | None
+    after_ms: float | None
+    difference_ms: Estimate | None
+    shares: tuple[ShareChange, ...]
+    settings: tuple[tuple[str, object, object], ...]  # name, A, B: only what differs
+    caveats: tuple[str, ...]  # what makes the two hard to compare
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as long a step takes in B."""
+        if self.before_ms is None or self.after_ms is None or self.before_ms <= 0:
+            return None
+        return self.after_ms / self.before_ms
+
+
+def compare(a: Report, b: Report) -> Comparison:
+    """Compare the steps of two runs by their intervals.
+
+    The two are independent, so their margins add in quadrature. A run without an interval (too
+    few windows, or a trace alone) gives no verdict: a point estimate says nothing about noise.
+    """
+    before, after = _estimate(a), _estimate(b)
+    difference, change, reason = None, "unknown", None
+    if before is None or after is None:
+        which = "the first" if before is None else "the second"
+        reason = f"{which} run has no interval of its step time"
+    else:
+        margin = math.hypot(before.margin, after.margin)
+        value = after.value - before.value
+        difference = Estimate(
+            value=value, low=value - margin, high=value + margin, n=min(before.n, after.n)
+        )
+        change = (
+            "faster" if difference.high < 0 else "slower" if difference.low > 0 else "no difference"
+        )
+    return Comparison(
+        change=change,  # type: ignore[arg-type]
+        reason=reason,
+        before_ms=a.step.wall_ms,
+        after_ms=b.step.wall_ms,
+        difference_ms=difference,
+        shares=tuple(
+            ShareChange(name=name, before_ms=_share_ms(a, name), after_ms=_share_ms(b, name))
+            for name in SHARES
+        ),
+        settings=_settings(a, b),
+        caveats=_caveats(a, b),
+    )
+
+
+def _estimate(report: Report) -> Estimate | None:
+    wall, interval = report.step.wall_ms, report.step.wall_ms_ci
+    if wall is None or interval is None:
+        return None
+    return Estimate(value=wall, low=interval[0], high=interval[1], n=report.step.count)
+
+
+def _share_ms(report: Report, name: str) -> float | None:
+    shares: Shares | None = report.shares
+    value: float | None = getattr(shares, name) if shares is not None else None
+    wall = report.step.wall_ms
+    return value * wall if value is not None and wall is not None else None
+
+
+def _settings(a: Report, b: Report) -> tuple[tuple[str, object, object], ...]:
+    """Settings of the loader that feeds the step."""
+    if not (a.loaders and b.loaders):
+        return ()
+    before, after = a.loaders[0].settings, b.loaders[0].settings
+    names = dict.fromkeys([*before, *after])
+    return tuple(
+        (name, before.get(name), after.get(name))
+        for name in names
+        if before.get(name) != after.get(name)
+    )
+
+
+# Where these differ, a difference in step time may not be the loader's.
+_SURROUNDINGS = ("host", "device_name", "usable_cpus", "torch", "n_threads")
+
+
+def _caveats(a: Report, b: Report) -> tuple[str, ...]:
+    found = []
+    if a.target != b.target:
+        found.append(f"they ran different things: {a.target} and {b.target}")
+    for name in _SURROUNDINGS:
+        x, y = a.environment.get(name), b.environment.get(name)
+        if x != y and x is not None and y is not None:
+            found.append(f"{name} differs: {x} and {y}")
+    batch = tuple(r.loaders[0].batch_size if r.loaders else None for r in (a, b))
+    if batch[0] != batch[1] and None not in batch:
+        found.append(f"the batch size differs ({batch[0]} and {batch[1]}): a step is not the same")
+    return tuple(found)

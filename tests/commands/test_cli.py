@@ -1,0 +1,149 @@
+"""The real command in a subprocess: parsing, exit codes, one line for what is wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from loaderdoctor.cli import cli
+
+TRACES = Path(__file__).parents[2] / "traces"
+
+
+def run(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "loaderdoctor", *args],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=120,
+    )
+
+
+def parsed(*args: str) -> dict[str, Any]:
+    """The parameters a command gets, without running it."""
+    command = cli.commands[args[0]]
+    context = command.make_context(args[0], list(args[1:]))
+    return context.params
+
+
+def test_everything_after_the_script_is_the_scripts() -> None:
+    found = parsed("diagnose", "--budget", "9", "train.py", "--budget", "7", "-m", "--json", "x")
+    assert found["budget_s"] == 9
+    assert found["script"] == "train.py"
+    assert found["args"] == ("--budget", "7", "-m", "--json", "x")
+
+
+def test_m_makes_the_script_a_module() -> None:
+    found = parsed("diagnose", "-m", "pkg.train", "--lr", "0.1")
+    assert found["as_module"] and found["script"] == "pkg.train"
+    assert found["args"] == ("--lr", "0.1")
+
+
+def test_grid_takes_several_axes_and_ends_at_the_script() -> None:
+    found = parsed(
+        "sweep", "--grid", "num_workers=0,2", "pin_memory=true,false", "--budget", "5", "train.py",
+        "--grid", "mine=1",
+    )  # fmt: skip
+    assert found["grid"] == ("num_workers=0,2", "pin_memory=true,false")
+    assert found["target"] == ("train.py", "--grid", "mine=1")
+
+
+def test_grid_may_be_repeated() -> None:
+    found = parsed("sweep", "--grid", "num_workers=0:6:2", "--grid", "background=host", "t.py")
+    assert found["grid"] == ("num_workers=0:6:2", "background=host")
+
+
+def test_grid_without_values_says_what_it_wants() -> None:
+    with pytest.raises(click.UsageError, match="AXIS=VALUES"):
+        parsed("sweep", "--grid", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "no such file"),
+        (b"", "empty"),
+        (b"hello", "not"),
+        (b'{"a": 1}', "not a"),
+        (gzip.compress(b'{"traceEvents": [' + b'{"ph": "X"},' * 500)[:60], "truncated"),
+    ],
+)
+def test_unreadable_traces_exit_2_with_one_line(
+    content: bytes | None, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.json.gz"
+    if content is not None:
+        path.write_bytes(content)
+    done = run("analyze", str(path))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert str(path) in done.stderr and words in done.stderr.lower()
+
+
+def test_a_missing_script_exits_2_and_leaves_no_folder(tmp_path: Path) -> None:
+    done = run("diagnose", "nowhere.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "nowhere.py" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_analyze_writes_nothing_unless_asked(tmp_path: Path) -> None:
+    done = run("analyze", str(TRACES / "gpu_resident.pt.trace.json.gz"), cwd=tmp_path)
+    assert done.returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_to_stdout_is_json_alone_and_the_report_goes_to_stderr() -> None:
+    done = run("analyze", "--json", "-", str(TRACES / "sync_loader_decode.pt.trace.json.gz"))
+    report = json.loads(done.stdout)
+    assert report["schema"] == "loaderdoctor.report/1"
+    assert report["verdict"]["bound"] == "input"
+    assert abs(sum(v for v in report["shares"].values() if v is not None) - 1.0) < 1e-6
+    assert "Input-bound" in done.stderr
+
+
+@pytest.mark.parametrize(("rule", "code"), [("input>20%", 3), ("input>90%", 0), ("copy>=50 %", 0)])
+def test_fail_on_exits_3_where_the_rule_holds(rule: str, code: int) -> None:
+    path = TRACES / "sync_loader_decode.pt.trace.json.gz"
+    assert run("analyze", "--fail-on", rule, str(path)).returncode == code
+
+
+def test_a_rule_that_can_not_be_read_exits_2_before_anything_runs() -> None:
+    done = run("analyze", "--fail-on", "loader is slow", "anything.json")
+    assert done.returncode == 2
+    assert "input>20%" in done.stderr
+
+
+def test_analyze_output_holds_the_whole_folder(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    path = TRACES / "recreated_iterator.pt.trace.json.gz"
+    done = run("analyze", "--output", str(out), str(path), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
+    assert {"report.json", "console.txt", "perfetto/baseline.json.gz"} <= names
+    assert any(n.startswith("tensorboard/baseline/") and n.endswith(".gz") for n in names)
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_folder_with_something_in_it_is_not_written_into(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    path = TRACES / "gpu_resident.pt.trace.json.gz"
+    done = run("analyze", "--output", str(tmp_path), str(path))
+    assert done.returncode == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_tensorboard_repairs_a_trace_into_a_new_folder_each_time(tmp_path: Path) -> None:
+    path = TRACES / "gpu_resident.pt.trace.json.gz"
+    for _ in range(2):
+        assert run("analyze", "--tensorboard", str(tmp_path), str(path)).returncode == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["gpu_resident", "gpu_resident-2"]

@@ -1,0 +1,123 @@
+"""Comparing two runs: by their intervals, never by point estimates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loaderdoctor.commands.compare import CompareOptions
+from loaderdoctor.commands.compare import compare as command
+from loaderdoctor.comparison import compare
+from loaderdoctor.errors import UsageError
+from loaderdoctor.report import model
+from loaderdoctor.report.comparison_view import sentence
+from loaderdoctor.report.encode import encode_report
+
+
+def run(
+    wall_ms: float,
+    margin_ms: float | None,
+    *,
+    workers: int = 0,
+    input_share: float = 0.5,
+    batch_size: int = 64,
+    host: str = "here",
+) -> model.Report:
+    return model.Report(
+        command="diagnose",
+        target="train.py",
+        verdict=model.Verdict(bound="input", severity="high", summary="…"),
+        step=model.Step(
+            count=100,
+            wall_ms=wall_ms,
+            wall_ms_ci=None if margin_ms is None else (wall_ms - margin_ms, wall_ms + margin_ms),
+            definition="one batch",
+        ),
+        loaders=(
+            model.Loader(id="train.py:1", settings={"num_workers": workers}, batch_size=batch_size),
+        ),
+        shares=model.Shares(
+            compute=1 - input_share, communication=0.0, copy=None, input=input_share, host=0.0,
+            other=0.0,
+        ),
+        trace_shares=None,
+        hidden=model.Hidden(input_ms=None, copy_ms=None),
+        ablation=None,
+        profiler_overhead=None,
+        workers=None,
+        findings=(),
+        recommendations=(),
+        withheld=(),
+        trials=(),
+        best=None,
+        claims=(),
+        ranks=(),
+        warnings=(),
+        environment={"host": host},
+        method=(),
+    )  # fmt: skip
+
+
+def saved(report: model.Report, folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "report.json").write_bytes(encode_report(report))
+    return folder
+
+
+def test_a_gain_beyond_the_noise_is_faster() -> None:
+    found = compare(run(40.0, 1.0), run(20.0, 1.0, workers=4))
+    assert found.change == "faster"
+    assert found.difference_ms is not None
+    assert found.difference_ms.margin == pytest.approx(2**0.5)
+    assert found.settings == (("num_workers", 0, 4),)
+    assert sentence(found).startswith("Faster: 40.0 ms → 20.0 ms")
+
+
+def test_a_difference_within_the_noise_is_none() -> None:
+    found = compare(run(40.0, 3.0), run(37.0, 3.0))
+    assert found.change == "no difference"
+    assert "No difference beyond the noise" in sentence(found)
+
+
+def test_a_run_without_an_interval_gives_no_verdict() -> None:
+    found = compare(run(40.0, 1.0), run(10.0, None))
+    assert found.change == "unknown"
+    assert "the second run" in sentence(found)
+
+
+def test_what_makes_two_runs_hard_to_compare_is_said() -> None:
+    found = compare(run(40.0, 1.0), run(20.0, 1.0, batch_size=32, host="there"))
+    assert any("host differs" in c for c in found.caveats)
+    assert any("batch size" in c for c in found.caveats)
+
+
+def test_shares_are_compared_in_milliseconds_not_in_percent() -> None:
+    found = compare(run(40.0, 1.0, input_share=0.75), run(20.0, 1.0, input_share=0.5))
+    by_name = {s.name: s for s in found.shares}
+    assert by_name["input"].before_ms == pytest.approx(30.0)
+    assert by_name["input"].after_ms == pytest.approx(10.0)
+    assert by_name["compute"].before_ms == by_name["compute"].after_ms == pytest.approx(10.0)
+    assert by_name["copy"].before_ms is None
+
+
+@pytest.mark.parametrize(
+    ("after", "code"), [(run(20.0, 1.0), 0), (run(60.0, 1.0), 3), (run(60.0, None), 2)]
+)
+def test_exit_code_fails_on_regression_only(after: model.Report, code: int, tmp_path: Path) -> None:
+    before = saved(run(40.0, 1.0), tmp_path / "a")
+    later = saved(after, tmp_path / "b")
+    assert command(CompareOptions(before=before, after=later)) == 0
+    assert command(CompareOptions(before=before, after=later, fail_on_regression=True)) == code
+
+
+def test_a_folder_without_a_report_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"report\.json"):
+        command(CompareOptions(before=tmp_path, after=tmp_path))
+
+
+def test_reports_survive_the_round_trip(tmp_path: Path) -> None:
+    report = run(40.0, 1.0)
+    folder = saved(report, tmp_path / "a")
+    assert msgspec.json.decode((folder / "report.json").read_bytes(), type=model.Report) == report

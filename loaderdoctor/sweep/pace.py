@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -57,6 +57,9 @@ class Plan:
         return self.n_rounds > 0 and bool(self.trials)
 
 
+NOTHING = Plan(n_rounds=0, window_s=0.0, trials=())
+
+
 def guess(trial: Trial, observed: Observed, *, step_s: float) -> Cost:
     """The cost before the first visit: the loop's own step time, and a guess at the opening."""
     full = meaning(trial.settings, own_settings(observed))
@@ -94,36 +97,50 @@ def measured(trial: Trial, observed: Observed) -> Cost | None:
 
 
 def plan(
-    costs: dict[int, Cost], *, left_s: float, wanted_rounds: int | None, by_speed: Sequence[int]
+    costs: Mapping[int, Cost],
+    *,
+    left_s: float,
+    wanted_rounds: int | None,
+    by_speed: Sequence[int],
+    behind: frozenset[int] = frozenset(),
 ) -> Plan:
-    """Rounds that fit `left_s`, by trial index -> cost.
+    """Rounds that fit `left_s`, by trial index -> cost; `by_speed` lists indexes, fastest first.
 
     Prefers many rounds of short windows (each round is an independent sample) over few of long
-    ones, never fewer than MIN_ROUNDS unless `wanted_rounds` says so; where even the shortest
-    windows do not fit, drops the slowest (`by_speed`: fastest first), never trial 0. An empty plan
-    means that not even trial 0 and the fastest fit.
+    ones, never fewer than MIN_ROUNDS unless `wanted_rounds` says so. Where windows would become
+    shorter than MIN_WINDOW_S, first trials that are clearly `behind` are dropped, the slowest
+    first; then windows become shorter; then others are dropped. Trial 0 always stays. An empty
+    plan means that not even trial 0 and the fastest fit.
     """
     fewest, most = (wanted_rounds, wanted_rounds) if wanted_rounds else (MIN_ROUNDS, MAX_ROUNDS)
     kept = [index for index in by_speed if index in costs]
-    while kept:
-        chosen = [costs[index] for index in kept]
+    slowest = [index for index in reversed(kept) if index in behind and index != 0]
+    for n_dropped in range(len(slowest) + 1):
+        some = [index for index in kept if index not in slowest[:n_dropped]]
         for n_rounds in range(most, fewest - 1, -1):
-            window_s = _window(chosen, left_s / n_rounds, at_least=MIN_WINDOW_S)
-            if window_s is not None:
-                return Plan(n_rounds=n_rounds, window_s=window_s, trials=tuple(sorted(kept)))
-        window_s = _window(chosen, left_s / fewest, at_least=0.0)
-        if window_s is not None:
-            return Plan(n_rounds=fewest, window_s=window_s, trials=tuple(sorted(kept)))
-        slowest = next((index for index in reversed(kept) if index != 0), None)
-        if slowest is None or len(kept) <= 2:
-            break
-        kept.remove(slowest)
-    return Plan(n_rounds=0, window_s=0.0, trials=())
+            found = _plan(costs, some, n_rounds, left_s, at_least=MIN_WINDOW_S)
+            if found:
+                return found
+    kept = [index for index in kept if index not in slowest]
+    while len(kept) > 1:
+        found = _plan(costs, kept, fewest, left_s, at_least=0.0)
+        if found:
+            return found
+        kept.remove(next(index for index in reversed(kept) if index != 0))
+    return NOTHING
 
 
-def _window(costs: Iterable[Cost], round_s: float, *, at_least: float) -> float | None:
+def _plan(
+    costs: Mapping[int, Cost], kept: Sequence[int], n_rounds: int, left_s: float, *, at_least: float
+) -> Plan:
+    window_s = _window([costs[index] for index in kept], left_s / n_rounds, at_least=at_least)
+    if window_s is None:
+        return NOTHING
+    return Plan(n_rounds=n_rounds, window_s=window_s, trials=tuple(sorted(kept)))
+
+
+def _window(costs: Sequence[Cost], round_s: float, *, at_least: float) -> float | None:
     """The longest window (up to WINDOW_S) with which one round takes at most `round_s`."""
-    costs = list(costs)
     if sum(cost.visit_s(at_least) for cost in costs) > round_s:
         return None
     low, high = at_least, WINDOW_S

@@ -1,10 +1,10 @@
 """Trials -> step times with their noise, the best, what ties with it, and what to recommend.
 
 Comparisons are paired by round where two trials share rounds (drift cancels), and decided by the
-interval, never by the means alone. The best of many noisy means looks better than it is, so ties
-allow for the number of trials compared, and the candidate (the simplest of those tied with the
-best) has its gain over the loop's own settings measured in confirmation windows taken after it was
-chosen. Those decide whether it is recommended.
+interval (see `noise`), never by the means alone. The best of many noisy means looks better than it
+is, so ties allow for the number of trials compared, and the candidate (the simplest of those tied
+with the best) has its gain over the loop's own settings measured in confirmation windows taken
+after it was chosen. Those decide whether it is recommended.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
 from typing import Literal
 
-from loaderdoctor.estimate import Estimate, mean, paired_difference, welch_difference
+from loaderdoctor.estimate import Estimate
 from loaderdoctor.settings import AXES_BY_NAME, DEFAULT_PREFETCH_FACTOR, Settings
 from loaderdoctor.sweep.grid import meaning
+from loaderdoctor.sweep.noise import Noise
 from loaderdoctor.sweep.trials import NS_PER_S, Trial, Visit
 
 # Two means of the same setting differ by about 1 % on a quiet machine (window spread of 2 %,
@@ -48,7 +49,7 @@ class Result:
     gpu_peak_allocated_bytes: int | None
     gpu_peak_reserved_bytes: int | None
     host_bytes: int | None
-    calibrated_only: bool  # dropped after the first round: far behind, never ranked
+    calibrated_only: bool  # dropped after the first round: never the best, perhaps tied
     trace_path: str | None
 
 
@@ -82,8 +83,14 @@ class Ranking:
 
 def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None) -> Ranking:
     """Everything that can be said about the trials so far; also after an interruption."""
-    results = tuple(result(trial, steps_per_epoch) for trial in trials)
-    ranked = [r for r in results if r.status == "ok" and r.wall_ms and not r.calibrated_only]
+    noise = Noise.of(
+        [ms for _, ms in wall_samples(trial, trial.ranked, steps_per_epoch)]
+        for trial in trials
+        if trial.status == "ok"
+    )
+    results = tuple(result(trial, noise, steps_per_epoch) for trial in trials)
+    compared = [r for r in results if r.status == "ok" and r.wall_ms]
+    ranked = [r for r in compared if not r.calibrated_only]
     if not ranked:
         return Ranking(
             results=results,
@@ -96,13 +103,16 @@ def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None)
             drift=None,
         )
     best = min(ranked, key=_wall)
-    tied = tuple(r.index for r in ranked if r is not best and is_tied(r, best, len(ranked)))
+    tied = tuple(
+        r.index for r in compared if r is not best and is_tied(r, best, noise, len(compared))
+    )
     own_wall = _wall(results[0])
     if _wall(best) > own_wall * (1 - MIN_GAIN_SHARE):
         candidate = 0
     else:
-        candidate = _simplest([best, *(results[i] for i in tied if i)], best, own)
-    gain_ms, confirmed = gain(trials, results, candidate, steps_per_epoch)
+        others = [r for r in ranked if r.index and r.index in tied]
+        candidate = _simplest([best, *others], best, own)
+    gain_ms, confirmed = gain(trials, results, candidate, noise, steps_per_epoch)
     base = results[0].wall_ms
     ranking = Ranking(
         results=results,
@@ -119,11 +129,11 @@ def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None)
     return ranking
 
 
-def result(trial: Trial, steps_per_epoch: int | None) -> Result:
+def result(trial: Trial, noise: Noise, steps_per_epoch: int | None) -> Result:
     """One trial's figures."""
     counted = trial.ranked
     walls = wall_samples(trial, counted, steps_per_epoch)
-    wall = mean([ms for _, ms in walls]) if walls else None
+    wall = noise.mean([ms for _, ms in walls]) if walls else None
     n_steps = sum(visit.window.n_steps for visit in counted)
     n_samples = sum(visit.window.n_samples for visit in counted)
     per_step = n_samples / n_steps if n_steps and n_samples else None
@@ -136,7 +146,7 @@ def result(trial: Trial, steps_per_epoch: int | None) -> Result:
         status=trial.status,
         reason=trial.reason,
         wall_ms=wall,
-        within_ms=mean([visit.times.within_ms for visit in counted]) if counted else None,
+        within_ms=noise.mean([v.times.within_ms for v in counted]) if counted else None,
         boundary_ms=boundary_ms(trial),
         by_round_ms=tuple(walls),
         samples_per_s=per_step / wall.value * 1000 if per_step and wall else None,
@@ -151,8 +161,12 @@ def result(trial: Trial, steps_per_epoch: int | None) -> Result:
 
 
 def boundary_ms(trial: Trial) -> float | None:
-    """One epoch boundary, mean over the visits that timed one; never below 0."""
-    seen = [v.boundary_ms for v in trial.visits if v.boundary_ms is not None]
+    """One epoch boundary, mean over the visits that timed one; never below 0.
+
+    Without the confirmation, which must not change what it was to confirm.
+    """
+    visits = [visit for visit in trial.visits if visit.phase != "confirm"]
+    seen = [ms for visit in visits if (ms := visit.boundary_ms) is not None]
     return max(0.0, fmean(seen)) if seen else None
 
 
@@ -169,24 +183,13 @@ def wall_samples(
     return [(visit.round, visit.times.within_ms + spread) for visit in visits]
 
 
-def difference(a: Sequence[tuple[int, float]], b: Sequence[tuple[int, float]]) -> Estimate | None:
-    """A - b: paired over the rounds both were visited in, else independently; None if empty."""
-    in_a, in_b = dict(a), dict(b)
-    common = [number for number in in_a if number in in_b]
-    if len(common) >= 2:
-        return paired_difference([in_a[n] for n in common], [in_b[n] for n in common])
-    if not in_a or not in_b:
-        return None
-    return welch_difference(mean(list(in_a.values())), mean(list(in_b.values())))
-
-
-def is_tied(one: Result, best: Result, n_compared: int) -> bool:
+def is_tied(one: Result, best: Result, noise: Noise, n_compared: int) -> bool:
     """Whether `one` cannot be told from `best`, the smallest of `n_compared` means.
 
     The interval of the difference holds 0, widened for the number of comparisons (Bonferroni's
     correction by normal quantiles); or the difference is too small to matter.
     """
-    diff = difference(one.by_round_ms, best.by_round_ms)
+    diff = noise.difference(one.by_round_ms, best.by_round_ms)
     if diff is None or best.wall_ms is None:
         return False
     if abs(diff.value) < EQUAL_SHARE * best.wall_ms.value or not diff.bounded:
@@ -204,6 +207,7 @@ def gain(
     trials: Sequence[Trial],
     results: Sequence[Result],
     candidate: int,
+    noise: Noise,
     steps_per_epoch: int | None,
 ) -> tuple[Estimate | None, bool]:
     """(loop's own minus candidate, whether confirmation windows say so), per step.
@@ -216,8 +220,8 @@ def gain(
     chosen = trials[candidate]
     other = wall_samples(chosen, chosen.of("confirm"), steps_per_epoch)
     if len({n for n, _ in own} & {n for n, _ in other}) >= MIN_PAIRS:
-        return difference(own, other), True
-    return difference(results[0].by_round_ms, results[candidate].by_round_ms), False
+        return noise.difference(own, other), True
+    return noise.difference(results[0].by_round_ms, results[candidate].by_round_ms), False
 
 
 def drift(baseline: Trial) -> float | None:

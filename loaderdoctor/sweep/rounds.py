@@ -15,20 +15,19 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
 from types import MappingProxyType
 
-from loaderdoctor.attribution.step import usable
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import BenchLike
-from loaderdoctor.instrument.protocol import Mode, Observed, WindowDone, WindowRequest
+from loaderdoctor.instrument.protocol import Observed
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import pace
 from loaderdoctor.sweep.grid import own_settings
 from loaderdoctor.sweep.outcome import Options, Outcome, PhaseName, Progress
 from loaderdoctor.sweep.pace import Cost, Plan
-from loaderdoctor.sweep.rank import MIN_PAIRS, Ranking, rank
-from loaderdoctor.sweep.trials import Phase, Trial, Visit
+from loaderdoctor.sweep.rank import MIN_GAIN_SHARE, MIN_PAIRS, Ranking, rank
+from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.sweep.visits import SweepOverError, Visits
 
 # Parts of the budget: the calibration round aims at the first, ranking ends by the second,
 # confirmation by the third, ablation by the fourth; traces take the rest. Where there are no
@@ -39,19 +38,13 @@ CONFIRM_SHARE = 0.75
 ABLATE_SHARE = 0.87
 # A calibration window: long enough to rank by in a pinch, short enough for 40 trials in 120 s.
 CALIBRATE_WINDOW_S = 0.5
-# No visit may run longer than this many times what was planned, plus a worker pool's slow start.
-LIMIT_FACTOR = 4.0
-LIMIT_EXTRA_S = 5.0
-LIMIT_BUDGET_SHARE = 0.25
-# A visit still unanswered this long after its own limit is a hang (a deadlock in the trial).
-HANG_EXTRA_S = 20.0
+# Slower than the fastest by this factor in its first window, a trial won't be the best: window
+# means of one setting spread by a few percent, by 20 % on a busy machine.
+BEHIND = 1.5
+MAX_PAIRS = 12
 # The traced window: enough steps for means; more only costs export time.
 TRACED_STEPS = 12
 TRACE_EXPORT_S = 1.0
-
-
-class _SweepOverError(Exception):
-    """No further window can be had; the sweep ends with what it has."""
 
 
 class Sweep:
@@ -77,23 +70,18 @@ class Sweep:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.outcome = Outcome(trials=[Trial(index=i, settings=s) for i, s in enumerate(settings)])
-        self._bench = bench
+        self._visits = Visits(bench, observed, options, self.outcome, reopen=reopen, clock=clock)
         self._observed = observed
         self._options = options
         self._withheld = withheld
         self._on_progress = on_progress
-        self._reopen = reopen
         self._ablate = ablate
         self._clock = clock
         self._rng = random.Random(options.seed)
-        self._ids = count(1)
         self._began = clock()
         self._own = own_settings(observed)
         train = next((x for x in observed.loaders if x.role == "train"), None)
         self._steps_per_epoch = train.steps_per_epoch if train is not None else None
-        # "plain" where the loader can be opened only once
-        one_pass = train is not None and train.safety.one_pass
-        self._own_mode: Mode = "plain" if one_pass else "trial"
         n_cycle = max(1, observed.batches_per_cycle)
         steps = observed.step_ns[-(len(observed.step_ns) // n_cycle * n_cycle) :]
         self._step_s = max(sum(steps) / max(1, len(steps)) / 1e9, 1e-6)
@@ -112,10 +100,10 @@ class Sweep:
             self._rank()
             self._confirm()
             if self._ablate is not None:
-                self._ablate(self._bench, self._left_s(ABLATE_SHARE))
+                self._ablate(self._visits.bench, self._left_s(ABLATE_SHARE))
             self._trace()
             self._plain()
-        except (_SweepOverError, RunError) as over:
+        except (SweepOverError, RunError) as over:
             self.outcome.ended = "script-over"
             self.outcome.ended_reason = str(over)
         except KeyboardInterrupt:
@@ -134,17 +122,8 @@ class Sweep:
 
     def _plain(self) -> None:
         """One window of the loop as it is, nothing re-opened: the check on trial 0."""
-        n_steps = self._cost(self.outcome.trials[0]).steps(CALIBRATE_WINDOW_S)
-        done = self._measure(
-            WindowRequest(
-                id=next(self._ids),
-                mode="plain",
-                n_steps=n_steps,
-                limit_s=self._limit_s(n_steps * self._step_s),
-            )
-        )
-        if done is not None and usable(done):
-            self.outcome.plain.append(done)
+        cost = self._cost(self.outcome.trials[0])
+        self._visits.plain(cost.steps(CALIBRATE_WINDOW_S), cost)
         self._tell("plain", 1, 1, None)
 
     def _calibrate(self) -> None:
@@ -154,7 +133,7 @@ class Sweep:
         for trial in self._shuffled(alive, first=0):
             cost = pace.guess(trial, self._observed, step_s=self._step_s)
             window_s = min(CALIBRATE_WINDOW_S, max(0.0, share_s - cost.overhead_s))
-            self._visit(trial, "calibrate", 0, cost.steps(window_s), cost)
+            self._visits.time(trial, "calibrate", 0, cost.steps(window_s), cost)
             self._tell("calibrate", 1, 1, trial.index)
             if self._left_s(CONFIRM_SHARE) <= 0:
                 break
@@ -169,7 +148,8 @@ class Sweep:
             self._note_short_budget("the budget leaves no time for rounds to rank by")
             return
         if any(trial.dropped for trial in self.outcome.trials):
-            self._note_short_budget("the slowest trials were visited once only")
+            n_dropped = sum(trial.dropped for trial in self.outcome.trials)
+            self._note_short_budget(f"{n_dropped} slower trials were visited once only")
         number, n_rounds = 1, plan.n_rounds
         while number <= n_rounds:
             last = 0 if number == n_rounds else None
@@ -177,7 +157,7 @@ class Sweep:
                 cost = self._cost(trial)
                 if number > 1 and cost.visit_s(0.0) > self._left_s(CONFIRM_SHARE):
                     return
-                self._visit(trial, "rank", number, cost.steps(plan.window_s), cost)
+                self._visits.time(trial, "rank", number, cost.steps(plan.window_s), cost)
                 self._tell("rank", number, n_rounds, trial.index)
             self.outcome.n_ranked_rounds = number
             number += 1
@@ -197,16 +177,28 @@ class Sweep:
         if not all(trial.alive for trial in pair):
             return
         costs = {trial.index: self._cost(trial) for trial in pair}
-        left_s = self._left_s(CONFIRM_SHARE)
-        plan = pace.plan(costs, left_s=left_s, wanted_rounds=None, by_speed=list(costs))
-        for number in range(1, plan.n_rounds + 1):
-            pair_s = sum(self._cost(trial).visit_s(plan.window_s) for trial in pair)
-            if number > MIN_PAIRS and pair_s > self._left_s(CONFIRM_SHARE):
-                return
+        plan = pace.NOTHING
+        for share in (CONFIRM_SHARE, ABLATE_SHARE):  # the answer matters more than its reasons
+            left_s = self._left_s(share)
+            plan = plan or pace.plan(costs, left_s=left_s, wanted_rounds=None, by_speed=list(costs))
+        for number in range(1, MAX_PAIRS + 1 if plan else 1):
+            if number > MIN_PAIRS:
+                pair_s = sum(self._cost(trial).visit_s(plan.window_s) for trial in pair)
+                undecided = self._undecided()
+                share = ABLATE_SHARE if undecided else CONFIRM_SHARE
+                enough = number > plan.n_rounds and not undecided
+                if enough or pair_s > self._left_s(share):
+                    return
             for trial in pair if number % 2 else reversed(pair):
                 cost = self._cost(trial)
-                self._visit(trial, "confirm", number, cost.steps(plan.window_s), cost)
-                self._tell("confirm", number, plan.n_rounds, trial.index)
+                self._visits.time(trial, "confirm", number, cost.steps(plan.window_s), cost)
+                self._tell("confirm", number, max(number, plan.n_rounds), trial.index)
+
+    def _undecided(self) -> bool:
+        """Whether the candidate's gain would matter, but may still be noise."""
+        ranking = self.ranking()
+        gain = ranking.gain_share
+        return gain is not None and gain.value >= MIN_GAIN_SHARE and not ranking.worth_changing
 
     def _trace(self) -> None:
         """A traced window for each trial, the most interesting first, while there is time."""
@@ -225,104 +217,8 @@ class Sweep:
                 expected_s = cost.overhead_s + 2 * n_steps * cost.step_s + TRACE_EXPORT_S
                 if trial.index and expected_s > self._left_s(1.0):
                     return
-                self._traced(trial, repeat, n_steps, cost)
+                self._visits.trace(trial, repeat, n_steps, cost)
                 self._tell("trace", len(self._traces()), len(traced), trial.index)
-
-    # ------------------------------------------------------------------ single windows
-
-    def _visit(self, trial: Trial, phase: Phase, number: int, n_steps: int, cost: Cost) -> None:
-        expected_s = cost.overhead_s + n_steps * cost.step_s
-        mode: Mode = "trial" if trial.index else self._own_mode
-        began = self._clock()
-        done = self._measure(
-            WindowRequest(
-                id=next(self._ids),
-                mode=mode,
-                n_steps=n_steps,
-                limit_s=self._limit_s(expected_s),
-                settings=trial.settings if mode == "trial" else None,
-                measure_boundary=mode == "trial" and self._boundary_due(trial, expected_s),
-            ),
-            trial,
-        )
-        if done is not None and usable(done):
-            wall_s = self._clock() - began
-            trial.visits.append(Visit(phase=phase, round=number, window=done, wall_s=wall_s))
-        elif trial.index == 0 and mode == "trial" and trial.status != "ok":
-            # The loop's own loader can't be opened a second time: measure it as it runs.
-            self.outcome.notes.append(
-                ("baseline-not-reopened", f"trial 0 is the running loop itself: {trial.reason}")
-            )
-            trial.status, trial.reason = "ok", None
-            self._own_mode = "plain"
-            self._visit(trial, phase, number, n_steps, cost)
-
-    def _limit_s(self, expected_s: float) -> float:
-        """When a window must end: far beyond what was planned, but within the budget's reach."""
-        generous = LIMIT_FACTOR * expected_s + LIMIT_EXTRA_S
-        return min(generous, max(2 * expected_s, LIMIT_BUDGET_SHARE * self._options.budget_s))
-
-    def _boundary_due(self, trial: Trial, expected_s: float) -> bool:
-        """At least one boundary for each trial; more where they cost little beside the window."""
-        seen = [v.boundary_ms for v in trial.visits if v.window.boundary_ns is not None]
-        if not seen or seen[-1] is None:
-            return True
-        return len(seen) < pace.MIN_ROUNDS and seen[-1] / 1000 < 0.5 * expected_s
-
-    def _traced(self, trial: Trial, repeat: int, n_steps: int, cost: Cost) -> None:
-        options = self._options
-        assert options.trace_dir is not None
-        name = "baseline" if trial.index == 0 else f"trial-{trial.index:02d}"
-        suffix = f"-{repeat + 1}" if repeat else ""
-        request = WindowRequest(
-            id=next(self._ids),
-            mode="profiled" if trial.index == 0 else "trial",
-            n_steps=n_steps,
-            n_warmup_steps=options.n_warmup,
-            # profiled steps run up to 2.3 times as long
-            limit_s=self._limit_s(cost.overhead_s + 2.3 * n_steps * cost.step_s),
-            settings=trial.settings if trial.index else None,
-            trace_path=str(options.trace_dir / f"{name}{suffix}.pt.trace.json.gz"),
-            with_stack=options.with_stack,
-            profile_memory=options.profile_memory,
-        )
-        done = self._measure(request)
-        if done is None:
-            return
-        if usable(done) and done.trace_path:
-            trial.profiles.append(done)
-        else:
-            text = f"trial {trial.index}: no trace ({done.reason or 'not recorded'})"
-            self.outcome.notes.append(("no-trace", text))
-
-    def _measure(self, request: WindowRequest, trial: Trial | None = None) -> WindowDone | None:
-        """One window; a failed one is written to `trial`. Raises where nothing can follow."""
-        limit_s = (request.limit_s or 0.0) + HANG_EXTRA_S
-        died: str | None = None
-        done: WindowDone | None = None
-        try:
-            done = next(iter(self._bench.measure([request], timeout_s=limit_s)), None)
-        except RunError as error:
-            died = str(error)
-        if done is None:
-            ended = self._bench.ended
-            if ended is not None and ended.how == "script-ended":
-                raise _SweepOverError("the script ended before the sweep did")
-            if ended is not None and ended.how == "interrupted":
-                raise KeyboardInterrupt
-            died = died or "the measuring process ended" + (
-                f" with exit code {ended.exit_code}" if ended is not None else ""
-            )
-            if trial is not None and trial.index:
-                trial.fail("failed", died)
-            if self._reopen is None or trial is None:
-                raise _SweepOverError(died)
-            self._bench = self._reopen()
-            return None
-        if trial is not None and done.status in ("failed", "skipped"):
-            reason = done.reason or "no reason given"
-            trial.fail("failed" if done.status == "failed" else "skipped", reason)
-        return done
 
     # ------------------------------------------------------------------ planning
 
@@ -333,6 +229,7 @@ class Sweep:
             left_s=self._left_s(RANK_SHARE),
             wanted_rounds=wanted_rounds,
             by_speed=self._by_speed(),
+            behind=self._behind(),
         )
 
     def _cost(self, trial: Trial) -> Cost:
@@ -347,6 +244,12 @@ class Sweep:
         results = [r for r in self.ranking().results if r.wall_ms is not None]
         results.sort(key=lambda r: r.wall_ms.value if r.index and r.wall_ms else 0.0)
         return [r.index for r in results]
+
+    def _behind(self) -> frozenset[int]:
+        """Trials that are clearly slower than the fastest."""
+        walls = {r.index: r.wall_ms.value for r in self.ranking().results if r.wall_ms is not None}
+        fastest = min(walls.values(), default=0.0)
+        return frozenset(index for index, ms in walls.items() if ms > BEHIND * fastest)
 
     def _alive(self) -> list[Trial]:
         return [trial for trial in self.outcome.trials if trial.alive]

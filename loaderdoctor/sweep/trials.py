@@ -11,7 +11,7 @@ from loaderdoctor.settings import Settings
 
 Phase = Literal["calibrate", "rank", "confirm"]
 NS_PER_MS = 1e6
-MIN_RANKED = 2  # fewer give no interval
+MIN_RANKED = 3  # with fewer ranked rounds the calibration counts too
 NS_PER_S = 1e9
 
 

@@ -147,7 +147,7 @@ class SimulatedBench:
             self.ended = Ended(how="script-failed", exit_code=139, n_steps=0)
             return None
         if truth.hangs:
-            self.now += timeout_s or 0.0
+            self.now += timeout_s or 120.0
             raise RunError("no window ended in time")
         if truth.crash is not None:
             return WindowDone(id=request.id, mode="trial", status="failed", reason=truth.crash)

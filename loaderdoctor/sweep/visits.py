@@ -1,0 +1,158 @@
+"""Single windows of a sweep: asks the bench, and writes what came back to the trial."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from loaderdoctor.attribution.step import usable
+from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.bench import BenchLike
+from loaderdoctor.instrument.protocol import Mode, Observed, WindowDone, WindowRequest
+from loaderdoctor.sweep import pace
+from loaderdoctor.sweep.outcome import Options, Outcome
+from loaderdoctor.sweep.pace import Cost
+from loaderdoctor.sweep.trials import Phase, Trial, Visit
+
+# No window may run longer than this many times what was planned, plus a worker pool's slow start.
+LIMIT_FACTOR = 4.0
+LIMIT_EXTRA_S = 5.0
+LIMIT_BUDGET_SHARE = 0.25
+# Profiled steps run up to this many times as long (`launch_bound_tiny` in traces/truth.json).
+PROFILED_FACTOR = 2.3
+
+
+class SweepOverError(Exception):
+    """No further window can be had; the sweep ends with what it has."""
+
+
+class Visits:
+    """Measures one window at a time; between windows the running loop is paused."""
+
+    def __init__(
+        self,
+        bench: BenchLike,
+        observed: Observed,
+        options: Options,
+        outcome: Outcome,
+        *,
+        reopen: Callable[[], BenchLike] | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.bench = bench
+        self._options = options
+        self._outcome = outcome
+        self._reopen = reopen
+        self._clock = clock
+        self._ids = count(1)
+        train = next((x for x in observed.loaders if x.role == "train"), None)
+        # "plain" where the loader can be opened only once
+        one_pass = train is not None and train.safety.one_pass
+        self._own_mode: Mode = "plain" if one_pass else "trial"
+
+    def plain(self, n_steps: int, cost: Cost) -> None:
+        """One window of the loop as it is, nothing re-opened."""
+        done = self._measure(
+            WindowRequest(
+                id=next(self._ids),
+                mode="plain",
+                n_steps=n_steps,
+                limit_s=self._limit_s(n_steps * cost.step_s),
+            )
+        )
+        if done is not None and usable(done):
+            self._outcome.plain.append(done)
+
+    def time(self, trial: Trial, phase: Phase, number: int, n_steps: int, cost: Cost) -> None:
+        """One timed window of a trial, written to it; so is a failure."""
+        expected_s = cost.overhead_s + n_steps * cost.step_s
+        mode: Mode = "trial" if trial.index else self._own_mode
+        began = self._clock()
+        done = self._measure(
+            WindowRequest(
+                id=next(self._ids),
+                mode=mode,
+                n_steps=n_steps,
+                limit_s=self._limit_s(expected_s),
+                settings=trial.settings if mode == "trial" else None,
+                measure_boundary=mode == "trial" and self._boundary_due(trial, expected_s),
+            ),
+            trial,
+        )
+        if done is not None and usable(done):
+            wall_s = self._clock() - began
+            trial.visits.append(Visit(phase=phase, round=number, window=done, wall_s=wall_s))
+        elif trial.index == 0 and mode == "trial" and trial.status != "ok":
+            # The loop's own loader can't be opened a second time: measure it as it runs.
+            self._outcome.notes.append(
+                ("baseline-not-reopened", f"trial 0 is the running loop itself: {trial.reason}")
+            )
+            trial.status, trial.reason = "ok", None
+            self._own_mode = "plain"
+            self.time(trial, phase, number, n_steps, cost)
+
+    def _limit_s(self, expected_s: float) -> float:
+        """When a window must end: far beyond what was planned, but within the budget's reach."""
+        generous = LIMIT_FACTOR * expected_s + LIMIT_EXTRA_S
+        return min(generous, max(2 * expected_s, LIMIT_BUDGET_SHARE * self._options.budget_s))
+
+    def _boundary_due(self, trial: Trial, expected_s: float) -> bool:
+        """At least one boundary for each trial; more where they cost little beside the window."""
+        seen = [v.boundary_ms for v in trial.visits if v.window.boundary_ns is not None]
+        if not seen or seen[-1] is None:
+            return True
+        return len(seen) < pace.MIN_ROUNDS and seen[-1] / 1000 < 0.5 * expected_s
+
+    def trace(self, trial: Trial, repeat: int, n_steps: int, cost: Cost) -> None:
+        """One traced window of a trial; never used for times."""
+        options = self._options
+        assert options.trace_dir is not None
+        name = "baseline" if trial.index == 0 else f"trial-{trial.index:02d}"
+        suffix = f"-{repeat + 1}" if repeat else ""
+        request = WindowRequest(
+            id=next(self._ids),
+            mode="profiled" if trial.index == 0 else "trial",
+            n_steps=n_steps,
+            n_warmup_steps=options.n_warmup,
+            limit_s=self._limit_s(cost.overhead_s + PROFILED_FACTOR * n_steps * cost.step_s),
+            settings=trial.settings if trial.index else None,
+            trace_path=str(options.trace_dir / f"{name}{suffix}.pt.trace.json.gz"),
+            with_stack=options.with_stack,
+            profile_memory=options.profile_memory,
+        )
+        done = self._measure(request)
+        if done is None:
+            return
+        if usable(done) and done.trace_path:
+            trial.profiles.append(done)
+        else:
+            text = f"trial {trial.index}: no trace ({done.reason or 'not recorded'})"
+            self._outcome.notes.append(("no-trace", text))
+
+    def _measure(self, request: WindowRequest, trial: Trial | None = None) -> WindowDone | None:
+        """One window; a failed one is written to `trial`. Raises where nothing can follow."""
+        died: str | None = None
+        done: WindowDone | None = None
+        try:
+            done = next(iter(self.bench.measure([request])), None)
+        except RunError as error:
+            died = str(error)
+        if done is None:
+            ended = self.bench.ended
+            if ended is not None and ended.how == "script-ended":
+                raise SweepOverError("the script ended before the sweep did")
+            if ended is not None and ended.how == "interrupted":
+                raise KeyboardInterrupt
+            died = died or "the measuring process ended" + (
+                f" with exit code {ended.exit_code}" if ended is not None else ""
+            )
+            if trial is not None and trial.index:
+                trial.fail("failed", died)
+            if self._reopen is None or trial is None:
+                raise SweepOverError(died)
+            self.bench = self._reopen()
+            return None
+        if trial is not None and done.status in ("failed", "skipped"):
+            reason = done.reason or "no reason given"
+            trial.fail("failed" if done.status == "failed" else "skipped", reason)
+        return done

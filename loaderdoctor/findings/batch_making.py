@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from loaderdoctor.facts import Facts, LineSpot
+from loaderdoctor.findings.capacity import making_cost
 from loaderdoctor.findings.exposure import MODERATE_SHARE, Cost, input_cost, loader_id, where
 from loaderdoctor.findings.model import EvidenceValue, Finding, Kind
 from loaderdoctor.findings.wording import ms, of_step, percent
@@ -101,12 +102,13 @@ def sampler_bound(facts: Facts) -> Finding | None:
 def collate_bound(facts: Facts) -> Finding | None:
     """Turning samples into a batch costs more than the samples themselves.
 
-    Decides on: collate time / batch time where batches are made, and exposed input time.
-    Abstains: collate time not recorded.
+    Decides on: collate time / batch time where batches are made, and the exposed input time that
+    making batches explains.
+    Abstains: collate time not recorded, or the pool keeps up with the step.
     Fooled by: a dataset that returns views of one big tensor, where the copy into the batch is the
     first time the data is touched.
     """
-    workers, cost, loader = facts.workers, input_cost(facts), facts.main_loader
+    workers, cost, loader = facts.workers, making_cost(facts), facts.main_loader
     if workers is None or cost is None or not workers.collate_ms or workers.batch_ms <= 0:
         return None
     share_of_batch = min(1.0, workers.collate_ms / workers.batch_ms)
@@ -146,11 +148,11 @@ def dataset_format_bound(facts: Facts) -> Finding | None:
     """Most of a batch goes into converting formats: Arrow or lists to Python to tensors.
 
     Decides on: hot lines of the dataset that convert value by value, or lie in a table library,
-    and exposed input time.
-    Abstains: no hot lines recorded.
+    and the exposed input time that making batches explains.
+    Abstains: no hot lines recorded, or the pool keeps up with the step.
     Fooled by: a conversion written in a helper with another name; only the line itself is read.
     """
-    workers, cost = facts.workers, input_cost(facts)
+    workers, cost = facts.workers, making_cost(facts)
     if workers is None or cost is None or not workers.lines:
         return None
     spots = tuple(x for x in workers.lines if _converts(x))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.exposure import exposed, num_workers
+from loaderdoctor.findings.exposure import MODERATE_SHARE, Cost, exposed, input_cost, num_workers
 
 # A worker that waits for storage most of the time still burns some CPU (decoding, pickling,
 # the queue's thread): it is never taken for free.
@@ -21,6 +21,8 @@ MAX_WORKERS_PER_CPU = 4
 # Time slicing, interrupts and waits for the queue keep the counted user and system time of fully
 # loaded cores below 100 %. Under this the CPU still has room for another worker.
 SATURATED_CPU_SHARE = 0.85
+# A loader whose removal gains twice what the loop ever waited for it costs by other means.
+MAX_WAIT_PART = 0.5
 # Both the pool's and the step's times vary: closer than this they count as equal.
 KEEPS_UP_MARGIN = 1.05
 
@@ -93,10 +95,25 @@ def pool_falls_short_ms(facts: Facts) -> float | None:
     n = num_workers(facts)
     if not n:
         return None
-    supply, rest = supply_ms(facts, n), rest_ms(facts)
+    n_idle = facts.workers.n_idle_workers if facts.workers is not None else 0
+    supply, rest = supply_ms(facts, n - n_idle), rest_ms(facts)
     if supply is None or rest is None:
         return None
     return supply - rest if supply > rest * KEEPS_UP_MARGIN else 0.0
+
+
+def making_cost(facts: Facts) -> Cost | None:
+    """The part of the established input cost that making batches explains; None where none is.
+
+    Without workers that is the batch itself; with a pool what it falls short by. The rest of the
+    cost (start-up, stalls behind a slow batch, the sampler) no faster dataset would save.
+    """
+    cost = input_cost(facts)
+    if cost is None:
+        return None
+    makes_itself = num_workers(facts) == 0
+    explained_ms = batch_ms(facts) if makes_itself else pool_falls_short_ms(facts)
+    return cost.part(explained_ms) if explained_ms else None
 
 
 def cpu_cores_used(facts: Facts) -> float | None:
@@ -115,3 +132,26 @@ def cpu_saturated(facts: Facts) -> bool | None:
     if used is None:
         return None
     return used >= SATURATED_CPU_SHARE * facts.machine.usable_cpus
+
+
+def cost_beyond_wait(facts: Facts) -> Cost | None:
+    """What the loader costs by ablation beyond the loop's wait for it; None if not established."""
+    ablation, step, cost = facts.ablation, facts.step, input_cost(facts)
+    if ablation is None or ablation.input_ms is None or not ablation.input_ms.bounded:
+        return None
+    if step is None or step.raw_wait_ms is None or cost is None:
+        return None
+    # Starting workers at an epoch's end is paid outside `__next__`, and is no contention.
+    seen_ms = step.raw_wait_ms + (startup_ms_per_step(facts) or 0.0)
+    if ablation.input_ms.low <= seen_ms or seen_ms > MAX_WAIT_PART * ablation.input_ms.value:
+        return None
+    part = cost.part(ablation.input_ms.value - seen_ms)
+    return part if part.share >= MODERATE_SHARE else None
+
+
+def startup_ms_per_step(facts: Facts) -> float | None:
+    """One epoch boundary of a run, spread over an epoch's steps; None where not measured."""
+    step = facts.step
+    if step is None or step.boundary_ms is None or not step.steps_per_epoch:
+        return None
+    return step.boundary_ms / step.steps_per_epoch

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.capacity import batch_ms, cpu_cores_used, cpu_saturated, rest_ms
+from loaderdoctor.findings.capacity import (
+    batch_ms,
+    cost_beyond_wait,
+    cpu_cores_used,
+    cpu_saturated,
+    pool_falls_short_ms,
+    rest_ms,
+)
 from loaderdoctor.findings.exposure import (
     MODERATE_SHARE,
     Cost,
@@ -13,13 +20,10 @@ from loaderdoctor.findings.exposure import (
     num_workers,
 )
 from loaderdoctor.findings.model import Finding, Kind
-from loaderdoctor.findings.startup import startup_ms_per_step
 from loaderdoctor.findings.wording import ms, of_step, percent, plural
 
 # CPU time above wall time: the worker runs more than one thread while it makes a batch.
 MIN_MULTITHREADED_CPU_SHARE = 1.2
-# A loader whose removal gains twice what the loop ever waited for it costs by other means.
-MAX_WAIT_PART = 0.5
 # In one measured case the loop waited 0.2 ms a step and removing the loader gained 2.1 of 5.4 ms:
 # its thread fought the loop for the GIL. A fetch that burns CPU holds the GIL; one that waits
 # releases it.
@@ -33,7 +37,7 @@ def workers_share_a_core(facts: Facts) -> Finding | None:
 
     Decides on: the workers' CPU affinities together, the number of workers, usable CPUs, and
     exposed input time.
-    Abstains: affinities not recorded.
+    Abstains: affinities not recorded, or the pool keeps up with the step all the same.
     Fooled by: a job that was rightly given one core; the summary then says so.
     """
     workers, cost = facts.workers, input_cost(facts)
@@ -43,6 +47,8 @@ def workers_share_a_core(facts: Facts) -> Finding | None:
     usable = facts.machine.usable_cpus if facts.machine is not None else None
     narrowed = usable is not None and usable >= len(cores) + 1
     if not cores or len(cores) >= workers.n_workers or not (narrowed or len(cores) == 1):
+        return None
+    if pool_falls_short_ms(facts) == 0.0:
         return None
     which = ", ".join(map(str, cores[:4])) + (", …" if len(cores) > 4 else "")
     cause = (
@@ -99,7 +105,7 @@ def thread_oversubscription(facts: Facts) -> Finding | None:
             "Give each worker one thread (worker_init_fn)",
             n_threads=in_worker,
         )
-    extra = _cost_beyond_wait(facts)
+    extra = cost_beyond_wait(facts)
     own = machine.n_threads
     no_device = facts.trace is None or not facts.trace.has_accelerator
     if own and own > 1 and own + n > cpus and saturated and extra is not None and no_device:
@@ -123,7 +129,7 @@ def gil_contention(facts: Facts) -> Finding | None:
     full (then threads compete for cores, not for the GIL).
     Fooled by: memory bandwidth or clock speed lost to workers, which looks the same from here.
     """
-    extra, cost = _cost_beyond_wait(facts), input_cost(facts)
+    extra, cost = cost_beyond_wait(facts), input_cost(facts)
     thread = _loader_thread(facts)
     if extra is not None and thread is not None and not cpu_saturated(facts):
         wait_ms = facts.step.raw_wait_ms if facts.step is not None else None
@@ -208,21 +214,6 @@ def pin_thread_bound(facts: Facts) -> Finding | None:
         advice="Send uint8 instead of float32, merge small tensors of a batch into one, or return "
         "batches that need no pinning.",
     )
-
-
-def _cost_beyond_wait(facts: Facts) -> Cost | None:
-    """What the loader costs by ablation beyond the loop's wait for it; None if not established."""
-    ablation, step, cost = facts.ablation, facts.step, input_cost(facts)
-    if ablation is None or ablation.input_ms is None or not ablation.input_ms.bounded:
-        return None
-    if step is None or step.raw_wait_ms is None or cost is None:
-        return None
-    # Starting workers at an epoch's end is paid outside `__next__`, and is no contention.
-    seen_ms = step.raw_wait_ms + (startup_ms_per_step(facts) or 0.0)
-    if ablation.input_ms.low <= seen_ms or seen_ms > MAX_WAIT_PART * ablation.input_ms.value:
-        return None
-    part = cost.part(ablation.input_ms.value - seen_ms)
-    return part if part.share >= MODERATE_SHARE else None
 
 
 def _loader_thread(facts: Facts) -> str | None:

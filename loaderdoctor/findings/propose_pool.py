@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping
 
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.capacity import worker_limit, workers_needed
+from loaderdoctor.findings.capacity import startup_ms_per_step, worker_limit, workers_needed
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.plan import Candidate
 from loaderdoctor.findings.proposal import pool_ms, proposal
 from loaderdoctor.findings.saturated import MAX_WAITING_CPU_SHARE
-from loaderdoctor.findings.startup import startup_ms_per_step
 from loaderdoctor.findings.wording import ms
 from loaderdoctor.instrument.protocol import LoaderRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Value

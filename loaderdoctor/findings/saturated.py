@@ -5,13 +5,15 @@ from __future__ import annotations
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.capacity import (
     batch_ms,
+    cost_beyond_wait,
     cpu_cores_used,
     cpu_saturated,
+    making_cost,
     pool_falls_short_ms,
     rest_ms,
     worker_limit,
 )
-from loaderdoctor.findings.exposure import input_cost, loader_id, num_workers
+from loaderdoctor.findings.exposure import MODERATE_SHARE, input_cost, loader_id, num_workers
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.wording import ms, of_step, percent, plural
 
@@ -24,21 +26,25 @@ MAX_WAITING_CPU_SHARE = 0.5
 # 0.106 ms. At the former workers hurt (20000 rows, batch 256: 204 ms an epoch without, 626 ms with
 # two, 12 ms sliced), at the latter they help.
 MAX_OVERHEAD_SAMPLE_MS = 0.03
+# What a worker pays to send a batch, the loop pays about again to receive it; beyond that the cost
+# is not the overhead of these batches.
+MAX_BEYOND_SEEN = 2.0
 
 
 def cpu_saturated_workers(facts: Facts) -> Finding | None:
     """The workers fall short and the usable CPUs are full: more workers can't help.
 
     Decides on: CPU time of workers and training process against the usable CPUs, over the plain
-    windows, and exposed input time; or a pool that burns CPU and is as large as the CPUs feed.
+    windows, and exposed input time; or a pool that burns CPU and is as large as the CPUs feed. A
+    pool that keeps up counts too, where removing it gains more than the loop ever waits for it.
     Abstains: no workers, machine not known, or the workers' CPU time not recorded.
     Fooled by: other programs on the same CPUs; their load is not counted, so it reads as room.
     """
     n, cost, machine = num_workers(facts), input_cost(facts), facts.machine
     if not n or cost is None or machine is None:
         return None
-    short = pool_falls_short_ms(facts)
-    if short == 0.0:
+    short, competes = pool_falls_short_ms(facts), cost_beyond_wait(facts) is not None
+    if short == 0.0 and not competes:
         return None
     if not cpu_saturated(facts) and not (short and _fills_the_cpus(facts, n)):
         return None
@@ -76,12 +82,12 @@ def storage_bound_workers(facts: Facts) -> Finding | None:
     Abstains: no workers, or the workers' CPU time not recorded.
     Fooled by: waiting of any other kind (sleep, a lock, a rate limit), which looks the same.
     """
-    n, cost, workers = num_workers(facts), input_cost(facts), facts.workers
+    n, cost, workers = num_workers(facts), making_cost(facts), facts.workers
     if not n or cost is None or workers is None or workers.cpu_share is None:
         return None
     if workers.cpu_share >= MAX_WAITING_CPU_SHARE or cpu_saturated(facts):
         return None
-    if not pool_falls_short_ms(facts):
+    if cost.share < MODERATE_SHARE:
         return None
     return Finding(
         kind=Kind.STORAGE_BOUND_WORKERS,
@@ -113,7 +119,8 @@ def overhead_bound_loader(facts: Facts) -> Finding | None:
 
     Decides on: median time of a sample of a map-style dataset, its part of collating, and exposed
     input time.
-    Abstains: sample times not recorded, the dataset is a stream, or the sampler is what costs.
+    Abstains: sample times not recorded, the dataset is a stream, the sampler is what costs, or the
+    batches seen made are too cheap to explain the cost.
     Fooled by: samples that are cheap but for a rare slow one; the median hides it, so the mean
     must be small too.
     """
@@ -126,6 +133,9 @@ def overhead_bound_loader(facts: Facts) -> Finding | None:
     if _collate_ms_per_sample(facts) > MAX_OVERHEAD_SAMPLE_MS:
         return None
     if workers.sampler_ms is not None and workers.sampler_ms > cost.ms / 2:
+        return None
+    seen_ms = workers.batch_ms + (workers.queue_put_ms or 0.0)
+    if MAX_BEYOND_SEEN * seen_ms < MODERATE_SHARE * cost.step_ms:
         return None
     n = workers.n_workers
     instead = "" if not n else f" The {plural(n, 'worker')} add the price of a queue to it."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from loaderdoctor.facts import Facts
+from loaderdoctor.findings.capacity import startup_ms_per_step
 from loaderdoctor.findings.exposure import MODERATE_SHARE, input_cost, loader_id, num_workers
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.wording import ms, of_step, percent, plural, seconds
@@ -72,14 +73,6 @@ def worker_startup_each_epoch(facts: Facts) -> Finding | None:
     if facts.step is not None:
         return _startup_of_run(facts)
     return _startup_of_trace(facts)
-
-
-def startup_ms_per_step(facts: Facts) -> float | None:
-    """One epoch boundary of a run, spread over an epoch's steps; None where not measured."""
-    step = facts.step
-    if step is None or step.boundary_ms is None or not step.steps_per_epoch:
-        return None
-    return step.boundary_ms / step.steps_per_epoch
 
 
 def _startup_of_run(facts: Facts) -> Finding | None:

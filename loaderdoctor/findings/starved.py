@@ -23,6 +23,9 @@ from loaderdoctor.findings.wording import ms, of_step, plural
 # Workers that wait for work this much of their life have room: the pool is not what is short.
 # (A pool that falls short never waits, but for its own start and the window's edges.)
 MAX_IDLE_SHARE = 0.5
+# Ablation may find more than the time seen in making batches (caches and memory the loader takes
+# from the step), within reason: beyond twice of it, another cause or noise is at work.
+MAX_BEYOND_SEEN = 2.0
 
 
 def loader_in_main_process(facts: Facts) -> Finding | None:
@@ -30,8 +33,8 @@ def loader_in_main_process(facts: Facts) -> Finding | None:
 
     Decides on: exposed input time of a loop whose loader has no workers (its settings, or the
     single-process fetches of a trace).
-    Abstains: no exposed input time, workers or a background thread fetch, or neither the settings
-    nor the trace say who fetches.
+    Abstains: no exposed input time, workers or a background thread fetch, neither the settings nor
+    the trace say who fetches, or the batches seen made are too cheap to explain it.
     Fooled by: a dataset that waits for another process of the user's own; the wait is real, but
     workers only move it.
     """
@@ -39,6 +42,10 @@ def loader_in_main_process(facts: Facts) -> Finding | None:
         return None
     cost = input_cost(facts)
     if cost is None:
+        return None
+    waited_ms = facts.step.raw_wait_ms if facts.step is not None else None
+    seen_ms = max(batch_ms(facts) or 0.0, waited_ms or 0.0)
+    if seen_ms and MAX_BEYOND_SEEN * seen_ms < MODERATE_SHARE * cost.step_ms:
         return None
     needed, limit = workers_needed(facts), worker_limit(facts)
     return Finding(
@@ -115,12 +122,15 @@ def idle_workers(facts: Facts) -> Finding | None:
     """Some workers never make a batch while the loop waits for the others.
 
     Decides on: workers without a single batch in the window, and exposed input time.
-    Abstains: no worker records, or so few batches that the window just missed some workers.
+    Abstains: no worker records, so few batches that the window just missed some workers, or the
+    others keep up with the step.
     Fooled by: an epoch with fewer batches than workers, where idling is right and costs nothing
     but memory.
     """
     workers, cost = facts.workers, input_cost(facts)
     if workers is None or cost is None or workers.n_workers < 2 or workers.n_idle_workers < 1:
+        return None
+    if pool_falls_short_ms(facts) == 0.0:
         return None
     loader = facts.main_loader
     iterable = loader is not None and loader.kind == "iterable"

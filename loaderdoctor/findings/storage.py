@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.capacity import rest_ms
+from loaderdoctor.findings.capacity import making_cost, rest_ms
 from loaderdoctor.findings.exposure import (
     MODERATE_SHARE,
     copy_cost,
@@ -41,7 +41,7 @@ def cold_storage(facts: Facts) -> Finding | None:
     """The first pass over the data is slow, later ones find it in memory.
 
     Decides on: time of a sample at its first touch / later ones, where the cold pace is slower than
-    the rest of the step.
+    the rest of the step; the difference is what it explains.
     Abstains: only one pass was seen, or sample times were not recorded.
     Fooled by: a dataset that caches samples itself, which looks the same (and is as real).
     """
@@ -52,9 +52,10 @@ def cold_storage(facts: Facts) -> Finding | None:
     if ratio < MIN_FIRST_TOUCH_RATIO:
         return None
     cold_ms = workers.batch_ms * ratio / max(1, workers.n_workers)
-    cost = input_cost(facts)
-    if cold_ms <= rest and cost is None:
+    if cold_ms <= rest:
         return None
+    whole = input_cost(facts)
+    cost = whole.part(cold_ms - rest) if whole is not None else None
     return Finding(
         kind=Kind.COLD_STORAGE,
         severity=cost.severity if cost is not None else severity(0.0),
@@ -80,11 +81,12 @@ def cold_storage(facts: Facts) -> Finding | None:
 def many_small_files(facts: Facts) -> Finding | None:
     """Each sample opens a file of its own, and the workers wait for that.
 
-    Decides on: hot lines that open or read files, CPU share of making a batch, and exposed input.
-    Abstains: no hot lines or no CPU times recorded.
+    Decides on: hot lines that open or read files, CPU share of making a batch, and the exposed
+    input time that making batches explains.
+    Abstains: no hot lines or no CPU times recorded, or the pool keeps up with the step.
     Fooled by: one large file opened again for each sample; keep it open then.
     """
-    workers, cost = facts.workers, input_cost(facts)
+    workers, cost = facts.workers, making_cost(facts)
     if workers is None or cost is None or workers.cpu_share is None:
         return None
     if workers.cpu_share >= MAX_WAITING_CPU_SHARE:

@@ -82,6 +82,12 @@ CASES = (
                 input_=0.7, loaders=(loader(settings={"num_workers": 0, "background": "host"}),)
             ),
             "within the noise": with_exposed(input_=0.1, margin=1.5, loaders=NO_WORKERS),
+            "batches too cheap to explain it": with_exposed(
+                input_=0.7,
+                loaders=NO_WORKERS,
+                workers=replace(BY_ITSELF, batch_ms=0.1),
+                step=step(raw_wait_ms=0.12),
+            ),
         },
         missing={
             "shares": healthy(loaders=NO_WORKERS, shares=None, trace=None),
@@ -181,6 +187,12 @@ CASES = (
         says=("A sample takes 11 µs", "more workers would not help"),
         silent={
             "samples of some cost": with_exposed(input_=0.5, workers=BY_ITSELF),
+            "batches too cheap to explain it": with_exposed(
+                input_=0.5,
+                workers=workers(
+                    batch_ms=0.1, fetch_ms=0.1, queue_put_ms=0.05, sample_ms_quantiles=(0.01,) * 8
+                ),
+            ),
             "a rare slow sample": with_exposed(
                 input_=0.5,
                 workers=workers(
@@ -299,15 +311,18 @@ CASES = (
         ill=with_exposed(
             input_=0.5,
             loaders=(loader(collate="pad_and_tokenise"),),
-            workers=workers(batch_ms=20.0, collate_ms=15.0, lines=(line(function="pad"),)),
+            workers=workers(batch_ms=40.0, collate_ms=30.0, lines=(line(function="pad"),)),
         ),
         share=0.375,
         severity=Severity.HIGH,
         evidence={"collate_share_of_batch": 0.75, "line": "data.py:30 (pad)"},
-        says=("pad_and_tokenise takes 15.0 ms of the 20.0 ms", "75 % of it", "in the workers"),
+        says=("pad_and_tokenise takes 30.0 ms of the 40.0 ms", "75 % of it", "in the workers"),
         silent={
-            "fetching costs more": with_exposed(input_=0.5),
-            LOW: healthy(workers=workers(batch_ms=20.0, collate_ms=15.0)),
+            "fetching costs more": with_exposed(input_=0.5, workers=workers(batch_ms=40.0)),
+            "the pool keeps up": with_exposed(
+                input_=0.5, workers=workers(batch_ms=2.0, collate_ms=1.5)
+            ),
+            LOW: healthy(workers=workers(batch_ms=40.0, collate_ms=30.0)),
         },
         missing={"collate": with_exposed(input_=0.5, workers=workers(collate_ms=None))},
     ),
@@ -316,7 +331,8 @@ CASES = (
         ill=with_exposed(
             input_=0.5,
             workers=workers(
-                lines=(line(code="return torch.tensor(row)", share=0.7), line(share=0.2))
+                batch_ms=40.0,
+                lines=(line(code="return torch.tensor(row)", share=0.7), line(share=0.2)),
             ),
         ),
         share=0.35,
@@ -324,13 +340,19 @@ CASES = (
         evidence={"conversion_share_of_batch": 0.7, "line_code": "return torch.tensor(row)"},
         says=("70 % of making a batch is converting formats", "data.py:30 (__getitem__)"),
         silent={
-            "other hot lines": with_exposed(input_=0.5, workers=workers(lines=(line(),))),
-            "a small part": with_exposed(
-                input_=0.5, workers=workers(lines=(line(code="torch.tensor(y)", share=0.1),))
+            "other hot lines": with_exposed(
+                input_=0.5, workers=workers(batch_ms=40.0, lines=(line(),))
             ),
-            LOW: healthy(workers=workers(lines=(line(code="torch.tensor(x)"),))),
+            "a small part": with_exposed(
+                input_=0.5,
+                workers=workers(batch_ms=40.0, lines=(line(code="torch.tensor(y)", share=0.1),)),
+            ),
+            "the pool keeps up": with_exposed(
+                input_=0.5, workers=workers(lines=(line(code="torch.tensor(x)"),))
+            ),
+            LOW: healthy(workers=workers(batch_ms=40.0, lines=(line(code="torch.tensor(x)"),))),
         },
-        missing={"lines": with_exposed(input_=0.5)},
+        missing={"lines": with_exposed(input_=0.5, workers=workers(batch_ms=40.0))},
     ),
     Case(
         rule=workers_share_a_core,
@@ -341,6 +363,9 @@ CASES = (
         says=("4 workers share 1 CPU (0)", "though the job may use 8"),
         silent={
             "free to move": with_exposed(input_=0.6),
+            "fast enough all the same": with_exposed(
+                input_=0.6, workers=workers(batch_ms=8.0, cores=((0,),) * 4)
+            ),
             "each its own": with_exposed(
                 input_=0.6, workers=workers(cores=((0,), (1,), (2,), (3,)))
             ),
@@ -382,6 +407,11 @@ CASES = (
         evidence={"num_workers": 4, "n_idle_workers": 3},
         says=("3 of 4 workers made no batch (its stream has fewer shards than workers)",),
         silent={
+            "one is enough": with_exposed(
+                input_=0.6,
+                loaders=(loader(kind="iterable"),),
+                workers=workers(n_idle_workers=3, batch_ms=3.0),
+            ),
             "all work": with_exposed(input_=0.6, loaders=(loader(kind="iterable"),)),
             "a window shorter than a round": with_exposed(
                 input_=0.6, workers=workers(n_idle_workers=2, n_batches=3)
@@ -453,7 +483,9 @@ CASES = (
         ill=with_exposed(
             input_=0.5,
             workers=workers(
-                cpu_share=0.2, lines=(line(code="with open(path, 'rb') as f:", share=0.8),)
+                batch_ms=40.0,
+                cpu_share=0.2,
+                lines=(line(code="with open(path, 'rb') as f:", share=0.8),),
             ),
         ),
         share=0.4,
@@ -462,17 +494,25 @@ CASES = (
         says=("80 % of making a batch is opening and reading a file per sample",),
         silent={
             "decoding, not reading": with_exposed(
-                input_=0.5, workers=workers(lines=(line(code="Image.open(p)", share=0.8),))
+                input_=0.5,
+                workers=workers(batch_ms=40.0, lines=(line(code="Image.open(p)", share=0.8),)),
+            ),
+            "the pool keeps up": with_exposed(
+                input_=0.5, workers=workers(cpu_share=0.2, lines=(line(code="open(p)"),))
             ),
             "no file is opened": with_exposed(
-                input_=0.5, workers=workers(cpu_share=0.2, lines=(line(code="time.sleep(1)"),))
+                input_=0.5,
+                workers=workers(batch_ms=40.0, cpu_share=0.2, lines=(line(code="time.sleep(1)"),)),
             ),
-            LOW: healthy(workers=workers(cpu_share=0.2, lines=(line(code="open(p)"),))),
+            LOW: healthy(
+                workers=workers(batch_ms=40.0, cpu_share=0.2, lines=(line(code="open(p)"),))
+            ),
         },
         missing={
-            "lines": with_exposed(input_=0.5, workers=workers(cpu_share=0.2)),
+            "lines": with_exposed(input_=0.5, workers=workers(batch_ms=40.0, cpu_share=0.2)),
             "CPU times": with_exposed(
-                input_=0.5, workers=workers(cpu_share=None, lines=(line(code="open(p)"),))
+                input_=0.5,
+                workers=workers(batch_ms=40.0, cpu_share=None, lines=(line(code="open(p)"),)),
             ),
         },
     ),
@@ -550,6 +590,16 @@ def test_a_pool_that_fills_the_cpus_is_saturated_though_they_rest_at_times() -> 
     )
     assert cpu_saturated_workers(facts) is not None
     assert too_few_workers(facts) is None
+
+
+def test_a_pool_that_keeps_up_but_takes_the_steps_cpus_is_saturated() -> None:
+    facts = with_exposed(
+        input_=0.4,
+        workers=workers(batch_ms=8.0),
+        step=step(raw_wait_ms=0.2, worker_cpu_cores=6.5, main_cpu_cores=1.0),
+    )
+    assert cpu_saturated_workers(facts) is not None
+    assert gil_contention(facts) is None
 
 
 def test_a_pool_that_leaves_cpus_unused_may_grow_past_their_number() -> None:

@@ -13,9 +13,9 @@ that what else the machine does falls on all alike. Readers:
     tb-plugin     torch_tb_profiler: parse the file, and prepare its views
     hta           HolisticTraceAnalysis: TraceAnalysis of the file (where installed)
 
-Seconds are the wall time of the work, without start and imports (`analyze`: with them); memory is
-the peak resident size of the process. A reader that exceeds --time-limit or --memory-limit-gb at
-one size is not tried at larger ones.
+Seconds are the wall time of the work, without start and imports (`analyze`: with them); CPU seconds
+depend less on what else the machine does. Memory is the peak resident size of the process. A reader
+that exceeds --time-limit or --memory-limit-gb at one size is not tried at larger ones.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Row:
     """One reader's measurements of one size."""
 
     seconds: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
     peak_bytes: list[int] = field(default_factory=list)
     failure: str | None = None
 
@@ -134,25 +135,35 @@ def measure_apart(name: str, path: Path, options: argparse.Namespace, row: Row) 
         return
     found = json.loads(out.splitlines()[-1])
     row.seconds.append(found["seconds"])
+    row.cpu_s.append(found["cpu_s"])
     row.peak_bytes.append(found["peak_bytes"])
 
 
 def print_table(n_events: int, n_bytes: int, table: dict[str, Row]) -> None:
     print(f"\n{n_events:,} events, {n_bytes / 1e6:.0f} MB")
-    print(f"{'':12} {'median s':>9} {'min - max':>14} {'us/event':>9} {'peak MB':>8} {'ratio':>7}")
-    baseline = table.get(BASELINE, Row()).seconds
+    print(
+        f"{'':12} {'median s':>9} {'min - max':>14} {'us/event':>9} {'ratio':>7} "
+        f"{'CPU s':>7} {'ratio':>7} {'peak MB':>8}"
+    )
+    baseline = table.get(BASELINE, Row())
     for name, row in table.items():
         if row.failure is not None:
             print(f"{name:12} {row.failure}")
             continue
         middle = statistics.median(row.seconds)
         spread = f"{min(row.seconds):.2f} - {max(row.seconds):.2f}"
-        ratio = f"{middle / statistics.median(baseline):6.2f}x" if baseline else ""
         print(
             f"{name:12} {middle:9.2f} {spread:>14} {middle / n_events * 1e6:9.2f} "
-            f"{max(row.peak_bytes) / 1e6:8.0f} {ratio:>7}"
+            f"{ratio(row.seconds, baseline.seconds):>7} {statistics.median(row.cpu_s):7.2f} "
+            f"{ratio(row.cpu_s, baseline.cpu_s):>7} {max(row.peak_bytes) / 1e6:8.0f}"
         )
     sys.stdout.flush()
+
+
+def ratio(times: list[float], baseline: list[float]) -> str:
+    if not baseline:
+        return ""
+    return f"{statistics.median(times) / statistics.median(baseline):.2f}x"
 
 
 # -- in the measured process -------------------------------------------------------------------
@@ -161,13 +172,16 @@ def print_table(n_events: int, n_bytes: int, table: dict[str, Row]) -> None:
 def measure(name: str, path: Path) -> dict[str, float]:
     """Prepare (import) the reader, then time it on the file."""
     work = READERS[name]()
+    who = resource.RUSAGE_CHILDREN if name == "analyze" else resource.RUSAGE_SELF
+    before = resource.getrusage(who)
     start = time.perf_counter()
     work(path)
     seconds = time.perf_counter() - start
-    who = resource.RUSAGE_CHILDREN if name == "analyze" else resource.RUSAGE_SELF
+    after = resource.getrusage(who)
     return {
         "seconds": seconds,
-        "peak_bytes": resource.getrusage(who).ru_maxrss * RSS_UNIT_BYTES,
+        "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        "peak_bytes": after.ru_maxrss * RSS_UNIT_BYTES,
     }
 
 

@@ -8,15 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaderdoctor.trace.columns import ABSENT, DEVICE_CATEGORIES, Category, Spans, Thread
-from loaderdoctor.trace.wire import Event, category_of, printable
+from loaderdoctor.trace.wire import HOST_CATEGORIES, Event, category_of, printable
 
-# Kinds of events ("ph") that are no spans and that we have no use for: flows, instants, counters,
-# samples, objects, asynchronous and clock events of the Chrome trace format.
-_UNUSED = frozenset("stfiICPNODbneSTFpRc()vVa")
-_PAIRED = frozenset("BE")
 # Annotations of torch.profiler that the TensorBoard plugin's dialect (and torch < 1.12) files
 # under cpu_op, since the plugin knows no other place for them.
 _ANNOTATIONS = ("enumerate(DataLoader)", "ProfilerStep#", "Optimizer.")
+# Events to look at one by one: metadata, begin, end, and what has no kind.
+_COUNTED = frozenset(["M", "B", "E", ""])
 # No clock counts so far (285 years); sums of two times stay far from the ends of int64.
 _MAX_US = 4e15
 
@@ -37,9 +35,8 @@ class Rows:
 
     def add(self, events: list[Event]) -> None:
         """Take over one batch, in file order."""
-        for event in [e for e in events if e.ph != "X"]:
-            if event.ph not in _UNUSED:
-                self._add_other(event)
+        for event in [e for e in events if e.ph in _COUNTED]:
+            self._count(event)
         events = [e for e in events if e.ph == "X"]
         self.n_rows += len(events)
         ts = np.array([e.ts for e in events], dtype=np.float64)
@@ -51,16 +48,21 @@ class Rows:
             ts, dur = ts[usable], dur[usable]
         args = [e.args for e in events]
         names, categories, threads = self._names, self._categories, self._threads
+        cats = [categories[e.cat] for e in events]
         self._put("start_ns", np.rint(ts * 1000), np.int64)
         self._put("length_ns", np.rint(dur * 1000), np.int64)
-        self._put("category", [categories[e.cat] for e in events], np.int32)
+        self._put("category", cats, np.int32)
         self._put("name", [names[e.name] for e in events], np.int32)
         self._put("thread", [threads[e.pid, e.tid] for e in events], np.int32)
         self._put("correlation", [a.correlation for a in args], np.int64)
         self._put("external_id", [a.external_id for a in args], np.int64)
-        self._put("device", [a.device for a in args], np.int32)
-        self._put("stream", [a.stream for a in args], np.int32)
-        self._put("bytes", [a.bytes for a in args], np.int64)
+        # Most rows are of the host and have none of these.
+        on_host = np.array([category_of(c) in HOST_CATEGORIES for c in categories], dtype=np.bool_)
+        rows = np.flatnonzero(~on_host[cats]) if cats else np.empty(0, dtype=np.intp)
+        args = [args[row] for row in rows.tolist()]
+        self._put_at(rows, len(cats), "device", [a.device for a in args], np.int32)
+        self._put_at(rows, len(cats), "stream", [a.stream for a in args], np.int32)
+        self._put_at(rows, len(cats), "bytes", [a.bytes for a in args], np.int64)
 
     def spans(self) -> tuple[Spans, float]:
         """All rows sorted by start, and the origin: the file's `ts` at nanosecond 0."""
@@ -115,14 +117,14 @@ class Rows:
             )
         return tuple(found)
 
-    def _add_other(self, event: Event) -> None:
+    def _count(self, event: Event) -> None:
         if event.ph == "M":
             name = printable(event.args.name).strip()
             if name and event.name == "process_name":
                 self._process_names[str(event.pid)] = name
             elif name and event.name == "thread_name":
                 self._thread_names[str(event.pid), str(event.tid)] = name
-        elif event.ph in _PAIRED:
+        elif event.ph:
             self.n_unpaired += 1
         else:
             self.n_dropped += 1
@@ -137,10 +139,13 @@ class Rows:
         return category
 
     def _put(self, field: str, values: Any, dtype: type[np.generic]) -> None:
-        try:
-            part = np.array(values, dtype=dtype)
-        except (OverflowError, ValueError):  # over-large, or text that is no number
-            part = np.array([_fitted(_number(v), dtype) for v in values], dtype=dtype)
+        self._parts[field].append(_column(values, dtype))
+
+    def _put_at(
+        self, rows: NDArray[np.intp], n_rows: int, field: str, values: Any, dtype: type[np.generic]
+    ) -> None:
+        part = np.full(n_rows, ABSENT, dtype=dtype)
+        part[rows] = _column(values, dtype)
         self._parts[field].append(part)
 
     def _take(self, field: str, dtype: type[np.generic]) -> NDArray[Any]:
@@ -169,6 +174,13 @@ class _Ids(dict[Any, int]):
     def __missing__(self, key: Any) -> int:
         number = self[key] = len(self)
         return number
+
+
+def _column(values: Any, dtype: type[np.generic]) -> NDArray[Any]:
+    try:
+        return np.array(values, dtype=dtype)
+    except (OverflowError, ValueError):  # over-large, or text that is no number
+        return np.array([_fitted(_number(v), dtype) for v in values], dtype=dtype)
 
 
 def _number(value: int | str) -> int:

@@ -203,7 +203,7 @@ def test_ids_too_large_for_their_column_still_join(tmp_path: Path) -> None:
     spans = written(
         tmp_path,
         [
-            span("launch", "cuda_runtime", args={"correlation": huge}),
+            span("launch", "cuda_runtime", args={"correlation": huge, "stream": "(nil)"}),
             span("kernel", "kernel", args={"correlation": huge, "stream": 2**40 + 7, "device": 0}),
         ],
     ).spans

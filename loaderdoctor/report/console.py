@@ -33,7 +33,7 @@ from loaderdoctor.report.summary import meaning
 PROSE_WIDTH = 100
 _BAR_WIDTH = 76
 
-_BOUND_WORDS = {
+BOUND_WORDS = {
     "input": "Input-bound",
     "copy": "Copy-bound",
     "communication": "Communication-bound",
@@ -100,15 +100,15 @@ def _section(title: str, *body: RenderableType, cap: int | None = PROSE_WIDTH) -
 def _verdict(report: Report) -> RenderableType:
     verdict = report.verdict
     head = Text.assemble(
-        (_BOUND_WORDS[verdict.bound], _SEVERITY_STYLES[verdict.severity]),
-        ("" if verdict.bound == "unknown" else f", {_severity_words(verdict.severity)}"),
+        (BOUND_WORDS[verdict.bound], _SEVERITY_STYLES[verdict.severity]),
+        ("" if verdict.bound == "unknown" else f", {severity_words(verdict.severity)}"),
         (f"   loaderdoctor {report.command} {plain(report.target)}", "bright_black"),
         overflow="fold",
     )
     return Capped(Group(head, Text(plain(verdict.summary))), PROSE_WIDTH)
 
 
-def _severity_words(severity: str) -> str:
+def severity_words(severity: str) -> str:
     return {"none": "healthy", "uncertain": "uncertain"}.get(severity, severity)
 
 

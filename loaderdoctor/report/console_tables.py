@@ -58,9 +58,9 @@ class _Trials:
                 if not wide:
                     yield Text(_NARROW_KEY, style="bright_black")
                 return
-        columns = _columns([trial for _, trial in ran], wide=True)
+        columns = trial_columns([trial for _, trial in ran], wide=True)
         for i, trial in ran:
-            mark, style = self._mark(i)
+            mark, style = trial_mark(self.report, i)
             yield Text(f"{i} {_label(trial, mark)}", style=style)
             figures = (f"{heading} {read(trial, self._base)}" for heading, read in columns)
             yield Padding(Text(", ".join(figures)), (0, 0, 0, 2))
@@ -71,7 +71,7 @@ class _Trials:
         return self.report.trials[0].step_ms
 
     def _table(self, ran: Sequence[tuple[int, Trial]], *, wide: bool) -> Table:
-        columns = _columns([trial for _, trial in ran], wide=wide)
+        columns = trial_columns([trial for _, trial in ran], wide=wide)
         table = Table(
             box=None,
             padding=(0, 2, 0, 0) if wide else (0, 1, 0, 0),
@@ -86,31 +86,32 @@ class _Trials:
             need = max(map(len, (heading, *column)))
             table.add_column(heading, justify="right", no_wrap=True, min_width=need)
         for (i, trial), row in zip(ran, cells, strict=True):
-            mark, style = self._mark(i)
+            mark, style = trial_mark(self.report, i)
             table.add_row(str(i), Text(_label(trial, mark), style=style), *row)
         return table
 
-    def _mark(self, index: int) -> tuple[str, str]:
-        """The word for a row, and the style that repeats it."""
-        best = self.report.best
-        words = []
-        if best is not None and index == best.trial:
-            words.append("best")
-        elif best is not None and index in best.tied_with:
-            words.append("tied")
-        if index == 0 and self.report.command == "sweep":
-            words.append("yours")
-        style = "bold green" if "best" in words else "green" if "tied" in words else ""
-        return ", ".join(words), style
+
+def trial_mark(report: Report, index: int) -> tuple[str, str]:
+    """The word for a trial's row (best, tied, yours), and the style that repeats it."""
+    best = report.best
+    words = []
+    if best is not None and index == best.trial:
+        words.append("best")
+    elif best is not None and index in best.tied_with:
+        words.append("tied")
+    if index == 0 and report.command == "sweep":
+        words.append("yours")
+    style = "bold green" if "best" in words else "green" if "tied" in words else ""
+    return ", ".join(words), style
 
 
 # A trial and the step time of the loop's own settings (ms) -> a cell.
-_Read = Callable[[Trial, float | None], str]
+ReadCell = Callable[[Trial, float | None], str]
 
 
-def _columns(trials: Sequence[Trial], *, wide: bool) -> list[tuple[str, _Read]]:
+def trial_columns(trials: Sequence[Trial], *, wide: bool) -> list[tuple[str, ReadCell]]:
     """Headings and how a cell is read; a column that no trial has a figure for is left out."""
-    columns: list[tuple[str, _Read]] = [("ms a step", lambda t, _: _step(t))]
+    columns: list[tuple[str, ReadCell]] = [("ms a step", lambda t, _: _step(t))]
     columns.append(("speed", _speed))
     if any(t.samples_per_s is not None for t in trials):
         columns.append(("samples/s" if wide else "smp/s", lambda t, _: _number(t.samples_per_s)))
@@ -124,7 +125,7 @@ def _columns(trials: Sequence[Trial], *, wide: bool) -> list[tuple[str, _Read]]:
     return columns
 
 
-def _share_columns(trials: Sequence[Trial], *, wide: bool) -> list[tuple[str, _Read]]:
+def _share_columns(trials: Sequence[Trial], *, wide: bool) -> list[tuple[str, ReadCell]]:
     if all(t.shares is None for t in trials):
         return []
     if wide:
@@ -137,15 +138,15 @@ def _share_columns(trials: Sequence[Trial], *, wide: bool) -> list[tuple[str, _R
     ]
 
 
-def _share_reader(name: str) -> _Read:
+def _share_reader(name: str) -> ReadCell:
     return lambda trial, _: fmt.bare_share(_share(trial.shares, name))
 
 
-def _memory_columns(trials: Sequence[Trial], *, wide: bool) -> list[tuple[str, _Read]]:
+def _memory_columns(trials: Sequence[Trial], *, wide: bool) -> list[tuple[str, ReadCell]]:
     gpu = any(t.gpu_peak_allocated_bytes is not None for t in trials)
     host = any(t.host_bytes is not None for t in trials)
     if wide:
-        columns: list[tuple[str, _Read]] = []
+        columns: list[tuple[str, ReadCell]] = []
         if gpu:
             columns.append(("GPU memory", lambda t, _: _bytes(t.gpu_peak_allocated_bytes)))
             columns.append(("reserved", lambda t, _: _bytes(t.gpu_peak_reserved_bytes)))

@@ -1,0 +1,151 @@
+"""Waits batch by batch, and how long samples take to load: what the charts of a report show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+import numpy as np
+
+from loaderdoctor.attribution.trace_facts import Attributed, facts_of
+from loaderdoctor.instrument.protocol import Observed, WindowDone
+from loaderdoctor.instrument.worker_records import Batches, Outcome, WorkerLog
+from loaderdoctor.trace.columns import I64
+
+NS_PER_MS = 1e6
+# As many bars as a chart can show apart; a longer window is shown from its beginning.
+MAX_BATCHES = 400
+N_BINS = 40
+# From this ratio of slow to fast samples on, bins grow with the time (a logarithmic axis).
+WIDE_RATIO = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitSeries:
+    """How long the training thread waited for each batch, in order (ms)."""
+
+    source: Literal["plain window", "trace"]
+    waits_ms: tuple[float, ...]
+    epochs: tuple[int, ...]  # batches that are the first of an epoch
+    cycle: int  # batches after which waits repeat (num_workers); 0: not known, or no workers
+    cycle_means_ms: tuple[float, ...]  # of whole cycles, from the first batch on
+    n_left_out: int
+
+    @property
+    def mean_ms(self) -> float:
+        return fmean(self.waits_ms)
+
+    def quantile_ms(self, q: float) -> float:
+        """The wait that a part `q` (0…1) of the batches does not exceed."""
+        return float(np.quantile(self.waits_ms, q))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleTimes:
+    """How long samples took to load, as a histogram (ms); `edges_ms` has one more entry."""
+
+    edges_ms: tuple[float, ...]
+    counts: tuple[int, ...]
+    n: int
+    logarithmic: bool
+    median_ms: float
+    p95_ms: float
+    max_ms: float
+
+
+def waits_of_windows(observed: Observed, windows: Sequence[WindowDone]) -> WaitSeries | None:
+    """The longest window's fetches from the loader that feeds the step; None where none is seen."""
+    train = next((i for i, x in enumerate(observed.loaders) if x.role == "train"), None)
+    if train is None or not windows:
+        return None
+    window = max(windows, key=lambda w: len(w.fetches))
+    fetches = [f for f in window.fetches if f.loader == train]
+    if not fetches:
+        return None
+    starts = np.array([f.start_ns for f in fetches], dtype=np.int64)
+    ends = np.array([f.end_ns for f in fetches], dtype=np.int64)
+    loader = observed.loaders[train]
+    begun = np.array([b.at_ns for b in window.boundaries if b.loader == loader.id], dtype=np.int64)
+    return _series(
+        "plain window",
+        ((ends - starts) / NS_PER_MS).tolist(),
+        np.searchsorted(starts, begun),
+        loader.settings.num_workers or 0,
+    )
+
+
+def waits_of_trace(attributed: Attributed) -> WaitSeries | None:
+    """The fetches of a trace's steps; None where it holds no loader events."""
+    waits = facts_of(attributed).waits_ms
+    if not waits:
+        return None
+    window, fetches = attributed.clock.host_window, attributed.fetches
+    delivered = fetches.delivered_ns[window.contains(fetches.delivered_ns - 1)]
+    created = fetches.created_ns[window.contains(fetches.created_ns)]
+    ended = fetches.exhausted_ns[window.contains(fetches.exhausted_ns - 1)]
+    return _series(
+        "trace", list(waits), np.searchsorted(delivered, np.concatenate((created, ended))), 0
+    )
+
+
+def sample_times(log: WorkerLog, start_ns: int, end_ns: int) -> SampleTimes | None:
+    """Samples of batches made within [start_ns, end_ns), ns of the processes' clock.
+
+    Of several datasets the one whose batches took longest to make; None where none was recorded.
+    """
+    batches = log.batches
+    made = (batches.outcome == Outcome.OK) & (batches.end_ns > start_ns)
+    made &= batches.end_ns <= end_ns
+    made &= np.isin(batches.serial, _costliest(log, batches.where(made)))
+    times = log.samples.duration_ns[made[log.samples.batch]] / NS_PER_MS
+    times = times[times > 0]
+    if times.size == 0:
+        return None
+    low, median, p95, high = (float(q) for q in np.quantile(times, (0.0, 0.5, 0.95, 1.0)))
+    logarithmic = high > WIDE_RATIO * low
+    edges = (
+        np.geomspace(low, high * 1.0001, N_BINS + 1)
+        if logarithmic
+        else np.linspace(0.0, high * 1.0001, N_BINS + 1)
+    )
+    counts, _ = np.histogram(times, edges)
+    return SampleTimes(
+        edges_ms=tuple(edges.tolist()),
+        counts=tuple(counts.tolist()),
+        n=int(times.size),
+        logarithmic=logarithmic,
+        median_ms=median,
+        p95_ms=p95,
+        max_ms=high,
+    )
+
+
+def _costliest(log: WorkerLog, made: Batches) -> I64:
+    """Serials of the iterators over the dataset whose batches took longest in total."""
+    serials: dict[int, list[int]] = {}
+    for iterator in log.iterators:
+        serials.setdefault(iterator.dataset, []).append(iterator.serial)
+    groups = [np.array(s, dtype=np.int64) for s in serials.values()]
+    if not groups:
+        return np.unique(made.serial)
+    cost = [
+        int((made.end_ns - made.begin_ns)[np.isin(made.serial, group)].sum()) for group in groups
+    ]
+    return groups[int(np.argmax(cost))]
+
+
+def _series(
+    source: Literal["plain window", "trace"], waits: list[float], epochs: I64, cycle: int
+) -> WaitSeries:
+    shown = waits[:MAX_BATCHES]
+    n_whole = len(shown) // cycle if cycle > 1 else 0
+    return WaitSeries(
+        source=source,
+        waits_ms=tuple(shown),
+        epochs=tuple(e for e in np.unique(epochs).tolist() if e < len(shown)),
+        cycle=cycle if cycle > 1 else 0,
+        cycle_means_ms=tuple(fmean(shown[i * cycle : (i + 1) * cycle]) for i in range(n_whole)),
+        n_left_out=len(waits) - len(shown),
+    )

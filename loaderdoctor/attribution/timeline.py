@@ -1,0 +1,265 @@
+"""One step as a picture: what each thread, the accelerator and the workers did, as typed spans.
+
+Rows of one picture share one clock: milliseconds since the step began by the step clock. The host
+runs ahead of the accelerator, so a row of the host may show work for a later step; that is what
+happened at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from loaderdoctor.attribution.rows import Mask, Rows
+from loaderdoctor.attribution.trace_facts import Attributed
+from loaderdoctor.instrument.worker_records import MAIN_PROCESS, ProcessRecord, WorkerLog
+from loaderdoctor.intervals import Intervals
+from loaderdoctor.trace.calibrate import ClockMap
+from loaderdoctor.trace.columns import Category
+
+NS_PER_MS = 1e6
+# More spans of one row are thinner than a pixel: those with the smallest gaps are joined.
+MAX_SPANS = 1200
+MAX_WORKER_ROWS = 8
+# Steps this close to the median are alike: device step times repeat within about 1 %.
+TYPICAL_WITHIN = 0.02
+
+Doing = Literal[
+    "compute", "communication", "copy", "input", "host", "other",  # the shares
+    "sync",  # the host waits for the accelerator
+    "fetch", "collate", "send", "pin",  # where batches are made
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strip:
+    """When one row does one thing, within the step: (start, length, part of it covered), ms.
+
+    Covered is below 1 where spans too many to draw were joined.
+    """
+
+    doing: Doing
+    spans: tuple[tuple[float, float, float], ...]
+
+    @property
+    def total_ms(self) -> float:
+        """Time covered."""
+        return sum(length * covered for _, length, covered in self.spans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineRow:
+    """One thread, device or worker; its strips are disjoint."""
+
+    name: str
+    strips: tuple[Strip, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeline:
+    """One step of a trace."""
+
+    which: Literal["typical", "slowest", "only"]
+    number: int  # of the steps measured in the trace, from 1
+    n_steps: int
+    wall_ms: float
+    rows: tuple[TimelineRow, ...]
+    n_workers_left_out: int = 0
+
+
+def step_timelines(
+    attributed: Attributed, log: WorkerLog | None = None, clock: ClockMap | None = None
+) -> tuple[StepTimeline, ...]:
+    """A step of about the median length and the longest one; empty where the trace marks no steps.
+
+    `log` and `clock` (the trace's) add the workers' own records.
+    """
+    steps = attributed.clock
+    if not steps.n_steps:
+        return ()
+    length = steps.end_ns - steps.start_ns
+    off = np.abs(length / np.median(length) - 1.0)
+    # The first that comes close: towards the end of a trace a host far ahead only waits.
+    typical = int(np.flatnonzero(off <= max(TYPICAL_WITHIN, off.min()))[0])
+    slowest = int(length.argmax())
+    if length.size == 1:
+        return (_timeline(attributed, log, clock, 0, "only"),)
+    return (
+        _timeline(attributed, log, clock, typical, "typical"),
+        _timeline(attributed, log, clock, slowest, "slowest"),
+    )
+
+
+def _timeline(
+    attributed: Attributed,
+    log: WorkerLog | None,
+    clock: ClockMap | None,
+    index: int,
+    which: Literal["typical", "slowest", "only"],
+) -> StepTimeline:
+    steps = attributed.clock
+    window = _Window(int(steps.start_ns[index]), int(steps.end_ns[index]))
+    workers: list[TimelineRow] = []
+    if log is not None and clock is not None:
+        workers = list(_worker_rows(log, clock, window))
+    rows = [
+        window.row("counted as", _shares(attributed)),
+        window.row("training thread", _training_thread(attributed)),
+        window.row("other threads", _other_threads(attributed)),
+        window.row("copies to the device", [("copy", attributed.copies.device)]),
+        window.row(
+            "kernels",
+            [
+                ("compute", attributed.work.kernels),
+                ("communication", attributed.work.collectives.subtract(attributed.work.kernels)),
+            ],
+        ),
+        *workers[:MAX_WORKER_ROWS],
+    ]
+    return StepTimeline(
+        which=which,
+        number=index + 1,
+        n_steps=steps.n_steps,
+        wall_ms=window.length_ns / NS_PER_MS,
+        rows=tuple(row for row in rows if row.strips),
+        n_workers_left_out=max(0, len(workers) - MAX_WORKER_ROWS),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The step's limits on the trace's clock (ns)."""
+
+    start_ns: int
+    end_ns: int
+
+    @property
+    def length_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+    def row(self, name: str, parts: Sequence[tuple[Doing, Intervals]]) -> TimelineRow:
+        strips = (self._strip(doing, spans) for doing, spans in parts)
+        return TimelineRow(name=name, strips=tuple(strip for strip in strips if strip.spans))
+
+    def _strip(self, doing: Doing, spans: Intervals) -> Strip:
+        inside = spans.clip(self.start_ns, self.end_ns)
+        drawn = _joined(inside)
+        covered = inside.covered_before(drawn.ends) - inside.covered_before(drawn.starts)
+        columns = zip(
+            ((drawn.starts - self.start_ns) / NS_PER_MS).tolist(),
+            (drawn.lengths_ns / NS_PER_MS).tolist(),
+            (covered / drawn.lengths_ns).tolist(),
+            strict=True,
+        )
+        return Strip(doing=doing, spans=tuple(columns))
+
+
+def _joined(spans: Intervals) -> Intervals:
+    """At most MAX_SPANS spans: the widest gaps stay."""
+    if len(spans) <= MAX_SPANS:
+        return spans
+    gaps = spans.starts[1:] - spans.ends[:-1]
+    kept = np.sort(np.argpartition(-gaps, MAX_SPANS - 2)[: MAX_SPANS - 1])
+    return Intervals(
+        np.concatenate((spans.starts[:1], spans.starts[kept + 1])),
+        np.concatenate((spans.ends[kept], spans.ends[-1:])),
+    )
+
+
+def _shares(attributed: Attributed) -> list[tuple[Doing, Intervals]]:
+    partition = attributed.partition
+    parts: list[tuple[Doing, Intervals | None]] = [
+        ("input", partition.input),
+        ("copy", partition.copy),
+        ("communication", partition.communication),
+        ("compute", partition.compute),
+        ("host", partition.host),
+        ("other", partition.other),
+    ]
+    return [(doing, spans) for doing, spans in parts if spans is not None]
+
+
+def _training_thread(attributed: Attributed) -> list[tuple[Doing, Intervals]]:
+    """Getting a batch > a copy's call > waiting for the accelerator > ops; else Python, blank."""
+    rows = attributed.rows
+    accelerated = attributed.trace.has_accelerator
+    own = rows.on_training_thread()
+    syncs = rows.intervals(rows.named(rows.flags.sync, Category.RUNTIME) & own)
+    events = rows.intervals(_ops(rows) & own)
+    getting = attributed.fetches.getting
+    copying = attributed.copies.on_host.subtract(getting)
+    waiting = syncs.subtract(getting).subtract(copying)
+    ops = events.subtract(getting).subtract(copying).subtract(waiting)
+    return [
+        ("input", getting),
+        ("copy", copying),
+        ("sync", waiting),
+        ("host" if accelerated else "compute", ops),
+    ]
+
+
+def _other_threads(attributed: Attributed) -> list[tuple[Doing, Intervals]]:
+    """Autograd's threads; and threads that make, pin or move batches."""
+    rows = attributed.rows
+    others = ~rows.on_training_thread()
+    making = rows.intervals(rows.by_producers() & (_ops(rows) | _fetches(rows)))
+    ops = rows.intervals(_ops(rows) & others & ~rows.by_producers()).subtract(making)
+    return [("fetch", making), ("host" if attributed.trace.has_accelerator else "compute", ops)]
+
+
+def _ops(rows: Rows) -> Mask:
+    spans, flags = rows.spans, rows.flags
+    ops = (spans.category == Category.CPU_OP) | (spans.category == Category.RUNTIME)
+    ops |= rows.named(flags.optimizer, Category.USER_ANNOTATION)
+    return np.asarray(ops & ~flags.fetch[spans.name])
+
+
+def _fetches(rows: Rows) -> Mask:
+    return rows.named(rows.flags.fetch, Category.USER_ANNOTATION, Category.CPU_OP)
+
+
+def _worker_rows(log: WorkerLog, clock: ClockMap, window: _Window) -> Iterator[TimelineRow]:
+    """What each worker made within the step, and the pin-memory thread; idle workers have a row."""
+    batches = log.batches
+    begin, end = clock.to_trace(batches.begin_ns), clock.to_trace(batches.end_ns)
+    split = batches.collate_ns >= 0
+    fetched = np.where(split, clock.to_trace(batches.collate_ns), end)
+    sent = np.where(batches.send_ns >= 0, clock.to_trace(batches.sent_ns), end)
+    workers = [p for p in log.processes if p.role == "worker" and _lived(p, clock, window)]
+    for worker in sorted(workers, key=lambda p: (p.worker, p.pid)):
+        mine = batches.pid == worker.pid
+        making = Intervals.of(begin[mine], end[mine])
+        parts: list[tuple[Doing, Intervals]] = [
+            ("fetch", Intervals.of(begin[mine], fetched[mine])),
+            ("collate", Intervals.of(fetched[mine], end[mine])),
+            ("send", Intervals.of(end[mine], sent[mine]).subtract(making)),
+        ]
+        row = window.row(f"worker {worker.worker}", parts)
+        yield row if row.strips else TimelineRow(name=row.name, strips=(_NOTHING,))
+    main = batches.worker == MAIN_PROCESS
+    row = window.row(
+        "making batches (0 workers)",
+        [
+            ("fetch", Intervals.of(begin[main], fetched[main])),
+            ("collate", Intervals.of(fetched[main], end[main])),
+        ],
+    )
+    if row.strips:
+        yield row
+    pins = log.pins.where(log.pins.wait_ns < log.pins.start_ns)  # by the thread, not in the fetch
+    pinning = Intervals.of(clock.to_trace(pins.start_ns), clock.to_trace(pins.end_ns))
+    row = window.row("pin-memory thread", [("pin", pinning)])
+    if row.strips:
+        yield row
+
+
+def _lived(process: ProcessRecord, clock: ClockMap, window: _Window) -> bool:
+    if clock.to_trace(process.started_ns) >= window.end_ns:
+        return False
+    return process.exit_ns is None or clock.to_trace(process.exit_ns) > window.start_ns
+
+
+_NOTHING = Strip(doing="fetch", spans=())

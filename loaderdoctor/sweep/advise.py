@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.proposal import edits_for
 from loaderdoctor.instrument.protocol import Observed
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.model import Recommendation, Withheld
-from loaderdoctor.settings import AXES, AXES_BY_NAME, Settings, Value
+from loaderdoctor.settings import AXES_BY_NAME, Settings
 from loaderdoctor.sweep.grid import meaning, own_settings
-from loaderdoctor.sweep.rank import Ranking, Result
+from loaderdoctor.sweep.rank import Ranking
 
 _CAUTIONS = {
     "num_workers": "each worker holds its own copy of what the dataset keeps in memory",
@@ -33,14 +35,34 @@ def recommendations(
         return ()
     result = ranking.results[index]
     own = own_settings(observed)
-    before, after = meaning(Settings(), own).as_dict(), meaning(result.settings, own).as_dict()
-    changed = [axis.name for axis in AXES if before[axis.name] != after[axis.name]]
-    summary = gain_sentence(ranking)
-    return tuple(
-        _row(name, before[name], after[name], result, facts, summary)
-        for name in changed
-        if after[name] is not None  # falls away with the workers
-    )
+    changes = needed_changes(result.settings, own)
+    before = own.as_dict()
+    rows = [
+        Recommendation(
+            setting=name,
+            from_=before[name],
+            to=value,
+            code=_code(name, changes, facts) or f"# the loop without {name}",
+            predicted_step_ms=None,
+            measured_step_ms=result.wall_ms.value if result.wall_ms is not None else None,
+            measured_ci_ms=_interval(result.wall_ms),
+            caution=_CAUTIONS.get(name) if value not in (False, "off", 0) else None,
+            summary=None if position else gain_sentence(ranking),  # one gain for all together
+        )
+        for position, (name, value) in enumerate(changes.changed().items())
+    ]
+    return tuple(rows)
+
+
+def needed_changes(settings: Settings, own: Settings) -> Settings:
+    """What must be written to get `settings`: without what the loop has, and torch's defaults."""
+    full = meaning(settings, own)
+    kept = {}
+    for name, value in settings.changed().items():
+        without = meaning(replace(settings, **{name: None}), own)
+        if without != full:
+            kept[name] = value
+    return Settings(**kept)  # type: ignore[arg-type]
 
 
 def withheld(ranking: Ranking) -> tuple[Withheld, ...]:
@@ -81,22 +103,6 @@ def gain_sentence(ranking: Ranking) -> str:
         else "from the ranking rounds alone, not confirmed"
     )
     return f"saves {fmt.ms(gain.value, _interval(gain))} a step ({fmt.share(share.value)}), {how}."
-
-
-def _row(
-    name: str, before: Value, after: Value, result: Result, facts: Facts, summary: str
-) -> Recommendation:
-    return Recommendation(
-        setting=name,
-        from_=before,
-        to=after,
-        code=_code(name, result.settings, facts) or f"# the loop without {name}",
-        predicted_step_ms=None,
-        measured_step_ms=result.wall_ms.value if result.wall_ms is not None else None,
-        measured_ci_ms=_interval(result.wall_ms),
-        caution=_CAUTIONS.get(name) if after not in (False, "off", 0) else None,
-        summary=summary,
-    )
 
 
 def _code(name: str, settings: Settings, facts: Facts) -> str:

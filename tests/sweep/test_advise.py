@@ -1,0 +1,88 @@
+"""What a sweep's winner means for the user's code."""
+
+from __future__ import annotations
+
+import pytest
+
+from loaderdoctor.settings import Settings
+from loaderdoctor.sweep.advise import needed_changes, recommendations, verdict_of_sweep
+from loaderdoctor.sweep.evidence import Evidence
+from loaderdoctor.sweep.grid import AS_IS, meaning, own_settings
+from loaderdoctor.sweep.outcome import Options
+from loaderdoctor.sweep.rounds import Sweep
+from tests.sweep.simulator import SimulatedBench, Truth, observed
+
+OWN = Settings(num_workers=0)
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "needed"),
+    [
+        (
+            OWN,
+            Settings(num_workers=2, prefetch_factor=2, persistent_workers=True),
+            Settings(num_workers=2, persistent_workers=True),
+        ),
+        (
+            Settings(num_workers=2),
+            Settings(num_workers=2, prefetch_factor=4, persistent_workers=False),
+            Settings(prefetch_factor=4),
+        ),
+        (
+            OWN,
+            Settings(num_workers=0, background="host", pin_memory=False),
+            Settings(background="host"),
+        ),
+        (OWN, Settings(num_workers=1, start_method="fork"), Settings(num_workers=1)),
+    ],
+)
+def test_only_what_must_be_written_is_recommended(
+    own: Settings, asked: Settings, needed: Settings
+) -> None:
+    seen = own_settings(observed(own=own))
+    changes = needed_changes(asked, seen)
+    assert changes == needed
+    assert meaning(changes, seen) == meaning(asked, seen)
+
+
+def swept(fast_ms: float) -> tuple[Sweep, Evidence]:
+    def truth(settings: Settings) -> Truth:
+        return Truth(step_ms=fast_ms if settings.num_workers else 10.0, startup_s=0.1)
+
+    seen = observed()
+    bench = SimulatedBench(truth, Truth(step_ms=10.0), noise=0.01)
+    trials = (AS_IS, Settings(num_workers=2, prefetch_factor=2), Settings(num_workers=3))
+    sweep = Sweep(bench, seen, trials, Options(budget_s=30.0), clock=bench.clock)
+    sweep.run()
+    evidence = Evidence(observed=seen)
+    evidence.sweep = sweep
+    return sweep, evidence
+
+
+def test_a_recommendation_has_the_line_of_code_and_the_confirmed_gain() -> None:
+    sweep, evidence = swept(4.0)
+    ranking = sweep.ranking()
+    (row,) = recommendations(ranking, evidence.observed, evidence.facts(ranking))
+    assert (row.setting, row.from_, row.to) == ("num_workers", 0, 2)
+    assert "num_workers=2" in row.code
+    assert "prefetch_factor" not in row.code
+    assert row.measured_step_ms == pytest.approx(4.0, rel=0.05)
+    assert row.measured_ci_ms is not None
+    assert "confirmed" in (row.summary or "")
+    assert "2 workers" in verdict_of_sweep(ranking)
+
+
+def test_without_a_gain_there_is_nothing_to_write() -> None:
+    sweep, evidence = swept(10.0)
+    ranking = sweep.ranking()
+    assert recommendations(ranking, evidence.observed, evidence.facts(ranking)) == ()
+    assert verdict_of_sweep(ranking).startswith("Nothing worth changing")
+
+
+def test_the_top_level_step_is_that_of_trial_0() -> None:
+    sweep, evidence = swept(4.0)
+    ranking = sweep.ranking()
+    step = evidence.facts(ranking).step
+    assert step is not None
+    assert step.wall_ms == ranking.results[0].wall_ms
+    assert step.boundary_ms == ranking.results[0].boundary_ms

@@ -30,6 +30,7 @@ from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.instrument.channel import CHANNEL_VARIABLE, Handover, encode_handover
 from loaderdoctor.instrument.measuring import POLITE_S, MeasuringProcess
 from loaderdoctor.instrument.protocol import (
+    SCRIPT_ENDED,
     Ended,
     FromRun,
     Measure,
@@ -203,7 +204,12 @@ class Bench:
                 self._receive(note)
                 break
             self._pump(POLL_S)
-        return [self._done[i] for i in ids if i in self._done]
+        done = [self._done[i] for i in ids if i in self._done]
+        if any(w.reason == SCRIPT_ENDED for w in done):
+            end = time.monotonic() + POLITE_S
+            while self.ended is None and time.monotonic() < end:
+                self._pump(POLL_S)
+        return done
 
     def stop(self, to_end: bool = False) -> None:
         """End the script now; or take the hooks out and wait for its own end, however long."""

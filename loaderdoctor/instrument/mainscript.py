@@ -92,6 +92,9 @@ def _new_main(
         __annotations__={},
     )
     sys.modules["__main__"] = module
+    # multiprocessing, which we had to import before, made this alias at its import: what spawned
+    # workers send back is of classes of `__mp_main__`.
+    sys.modules["__mp_main__"] = module
     return module
 
 
@@ -120,9 +123,11 @@ def _without_ours(tb: types.TracebackType | None) -> types.TracebackType | None:
         if not _is_ours(tb):
             kept.append(tb)
         tb = tb.tb_next
-    for one, following in zip(kept, [*kept[1:], None], strict=True):
+    following: types.TracebackType | None = None
+    for one in reversed(kept):
         one.tb_next = following
-    return kept[0] if kept else None
+        following = one
+    return following
 
 
 def _is_ours(tb: types.TracebackType) -> bool:

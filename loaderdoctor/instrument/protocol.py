@@ -21,6 +21,9 @@ import msgspec
 
 from loaderdoctor.settings import Settings
 
+# WindowDone.reason of a window that the end of the script cut short; Ended follows at once.
+SCRIPT_ENDED = "the script ended during this window"
+
 Mode = Literal["plain", "profiled", "no_input", "no_copy", "trial"]
 
 

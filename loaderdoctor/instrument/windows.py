@@ -26,6 +26,7 @@ from loaderdoctor.instrument.profiling import (
     queue_waits_named,
 )
 from loaderdoctor.instrument.protocol import (
+    SCRIPT_ENDED,
     FetchRecord,
     TransferRecord,
     WindowDone,
@@ -288,7 +289,7 @@ class Windows:
                     break
         except ScriptOverError:
             self._over = True
-            reason = "the script ended during this window"
+            reason = SCRIPT_ENDED
         session.clock = session.recorder = None
         main_ns = process_time_ns() - main_ns
         workers_after = children_cpu_ns()

@@ -104,7 +104,7 @@ def test_a_closure_called_many_times_is_one_step() -> None:
             def closure(x: torch.Tensor = x) -> torch.Tensor:
                 optimizer.zero_grad()
                 loss: torch.Tensor = model(x / 40).square().sum()
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 return loss
 
             optimizer.step(closure)  # type: ignore[no-untyped-call]

@@ -71,6 +71,11 @@ CHANGES: Mapping[Kind, Change] = {
         title="Move the loop's own work into the workers, or do it rarely",
         example=snippets.BETWEEN_STEPS,
     ),
+    Kind.CPU_SATURATED_WORKERS: Change(
+        title="Move transforms from the workers to the device",
+        example=snippets.ON_DEVICE,
+        caution="A crop or flip drawn for a batch is the same for all its images.",
+    ),
     Kind.MANY_SMALL_FILES: Change(
         title="Pack the samples into a few large files", example=snippets.PACK_FILES
     ),
@@ -89,11 +94,14 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
     trace. More can't be gained by it.
     """
     measured = facts.ablation is not None and facts.ablation.input_ms is not None
+    on_device = facts.machine is not None and facts.machine.device_name is not None
     out = []
     for finding in findings:
         change = CHANGES.get(finding.kind)
         if change is None:
             continue
+        if finding.kind is Kind.CPU_SATURATED_WORKERS and not (measured and on_device):
+            continue  # only where ready batches proved that the CPU is the limit
         known = finding.share is not None and facts.step_ms is not None
         bound_ms = finding.share * facts.step_ms if known else None  # type: ignore[operator]
         source = "measured by taking the loader away" if measured else "exposed time in the trace"

@@ -6,8 +6,9 @@ import re
 
 from loaderdoctor.facts import Facts, LineSpot
 from loaderdoctor.findings.capacity import making_cost
-from loaderdoctor.findings.exposure import MODERATE_SHARE, Cost, input_cost, loader_id, where
-from loaderdoctor.findings.model import EvidenceValue, Finding, Kind
+from loaderdoctor.findings.exposure import MODERATE_SHARE, Cost, input_cost, loader_id
+from loaderdoctor.findings.hot import line_evidence, where
+from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.wording import ms, of_step, percent
 
 # Collating is a copy of the batch; where it is most of a batch's cost, samples are not the place
@@ -137,7 +138,7 @@ def collate_bound(facts: Facts) -> Finding | None:
             "input_ms_per_step": cost.ms,
             "step_ms": cost.step_ms,
             "collate": loader.collate if loader is not None else None,
-            **_line_evidence(workers.lines[:1]),
+            **line_evidence(workers.lines[0] if workers.lines else None),
         },
         advice="Move per-sample work (tokenising, padding to a fixed length) out of collate_fn and "
         "do it once, ahead of training.",
@@ -178,7 +179,7 @@ def dataset_format_bound(facts: Facts) -> Finding | None:
             "conversion_share_of_batch": share,
             "input_ms_per_step": cost.ms,
             "step_ms": cost.step_ms,
-            **_line_evidence((hottest,)),
+            **line_evidence(hottest),
         },
         advice="Store samples as arrays (set_format('torch'), .npy, one tensor) instead of lists "
         "that are converted for each item.",
@@ -188,13 +189,6 @@ def dataset_format_bound(facts: Facts) -> Finding | None:
 def _converts(spot: LineSpot) -> bool:
     in_library = _FORMAT_LIBRARIES.search(spot.file.replace("\\", "/")) is not None
     return in_library or (spot.code is not None and _CONVERSIONS.search(spot.code) is not None)
-
-
-def _line_evidence(spots: tuple[LineSpot, ...]) -> dict[str, EvidenceValue]:
-    if not spots:
-        return {}
-    (spot,) = spots
-    return {"line": where(spot), "line_code": spot.code, "line_share": spot.share}
 
 
 def _sample_spread(facts: Facts) -> tuple[float, float] | None:

@@ -20,7 +20,7 @@ from loaderdoctor.findings.exposure import (
     num_workers,
 )
 from loaderdoctor.findings.model import Finding, Kind
-from loaderdoctor.findings.wording import ms, of_step, percent, plural
+from loaderdoctor.findings.wording import does, ms, of_step, percent, plural
 
 # CPU time above wall time: the worker runs more than one thread while it makes a batch.
 MIN_MULTITHREADED_CPU_SHARE = 1.2
@@ -100,7 +100,7 @@ def thread_oversubscription(facts: Facts) -> Finding | None:
         return _oversubscribed(
             facts,
             cost,
-            f"{plural(n, 'worker')} of {in_worker} library threads each compete for "
+            f"{plural(n, 'worker')} of {in_worker} library threads each {does(n, 'compete')} for "
             f"{cpus:g} usable CPUs",
             "Give each worker one thread (worker_init_fn)",
             n_threads=in_worker,

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from loaderdoctor.facts import Facts, LineSpot
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings.model import Severity
 
 # The edges of the verdict: below 5 % a change drowns in run-to-run noise (repeats of the 12 traced
@@ -126,12 +126,6 @@ def in_background(facts: Facts) -> bool:
     """Whether a background thread of the training process fetches the batches."""
     loader = facts.main_loader
     return loader is not None and loader.settings.background in ("host", "device")
-
-
-def where(spot: LineSpot) -> str:
-    """A line of the user's code as text: `data.py:41 (__getitem__)`."""
-    name = spot.file.replace("\\", "/").rsplit("/", 1)[-1]
-    return f"{name}:{spot.line} ({spot.function})"
 
 
 def _no_fetch_seen(facts: Facts) -> bool:

@@ -14,8 +14,9 @@ from loaderdoctor.findings.capacity import (
     worker_limit,
 )
 from loaderdoctor.findings.exposure import MODERATE_SHARE, input_cost, loader_id, num_workers
+from loaderdoctor.findings.hot import hot_evidence, hot_sentence
 from loaderdoctor.findings.model import Finding, Kind
-from loaderdoctor.findings.wording import ms, of_step, percent, plural
+from loaderdoctor.findings.wording import does, ms, of_step, percent, plural
 
 # While making a batch a worker either burns CPU or waits for a disk, the network or a lock.
 # Under a half, waiting dominates.
@@ -58,12 +59,13 @@ def cpu_saturated_workers(facts: Facts) -> Finding | None:
         summary=(
             f"{busy}{machine.usable_cpus:g} usable CPUs are busy and the loop still waits "
             f"{of_step(cost)}: more workers can't help. Make each sample cheaper, cache it, or "
-            "move work to the accelerator."
+            f"move work to the accelerator.{hot_sentence(facts)}"
         ),
         evidence={
             "num_workers": n,
             "usable_cpus": machine.usable_cpus,
             "cpu_cores_used": used,
+            **hot_evidence(facts),
             "worker_cpu_share": facts.workers.cpu_share if facts.workers is not None else None,
             "batch_ms": batch_ms(facts),
             "rest_of_step_ms": rest_ms(facts),
@@ -95,8 +97,8 @@ def storage_bound_workers(facts: Facts) -> Finding | None:
         share=cost.share,
         loader=loader_id(facts),
         summary=(
-            f"The {plural(n, 'worker')} spend {percent(1 - workers.cpu_share)} of each batch's "
-            f"{ms(workers.batch_ms)} waiting (storage, network), not computing, and the loop waits "
+            f"The {plural(n, 'worker')} {does(n, 'spend')} {percent(1 - workers.cpu_share)} of each "
+            f"batch's {ms(workers.batch_ms)} waiting (storage, network), not computing, and the loop waits "
             f"{of_step(cost)}. Faster storage, packed files or a cache help; waiting workers may "
             "outnumber the CPUs."
         ),
@@ -107,6 +109,7 @@ def storage_bound_workers(facts: Facts) -> Finding | None:
             "fetch_ms": workers.fetch_ms,
             "rest_of_step_ms": rest_ms(facts),
             "cpu_cores_used": cpu_cores_used(facts),
+            **hot_evidence(facts),
             "input_ms_per_step": cost.ms,
             "step_ms": cost.step_ms,
         },
@@ -138,7 +141,9 @@ def overhead_bound_loader(facts: Facts) -> Finding | None:
     if MAX_BEYOND_SEEN * seen_ms < MODERATE_SHARE * cost.step_ms:
         return None
     n = workers.n_workers
-    instead = "" if not n else f" The {plural(n, 'worker')} add the price of a queue to it."
+    instead = (
+        "" if not n else f" The {plural(n, 'worker')} {does(n, 'add')} the price of a queue to it."
+    )
     return Finding(
         kind=Kind.OVERHEAD_BOUND_LOADER,
         severity=cost.severity,

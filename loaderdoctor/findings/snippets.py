@@ -150,6 +150,18 @@ class Prepared(torch.utils.data.Dataset):  # the loop's preprocessing, done by t
 if step % 100 == 0:
     log(loss)"""
 
+ON_DEVICE = """\
+from torchvision.transforms import v2
+augment = v2.Compose(  # in place of the same transforms in the dataset: one call for the batch
+    [
+        v2.RandomResizedCrop(224, antialias=True),
+        v2.RandomHorizontalFlip(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]),
+    ]
+)
+images = augment(images.to(device, non_blocking=True))  # uint8 in, normalised floats out"""
+
 PACK_FILES = """\
 with webdataset.ShardWriter("train-%06d.tar", maxcount=10_000) as out:  # once
     for i, (image, label) in enumerate(samples):

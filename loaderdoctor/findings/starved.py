@@ -17,8 +17,9 @@ from loaderdoctor.findings.exposure import (
     loader_id,
     num_workers,
 )
+from loaderdoctor.findings.hot import hot_evidence, hot_sentence
 from loaderdoctor.findings.model import Finding, Kind
-from loaderdoctor.findings.wording import ms, of_step, plural
+from loaderdoctor.findings.wording import does, ms, of_step, plural
 
 # Workers that wait for work this much of their life have room: the pool is not what is short.
 # (A pool that falls short never waits, but for its own start and the window's edges.)
@@ -55,7 +56,7 @@ def loader_in_main_process(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"The loop makes its batches itself (num_workers=0): {of_step(cost)}, and nothing "
-            f"overlaps it.{_need_sentence(needed, limit)}"
+            f"overlaps it.{_need_sentence(needed, limit)}{hot_sentence(facts)}"
         ),
         evidence={
             "num_workers": 0,
@@ -66,6 +67,7 @@ def loader_in_main_process(facts: Facts) -> Finding | None:
             "num_workers_needed": needed,
             "num_workers_limit": limit,
             "cpu_share": facts.workers.cpu_share if facts.workers is not None else None,
+            **hot_evidence(facts),
         },
         advice=None if facts.machine is not None else "Let DataLoader workers make the batches.",
     )
@@ -99,9 +101,9 @@ def too_few_workers(facts: Facts) -> Finding | None:
         share=explained.share,
         loader=loader_id(facts),
         summary=(
-            f"{plural(n, 'worker')} hand out a batch every {ms(workers.batch_ms / n)} on average, "
-            f"the rest of the step takes {ms(rest_ms(facts))}: the loop waits "
-            f"{of_step(cost)}.{_need_sentence(needed, limit)}"
+            f"{plural(n, 'worker')} {does(n, 'hand')} out a batch every "
+            f"{ms(workers.batch_ms / n)} on average, the rest of the step takes {ms(rest_ms(facts))}: the loop waits "
+            f"{of_step(cost)}.{_need_sentence(needed, limit)}{hot_sentence(facts)}"
         ),
         evidence={
             "num_workers": n,
@@ -114,6 +116,7 @@ def too_few_workers(facts: Facts) -> Finding | None:
             "num_workers_limit": limit,
             "worker_idle_share": workers.idle_share,
             "cpu_share": workers.cpu_share,
+            **hot_evidence(facts),
         },
     )
 
@@ -146,8 +149,8 @@ def idle_workers(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"{workers.n_idle_workers} of {workers.n_workers} workers made no batch ({why}): "
-            f"{plural(busy, 'worker')} make all of them while the loop waits {of_step(cost)}. "
-            "Split the data into at least as many shards as workers."
+            f"{plural(busy, 'worker')} {does(busy, 'make')} all of them while the loop waits "
+            f"{of_step(cost)}. Split the data into at least as many shards as workers."
         ),
         evidence={
             "num_workers": workers.n_workers,

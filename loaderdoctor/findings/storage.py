@@ -13,8 +13,8 @@ from loaderdoctor.findings.exposure import (
     input_cost,
     loader_id,
     severity,
-    where,
 )
+from loaderdoctor.findings.hot import where
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.saturated import MAX_WAITING_CPU_SHARE
 from loaderdoctor.findings.wording import ms, of_step, percent, size

@@ -33,6 +33,11 @@ def plural(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
+def does(n: int, verb: str) -> str:
+    """`4 workers make`, `1 worker makes`: the verb for a count."""
+    return f"{verb}s" if n == 1 else verb
+
+
 def size(n_bytes: float) -> str:
     """Decimal units: `77.1 MB`, `12 kB`."""
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

@@ -558,6 +558,38 @@ def test_a_rule_stays_silent_on_look_alikes_and_missing_facts(case: Case) -> Non
     check_silent(case)
 
 
+def test_the_hot_line_and_the_slowest_transform_are_named() -> None:
+    facts = with_exposed(
+        input_=0.7,
+        loaders=NO_WORKERS,
+        workers=replace(
+            BY_ITSELF,
+            lines=(line(share=0.2), line(line=31, share=0.7)),
+            transforms=(("Resize", 0.9), ("ToTensor", 0.1)),
+        ),
+    )
+    finding = loader_in_main_process(facts)
+    assert finding is not None
+    assert "Hottest line: data.py:31 (__getitem__), 70 % of making a batch." in finding.summary
+    assert finding.evidence["slowest_transform"] == "Resize"
+    assert finding.evidence["slowest_transform_ms_per_sample"] == 0.9
+
+
+def test_one_worker_is_spoken_of_in_the_singular() -> None:
+    one = workers(n_workers=1, batch_ms=10.0, idle_share=0.0, cpu_share=0.05, cores=((0, 1),))
+    facts = with_exposed(
+        input_=0.6,
+        workers=one,
+        loaders=(loader(settings={"num_workers": 1}),),
+        step=step(worker_cpu_cores=0.1),
+    )
+    few, waiting = too_few_workers(facts), storage_bound_workers(facts)
+    assert few is not None
+    assert few.summary.startswith("1 worker hands out")
+    assert waiting is not None
+    assert waiting.summary.startswith("The 1 worker spends")
+
+
 def test_the_loader_of_a_trace_alone_is_told_by_its_fetches() -> None:
     shares = with_exposed(input_=0.7).shares
     assert shares is not None

@@ -264,6 +264,21 @@ def test_code_advice_is_bounded_by_what_was_measured() -> None:
     assert "uint8" in advice.example
 
 
+def test_transforms_go_to_the_device_only_where_ready_batches_proved_the_cpu_the_limit() -> None:
+    facts = with_exposed(
+        input_=0.6,
+        workers=workers(batch_ms=40.0, idle_share=0.0),
+        step=step(worker_cpu_cores=6.8, main_cpu_cores=1.0),
+    )
+    on_device = [a.title for a in prescribe(facts, find(facts)).advice]
+    assert on_device == ["Move transforms from the workers to the device"]
+    for less in (
+        replace(facts, ablation=None),
+        replace(facts, machine=machine(device_name=None)),
+    ):
+        assert prescribe(less, find(less)).advice == ()
+
+
 def test_every_change_of_code_answers_a_kind_with_a_title() -> None:
     for kind, change in CHANGES.items():
         assert isinstance(kind, Kind)

@@ -91,15 +91,16 @@ def storage_bound_workers(facts: Facts) -> Finding | None:
         return None
     if cost.share < MODERATE_SHARE:
         return None
+    waiting = 1 - workers.cpu_share
     return Finding(
         kind=Kind.STORAGE_BOUND_WORKERS,
         severity=cost.severity,
         share=cost.share,
         loader=loader_id(facts),
         summary=(
-            f"The {plural(n, 'worker')} {does(n, 'spend')} {percent(1 - workers.cpu_share)} of each "
-            f"batch's {ms(workers.batch_ms)} waiting (storage, network), not computing, and the loop waits "
-            f"{of_step(cost)}. Faster storage, packed files or a cache help; waiting workers may "
+            f"The {plural(n, 'worker')} {does(n, 'spend')} {percent(waiting)} of each batch's "
+            f"{ms(workers.batch_ms)} waiting (storage, network), not computing, and the loop "
+            f"waits {of_step(cost)}. Faster storage, packed files or a cache help; waiting workers may "
             "outnumber the CPUs."
         ),
         evidence={

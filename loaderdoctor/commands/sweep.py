@@ -17,7 +17,7 @@ from typing import Literal
 from rich.console import Console
 
 from loaderdoctor.attribution.judge import judge_run
-from loaderdoctor.commands.output import STDOUT, check_json_target, deliver
+from loaderdoctor.commands.output import STDOUT, check_json_target, console_stream, deliver
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.findings.rules import find as find_findings
 from loaderdoctor.instrument.bench import Bench, BenchOptions
@@ -43,6 +43,7 @@ START_TIMEOUT_S = 600.0
 # The report on disk is renewed at most this often while the sweep runs.
 PARTIAL_EVERY_S = 5.0
 EXIT_INTERRUPTED = 130
+SCRIPT_OUTPUT = "script.txt"  # in the run folder
 
 NOT_VALID = (
     "This run's training is not valid: trials feed the loop batches out of turn, and files the "
@@ -127,7 +128,13 @@ def _measure(
     options: SweepOptions, target: Target, folder: RunFolder, trace_dir: Path, live: LiveSweep
 ) -> tuple[Report, bool]:
     """(the report, whether the user interrupted): the part with the measuring process."""
-    stdout: Literal["inherit", "stderr"] = "stderr" if options.json_target == STDOUT else "inherit"
+    stdout: Literal["inherit", "stderr"] | Path = "inherit"
+    if options.json_target == STDOUT:
+        stdout = "stderr"
+    if live.is_drawn and console_stream(options.json_target).isatty():
+        # What the script prints would tear the table; its errors still come through.
+        stdout = folder.path / SCRIPT_OUTPUT
+        live.say(f"what the script prints goes to {stdout}")
     with ExitStack() as benches:
 
         def open_bench() -> Bench:

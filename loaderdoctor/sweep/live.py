@@ -55,6 +55,11 @@ class LiveSweep:
             self._live.stop()
             self._live = None
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether a table is being redrawn in place (else plain lines are written)."""
+        return self._live is not None
+
     def say(self, text: str) -> None:
         """A line that stays."""
         self._console.print(Text(text, style="dim"))

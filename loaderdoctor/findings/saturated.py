@@ -100,8 +100,8 @@ def storage_bound_workers(facts: Facts) -> Finding | None:
         summary=(
             f"The {plural(n, 'worker')} {does(n, 'spend')} {percent(waiting)} of each batch's "
             f"{ms(workers.batch_ms)} waiting (storage, network), not computing, and the loop "
-            f"waits {of_step(cost)}. Faster storage, packed files or a cache help; waiting workers may "
-            "outnumber the CPUs."
+            f"waits {of_step(cost)}. Faster storage, packed files or a cache help; waiting workers "
+            "may outnumber the CPUs."
         ),
         evidence={
             "num_workers": n,

@@ -103,7 +103,8 @@ def too_few_workers(facts: Facts) -> Finding | None:
         summary=(
             f"{plural(n, 'worker')} {does(n, 'hand')} out a batch every "
             f"{ms(workers.batch_ms / n)} on average, the rest of the step takes "
-            f"{ms(rest_ms(facts))}: the loop waits {of_step(cost)}.{_need_sentence(needed, limit)}{hot_sentence(facts)}"
+            f"{ms(rest_ms(facts))}: the loop waits {of_step(cost)}."
+            f"{_need_sentence(needed, limit)}{hot_sentence(facts)}"
         ),
         evidence={
             "num_workers": n,

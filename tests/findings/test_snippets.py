@@ -1,0 +1,62 @@
+"""The examples that run without an accelerator do what they promise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from loaderdoctor.findings import snippets
+
+
+def run(code: str, **names: Any) -> dict[str, Any]:
+    scope: dict[str, Any] = {"torch": torch, "DataLoader": DataLoader, **names}
+    exec(code, scope)  # ours, from the package
+    return scope
+
+
+def test_sliced_batches_hold_every_row_once_in_whole_batches() -> None:
+    x, y = torch.arange(1000.0).view(1000, 1), torch.arange(1000)
+    batches = list(run(snippets.SLICING, x=x, y=y)["loader"])
+    assert [len(b[1]) for b in batches] == [256, 256, 256, 232]
+    assert sorted(torch.cat([b[1] for b in batches]).tolist()) == list(range(1000))
+    assert all(torch.equal(b[0].view(-1).long(), b[1]) for b in batches)
+
+
+def test_the_vectorised_sampler_yields_a_permutation() -> None:
+    sampler = run(snippets.SAMPLER)["Shuffled"](100)
+    loader = DataLoader(TensorDataset(torch.arange(100)), batch_size=10, sampler=sampler)
+    assert sorted(torch.cat([b[0] for b in loader]).tolist()) == list(range(100))
+
+
+def test_one_iterator_per_epoch_goes_through_all_batches_again_and_again() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(4)), batch_size=1)
+    scope = run(snippets.ITERATOR, loader=loader, n_epochs=1, n_steps=10)
+    assert scope["batch"][0].tolist() == [1]  # the tenth of 0 1 2 3 0 1 2 3 0 1
+
+
+def test_a_stream_split_by_worker_delivers_every_sample_once() -> None:
+    scope = run("class Stream(torch.utils.data.IterableDataset):\n" + _indented(snippets.SHARDS))
+    stream = scope["Stream"]()
+    stream.shards, stream.read = [range(0, 5), range(5, 9), range(9, 12)], iter
+    assert sorted(int(x) for x in DataLoader(stream, batch_size=None)) == list(range(12))
+
+
+def test_packed_tensors_come_apart_as_they_were() -> None:
+    small = [torch.arange(6.0).view(2, 3), torch.tensor([7.0])]
+    shapes, sizes = [t.shape for t in small], [t.numel() for t in small]
+    scope = run(snippets.PACKED, small=small, shapes=shapes, sizes=sizes, device="cpu")
+    assert all(torch.equal(a, b) for a, b in zip(scope["small"], small, strict=True))
+
+
+def test_resident_batches_hold_every_sample_once() -> None:
+    dataset = TensorDataset(torch.arange(10.0), torch.arange(10))
+    seen: list[int] = []
+    code = snippets.RESIDENT.replace("...  #", "seen += y.tolist()  #")
+    run(code, dataset=dataset, device="cpu", batch_size=4, seen=seen)
+    assert sorted(seen) == list(range(10))
+
+
+def _indented(code: str) -> str:
+    return "\n".join(f"    {line}" for line in code.splitlines())

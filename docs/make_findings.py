@@ -19,6 +19,7 @@ HEAD = f"""\
 # Findings
 
 <!-- Written by docs/make_findings.py from the rules' docstrings. Change those, then run it. -->
+<!-- fmt: off -->
 
 A finding is one cause, with the figures it rests on. Structure alone is none: `num_workers=0`, a
 pageable copy or a missing flag counts only where the step waits for it (*exposed* time: the

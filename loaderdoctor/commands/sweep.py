@@ -82,6 +82,14 @@ class Target:
     axes: tuple[str, ...]  # what a sweep without a grid may vary
 
 
+class ScriptFailedError(RunError):
+    """The script ended by itself before anything could be measured; its exit code is passed on."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 def sweep(options: SweepOptions) -> int:
     """Run one sweep and report it. Returns the exit code; raises LoaderdoctorError."""
     target = resolve(options)
@@ -139,7 +147,13 @@ def _measure(
 
         def open_bench() -> Bench:
             bench = Bench(target.script, trace_dir, BenchOptions(stdout=stdout))
-            benches.enter_context(bench).wait_observed(START_TIMEOUT_S)
+            benches.enter_context(bench)
+            try:
+                bench.wait_observed(START_TIMEOUT_S)
+            except RunError as error:
+                if bench.ended is not None and bench.ended.exit_code:
+                    raise ScriptFailedError(str(error), bench.ended.exit_code) from error
+                raise
             return bench
 
         live.say(f"waiting for the first steps of {target.name}")

@@ -149,7 +149,8 @@ class Sweep:
             return
         if any(trial.dropped for trial in self.outcome.trials):
             n_dropped = sum(trial.dropped for trial in self.outcome.trials)
-            self._note_short_budget(f"{n_dropped} slower trials were visited once only")
+            slower = "1 slower trial was" if n_dropped == 1 else f"{n_dropped} slower trials were"
+            self._note_short_budget(f"{slower} visited once only")
         number, n_rounds = 1, plan.n_rounds
         while number <= n_rounds:
             last = 0 if number == n_rounds else None

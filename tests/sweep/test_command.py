@@ -136,3 +136,14 @@ def test_what_cannot_be_swept_is_said_in_one_line(
     assert done.returncode == code, done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.scripts
+def test_a_script_that_fails_first_passes_its_traceback_and_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        "import sys\nprint('no data', file=sys.stderr)\nsys.exit(7)\n"
+    )
+    done = loaderdoctor("sweep", "fails.py", cwd=tmp_path)
+    assert done.returncode == 7
+    assert "no data" in done.stderr
+    assert "loaderdoctor: fails.py:" in done.stderr

@@ -208,6 +208,33 @@ def test_a_fixed_number_of_rounds_is_kept_to() -> None:
     assert all(len(t.of("rank")) == 2 for t in outcome.trials)
 
 
+def test_the_grid_of_a_gpu_machine_fits_the_default_budget(tmp_path: Path) -> None:
+    def like_an_h100(settings: Settings) -> Truth:
+        """16 cores: workers until 8, pinning a little more; resident is fastest."""
+        workers = settings.num_workers or 0
+        step_ms = 3.0 if settings.resident else max(4.0, 30.0 / max(1, workers))
+        step_ms *= 0.9 if settings.pin_memory and settings.non_blocking else 1.0
+        return Truth(step_ms=step_ms, startup_s=0.03 * workers, boundary_ms=20.0 * workers)
+
+    own = Settings(num_workers=0, pin_memory=False)
+    seen = observed(step_ms=30.0, own=own, device="cuda:0", usable_cpus=16, steps_per_epoch=400)
+    bench = SimulatedBench(like_an_h100, Truth(step_ms=30.0), noise=0.02)
+    sweep = Sweep(
+        bench,
+        seen,
+        default_trials(seen),
+        Options(budget_s=120.0, trace_dir=tmp_path),
+        clock=bench.clock,
+    )
+    outcome, ranking = sweep.run(), sweep.ranking()
+    assert len(outcome.trials) >= 24
+    assert bench.now < 125.0
+    assert outcome.n_ranked_rounds >= 3
+    assert ranking.recommended is not None
+    assert ranking.results[ranking.recommended].settings.resident
+    assert ranking.confirmed
+
+
 def test_a_crashed_trial_is_a_row_with_its_reason_and_the_sweep_goes_on() -> None:
     def two_crash(settings: Settings) -> Truth:
         if settings.num_workers == 2:

@@ -21,9 +21,9 @@ from loaderdoctor.errors import TraceError
 from loaderdoctor.trace.scan import Scan, scan
 from loaderdoctor.trace.source import EXPORT_AGAIN, megabytes
 
-# Read times are level from 0.5 to 2 MB: below, the fixed cost per batch shows; above, objects fall
-# out of the caches (1 million events of launch_bound_tiny: 64 kB 2.0 s, 1 MB 1.4 s, 8 MB 2.0 s).
-BATCH_BYTES = 1 << 20
+# Small enough for a batch's objects to stay in a core's cache, large enough for the fixed cost of a
+# batch not to show. Flat from 0.1 to 1 MB, slower above (`benchmarks/analyze.py`).
+BATCH_BYTES = 256 << 10
 # One event, or what surrounds the list, larger than this is no torch.profiler trace: real events
 # are kilobytes, with stacks and shapes tens of kilobytes.
 MAX_PIECE_BYTES = 256 << 20
@@ -31,7 +31,7 @@ MAX_PIECE_BYTES = 256 << 20
 _OPENING = re.compile(rb'"traceEvents"[ \t\r\n]*:[ \t\r\n]*\[')
 _EMPTY_LIST = b'"traceEvents":[]'
 _SEAM = re.compile(rb"\}[ \t\r\n]*(,)[ \t\r\n]*\{")
-_SEAM_WINDOW = 64 << 10
+_SEAM_WINDOWS = (4 << 10, 64 << 10)  # most events are shorter than the first
 _SPACE = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
 _EXPORTED = "Name a trace exported by torch.profiler."
@@ -238,10 +238,13 @@ class EventBatches(Generic[Decoded]):
 
 def _last_seam(buffer: bytearray) -> int | None:
     """The comma of the last `},{` near the end: most likely between two events."""
-    seam = None
-    for found in _SEAM.finditer(buffer, max(0, len(buffer) - _SEAM_WINDOW)):
-        seam = found.start(1)
-    return seam
+    for window in _SEAM_WINDOWS:
+        seam = None
+        for found in _SEAM.finditer(buffer, max(0, len(buffer) - window)):
+            seam = found.start(1)
+        if seam is not None:
+            return seam
+    return None
 
 
 def _ends_before_a_key(head: bytes) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from loaderdoctor.errors import TraceError
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 256 << 10
 # gzip is unpacked by a thread, so that it costs no time of the decoder's where there is a second
 # CPU. To go on, that thread must get the GIL from the decoder, which takes the interpreter's switch
 # interval (5 ms), some six times a call while zlib's buffer grows: few, large calls.

@@ -25,9 +25,10 @@ from loaderdoctor.instrument.transform_probe import EVERY_N_SAMPLES, TransformPr
 
 CLOCK_KEY: Final = "_loaderdoctor_clock"
 
-# Noting one sample costs about 0.25 µs (benchmarks/worker_overhead.py). Where samples are so
-# short that this would exceed the share below, only one batch in so many has its samples timed.
-STAMP_NS: Final = 250
+# Noting one sample costs 0.4 µs, on a busy machine 0.8 µs (benchmarks/worker_overhead.py). Where
+# samples are so short that this would exceed the share below, only one batch in so many has its
+# samples timed.
+STAMP_NS: Final = 800
 MAX_STAMP_SHARE: Final = 0.004
 MAX_BATCHES_SKIPPED: Final = 511
 

@@ -1,7 +1,7 @@
 """Recording where the training process itself works for its loaders.
 
-For every DataLoader iterator opened while installed: each draw from the sampler, each batch as it
-arrives from a worker and as the loop receives it; and at 0 workers the making of the batch. An
+For every DataLoader iterator opened while installed: each draw from the sampler, each batch as
+the loop receives it; and at 0 workers the making of the batch. An
 iterator has a *serial* within the process and counts *epochs* (persistent workers re-use it), so
 that (serial, epoch, torch's batch number) names a batch in every process.
 """
@@ -22,7 +22,6 @@ from torch.utils.data._utils import pin_memory as torch_pin
 from loaderdoctor.instrument import fetch_clock
 from loaderdoctor.instrument.fetch_clock import CLOCK_KEY, FetchClock, pack_batch
 from loaderdoctor.instrument.record_file import (
-    ARRIVAL,
     DELIVERY,
     DRAW,
     PIN,
@@ -318,11 +317,9 @@ def _pinning(original: Any) -> Any:
 def _receiving(original: Any) -> Any:
     def _get_data(self: Any) -> Any:
         item = original(self)
-        recording, tap = _recording, self.__dict__.get(TAP_KEY)
-        if recording is not None and tap is not None and isinstance(item[0], int):
+        tap = self.__dict__.get(TAP_KEY)
+        if tap is not None:
             tap.last_arrival = item[0]
-            record = ARRIVAL.pack(tap.serial, tap.epoch, item[0], time.perf_counter_ns())
-            recording.writer.add(Kind.ARRIVAL, record)
         return item
 
     return _get_data

@@ -40,7 +40,6 @@ class Kind(IntEnum):
     BATCH = 3  # BATCH, then stamps and indices as int64
     SEND = 4
     DRAW = 5
-    ARRIVAL = 6
     DELIVERY = 7
     PIN = 8
     LINES = 9  # JSON: hot lines since the last such record
@@ -56,7 +55,6 @@ BATCH: Final = Struct("<IIqiIIqqqqqqII")
 # cpu_ns of the feeder thread so far, n_bytes, native thread id
 SEND: Final = Struct("<IIqqqqqqq")
 DRAW: Final = Struct("<IIqqq")  # serial, epoch, idx; start_ns, end_ns of next(sampler)
-ARRIVAL: Final = Struct("<IIqq")  # serial, epoch, idx; out of the result queue at ns
 DELIVERY: Final = Struct("<IIqqqq")  # serial, epoch, idx; start_ns, end_ns; native thread id
 PIN: Final = Struct("<IIqqqqq")  # serial, epoch, idx; wait_ns, start_ns, end_ns; native thread id
 

@@ -71,12 +71,13 @@ def calibrate(trace: Trace, marks: Sequence[tuple[str, int]]) -> ClockMap:
             f"{trace.source}: none of the {len(marks)} clock marks is in the trace, so what "
             "workers recorded can't be placed in it. Record the window again."
         )
-    every = np.concatenate(offsets)
-    offset = int(np.median(every))
-    low, high = np.percentile(every, (5, 95))
+    every = np.sort(np.concatenate(offsets))
+    offset = int(every[every.size // 2])  # in integers: a float holds no 10^18 to the nanosecond
+    apart = every - offset
+    low, high = np.percentile(apart, (5, 95))
     return ClockMap(
         offset_ns=offset,
-        error_ns=int(np.abs(every - offset).max()),
+        error_ns=int(np.abs(apart).max()),
         spread_ns=int(high - low),
         n_marks=int(every.size),
     )

@@ -1,0 +1,186 @@
+"""The records of one run as columns and values: what `worker_records.read` returns.
+
+Imports no torch. All times are CLOCK_MONOTONIC nanoseconds; -1 marks what was not recorded. A
+batch has one name in every process: (serial of the iterator, its epoch, torch's batch number).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+I64 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+
+ABSENT = -1
+MAIN_PROCESS = -1  # in `Batches.worker`: made in the training process (0 workers)
+
+_KEY = np.dtype([("serial", np.int64), ("epoch", np.int64), ("idx", np.int64)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """One row for each batch made or failed, ordered by `begin_ns`. Equal lengths."""
+
+    serial: I64
+    epoch: I64
+    idx: I64
+    worker: I64  # worker id, or MAIN_PROCESS
+    pid: I64
+    outcome: I64  # record_file.Outcome
+    n_samples: I64
+    wait_ns: I64  # began to wait for an index
+    begin_ns: I64  # had it
+    collate_ns: I64  # samples done; -1 where unknown
+    end_ns: I64  # collated
+    thread_cpu_ns: I64  # of the thread that made it, begin to end
+    process_cpu_ns: I64  # of its whole process
+    send_ns: I64  # pickled, about to enter the pipe: ready for the training process
+    sent_ns: I64  # wholly in the pipe
+    n_bytes: I64  # what went through the pipe (tensors go by shared memory)
+    feeder: I64  # native thread that sent it
+    feeder_cpu_ns: I64  # of that thread, since it began
+
+    def __len__(self) -> int:
+        return int(self.serial.shape[0])
+
+    def where(self, mask: Bool | NDArray[np.intp]) -> Batches:
+        """The rows selected, in order."""
+        return Batches(**{name: getattr(self, name)[mask] for name in self.__slots__})
+
+    @property
+    def key(self) -> NDArray[Any]:
+        """(serial, epoch, idx) of each row, comparable and searchable."""
+        return keys(self.serial, self.epoch, self.idx)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """One row for each timed sample, by batch. Very short ones are timed in some batches only."""
+
+    batch: I64  # row in Batches
+    start_ns: I64
+    duration_ns: I64
+    index: I64  # what the sampler drew; -1 where it is no integer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """Spans of one kind, one for each batch, in the order of their ends."""
+
+    serial: I64
+    epoch: I64
+    idx: I64
+    start_ns: I64
+    end_ns: I64
+    wait_ns: I64  # pin thread: began to wait; else equal to start_ns
+    thread: I64  # native thread id; -1 where not recorded
+
+    def __len__(self) -> int:
+        return int(self.serial.shape[0])
+
+    def where(self, mask: Bool | NDArray[np.intp]) -> Spans:
+        """The rows selected, in order."""
+        return Spans(**{name: getattr(self, name)[mask] for name in self.__slots__})
+
+    @property
+    def key(self) -> NDArray[Any]:
+        """(serial, epoch, idx) of each row."""
+        return keys(self.serial, self.epoch, self.idx)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IteratorRecord:
+    """A DataLoader iterator that the training process opened."""
+
+    serial: int
+    created_ns: int
+    num_workers: int
+    prefetch_factor: int | None
+    persistent: bool
+    in_order: bool
+    pin_memory: bool
+    iterable: bool
+    dataset: int  # equal for loaders over the same dataset object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRecord:
+    """A process that recorded: a worker, or the training process (`worker` -1)."""
+
+    role: str  # "worker" | "main"
+    pid: int
+    worker: int
+    serial: int
+    started_ns: int
+    ready_ns: int | None  # first asked for an index: the dataset is there, worker_init_fn ran
+    exit_ns: int | None  # None: still running, or killed
+    cores: tuple[int, ...] | None  # CPU affinity
+    torch_threads: int | None
+    native_threads: int | None  # most that were seen, started by libraries rather than Python
+    variables: tuple[tuple[str, str], ...]  # OMP_NUM_THREADS and the like, where set
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineCount:
+    """How often the line sampler found a process at one place, within one stretch of time."""
+
+    pid: int
+    since_ns: int
+    until_ns: int
+    phase: str  # "fetch" | "collate" | "sampler"
+    file: str
+    line: int
+    function: str
+    leaf_file: str
+    leaf_line: int
+    leaf_function: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformTime:
+    """Time in one transform over the samples that were probed, within one stretch of time."""
+
+    pid: int
+    since_ns: int
+    until_ns: int
+    name: str
+    total_ns: int
+    n_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLog:
+    """Everything the records of one run say."""
+
+    batches: Batches
+    samples: Samples
+    draws: Spans  # next(sampler), in the training process
+    deliveries: Spans  # the loop's fetch that returned the batch, seen from within __next__
+    pins: Spans  # made by the pin-memory thread, or within the fetch at 0 workers
+    iterators: tuple[IteratorRecord, ...]
+    processes: tuple[ProcessRecord, ...]
+    lines: tuple[LineCount, ...]
+    transforms: tuple[TransformTime, ...]
+    n_truncated: int  # files that end within a record: a process was killed, or still writes
+
+
+def keys(serial: I64, epoch: I64, idx: I64) -> NDArray[Any]:
+    """A structured array that names batches."""
+    key = np.empty(serial.shape, dtype=_KEY)
+    key["serial"], key["epoch"], key["idx"] = serial, epoch, idx
+    return key
+
+
+def rows_of(wanted: NDArray[Any], among: NDArray[Any]) -> NDArray[np.intp]:
+    """For each key of `wanted` its (last) row in `among`; -1 where it is not there."""
+    if among.size == 0:
+        return np.full(wanted.shape, -1, dtype=np.intp)
+    order = np.argsort(among, kind="stable", order=("serial", "epoch", "idx"))
+    at = np.searchsorted(among[order], wanted, side="right") - 1
+    row = order[np.maximum(at, 0)]
+    return np.where((at >= 0) & (among[row] == wanted), row, -1)

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from loaderdoctor.attribution.first_touch import first_touch_ratio
 from loaderdoctor.facts import LineSpot, WorkerFacts
 from loaderdoctor.instrument.protocol import FetchRecord
 from loaderdoctor.instrument.worker_records import (
-    MAIN_PROCESS,
     Batches,
     IteratorRecord,
     Outcome,
@@ -36,8 +36,6 @@ MAX_LINES = 20
 # this a native pool is at work. The feeder's pickling and our line sampler stay below 10 % even
 # for batches made in 1 ms (measured).
 MIN_POOL_CPU_SHARE = 0.25
-# Samples seen both for the first time and again before the two are compared.
-MIN_REVISITED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +120,7 @@ def worker_facts(
         ),
         transforms=_transforms(chosen),
         lines=_lines(chosen),
-        first_touch_ratio=_first_touch_ratio(chosen),
+        first_touch_ratio=first_touch_ratio(log, {i.dataset for i in chosen.iterators}),
     )
 
 
@@ -342,56 +340,6 @@ def _lines(chosen: _Selection) -> tuple[LineSpot, ...]:
         )
         for (file, line, function), count in counts.most_common(MAX_LINES)
     )
-
-
-def _first_touch_ratio(chosen: _Selection) -> float | None:
-    """Mean time of samples touched for the first time / of the same samples touched again.
-
-    A sample is known by its index, in an IterableDataset by its place in the worker's epoch. The
-    first sample of each process is left out: it pays for imports and opening files.
-    """
-    log = chosen.log
-    datasets = {i.dataset for i in chosen.iterators}
-    same = [i.serial for i in log.iterators if i.dataset in datasets]
-    samples, batches = log.samples, log.batches
-    mine = np.isin(batches.serial[samples.batch], np.array(same, dtype=np.int64))
-    rows = np.flatnonzero(mine)
-    rows = rows[np.argsort(samples.start_ns[rows], kind="stable")]
-    if rows.size == 0:
-        return None
-    pid = batches.pid[samples.batch[rows]]
-    rows = np.delete(rows, np.unique(pid, return_index=True)[1])
-    if rows.size == 0:
-        return None
-    name = samples.index[rows]
-    if (name < 0).any():
-        name = _place_in_epoch(log, rows)
-    _, first, inverse, visits = np.unique(
-        name, return_index=True, return_inverse=True, return_counts=True
-    )
-    revisited = visits > 1
-    if int(revisited.sum()) < MIN_REVISITED:
-        return None
-    duration = samples.duration_ns[rows].astype(np.float64)
-    first_ns = duration[first]
-    later_ns = (np.bincount(inverse.ravel(), weights=duration) - first_ns) / np.maximum(
-        visits - 1, 1
-    )
-    later = float(later_ns[revisited].mean())
-    return float(first_ns[revisited].mean()) / later if later > 0 else None
-
-
-def _place_in_epoch(log: WorkerLog, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Worker × 2^40 + ordinal of the sample within that worker's epoch; `rows` in time order."""
-    of = log.samples.batch[rows]
-    group = np.stack((log.batches.serial[of], log.batches.epoch[of], log.batches.worker[of]))
-    _, inverse = np.unique(group, axis=1, return_inverse=True)
-    place = np.zeros(rows.size, dtype=np.int64)
-    for g in range(int(inverse.max()) + 1):
-        here = inverse.ravel() == g
-        place[here] = np.arange(int(here.sum()))
-    worker = np.where(group[2] == MAIN_PROCESS, 0, group[2])
-    return (worker << 40) + place
 
 
 def _mean_ms(durations_ns: NDArray[np.int64]) -> float:

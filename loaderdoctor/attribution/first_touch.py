@@ -1,0 +1,62 @@
+"""Cold against warm storage: the time of samples touched first, and of the same ones again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loaderdoctor.instrument.worker_records import MAIN_PROCESS, WorkerLog
+
+# Samples seen both for the first time and again before the two are compared.
+MIN_REVISITED = 16
+
+
+def first_touch_ratio(log: WorkerLog, datasets: Collection[int]) -> float | None:
+    """Mean time of samples touched for the first time / of the same samples touched again.
+
+    A sample is known by its index, in an IterableDataset by its place in the worker's epoch. The
+    first sample of each process is left out: it pays for imports and opening files. `datasets`
+    are those of IteratorRecord.dataset; the whole log counts. None where too little was revisited.
+    """
+    same = [i.serial for i in log.iterators if i.dataset in datasets]
+    samples, batches = log.samples, log.batches
+    mine = np.isin(batches.serial[samples.batch], np.array(same, dtype=np.int64))
+    rows = np.flatnonzero(mine)
+    rows = rows[np.argsort(samples.start_ns[rows], kind="stable")]
+    if rows.size == 0:
+        return None
+    pid = batches.pid[samples.batch[rows]]
+    rows = np.delete(rows, np.unique(pid, return_index=True)[1])
+    if rows.size == 0:
+        return None
+    name = samples.index[rows]
+    if (name < 0).any():
+        name = _place_in_epoch(log, rows)
+    _, first, inverse, visits = np.unique(
+        name, return_index=True, return_inverse=True, return_counts=True
+    )
+    revisited = visits > 1
+    if int(revisited.sum()) < MIN_REVISITED:
+        return None
+    duration = samples.duration_ns[rows].astype(np.float64)
+    first_ns = duration[first]
+    later_ns = (np.bincount(inverse.ravel(), weights=duration) - first_ns) / np.maximum(
+        visits - 1, 1
+    )
+    later = float(later_ns[revisited].mean())
+    return float(first_ns[revisited].mean()) / later if later > 0 else None
+
+
+def _place_in_epoch(log: WorkerLog, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Worker × 2^40 + ordinal of the sample within that worker's epoch; `rows` in time order."""
+    of = log.samples.batch[rows]
+    group = np.stack((log.batches.serial[of], log.batches.epoch[of], log.batches.worker[of]))
+    _, inverse = np.unique(group, axis=1, return_inverse=True)
+    place = np.zeros(rows.size, dtype=np.int64)
+    for g in range(int(inverse.max()) + 1):
+        here = inverse.ravel() == g
+        place[here] = np.arange(int(here.sum()))
+    worker = np.where(group[2] == MAIN_PROCESS, 0, group[2])
+    return (worker << 40) + place

@@ -7,12 +7,12 @@ step costs a few microseconds here (`benchmarks/hook_overhead.py`).
 
 from __future__ import annotations
 
-import threading
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -151,13 +151,13 @@ class Session:
             definition = self.definition = self._look_for_step(start)
         if definition is not None:
             if loader is definition.clock:
-                if definition.tick == "fetch" and threading.get_ident() == definition.thread:
+                if definition.tick == "fetch" and get_ident() == definition.thread:
                     self.at_fresh_feed = feed.fresh
                     self.boundary(start)
                     start = perf_counter_ns()
             elif loader.role == "other" and self.clock is not None:
                 self.clock.foreign()
-            if self.begin_thread_step is not None and threading.get_ident() != definition.thread:
+            if self.begin_thread_step is not None and get_ident() != definition.thread:
                 self.begin_thread_step()
         try:
             batch = feed.take(own, self.originals)
@@ -170,7 +170,7 @@ class Session:
             feed.fresh = False
             self._first_batch(feed, start, end)
         if self.recorder is not None:
-            self.recorder.fetches.append((loader.index, start, end, threading.get_ident()))
+            self.recorder.fetches.append((loader.index, start, end, get_ident()))
         if definition is None:
             self.roles.fetched(loader, start)
         if self.watch_batch is not None:
@@ -195,7 +195,7 @@ class Session:
                 return
         if self.optimizer_marks is not None and optimizer is not None:
             self.optimizer_marks.append((id(optimizer), definition.clock.n_fetches))
-        if definition.tick == "fetch" or threading.get_ident() != definition.thread:
+        if definition.tick == "fetch" or get_ident() != definition.thread:
             return
         key = None if optimizer is None else id(optimizer)
         if key == definition.optimizer:

@@ -48,7 +48,10 @@ class Sources:
 
     def failure(self) -> str | None:
         """Why the batches of this window stopped coming; None while they do."""
-        return next((x.source_failure for x in self.train if x.source_failure), None)
+        for state in self.train:  # asked each step
+            if state.source_failure is not None:
+                return state.source_failure
+        return None
 
     def check(self) -> None:
         """Raise SourceError where they did."""

@@ -78,18 +78,20 @@ def verdict_of_sweep(ranking: Ranking) -> str:
     """What the sweep found, in a sentence: the first thing the user reads."""
     if ranking.best is None:
         return "No trial was measured to its end."
-    tied = len(ranking.tied_with)
     if ranking.recommended is not None:
         label = ranking.results[ranking.recommended].settings.label()
         return f"{label}: {gain_sentence(ranking)}"
-    if ranking.best == 0 or 0 in ranking.tied_with or not ranking.candidate:
-        others = f"; {fmt.count(tied, 'other trial')} cannot be told from the best" if tied else ""
-        return f"Nothing worth changing: no settings beat the loop's own beyond the noise{others}."
-    label = ranking.results[ranking.candidate].settings.label()
-    return (
-        f"Nothing worth changing: {label} looked fastest, but its gain is within the noise or "
-        "too small. Measure longer with --budget to know."
-    )
+    if ranking.candidate and ranking.gain_ms is not None and ranking.gain_share is not None:
+        label = ranking.results[ranking.candidate].settings.label()
+        gain = fmt.ms(ranking.gain_ms.value, _interval(ranking.gain_ms))
+        why = "too little" if ranking.gain_share.low > 0 else "within the noise"
+        return (
+            f"No setting is shown to help: {label} did best, but its gain of {gain} a step is "
+            f"{why}. Measure longer with --budget, on a quiet machine, to know."
+        )
+    tied = len(ranking.tied_with)
+    others = f"; {fmt.count(tied, 'other trial')} cannot be told from the best" if tied else ""
+    return f"Nothing worth changing: no settings beat the loop's own beyond the noise{others}."
 
 
 def gain_sentence(ranking: Ranking) -> str:

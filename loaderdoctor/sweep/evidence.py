@@ -22,6 +22,7 @@ from loaderdoctor.findings.safety import why_unsafe
 from loaderdoctor.instrument import worker_records
 from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.protocol import Note, Observed, WindowDone
+from loaderdoctor.instrument.worker_records import WorkerLog
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import ReportWarning
 from loaderdoctor.settings import Settings
@@ -44,6 +45,7 @@ class Evidence:
     sweep: Sweep | None = None
     traces: dict[int, Traced] = field(default_factory=dict)  # by trial index
     workers: WorkerFacts | None = None
+    log: WorkerLog | None = None  # what the workers recorded, once measuring is over
     ablated: gather.Evidence | None = None
 
     def withheld(self, trials: Sequence[Settings]) -> dict[Settings, str]:
@@ -72,19 +74,23 @@ class Evidence:
     def conclude(self, folder: RunFolder, workers_dir: Path) -> None:
         """Once measuring is over: the workers' records, and every trace into the run folder."""
         assert self.sweep is not None
-        outcome, log = self.sweep.outcome, None
+        outcome = self.sweep.outcome
         try:
-            log = worker_records.read(workers_dir) if workers_dir.is_dir() else None
+            self.log = worker_records.read(workers_dir) if workers_dir.is_dir() else None
         except LoaderdoctorError as error:
             outcome.notes.append(("evidence-missing", str(error)))
         plain = [window for window in outcome.plain if usable(window)]
-        if log is not None and plain:
+        if self.log is not None and plain:
             # The last one met warm caches, and steady workers.
             window = plain[-1]
             self.workers = worker_facts(
-                log, window.start_ns, window.end_ns, n_steps=window.n_steps, fetches=window.fetches
+                self.log,
+                window.start_ns,
+                window.end_ns,
+                n_steps=window.n_steps,
+                fetches=window.fetches,
             )
-        self.traces = read_and_write(outcome, folder, log)
+        self.traces = read_and_write(outcome, folder, self.log)
 
     def warnings(self) -> tuple[ReportWarning, ...]:
         """What the measuring process said, each once."""

@@ -9,6 +9,7 @@ after it was chosen. Those decide whether it is recommended.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
@@ -65,6 +66,7 @@ class Ranking:
     gain_share: Estimate | None  # of the loop's own step
     confirmed: bool  # the gain rests on confirmation windows
     drift: float | None  # last / first baseline step time
+    spread: float | None = None  # usual standard deviation of a window's mean, of that mean
 
     @property
     def worth_changing(self) -> bool:
@@ -123,6 +125,7 @@ def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None)
         gain_share=gain_ms.scaled(1 / base.value) if gain_ms and base else None,
         confirmed=confirmed,
         drift=drift(trials[0]),
+        spread=math.sqrt(noise.variance) if noise.weight else None,
     )
     if ranking.worth_changing:  # the confirmation tells apart what the rounds could not
         ranking = replace(ranking, tied_with=tuple(index for index in tied if index))

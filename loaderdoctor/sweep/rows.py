@@ -15,6 +15,9 @@ from loaderdoctor.sweep.rank import Ranking, Result
 # A baseline that changed by more than this from the first to the last round is told: it is
 # several times the noise of window means (about 2 %), and pairing by round removes only its mean.
 DRIFT = 0.10
+# Window means of one setting spread by about 2 % on a quiet machine; from this on, gains of a tenth
+# can't be seen in a few rounds.
+NOISY = 0.10
 # Trial 0 against the running loop before and after the sweep: more than this is told.
 REOPENED = 0.15
 
@@ -41,6 +44,15 @@ def warning_rows(outcome: Outcome, ranking: Ranking) -> tuple[ReportWarning, ...
     rows = [ReportWarning(kind=kind, text=text) for kind, text in outcome.notes]
     if outcome.ended != "done":
         rows.append(ReportWarning(kind=f"sweep-{outcome.ended}", text=outcome.ended_reason or ""))
+    if ranking.spread is not None and ranking.spread > NOISY:
+        rows.append(
+            ReportWarning(
+                kind="noisy-machine",
+                text=f"windows of one and the same setting differ by {ranking.spread:.0%} here "
+                "(2 % is usual): something else is using this machine, or the loop itself is "
+                "uneven. Small gains can't be seen; run the sweep again when it is quiet",
+            )
+        )
     if ranking.drift is not None and abs(ranking.drift - 1) > DRIFT:
         word = "slower" if ranking.drift > 1 else "faster"
         change = abs(ranking.drift - 1)

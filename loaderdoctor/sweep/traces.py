@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from loaderdoctor.attribution.trace_facts import trace_facts
+from loaderdoctor.attribution.timeline import StepTimeline, timelines_of_window
+from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts import TraceFacts
 from loaderdoctor.instrument.protocol import WindowDone
@@ -31,6 +32,7 @@ class Traced:
 
     facts: TraceFacts
     path: str
+    steps: tuple[StepTimeline, ...] = ()  # for the pictures of report.html
 
 
 def read_and_write(outcome: Outcome, folder: RunFolder, log: WorkerLog | None) -> dict[int, Traced]:
@@ -63,7 +65,12 @@ def _one(window: WindowDone, run: str, folder: RunFolder, log: WorkerLog | None)
     path = write_capture(
         folder, run, source, at_ns=time.time_ns(), overlay=_lanes(trace, window, log)
     )
-    return Traced(facts=trace_facts(trace), path=str(path.relative_to(folder.path)))
+    attributed = attribute(trace)
+    return Traced(
+        facts=facts_of(attributed),
+        path=str(path.relative_to(folder.path)),
+        steps=timelines_of_window(attributed, window, log),
+    )
 
 
 def _lanes(trace: Trace, window: WindowDone, log: WorkerLog | None) -> Overlay:

@@ -45,12 +45,12 @@ def test_only_what_must_be_written_is_recommended(
     assert meaning(changes, seen) == meaning(asked, seen)
 
 
-def swept(fast_ms: float) -> tuple[Sweep, Evidence]:
+def swept(fast_ms: float, noise: float = 0.01) -> tuple[Sweep, Evidence]:
     def truth(settings: Settings) -> Truth:
         return Truth(step_ms=fast_ms if settings.num_workers else 10.0, startup_s=0.1)
 
     seen = observed()
-    bench = SimulatedBench(truth, Truth(step_ms=10.0), noise=0.01)
+    bench = SimulatedBench(truth, Truth(step_ms=10.0), noise=noise)
     trials = (AS_IS, Settings(num_workers=2, prefetch_factor=2), Settings(num_workers=3))
     sweep = Sweep(bench, seen, trials, Options(budget_s=30.0), clock=bench.clock)
     sweep.run()
@@ -77,6 +77,14 @@ def test_without_a_gain_there_is_nothing_to_write() -> None:
     ranking = sweep.ranking()
     assert recommendations(ranking, evidence.observed, evidence.facts(ranking)) == ()
     assert verdict_of_sweep(ranking).startswith("Nothing worth changing")
+
+
+def test_a_gain_that_may_be_noise_is_named_but_not_recommended() -> None:
+    sweep, _ = swept(9.0, noise=0.5)
+    ranking = sweep.ranking()
+    assert not ranking.worth_changing
+    assert ranking.candidate == 1
+    assert "within the noise" in verdict_of_sweep(ranking)
 
 
 def test_the_top_level_step_is_that_of_trial_0() -> None:

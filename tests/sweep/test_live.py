@@ -24,7 +24,7 @@ def truth(settings: Settings) -> Truth:
 
 
 def swept(**changed: float) -> tuple[Outcome, Ranking, list[Progress]]:
-    bench = SimulatedBench(truth, Truth(step_ms=10.0), noise=0.01, **changed)  # type: ignore[arg-type]
+    bench = SimulatedBench(truth, Truth(step_ms=10.0), **{"noise": 0.01, **changed})  # type: ignore[arg-type]
     seen = observed()
     told: list[Progress] = []
     sweep = Sweep(
@@ -123,3 +123,10 @@ def test_drift_is_told() -> None:
 def test_an_interrupted_sweep_says_so() -> None:
     outcome, ranking, _ = swept(interrupt_after=30)
     assert "sweep-interrupted" in {row.kind for row in warning_rows(outcome, ranking)}
+
+
+def test_a_noisy_machine_is_told_and_a_quiet_one_not() -> None:
+    outcome, ranking, _ = swept(noise=0.4)
+    assert "noisy-machine" in {row.kind for row in warning_rows(outcome, ranking)}
+    assert ranking.spread is not None
+    assert 0.2 < ranking.spread < 0.8

@@ -323,9 +323,13 @@ def source_of(loop: Loop, how: str) -> Iterator[Any]:
     if how == "full" and not loop.resident:
         return batches_of(loop, loader_of(loop))
     batch = ready_batch(loop, on_device=how == "resident" or loop.resident)
+    # Below any wrapper of the loop's own: a background thread stays, only what it fetches is ready.
+    source: Any = Forever(batch)
+    if loop.background:
+        source = BackgroundGenerator(iter(source), max_prefetch=2)
     if how == "cached" and loop.moved != "same":
-        return iter(SideStream(Forever(batch), half=loop.moved == "half"))
-    return iter(Forever(batch))
+        source = SideStream(source, half=loop.moved == "half")
+    return iter(source)
 
 
 def train(

@@ -133,6 +133,7 @@ def machine_facts(environment: Environment) -> MachineFacts:
         swap_used_bytes=environment.swap_used_bytes,
         cudnn_benchmark=environment.cudnn_benchmark,
         tf32=environment.tf32,
+        start_method=environment.start_method,
     )
 
 

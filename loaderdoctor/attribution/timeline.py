@@ -15,9 +15,11 @@ import numpy as np
 
 from loaderdoctor.attribution.rows import Mask, Rows
 from loaderdoctor.attribution.trace_facts import Attributed
+from loaderdoctor.errors import TraceError
+from loaderdoctor.instrument.protocol import WindowDone
 from loaderdoctor.instrument.worker_records import MAIN_PROCESS, ProcessRecord, WorkerLog
 from loaderdoctor.intervals import Intervals
-from loaderdoctor.trace.calibrate import ClockMap
+from loaderdoctor.trace.calibrate import ClockMap, calibrate
 from loaderdoctor.trace.columns import Category
 
 NS_PER_MS = 1e6
@@ -91,6 +93,19 @@ def step_timelines(
         _timeline(attributed, log, clock, typical, "typical"),
         _timeline(attributed, log, clock, slowest, "slowest"),
     )
+
+
+def timelines_of_window(
+    attributed: Attributed, window: WindowDone, log: WorkerLog | None
+) -> tuple[StepTimeline, ...]:
+    """`step_timelines` of a profiled window, with the workers where their clock is known in it."""
+    if log is None or not window.clock_marks:
+        return step_timelines(attributed)
+    try:
+        clock = calibrate(attributed.trace, window.clock_marks)
+    except TraceError:  # none of our marks is in the trace
+        return step_timelines(attributed)
+    return step_timelines(attributed, log, clock)
 
 
 def _timeline(

@@ -17,12 +17,14 @@ from loaderdoctor.commands.output import (
     exit_code,
     share_rules,
 )
+from loaderdoctor.commands.pictures import extras_of_trace
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.findings.rules import find
 from loaderdoctor.report.build import build_report
 from loaderdoctor.report.captures import Overlay, worker_name, write_capture
 from loaderdoctor.report.console import console_text
 from loaderdoctor.report.files import RunFolder, plain_name
+from loaderdoctor.report.html.page import write_html
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.scalars import write_scalars
 from loaderdoctor.report.tensorboard import BASELINE, write_plugin_trace
@@ -78,6 +80,7 @@ def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...]) -> i
         folder = run.path
         text = console_text(report, folder=folder)
         run.write_report(report, text)
+        write_html(report, run, extras_of_trace(attributed))
         write_capture(run, BASELINE, path, at_ns=at_ns, overlay=added)
         write_scalars(report, run.tensorboard, console_text=text, at=at)
     if options.tensorboard is not None:

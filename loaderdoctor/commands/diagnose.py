@@ -21,6 +21,7 @@ from loaderdoctor.commands.output import (
     exit_code,
     share_rules,
 )
+from loaderdoctor.commands.pictures import extras_of_diagnosis
 from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
 from loaderdoctor.diagnosis.gather import Evidence, Gatherer, ProfileOptions
 from loaderdoctor.diagnosis.plan import sizes
@@ -34,6 +35,7 @@ from loaderdoctor.report.build import build_report
 from loaderdoctor.report.captures import write_capture
 from loaderdoctor.report.console import console_text
 from loaderdoctor.report.files import RunFolder
+from loaderdoctor.report.html.page import write_html
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.scalars import write_scalars
 from loaderdoctor.report.tensorboard import BASELINE
@@ -109,6 +111,7 @@ def diagnose(options: DiagnoseOptions) -> int:
         folder.write_report(report, text)
         run.write_traces(folder, at_ns=int(began * 1e9))
         write_scalars(report, folder.tensorboard, console_text=text, at=began)
+        write_html(report, folder, extras_of_diagnosis(report, run.evidence, run.analysis))
     deliver(report, json_target=options.json_target, folder=folder.path)
     if run.interrupted:
         return EXIT_INTERRUPTED

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from loaderdoctor.attribution.judge import judge_run
 from loaderdoctor.commands.output import STDOUT, check_json_target, console_stream, deliver
+from loaderdoctor.commands.pictures import extras_of_sweep
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.findings.rules import find as find_findings
 from loaderdoctor.instrument.bench import Bench, BenchOptions
@@ -27,6 +28,8 @@ from loaderdoctor.recipes import find
 from loaderdoctor.report.build import build_report
 from loaderdoctor.report.console import console_text
 from loaderdoctor.report.files import RunFolder
+from loaderdoctor.report.html.extras import HtmlExtras
+from loaderdoctor.report.html.page import write_html
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.scalars import write_scalars
 from loaderdoctor.settings import AXES_BY_NAME, Settings
@@ -100,10 +103,11 @@ def sweep(options: SweepOptions) -> int:
     errors = Console(stderr=True)
     errors.print(NOT_VALID, style="yellow", highlight=False)
     with raw_traces(folder) as trace_dir, LiveSweep(errors) as live:
-        report, interrupted = _measure(options, target, folder, trace_dir, live)
+        report, extras, interrupted = _measure(options, target, folder, trace_dir, live)
     text = console_text(report, folder=folder.path)
     folder.write_report(report, text)
     write_scalars(report, folder.tensorboard, console_text=text, at=began)
+    write_html(report, folder, extras)
     deliver(report, json_target=options.json_target, folder=folder.path)
     return EXIT_INTERRUPTED if interrupted else 0
 
@@ -134,8 +138,8 @@ def raw_traces(folder: RunFolder) -> Iterator[Path]:
 
 def _measure(
     options: SweepOptions, target: Target, folder: RunFolder, trace_dir: Path, live: LiveSweep
-) -> tuple[Report, bool]:
-    """(the report, whether the user interrupted): the part with the measuring process."""
+) -> tuple[Report, HtmlExtras, bool]:
+    """(report, its pictures, whether the user interrupted): the part with the measuring process."""
     stdout: Literal["inherit", "stderr"] | Path = "inherit"
     if options.json_target == STDOUT:
         stdout = "stderr"
@@ -179,7 +183,8 @@ def _measure(
         raise RunError(f"{target.name}: nothing was measured ({outcome.ended_reason}).")
     live.say("reading the traces")
     evidence.conclude(folder, trace_dir / "workers")
-    return report_of(evidence, target), outcome.ended == "interrupted"
+    report = report_of(evidence, target)
+    return report, extras_of_sweep(report, evidence), outcome.ended == "interrupted"
 
 
 def report_of(evidence: Evidence, target: Target) -> Report:

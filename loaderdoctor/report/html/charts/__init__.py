@@ -1,0 +1,1 @@
+"""Charts of report.html as SVG text; the only modules that import matplotlib."""

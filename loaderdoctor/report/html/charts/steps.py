@@ -1,0 +1,110 @@
+"""Charts of single steps, of waits and of samples."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from loaderdoctor.attribution.series import SampleTimes, WaitSeries
+from loaderdoctor.attribution.timeline import StepTimeline
+from loaderdoctor.report import format as fmt
+from loaderdoctor.report.html.charts.canvas import (
+    Rectangle,
+    Sheet,
+    colour,
+    labelled_rows,
+    rectangles,
+)
+
+# Steps of opacity for spans that stand for several: finer ones can't be told apart.
+_SHADES = 8
+# Cycle marks closer than this are a grey area, not marks (CSS pixels).
+_MARK_PX = 9
+
+
+def timeline(sheet: Sheet, step: StepTimeline) -> Figure:
+    """One step, one row for each thread, the accelerator and the workers."""
+    rows = labelled_rows(sheet, [row.name for row in step.rows], right=12)
+    axes = rows.axes
+    axes.set_xlim(0, step.wall_ms)
+    axes.grid(axis="x", color=colour("line"), linewidth=1)
+    low = [rows.at(i) - rows.bar / 2 for i in range(len(step.rows))]
+    rectangles(axes, [(0, y, step.wall_ms, rows.bar) for y in low], fill="track")
+    for y, row in zip(low, step.rows, strict=True):
+        for strip in row.strips:
+            shades: defaultdict[int, list[Rectangle]] = defaultdict(list)
+            for start, length, covered in strip.spans:
+                shades[math.ceil(covered * _SHADES)].append((start, y, length, rows.bar))
+            for shade, boxes in shades.items():
+                rectangles(axes, boxes, fill=strip.doing, opacity=shade / _SHADES)
+    _name_x(sheet, rows.figure, "ms since the step began")
+    return rows.figure
+
+
+def waits(sheet: Sheet, series: WaitSeries) -> Figure:
+    """One bar a batch; the mean of each worker cycle above it, marks where an epoch begins."""
+    n = len(series.waits_ms)
+    figure, axes = sheet.axes(190 if sheet.narrow else 220, left=44, top=12, bottom=38)
+    top = max(max(series.waits_ms), 1e-6) * 1.08
+    axes.set_xlim(0, n)
+    axes.set_ylim(0, top)
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.grid(axis="y", color=colour("line"), linewidth=1)
+    if series.cycle and series.cycle * (sheet.width - 56) / n >= _MARK_PX:
+        for at in range(series.cycle, n, series.cycle):
+            axes.axvline(at, color=colour("line"), linewidth=1)
+    thickness = 0.8 if n <= 120 else 1.0
+    bars = [
+        (i + (1 - thickness) / 2, 0.0, thickness, wait) for i, wait in enumerate(series.waits_ms)
+    ]
+    rectangles(axes, bars, fill="input")
+    for i, mean in enumerate(series.cycle_means_ms):
+        span = [i * series.cycle, (i + 1) * series.cycle]
+        axes.plot(span, [mean, mean], color=colour("ink"), linewidth=2, solid_capstyle="butt")
+    for at in series.epochs:
+        axes.axvline(at, color=colour("mark"), linewidth=1.5, linestyle=(0, (4, 3)))
+    axes.set_title(
+        "ms waited", loc="left", fontsize=sheet.size - 1, color=colour("muted"), x=-0.0, pad=2
+    )
+    _name_x(sheet, figure, "batch")
+    return figure
+
+
+def sample_histogram(sheet: Sheet, samples: SampleTimes) -> Figure:
+    """How many samples took how long to load."""
+    figure, axes = sheet.axes(160 if sheet.narrow else 180, left=44, top=12, bottom=38)
+    edges = samples.edges_ms
+    if samples.logarithmic:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(numticks=6))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.tick_params(axis="x", which="minor", length=0)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: fmt.number(x)))
+    axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}"))
+    axes.grid(axis="y", color=colour("line"), linewidth=1)
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_ylim(0, max(samples.counts) * 1.1)
+    boxes = [
+        (low, 0.0, high - low, float(count))
+        for low, high, count in zip(edges, edges[1:], samples.counts, strict=False)
+        if count
+    ]
+    rectangles(axes, boxes, fill="fetch")
+    for at, style in ((samples.median_ms, "-"), (samples.p95_ms, (0, (4, 3)))):
+        axes.axvline(at, color=colour("ink"), linewidth=1.5, linestyle=style)
+    axes.set_title("samples", loc="left", fontsize=sheet.size - 1, color=colour("muted"), pad=2)
+    _name_x(
+        sheet, figure, "ms to load one sample" + (", logarithmic" if samples.logarithmic else "")
+    )
+    return figure
+
+
+def _name_x(sheet: Sheet, figure: Figure, text: str) -> None:
+    figure.axes[0].set_xlabel(
+        text, loc="right", fontsize=sheet.size - 1, color=colour("muted"), labelpad=1
+    )

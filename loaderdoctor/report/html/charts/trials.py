@@ -1,0 +1,182 @@
+"""Charts of trials: times, shares, the workers × prefetch grid, memory, predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from loaderdoctor.report import format as fmt
+from loaderdoctor.report.bars import ORDER
+from loaderdoctor.report.html.charts.canvas import (
+    Rows,
+    Sheet,
+    colour,
+    labelled_rows,
+    rectangles,
+)
+from loaderdoctor.report.html.extras import Prediction
+from loaderdoctor.report.html.subjects import Bar, Grid
+from loaderdoctor.report.model import Interval
+
+GIB = 2**30
+
+
+def times(sheet: Sheet, bars: Sequence[Bar]) -> Figure:
+    """Step time of each trial, with its 95 % interval."""
+    values = [
+        fmt.ms(b.trial.step_ms, b.trial.step_ms_ci) + (f"  {b.mark}" if b.mark else "")
+        for b in bars
+    ]
+    rows = labelled_rows(sheet, [b.label for b in bars], right=12, axis=False)
+    longest = max(_high(b.trial.step_ms or 0.0, b.trial.step_ms_ci) for b in bars)
+    _leave_room(sheet, rows, longest, values)
+    for i, bar in enumerate(bars):
+        trial, y = bar.trial, rows.at(i)
+        assert trial.step_ms is not None
+        rectangles(rows.axes, [(0, y - rows.bar / 2, trial.step_ms, rows.bar)], fill=bar.fill)
+        _interval(rows, y, trial.step_ms_ci)
+        _value(sheet, rows, y, _high(trial.step_ms, trial.step_ms_ci), values[i])
+    return rows.figure
+
+
+def shares(sheet: Sheet, bars: Sequence[Bar]) -> Figure:
+    """Where each traced trial's step goes, in percent."""
+    rows = labelled_rows(sheet, [b.label for b in bars], right=16)
+    rows.axes.set_xlim(0, 100)
+    rows.axes.set_xticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
+    for i, bar in enumerate(bars):
+        reached = 0.0
+        for name in ORDER:
+            part = 100 * (getattr(bar.trial.shares, name) or 0.0)
+            box = (reached, rows.at(i) - rows.bar / 2, part, rows.bar)
+            rectangles(rows.axes, [box] if part else [], fill=name)
+            reached += part
+    return rows.figure
+
+
+def grid(sheet: Sheet, cells: Grid) -> Figure:
+    """Step time by workers (rows) and prefetch factor (columns): the darker, the slower."""
+    n_rows, n_columns = len(cells.workers), len(cells.prefetch)
+    height = 32 * n_rows + 46
+    widest = 110 * n_columns + 84
+    right = max(10, sheet.width - widest)
+    figure, axes = sheet.axes(height, left=74, right=right, top=8, bottom=38)
+    axes.set_xlim(0, n_columns)
+    axes.set_ylim(n_rows, 0)
+    axes.spines["bottom"].set_visible(False)
+    fastest, slowest = min(cells.values()), max(cells.values())
+    spread = slowest > fastest > 0
+    for (row, column), step_ms in cells.step_ms.items():
+        # By ratios: one very slow cell must not make all others look alike.
+        depth = math.log(step_ms / fastest) / math.log(slowest / fastest) if spread else 0.0
+        box = (column + 0.02, row + 0.04, 0.96, 0.92)
+        rectangles(axes, [box], fill="track")
+        rectangles(axes, [box], fill="input", opacity=0.06 + 0.74 * depth)
+        best = step_ms == fastest
+        axes.text(
+            column + 0.5,
+            row + 0.5,
+            fmt.number(step_ms),
+            ha="center",
+            va="center",
+            fontsize=sheet.size + (1 if best else 0),
+            fontweight="bold" if best else "normal",
+            color=colour("ink"),
+        )
+    axes.set_yticks(
+        [row + 0.5 for row in range(n_rows)], [fmt.count(w, "worker") for w in cells.workers]
+    )
+    axes.set_xticks([column + 0.5 for column in range(n_columns)], list(cells.prefetch))
+    axes.set_xlabel(
+        "prefetch_factor", fontsize=sheet.size - 1, color=colour("muted"), loc="left", labelpad=1
+    )
+    return figure
+
+
+def memory(sheet: Sheet, bars: Sequence[Bar], *, gpu: bool) -> Figure:
+    """Bars: GPU memory allocated with a tick for what is reserved, or the process tree's memory."""
+    trials = [b.trial for b in bars]
+    used = [(t.gpu_peak_allocated_bytes if gpu else t.host_bytes) or 0 for t in trials]
+    kept = [(t.gpu_peak_reserved_bytes if gpu else None) or 0 for t in trials]
+    values = [
+        fmt.n_bytes(a) + (f", {fmt.n_bytes(b)} reserved" if b and not sheet.narrow else "")
+        for a, b in zip(used, kept, strict=True)
+    ]
+    rows = labelled_rows(sheet, [b.label for b in bars], right=12, axis=False)
+    _leave_room(sheet, rows, max(*used, *kept) / GIB, values)
+    for i in range(len(trials)):
+        y = rows.at(i)
+        box = (0, y - rows.bar / 2, used[i] / GIB, rows.bar)
+        rectangles(rows.axes, [box], fill="plain")
+        if kept[i]:
+            rows.axes.plot(
+                [kept[i] / GIB] * 2,
+                [y - rows.bar / 2, y + rows.bar / 2],
+                color=colour("ink"),
+                linewidth=2,
+            )
+        _value(sheet, rows, y, max(used[i], kept[i]) / GIB, values[i])
+    return rows.figure
+
+
+def predictions(sheet: Sheet, pairs: Sequence[Prediction]) -> Figure:
+    """A ring for what was predicted, a bar's end for what was measured, joined by a line."""
+    rows = labelled_rows(sheet, [p.label for p in pairs], right=12, axis=False)
+    values = [f"{fmt.ms(p.measured_ms, p.measured_ci_ms)}" for p in pairs]
+    longest = max(max(p.predicted_ms, _high(p.measured_ms, p.measured_ci_ms)) for p in pairs)
+    _leave_room(sheet, rows, longest, values)
+    for i, pair in enumerate(pairs):
+        y = rows.at(i)
+        rectangles(rows.axes, [(0, y - rows.bar / 2, longest, rows.bar)], fill="track")
+        ends = [pair.predicted_ms, pair.measured_ms]
+        rows.axes.plot(ends, [y, y], color=colour("muted"), linewidth=2)
+        _interval(rows, y, pair.measured_ci_ms)
+        for at, fill in ((pair.predicted_ms, "none"), (pair.measured_ms, colour("good"))):
+            rows.axes.plot(
+                [at],
+                [y],
+                marker="o",
+                markersize=9,
+                markerfacecolor=fill,
+                markeredgecolor=colour("ink"),
+                markeredgewidth=1.5,
+                clip_on=False,
+            )
+        _value(sheet, rows, y, longest, values[i])
+    return rows.figure
+
+
+def _leave_room(sheet: Sheet, rows: Rows, longest: float, values: Sequence[str]) -> None:
+    """Room at the right for the longest value, beside the longest bar."""
+    width = rows.axes.bbox.width
+    text = max(sheet.text_width(value) for value in values) + 10
+    rows.axes.set_xlim(0, max(longest, 1e-9) / max(0.2, 1 - text / width))
+
+
+def _value(sheet: Sheet, rows: Rows, y: float, after: float, text: str) -> None:
+    rows.axes.annotate(
+        text,
+        (after, y),
+        xytext=(6, 0),
+        textcoords="offset points",
+        va="center_baseline",
+        fontsize=sheet.size,
+        color=colour("muted"),
+        annotation_clip=False,
+    )
+
+
+def _interval(rows: Rows, y: float, ci: Interval | None) -> None:
+    if ci is None:
+        return
+    low, high = max(0.0, ci[0]), ci[1]
+    cap = rows.bar / 5
+    rows.axes.plot([low, high], [y, y], color=colour("ink"), linewidth=1.2)
+    for at in (low, high):
+        rows.axes.plot([at, at], [y - cap, y + cap], color=colour("ink"), linewidth=1.2)
+
+
+def _high(value: float, ci: Interval | None) -> float:
+    return value if ci is None else max(value, ci[1])

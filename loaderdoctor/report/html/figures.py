@@ -1,0 +1,322 @@
+"""The charts of a report, each with the same figures as a table.
+
+Where matplotlib is absent, or fails, the table stands in the chart's place.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from markupsafe import Markup
+
+from loaderdoctor.attribution.series import SampleTimes, WaitSeries
+from loaderdoctor.attribution.timeline import StepTimeline
+from loaderdoctor.report import format as fmt
+from loaderdoctor.report.bars import ORDER
+from loaderdoctor.report.console_tables import trial_mark
+from loaderdoctor.report.html.extras import HtmlExtras, Prediction, TracedSteps
+from loaderdoctor.report.html.subjects import (
+    Bar,
+    Grid,
+    Predictions,
+    Subject,
+    TrialBars,
+    workers_by_prefetch,
+)
+from loaderdoctor.report.model import Report, Trial
+
+# What the colours of a timeline mean, by the page's name for each.
+DOING_WORDS = {
+    "input": "getting a batch",
+    "copy": "copying to the device",
+    "communication": "collectives",
+    "host": "host work",
+    "compute": "compute",
+    "sync": "waiting for the device",
+    "fetch": "loading samples",
+    "collate": "collating",
+    "send": "handing over the batch",
+    "pin": "pinning",
+    "other": "not recorded",
+}
+_WHICH = {"typical": "A typical step", "slowest": "The slowest step", "only": "The step"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of text under headings; the first column names the row."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """One chart as the page shows it: `wide` and `narrow` are the same chart; None: no library."""
+
+    name: str
+    title: str
+    note: str
+    legend: tuple[tuple[str, str], ...] = ()  # (colour of the page, words)
+    wide: Markup | None = None
+    narrow: Markup | None = None
+    table: Table | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charts:
+    """Everything drawn for a report; empty tuples and None where nothing was recorded."""
+
+    available: bool
+    timelines: tuple[Chart, ...]
+    waits: Chart | None
+    samples: Chart | None
+    trials: tuple[Chart, ...]
+    predictions: Chart | None
+
+
+def charts_of(report: Report, extras: HtmlExtras) -> Charts:
+    """Draw what there is to draw."""
+    artist = _Artist()
+    return Charts(
+        available=artist.available,
+        timelines=tuple(
+            _timeline(artist, number, traced, step)
+            for number, (traced, step) in enumerate(
+                (traced, step) for traced in extras.traced for step in traced.steps
+            )
+        ),
+        waits=_waits(artist, extras.waits) if extras.waits is not None else None,
+        samples=_samples(artist, extras.samples) if extras.samples is not None else None,
+        trials=tuple(_trials(artist, report)),
+        predictions=_predictions(artist, extras.predictions) if extras.predictions else None,
+    )
+
+
+class _Artist:
+    """Draws for both widths, where the plotting library can be used."""
+
+    def __init__(self) -> None:
+        self.available = importlib.util.find_spec("matplotlib") is not None
+
+    def draw(self, chart: Chart, subject: Subject) -> Chart:
+        """The chart with its pictures; with the reason where the library failed."""
+        if not self.available:
+            return chart
+        logger = logging.getLogger("matplotlib")  # notes on its font cache are no news of ours
+        level = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
+            from loaderdoctor.report.html.charts.draw import pictures
+
+            wide, narrow = pictures(subject, name=chart.name, description=chart.title)
+        except Exception as error:  # a broken library must not cost the report
+            return replace(chart, problem=f"{type(error).__name__}: {error}")
+        finally:
+            logger.setLevel(level)
+        return replace(chart, wide=wide, narrow=narrow)
+
+
+def _timeline(artist: _Artist, number: int, traced: TracedSteps, step: StepTimeline) -> Chart:
+    shown = [strip.doing for row in step.rows for strip in row.strips if strip.spans]
+    legend = tuple((doing, words) for doing, words in DOING_WORDS.items() if doing in shown)
+    title = f"{_WHICH[step.which]}: {fmt.ms(step.wall_ms)}"
+    if traced.label is not None:
+        title += f", {fmt.plain(traced.label)}"
+    note = f"Step {step.number} of the {step.n_steps} measured in the trace."
+    if step.n_workers_left_out:
+        note += f" {fmt.count(step.n_workers_left_out, 'more row')} of workers left out."
+    table = Table(
+        headings=("row", "doing", "time", "of the step"),
+        rows=tuple(
+            (
+                row.name,
+                DOING_WORDS[strip.doing],
+                fmt.ms(strip.total_ms),
+                fmt.share(strip.total_ms / step.wall_ms if step.wall_ms else None),
+            )
+            for row in step.rows
+            for strip in row.strips
+            if strip.spans
+        ),
+    )
+    chart = Chart(name=f"step-{number}", title=title, note=note, legend=legend, table=table)
+    return artist.draw(chart, step)
+
+
+def _waits(artist: _Artist, series: WaitSeries) -> Chart:
+    n = len(series.waits_ms)
+    note = f"{fmt.count(n, 'batch', 'batches')} of one {series.source}, in order"
+    note += f"; {series.n_left_out:,} later ones not shown." if series.n_left_out else "."
+    legend = [("input", "wait for one batch")]
+    if series.cycle_means_ms:
+        legend.append(("ink", f"mean of each {series.cycle} batches, one from every worker"))
+    if series.epochs:
+        legend.append(("mark", "an epoch begins"))
+    table = Table(
+        headings=(
+            "batches",
+            "mean wait",
+            "median",
+            "95 % of them below",
+            "longest",
+            "epochs begun",
+        ),
+        rows=(
+            (
+                f"{n:,}",
+                fmt.ms(series.mean_ms),
+                fmt.ms(series.quantile_ms(0.5)),
+                fmt.ms(series.quantile_ms(0.95)),
+                fmt.ms(max(series.waits_ms)),
+                f"{len(series.epochs):,}",
+            ),
+        ),
+    )
+    chart = Chart(
+        name="waits", title="Wait for each batch", note=note, legend=tuple(legend), table=table
+    )
+    return artist.draw(chart, series)
+
+
+def _samples(artist: _Artist, samples: SampleTimes) -> Chart:
+    table = Table(
+        headings=("samples", "median", "95 % of them below", "slowest"),
+        rows=(
+            (
+                f"{samples.n:,}",
+                fmt.ms(samples.median_ms),
+                fmt.ms(samples.p95_ms),
+                fmt.ms(samples.max_ms),
+            ),
+        ),
+    )
+    chart = Chart(
+        name="samples",
+        title="Time to load a sample",
+        note=f"{fmt.count(samples.n, 'sample')}. Line: the median, {fmt.ms(samples.median_ms)}. "
+        f"Dashes: 95 % are below {fmt.ms(samples.p95_ms)}.",
+        table=table,
+    )
+    return artist.draw(chart, samples)
+
+
+def _trials(artist: _Artist, report: Report) -> Iterator[Chart]:
+    """Charts of trials that ran, fastest first; each only where two trials can be compared."""
+    ran = [(i, t) for i, t in enumerate(report.trials) if t.status == "ok" and t.step_ms]
+    ran.sort(key=lambda item: item[1].step_ms or 0.0)
+    if len(ran) < 2:
+        return
+    rows = [_bar(report, i, t) for i, t in ran]
+    chart = Chart(
+        name="trial-times",
+        title="Step time by settings",
+        note="Milliseconds a step, fastest first; whiskers are 95 % intervals.",
+        legend=tuple(_time_legend(report)),
+    )
+    yield artist.draw(chart, TrialBars(figure="times", bars=tuple(rows)))
+    shared = [bar for bar in rows if bar.trial.shares is not None]
+    if len(shared) > 1:
+        present = [n for n in ORDER if any(getattr(bar.trial.shares, n) for bar in shared)]
+        chart = Chart(
+            name="trial-shares",
+            title="Where the step goes, by settings",
+            note="Percent of each trial's step, in the same order; trials that were not traced "
+            "have no bar.",
+            legend=tuple((name, name) for name in present),
+        )
+        yield artist.draw(chart, TrialBars(figure="shares", bars=tuple(shared)))
+    own: Mapping[str, Any] = report.loaders[0].settings if report.loaders else {}
+    cells = workers_by_prefetch([t for _, t in ran], own)
+    if cells is not None:
+        yield _grid(artist, cells)
+    yield from _memory(artist, rows)
+
+
+def _grid(artist: _Artist, cells: Grid) -> Chart:
+    table = Table(
+        headings=("", *(f"prefetch {factor}" for factor in cells.prefetch)),
+        rows=tuple(
+            (
+                fmt.count(workers, "worker"),
+                *(
+                    fmt.number(cells.step_ms[row, column])
+                    if (row, column) in cells.step_ms
+                    else "–"
+                    for column in range(len(cells.prefetch))
+                ),
+            )
+            for row, workers in enumerate(cells.workers)
+        ),
+    )
+    chart = Chart(
+        name="grid",
+        title="Workers × prefetch",
+        note="Milliseconds a step; the darker, the slower. Of trials that differ in other settings "
+        "too, the fastest.",
+        table=table,
+    )
+    return artist.draw(chart, cells)
+
+
+def _memory(artist: _Artist, bars: Sequence[Bar]) -> Iterator[Chart]:
+    on_gpu = [bar for bar in bars if bar.trial.gpu_peak_allocated_bytes is not None]
+    if on_gpu:
+        chart = Chart(
+            name="gpu-memory",
+            title="GPU memory",
+            note="Peaks of the training process.",
+            legend=(("plain", "allocated"), ("ink", "reserved (line)")),
+        )
+        yield artist.draw(chart, TrialBars(figure="gpu-memory", bars=tuple(on_gpu)))
+    on_host = [bar for bar in bars if bar.trial.host_bytes is not None]
+    if on_host:
+        chart = Chart(
+            name="host-memory",
+            title="Host memory",
+            note="Of the training process and its workers together.",
+        )
+        yield artist.draw(chart, TrialBars(figure="host-memory", bars=tuple(on_host)))
+
+
+def _predictions(artist: _Artist, pairs: Sequence[Prediction]) -> Chart:
+    table = Table(
+        headings=("settings", "predicted", "measured"),
+        rows=tuple(
+            (
+                fmt.plain(pair.label),
+                fmt.ms(pair.predicted_ms),
+                fmt.ms(pair.measured_ms, pair.measured_ci_ms),
+            )
+            for pair in pairs
+        ),
+    )
+    chart = Chart(
+        name="predictions",
+        title="Predicted against measured",
+        note="Milliseconds a step. Ring: predicted from the diagnosis. Dot: measured in this run.",
+        table=table,
+    )
+    return artist.draw(chart, Predictions(pairs=tuple(pairs)))
+
+
+def _bar(report: Report, index: int, trial: Trial) -> Bar:
+    mark = trial_mark(report, index)[0]
+    fill = next((f for word, f in _FILLS.items() if word in mark), "mark" if not index else "plain")
+    return Bar(label=f"{index}  {fmt.plain(trial.label)}", fill=fill, mark=mark, trial=trial)
+
+
+_FILLS = {"best": "good", "tied": "tied", "yours": "mark"}
+
+
+def _time_legend(report: Report) -> Iterator[tuple[str, str]]:
+    if report.best is not None:
+        yield "good", "best"
+        if report.best.tied_with:
+            yield "tied", "no different from the best beyond the noise"
+    yield "mark", "the loop as it is"

@@ -1,0 +1,323 @@
+"""A report -> report.html. User text is escaped by the template engine, everywhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from loaderdoctor import __version__
+from loaderdoctor.report import format as fmt
+from loaderdoctor.report.bars import LOOKS, ORDER
+from loaderdoctor.report.console import BOUND_WORDS, severity_words
+from loaderdoctor.report.console_tables import trial_columns, trial_mark
+from loaderdoctor.report.files import RunFolder, write_bytes
+from loaderdoctor.report.html.extras import HtmlExtras
+from loaderdoctor.report.html.figures import Table, charts_of
+from loaderdoctor.report.model import Recommendation, Report
+from loaderdoctor.report.summary import meaning
+
+NAME = "report.html"
+_TEMPLATE = "report.html.j2"
+_ALWAYS_SHOWN = ("input", "copy", "host", "compute")
+_BYTES = "_bytes"
+
+
+def write_html(report: Report, folder: RunFolder, extras: HtmlExtras | None = None) -> None:
+    """Write report.html into a run folder. Raises RunError where it can't be written."""
+    text = html(report, extras)
+    write_bytes(folder.path / NAME, text.encode("utf-8", "replace"))
+
+
+def html(report: Report, extras: HtmlExtras | None = None) -> str:
+    """The whole page as text."""
+    more = extras or HtmlExtras()
+    return (
+        _environment()
+        .get_template(_TEMPLATE)
+        .render(
+            report=report,
+            extras=more,
+            charts=charts_of(report, more),
+            css=_source("style.css"),
+            version=__version__,
+            made_at=_date(more.made_at),
+            bound=BOUND_WORDS[report.verdict.bound],
+            severity=severity_words(report.verdict.severity),
+            parts=_parts(report),
+            what_if=_what_if(report),
+            changes=_changes(report),
+            meaning=meaning(report),
+            trials=_trials(report),
+            ranks=_ranks(report),
+            environment=_environment_rows(report.environment),
+        )
+    )
+
+
+def _environment() -> Environment:
+    made = Environment(
+        loader=PackageLoader("loaderdoctor.report.html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals.update(fmt=fmt)
+    made.filters.update(
+        evidence=_evidence,
+        lines=str.splitlines,
+        setting=fmt.setting,
+    )
+    return made
+
+
+def _visible(value: Any) -> Any:
+    """Control characters of the user's text as codes; what is markup already stays as it is."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return fmt.plain(value)
+    return value
+
+
+def _source(name: str) -> Markup:
+    environment = _environment()
+    assert environment.loader is not None
+    return Markup(environment.loader.get_source(environment, name)[0])
+
+
+def _date(at: float | None) -> str | None:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at is not None else None
+
+
+def _evidence(evidence: Mapping[str, Any]) -> list[str]:
+    """The figures that were recorded; report.json names the others, as null."""
+    return [fmt.evidence(name, value) for name, value in evidence.items() if value is not None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One share of the step. `share` None: not recorded or not applicable, as `text` says."""
+
+    name: str
+    share: float | None
+    ms: str
+    text: str
+    hidden: str
+
+
+def _parts(report: Report) -> tuple[Part, ...]:
+    """The shares in reading order, without those that are nothing and go without saying."""
+    shares, wall = report.shares, report.step.wall_ms
+    if shares is None:
+        return ()
+    hidden = {"input": report.hidden.input_ms, "copy": report.hidden.copy_ms}
+    found = []
+    for name in ORDER:
+        share = getattr(shares, name)
+        if not share and name not in _ALWAYS_SHOWN:
+            continue
+        absent = f"{fmt.NOT_APPLICABLE} (no accelerator)" if name == "copy" else fmt.NOT_RECORDED
+        behind = hidden.get(name)
+        found.append(
+            Part(
+                name=LOOKS[name].word,
+                share=share,
+                ms=fmt.ms(share * wall) if share is not None and wall is not None else "",
+                text=fmt.share(share) if share is not None else absent,
+                hidden=f"{fmt.ms(behind)} more, hidden behind other work" if behind else "",
+            )
+        )
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """One bar: the step as it is, or without something. `width` is 0…1 of the longest."""
+
+    words: str
+    text: str
+    width: float | None
+    low: float | None  # the interval, on the same scale
+    high: float | None
+    gain: str
+
+
+def _what_if(report: Report) -> tuple[WhatIf, ...]:
+    ablation = report.ablation
+    if ablation is None:
+        return ()
+    rows = (
+        ("now", ablation.plain_ms, ablation.ci_ms.get("plain_ms")),
+        ("with an instant loader", ablation.no_input_ms, ablation.ci_ms.get("no_input_ms")),
+        ("and with free copies", ablation.no_copy_ms, ablation.ci_ms.get("no_copy_ms")),
+    )
+    whole = max(max(v, ci[1] if ci else v) for _, v, ci in rows if v is not None) or 1.0
+    no_accelerator = report.shares is not None and report.shares.copy is None
+    found = []
+    for words, value, ci in rows:
+        if value is None:
+            if words == "and with free copies" and no_accelerator:
+                continue  # there is nothing to copy to
+            found.append(_absent(words))
+            continue
+        gain = fmt.ratio(ablation.plain_ms / value if value > 0 else None)
+        found.append(
+            WhatIf(
+                words=words,
+                text=fmt.ms(value, ci),
+                width=_within(value / whole),
+                low=_within(ci[0] / whole) if ci else None,
+                high=_within(ci[1] / whole) if ci else None,
+                gain="" if words == "now" else f"{gain} as fast",
+            )
+        )
+    return tuple(found)
+
+
+def _absent(words: str) -> WhatIf:
+    return WhatIf(words=words, text=fmt.NOT_RECORDED, width=None, low=None, high=None, gain="")
+
+
+def _within(part: float) -> float:
+    return min(1.0, max(0.0, part))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Settings that were measured together: what, the code, the gain, what to beware of."""
+
+    settings: tuple[tuple[str, str | None, str | None], ...]  # (name, from, to)
+    diffs: tuple[tuple[tuple[str, str], ...], ...]  # lines as (add | del | "", text)
+    gain: str | None  # measured
+    speed: str | None
+    predicted: str | None
+    summaries: tuple[str, ...]
+    cautions: tuple[str, ...]
+
+
+def _changes(report: Report) -> tuple[Change, ...]:
+    groups = groupby(
+        report.recommendations,
+        key=lambda r: (r.measured_step_ms, r.measured_ci_ms, r.predicted_step_ms),
+    )
+    return tuple(_change(tuple(group), report.step.wall_ms) for _, group in groups)
+
+
+def _change(group: Sequence[Recommendation], now_ms: float | None) -> Change:
+    first = group[0]
+    measured, predicted = first.measured_step_ms, first.predicted_step_ms
+    faster = now_ms is not None and measured is not None and measured > 0
+    return Change(
+        settings=tuple(
+            (c.setting, None, None)
+            if c.from_ is None and c.to is None
+            else (c.setting, fmt.setting(c.from_), fmt.setting(c.to))
+            for c in group
+        ),
+        diffs=tuple(_diff(code) for code in dict.fromkeys(c.code for c in group) if code),
+        gain=fmt.ms(measured, first.measured_ci_ms) if measured is not None else None,
+        speed=f"{fmt.ratio(now_ms / measured)} as fast" if faster else None,  # type: ignore[operator]
+        predicted=fmt.ms(predicted) if predicted is not None else None,
+        summaries=tuple(dict.fromkeys(c.summary for c in group if c.summary)),
+        cautions=tuple(dict.fromkeys(c.caution for c in group if c.caution)),
+    )
+
+
+_DIFF = {"+": "add", "-": "del"}
+
+
+def _diff(code: str) -> tuple[tuple[str, str], ...]:
+    return tuple((_DIFF.get(line[:1], ""), line) for line in code.splitlines())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRow:
+    number: int
+    label: str
+    mark: str
+    cells: tuple[str, ...]
+    fault: str | None  # status and reason of a trial that did not run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialTable:
+    headings: tuple[str, ...]
+    rows: tuple[TrialRow, ...]
+
+
+def _trials(report: Report) -> TrialTable | None:
+    """Every trial: those that ran, fastest first, then the others with the reason."""
+    if not report.trials:
+        return None
+    numbered = list(enumerate(report.trials))
+    ran = sorted(
+        ((i, t) for i, t in numbered if t.status == "ok"),
+        key=lambda item: item[1].step_ms if item[1].step_ms is not None else float("inf"),
+    )
+    columns = trial_columns([t for _, t in ran], wide=True)
+    own_ms = report.trials[0].step_ms
+    rows = [
+        TrialRow(
+            number=i,
+            label=trial.label,
+            mark=trial_mark(report, i)[0],
+            cells=tuple(read(trial, own_ms) for _, read in columns),
+            fault=None,
+        )
+        for i, trial in ran
+    ]
+    rows += [
+        TrialRow(
+            number=i,
+            label=trial.label,
+            mark="",
+            cells=(),
+            fault=f"{trial.status}: {trial.reason or 'no reason recorded'}",
+        )
+        for i, trial in numbered
+        if trial.status != "ok"
+    ]
+    return TrialTable(headings=tuple(heading for heading, _ in columns), rows=tuple(rows))
+
+
+def _ranks(report: Report) -> Table | None:
+    if not report.ranks:
+        return None
+    return Table(
+        headings=("rank", "host", "step", "input", "compute", "waits for others"),
+        rows=tuple(
+            (
+                str(rank.rank),
+                rank.host,
+                fmt.ms(rank.step.wall_ms, rank.step.wall_ms_ci),
+                fmt.share(rank.shares.input if rank.shares is not None else None),
+                fmt.share(rank.shares.compute if rank.shares is not None else None),
+                fmt.ms(rank.peer_wait_ms),
+            )
+            for rank in report.ranks
+        ),
+    )
+
+
+def _environment_rows(environment: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (name.removesuffix(_BYTES).replace("_", " "), _environment_value(name, value))
+        for name, value in environment.items()
+        if value is not None
+    )
+
+
+def _environment_value(name: str, value: Any) -> str:
+    if name.endswith(_BYTES):
+        return fmt.n_bytes(value)
+    if name.endswith("cpus"):
+        return fmt.cpus(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)

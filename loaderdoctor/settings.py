@@ -68,12 +68,10 @@ class Axis:
 
     def label(self, value: Value) -> str:
         """How a value reads in a table; empty for what goes without saying."""
+        if self.name == "num_workers":
+            return f"{value} worker" if value == 1 else f"{value} workers"
         if self.kind == "int":
-            return (
-                f"{value} {self.on_text}"
-                if self.on_text == "workers"
-                else f"{self.on_text} {value}"
-            )
+            return f"{self.on_text} {value}"
         if self.kind == "bool":
             return self.on_text if value else self.off_text
         return "" if value == "off" else f"{self.on_text} {value}".strip()
@@ -97,7 +95,7 @@ class Axis:
 
 
 AXES: tuple[Axis, ...] = (
-    Axis(name="num_workers", kind="int", on_text="workers"),
+    Axis(name="num_workers", kind="int"),
     Axis(name="prefetch_factor", kind="int", needs_workers=True, on_text="prefetch"),
     Axis(name="persistent_workers", kind="bool", needs_workers=True, on_text="persistent"),
     Axis(name="pin_memory", kind="bool", needs_accelerator=True, on_text="pinned"),

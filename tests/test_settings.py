@@ -1,0 +1,93 @@
+"""The axes: only valid combinations, each once, and words a user can read."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderdoctor.errors import UsageError
+from loaderdoctor.settings import AXES, AXES_BY_NAME, Settings, Value, combinations, invalid_reason
+
+VALUES: dict[str, tuple[Value, ...]] = {
+    "num_workers": (0, 1, 4),
+    "prefetch_factor": (2, 8),
+    "persistent_workers": (False, True),
+    "pin_memory": (False, True),
+    "in_order": (True, False),
+    "start_method": ("fork", "spawn"),
+    "background": ("off", "host", "device"),
+    "non_blocking": (False, True),
+    "side_stream": (False, True),
+    "resident": (False, True),
+}
+
+
+def test_every_axis_is_a_field_and_every_field_an_axis() -> None:
+    assert [axis.name for axis in AXES] == list(Settings().as_dict())
+
+
+@pytest.mark.parametrize("has_accelerator", [False, True])
+def test_only_valid_combinations_come_out_each_once(has_accelerator: bool) -> None:
+    found = list(combinations(VALUES, has_accelerator=has_accelerator))
+    assert len(found) == len(set(found))
+    for settings in found:
+        assert invalid_reason(settings, has_accelerator=has_accelerator) is None
+        if not settings.num_workers:
+            assert settings.prefetch_factor is None  # torch raises there
+            assert not settings.persistent_workers
+        if not has_accelerator:
+            assert not (settings.pin_memory or settings.resident or settings.side_stream)
+
+
+def test_worker_only_axes_fold_into_one_row_at_no_workers() -> None:
+    values = {"num_workers": (0, 2), "prefetch_factor": (2, 4, 8)}
+    found = list(combinations(values, has_accelerator=False))  # type: ignore[arg-type]
+    assert found[0] == Settings(num_workers=0)
+    assert len(found) == 4
+
+
+@given(st.fixed_dictionaries({name: st.sampled_from((None, *v)) for name, v in VALUES.items()}))
+def test_overlaying_nothing_changes_nothing_and_own_values_win(chosen: dict[str, Value]) -> None:
+    settings = Settings(**chosen)  # type: ignore[arg-type]
+    base = Settings(num_workers=3, background="host")
+    assert Settings().over(settings) == settings
+    assert settings.over(Settings()) == settings
+    assert settings.over(base).num_workers == (
+        3 if settings.num_workers is None else settings.num_workers
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "label"),
+    [
+        (Settings(), "as is"),
+        (Settings(num_workers=1), "1 worker"),
+        (Settings(num_workers=0, background="off"), "0 workers"),
+        (
+            Settings(num_workers=4, prefetch_factor=8, pin_memory=True),
+            "4 workers, prefetch 8, pinned",
+        ),
+        (Settings(num_workers=2, in_order=False), "2 workers, any order"),
+    ],
+)
+def test_labels_read_like_words(settings: Settings, label: str) -> None:
+    assert settings.label() == label
+
+
+@pytest.mark.parametrize(
+    ("axis", "text", "value"),
+    [("num_workers", "4", 4), ("pin_memory", "True", True), ("pin_memory", "off", False),
+     ("background", "HOST", "host")],
+)  # fmt: skip
+def test_values_are_read_as_people_write_them(axis: str, text: str, value: Value) -> None:
+    assert AXES_BY_NAME[axis].parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("axis", "text"), [("num_workers", "-1"), ("num_workers", "two"), ("pin_memory", "maybe"),
+                       ("background", "gpu")]
+)  # fmt: skip
+def test_a_wrong_value_names_the_axis_and_what_is_accepted(axis: str, text: str) -> None:
+    with pytest.raises(UsageError, match=axis):
+        AXES_BY_NAME[axis].parse(text)

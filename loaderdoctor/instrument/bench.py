@@ -188,7 +188,7 @@ class Bench:
             return []
         self._on_event = on_event
         if self.ended is None:
-            self._send(Measure(requests=tuple(requests)))
+            self._send(Measure(requests=tuple(map(_with_absolute_path, requests))))
         limit_s = timeout_s if timeout_s is not None else _time_for(requests)
         end = time.monotonic() + limit_s
         ids = [r.id for r in requests]
@@ -431,6 +431,13 @@ def _release(listener: Listener, key: bytes, thread: threading.Thread) -> None:
         except OSError:
             return
         thread.join(POLL_S)
+
+
+def _with_absolute_path(request: WindowRequest) -> WindowRequest:
+    """The script may change its folder: a trace goes where the command means."""
+    if request.trace_path is None:
+        return request
+    return msgspec.structs.replace(request, trace_path=str(Path(request.trace_path).resolve()))
 
 
 def _time_for(requests: Sequence[WindowRequest]) -> float:

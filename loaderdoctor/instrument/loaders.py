@@ -42,6 +42,8 @@ class LoaderState:
     n_iterators: int = 0
     n_fetches: int = 0
     epoch_length: int | None = None  # as observed: batches of the last epoch that ran out
+    left_after: int | None = None  # batches after which the loop left the last pass early
+    n_in_pass: int = 0  # batches of the present pass, while none of them was substituted
     teardown_ns: int = 0  # worker shutdown since the last iterator was created
     described: list[tuple[TensorRecord, ...]] = field(default_factory=list)
     batch_type: str = ""
@@ -75,11 +77,18 @@ class LoaderState:
         return msgspec.structs.replace(
             self.record,
             role=self.role,
-            steps_per_epoch=self.record.steps_per_epoch or self.epoch_length,
+            steps_per_epoch=self._steps_per_epoch(),
             batch=self.described[-1] if self.described else (),
             batch_type=self.batch_type,
             shapes_vary=len({tuple(t.shape for t in b) for b in self.described}) > 1,
         )
+
+    def _steps_per_epoch(self) -> int | None:
+        """len(loader), or what the loop was seen to use where it leaves each epoch early."""
+        # An iterator made for each batch has no epochs: its length stays the loader's.
+        if self.epoch_length is None and self.left_after is not None and self.left_after > 1:
+            return self.left_after
+        return self.record.steps_per_epoch or self.epoch_length
 
     def describe(self, batch: object) -> None:
         """Look at one of the first batches; keeps shapes, never the batch."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from loaderdoctor.instrument.hooks import Hooks
 
 MAX_BOUNDARIES = 1000  # kept for Ended; a loop that re-creates its iterator makes one a step
+N_REPLAYED = 20  # optimizer steps without any fetch after the loader ran out
 POLL_NS = 50_000_000  # look for a Stop this often while steps run
 
 
@@ -90,6 +91,9 @@ class Session:
         self._driver: Driver | None = None
         self._next_poll = 0
         self._ended = False
+        self._exhausted = False  # the clock's epoch has run out and no other has begun
+        self._n_replayed = 0
+        self._replayed_by: int | None = None
         self._optimizer_device: torch.device | None = None
 
     # ------------------------------------------------------------ called by hooks
@@ -131,6 +135,9 @@ class Session:
                 return iterator  # not torch's: a loader class with an iterator of its own
             # A persistent iterator is re-used for each epoch: a new pass, a new feed.
             feed = attributes[FEED] = Feed(state)
+        if state.n_in_pass:
+            state.left_after = state.n_in_pass
+        state.n_in_pass = 0
         feed.at_ns = start
         feed.create_ns = perf_counter_ns() - start
         state.n_iterators += 1
@@ -153,6 +160,8 @@ class Session:
             if loader is definition.clock:
                 if definition.tick == "fetch" and get_ident() == definition.thread:
                     self.at_fresh_feed = feed.fresh
+                    if self._exhausted:
+                        self._exhausted, self._n_replayed = False, 0
                     self.boundary(start)
                     start = perf_counter_ns()
             elif loader.role == "other" and self.clock is not None:
@@ -166,6 +175,7 @@ class Session:
             raise
         end = perf_counter_ns()
         loader.n_fetches += 1
+        loader.n_in_pass = 0 if feed.tainted else feed.n_seen
         if feed.fresh:
             feed.fresh = False
             self._first_batch(feed, start, end)
@@ -195,12 +205,35 @@ class Session:
                 return
         if self.optimizer_marks is not None and optimizer is not None:
             self.optimizer_marks.append((id(optimizer), definition.clock.n_fetches))
-        if definition.tick == "fetch" or get_ident() != definition.thread:
+        if get_ident() != definition.thread:
+            return
+        if definition.tick == "fetch":
+            if self._exhausted and optimizer is not None:
+                self._worked_without_batches(definition, id(optimizer))
             return
         key = None if optimizer is None else id(optimizer)
         if key == definition.optimizer:
             self.at_fresh_feed = False
             self.boundary(perf_counter_ns())
+
+    def _worked_without_batches(self, definition: Definition, optimizer: int) -> None:
+        """Optimizer steps after the loader ran out: batches are being replayed from a cache."""
+        if optimizer != self._replayed_by:
+            if self._n_replayed == 0:
+                self._replayed_by = optimizer
+            else:
+                return
+        self._n_replayed += 1
+        if self._n_replayed < N_REPLAYED:
+            return
+        self.note(
+            "batches-replayed",
+            f"{definition.clock.id}: the loop trains on without fetching, as with "
+            "itertools.cycle, which replays the batches of the first epoch from memory (and "
+            "keeps them all). Steps are told by the optimizer from here on; the loader costs "
+            "them nothing.",
+        )
+        self.definition = replace(definition, tick="optimizer", optimizer=optimizer)
 
     def shut_down(self, feed: Feed, iterator: Any, original: Any) -> None:
         """Workers of an iterator of the loop's are being shut down."""
@@ -298,9 +331,11 @@ class Session:
         loader.teardown_ns = max(loader.teardown_ns, took)
         if not feed.tainted and feed.n_seen:
             loader.epoch_length = feed.n_seen
+        loader.n_in_pass = 0
         if definition is None or loader is not definition.clock or definition.tick != "fetch":
             return
         self.n_steps -= 1
+        self._exhausted = True
         if self.clock is not None:
             self.clock.exhausted(took)
         while self.at_epoch_end:

@@ -10,6 +10,7 @@ times come from timing events recorded on the step's stream at the same boundari
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -64,9 +65,13 @@ class DeviceMarks:
         """Time of each mark since the first; waits once for the last one."""
         if not self._used:
             return []
-        self._events[self._used - 1].synchronize()
-        first = self._events[0]
-        return [round(first.elapsed_time(e) * NS_PER_MS) for e in self._events[: self._used]]
+        import torch
+
+        torch.cuda.synchronize(self._device)  # the step's stream may have changed on the way
+        # From mark to mark: torch tells milliseconds in single precision.
+        events = self._events[: self._used]
+        steps = (a.elapsed_time(b) for a, b in pairwise(events))
+        return [0, *(round(ms * NS_PER_MS) for ms in accumulate(steps))]
 
 
 class StepClock:

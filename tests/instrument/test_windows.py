@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, dataloader
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, dataloader
 
 from loaderdoctor.instrument.protocol import WindowDone, WindowRequest
 from loaderdoctor.settings import Settings
@@ -204,6 +205,64 @@ def test_leaving_an_epoch_early_counts_as_a_boundary() -> None:
     window = watch(loop, request(1, "plain", 15, drop_batches=False)).windows[0]
     assert window.n_steps == 15
     assert len(window.boundary_steps) == 3
+
+
+def test_where_each_epoch_is_left_early_its_length_is_what_was_used() -> None:
+    loader = loader_of(50)
+    trainer = Trainer()
+
+    def loop() -> None:
+        for _ in range(10):
+            for i, (x, _y) in enumerate(loader):
+                trainer.step(x)
+                if i == 4:
+                    break
+
+    assert watch(loop).observed.loaders[0].steps_per_epoch == 5
+
+
+def test_cached_batches_of_itertools_cycle_are_told() -> None:
+    loader = loader_of(20)
+    trainer = Trainer()
+
+    def loop() -> None:
+        for x, _y in itertools.islice(itertools.cycle(loader), 120):
+            trainer.step(x)
+
+    run = watch(loop, request(1, "plain", 30))
+    assert [n.kind for n in run.notes] == ["batches-replayed"]
+    assert run.windows[0].status == "ok"
+
+
+def test_an_endless_iterator_kept_by_a_subclass_stays_endless() -> None:
+    class Repeat(Sampler[list[int]]):
+        def __iter__(self) -> Iterator[list[int]]:
+            return itertools.cycle([[0, 1], [2, 3]])
+
+    class Endless(DataLoader[object]):
+        def __init__(self) -> None:
+            super().__init__(Numbers(4), batch_sampler=Repeat())
+            self.kept = super().__iter__()
+
+        def __iter__(self) -> Iterator[object]:  # type: ignore[override]
+            for _ in range(10):
+                yield next(self.kept)
+
+    trainer = Trainer()
+    lengths: list[int] = []
+
+    def loop() -> None:
+        loader = Endless()
+        for _ in range(12):
+            n = 0
+            for batch in loader:
+                trainer.step(batch[0])  # type: ignore[index]
+                n += 1
+            lengths.append(n)
+
+    run = watch(loop, request(1, "plain"), request(2, "no_input"), request(3, "plain"))
+    assert [w.status for w in run.windows] == ["ok"] * 3
+    assert lengths == [10] * 12
 
 
 def test_persistent_workers_survive_substitution() -> None:

@@ -1,0 +1,125 @@
+"""Steps are timed between their boundaries; what lies between epochs is told apart."""
+
+from __future__ import annotations
+
+from loaderdoctor.instrument.stepclock import DeviceMarks, StepClock
+
+
+class FakeDevice(DeviceMarks):
+    """An accelerator whose clock is set by hand: marks are reached at `now`."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.at: list[int] = []
+
+    def reset(self) -> None:
+        self.at = []
+
+    def mark(self) -> None:
+        self.at.append(self.now)
+
+    def elapsed_ns(self) -> list[int]:
+        return [t - self.at[0] for t in self.at]
+
+
+def test_steps_run_from_boundary_to_boundary() -> None:
+    clock = StepClock(None)
+    clock.start(100, fresh=False)
+    for now in (110, 125, 145):
+        clock.mark(now)
+    times = clock.finish()
+    assert times.host_ns == (10, 15, 20)
+    assert times.device_ns is None
+    assert (times.start_ns, times.end_ns) == (100, 145)
+    assert times.boundary_steps == ()
+
+
+def test_the_first_step_of_an_epoch_holds_teardown_creation_and_nothing_else_between() -> None:
+    clock = StepClock(None)
+    clock.start(0, fresh=False)
+    clock.mark(10)
+    assert clock.mark(20)  # this entry finds the epoch at its end, in 3 ns
+    clock.exhausted(3)
+    clock.foreign()  # validation, until 1000
+    clock.created(7)
+    assert not clock.mark(1007)  # begins no span: the boundary belongs to the step that follows
+    assert clock.mark(1017)
+    times = clock.finish()
+    assert times.host_ns == (10, 10, 10 + 3 + 7)
+    assert times.boundary_steps == (2,)
+
+
+def test_a_step_with_validation_inside_does_not_count() -> None:
+    clock = StepClock(None)
+    clock.start(0, fresh=False)
+    clock.mark(10)
+    clock.foreign()
+    clock.mark(500)
+    clock.mark(510)
+    assert clock.finish().host_ns == (10, 10)
+
+
+def test_where_every_step_fetches_from_other_loaders_all_count() -> None:
+    clock = StepClock(None)
+    clock.accept_foreign()
+    clock.start(0, fresh=False)
+    for now in (10, 20):
+        clock.foreign()
+        clock.mark(now)
+    assert clock.n_steps == 2
+
+
+def test_workers_that_end_with_a_dropped_iterator_belong_to_the_boundary() -> None:
+    clock = StepClock(None)
+    clock.start(0, fresh=False)
+    clock.mark(10)
+    clock.teardown(50)  # the loop left early: the old iterator dies inside the step
+    clock.replaced(70)
+    clock.created(5)
+    clock.mark(75)
+    clock.mark(85)
+    times = clock.finish()
+    assert times.host_ns == (10, 10, 10 + 5 + 50)
+    assert times.boundary_steps == (2,)
+
+
+def test_a_window_that_begins_with_an_epoch_has_its_boundary_in_the_first_step() -> None:
+    clock = StepClock(None)
+    clock.start(0, fresh=True)
+    clock.mark(10)
+    clock.mark(20)
+    assert clock.finish().boundary_steps == (0,)
+
+
+def test_the_device_pays_only_for_the_part_of_a_boundary_it_waited_for() -> None:
+    device = FakeDevice()
+    clock = StepClock(device)
+    device.now = 0
+    clock.start(0, fresh=False)
+    device.now = 40  # the host ran ahead: it is at 10 when the device is at 40
+    clock.mark(10)
+    clock.exhausted(0)
+    clock.created(100)  # until 110: the device idles from 40 on, 70 of the 100
+    device.now = 110
+    clock.mark(110)
+    device.now = 150
+    clock.mark(120)
+    times = clock.finish()
+    assert times.host_ns == (10, 10 + 100)
+    assert times.device_ns == (40, 40 + 70)
+
+
+def test_validation_between_epochs_is_not_the_devices_either() -> None:
+    device = FakeDevice()
+    clock = StepClock(device)
+    clock.start(0, fresh=False)
+    device.now = 10
+    clock.mark(10)
+    clock.exhausted(2)
+    clock.foreign()
+    clock.created(3)
+    device.now = 900
+    clock.mark(900)
+    device.now = 910
+    clock.mark(910)
+    assert clock.finish().device_ns == (10, 10 + 2 + 3)

@@ -7,27 +7,23 @@ goes straight to the terminal, its traceback and exit code are its own.
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
-import secrets
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from loaderdoctor.errors import RunError, UsageError
+from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.channel import CHANNEL_VARIABLE, Handover, encode_handover
+from loaderdoctor.instrument.listening import Doorway
 from loaderdoctor.instrument.measuring import POLITE_S, MeasuringProcess
 from loaderdoctor.instrument.protocol import (
     SCRIPT_ENDED,
@@ -41,8 +37,10 @@ from loaderdoctor.instrument.protocol import (
     WindowDone,
     WindowRequest,
 )
+from loaderdoctor.instrument.target import BenchOptions, Target
 
-_STDERR = 2
+__all__ = ["Bench", "BenchLike", "BenchOptions", "Target"]
+
 CONNECT_S = 60.0  # the interpreter and our own imports; torch is not among them
 POLL_S = 0.1
 # For a request without a limit of its own, and room for drop, warm-up and validation between.
@@ -81,52 +79,19 @@ class BenchLike(Protocol):
         """End the script, or with `to_end` let it run to its end unwatched."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What to run: a script or a module, with its own arguments."""
-
-    script: str | None = None
-    module: str | None = None
-    args: tuple[str, ...] = ()
-
-    def check(self) -> None:
-        """Raise UsageError where there is no such script."""
-        if (self.script is None) == (self.module is None):
-            raise UsageError("name either a script or, with -m, a module to run.")
-        if self.script is not None and not Path(self.script).is_file():
-            raise UsageError(f"{self.script}: no such file. Give the path of the training script.")
-
-    @property
-    def label(self) -> str:
-        """`train.py`, or `-m pkg.train`."""
-        return self.script if self.script is not None else f"-m {self.module}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
-    """How to run it."""
-
-    # Where the script's stdout goes: "stderr" while ours holds the JSON, a file while a live
-    # display would be torn by it. Its stderr always passes through.
-    stdout: Literal["inherit", "stderr"] | Path = "inherit"
-    record_workers: bool = True
-    python: str = sys.executable
-
-
 @dataclass(slots=True, eq=False)
 class Bench:
     """One measured run of the user's script; a context manager that leaves no process behind."""
 
     target: Target
     run_dir: Path
-    options: BenchOptions = BenchOptions()
+    options: BenchOptions = field(default_factory=BenchOptions)
     observed: Observed | None = None
     ended: Ended | None = None
     notes: list[Note] = field(default_factory=list)
     n_steps: int = 0
     _process: MeasuringProcess | None = None
     _connection: Connection | None = None
-    _socket_dir: str | None = None
     _lost: bool = False
     _stopped: bool = False
     _on_event: OnEvent | None = None
@@ -315,43 +280,35 @@ class Bench:
 
     def _start(self) -> None:
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        key = secrets.token_bytes(32)
-        family = "AF_PIPE" if sys.platform == "win32" else "AF_UNIX"
-        address: str | None = None
-        if family == "AF_UNIX":
-            self._socket_dir = tempfile.mkdtemp(prefix="loaderdoctor-")
-            address = str(Path(self._socket_dir) / "socket")
-        with Listener(address, family, authkey=key) as listener:
-            accepted: list[Connection] = []
-            thread = threading.Thread(target=_accept, args=(listener, accepted), daemon=True)
-            thread.start()
+        doorway = Doorway()
+        try:
             handover = Handover(
-                address=str(listener.address),
-                authkey=base64.b64encode(key).decode("ascii"),
+                address=doorway.address,
+                authkey=base64.b64encode(doorway.authkey).decode("ascii"),
                 run_dir=str(self.run_dir.resolve()),
                 kind="script" if self.target.script is not None else "module",
                 target=self.target.script or self.target.module or "",
                 args=self.target.args,
                 record_workers=self.options.record_workers,
             )
-            with _stdout(self.options.stdout) as stdout:
+            with self.options.open_stdout() as stdout:
                 self._process = MeasuringProcess(
                     python=self.options.python,
                     environment={**os.environ, CHANNEL_VARIABLE: encode_handover(handover)},
                     stdout=stdout,
                 )
             end = time.monotonic() + CONNECT_S
-            while not accepted:
-                thread.join(POLL_S)
+            while (connection := doorway.wait()) is None:
                 gone = self._process.exit_code is not None
-                if not accepted and (gone or time.monotonic() > end):
-                    _release(listener, key, thread)
+                if gone or time.monotonic() > end:
                     raise RunError(
                         f"{self.options.python}: the measuring process "
                         f"{'ended' if gone else 'did not answer'} before it ran "
                         f"{self.target.label}."
                     )
-        self._connection = accepted[0]
+            self._connection = connection
+        finally:
+            doorway.close()
 
     def _end_process(self, polite_s: float) -> None:
         process = self._process
@@ -380,8 +337,6 @@ class Bench:
         finally:
             if self._connection is not None:
                 self._connection.close()
-            if self._socket_dir is not None:
-                shutil.rmtree(self._socket_dir, ignore_errors=True)
             self._release_signals()
 
     def _catch_signals(self) -> None:
@@ -401,36 +356,6 @@ class Bench:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
-
-
-@contextlib.contextmanager
-def _stdout(where: Literal["inherit", "stderr"] | Path) -> Iterator[int | None]:
-    """File descriptor for the script's stdout; None: ours."""
-    if isinstance(where, Path):
-        with where.open("ab") as file:
-            yield file.fileno()
-    else:
-        yield _STDERR if where == "stderr" else None
-
-
-def _accept(listener: Listener, accepted: list[Connection]) -> None:
-    """Wait for the one caller that has the key; runs in a thread of its own."""
-    while not accepted:
-        with contextlib.suppress(AuthenticationError, EOFError):
-            try:
-                accepted.append(listener.accept())
-            except OSError:
-                return
-
-
-def _release(listener: Listener, key: bytes, thread: threading.Thread) -> None:
-    """Let the accepting thread go: call it ourselves."""
-    if thread.is_alive():
-        try:
-            Client(str(listener.address), authkey=key).close()
-        except OSError:
-            return
-        thread.join(POLL_S)
 
 
 def _with_absolute_path(request: WindowRequest) -> WindowRequest:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderdoctor.instrument.channel import Channel, ConnectionLostError, ToChild
+from loaderdoctor.instrument.devices import device_of, training_device
 from loaderdoctor.instrument.feed import FEED, Feed, LightIterator, Torch
 from loaderdoctor.instrument.loaders import N_DESCRIBED, LoaderRegistry, LoaderState
 from loaderdoctor.instrument.protocol import (
@@ -27,6 +28,9 @@ from loaderdoctor.instrument.protocol import (
     Progress,
     Stop,
 )
+from loaderdoctor.instrument.recorder import Recorder
+from loaderdoctor.instrument.recording import WorkerRecords
+from loaderdoctor.instrument.replay import REPLAYED, ReplayWatch
 from loaderdoctor.instrument.roles import Definition, RoleObserver
 from loaderdoctor.instrument.stepclock import StepClock
 from loaderdoctor.instrument.stopping import StopTraining, exit_after_grace, exit_now
@@ -37,20 +41,11 @@ if TYPE_CHECKING:
     from loaderdoctor.instrument.hooks import Hooks
 
 MAX_BOUNDARIES = 1000  # kept for Ended; a loop that re-creates its iterator makes one a step
-N_REPLAYED = 20  # optimizer steps without any fetch after the loader ran out
 POLL_NS = 50_000_000  # look for a Stop this often while steps run
 
 
 class ScriptOverError(Exception):
     """Thrown into the driver when the script ends while a window is open."""
-
-
-@dataclass(slots=True)
-class Recorder:
-    """What one window collects besides its step times."""
-
-    fetches: list[tuple[int, int, int, int]] = field(default_factory=list)
-    boundaries: list[BoundaryRecord] = field(default_factory=list)
 
 
 Driver = Generator[None, int, None]
@@ -65,8 +60,7 @@ class Session:
     def __init__(self, channel: Channel, *, run_dir: Path, records_workers: bool = True) -> None:
         self.channel = channel
         self.run_dir = run_dir
-        self.records_workers = records_workers
-        self._workers_recorded = False
+        self.workers = WorkerRecords(run_dir / "workers", self.note, wanted=records_workers)
         self.live = True  # hooks act; False in forked children and once detached
         self.stopping = False
         self.pristine = True  # nothing was ever substituted or thrown away in this run
@@ -91,19 +85,14 @@ class Session:
         self._driver: Driver | None = None
         self._next_poll = 0
         self._ended = False
-        self._exhausted = False  # the clock's epoch has run out and no other has begun
-        self._n_replayed = 0
-        self._replayed_by: int | None = None
+        self._replay = ReplayWatch()
         self._optimizer_device: torch.device | None = None
 
     # ------------------------------------------------------------ called by hooks
 
     def built(self, loader: Any) -> None:
         """A DataLoader is being constructed."""
-        if self.records_workers and not self._workers_recorded:
-            # Not when torch.utils.data is imported: what records workers imports it itself.
-            self._workers_recorded = True
-            self._record_workers()
+        self.workers.start()
         self.registry.built(loader)
 
     def state_of(self, loader: Any) -> LoaderState:
@@ -160,8 +149,7 @@ class Session:
             if loader is definition.clock:
                 if definition.tick == "fetch" and get_ident() == definition.thread:
                     self.at_fresh_feed = feed.fresh
-                    if self._exhausted:
-                        self._exhausted, self._n_replayed = False, 0
+                    self._replay.fetched()
                     self.boundary(start)
                     start = perf_counter_ns()
             elif loader.role == "other" and self.clock is not None:
@@ -199,7 +187,7 @@ class Session:
         if definition is None:
             self.roles.worked(optimizer)
             if optimizer is not None and self._optimizer_device is None:
-                self._optimizer_device = _device_of(optimizer)
+                self._optimizer_device = device_of(optimizer)
             definition = self.definition = self._look_for_step(perf_counter_ns())
             if definition is None:
                 return
@@ -208,32 +196,14 @@ class Session:
         if get_ident() != definition.thread:
             return
         if definition.tick == "fetch":
-            if self._exhausted and optimizer is not None:
-                self._worked_without_batches(definition, id(optimizer))
+            if optimizer is not None and self._replay.worked(id(optimizer)):
+                self.note("batches-replayed", f"{definition.clock.id}: {REPLAYED}")
+                self.definition = replace(definition, tick="optimizer", optimizer=id(optimizer))
             return
         key = None if optimizer is None else id(optimizer)
         if key == definition.optimizer:
             self.at_fresh_feed = False
             self.boundary(perf_counter_ns())
-
-    def _worked_without_batches(self, definition: Definition, optimizer: int) -> None:
-        """Optimizer steps after the loader ran out: batches are being replayed from a cache."""
-        if optimizer != self._replayed_by:
-            if self._n_replayed == 0:
-                self._replayed_by = optimizer
-            else:
-                return
-        self._n_replayed += 1
-        if self._n_replayed < N_REPLAYED:
-            return
-        self.note(
-            "batches-replayed",
-            f"{definition.clock.id}: the loop trains on without fetching, as with "
-            "itertools.cycle, which replays the batches of the first epoch from memory (and "
-            "keeps them all). Steps are told by the optimizer from here on; the loader costs "
-            "them nothing.",
-        )
-        self.definition = replace(definition, tick="optimizer", optimizer=optimizer)
 
     def shut_down(self, feed: Feed, iterator: Any, original: Any) -> None:
         """Workers of an iterator of the loop's are being shut down."""
@@ -244,26 +214,6 @@ class Session:
         feed.loader.teardown_ns += took
         if self.clock is not None and feed.loader.role == "train":
             self.clock.teardown(took)
-
-    def _record_workers(self) -> None:
-        """Let workers write their own records."""
-        try:
-            from loaderdoctor.instrument import worker
-
-            worker.install(self.run_dir / "workers")
-        except Exception as error:
-            self.note("workers-not-recorded", f"{type(error).__name__}: {error}")
-
-    def _stop_recording(self) -> None:
-        if not self._workers_recorded:
-            return
-        self._workers_recorded = self.records_workers = False
-        try:
-            from loaderdoctor.instrument import worker
-
-            worker.remove()
-        except Exception as error:
-            self.note("workers-not-recorded", f"{type(error).__name__}: {error}")
 
     def disable_in_fork(self) -> None:
         """In a forked child: no hook acts, and the connection stays the parent's."""
@@ -311,19 +261,10 @@ class Session:
         for loader in definition.train:
             loader.role = "train"
         self.n_steps = definition.clock.n_fetches
-        self.device = self._training_device()
+        self.device = training_device(self._optimizer_device)
         if definition.tick != "backward":
             self.hooks.remove_backward()
         return definition
-
-    def _training_device(self) -> torch.device | None:
-        import torch
-
-        if self._optimizer_device is not None and self._optimizer_device.type == "cuda":
-            return self._optimizer_device
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            return torch.device("cuda", torch.cuda.current_device())
-        return None
 
     def _ran_out(self, feed: Feed, start: int) -> None:
         took = perf_counter_ns() - start
@@ -335,7 +276,7 @@ class Session:
         if definition is None or loader is not definition.clock or definition.tick != "fetch":
             return
         self.n_steps -= 1
-        self._exhausted = True
+        self._replay.ran_out()
         if self.clock is not None:
             self.clock.exhausted(took)
         while self.at_epoch_end:
@@ -389,7 +330,7 @@ class Session:
         """End the script from here. Raises StopTraining."""
         self._send_ended("stopped", 0)
         self._close_driver()
-        self._stop_recording()
+        self.workers.stop()
         self.stopping = True
         exit_after_grace()
         raise StopTraining
@@ -401,7 +342,7 @@ class Session:
         the hooks of `__iter__` and `__next__` stay, and only count.
         """
         self.live = False
-        self._stop_recording()
+        self.workers.stop()
         self.clock = self.recorder = None
         for loader in self.registry.states:
             loader.source = None
@@ -452,11 +393,3 @@ class Session:
 def _is_running(driver: Driver) -> bool:
     """Whether we are being called from within the driver (it opens loaders of its own)."""
     return bool(driver.gi_running)  # type: ignore[attr-defined]  # generators have it, the type no
-
-
-def _device_of(optimizer: Any) -> torch.device | None:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            device: torch.device = parameter.device
-            return device
-    return None

@@ -32,8 +32,9 @@ from loaderdoctor.instrument.protocol import (
     WindowDone,
     WindowRequest,
 )
+from loaderdoctor.instrument.recorder import Recorder
 from loaderdoctor.instrument.roles import Definition
-from loaderdoctor.instrument.session import Recorder, ScriptOverError, Session
+from loaderdoctor.instrument.session import ScriptOverError, Session
 from loaderdoctor.instrument.sources import Sources, SourceWithheldError
 from loaderdoctor.instrument.stepclock import DeviceMarks, StepClock
 

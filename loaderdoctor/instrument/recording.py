@@ -1,0 +1,44 @@
+"""Switches the recording inside workers on and off; the run goes on where it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+
+class WorkerRecords:
+    """Whether DataLoader workers of this run write their own records, and where."""
+
+    def __init__(self, folder: Path, note: Callable[[str, str], None], *, wanted: bool) -> None:
+        self._folder = folder
+        self._note = note
+        self._wanted = wanted
+        self._on = False
+
+    def start(self) -> None:
+        """Record from now on; called at the first loader that is built.
+
+        Not when torch.utils.data is imported: what records workers imports it itself.
+        """
+        if not self._wanted or self._on:
+            return
+        self._on = True
+        try:
+            from loaderdoctor.instrument import worker
+
+            worker.install(self._folder)
+        except Exception as error:
+            self._note("workers-not-recorded", f"{type(error).__name__}: {error}")
+
+    def stop(self) -> None:
+        """Stop for good, and write out what this process has recorded."""
+        self._wanted = False
+        if not self._on:
+            return
+        self._on = False
+        try:
+            from loaderdoctor.instrument import worker
+
+            worker.remove()
+        except Exception as error:
+            self._note("workers-not-recorded", f"{type(error).__name__}: {error}")

@@ -54,6 +54,7 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     profile_memory: bool = False
     measure_boundary: bool = False  # trial: also time one epoch boundary (worker start-up)
     drop_batches: bool = True  # False: same mode as the window before, queues are steady
+    host_memory: bool = True  # False: don't sample the process tree's memory at the window's end
 
 
 class Measure(Message, frozen=True, kw_only=True, omit_defaults=True):

@@ -322,7 +322,7 @@ class Windows:
             boundaries=tuple(recorder.boundaries),
             worker_cpu_ns=workers_ns,
             main_cpu_ns=main_ns,
-            host_bytes=_host_bytes(session),
+            host_bytes=_host_bytes(session) if request.host_memory else None,
             gpu_peak_allocated_bytes=allocated,
             gpu_peak_reserved_bytes=reserved,
             n_copy_hits=copies.hits if copies is not None else None,

@@ -124,6 +124,14 @@ class Trial(Struct, frozen=True, kw_only=True):
     trace: str | None = None
     n_windows: int = 0
     window_ms: tuple[float, ...] = ()
+    # Of a preset's row:
+    row: str | None = None  # as the published table names it
+    group: str | None = None  # rows of one group share a baseline (a portion, a control group)
+    same_as: int | None = None  # identical on this machine: run once, figures are that trial's
+    time_ratio: float | None = None  # time of the same work / the group's baseline
+    note: str | None = None  # what differs from the published row, and what to know
+    gpu_busy_share: float | None = None  # of the wall time; None without a trace of it
+    tensor_core_share: float | None = None  # of the time in kernels
 
 
 class Best(Struct, frozen=True, kw_only=True):

@@ -25,8 +25,11 @@ class WindowTimes:
     def wall_ms(self, steps_per_epoch: int | None, boundary_ms: float | None) -> float:
         """Within-epoch time plus one boundary spread over an epoch.
 
-        `boundary_ms` is the pooled boundary, used where this window saw none of its own.
+        `boundary_ms` is the pooled boundary, used where this window saw none of its own. A window
+        of nothing but boundary steps holds them already.
         """
+        if self.n_boundaries >= self.n_steps:
+            return self.within_ms
         boundary = self.boundary_ms if self.boundary_ms is not None else boundary_ms
         if boundary is None or not steps_per_epoch:
             return self.within_ms

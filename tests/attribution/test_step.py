@@ -32,6 +32,13 @@ def test_an_iterator_recreated_each_step_is_what_the_step_costs() -> None:
     assert window_times(w).boundary_ms is None
 
 
+def test_boundaries_in_every_step_are_not_added_a_second_time() -> None:
+    w = window("plain", [115.0] * 6, boundary_steps=range(6))
+    facts = step_facts(observed(steps_per_epoch=4, boundaries=[boundary(100.0)]), [w, w])
+    assert facts is not None
+    assert facts.wall_ms.value == pytest.approx(115.0)
+
+
 def test_device_clock_wins_over_the_host_that_runs_ahead() -> None:
     w = window("plain", [5.0, 36.0, 5.0, 36.0], device_ms=[37.0] * 4)
     facts = step_facts(observed(device="cuda:0"), [w])

@@ -15,7 +15,7 @@ from loaderdoctor.errors import UsageError
 
 Background = Literal["off", "host", "device"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
-Value = bool | int | str | None
+Value = bool | int | float | str | None
 
 DEFAULT_PREFETCH_FACTOR = 2  # torch's own, for num_workers > 0
 
@@ -34,6 +34,25 @@ class Settings:
     non_blocking: bool | None = None
     side_stream: bool | None = None
     resident: bool | None = None
+    # Data: what is read, from where, and what is made of it.
+    portion: float | None = None  # 0 < portion <= 1: the first samples of the dataset only
+    cache: bool | None = None  # samples kept in host memory as they were first made
+    storage: str | None = None  # original | cold | tmpfs | a folder on another disk
+    synthetic: bool | None = None  # ready batches, no loading at all: the upper bound
+    augment: str | None = None  # on | off | no-NAME: that transform of a Compose left out
+    fields: str | None = None  # all | the one input of a batch that is loaded, e.g. image, 0
+    uint8: bool | None = None  # batches travel as uint8 and are normalised where they arrive
+    # Compute: these change numerics or training.
+    amp: bool | None = None
+    batch_size: int | None = None
+    channels_last: bool | None = None
+    cudnn_benchmark: bool | None = None
+    tf32: bool | None = None
+    compile: bool | None = None
+    zero_grad_none: bool | None = None  # False: gradients are zeroed instead of dropped
+    checkpoint: bool | None = None
+    fused_optimizer: bool | None = None
+    ddp: bool | None = None
 
     def as_dict(self) -> dict[str, Value]:
         """Every axis by name, unset as None: the form of `settings` in report.json."""
@@ -52,19 +71,42 @@ class Settings:
         parts = [AXES_BY_NAME[name].label(value) for name, value in self.changed().items()]
         return ", ".join(part for part in parts if part) or "as is"
 
+    @property
+    def numerics(self) -> tuple[str, ...]:
+        """The axes set here that change numerics or training; names, in order."""
+        return tuple(
+            name
+            for name, value in self.changed().items()
+            if (axis := AXES_BY_NAME[name]).numerics and not axis.is_idle(value)
+        )
+
+    @property
+    def probes(self) -> tuple[str, ...]:
+        """The axes set here that answer a question and are no setting to train with."""
+        return tuple(
+            name for name, value in self.changed().items() if AXES_BY_NAME[name].probes(value)
+        )
+
+
+# Values of an axis that leave the loop as it is.
+_IDLE = (False, "off", "original", "on", "all", 1.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
     """One setting: its values' type, when it means anything, and the code line that sets it."""
 
     name: str
-    kind: Literal["int", "bool", "choice"]
-    choices: tuple[str, ...] = ()
+    kind: Literal["int", "bool", "choice", "share", "text"]
+    choices: tuple[str, ...] = ()  # "text": words that are accepted beside free text
+    free_text: str = ""
     needs_accelerator: bool = False
     needs_workers: bool = False
-    where: Literal["DataLoader", "transfer", "loop"] = "DataLoader"
+    where: Literal["DataLoader", "transfer", "loop", "dataset", "model"] = "DataLoader"
     on_text: str = ""
     off_text: str = ""
+    numerics: bool = False  # changes numerics or training: tried only where asked for
+    probe: Literal["never", "always", "cold"] = "never"  # see `probes`
 
     def label(self, value: Value) -> str:
         """How a value reads in a table; empty for what goes without saying."""
@@ -72,9 +114,28 @@ class Axis:
             return f"{value} worker" if value == 1 else f"{value} workers"
         if self.kind == "int":
             return f"{self.on_text} {value}"
+        if self.kind == "share":
+            return f"{self.on_text} {100 * float(value or 0):g} %"
         if self.kind == "bool":
             return self.on_text if value else self.off_text
-        return "" if value == "off" else f"{self.on_text} {value}".strip()
+        if self.name == "augment" and value != "on":
+            left_out = str(value).removeprefix("no-")
+            return "no augmentation" if value == "off" else f"without {left_out}"
+        return "" if self.is_idle(value) else f"{self.on_text} {value}".strip()
+
+    def is_idle(self, value: Value) -> bool:
+        """Whether that value leaves the loop as it is (for most axes: off)."""
+        if self.kind == "int" or (self.name == "augment" and value == "off"):
+            return False
+        if self.name in ("cudnn_benchmark", "tf32", "zero_grad_none", "fused_optimizer"):
+            return False  # switched either way
+        return any(value is idle or (value == idle and value is not True) for idle in _IDLE)
+
+    def probes(self, value: Value) -> bool:
+        """Whether that value answers a question and is no setting to train with."""
+        if self.probe == "cold":
+            return value == "cold"
+        return self.probe == "always" and not self.is_idle(value)
 
     def parse(self, text: str) -> Value:
         """The value a user typed for this axis. Raises UsageError that names what is accepted."""
@@ -89,9 +150,31 @@ class Axis:
             if word.isdigit():
                 return int(word)
             raise UsageError(f"{self.name}={text}: not a whole number of 0 or more.")
+        if self.kind == "share":
+            return self._share(word, text)
         if word in self.choices:
             return word
-        raise UsageError(f"{self.name}={text}: choose from {', '.join(self.choices)}.")
+        if self.kind == "text" and self._fits(text.strip()):
+            return text.strip()
+        free = f", {self.free_text}" if self.free_text else ""
+        raise UsageError(f"{self.name}={text}: choose from {', '.join(self.choices)}{free}.")
+
+    def _fits(self, text: str) -> bool:
+        """Whether free text may be meant for this axis, or is a choice with a typing error."""
+        if self.name == "storage":
+            return "/" in text or "\\" in text or text.startswith("~")
+        return len(text) > 3 and text.startswith("no-") if self.name == "augment" else bool(text)
+
+    def _share(self, word: str, text: str) -> float:
+        """`40`, `40%` and `0.4` are the same; `1` is one percent and `1.0` is all."""
+        try:
+            number = float(word.removesuffix("%"))
+        except ValueError:
+            number = -1.0
+        share = number if "." in word and number <= 1 and "%" not in word else number / 100
+        if not 0 < share <= 1:
+            raise UsageError(f"{self.name}={text}: not a part; write percents, as {self.name}=40.")
+        return share
 
 
 AXES: tuple[Axis, ...] = (
@@ -128,6 +211,78 @@ AXES: tuple[Axis, ...] = (
         on_text="side stream",
     ),
     Axis(name="resident", kind="bool", needs_accelerator=True, where="loop", on_text="resident"),
+    Axis(name="portion", kind="share", where="dataset", on_text="first", probe="always"),
+    Axis(name="cache", kind="bool", where="dataset", on_text="cached"),
+    Axis(
+        name="storage",
+        kind="text",
+        choices=("original", "cold", "tmpfs"),
+        free_text="or a folder on another disk, as /mnt/ssd",
+        where="dataset",
+        on_text="storage",
+        probe="cold",
+    ),
+    Axis(name="synthetic", kind="bool", where="dataset", on_text="ready batches", probe="always"),
+    Axis(
+        name="augment",
+        kind="text",
+        choices=("on", "off", "each"),
+        free_text="or no-NAME for one transform, as no-RandomCrop",
+        where="dataset",
+        probe="always",
+    ),
+    Axis(
+        name="fields",
+        kind="text",
+        choices=("all", "each"),
+        free_text="or the input to keep, as image or 0",
+        where="dataset",
+        on_text="only",
+        probe="always",
+    ),
+    Axis(name="uint8", kind="bool", where="dataset", on_text="uint8"),
+    Axis(name="amp", kind="bool", where="model", on_text="AMP", numerics=True),
+    Axis(name="batch_size", kind="int", on_text="batch", numerics=True),
+    Axis(name="channels_last", kind="bool", where="model", on_text="channels last", numerics=True),
+    Axis(
+        name="cudnn_benchmark",
+        kind="bool",
+        needs_accelerator=True,
+        where="model",
+        on_text="cudnn autotuner",
+        off_text="no cudnn autotuner",
+        numerics=True,
+    ),
+    Axis(
+        name="tf32",
+        kind="bool",
+        needs_accelerator=True,
+        where="model",
+        on_text="TF32",
+        off_text="no TF32",
+        numerics=True,
+    ),
+    Axis(name="compile", kind="bool", where="model", on_text="compiled", numerics=True),
+    Axis(
+        name="zero_grad_none",
+        kind="bool",
+        where="model",
+        on_text="gradients to None",
+        off_text="gradients to zero",
+        numerics=True,
+    ),
+    Axis(name="checkpoint", kind="bool", where="model", on_text="checkpointed", numerics=True),
+    Axis(
+        name="fused_optimizer",
+        kind="bool",
+        where="model",
+        on_text="fused optimizer",
+        off_text="unfused optimizer",
+        numerics=True,
+    ),
+    Axis(
+        name="ddp", kind="bool", needs_accelerator=True, where="model", on_text="DDP", numerics=True
+    ),
 )
 AXES_BY_NAME: Mapping[str, Axis] = {axis.name: axis for axis in AXES}
 
@@ -155,6 +310,28 @@ def invalid_reason(settings: Settings, *, has_accelerator: bool) -> str | None:
         return "resident copies nothing, so pinning, non_blocking and side_stream mean nothing"
     if settings.side_stream and settings.background == "device":
         return "side_stream and background=device both move the batch; use one"
+    return _invalid_data(settings)
+
+
+def _invalid_data(settings: Settings) -> str | None:
+    if settings.portion is not None and not 0 < settings.portion <= 1:
+        return "portion must be more than 0 and at most 1"
+    if settings.batch_size is not None and settings.batch_size < 1:
+        return "batch_size must be at least 1"
+    active = {
+        name for name, value in settings.changed().items() if not AXES_BY_NAME[name].is_idle(value)
+    }
+    if settings.synthetic:
+        idle = active & {"resident", "portion", "cache", "storage", "augment", "fields", "uint8"}
+        if idle or settings.num_workers or settings.background not in (None, "off"):
+            return "synthetic batches are ready: nothing is left for the loader to do"
+    for one, others, why in (
+        ("resident", {"cache", "fields", "uint8"}, "resident batches are on the device already"),
+        ("cache", {"storage"}, "cached samples are not read from storage"),
+        ("fields", {"uint8", "batch_size"}, "fields takes the other inputs from the loop's own"),
+    ):
+        if one in active and others & active:
+            return f"{why}, so {one} and {min(others & active)} together mean nothing"
     return None
 
 

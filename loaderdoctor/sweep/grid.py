@@ -7,6 +7,7 @@ enough for `invalid_reason`, and none means the same as the loop's own.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -41,7 +42,14 @@ def own_settings(observed: Observed) -> Settings:
     base = loader.settings if loader is not None else Settings()
     blocking = [x for x in observed.transfers if not x.non_blocking]
     non_blocking = bool(observed.transfers) and not blocking
-    full = meaning(Settings(non_blocking=non_blocking).over(base), Settings())
+    environment = observed.environment
+    known = Settings(
+        non_blocking=non_blocking,
+        batch_size=loader.batch_size if loader is not None else None,
+        cudnn_benchmark=environment.cudnn_benchmark,
+        tf32=environment.tf32,
+    )
+    full = meaning(known.over(base), Settings())
     method = base.start_method or start_method(observed.environment.start_method)
     return replace(full, start_method=method)
 
@@ -69,6 +77,12 @@ def meaning(settings: Settings, own: Settings) -> Settings:
         non_blocking=bool(full.non_blocking),
         side_stream=bool(full.side_stream),
         resident=bool(full.resident),
+        **{
+            axis.name: None if value is None or axis.is_idle(value) else value
+            for axis in AXES
+            if axis.where in ("dataset", "model") or axis.name == "batch_size"
+            for value in (full.as_dict()[axis.name],)
+        },  # type: ignore[arg-type]
     )
 
 
@@ -142,7 +156,7 @@ def asked_trials(words: Sequence[str], observed: Observed) -> tuple[Settings, ..
 
     Raises UsageError for words that don't parse, and where no combination is valid here.
     """
-    grid = parse_grid(words)
+    grid = {name: _each(name, values, observed) for name, values in parse_grid(words).items()}
     own = own_settings(observed)
     if "num_workers" not in grid and any(AXES_BY_NAME[name].needs_workers for name in grid):
         # `combinations` must know the workers to tell which values mean anything.
@@ -160,6 +174,32 @@ def asked_trials(words: Sequence[str], observed: Observed) -> tuple[Settings, ..
             "Name fewer values."
         )
     return trials
+
+
+def _each(name: str, values: tuple[Value, ...], observed: Observed) -> tuple[Value, ...]:
+    """The values, with `each` written out for this loop: each transform off, each input alone."""
+    if "each" not in values:
+        return values
+    loader = next((x for x in observed.loaders if x.role == "train"), None)
+    found: tuple[str, ...] = ()
+    if loader is not None and name == "augment":
+        found = tuple(f"no-{transform}" for transform in loader.augmentations)
+    elif loader is not None and name == "fields":
+        found = tuple(dict.fromkeys(field_name(tensor.path) for tensor in loader.batch))
+    if not any(found):
+        what = {
+            "augment": "no transform that could be left out was found in the dataset",
+            "fields": "the batch is a single tensor",
+        }[name]
+        raise UsageError(f"--grid {name}=each: {what}.")
+    rest = tuple(value for value in values if value != "each")
+    return tuple(dict.fromkeys((*rest, *found)))
+
+
+def field_name(path: str) -> str:
+    """The input of a batch that holds the tensor at this path: `['image']` is image, `[0]` is 0."""
+    match = re.match(r"""\[['"](.+?)['"]\]|\[(\d+)\]|\.(\w+)""", path)
+    return next((part for part in match.groups() if part is not None), "") if match else ""
 
 
 def _trials(families: Iterable[Grid], observed: Observed) -> tuple[Settings, ...]:
@@ -194,8 +234,9 @@ def parse_grid(words: Sequence[str]) -> dict[str, tuple[Value, ...]]:
             raise UsageError(f"--grid {word}: {axis.name} is given twice; write its values once.")
         values: list[Value] = []
         for part in text.split(","):
-            if axis.kind == "int" and ":" in part:
-                values += _range(word, part)
+            if axis.kind in ("int", "share") and ":" in part:
+                found = _range(word, part)
+                values += found if axis.kind == "int" else [axis.parse(str(n)) for n in found]
             elif part.strip():
                 values.append(axis.parse(part))
         if not values:

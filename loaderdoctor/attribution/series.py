@@ -19,18 +19,19 @@ NS_PER_MS = 1e6
 MAX_BATCHES = 400
 N_BINS = 40
 # From this ratio of slow to fast samples on, bins grow with the time (a logarithmic axis).
-WIDE_RATIO = 20.0
+WIDE_RATIO = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitSeries:
     """How long the training thread waited for each batch, in order (ms)."""
 
-    source: Literal["plain window", "trace"]
+    source: Literal["plain windows", "trace"]
     waits_ms: tuple[float, ...]
+    windows: tuple[int, ...]  # batches that are the first of a later window
     epochs: tuple[int, ...]  # batches that are the first of an epoch
     cycle: int  # batches after which waits repeat (num_workers); 0: not known, or no workers
-    cycle_means_ms: tuple[float, ...]  # of whole cycles, from the first batch on
+    cycle_means_ms: tuple[tuple[int, float], ...]  # (first batch, mean) of whole cycles
     n_left_out: int
 
     @property
@@ -56,24 +57,29 @@ class SampleTimes:
 
 
 def waits_of_windows(observed: Observed, windows: Sequence[WindowDone]) -> WaitSeries | None:
-    """The longest window's fetches from the loader that feeds the step; None where none is seen."""
+    """Fetches from the loader that feeds the step, window after window; None where none is seen.
+
+    Between the windows others may have been measured.
+    """
     train = next((i for i, x in enumerate(observed.loaders) if x.role == "train"), None)
-    if train is None or not windows:
+    if train is None:
         return None
-    window = max(windows, key=lambda w: len(w.fetches))
-    fetches = [f for f in window.fetches if f.loader == train]
-    if not fetches:
-        return None
-    starts = np.array([f.start_ns for f in fetches], dtype=np.int64)
-    ends = np.array([f.end_ns for f in fetches], dtype=np.int64)
     loader = observed.loaders[train]
-    begun = np.array([b.at_ns for b in window.boundaries if b.loader == loader.id], dtype=np.int64)
-    return _series(
-        "plain window",
-        ((ends - starts) / NS_PER_MS).tolist(),
-        np.searchsorted(starts, begun),
-        loader.settings.num_workers or 0,
-    )
+    waits: list[float] = []
+    firsts: list[int] = []
+    epochs: list[int] = []
+    for window in windows:
+        fetches = [f for f in window.fetches if f.loader == train]
+        if not fetches:
+            continue
+        starts = np.array([f.start_ns for f in fetches], dtype=np.int64)
+        begun = [b.at_ns for b in window.boundaries if b.loader == loader.id]
+        firsts.append(len(waits))
+        epochs += (len(waits) + np.searchsorted(starts, np.array(begun, np.int64))).tolist()
+        waits += [(f.end_ns - f.start_ns) / NS_PER_MS for f in fetches]
+    if not waits:
+        return None
+    return _series("plain windows", waits, firsts, epochs, loader.settings.num_workers or 0)
 
 
 def waits_of_trace(attributed: Attributed) -> WaitSeries | None:
@@ -85,9 +91,8 @@ def waits_of_trace(attributed: Attributed) -> WaitSeries | None:
     delivered = fetches.delivered_ns[window.contains(fetches.delivered_ns - 1)]
     created = fetches.created_ns[window.contains(fetches.created_ns)]
     ended = fetches.exhausted_ns[window.contains(fetches.exhausted_ns - 1)]
-    return _series(
-        "trace", list(waits), np.searchsorted(delivered, np.concatenate((created, ended))), 0
-    )
+    epochs = np.searchsorted(delivered, np.concatenate((created, ended)))
+    return _series("trace", list(waits), [0], epochs.tolist(), 0)
 
 
 def sample_times(log: WorkerLog, start_ns: int, end_ns: int) -> SampleTimes | None:
@@ -137,15 +142,24 @@ def _costliest(log: WorkerLog, made: Batches) -> I64:
 
 
 def _series(
-    source: Literal["plain window", "trace"], waits: list[float], epochs: I64, cycle: int
+    source: Literal["plain windows", "trace"],
+    waits: list[float],
+    firsts: list[int],
+    epochs: list[int],
+    cycle: int,
 ) -> WaitSeries:
     shown = waits[:MAX_BATCHES]
-    n_whole = len(shown) // cycle if cycle > 1 else 0
+    means: list[tuple[int, float]] = []
+    if cycle > 1:
+        for first, after in zip(firsts, [*firsts[1:], len(waits)], strict=True):
+            whole = range(first, min(after, len(shown)) - cycle + 1, cycle)
+            means += [(at, fmean(shown[at : at + cycle])) for at in whole]
     return WaitSeries(
         source=source,
         waits_ms=tuple(shown),
-        epochs=tuple(e for e in np.unique(epochs).tolist() if e < len(shown)),
+        windows=tuple(at for at in firsts[1:] if at < len(shown)),
+        epochs=tuple(sorted({at for at in epochs if at < len(shown)})),
         cycle=cycle if cycle > 1 else 0,
-        cycle_means_ms=tuple(fmean(shown[i * cycle : (i + 1) * cycle]) for i in range(n_whole)),
+        cycle_means_ms=tuple(means),
         n_left_out=len(waits) - len(shown),
     )

@@ -220,9 +220,12 @@ def _other_threads(attributed: Attributed) -> list[tuple[Doing, Intervals]]:
     """Autograd's threads; and threads that make, pin or move batches."""
     rows = attributed.rows
     others = ~rows.on_training_thread()
-    making = rows.intervals(rows.by_producers() & (_ops(rows) | _fetches(rows)))
-    ops = rows.intervals(_ops(rows) & others & ~rows.by_producers()).subtract(making)
-    return [("fetch", making), ("host" if attributed.trace.has_accelerator else "compute", ops)]
+    producers = rows.by_producers()
+    fetching = rows.intervals(producers & _fetches(rows))
+    moving = rows.intervals(producers & _ops(rows)).subtract(fetching)
+    ops = rows.intervals(_ops(rows) & others & ~producers).subtract(fetching).subtract(moving)
+    own: Doing = "host" if attributed.trace.has_accelerator else "compute"
+    return [("fetch", fetching), ("pin", moving), (own, ops)]
 
 
 def _ops(rows: Rows) -> Mask:

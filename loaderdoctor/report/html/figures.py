@@ -40,7 +40,7 @@ DOING_WORDS = {
     "fetch": "loading samples",
     "collate": "collating",
     "send": "handing over the batch",
-    "pin": "pinning",
+    "pin": "pinning or moving batches",
     "other": "not recorded",
 }
 _WHICH = {"typical": "A typical step", "slowest": "The slowest step", "only": "The step"}
@@ -151,13 +151,15 @@ def _timeline(artist: _Artist, number: int, traced: TracedSteps, step: StepTimel
 
 def _waits(artist: _Artist, series: WaitSeries) -> Chart:
     n = len(series.waits_ms)
-    note = f"{fmt.count(n, 'batch', 'batches')} of one {series.source}, in order"
+    note = f"{fmt.count(n, 'batch', 'batches')} of the {series.source}, in order"
     note += f"; {series.n_left_out:,} later ones not shown." if series.n_left_out else "."
     legend = [("input", "wait for one batch")]
     if series.cycle_means_ms:
         legend.append(("ink", f"mean of each {series.cycle} batches, one from every worker"))
     if series.epochs:
-        legend.append(("mark", "an epoch begins"))
+        legend.append(("good", "an epoch begins (dashes)"))
+    if series.windows:
+        legend.append(("muted", "a later window begins"))
     table = Table(
         headings=(
             "batches",
@@ -285,11 +287,12 @@ def _memory(artist: _Artist, bars: Sequence[Bar]) -> Iterator[Chart]:
 
 
 def _predictions(artist: _Artist, pairs: Sequence[Prediction]) -> Chart:
+    pairs = [replace(pair, label=fmt.plain(pair.label)) for pair in pairs]
     table = Table(
         headings=("settings", "predicted", "measured"),
         rows=tuple(
             (
-                fmt.plain(pair.label),
+                pair.label,
                 fmt.ms(pair.predicted_ms),
                 fmt.ms(pair.measured_ms, pair.measured_ci_ms),
             )

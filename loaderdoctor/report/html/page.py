@@ -260,8 +260,12 @@ def _trials(report: Report) -> TrialTable | None:
         ((i, t) for i, t in numbered if t.status == "ok"),
         key=lambda item: item[1].step_ms if item[1].step_ms is not None else float("inf"),
     )
-    columns = trial_columns([t for _, t in ran], wide=True)
     own_ms = report.trials[0].step_ms
+    columns = [
+        (heading, read)
+        for heading, read in trial_columns([t for _, t in ran], wide=True)
+        if any(read(t, own_ms) not in ("", "–") for _, t in ran)
+    ]
     rows = [
         TrialRow(
             number=i,

@@ -33,6 +33,7 @@ _STAND_IN = re.compile(r"#f0a5([0-9a-f]{2})")
 # Widest average of a character in common interface fonts, relative to the size (measured: 0.53).
 _CHARACTER = 0.56
 Rectangle = tuple[float, float, float, float]  # left, bottom, width, height, in data units
+Line = tuple[tuple[float, float], tuple[float, float]]
 
 
 def colour(name: str) -> str:
@@ -100,6 +101,10 @@ class Rows:
         """The middle of a row's bar."""
         return row + 0.5
 
+    def box(self, row: int, start: float, length: float) -> Rectangle:
+        """A piece of a row's bar."""
+        return (start, self.at(row) - self.bar / 2, length, self.bar)
+
 
 def labelled_rows(sheet: Sheet, labels: Sequence[str], *, right: int, axis: bool = True) -> Rows:
     """Labels stand left of the bars, and above them where the sheet is narrow."""
@@ -154,7 +159,17 @@ def rectangles(axes: Axes, boxes: Sequence[Rectangle], *, fill: str, opacity: fl
         corners += [(x, y), (x + width, y), (x + width, y + height), (x, y + height), (x, y)]
     codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
     path = Path(corners, codes * len(boxes))
-    axes.add_patch(PathPatch(path, facecolor=colour(fill), linewidth=0, alpha=opacity))
+    # Not `add_patch`, which works out limits from every corner: ours are set.
+    axes.add_artist(PathPatch(path, facecolor=colour(fill), linewidth=0, alpha=opacity))
+
+
+def strokes(axes: Axes, lines: Sequence[Line], *, ink: str, width: float) -> None:
+    """Many straight lines as one path."""
+    if not lines:
+        return
+    ends = [end for start, stop in lines for end in (start, stop)]
+    path = Path(ends, [Path.MOVETO, Path.LINETO] * len(lines))
+    axes.add_artist(PathPatch(path, fill=False, edgecolor=colour(ink), linewidth=width, zorder=2))
 
 
 @contextmanager

@@ -10,13 +10,14 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from loaderdoctor.attribution.series import SampleTimes, WaitSeries
 from loaderdoctor.attribution.timeline import StepTimeline
-from loaderdoctor.report import format as fmt
 from loaderdoctor.report.html.charts.canvas import (
+    Line,
     Rectangle,
     Sheet,
     colour,
     labelled_rows,
     rectangles,
+    strokes,
 )
 
 # Steps of opacity for spans that stand for several: finer ones can't be told apart.
@@ -31,13 +32,12 @@ def timeline(sheet: Sheet, step: StepTimeline) -> Figure:
     axes = rows.axes
     axes.set_xlim(0, step.wall_ms)
     axes.grid(axis="x", color=colour("line"), linewidth=1)
-    low = [rows.at(i) - rows.bar / 2 for i in range(len(step.rows))]
-    rectangles(axes, [(0, y, step.wall_ms, rows.bar) for y in low], fill="track")
-    for y, row in zip(low, step.rows, strict=True):
+    rectangles(axes, [rows.box(i, 0.0, step.wall_ms) for i in range(len(step.rows))], fill="track")
+    for i, row in enumerate(step.rows):
         for strip in row.strips:
             shades: defaultdict[int, list[Rectangle]] = defaultdict(list)
             for start, length, covered in strip.spans:
-                shades[math.ceil(covered * _SHADES)].append((start, y, length, rows.bar))
+                shades[math.ceil(covered * _SHADES)].append(rows.box(i, start, length))
             for shade, boxes in shades.items():
                 rectangles(axes, boxes, fill=strip.doing, opacity=shade / _SHADES)
     _name_x(sheet, rows.figure, "ms since the step began")
@@ -54,19 +54,19 @@ def waits(sheet: Sheet, series: WaitSeries) -> Figure:
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     axes.grid(axis="y", color=colour("line"), linewidth=1)
-    if series.cycle and series.cycle * (sheet.width - 56) / n >= _MARK_PX:
-        for at in range(series.cycle, n, series.cycle):
-            axes.axvline(at, color=colour("line"), linewidth=1)
     thickness = 0.8 if n <= 120 else 1.0
     bars = [
         (i + (1 - thickness) / 2, 0.0, thickness, wait) for i, wait in enumerate(series.waits_ms)
     ]
     rectangles(axes, bars, fill="input")
-    for i, mean in enumerate(series.cycle_means_ms):
-        span = [i * series.cycle, (i + 1) * series.cycle]
-        axes.plot(span, [mean, mean], color=colour("ink"), linewidth=2, solid_capstyle="butt")
+    if series.cycle * (sheet.width - 56) / n >= _MARK_PX:
+        ends = [first + series.cycle for first, _ in series.cycle_means_ms]
+        strokes(axes, [_upright(at, top) for at in ends], ink="line", width=1)
+    means = [((at, mean), (at + series.cycle, mean)) for at, mean in series.cycle_means_ms]
+    strokes(axes, means, ink="ink", width=2)
+    strokes(axes, [_upright(at, top) for at in series.windows], ink="muted", width=1)
     for at in series.epochs:
-        axes.axvline(at, color=colour("mark"), linewidth=1.5, linestyle=(0, (4, 3)))
+        axes.axvline(at, color=colour("good"), linewidth=2, linestyle=(0, (4, 3)))
     axes.set_title(
         "ms waited", loc="left", fontsize=sheet.size - 1, color=colour("muted"), x=-0.0, pad=2
     )
@@ -80,17 +80,19 @@ def sample_histogram(sheet: Sheet, samples: SampleTimes) -> Figure:
     edges = samples.edges_ms
     if samples.logarithmic:
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(numticks=6))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.tick_params(axis="x", which="minor", length=0)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: fmt.number(x)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}"))
     axes.grid(axis="y", color=colour("line"), linewidth=1)
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(0, max(samples.counts) * 1.1)
+    # Rare slow samples are the point of this chart: no bar is thinner than can be seen.
+    least = max(samples.counts) * 0.015
     boxes = [
-        (low, 0.0, high - low, float(count))
+        (low, 0.0, high - low, max(float(count), least))
         for low, high, count in zip(edges, edges[1:], samples.counts, strict=False)
         if count
     ]
@@ -102,6 +104,10 @@ def sample_histogram(sheet: Sheet, samples: SampleTimes) -> Figure:
         sheet, figure, "ms to load one sample" + (", logarithmic" if samples.logarithmic else "")
     )
     return figure
+
+
+def _upright(at: float, top: float) -> Line:
+    return (at, 0.0), (at, top)
 
 
 def _name_x(sheet: Sheet, figure: Figure, text: str) -> None:

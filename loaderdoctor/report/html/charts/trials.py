@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
@@ -10,11 +11,14 @@ from matplotlib.figure import Figure
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.bars import ORDER
 from loaderdoctor.report.html.charts.canvas import (
+    Line,
+    Rectangle,
     Rows,
     Sheet,
     colour,
     labelled_rows,
     rectangles,
+    strokes,
 )
 from loaderdoctor.report.html.extras import Prediction
 from loaderdoctor.report.html.subjects import Bar, Grid
@@ -30,14 +34,17 @@ def times(sheet: Sheet, bars: Sequence[Bar]) -> Figure:
         for b in bars
     ]
     rows = labelled_rows(sheet, [b.label for b in bars], right=12, axis=False)
-    longest = max(_high(b.trial.step_ms or 0.0, b.trial.step_ms_ci) for b in bars)
-    _leave_room(sheet, rows, longest, values)
+    steps = [(b.trial.step_ms or 0.0, b.trial.step_ms_ci) for b in bars]
+    ends = [_high(step_ms, ci) for step_ms, ci in steps]
+    _leave_room(sheet, rows, max(ends), values)
+    by_fill: defaultdict[str, list[Rectangle]] = defaultdict(list)
     for i, bar in enumerate(bars):
-        trial, y = bar.trial, rows.at(i)
-        assert trial.step_ms is not None
-        rectangles(rows.axes, [(0, y - rows.bar / 2, trial.step_ms, rows.bar)], fill=bar.fill)
-        _interval(rows, y, trial.step_ms_ci)
-        _value(sheet, rows, y, _high(trial.step_ms, trial.step_ms_ci), values[i])
+        by_fill[bar.fill].append(rows.box(i, 0.0, steps[i][0]))
+    for fill, boxes in by_fill.items():
+        rectangles(rows.axes, boxes, fill=fill)
+    _intervals(rows, [ci for _, ci in steps])
+    for i, (end, value) in enumerate(zip(ends, values, strict=True)):
+        _value(sheet, rows, rows.at(i), end, value)
     return rows.figure
 
 
@@ -46,13 +53,12 @@ def shares(sheet: Sheet, bars: Sequence[Bar]) -> Figure:
     rows = labelled_rows(sheet, [b.label for b in bars], right=16)
     rows.axes.set_xlim(0, 100)
     rows.axes.set_xticks([0, 25, 50, 75, 100], ["0", "25", "50", "75", "100 %"])
-    for i, bar in enumerate(bars):
-        reached = 0.0
-        for name in ORDER:
-            part = 100 * (getattr(bar.trial.shares, name) or 0.0)
-            box = (reached, rows.at(i) - rows.bar / 2, part, rows.bar)
-            rectangles(rows.axes, [box] if part else [], fill=name)
-            reached += part
+    reached = [0.0] * len(bars)
+    for name in ORDER:
+        parts = [100 * (getattr(b.trial.shares, name) or 0.0) for b in bars]
+        boxes = [rows.box(i, reached[i], part) for i, part in enumerate(parts) if part]
+        rectangles(rows.axes, boxes, fill=name)
+        reached = [a + b for a, b in zip(reached, parts, strict=True)]
     return rows.figure
 
 
@@ -106,18 +112,17 @@ def memory(sheet: Sheet, bars: Sequence[Bar], *, gpu: bool) -> Figure:
     ]
     rows = labelled_rows(sheet, [b.label for b in bars], right=12, axis=False)
     _leave_room(sheet, rows, max(*used, *kept) / GIB, values)
-    for i in range(len(trials)):
-        y = rows.at(i)
-        box = (0, y - rows.bar / 2, used[i] / GIB, rows.bar)
-        rectangles(rows.axes, [box], fill="plain")
-        if kept[i]:
-            rows.axes.plot(
-                [kept[i] / GIB] * 2,
-                [y - rows.bar / 2, y + rows.bar / 2],
-                color=colour("ink"),
-                linewidth=2,
-            )
-        _value(sheet, rows, y, max(used[i], kept[i]) / GIB, values[i])
+    boxes = [rows.box(i, 0.0, size / GIB) for i, size in enumerate(used)]
+    rectangles(rows.axes, boxes, fill="plain")
+    half = rows.bar / 2
+    ticks = [
+        ((size / GIB, rows.at(i) - half), (size / GIB, rows.at(i) + half))
+        for i, size in enumerate(kept)
+        if size
+    ]
+    strokes(rows.axes, ticks, ink="ink", width=2)
+    for i, value in enumerate(values):
+        _value(sheet, rows, rows.at(i), max(used[i], kept[i]) / GIB, value)
     return rows.figure
 
 
@@ -127,24 +132,28 @@ def predictions(sheet: Sheet, pairs: Sequence[Prediction]) -> Figure:
     values = [f"{fmt.ms(p.measured_ms, p.measured_ci_ms)}" for p in pairs]
     longest = max(max(p.predicted_ms, _high(p.measured_ms, p.measured_ci_ms)) for p in pairs)
     _leave_room(sheet, rows, longest, values)
-    for i, pair in enumerate(pairs):
-        y = rows.at(i)
-        rectangles(rows.axes, [(0, y - rows.bar / 2, longest, rows.bar)], fill="track")
-        ends = [pair.predicted_ms, pair.measured_ms]
-        rows.axes.plot(ends, [y, y], color=colour("muted"), linewidth=2)
-        _interval(rows, y, pair.measured_ci_ms)
-        for at, fill in ((pair.predicted_ms, "none"), (pair.measured_ms, colour("good"))):
-            rows.axes.plot(
-                [at],
-                [y],
-                marker="o",
-                markersize=9,
-                markerfacecolor=fill,
-                markeredgecolor=colour("ink"),
-                markeredgewidth=1.5,
-                clip_on=False,
-            )
-        _value(sheet, rows, y, longest, values[i])
+    rectangles(rows.axes, [rows.box(i, 0.0, longest) for i in range(len(pairs))], fill="track")
+    middle = [rows.at(i) for i in range(len(pairs))]
+    joined = [((p.predicted_ms, y), (p.measured_ms, y)) for p, y in zip(pairs, middle, strict=True)]
+    strokes(rows.axes, joined, ink="muted", width=2)
+    _intervals(rows, [p.measured_ci_ms for p in pairs])
+    for at, fill in (
+        ([p.predicted_ms for p in pairs], "none"),
+        ([p.measured_ms for p in pairs], colour("good")),
+    ):
+        rows.axes.plot(
+            at,
+            middle,
+            color=colour("ink"),
+            linestyle="none",
+            marker="o",
+            markersize=9,
+            markerfacecolor=fill,
+            markeredgewidth=1.5,
+            clip_on=False,
+        )
+    for y, value in zip(middle, values, strict=True):
+        _value(sheet, rows, y, longest, value)
     return rows.figure
 
 
@@ -168,14 +177,20 @@ def _value(sheet: Sheet, rows: Rows, y: float, after: float, text: str) -> None:
     )
 
 
-def _interval(rows: Rows, y: float, ci: Interval | None) -> None:
-    if ci is None:
-        return
-    low, high = max(0.0, ci[0]), ci[1]
+def _intervals(rows: Rows, intervals: Sequence[Interval | None]) -> None:
+    """Whiskers, one for each row that has an interval."""
     cap = rows.bar / 5
-    rows.axes.plot([low, high], [y, y], color=colour("ink"), linewidth=1.2)
-    for at in (low, high):
-        rows.axes.plot([at, at], [y - cap, y + cap], color=colour("ink"), linewidth=1.2)
+    lines: list[Line] = []
+    for i, ci in enumerate(intervals):
+        if ci is None:
+            continue
+        low, high, y = max(0.0, ci[0]), ci[1], rows.at(i)
+        lines += [
+            ((low, y), (high, y)),
+            ((low, y - cap), (low, y + cap)),
+            ((high, y - cap), (high, y + cap)),
+        ]
+    strokes(rows.axes, lines, ink="ink", width=1.2)
 
 
 def _high(value: float, ci: Interval | None) -> float:

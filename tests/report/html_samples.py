@@ -1,0 +1,111 @@
+"""Pages for the tests of report.html: large, hostile, and with every picture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loaderdoctor.attribution.series import SampleTimes, WaitSeries
+from loaderdoctor.attribution.timeline import StepTimeline, Strip, TimelineRow
+from loaderdoctor.report import model
+from loaderdoctor.report.html.extras import HtmlExtras, Prediction, TracedSteps
+from tests.report import samples
+
+HOSTILE = (
+    "<script>alert(1)</script>'\"><img src=x onerror=alert(2)> & $x^2$ \x1b[31m\u202e{{ 7*7 }}"
+)
+# Values of these keys are words of ours, from closed sets.
+_OURS = {"schema", "command", "bound", "severity", "status"}
+
+
+def hostile(report: model.Report) -> model.Report:
+    """The report with every text of the user's replaced, names within mappings too."""
+    return msgspec.convert(_spoiled(msgspec.to_builtins(report)), model.Report)
+
+
+def _spoiled(value: Any, *, keys: bool = False) -> Any:
+    if isinstance(value, dict):
+        return {
+            (name + HOSTILE if keys else name): (
+                item if name in _OURS else _spoiled(item, keys=name in _NAMED)
+            )
+            for name, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_spoiled(item) for item in value]
+    return value + HOSTILE if isinstance(value, str) else value
+
+
+_NAMED = {"evidence", "environment", "transforms", "by_loader_ms"}
+
+
+def many_trials(n: int = 60) -> model.Report:
+    """A sweep of `n` trials over workers and prefetch factors."""
+    trials = [samples.trial("as is", 40.0, settings={"num_workers": 0})]
+    for i in range(1, n):
+        workers, prefetch = 1 + i % 12, 2 ** (1 + i // 12)
+        trials.append(
+            samples.trial(
+                f"{workers} workers, prefetch {prefetch}, persistent, pinned, non_blocking",
+                40.0 / workers + 0.1 * prefetch,
+                settings={"num_workers": workers, "prefetch_factor": prefetch},
+            )
+        )
+    fastest = min(range(n), key=lambda i: trials[i].step_ms or 0.0)
+    return samples.input_bound(
+        facts=samples.facts(command="sweep"),
+        trials=tuple(trials),
+        best=model.Best(trial=fastest, tied_with=(11,)),
+    )
+
+
+def extras(label: str | None = None) -> HtmlExtras:
+    """Every picture there can be. `label` names settings."""
+    spans = tuple((i * 0.01, 0.004, 1.0 if i % 2 else 0.5) for i in range(1200))
+    step = StepTimeline(
+        which="typical",
+        number=3,
+        n_steps=20,
+        wall_ms=13.0,
+        rows=(
+            TimelineRow(name="counted as", strips=(Strip(doing="input", spans=((0, 11, 1.0),)),)),
+            TimelineRow(name="kernels", strips=(Strip(doing="compute", spans=spans),)),
+            *(
+                TimelineRow(
+                    name=f"worker {i}", strips=(Strip(doing="fetch", spans=((i, 4.0, 1.0),)),)
+                )
+                for i in range(8)
+            ),
+        ),
+        n_workers_left_out=3,
+    )
+    waits = tuple(9.0 if i % 4 == 0 else 0.2 for i in range(400))
+    return HtmlExtras(
+        made_at=1_700_000_000.0,
+        traced=(TracedSteps(label=label, steps=(step, step)),),
+        waits=WaitSeries(
+            source="plain windows",
+            waits_ms=waits,
+            windows=(200,),
+            epochs=(0, 120),
+            cycle=4,
+            cycle_means_ms=tuple((at, 2.4) for at in range(0, 400, 4)),
+            n_left_out=12,
+        ),
+        samples=SampleTimes(
+            edges_ms=tuple(0.1 * 1.2**i for i in range(41)),
+            counts=tuple(range(40)),
+            n=780,
+            logarithmic=True,
+            median_ms=1.0,
+            p95_ms=40.0,
+            max_ms=100.0,
+        ),
+        predictions=(
+            Prediction(
+                label=label or "4 workers", predicted_ms=2.0, measured_ms=2.4, measured_ci_ms=(2, 3)
+            ),
+            Prediction(label="8 workers", predicted_ms=1.9, measured_ms=1.7, measured_ci_ms=None),
+        ),
+    )

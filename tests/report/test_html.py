@@ -1,0 +1,259 @@
+"""report.html as text: what it says, that nothing of the user's becomes markup, its size."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from loaderdoctor.commands.analyze import AnalyzeOptions, analyze
+from loaderdoctor.report import format as fmt
+from loaderdoctor.report.html.extras import HtmlExtras
+from loaderdoctor.report.html.page import html
+from loaderdoctor.report.html.subjects import workers_by_prefetch
+from loaderdoctor.report.model import Report
+from tests.report import html_samples, samples
+from tests.report.conftest import trace_path
+
+REPORTS = {
+    name: getattr(samples, name)
+    for name in (
+        "input_bound", "healthy", "cpu_only", "sweep", "several_ranks", "nothing_recorded"
+    )
+}  # fmt: skip
+# Everything the page is made of. Nothing that runs, embeds, submits or loads.
+TAGS = {
+    "html", "head", "meta", "link", "title", "style", "body", "main", "header", "footer", "section",
+    "article", "div", "span", "p", "h1", "h2", "h3", "ul", "ol", "li", "dl", "dt", "dd", "table",
+    "thead", "tbody", "tr", "th", "td", "pre", "code", "b", "i", "em", "small", "a", "time",
+    "figure", "figcaption", "details", "summary",
+    "svg", "g", "defs", "path", "rect", "text", "tspan", "use", "clippath",
+}  # fmt: skip
+VOID = {"meta", "link"}
+
+
+@dataclass
+class Parsed(HTMLParser):
+    """The elements of a page, and its text."""
+
+    tags: set[str] = field(default_factory=set)
+    attributes: list[tuple[str, str | None]] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def parsed(page: str) -> Parsed:
+    """Raises AssertionError where elements don't nest."""
+    found = Parsed()
+    found.feed(page)
+    found.close()
+    assert not found.open
+    return found
+
+
+def words(page: str) -> str:
+    return " ".join(" ".join(parsed(page).text).split())
+
+
+@pytest.fixture
+def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "matplotlib" else real(name, *more),
+    )
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_every_kind_of_report_becomes_a_page_that_says_its_verdict(name: str) -> None:
+    report: Report = REPORTS[name]()
+    text = words(html(report))
+    assert report.verdict.summary in text
+    for finding in report.findings:
+        assert finding.kind in text and finding.summary in text
+    for warning in report.warnings:
+        assert warning.text in text
+    for sentence in report.method:
+        assert sentence in text
+
+
+def test_the_answer_stands_before_everything_else() -> None:
+    text = words(html(samples.input_bound()))
+    order = ["Input-bound", "Waiting for the loader costs", "The step", "What it would be",
+             "Findings", "What to change", "How it was measured", "Environment"]  # fmt: skip
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+
+
+def test_a_prescription_is_a_diff_with_its_gain_and_caution() -> None:
+    page = html(samples.input_bound())
+    assert '<span class="del">- loader = DataLoader(train_set' in page
+    assert '<span class="add">+                     num_workers=7' in page
+    text = words(page)
+    assert "2.31 ± 0.09 ms a step, measured in this run: 5.7× as fast (predicted 1.80 ms)" in text
+    assert "Beware: each worker holds a copy" in text
+
+
+def test_every_trial_has_its_row_and_failed_ones_their_reason() -> None:
+    report = samples.sweep()
+    text = words(html(report))
+    for trial in report.trials:
+        assert trial.label in text
+        assert trial.reason is None or trial.reason in text
+
+
+def test_absent_figures_are_said_to_be_absent_and_never_zero() -> None:
+    text = words(html(samples.nothing_recorded()))
+    assert "Step time not recorded" in text
+    assert "Where the step goes: not recorded" in text
+    assert "not applicable (no accelerator)" in words(html(samples.cpu_only()))
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_text_of_the_users_never_becomes_markup(name: str) -> None:
+    report = html_samples.hostile(REPORTS[name]())
+    page = parsed(html(report, html_samples.extras(html_samples.HOSTILE)))
+    assert page.tags <= TAGS
+    for attribute, value in page.attributes:
+        assert not attribute.startswith("on"), attribute
+        assert attribute != "src"
+        if attribute in ("href", "xlink:href"):
+            assert value is not None
+            assert value == "data:," or value.startswith("#")
+        if attribute == "style":
+            assert value is not None
+            assert "url(" not in value.replace("url(#", "") and "script" not in value
+    text = "".join(page.text)
+    assert fmt.plain(html_samples.HOSTILE) in text
+    assert "\x1b" not in text and "\u202e" not in text
+
+
+def test_a_page_loads_nothing_and_runs_nothing() -> None:
+    page = html(html_samples.many_trials(6), html_samples.extras())
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    assert f'content="{policy}"' in page
+    assert "<script" not in page and "@import" not in page
+    for attribute, value in parsed(page).attributes:
+        if attribute.startswith("xmlns"):
+            continue
+        assert not (value or "").startswith(("http:", "https:", "//"))
+
+
+def test_colours_come_from_the_page_and_ids_are_unique() -> None:
+    page = html(html_samples.many_trials(6), html_samples.extras())
+    assert "#f0a5" not in page
+    ids = [value for name, value in parsed(page).attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    charts = page[page.index("<main>") :]
+    assert "fill: #" not in charts and "stroke: #" not in charts
+
+
+def test_charts_are_drawn_for_wide_and_narrow_pages() -> None:
+    page = html(html_samples.many_trials(8), html_samples.extras())
+    assert page.count("<figure") == page.count('<div class="wide">') == 8
+    assert page.count('<div class="narrow">') == page.count('<div class="wide">')
+    assert "could not be drawn" not in page
+
+
+def test_a_page_of_sixty_trials_stays_below_three_megabytes() -> None:
+    assert len(html(html_samples.many_trials(60), html_samples.extras()).encode()) < 3_000_000
+
+
+def test_equal_reports_make_equal_pages() -> None:
+    first, second = (html(html_samples.many_trials(5), html_samples.extras()) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_without_the_plotting_library_tables_stand_in_and_one_line_names_the_extra() -> None:
+    page = html(html_samples.many_trials(14), html_samples.extras())
+    assert "<svg" not in page
+    text = words(page)
+    assert text.count("pip install 'loaderdoctor[plots]'") == 1
+    assert "Wait for each batch" in text and "mean wait" in text
+    assert "A typical step: 13.0 ms" in text and "worker 7" in text
+    assert "Workers × prefetch" in text and "prefetch 4" in text
+
+
+def test_a_failing_library_costs_its_chart_and_not_the_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no <fonts>")
+
+    monkeypatch.setattr("loaderdoctor.report.html.charts.draw.pictures", fail)
+    page = html(samples.sweep(), html_samples.extras())
+    assert "could not be drawn (RuntimeError: no &lt;fonts&gt;)" in page
+    assert "mean wait" in words(page)
+
+
+def test_matplotlib_settings_of_the_users_change_nothing(tmp_path: Path) -> None:
+    import matplotlib as mpl
+
+    extras = html_samples.extras()
+    plain = html(samples.sweep(), extras)
+    with mpl.rc_context({"text.usetex": True, "axes.grid": True, "svg.fonttype": "path"}):
+        assert html(samples.sweep(), extras) == plain
+        assert mpl.rcParams["text.usetex"]  # and theirs stay
+
+
+def test_the_grid_takes_the_fastest_of_trials_that_share_a_cell() -> None:
+    trials = [
+        samples.trial("", 9.0, settings={"num_workers": 0}),
+        samples.trial("", 4.0, settings={"num_workers": 2, "prefetch_factor": 2}),
+        samples.trial("", 3.0, settings={"num_workers": 2, "prefetch_factor": 2}),
+        samples.trial("", 5.0, settings={"num_workers": 4, "prefetch_factor": None}),
+        samples.trial("", None, settings={"num_workers": 8, "prefetch_factor": 8}),
+    ]
+    grid = workers_by_prefetch(trials, {"prefetch_factor": 8})
+    assert grid is not None
+    assert (grid.workers, grid.prefetch) == ((0, 2, 4), ("none", "2", "8"))
+    assert grid.step_ms == {(0, 0): 9.0, (1, 1): 3.0, (2, 2): 5.0}
+    assert workers_by_prefetch(trials[:3], {}) is None
+
+
+def test_analyze_writes_the_page_with_the_steps_of_the_trace(tmp_path: Path) -> None:
+    options = AnalyzeOptions(traces=(trace_path("respawn_each_epoch"),), output=tmp_path / "run")
+    assert analyze(options) == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    text = words(page)
+    assert "A typical step" in text and "The slowest step" in text
+    assert "an epoch begins" in text
+    assert "could not be drawn" not in text
+
+
+def test_nothing_is_imported_for_the_page_before_it_is_written() -> None:
+    code = (
+        "import sys, loaderdoctor.commands.diagnose, loaderdoctor.commands.sweep\n"
+        "assert 'matplotlib' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_extras_are_optional() -> None:
+    assert html(samples.healthy()) == html(samples.healthy(), HtmlExtras())

@@ -1,0 +1,98 @@
+"""report.html in a real browser: nothing fetched, nothing said, nothing wider than the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loaderdoctor.report.html.page import html
+from tests.report import html_samples, samples
+from tests.report.browser import Page, browser, executable
+
+pytestmark = pytest.mark.skipif(
+    executable() is None, reason="no Chromium is installed to open the page with"
+)
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    texts = {
+        "sweep": html(html_samples.many_trials(60), html_samples.extras()),
+        "hostile": html(
+            html_samples.hostile(samples.sweep()), html_samples.extras(html_samples.HOSTILE)
+        ),
+        "healthy": html(samples.healthy()),
+        "ranks": html(samples.several_ranks(), html_samples.extras()),
+        "nothing": html(samples.nothing_recorded()),
+    }
+    for name, text in texts.items():
+        (folder / f"{name}.html").write_text(text)
+    return {name: folder / f"{name}.html" for name in texts}
+
+
+NAMES = ("sweep", "hostile", "healthy", "ranks", "nothing")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+def test_a_page_fits_its_screen_and_asks_for_nothing(
+    name: str, width: int, page: Page, pages: dict[str, Path]
+) -> None:
+    page.open(pages[name], width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.messages == []
+    assert page.requests == [pages[name].as_uri()]
+    assert page.evaluate("document.scripts.length") == 0
+
+
+@pytest.mark.parametrize(("width", "kind"), [(390, "narrow"), (1280, "wide")])
+def test_the_charts_of_the_width_are_shown_and_the_others_hidden(
+    width: int, kind: str, page: Page, pages: dict[str, Path]
+) -> None:
+    page.open(pages["sweep"], width=width)
+    shown = "[...document.querySelectorAll('.chart svg')].filter(x => x.checkVisibility())"
+    assert page.evaluate(f"{shown}.every(x => x.closest('.{kind}'))") is True
+    assert page.evaluate(f"{shown}.length") > 8
+
+
+def test_the_answer_is_on_the_first_screen_of_a_phone(page: Page, pages: dict[str, Path]) -> None:
+    page.open(pages["sweep"], width=390, height=844)
+    bottom = "document.querySelector('.bar').getBoundingClientRect().bottom"
+    assert page.evaluate(bottom) < 844
+
+
+def test_text_can_be_read_in_light_and_dark(page: Page, pages: dict[str, Path]) -> None:
+    """WCAG AA: 4.5 between text and what lies behind it."""
+    for dark in (False, True):
+        page.open(pages["sweep"], width=390, dark=dark)
+        assert page.evaluate(_CONTRAST) >= 4.5
+
+
+# The worst contrast of the colours that text is set in, against those it stands on.
+_CONTRAST = """
+(() => {
+  const style = getComputedStyle(document.documentElement);
+  const light = (name) => {
+    const hex = style.getPropertyValue('--' + name).trim();
+    const parts = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16) / 255)
+      .map((c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+  };
+  const pairs = [['ink', 'paper'], ['muted', 'paper'], ['muted', 'track'], ['muted', 'card'],
+    ['red', 'red-soft'], ['amber', 'amber-soft'], ['green', 'green-soft'],
+    ['green', 'add'], ['red', 'del'], ['ink', 'card']];
+  return Math.min(...pairs.map(([a, b]) => {
+    const [high, low] = [light(a), light(b)].sort((x, y) => y - x);
+    return (high + 0.05) / (low + 0.05);
+  }));
+})()
+"""

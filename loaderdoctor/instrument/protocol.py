@@ -55,6 +55,7 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     measure_boundary: bool = False  # trial: also time one epoch boundary (worker start-up)
     drop_batches: bool = True  # False: same mode as the window before, queues are steady
     host_memory: bool = True  # False: don't sample the process tree's memory at the window's end
+    drain: bool = False  # trial: fetch batches back to back, the loop gets none of them
 
 
 class Measure(Message, frozen=True, kw_only=True, omit_defaults=True):

@@ -133,6 +133,8 @@ class Windows:
             sources.use_rings(targets)
         elif request.mode == "trial":
             startup_ns = sources.open_trial(request, targets)
+            if request.drain:
+                return self._drained(request, deadline)
         else:
             steady = yield from sources.to_real(sources.train, paused=paused)
             if paused and not steady:
@@ -161,6 +163,21 @@ class Windows:
             done = yield from self._timed(request, deadline, None)
         boundary_ns = sources.boundary_ns(request) if not self._over else None
         return msgspec.structs.replace(done, startup_ns=startup_ns, boundary_ns=boundary_ns)
+
+    def _drained(self, request: WindowRequest, deadline: int) -> WindowDone:
+        """The loader alone, while the loop stands still."""
+        from loaderdoctor.instrument.drain import drained
+
+        clock = self._definition.clock
+        if clock.source is None:
+            raise SourceWithheldError("no loader was opened")
+        return drained(
+            clock.source,
+            request,
+            cycle=self.batches_per_cycle(request) // self._accumulation,
+            samples_per_batch=_samples_per_batch(clock),
+            deadline=deadline,
+        )
 
     def _warm_up(self, n: int, deadline: int) -> Steps:
         for _ in range(n):

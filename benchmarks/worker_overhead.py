@@ -18,6 +18,8 @@ import random
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data._utils import worker as torch_worker
 
-from loaderdoctor.estimate import Estimate, mean
 from loaderdoctor.instrument import fetch_clock, worker
 
 
@@ -120,44 +121,40 @@ def loop_cpu_ns(loop: Any, n_batches: int, batch_size: int, spin: int) -> float:
     return (time.thread_time_ns() - began) / n_batches
 
 
-def hook_costs() -> None:
-    """Prints CPU time that recording adds to each batch and to each timed sample."""
+def hook_ratio(n_rounds: int, batch_size: int, spin: int, n_batches: int) -> Ratio:
+    """CPU time of torch's worker loop, recorded / unrecorded."""
     plain_loop = torch_worker._worker_loop
-    for batch_size, spin in ((1, 3000), (32, 3000)):
-        added = []
-        for _ in range(15):
+    ratios = []
+    for _ in range(n_rounds):
+        took = {}
+        for recorded in random.sample((False, True), 2):
             with tempfile.TemporaryDirectory() as folder:
-                recorded_loop = worker.RecordedLoop(plain_loop, folder, serial=1)
-                recorded = loop_cpu_ns(recorded_loop, 300, batch_size, spin)
+                loop = worker.RecordedLoop(plain_loop, folder, serial=1) if recorded else plain_loop
+                took[recorded] = loop_cpu_ns(loop, n_batches, batch_size, spin)
                 fetch_clock.remove_clocks()
-            plain = loop_cpu_ns(plain_loop, 300, batch_size, spin)
-            added.append((recorded - plain, plain))
-        _print_added(f"worker loop, {batch_size} samples a batch", added)
-    added = []
-    for _ in range(15):
-        with tempfile.TemporaryDirectory() as folder:
-            worker.install(Path(folder))
-            recorded = in_process_cpu_ns(300)
-            worker.remove()
-        plain = in_process_cpu_ns(300)
-        added.append((recorded - plain, plain))
-    _print_added("0 workers, 1 sample a batch", added)
+        ratios.append(took[True] / took[False])
+    return median_ratio(ratios)
 
 
-def in_process_cpu_ns(n_batches: int) -> float:
-    """CPU time of the calling thread for one batch of one sample at 0 workers."""
-    batches = iter(DataLoader(_Nothing(3000), batch_size=1, collate_fn=_first))
-    began = time.thread_time_ns()
-    for _ in zip(range(n_batches), batches, strict=False):
-        pass
-    return (time.thread_time_ns() - began) / n_batches
+@dataclass(frozen=True)
+class Ratio:
+    """A median with its distribution-free 95 % interval: other load makes wild outliers."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
-def _print_added(what: str, added: list[tuple[float, float]]) -> None:
-    """What recording adds: least recorded less least plain, as load only ever adds CPU time."""
-    plain = min(plain for _, plain in added)
-    extra = min(extra + plain for extra, plain in added) - plain
-    print(f"{what}: {plain / 1000:.1f} us of CPU a batch, recording adds {extra / 1000:.1f} us")
+def median_ratio(ratios: Sequence[float]) -> Ratio:
+    """Median, and the order statistics that hold the true one with 95 % (binomial) probability."""
+    ordered = sorted(ratios)
+    n = len(ordered)
+    reach = math.ceil(0.98 * math.sqrt(n))  # 1.96 sqrt(n) / 2 ranks either side of the middle
+    low, high = max(0, n // 2 - reach), min(n - 1, (n - 1) // 2 + reach)
+    return Ratio((ordered[(n - 1) // 2] + ordered[n // 2]) / 2, ordered[low], ordered[high])
 
 
 def loading_s(source: DataLoader[Any], records: Path | None) -> tuple[float, float]:
@@ -179,8 +176,8 @@ def loading_s(source: DataLoader[Any], records: Path | None) -> tuple[float, flo
             worker.remove()
 
 
-def overhead(source: DataLoader[Any], n_rounds: int) -> tuple[Estimate, Estimate]:
-    """Recorded / unrecorded, wall and CPU time, as means of log ratios over rounds."""
+def overhead(source: DataLoader[Any], n_rounds: int) -> tuple[Ratio, Ratio]:
+    """Recorded / unrecorded over rounds: wall time, CPU time."""
     ratios = []
     with tempfile.TemporaryDirectory() as folder:
         loading_s(source, None)
@@ -189,28 +186,24 @@ def overhead(source: DataLoader[Any], n_rounds: int) -> tuple[Estimate, Estimate
             for recorded in random.sample((False, True), 2):
                 path = Path(folder) / str(number) if recorded else None
                 took[recorded] = loading_s(source, path)
-            ratios.append([math.log(a / b) for a, b in zip(took[True], took[False], strict=True)])
-    wall, cpu = (_exp(mean(column)) for column in zip(*ratios, strict=True))
+            ratios.append([a / b for a, b in zip(took[True], took[False], strict=True)])
+    wall, cpu = (median_ratio(column) for column in zip(*ratios, strict=True))
     return wall, cpu
-
-
-def _exp(logs: Estimate) -> Estimate:
-    low, high = math.exp(logs.low), math.exp(logs.high)
-    return Estimate(value=math.exp(logs.value), low=low, high=high, n=logs.n)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=30)
     n_rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
-    hook_costs()
+    print("recorded / unrecorded, median and 95 % interval")
+    for batch_size, spin, n_batches in ((1, 3_000, 2000), (32, 3_000, 100), (32, 60_000, 6)):
+        us = loop_cpu_ns(torch_worker._worker_loop, n_batches, batch_size, spin) / 1000
+        ratio = hook_ratio(n_rounds, batch_size, spin, n_batches)
+        print(f"hooks alone, {batch_size:2d} samples, {us:8.0f} us a batch: CPU {ratio}")
     for name, source in loaders().items():
-        wall, cpu = (
-            f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
-            for ratio in overhead(source, n_rounds)
-        )
-        print(f"{name:38s} recorded / unrecorded: wall {wall}, CPU {cpu}, {n_rounds} rounds")
+        wall, cpu = overhead(source, n_rounds)
+        print(f"{name:38s} wall {wall}, CPU {cpu}")
 
 
 if __name__ == "__main__":

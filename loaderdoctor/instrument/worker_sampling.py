@@ -1,4 +1,4 @@
-"""Hot lines: a thread that looks where the fetching thread is, about every 10 ms.
+"""Hot lines: a thread that looks where the fetching thread is, every 10 ms and later less often.
 
 A sample counts for the deepest frame in the user's own code below torch's fetcher, and for the
 leaf frame beside it (the library function it was in). Where no frame is the user's, the deepest
@@ -27,8 +27,12 @@ from loaderdoctor.instrument.record_file import Kind, RecordWriter
 
 INTERVAL_S: Final = 0.010
 MAX_INTERVAL_S: Final = 0.100
-# A look costs 15-40 µs of CPU; the interval grows until looking takes no more than this share.
-MAX_OWN_SHARE: Final = 0.003
+# A look costs 20-60 µs of CPU (benchmarks/worker_overhead.py) and the watched thread about as much
+# again to hand over the GIL; the interval grows until looking takes no more than this share.
+MAX_OWN_SHARE: Final = 0.002
+# Shares of lines are good to 5 points after 100 looks; each doubling of the looks from there on
+# doubles the interval, so that a long run pays ever less.
+LOOKS_AT_FULL_RATE: Final = 100
 IDLE_LOOKS: Final = 5  # in a row without a fetch, then it sleeps until the next one
 REPORT_EVERY_NS: Final = 500_000_000
 MAX_FRAMES: Final = 200
@@ -115,7 +119,7 @@ class LineSampler:
     def _run(self) -> None:
         chance = random.Random()  # not the module's: the user's random numbers stay theirs
         interval_s = INTERVAL_S
-        idle = 0
+        idle = n_looks = 0
         try:
             while not self._stopping:
                 time.sleep(interval_s * (0.5 + chance.random()))
@@ -130,13 +134,15 @@ class LineSampler:
                 idle = 0
                 cpu_before = time.thread_time_ns()
                 self._look(watched)
+                n_looks += 1
                 now = time.perf_counter_ns()
                 if now - self._counts_since_ns > REPORT_EVERY_NS:
                     self.report()
                 self._writer.flush_if_due(now)
                 self._cpu_ns = time.thread_time_ns()
                 cost_s = (self._cpu_ns - cpu_before) / 1e9
-                wanted_s = min(MAX_INTERVAL_S, max(INTERVAL_S, cost_s / MAX_OWN_SHARE))
+                rate_s = INTERVAL_S * max(1.0, n_looks / LOOKS_AT_FULL_RATE)
+                wanted_s = min(MAX_INTERVAL_S, max(rate_s, cost_s / MAX_OWN_SHARE))
                 interval_s += (wanted_s - interval_s) / 8  # one dear look is no reason to go blind
         except Exception:
             if not sys.is_finalizing():

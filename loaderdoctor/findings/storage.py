@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 
-from loaderdoctor.facts import Facts
+from loaderdoctor.facts import Facts, WorkerFacts
 from loaderdoctor.findings.capacity import making_cost, rest_ms
 from loaderdoctor.findings.exposure import (
     MODERATE_SHARE,
@@ -23,6 +24,9 @@ from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
 # A disk and the page cache differ by several times. Half as much again is what imports, first
 # allocations and clock ramps add to a first epoch without any disk.
 MIN_FIRST_TOUCH_RATIO = 2.0
+# A read that misses the page cache waits at least for a flash read, some 0.1 ms; what is smaller
+# is a warm-up of interpreter and allocator.
+MIN_EXTRA_MS = 0.05
 # Hot lines are sampled: opening files is the cause where a good part of the samples lie there.
 MIN_OPEN_LINE_SHARE = 0.33
 # With less than this available, page cache and pinned buffers push each other out.
@@ -37,6 +41,12 @@ _OPENS = re.compile(
 )
 
 
+def _first_touch_extra_ms(workers: WorkerFacts, ratio: float) -> float:
+    """What a sample took longer at its first touch; unbounded where sample times are missing."""
+    quantiles = workers.sample_ms_quantiles
+    return quantiles[3] * (ratio - 1.0) if quantiles is not None else math.inf
+
+
 def cold_storage(facts: Facts) -> Finding | None:
     """The first pass over the data is slow, later ones find it in memory.
 
@@ -49,7 +59,7 @@ def cold_storage(facts: Facts) -> Finding | None:
     if workers is None or workers.first_touch_ratio is None or rest is None:
         return None
     ratio = workers.first_touch_ratio
-    if ratio < MIN_FIRST_TOUCH_RATIO:
+    if ratio < MIN_FIRST_TOUCH_RATIO or _first_touch_extra_ms(workers, ratio) < MIN_EXTRA_MS:
         return None
     cold_ms = workers.batch_ms * ratio / max(1, workers.n_workers)
     if cold_ms <= rest:

@@ -136,7 +136,7 @@ def _remedy(
             f"{changes} brings it to {fmt.number(best_ms)} ms, "
             f"{fmt.ratio(step_ms / best_ms)} as fast, measured in this run."
         )
-    untried = [r for r in recommendations if r.measured_step_ms is None]
+    untried = [r for r in recommendations if r.measured_step_ms is None and r.to is not None]
     predicted = [r.predicted_step_ms for r in untried if r.predicted_step_ms is not None]
     if untried:
         to = f" (predicted: {fmt.number(min(predicted))} ms a step)" if predicted else ""
@@ -151,7 +151,8 @@ def _remedy(
 
 
 def _changes(recommendations: Sequence[Recommendation]) -> str:
-    words = list(dict.fromkeys(f"{r.setting}={r.to}" for r in recommendations))
+    settings = [r for r in recommendations if r.to is not None or r.from_ is not None]
+    words = list(dict.fromkeys(f"{r.setting}={r.to}" for r in settings))
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} with {words[-1]}"
 
 

@@ -473,6 +473,13 @@ CASES = (
         silent={
             "as fast the first time": with_exposed(input_=0.3),
             "cold, yet fast enough": healthy(workers=workers(batch_ms=4.0, first_touch_ratio=5.0)),
+            "microseconds in memory": with_exposed(
+                input_=0.3,
+                workers=workers(
+                    first_touch_ratio=5.0,
+                    sample_ms_quantiles=(0.001, 0.002, 0.002, 0.002, 0.003, 0.003, 0.004, 0.05),
+                ),
+            ),
         },
         missing={
             "a second pass": with_exposed(input_=0.3, workers=workers(first_touch_ratio=None))

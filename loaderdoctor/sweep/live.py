@@ -21,6 +21,7 @@ PHASES: dict[PhaseName, str] = {
     "plain": "the loop as it is",
     "calibrate": "first visit to each trial",
     "rank": "round {round} of {n_rounds}",
+    "race": "race, round {round}: {n_rounds} trials in it",
     "confirm": "confirming the candidate, pair {round} of {n_rounds}",
     "trace": "tracing, {round} of {n_rounds}",
 }

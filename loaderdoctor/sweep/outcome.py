@@ -10,7 +10,8 @@ from typing import Literal
 from loaderdoctor.instrument.protocol import WindowDone
 from loaderdoctor.sweep.trials import Trial
 
-PhaseName = Literal["plain", "calibrate", "rank", "confirm", "trace"]
+Search = Literal["grid", "auto"]
+PhaseName = Literal["plain", "calibrate", "rank", "race", "confirm", "trace"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,9 @@ class Options:
     n_repeat: int = 1
     with_stack: bool = False
     profile_memory: bool = False
+    search: Search = "grid"
+    keep_all: bool = False  # drop no trial while its windows can be shorter instead
+    loader_only: bool = False  # rows of the preset measure the loader, without the loop's work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,3 +55,5 @@ class Outcome:
     ended_reason: str | None = None
     notes: list[tuple[str, str]] = field(default_factory=list)  # (kind, text) of warnings
     n_ranked_rounds: int = 0
+    race: str | None = None  # how a search ended: separated, nothing-better or spent
+    grid_steps: int | None = None  # steps that the whole grid would have taken

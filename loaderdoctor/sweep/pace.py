@@ -20,6 +20,10 @@ MAX_STEPS = 1000
 # t at 2 degrees of freedom is 4.3, at 1 it is 12.7: fewer than three rounds separate nothing.
 MIN_ROUNDS = 3
 MAX_ROUNDS = 8
+# Rounds of a whole grid that a search is measured by: what a sweep of 15 trials gets in 120 s.
+GRID_ROUNDS = 5
+# A process of its own: interpreter, torch, the script's imports and its first warm steps.
+PROCESS_S = 8.0
 # What opening a trial is thought to cost before it was seen: forked workers answer after
 # 50–100 ms, spawned ones import torch again (about 3 s).
 MIN_WARMUP = 3
@@ -35,9 +39,9 @@ class Cost:
     step_s: float
     cycle: int  # a window is a whole number of these steps
 
-    def steps(self, window_s: float) -> int:
-        """Whole cycles that take about `window_s`, never fewer than MIN_STEPS steps."""
-        wanted = min(MAX_STEPS, max(MIN_STEPS, window_s / self.step_s))
+    def steps(self, window_s: float, *, at_least: int = MIN_STEPS) -> int:
+        """Whole cycles that take about `window_s`, never fewer than `at_least` steps."""
+        wanted = min(MAX_STEPS, max(at_least, window_s / self.step_s))
         return math.ceil(wanted / self.cycle - 1e-9) * self.cycle
 
     def visit_s(self, window_s: float) -> float:
@@ -68,8 +72,10 @@ def guess(trial: Trial, observed: Observed, *, step_s: float) -> Cost:
     queue = 2 * workers * (full.prefetch_factor or 1)
     warmup = max(MIN_WARMUP, workers)
     opening = OPEN_S.get(full.start_method or observed.environment.start_method, 1.0)
+    process_s = PROCESS_S if trial.place == "process" else 0.0
     return Cost(
-        overhead_s=(opening + FORK_PER_WORKER_S * workers if workers else 0.0)
+        overhead_s=process_s
+        + (opening + FORK_PER_WORKER_S * workers if workers else 0.0)
         + (queue + warmup + 1) * step_s,
         step_s=step_s,
         cycle=cycle(trial, observed),

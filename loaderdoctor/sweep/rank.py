@@ -40,10 +40,10 @@ class Result:
     settings: Settings
     status: Literal["ok", "failed", "skipped"]
     reason: str | None
-    wall_ms: Estimate | None  # within-epoch + boundary / steps_per_epoch; ranked by this
+    wall_ms: Estimate | None  # within-epoch + boundary / steps_per_epoch
     within_ms: Estimate | None
     boundary_ms: float | None
-    by_round_ms: tuple[tuple[int, float], ...]  # (round, wall), of the windows that count
+    by_round_ms: tuple[tuple[int, float], ...]  # (round, cost), of the windows that count
     samples_per_s: float | None
     epoch_s: float | None
     startup_s: float | None
@@ -52,6 +52,7 @@ class Result:
     host_bytes: int | None
     calibrated_only: bool  # dropped after the first round: never the best, perhaps tied
     trace_path: str | None
+    cost_ms: Estimate | None = None  # wall_ms for as many samples as the loop's own step has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,7 @@ class Ranking:
     gain_share: Estimate | None  # of the loop's own step
     confirmed: bool  # the gain rests on confirmation windows
     drift: float | None  # last / first baseline step time
+    noise: Noise | None = None  # what intervals rest on
     spread: float | None = None  # usual standard deviation of a window's mean, of that mean
 
     @property
@@ -90,8 +92,11 @@ def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None)
         for trial in trials
         if trial.status == "ok"
     )
-    results = tuple(result(trial, noise, steps_per_epoch) for trial in trials)
-    compared = [r for r in results if r.status == "ok" and r.wall_ms]
+    base = samples_per_step(trials[0]) if trials else None
+    results = _shared(
+        trials, [result(trial, noise, steps_per_epoch, base_samples=base) for trial in trials]
+    )
+    compared = [r for r in results if r.status == "ok" and r.wall_ms and is_choice(trials[r.index])]
     ranked = [r for r in compared if not r.calibrated_only]
     if not ranked:
         return Ranking(
@@ -115,16 +120,17 @@ def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None)
         others = [r for r in ranked if r.index and r.index in tied]
         candidate = _simplest([best, *others], best, own)
     gain_ms, confirmed = gain(trials, results, candidate, noise, steps_per_epoch)
-    base = results[0].wall_ms
+    own_cost = results[0].cost_ms
     ranking = Ranking(
         results=results,
         best=best.index,
         tied_with=tied,
         candidate=candidate,
         gain_ms=gain_ms,
-        gain_share=gain_ms.scaled(1 / base.value) if gain_ms and base else None,
+        gain_share=gain_ms.scaled(1 / own_cost.value) if gain_ms and own_cost else None,
         confirmed=confirmed,
         drift=drift(trials[0]),
+        noise=noise,
         spread=math.sqrt(noise.variance) if noise.weight else None,
     )
     if ranking.worth_changing:  # the confirmation tells apart what the rounds could not
@@ -132,14 +138,54 @@ def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None)
     return ranking
 
 
-def result(trial: Trial, noise: Noise, steps_per_epoch: int | None) -> Result:
-    """One trial's figures."""
+def is_choice(trial: Trial) -> bool:
+    """Whether one could train with it instead of the loop as it is.
+
+    Not what only answers a question (a part of the data), nor another loop.
+    """
+    return trial.index == 0 or not (
+        trial.same_as is not None or trial.settings.probes or trial.other_loop
+    )
+
+
+def samples_per_step(trial: Trial) -> float | None:
+    """Samples in one of its steps; None where not known."""
+    if trial.samples_per_step is not None:
+        return trial.samples_per_step
+    n_steps = sum(visit.window.n_steps for visit in trial.visits)
+    n_samples = sum(visit.window.n_samples for visit in trial.visits)
+    return n_samples / n_steps if n_steps and n_samples else None
+
+
+def _factor(base_samples: float | None, per_step: float | None) -> float:
+    """From time per step to time for as many samples as the baseline's step has."""
+    return base_samples / per_step if base_samples and per_step else 1.0
+
+
+def _shared(trials: Sequence[Trial], results: Sequence[Result]) -> tuple[Result, ...]:
+    """Trials that are identical here get the figures of the one that was run."""
+    return tuple(
+        one
+        if trial.same_as is None
+        else replace(results[trial.same_as], index=one.index, settings=one.settings)
+        for trial, one in zip(trials, results, strict=True)
+    )
+
+
+def result(
+    trial: Trial,
+    noise: Noise,
+    steps_per_epoch: int | None,
+    *,
+    base_samples: float | None = None,
+) -> Result:
+    """One trial's figures; `base_samples` are those of the step it is compared with."""
     counted = trial.ranked
     walls = wall_samples(trial, counted, steps_per_epoch)
     wall = noise.mean([ms for _, ms in walls]) if walls else None
-    n_steps = sum(visit.window.n_steps for visit in counted)
-    n_samples = sum(visit.window.n_samples for visit in counted)
-    per_step = n_samples / n_steps if n_steps and n_samples else None
+    per_step = samples_per_step(trial)
+    factor = _factor(base_samples, per_step)
+    n_epoch = trial.steps_per_epoch or steps_per_epoch
     startups = [v.window.startup_ns for v in trial.visits if v.window.startup_ns is not None]
     windows = [visit.window for visit in trial.visits]
     traced = next((w.trace_path for w in trial.profiles if w.trace_path), None)
@@ -151,15 +197,16 @@ def result(trial: Trial, noise: Noise, steps_per_epoch: int | None) -> Result:
         wall_ms=wall,
         within_ms=noise.mean([v.times.within_ms for v in counted]) if counted else None,
         boundary_ms=boundary_ms(trial),
-        by_round_ms=tuple(walls),
+        by_round_ms=tuple((number, ms * factor) for number, ms in walls),
         samples_per_s=per_step / wall.value * 1000 if per_step and wall else None,
-        epoch_s=wall.value * steps_per_epoch / 1000 if wall and steps_per_epoch else None,
+        epoch_s=wall.value * n_epoch / 1000 if wall and n_epoch else None,
         startup_s=fmean(startups) / NS_PER_S if startups else None,
         gpu_peak_allocated_bytes=_largest([w.gpu_peak_allocated_bytes for w in windows]),
         gpu_peak_reserved_bytes=_largest([w.gpu_peak_reserved_bytes for w in windows]),
         host_bytes=_largest([w.host_bytes for w in windows]),
         calibrated_only=trial.dropped,
         trace_path=traced,
+        cost_ms=wall.scaled(factor) if wall else None,
     )
 
 
@@ -182,7 +229,8 @@ def wall_samples(
     carries the trial's mean boundary.
     """
     boundary = boundary_ms(trial)
-    spread = boundary / steps_per_epoch if boundary is not None and steps_per_epoch else 0.0
+    n_epoch = trial.steps_per_epoch or steps_per_epoch
+    spread = boundary / n_epoch if boundary is not None and n_epoch else 0.0
     return [(visit.round, visit.times.within_ms + spread) for visit in visits]
 
 
@@ -193,9 +241,9 @@ def is_tied(one: Result, best: Result, noise: Noise, n_compared: int) -> bool:
     correction by normal quantiles); or the difference is too small to matter.
     """
     diff = noise.difference(one.by_round_ms, best.by_round_ms)
-    if diff is None or best.wall_ms is None:
+    if diff is None or best.cost_ms is None:
         return False
-    if abs(diff.value) < EQUAL_SHARE * best.wall_ms.value or not diff.bounded:
+    if abs(diff.value) < EQUAL_SHARE * best.cost_ms.value or not diff.bounded:
         return True
     return abs(diff.value) <= diff.margin * widening(n_compared - 1)
 
@@ -221,7 +269,11 @@ def gain(
         return None, False
     own = wall_samples(trials[0], trials[0].of("confirm"), steps_per_epoch)
     chosen = trials[candidate]
-    other = wall_samples(chosen, chosen.of("confirm"), steps_per_epoch)
+    factor = _factor(samples_per_step(trials[0]), samples_per_step(chosen))
+    other = [
+        (number, ms * factor)
+        for number, ms in wall_samples(chosen, chosen.of("confirm"), steps_per_epoch)
+    ]
     if len({n for n, _ in own} & {n for n, _ in other}) >= MIN_PAIRS:
         return noise.difference(own, other), True
     return noise.difference(results[0].by_round_ms, results[candidate].by_round_ms), False
@@ -258,7 +310,7 @@ def _complexity(one: Result, own: Settings) -> tuple[int, int, int, int]:
 
 
 def _wall(one: Result) -> float:
-    return one.wall_ms.value if one.wall_ms is not None else float("inf")
+    return one.cost_ms.value if one.cost_ms is not None else float("inf")
 
 
 def _largest(values: Sequence[int | None]) -> int | None:

@@ -15,18 +15,20 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.protocol import Observed
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep import pace
+from loaderdoctor.sweep import pace, race
+from loaderdoctor.sweep.fresh import FreshBench
 from loaderdoctor.sweep.grid import own_settings
 from loaderdoctor.sweep.outcome import Options, Outcome, PhaseName, Progress
 from loaderdoctor.sweep.pace import Cost, Plan
 from loaderdoctor.sweep.rank import MIN_GAIN_SHARE, MIN_PAIRS, Ranking, rank
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.sweep.trials import Phase, Trial
 from loaderdoctor.sweep.visits import SweepOverError, Visits
 
 # Parts of the budget: the calibration round aims at the first, ranking ends by the second,
@@ -60,17 +62,25 @@ class Sweep:
         self,
         bench: BenchLike,
         observed: Observed,
-        settings: Sequence[Settings],
+        trials: Sequence[Settings | Trial],
         options: Options,
         *,
         withheld: Mapping[Settings, str] = MappingProxyType({}),
         on_progress: Callable[[Progress], None] | None = None,
         reopen: Callable[[], BenchLike] | None = None,
         ablate: Callable[[BenchLike, float], None] | None = None,
+        fresh: FreshBench | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.outcome = Outcome(trials=[Trial(index=i, settings=s) for i, s in enumerate(settings)])
-        self._visits = Visits(bench, observed, options, self.outcome, reopen=reopen, clock=clock)
+        self.outcome = Outcome(
+            trials=[
+                one if isinstance(one, Trial) else Trial(index=i, settings=one)
+                for i, one in enumerate(trials)
+            ]
+        )
+        self._visits = Visits(
+            bench, observed, options, self.outcome, reopen=reopen, clock=clock, fresh=fresh
+        )
         self._observed = observed
         self._options = options
         self._withheld = withheld
@@ -82,6 +92,9 @@ class Sweep:
         self._own = own_settings(observed)
         train = next((x for x in observed.loaders if x.role == "train"), None)
         self._steps_per_epoch = train.steps_per_epoch if train is not None else None
+        for trial in self.outcome.trials:
+            if trial.script is None:
+                trial.fit(self._own, self._steps_per_epoch)
         n_cycle = max(1, observed.batches_per_cycle)
         steps = observed.step_ns[-(len(observed.step_ns) // n_cycle * n_cycle) :]
         self._step_s = max(sum(steps) / max(1, len(steps)) / 1e9, 1e-6)
@@ -93,11 +106,14 @@ class Sweep:
         """
         try:
             for trial in self.outcome.trials:
-                if trial.settings in self._withheld:
+                if trial.alive and trial.settings in self._withheld:
                     trial.fail("skipped", self._withheld[trial.settings])
             self._plain()
             self._calibrate()
-            self._rank()
+            if self._options.search == "auto":
+                self._race()
+            else:
+                self._rank()
             self._confirm()
             if self._ablate is not None:
                 self._ablate(self._visits.bench, self._left_s(ABLATE_SHARE))
@@ -110,7 +126,7 @@ class Sweep:
             self.outcome.ended = "interrupted"
             self.outcome.ended_reason = "interrupted: what was measured until then stands"
         for trial in self.outcome.trials:
-            if trial.status == "ok" and not trial.visits:
+            if trial.status == "ok" and not trial.visits and trial.same_as is None:
                 trial.fail("skipped", f"not reached: {self.outcome.ended_reason or 'budget over'}")
         return self.outcome
 
@@ -128,12 +144,16 @@ class Sweep:
 
     def _calibrate(self) -> None:
         """Each trial once, the loop's own settings first; finds crashes and costs."""
-        alive = self._alive()
+        alive = [trial for trial in self._alive() if not trial.visits]
         share_s = self._end_s(CALIBRATE_SHARE) / max(1, len(alive))
+        searching = self._options.search == "auto"
         for trial in self._shuffled(alive, first=0):
             cost = pace.guess(trial, self._observed, step_s=self._step_s)
             window_s = min(CALIBRATE_WINDOW_S, max(0.0, share_s - cost.overhead_s))
-            self._visits.time(trial, "calibrate", 0, cost.steps(window_s), cost)
+            n_steps = self._race_steps(trial) if searching else cost.steps(window_s)
+            # A search counts these windows, but for the first of all, which meets cold caches.
+            phase: Phase = "rank" if searching and trial.index else "calibrate"
+            self._visits.time(trial, phase, 0, n_steps, cost)
             self._tell("calibrate", 1, 1, trial.index)
             if self._left_s(CONFIRM_SHARE) <= 0:
                 break
@@ -169,6 +189,48 @@ class Sweep:
                 if self._left_s(RANK_SHARE) < self._round_s(plan) and wanted is None:
                     return
 
+    def _race(self) -> None:
+        """Rounds of short windows among those still in the race (see `race`)."""
+        allowance = self._allowance()
+        alive = [trial.index for trial in self._alive()]
+        left = int(allowance * (1 - race.CONFIRM_SHARE)) - self._timed_steps()
+        number, ending = 0, None
+        while ending is None and self._left_s(CONFIRM_SHARE) > 0:
+            steps = {i: self._race_steps(self.outcome.trials[i]) for i in alive}
+            field = race.after_round(self.ranking(), alive, steps=steps, left_steps=left)
+            for index in set(alive) - set(field.alive) - {0}:  # to confirm, 0 is needed
+                self.outcome.trials[index].dropped = True
+            alive, ending = list(field.alive), field.ending
+            if ending is not None:
+                break
+            number += 1
+            for trial in self._shuffled([self.outcome.trials[i] for i in alive]):
+                cost = self._cost(trial)
+                self._visits.time(trial, "rank", number, steps[trial.index], cost)
+                self._tell("race", number, len(alive), trial.index)
+            self.outcome.n_ranked_rounds = number
+            alive = [trial.index for trial in self._alive()]
+            left = int(allowance * (1 - race.CONFIRM_SHARE)) - self._timed_steps()
+        self.outcome.race = ending or "spent"
+
+    def _race_steps(self, trial: Trial) -> int:
+        """Steps of one window of the race."""
+        return self._cost(trial).steps(race.WINDOW_PART * pace.WINDOW_S, at_least=1)
+
+    def _timed_steps(self) -> int:
+        return sum(visit.times.n_steps for t in self.outcome.trials for visit in t.visits)
+
+    def _allowance(self) -> int:
+        """A fifth of the steps of a whole grid: all trials, as many rounds, full windows."""
+        n_rounds = self._options.n_rounds or pace.GRID_ROUNDS
+        grid = sum(
+            self._cost(trial).steps(pace.WINDOW_S) * n_rounds
+            + self._cost(trial).steps(CALIBRATE_WINDOW_S)
+            for trial in self._alive()
+        )
+        self.outcome.grid_steps = grid
+        return int(race.ALLOWANCE_SHARE * grid)
+
     def _confirm(self) -> None:
         """The candidate against the loop's own settings, in pairs of alternating order."""
         ranking = self.ranking()
@@ -182,7 +244,14 @@ class Sweep:
         for share in (CONFIRM_SHARE, ABLATE_SHARE):  # the answer matters more than its reasons
             left_s = self._left_s(share)
             plan = plan or pace.plan(costs, left_s=left_s, wanted_rounds=None, by_speed=list(costs))
-        for number in range(1, MAX_PAIRS + 1 if plan else 1):
+        allowed = MAX_PAIRS
+        if self._options.search == "auto":
+            left = self._allowance() - self._timed_steps()
+            window_s = race.confirm_window_s(list(costs.values()), left)
+            plan = replace(plan, window_s=min(plan.window_s, window_s), n_rounds=MIN_PAIRS)
+            pair_steps = sum(cost.steps(plan.window_s) for cost in costs.values())
+            allowed = max(MIN_PAIRS, left // pair_steps)
+        for number in range(1, min(MAX_PAIRS, allowed) + 1 if plan else 1):
             if number > MIN_PAIRS:
                 pair_s = sum(self._cost(trial).visit_s(plan.window_s) for trial in pair)
                 undecided = self._undecided()
@@ -248,6 +317,8 @@ class Sweep:
 
     def _behind(self) -> frozenset[int]:
         """Trials that are clearly slower than the fastest."""
+        if self._options.keep_all:
+            return frozenset()
         walls = {r.index: r.wall_ms.value for r in self.ranking().results if r.wall_ms is not None}
         fastest = min(walls.values(), default=0.0)
         return frozenset(index for index, ms in walls.items() if ms > BEHIND * fastest)

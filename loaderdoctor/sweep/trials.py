@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from loaderdoctor.attribution.step import WindowTimes, window_times
+from loaderdoctor.instrument.bench import Target as Script
 from loaderdoctor.instrument.protocol import WindowDone
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep.scaling import epoch_steps
+
+if TYPE_CHECKING:
+    from loaderdoctor.sweep.presets.model import Row
 
 Phase = Literal["calibrate", "rank", "confirm"]
+Place = Literal["loop", "process"]
 NS_PER_MS = 1e6
 MIN_RANKED = 3  # with fewer ranked rounds the calibration counts too
 NS_PER_S = 1e9
@@ -53,11 +59,19 @@ class Trial:
     visits: list[Visit] = field(default_factory=list)
     profiles: list[WindowDone] = field(default_factory=list)  # windows with a trace, never timed
     dropped: bool = False  # no longer visited: far behind, and the budget is short
+    # "process": each visit in a process of its own, running `script` where it is given.
+    place: Place = "loop"
+    script: Script | None = None  # in its own process: what to run; None: as the loop's
+    steps_per_epoch: int | None = None  # where it isn't that of the loop as it is
+    samples_per_step: float | None = None  # likewise
+    row: Row | None = None  # of a preset
+    other_loop: bool = False  # its script trains something else: nothing to choose here
+    same_as: int | None = None  # identical here: not visited, its figures are that trial's
 
     @property
     def alive(self) -> bool:
         """Whether it is still worth a visit."""
-        return self.status == "ok" and not self.dropped
+        return self.status == "ok" and not self.dropped and self.same_as is None
 
     def of(self, phase: Phase) -> list[Visit]:
         """Its visits of one phase, in order."""
@@ -71,6 +85,12 @@ class Trial:
         """
         rounds = self.of("rank")
         return rounds if len(rounds) >= MIN_RANKED else [*self.of("calibrate"), *rounds]
+
+    def fit(self, own: Settings, steps_per_epoch: int | None) -> None:
+        """Note where its settings change how long an epoch or a batch is."""
+        self.steps_per_epoch = epoch_steps(self.settings, own, steps_per_epoch)
+        if self.settings.batch_size is not None:
+            self.samples_per_step = float(self.settings.batch_size)
 
     def fail(self, status: Literal["failed", "skipped"], reason: str) -> None:
         """No further visits. What it measured before stays, but is not ranked."""

@@ -10,6 +10,7 @@ from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.protocol import Mode, Observed, WindowDone, WindowRequest
 from loaderdoctor.sweep import pace
+from loaderdoctor.sweep.fresh import FreshBench
 from loaderdoctor.sweep.outcome import Options, Outcome
 from loaderdoctor.sweep.pace import Cost
 from loaderdoctor.sweep.trials import Phase, Trial, Visit
@@ -38,8 +39,10 @@ class Visits:
         *,
         reopen: Callable[[], BenchLike] | None,
         clock: Callable[[], float],
+        fresh: FreshBench | None = None,
     ) -> None:
         self.bench = bench
+        self._fresh = fresh
         self._options = options
         self._outcome = outcome
         self._reopen = reopen
@@ -67,6 +70,8 @@ class Visits:
         """One timed window of a trial, written to it; so is a failure."""
         expected_s = cost.overhead_s + n_steps * cost.step_s
         mode: Mode = "trial" if trial.index else self._own_mode
+        if trial.place == "process" and not trial.settings.changed():
+            mode = "plain"
         began = self._clock()
         done = self._measure(
             WindowRequest(
@@ -76,6 +81,8 @@ class Visits:
                 limit_s=self._limit_s(expected_s),
                 settings=trial.settings if mode == "trial" else None,
                 measure_boundary=mode == "trial" and self._boundary_due(trial, expected_s),
+                host_memory=trial.row is None or trial.row.host_memory,
+                drain=self._options.loader_only and trial.row is not None,
             ),
             trial,
         )
@@ -109,18 +116,21 @@ class Visits:
         assert options.trace_dir is not None
         name = "baseline" if trial.index == 0 else f"trial-{trial.index:02d}"
         suffix = f"-{repeat + 1}" if repeat else ""
+        own_loop = trial.index == 0 or (trial.place == "process" and not trial.settings.changed())
         request = WindowRequest(
             id=next(self._ids),
-            mode="profiled" if trial.index == 0 else "trial",
+            mode="profiled" if own_loop else "trial",
             n_steps=n_steps,
             n_warmup_steps=options.n_warmup,
             limit_s=self._limit_s(cost.overhead_s + PROFILED_FACTOR * n_steps * cost.step_s),
-            settings=trial.settings if trial.index else None,
+            settings=None if own_loop else trial.settings,
             trace_path=str(options.trace_dir / f"{name}{suffix}.pt.trace.json.gz"),
             with_stack=options.with_stack,
             profile_memory=options.profile_memory,
         )
-        done = self._measure(request)
+        failed = trial.status, trial.reason
+        done = self._measure(request, trial if trial.place == "process" else None)
+        trial.status, trial.reason = failed  # a trace that fails leaves its times as they are
         if done is None:
             return
         if usable(done) and done.trace_path:
@@ -134,7 +144,11 @@ class Visits:
         died: str | None = None
         done: WindowDone | None = None
         try:
-            done = next(iter(self.bench.measure([request])), None)
+            if trial is not None and trial.place == "process":
+                assert self._fresh is not None
+                done = self._fresh.measure_trial(trial, request)
+            else:
+                done = next(iter(self.bench.measure([request])), None)
         except RunError as error:
             died = str(error)
         if done is None:

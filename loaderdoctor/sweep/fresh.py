@@ -1,0 +1,69 @@
+"""Trials in a process of their own: each visit starts the script again, and ends it.
+
+For what is decided when a process starts (start method, thread counts, options of the script), for
+what may take the process down, and to check figures from the running loop against. A process that
+fails is a result of its trial, never the end of the sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import msgspec
+
+from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.bench import BenchLike
+from loaderdoctor.instrument.bench import Target as Script
+from loaderdoctor.instrument.protocol import Observed, WindowDone, WindowRequest
+from loaderdoctor.sweep.trials import Trial
+
+# Opens a process of a script (None: the sweep's own), its loop warm. Raises RunError.
+OpenFresh = Callable[[Script | None], AbstractContextManager[BenchLike]]
+
+
+class FreshBench:
+    """Measures each request in a process of its own."""
+
+    def __init__(self, open_process: OpenFresh) -> None:
+        self._open = open_process
+
+    def measure_trial(self, trial: Trial, request: WindowRequest) -> WindowDone:
+        """One window; `failed` where the process could not start, died or hung."""
+        try:
+            with self._open(trial.script) as bench:
+                observed = bench.observed
+                assert observed is not None
+                _note_loop(trial, observed)
+                done = next(iter(bench.measure([request])), None)
+                ended = bench.ended
+        except RunError as error:
+            return _failed(request, str(error))
+        if ended is not None and ended.how == "interrupted":
+            raise KeyboardInterrupt
+        if done is None:
+            code = f" with exit code {ended.exit_code}" if ended is not None else ""
+            return _failed(request, f"its process ended{code} before the window did")
+        if done.startup_ns is None and (startup_ns := _startup_ns(observed)) is not None:
+            done = msgspec.structs.replace(done, startup_ns=startup_ns)
+        return done
+
+
+def _failed(request: WindowRequest, reason: str) -> WindowDone:
+    return WindowDone(id=request.id, mode=request.mode, status="failed", reason=reason)
+
+
+def _note_loop(trial: Trial, observed: Observed) -> None:
+    """The script's options may change its batch and its epoch."""
+    train = next((x for x in observed.loaders if x.role == "train"), None)
+    if train is None or trial.script is None:
+        return
+    trial.steps_per_epoch = train.steps_per_epoch
+    if train.batch_size is not None:
+        trial.samples_per_step = float(train.batch_size)
+
+
+def _startup_ns(observed: Observed) -> int | None:
+    """From the first iterator's creation to its first batch, as the script itself met it."""
+    first = next((b for b in observed.boundaries if b.first), None)
+    return first.create_ns + first.first_wait_ns if first is not None else None

@@ -1,0 +1,164 @@
+"""What a preset's rows came to, and comparisons of them that carry their noise.
+
+Times are compared for the same work: per sample within a group, per epoch across portions.
+Relative changes throughout: -0.14 is 14 % less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts import AblationFacts
+from loaderdoctor.sweep.rank import Ranking, Result
+from loaderdoctor.sweep.trials import Trial
+
+NOT_A_ROW = "no such row in this run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One quantity against another, relative; without an estimate it says why."""
+
+    estimate: Estimate | None = None
+    reason: str | None = None
+
+    @property
+    def value(self) -> float:
+        """The relative change. Raises ValueError where there is none."""
+        if self.estimate is None:
+            raise ValueError(self.reason)
+        return self.estimate.value
+
+
+def mean_of(changes: Iterable[Change]) -> Change:
+    """The mean of independent changes; those not to be had are left out while one remains."""
+    listed = list(changes)
+    known = [change.estimate for change in listed if change.estimate is not None]
+    if not known:
+        reasons = dict.fromkeys(change.reason for change in listed if change.reason)
+        return Change(reason="; ".join(r for r in reasons if r) or NOT_A_ROW)
+    value = math.fsum(e.value for e in known) / len(known)
+    margin = math.sqrt(math.fsum(e.margin**2 for e in known)) / len(known)
+    n = min(e.n for e in known)
+    return Change(estimate=Estimate(value=value, low=value - margin, high=value + margin, n=n))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """The rows of one run of a preset by (group, name)."""
+
+    trials: Sequence[Trial]
+    ranking: Ranking
+    ablation: AblationFacts | None = None
+    busy: Mapping[int, float] | None = None  # trial index -> accelerator's busy share
+
+    def index(self, name: str, group: str | None = None) -> int | None:
+        """A row's trial; `group` None: the only group that has it."""
+        for trial in self.trials:
+            row = trial.row
+            if row is not None and row.name == name and group in (None, row.group):
+                return trial.index
+        return None
+
+    def reason(self, name: str, group: str | None = None) -> str | None:
+        """Why a row has no figures; None where it has."""
+        index = self.index(name, group)
+        if index is None:
+            return NOT_A_ROW
+        result = self.ranking.results[index]
+        if result.status != "ok" or result.wall_ms is None:
+            return f"'{name}': {result.reason or 'not measured'}"
+        return None
+
+    def measured(self, name: str, group: str | None = None) -> bool:
+        return self.reason(name, group) is None
+
+    # ------------------------------------------------------------ time
+
+    def change(self, name: str, base: str, group: str | None = None) -> Change:
+        """Time of the same work under one row against another of its group."""
+        for one in (name, base):
+            if (why := self.reason(one, group)) is not None:
+                return Change(reason=why)
+        a, b = self._result(name, group), self._result(base, group)
+        if self._source(a.index) == self._source(b.index):
+            return Change(reason=f"'{name}' and '{base}' are the same on this machine")
+        return self._relative(a.by_round_ms, b.by_round_ms)
+
+    def epoch_change(self, name: str, group: str, base_group: str) -> Change:
+        """Time of an epoch of one row in one group against another group."""
+        for one in (group, base_group):
+            if (why := self.reason(name, one)) is not None:
+                return Change(reason=why)
+        a, b = self._result(name, group), self._result(name, base_group)
+        if not a.epoch_s or not b.epoch_s or a.wall_ms is None or b.wall_ms is None:
+            return Change(reason="the length of an epoch is not known")
+        scale_a = a.epoch_s / a.wall_ms.value
+        scale_b = b.epoch_s / b.wall_ms.value
+        return self._relative(
+            [(n, ms * scale_a) for n, ms in a.by_round_ms],
+            [(n, ms * scale_b) for n, ms in b.by_round_ms],
+        )
+
+    def _relative(self, a: Sequence[tuple[int, float]], b: Sequence[tuple[int, float]]) -> Change:
+        noise = self.ranking.noise
+        diff = noise.difference(a, b) if noise is not None else None
+        mean = math.fsum(ms for _, ms in b) / len(b) if b else 0.0
+        if diff is None or mean <= 0:
+            return Change(reason="not measured")
+        return Change(estimate=diff.scaled(1 / mean))
+
+    # ------------------------------------------------------------ memory and other figures
+
+    def memory(self, name: str, group: str | None = None) -> float | None:
+        """Peak GPU memory in use, without an accelerator the process tree's memory; bytes."""
+        index = self.index(name, group)
+        if index is None:
+            return None
+        result = self.ranking.results[index]
+        on_gpu = any(r.gpu_peak_allocated_bytes for r in self.ranking.results)
+        return result.gpu_peak_allocated_bytes if on_gpu else result.host_bytes
+
+    def gpu_memory(self, name: str, group: str) -> float | None:
+        index = self.index(name, group)
+        return self.ranking.results[index].gpu_peak_allocated_bytes if index is not None else None
+
+    def memory_change(self, name: str, group: str, last: str) -> Change:
+        """GPU memory of a row in `last` against `group`."""
+        return self._of_memory(self.gpu_memory(name, last), self.gpu_memory(name, group))
+
+    def memory_between(self, name: str, base: str, groups: Sequence[str]) -> Change:
+        """GPU memory of a row against another, mean over groups."""
+        return mean_of(
+            self._of_memory(self.gpu_memory(name, g), self.gpu_memory(base, g)) for g in groups
+        )
+
+    def _of_memory(self, a: float | None, b: float | None) -> Change:
+        if a is None or not b:
+            return Change(reason="GPU memory needs an accelerator")
+        value = a / b - 1  # peaks of an allocator repeat exactly
+        return Change(estimate=Estimate(value=value, low=value, high=value, n=1))
+
+    def gpu_busy(self, name: str, group: str | None = None) -> float | None:
+        """Share of the step in which the accelerator computes; None without a trace of it."""
+        index = self.index(name, group)
+        return self.busy.get(index) if self.busy is not None and index is not None else None
+
+    def load_and_rest_ms(self) -> tuple[float, float] | None:
+        """(what loading costs the loop as it is, what remains without it), per step."""
+        facts = self.ablation
+        if facts is None or facts.input_ms is None or facts.no_input_ms is None:
+            return None
+        return facts.input_ms.value, facts.no_input_ms.value
+
+    def _result(self, name: str, group: str | None) -> Result:
+        index = self.index(name, group)
+        assert index is not None
+        return self.ranking.results[index]
+
+    def _source(self, index: int) -> int:
+        same = self.trials[index].same_as
+        return index if same is None else same

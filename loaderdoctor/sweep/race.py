@@ -1,0 +1,120 @@
+"""A search that spends its steps on the settings still in the race.
+
+Every trial gets one short window. Then, round by round, those alive get one more, and whoever is
+clearly behind the leader drops out: where the interval of the difference to the leader, widened
+for the number of trials compared, lies above what would be called equal. Where the allowance of
+steps would not last for LAST_ROUNDS more rounds of all alive, the slower half goes too (successive
+halving: K. Jamieson and A. Talwalkar, "Non-stochastic best arm identification and hyperparameter
+optimization", 2016).
+
+It ends when the leader is separated from the rest, when no trial can still beat the loop's own by
+what matters, or when the allowance is spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from loaderdoctor.sweep.noise import Noise
+from loaderdoctor.sweep.pace import Cost
+from loaderdoctor.sweep.rank import EQUAL_SHARE, MIN_GAIN_SHARE, Ranking, Result, widening
+
+# Of the steps that the whole grid would take.
+ALLOWANCE_SHARE = 0.20
+# Of the allowance, for the pairs that confirm the winner.
+CONFIRM_SHARE = 0.25
+CONFIRM_PAIRS = 4
+# The race's windows are this part of the grid's: what counts is how many, each is a sample.
+WINDOW_PART = 0.25
+# Rounds that the allowance must still pay for before halving: an interval needs that many samples.
+LAST_ROUNDS = 3
+# Nobody drops out by interval before this many windows each.
+MIN_WINDOWS = 2
+
+Ending = Literal["separated", "nothing-better", "spent"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """Who stays after a round; `ending` is set once the race is over."""
+
+    alive: tuple[int, ...]  # trial indexes
+    ending: Ending | None = None
+
+
+def after_round(
+    ranking: Ranking, alive: Sequence[int], *, steps: Mapping[int, int], left_steps: int
+) -> Field:
+    """The field after a round. `steps` are those of one more window of each trial."""
+    ran = [ranking.results[i] for i in alive if ranking.results[i].cost_ms is not None]
+    noise = ranking.noise
+    if not ran or noise is None:
+        return Field(alive=tuple(alive), ending="spent")
+    leader = min(ran, key=_cost)
+    # How many were compared from the start: the leader was chosen among them all.
+    n_compared = sum(r.cost_ms is not None for r in ranking.results)
+    stay = [r for r in ran if not _behind(r, leader, noise, n_compared)]
+    own = next((r for r in ran if r.index == 0), None)
+    enough = len(leader.by_round_ms) >= MIN_WINDOWS
+    if own is not None and enough and not _can_beat(stay, own, noise, n_compared):
+        return Field(alive=(0,), ending="nothing-better")
+    if enough and all(r.index == leader.index or _equal(r, leader, noise) for r in stay):
+        return Field(alive=_indexes(stay), ending="separated")
+    stay = _halved(stay, steps, left_steps)
+    if sum(steps.get(r.index, 0) for r in stay) > left_steps:
+        return Field(alive=_indexes(stay), ending="spent")
+    return Field(alive=_indexes(stay))
+
+
+def confirm_window_s(costs: Sequence[Cost], left_steps: int) -> float:
+    """Windows with which CONFIRM_PAIRS pairs of these trials take what steps are left."""
+    steps_per_s = sum(1 / cost.step_s for cost in costs)
+    return max(0.0, left_steps) / (CONFIRM_PAIRS * steps_per_s)
+
+
+def _halved(stay: list[Result], steps: Mapping[int, int], left_steps: int) -> list[Result]:
+    """The faster half, as often as it takes for LAST_ROUNDS to be paid for; two at least."""
+    kept = sorted(stay, key=_cost)
+    while len(kept) > 2 and LAST_ROUNDS * sum(steps.get(r.index, 0) for r in kept) > left_steps:
+        kept = kept[: max(2, (len(kept) + 1) // 2)]
+    return kept
+
+
+def _behind(one: Result, leader: Result, noise: Noise, n_compared: int) -> bool:
+    """Surely slower than the leader by more than what is called equal."""
+    if one.index == leader.index or len(one.by_round_ms) < MIN_WINDOWS:
+        return False
+    diff = noise.difference(one.by_round_ms, leader.by_round_ms)
+    if diff is None or not diff.bounded:
+        return False
+    margin = diff.margin * widening(n_compared - 1)
+    return diff.value - margin > EQUAL_SHARE * _cost(leader)
+
+
+def _equal(one: Result, leader: Result, noise: Noise) -> bool:
+    """Surely no further from the leader than a difference that matters."""
+    diff = noise.difference(one.by_round_ms, leader.by_round_ms)
+    return diff is not None and diff.bounded and diff.high <= MIN_GAIN_SHARE * _cost(leader)
+
+
+def _can_beat(stay: Sequence[Result], own: Result, noise: Noise, n_compared: int) -> bool:
+    """Whether any of them may still gain over the loop's own what is worth a change."""
+    for one in stay:
+        if one.index == 0:
+            continue
+        gain = noise.difference(own.by_round_ms, one.by_round_ms)
+        if gain is None or not gain.bounded:
+            return True
+        if gain.value + gain.margin * widening(n_compared - 1) >= MIN_GAIN_SHARE * _cost(own):
+            return True
+    return False
+
+
+def _indexes(stay: Sequence[Result]) -> tuple[int, ...]:
+    return tuple(sorted(r.index for r in stay))
+
+
+def _cost(one: Result) -> float:
+    return one.cost_ms.value if one.cost_ms is not None else float("inf")

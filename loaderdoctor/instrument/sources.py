@@ -137,6 +137,7 @@ class Sources:
                     open_iter=self._session.originals.open_iterator,
                     batch=state.described[-1] if state.described else (),
                     loader_id=state.id,
+                    note=self._session.note,
                 )
             except Withheld as error:
                 raise SourceWithheldError(str(error)) from error

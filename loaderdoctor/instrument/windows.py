@@ -190,6 +190,10 @@ class Windows:
 
     def _patch(self, request: WindowRequest) -> None:
         """Answer or change the loop's own transfers during this window."""
+        settings = request.settings
+        non_blocking = settings.non_blocking if settings is not None else None
+        if request.mode != "no_copy" and non_blocking is None:
+            return
         from loaderdoctor.instrument import transfer
 
         session = self._session
@@ -202,9 +206,8 @@ class Windows:
                     device, position=self._sources.ring_position
                 )
             self._transfers = self._free_copies
-        settings = request.settings
-        if settings is not None and settings.non_blocking is not None:
-            self._transfers = transfer.ForceTransfer(non_blocking=settings.non_blocking)
+        if non_blocking is not None:
+            self._transfers = transfer.ForceTransfer(non_blocking=non_blocking)
         if self._transfers is not None:
             self._transfers.install()
             self._transfers.begin_step()

@@ -232,7 +232,7 @@ def test_the_grid_takes_the_fastest_of_trials_that_share_a_cell() -> None:
     ]
     grid = workers_by_prefetch(trials, {"prefetch_factor": 8})
     assert grid is not None
-    assert (grid.workers, grid.prefetch) == ((0, 2, 4), ("none", "2", "8"))
+    assert (grid.workers, grid.prefetch) == ((0, 2, 4), ("no prefetch", "2", "8"))
     assert grid.step_ms == {(0, 0): 9.0, (1, 1): 3.0, (2, 2): 5.0}
     assert workers_by_prefetch(trials[:3], {}) is None
 

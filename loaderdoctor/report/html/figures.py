@@ -20,6 +20,7 @@ from loaderdoctor.report.bars import ORDER
 from loaderdoctor.report.console_tables import trial_mark
 from loaderdoctor.report.html.extras import HtmlExtras, Prediction, TracedSteps
 from loaderdoctor.report.html.subjects import (
+    NO_PREFETCH,
     Bar,
     Grid,
     Predictions,
@@ -218,7 +219,7 @@ def _trials(artist: _Artist, report: Report) -> Iterator[Chart]:
     chart = Chart(
         name="trial-times",
         title="Step time by settings",
-        note="Milliseconds a step, fastest first; whiskers are 95 % intervals.",
+        note="Milliseconds a step, fastest first; whiskers are 95 % intervals.",
         legend=tuple(_time_legend(report)),
     )
     yield artist.draw(chart, TrialBars(figure="times", bars=tuple(rows)))
@@ -242,7 +243,7 @@ def _trials(artist: _Artist, report: Report) -> Iterator[Chart]:
 
 def _grid(artist: _Artist, cells: Grid) -> Chart:
     table = Table(
-        headings=("", *(f"prefetch {factor}" for factor in cells.prefetch)),
+        headings=("", *(_prefetch(factor) for factor in cells.prefetch)),
         rows=tuple(
             (
                 fmt.count(workers, "worker"),
@@ -264,6 +265,10 @@ def _grid(artist: _Artist, cells: Grid) -> Chart:
         table=table,
     )
     return artist.draw(chart, cells)
+
+
+def _prefetch(factor: str) -> str:
+    return factor if factor == NO_PREFETCH else f"prefetch {factor}"
 
 
 def _memory(artist: _Artist, bars: Sequence[Bar]) -> Iterator[Chart]:
@@ -311,7 +316,7 @@ def _predictions(artist: _Artist, pairs: Sequence[Prediction]) -> Chart:
 def _bar(report: Report, index: int, trial: Trial) -> Bar:
     mark = trial_mark(report, index)[0]
     fill = next((f for word, f in _FILLS.items() if word in mark), "mark" if not index else "plain")
-    return Bar(label=f"{index}  {fmt.plain(trial.label)}", fill=fill, mark=mark, trial=trial)
+    return Bar(label=f"#{index} · {fmt.plain(trial.label)}", fill=fill, mark=mark, trial=trial)
 
 
 _FILLS = {"best": "good", "tied": "tied", "yours": "mark"}

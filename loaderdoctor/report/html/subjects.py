@@ -13,7 +13,7 @@ from loaderdoctor.report.model import Trial
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
 
 # What stands for a prefetch factor where there are no workers to prefetch.
-NO_PREFETCH = "none"
+NO_PREFETCH = "no prefetch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

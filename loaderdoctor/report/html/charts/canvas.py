@@ -31,7 +31,7 @@ _STAND_INS = {name: f"#f0a5{i:02x}" for i, name in enumerate(COLOURS)}
 _STAND_IN = re.compile(r"#f0a5([0-9a-f]{2})")
 
 # Widest average of a character in common interface fonts, relative to the size (measured: 0.53).
-_CHARACTER = 0.56
+_CHARACTER = 0.54
 Rectangle = tuple[float, float, float, float]  # left, bottom, width, height, in data units
 Line = tuple[tuple[float, float], tuple[float, float]]
 

@@ -21,7 +21,7 @@ from loaderdoctor.report.html.charts.canvas import (
     strokes,
 )
 from loaderdoctor.report.html.extras import Prediction
-from loaderdoctor.report.html.subjects import Bar, Grid
+from loaderdoctor.report.html.subjects import NO_PREFETCH, Bar, Grid
 from loaderdoctor.report.model import Interval
 
 GIB = 2**30
@@ -65,10 +65,10 @@ def shares(sheet: Sheet, bars: Sequence[Bar]) -> Figure:
 def grid(sheet: Sheet, cells: Grid) -> Figure:
     """Step time by workers (rows) and prefetch factor (columns): the darker, the slower."""
     n_rows, n_columns = len(cells.workers), len(cells.prefetch)
-    height = 32 * n_rows + 46
+    height = 32 * n_rows + 32
     widest = 110 * n_columns + 84
     right = max(10, sheet.width - widest)
-    figure, axes = sheet.axes(height, left=74, right=right, top=8, bottom=38)
+    figure, axes = sheet.axes(height, left=74, right=right, top=8, bottom=24)
     axes.set_xlim(0, n_columns)
     axes.set_ylim(n_rows, 0)
     axes.spines["bottom"].set_visible(False)
@@ -94,9 +94,9 @@ def grid(sheet: Sheet, cells: Grid) -> Figure:
     axes.set_yticks(
         [row + 0.5 for row in range(n_rows)], [fmt.count(w, "worker") for w in cells.workers]
     )
-    axes.set_xticks([column + 0.5 for column in range(n_columns)], list(cells.prefetch))
-    axes.set_xlabel(
-        "prefetch_factor", fontsize=sheet.size - 1, color=colour("muted"), loc="left", labelpad=1
+    axes.set_xticks(
+        [column + 0.5 for column in range(n_columns)],
+        [c if c == NO_PREFETCH else f"prefetch {c}" for c in cells.prefetch],
     )
     return figure
 

@@ -113,7 +113,7 @@ def labelled_rows(sheet: Sheet, labels: Sequence[str], *, right: int, axis: bool
         row, left = 38, 2
     else:
         row = 26
-        left = int(min(360.0, max(sheet.text_width(label) for label in labels) + 14))
+        left = int(min(420.0, max(sheet.text_width(label) for label in labels) + 14))
     height = row * len(labels) + bottom + 6
     figure, axes = sheet.axes(height, left=left, right=right, bottom=bottom)
     axes.set_ylim(len(labels), 0)

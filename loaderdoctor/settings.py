@@ -325,6 +325,9 @@ def _invalid_data(settings: Settings) -> str | None:
         idle = active & {"resident", "portion", "cache", "storage", "augment", "fields", "uint8"}
         if idle or settings.num_workers or settings.background not in (None, "off"):
             return "synthetic batches are ready: nothing is left for the loader to do"
+    moved = settings.side_stream or settings.background == "device"
+    if "fields" in active and moved:
+        return "fields leaves copying to the loop: side_stream and background=device can't do it"
     for one, others, why in (
         ("resident", {"cache", "fields", "uint8"}, "resident batches are on the device already"),
         ("cache", {"storage"}, "cached samples are not read from storage"),

@@ -165,6 +165,7 @@ def _optimizer_rate(session: Session) -> float | None:
 
 def _check_safety(session: Session) -> None:
     """What speaks against changing each loader of the step; foreign code, so anything may fail."""
+    from loaderdoctor.instrument.augment import augmentations
     from loaderdoctor.instrument.safety import safety
 
     assert session.definition is not None
@@ -174,7 +175,8 @@ def _check_safety(session: Session) -> None:
             continue
         try:
             record = safety(loader)
+            names = augmentations(loader.dataset)
         except Exception as error:
             session.note("safety-not-checked", f"{state.id}: {type(error).__name__}: {error}")
         else:
-            state.record = msgspec.structs.replace(state.record, safety=record)
+            state.record = msgspec.structs.replace(state.record, safety=record, augmentations=names)

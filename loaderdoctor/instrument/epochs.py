@@ -19,7 +19,8 @@ class EpochSource:
     """Batches of one epoch after the other. Opens the first feed at once.
 
     `open_feed` starts an epoch; `cycle` is the number of batches that are made at the same time
-    (num_workers, at least 1); `after` runs at `close`, whatever happened.
+    (num_workers, at least 1); `after` runs at `close`, whatever happened; `before_epoch` before
+    each epoch but the first, outside what is timed of the boundary.
     """
 
     def __init__(
@@ -29,11 +30,13 @@ class EpochSource:
         cycle: int,
         after: Callable[[bool], None],
         loader_id: str = "",
+        before_epoch: Callable[[], None] | None = None,
     ) -> None:
         self._open_feed = open_feed
         self._cycle = cycle
         self._after = after
         self._loader_id = loader_id
+        self._before_epoch = before_epoch
         self._stuck = False
         self._ended_early = False
         self.startup_ns: int | None = None
@@ -125,14 +128,17 @@ class EpochSource:
     def _next_epoch(self, ending_ns: int) -> Any:
         assert self._feed is not None
         self._feed.retire()
-        ended_ns = time.perf_counter_ns()
+        ended_ns = opening_ns = time.perf_counter_ns()
+        if self._before_epoch is not None:
+            self._before_epoch()
+            opening_ns = time.perf_counter_ns()
         self._feed = self._open()
         created_ns = time.perf_counter_ns()
         batch = self._next(self._feed)
         self.boundaries.append(
             BoundaryRecord(
                 loader=self._loader_id,
-                create_ns=created_ns - ended_ns,
+                create_ns=created_ns - opening_ns,
                 first_wait_ns=time.perf_counter_ns() - created_ns,
                 teardown_ns=ended_ns - ending_ns,
                 at_ns=ended_ns,

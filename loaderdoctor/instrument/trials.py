@@ -14,14 +14,17 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
+from loaderdoctor.instrument.data_axes import Note, TrialData, trial_data
 from loaderdoctor.instrument.epoch_feeds import BackgroundFeed, EpochFeed, LoaderFeed, shut_down
 from loaderdoctor.instrument.epochs import EpochSource
 from loaderdoctor.instrument.movers import Mover
 from loaderdoctor.instrument.protocol import TensorRecord, TransferRecord
+from loaderdoctor.instrument.ready import FieldSource, ReadySource, first_batch
 from loaderdoctor.instrument.resident import ResidentSource
 from loaderdoctor.instrument.side_stream import SideStreamSource
 from loaderdoctor.instrument.supply import RingSource, Source
-from loaderdoctor.instrument.trial_checks import check
+from loaderdoctor.instrument.trial_checks import check, start_method_of
+from loaderdoctor.instrument.uint8 import NormalisedSource, NormalisingMover
 from loaderdoctor.instrument.withheld import Withheld
 from loaderdoctor.settings import Settings
 
@@ -59,13 +62,15 @@ def open_trial(
     batch: tuple[TensorRecord, ...] = (),
     loader_id: str = "",
     fetch_limit_s: float = FETCH_LIMIT_S,
+    note: Note = lambda kind, text: None,
 ) -> Source:
     """Open a source with `settings` applied over the loader's own.
 
     `transfers` are the loop's own host-to-device calls: background=device, side_stream and
     resident move what these move. `open_iter` gives a loader's raw torch iterator, unhooked.
     `batch` is one of the loader's batches, for what it takes to queue them. `non_blocking` is
-    for the caller (`transfer.ForceTransfer`) unless the batch is moved here.
+    for the caller (`transfer.ForceTransfer`) unless the batch is moved here, and so
+    are the compute axes (`compute.ComputeSwitch`). `note` is told what the report must say.
 
     Raises Withheld where the trial must not be run, whatever torch and the user's code raise when
     it can't be opened, and TimeoutError from its fetches after `fetch_limit_s`.
@@ -73,24 +78,51 @@ def open_trial(
     own = loader_settings(loader)
     effective = settings.over(own)
     check(loader, settings, effective, has_accelerator=device is not None, batch=batch)
-    moves = settings.resident or settings.side_stream or settings.background == "device"
-    mover: Mover | None = None
-    if moves and device is not None:
-        if not transfers:
-            raise Withheld("the loop was not seen to copy anything of its batch to the device")
-        mover = Mover(device, transfers, non_blocking=_non_blocking(settings, transfers))
-    new_loader = _new_loader(loader, effective, fetch_limit_s)
+    if settings.cache and effective.num_workers and start_method_of(effective) != "fork":
+        raise Withheld("workers that are not forked would each hold all cached samples")
+    mover = _mover(settings, device, transfers)
+
+    def epochs(data: TrialData, mover: Mover | None = None) -> EpochSource:
+        made = _new_loader(loader, data, effective, fetch_limit_s)
+        return _epochs(made, data, effective, open_iter, mover, fetch_limit_s, loader_id)
+
+    template: Any = None
+    if settings.fields not in (None, "all"):
+        template = first_batch(epochs(trial_data(loader, Settings(), note)), settings.fields or "")
+    data = trial_data(loader, settings, note)
     if settings.resident and mover is not None:
-        epoch = _epochs(new_loader, effective, open_iter, None, fetch_limit_s, loader_id)
-        return ResidentSource(epoch, mover, _length(loader), shuffle=_shuffles(loader))
-    epochs = _epochs(new_loader, effective, open_iter, mover, fetch_limit_s, loader_id)
-    if settings.side_stream and mover is not None:
-        try:
-            return SideStreamSource(epochs, mover)
-        except BaseException:
-            epochs.close()
-            raise
-    return epochs
+        n = _length(_new_loader(loader, data, effective, fetch_limit_s))
+        return ResidentSource(epochs(data), mover, n, shuffle=_shuffles(loader))
+    if data.normalise is not None and mover is not None:
+        mover = NormalisingMover(mover, data.normalise)
+    source: Source = epochs(data, mover)
+    try:
+        if settings.synthetic:
+            source = ReadySource(source)
+        if template is not None:
+            source = FieldSource(source, settings.fields or "", template, mover)
+        if settings.side_stream and mover is not None:
+            source = SideStreamSource(source, mover)
+        elif data.normalise is not None and effective.background != "device":
+            source = NormalisedSource(source, data.normalise, mover)
+    except BaseException:
+        source.close()
+        raise
+    return source
+
+
+def _mover(
+    settings: Settings, device: torch.device | None, transfers: tuple[TransferRecord, ...]
+) -> Mover | None:
+    """What moves batches where the trial does so itself; None where the loop does."""
+    if device is None:
+        return None
+    asked = settings.resident or settings.side_stream or settings.background == "device"
+    if not transfers and (asked or settings.uint8):
+        raise Withheld("the loop was not seen to copy anything of its batch to the device")
+    if asked or settings.uint8 or settings.fields not in (None, "all"):
+        return Mover(device, transfers, non_blocking=_non_blocking(settings, transfers))
+    return None
 
 
 def measure_boundary(source: Source) -> int:
@@ -99,17 +131,18 @@ def measure_boundary(source: Source) -> int:
     Shutdown or reset of its workers, its new iterator and first batch. 0 for recorded batches.
     Raises StopIteration where its data is at an end, TypeError for a source not opened here.
     """
-    if isinstance(source, SideStreamSource):
+    if isinstance(source, (SideStreamSource, NormalisedSource, FieldSource)):
         return measure_boundary(source.inner)
     if isinstance(source, (EpochSource, ResidentSource)):
         return source.boundary_ns()
-    if isinstance(source, RingSource):
+    if isinstance(source, (RingSource, ReadySource)):
         return 0
     raise TypeError(f"{type(source).__name__} is no trial's source")
 
 
 def _epochs(
     loader: DataLoader[Any],
+    data: TrialData,
     effective: Settings,
     open_iter: OpenIter,
     mover: Mover | None,
@@ -137,7 +170,11 @@ def _epochs(
         shut_down(kept, stuck=stuck)
 
     return EpochSource(
-        open_feed, cycle=max(1, loader.num_workers), after=after, loader_id=loader_id
+        open_feed,
+        cycle=max(1, loader.num_workers),
+        after=after,
+        loader_id=loader_id,
+        before_epoch=data.before_epoch,
     )
 
 
@@ -156,13 +193,13 @@ def _same_stream(
 
 
 def _new_loader(
-    loader: DataLoader[Any], effective: Settings, fetch_limit_s: float
+    loader: DataLoader[Any], data: TrialData, effective: Settings, fetch_limit_s: float
 ) -> DataLoader[Any]:
     """A plain DataLoader over the same data. Subclasses' own `__iter__` is left behind."""
     workers = effective.num_workers or 0
     arguments: dict[str, Any] = {
         "num_workers": workers,
-        "collate_fn": loader.collate_fn,
+        "collate_fn": data.collate,
         "pin_memory": bool(effective.pin_memory),
         "worker_init_fn": loader.worker_init_fn,
         "generator": loader.generator,
@@ -178,14 +215,14 @@ def _new_loader(
         }
         if effective.prefetch_factor is not None:
             arguments["prefetch_factor"] = effective.prefetch_factor
-    if isinstance(loader.dataset, IterableDataset):
-        arguments |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if isinstance(data.dataset, IterableDataset):
+        arguments |= {"batch_size": data.batch_size, "drop_last": loader.drop_last}
     elif loader.batch_sampler is None:
-        arguments |= {"batch_size": None, "sampler": loader.sampler}
+        arguments |= {"batch_size": None, "sampler": data.sampler}
     elif type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None:
         arguments |= {
-            "batch_size": loader.batch_size,
-            "sampler": loader.sampler,
+            "batch_size": data.batch_size,
+            "sampler": data.sampler,
             "drop_last": loader.drop_last,
         }
     else:
@@ -193,7 +230,7 @@ def _new_loader(
     with warnings.catch_warnings():
         # torch warns of more workers than CPUs; that is what the trial is to find out.
         warnings.simplefilter("ignore")
-        return DataLoader(loader.dataset, **arguments)
+        return DataLoader(data.dataset, **arguments)
 
 
 def _non_blocking(settings: Settings, transfers: tuple[TransferRecord, ...]) -> bool:

@@ -7,7 +7,6 @@ means one more step of the loop.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator
 from pathlib import Path
 from time import perf_counter_ns, process_time_ns
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.instrument.loaders import LoaderState
 from loaderdoctor.instrument.processes import children_cpu_ns
 from loaderdoctor.instrument.profiling import (
     DEFAULT_WARMUP_STEPS,
@@ -37,8 +35,15 @@ from loaderdoctor.instrument.roles import Definition
 from loaderdoctor.instrument.session import ScriptOverError, Session
 from loaderdoctor.instrument.sources import Sources, SourceWithheldError
 from loaderdoctor.instrument.stepclock import DeviceMarks, StepClock
+from loaderdoctor.instrument.window_figures import (
+    gpu_peaks,
+    host_bytes,
+    reset_gpu_peaks,
+    samples_per_batch,
+)
 
 if TYPE_CHECKING:
+    from loaderdoctor.instrument.compute import Compute
     from loaderdoctor.instrument.transfer import ForceTransfer, FreeCopies
 
 Steps = Generator[None, int, None]
@@ -77,6 +82,7 @@ class Windows:
         self._free_copies: FreeCopies | None = None
         # What answers or changes the loop's own copies in the window under way.
         self._transfers: FreeCopies | ForceTransfer | None = None
+        self._compute: Compute | None = None  # what switches models and optimizers
 
     def batches_per_cycle(self, request: WindowRequest | None) -> int:
         """Batches after which the waits repeat: worker count times accumulation."""
@@ -141,6 +147,7 @@ class Windows:
                 # Nothing may be thrown away in a run that must stay as it is: the loop itself
                 # uses up what the workers made meanwhile.
                 warmup = max(2 * x.queue_length for x in sources.train)
+        yield from self._switch_compute(request, deadline)
         self._patch(request)
         if request.n_warmup_steps is None or request.mode == "profiled":
             if sources.switched or paused:
@@ -161,6 +168,8 @@ class Windows:
             done = yield from self._profiled(request, deadline)
         else:
             done = yield from self._timed(request, deadline, None)
+        if self._compute is not None and (why := self._compute.failure()) is not None:
+            raise WindowFailedError(why)
         boundary_ns = sources.boundary_ns(request) if not self._over else None
         return msgspec.structs.replace(done, startup_ns=startup_ns, boundary_ns=boundary_ns)
 
@@ -175,7 +184,7 @@ class Windows:
             clock.source,
             request,
             cycle=self.batches_per_cycle(request) // self._accumulation,
-            samples_per_batch=_samples_per_batch(clock),
+            samples_per_batch=samples_per_batch(clock, request),
             deadline=deadline,
         )
 
@@ -187,6 +196,27 @@ class Windows:
             self._begin_step()
             if now > deadline:
                 return
+
+    def _switch_compute(self, request: WindowRequest, deadline: int) -> Steps:
+        """Switch the models and optimizers of the loop, and let compilers do their work."""
+        settings = request.settings
+        if settings is None or not (settings.numerics or settings.ddp):
+            return
+        from loaderdoctor.instrument import compute
+        from loaderdoctor.instrument.withheld import Withheld
+
+        if not compute.asked(settings):
+            return
+        if self._compute is None:
+            self._compute = compute.Compute(self._session)
+        yield from self._compute.look()
+        try:
+            n_steps = self._compute.enter(settings)
+        except Withheld as error:
+            raise SourceWithheldError(str(error)) from error
+        yield from self._warm_up(n_steps, deadline)
+        if n_steps and (why := self._compute.failure()) is not None:
+            raise WindowFailedError(why)
 
     def _patch(self, request: WindowRequest) -> None:
         """Answer or change the loop's own transfers during this window."""
@@ -214,6 +244,8 @@ class Windows:
             session.begin_thread_step = self._transfers.begin_step
 
     def _unpatch(self) -> None:
+        if self._compute is not None:
+            self._compute.leave()
         self._session.begin_thread_step = None
         if self._transfers is not None:
             self._transfers.remove()
@@ -290,7 +322,7 @@ class Windows:
         if copies is not None:
             copies.start_counting()
         if request.mode != "trial":
-            _reset_gpu_peaks(session)
+            reset_gpu_peaks(session)
         workers_ns, main_ns = children_cpu_ns(), process_time_ns()
         recorder = session.recorder = Recorder()
         clock = session.clock = StepClock(self._marks)
@@ -322,14 +354,16 @@ class Windows:
             raise WindowFailedError(copies.reason)
         times = clock.finish()
         self._step_ns = sum(times.host_ns) // len(times.host_ns)
-        allocated, reserved = _gpu_peaks(session)
+        allocated, reserved = gpu_peaks(session)
         return WindowDone(
             id=request.id,
             mode=request.mode,
             status="ok" if reason is None else "short",
             reason=reason,
             n_steps=len(times.host_ns),
-            n_samples=round(len(times.host_ns) * _samples_per_batch(self._definition.clock)),
+            n_samples=round(
+                len(times.host_ns) * samples_per_batch(self._definition.clock, request)
+            ),
             start_ns=times.start_ns,
             end_ns=times.end_ns,
             host_step_ns=times.host_ns,
@@ -342,7 +376,7 @@ class Windows:
             boundaries=tuple(recorder.boundaries),
             worker_cpu_ns=workers_ns,
             main_cpu_ns=main_ns,
-            host_bytes=_host_bytes(session) if request.host_memory else None,
+            host_bytes=host_bytes(session) if request.host_memory else None,
             gpu_peak_allocated_bytes=allocated,
             gpu_peak_reserved_bytes=reserved,
             n_copy_hits=copies.hits if copies is not None else None,
@@ -356,36 +390,3 @@ class Windows:
         if request.limit_s is not None and whole * self._step_ns > request.limit_s * 1e9:
             return max(1, request.n_steps)
         return whole
-
-
-def _samples_per_batch(loader: LoaderState) -> float:
-    """Samples in a batch: the first dimension of its first tensor, else the batch size."""
-    sizes = [b[0].shape[0] for b in loader.described if b and b[0].shape]
-    if loader.record.batch_size is not None:
-        return float(loader.record.batch_size)
-    return sum(sizes) / len(sizes) if sizes else 0.0
-
-
-def _reset_gpu_peaks(session: Session) -> None:
-    """Peaks only: emptying the allocator's cache here would slow the first steps measured."""
-    if session.device is not None:
-        import torch
-
-        torch.cuda.reset_peak_memory_stats(session.device)
-
-
-def _gpu_peaks(session: Session) -> tuple[int | None, int | None]:
-    from loaderdoctor.instrument import memory
-
-    peaks = memory.gpu_peaks(session.device)
-    return (peaks.allocated_bytes, peaks.reserved_bytes) if peaks is not None else (None, None)
-
-
-def _host_bytes(session: Session) -> int | None:
-    try:
-        from loaderdoctor.instrument import memory
-
-        return memory.host_bytes(os.getpid())
-    except Exception as error:  # /proc of a worker that just ended
-        session.note("memory-not-recorded", f"{type(error).__name__}: {error}")
-        return None

@@ -1,0 +1,285 @@
+"""One context manager for each compute axis: switched inside, as before outside.
+
+A model's `forward` is replaced in the instance, so `model(x)` still runs its hooks. Loops that call
+a method other than the module itself are not reached.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
+
+from loaderdoctor.instrument.withheld import Withheld
+
+_BFLOAT16_SINCE = (8, 0)  # compute capability of the first NVIDIA GPUs with bfloat16 tensor cores
+_ABSENT = object()
+
+
+# ---------------------------------------------------------------- flags of torch
+
+
+@contextmanager
+def flag(owner: Any, name: str, value: object) -> Iterator[None]:
+    """An attribute set to `value`."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextmanager
+def matmul_tf32(on: bool) -> Iterator[None]:
+    """TensorFloat-32 in float32 matrix products and convolutions. Raises Withheld."""
+    try:
+        before = torch.get_float32_matmul_precision()
+        convolutions = torch.backends.cudnn.allow_tf32
+    except RuntimeError as error:  # torch >= 2.9 refuses after a mix of its old and new settings
+        raise Withheld(f"torch doesn't say whether TF32 is on: {error}") from error
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    torch.backends.cudnn.allow_tf32 = on
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = convolutions
+        torch.set_float32_matmul_precision(before)
+
+
+# ---------------------------------------------------------------- forward of a model
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """`forward` in place of the module's own, in the instance. Raises Withheld for TorchScript."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise Withheld(f"{type(module).__name__} is TorchScript: its forward can't be replaced")
+    before = module.__dict__.get("forward", _ABSENT)
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        if before is _ABSENT:
+            module.__dict__.pop("forward", None)
+        else:
+            module.__dict__["forward"] = before
+
+
+def cast_type(device: torch.device) -> torch.dtype:
+    """What autocast computes in here: bfloat16, which needs no loss scaling, where the GPU has it.
+
+    Elsewhere float16 without a scaler: its speed is that of scaled training, its gradients may
+    underflow.
+    """
+    if device.type == "cuda" and torch.version.hip is None:
+        capable = torch.cuda.get_device_capability(device) >= _BFLOAT16_SINCE
+        return torch.bfloat16 if capable else torch.float16
+    return torch.bfloat16
+
+
+@contextmanager
+def autocast(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """The module's forward under autocast; floating-point outputs come back as float32."""
+    inner, kind = module.forward, cast_type(device)
+
+    @functools.wraps(inner)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device.type, dtype=kind):
+            output = inner(*args, **kwargs)
+        return tree_map(lambda x: x.float() if _is_narrow(x) else x, output)
+
+    with replaced_forward(module, forward):
+        yield
+
+
+def _is_narrow(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+
+
+@contextmanager
+def compiled(
+    module: nn.Module, known: MutableMapping[nn.Module, Any], failures: list[str]
+) -> Iterator[None]:
+    """The module's forward compiled; where that fails, its own forward runs and `failures` grows.
+
+    `known` keeps what was compiled for the next time.
+    """
+    inner = module.forward
+    if known.get(module, (None,))[0] != inner:
+        known[module] = (inner, torch.compile(inner))
+    fast = known[module][1]
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if failures:
+            return inner(*args, **kwargs)
+        try:
+            return fast(*args, **kwargs)
+        except Exception as error:  # the compiler, or the model itself: its own forward tells
+            output = inner(*args, **kwargs)
+            text = str(error).strip().splitlines()
+            failures.append(f"torch.compile: {type(error).__name__}: {text[0] if text else ''}")
+            return output
+
+    with replaced_forward(module, forward):
+        yield
+
+
+@contextmanager
+def checkpointed(model: nn.Module) -> Iterator[None]:
+    """The parts of the model's largest chain keep no activations: forward runs again in backward.
+
+    Raises Withheld where the model has no chain of modules (Sequential, ModuleList).
+    """
+    chains = [
+        [part for part in module if any(True for _ in part.parameters())]
+        for module in model.modules()
+        if isinstance(module, (nn.Sequential, nn.ModuleList))
+    ]
+    parts = max(chains, key=len, default=[])
+    if len(parts) < 2:
+        raise Withheld(
+            "the model has no chain of modules to checkpoint: it needs a change of the script"
+        )
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+        for part in dict.fromkeys(parts):
+            stack.enter_context(replaced_forward(part, _run_twice(part.forward)))
+        yield
+
+
+def _run_twice(inner: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(inner)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return inner(*args, **kwargs)
+        return checkpoint(inner, *args, use_reentrant=False, **kwargs)
+
+    return forward
+
+
+# ---------------------------------------------------------------- memory format
+
+
+@contextmanager
+def channels_last(model: nn.Module, optimizers: Iterable[Optimizer]) -> Iterator[None]:
+    """The model's 4-d tensors, those of its optimizer's state, and its inputs in channels_last.
+
+    Afterwards every tensor lies again in the memory it had, with the values training gave it.
+    """
+    owned = [*model.parameters(), *model.buffers()]
+    ids = {id(tensor) for tensor in owned}
+    state = [
+        value
+        for optimizer in optimizers
+        for parameter, values in optimizer.state.items()
+        if id(parameter) in ids
+        for value in values.values()
+        if isinstance(value, Tensor) and value.shape == parameter.shape
+    ]
+    moved = [
+        (tensor, tensor.data)
+        for tensor in (*owned, *state)
+        if tensor.dim() == 4 and not tensor.is_contiguous(memory_format=torch.channels_last)
+    ]
+    if not any(tensor.dim() == 4 for tensor in owned):
+        raise Withheld("the model has no 4-d parameters: channels_last means nothing to it")
+    for tensor, before in moved:
+        tensor.data = before.contiguous(memory_format=torch.channels_last)
+
+    def convert(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        return tree_map(_channels_last, args), tree_map(_channels_last, kwargs)
+
+    handle = model.register_forward_pre_hook(convert, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+        for tensor, before in moved:
+            before.copy_(tensor.data)
+            tensor.data = before
+            if tensor.grad is not None and tensor.grad.stride() != before.stride():
+                tensor.grad = torch.empty_like(before).copy_(tensor.grad)
+
+
+def _channels_last(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.dim() == 4 and value.is_floating_point():
+        return value.contiguous(memory_format=torch.channels_last)
+    return value
+
+
+# ---------------------------------------------------------------- the optimizer
+
+
+class Count:
+    """How often something was called."""
+
+    __slots__ = ("n",)
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+@contextmanager
+def zero_grad(owner: Optimizer | nn.Module, to_none: bool) -> Iterator[Count]:
+    """`zero_grad()` of this object with that `set_to_none`, whatever the loop passes."""
+    inner, count = owner.zero_grad, Count()
+    before = owner.__dict__.get("zero_grad", _ABSENT)
+
+    def zero(*_: Any, **__: Any) -> None:
+        count.n += 1
+        inner(set_to_none=to_none)
+
+    owner.__dict__["zero_grad"] = zero
+    try:
+        yield count
+    finally:
+        if before is _ABSENT:
+            owner.__dict__.pop("zero_grad", None)
+        else:
+            owner.__dict__["zero_grad"] = before
+
+
+@contextmanager
+def fused(optimizer: Optimizer, on: bool) -> Iterator[None]:
+    """The optimizer steps with torch's fused kernels, or without. Raises Withheld.
+
+    Fused steps count on the device, others on the host; counters go back to where they were.
+    """
+    name = type(optimizer).__name__
+    if "fused" not in optimizer.defaults:
+        raise Withheld(f"{name} has no fused version")
+    groups = optimizer.param_groups
+    if all(bool(group.get("fused")) is on for group in groups):
+        raise Withheld(f"{name} is {'fused' if on else 'not fused'} already")
+    parameters = [p for group in groups for p in group["params"]]
+    if on and not all(p.is_floating_point() for p in parameters):
+        raise Withheld(f"fused {name} takes floating-point parameters only")
+    if any(group.get("capturable") or group.get("differentiable") for group in groups):
+        raise Withheld(f"{name} is capturable or differentiable: its step can't be switched")
+    before = [(group, group.get("fused"), group.get("foreach")) for group in groups]
+    counters = [
+        (state, state["step"], parameter.device if on else torch.device("cpu"))
+        for parameter, state in optimizer.state.items()
+        if isinstance(state.get("step"), Tensor)
+    ]
+    for group in groups:
+        group["fused"], group["foreach"] = on, False if on else group.get("foreach")
+    for state, counter, device in counters:
+        state["step"] = counter.to(device, copy=True)
+    try:
+        yield
+    finally:
+        for state, counter, _ in counters:
+            counter.copy_(state["step"])
+            state["step"] = counter
+        for group, was_fused, was_foreach in before:
+            group["fused"], group["foreach"] = was_fused, was_foreach

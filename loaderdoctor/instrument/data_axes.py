@@ -1,0 +1,184 @@
+"""The data axes of a trial: which dataset, sampler and collate function its loader gets.
+
+What is made once (cached samples, copied files, changed datasets) is kept as long as the user's
+loader lives, since a trial is opened many times.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader
+
+from loaderdoctor.instrument import page_cache
+from loaderdoctor.instrument.augment import without_augmentation
+from loaderdoctor.instrument.cached import CachedDataset
+from loaderdoctor.instrument.dataset_files import dataset_files, redirected
+from loaderdoctor.instrument.disk_copies import DiskCopy, other_place, tmpfs_place
+from loaderdoctor.instrument.portion import first_part, n_first
+from loaderdoctor.instrument.ready import OneField
+from loaderdoctor.instrument.uint8 import Normaliser, as_bytes
+from loaderdoctor.instrument.withheld import Withheld
+from loaderdoctor.settings import Settings
+
+Note = Callable[[str, str], None]  # (kind, text): something the report must say
+
+# A cache that is filled within this time is freed after each trial, and filled again.
+KEEP_CACHE_S = 1.0
+# More of the dataset's pages still in memory than this after they were dropped: not cold.
+MAX_WARM_SHARE = 0.10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialData:
+    """What a trial's loader reads. The defaults of every axis: the user's own objects."""
+
+    dataset: Any
+    sampler: Any  # for a loader that makes its batches itself; None: its batch_sampler does
+    batch_size: int | None
+    collate: Any
+    normalise: Normaliser | None = None
+    before_epoch: Callable[[], None] | None = None  # not part of the epoch's time
+
+
+@dataclass(slots=True)
+class _Made:
+    """What was made of one loader's dataset."""
+
+    datasets: dict[tuple[object, ...], Any] = field(default_factory=dict)
+    copies: dict[str, DiskCopy] = field(default_factory=dict)
+
+
+# By dataset: loaders are often built anew each epoch. A dataset that can't be referred to weakly
+# (a list) is told by its loader.
+_made: weakref.WeakKeyDictionary[Any, _Made] = weakref.WeakKeyDictionary()
+
+
+def trial_data(loader: DataLoader[Any], settings: Settings, note: Note) -> TrialData:
+    """The data of a trial with these settings. Raises Withheld with the reason."""
+    owner = _owner(loader)
+    made = _made.setdefault(owner, _Made())
+    data = TrialData(
+        dataset=loader.dataset,
+        sampler=None if _own_batches(loader) else loader.sampler,
+        batch_size=loader.batch_size,
+        collate=loader.collate_fn,
+    )
+    if settings.storage not in (None, "original"):
+        data = _stored(data, owner, settings.storage or "", made, note)
+    if settings.augment not in (None, "on"):
+        dataset = _once(
+            made,
+            (settings.storage, settings.augment),
+            lambda: without_augmentation(data.dataset, settings.augment or ""),
+        )
+        data = replace(data, dataset=dataset)
+    if settings.uint8:
+        dataset, normalise = _once(
+            made,
+            (settings.storage, settings.augment, loader.collate_fn, "uint8"),
+            lambda: as_bytes(data.dataset, _collate_of(loader)),
+        )
+        data = replace(data, dataset=dataset, normalise=normalise)
+    if settings.cache:
+        data = replace(data, dataset=_cached(data.dataset, settings, made))
+    if settings.portion is not None and settings.portion < 1:
+        data = replace(data, sampler=first_part(loader, settings.portion))
+    if settings.batch_size is not None and settings.batch_size != loader.batch_size:
+        data = replace(data, batch_size=_batch_size(loader, settings.batch_size))
+    if settings.fields not in (None, "all"):
+        data = replace(data, collate=OneField(data.collate, settings.fields or ""))
+    return data
+
+
+def release(loader: DataLoader[Any]) -> None:
+    """Forget what was made of this loader's data, and remove copies of its files."""
+    made = _made.pop(_owner(loader), None)
+    for copy in made.copies.values() if made is not None else ():
+        copy.remove()
+
+
+def _owner(loader: DataLoader[Any]) -> Any:
+    try:
+        weakref.ref(loader.dataset)
+    except TypeError:
+        return loader
+    return loader.dataset
+
+
+def _own_batches(loader: DataLoader[Any]) -> bool:
+    """Whether a batch_sampler of the user's own decides what a batch is."""
+    return loader.batch_size is None and loader.batch_sampler is not None
+
+
+def _batch_size(loader: DataLoader[Any], batch_size: int) -> int:
+    if loader.batch_size is None or (
+        loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler
+    ):
+        raise Withheld("the loader's batches are made by the script, not by batch_size")
+    return batch_size
+
+
+def _collate_of(loader: DataLoader[Any]) -> Any:
+    """The collate function as a batch of one is made; without batching a sample is the batch."""
+    if loader.batch_size is None and loader.batch_sampler is None:
+        return lambda samples: loader.collate_fn(samples[0])
+    return loader.collate_fn
+
+
+def _once(made: _Made, key: tuple[object, ...], make: Callable[[], Any]) -> Any:
+    if key not in made.datasets:
+        made.datasets[key] = make()
+    return made.datasets[key]
+
+
+def _cached(dataset: Any, settings: Settings, made: _Made) -> Any:
+    n = None
+    key = (id(dataset), settings.portion, "cache")  # changed datasets are kept, so ids stay
+    if key in made.datasets:
+        return made.datasets[key]
+    if settings.portion is not None and hasattr(dataset, "__len__"):
+        n = n_first(len(dataset), settings.portion)
+    cached = CachedDataset(dataset, n)
+    if cached.fill_s > KEEP_CACHE_S:
+        made.datasets[key] = cached
+    return cached
+
+
+def _stored(data: TrialData, owner: Any, storage: str, made: _Made, note: Note) -> TrialData:
+    original = data.dataset
+    found = _once(made, ("files",), lambda: dataset_files(original))
+    if storage == "cold":
+        files = found.files
+    else:
+        place = tmpfs_place() if storage == "tmpfs" else other_place(storage)
+        if storage not in made.copies:
+            made.copies[storage] = DiskCopy(found, place)
+            weakref.finalize(owner, made.copies[storage].remove)
+        copy = made.copies[storage]
+        files = copy.files
+        dataset = _once(made, (storage, None), lambda: redirected(original, found, copy.path))
+        data = replace(data, dataset=dataset)
+        if storage == "tmpfs":
+            return data
+    if not page_cache.can_drop():
+        if storage == "cold":
+            raise Withheld("this system doesn't let a process drop pages of files")
+        note(
+            "storage-warm", f"storage={storage}: read from memory, since its pages can't be dropped"
+        )
+        return data
+    cached = page_cache.drop(files)
+    if cached.share > MAX_WARM_SHARE:
+        stayed = f"{cached.n_in_memory} of {cached.n_pages} pages of the dataset's files"
+        if storage == "cold":
+            raise Withheld(f"{stayed} stayed in memory though they were dropped")
+        note("storage-warm", f"storage={storage}: {stayed} stayed in memory")
+
+    def drop_again() -> None:
+        page_cache.drop(files)
+
+    return replace(data, before_epoch=drop_again)

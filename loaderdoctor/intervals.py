@@ -101,6 +101,13 @@ class Intervals:
     def contains(self, at_ns: ArrayLike) -> NDArray[np.bool_]:
         """Whether each instant lies in the set."""
         at = np.asarray(at_ns, dtype=np.int64)
+        if at.ndim == 1 and at.size > len(self) and bool((at[1:] >= at[:-1]).all()):
+            # Many instants in order: look the few spans up among them instead.
+            first = np.searchsorted(at, self.starts, side="left")
+            end = np.searchsorted(at, self.ends, side="left")
+            n_begun = np.bincount(first, minlength=at.size + 1)
+            n_ended = np.bincount(end, minlength=at.size + 1)
+            return np.cumsum(n_begun - n_ended)[:-1] > 0
         begun = np.searchsorted(self.starts, at, side="right")
         ended = np.searchsorted(self.ends, at, side="right")
         return np.asarray(begun > ended)

@@ -70,6 +70,16 @@ def test_help_and_analyze_load_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_analyze_loads_what_it_writes_with_only_when_it_writes() -> None:
+    code = (
+        "import sys, loaderdoctor.commands.analyze\n"
+        "seldom = {'tensorboard', 'jinja2', 'matplotlib', 'loaderdoctor.sweep'} & set(sys.modules)\n"
+        "assert not seldom, seldom"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_modules_stay_small() -> None:
     long = {
         str(p.relative_to(PACKAGE)): n

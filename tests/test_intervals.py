@@ -80,6 +80,12 @@ def test_time_covered_before_an_instant_and_membership(
     assert of(pairs).contains(at).tolist() == [x in known for x in at]
 
 
+@given(spans, st.lists(st.integers(-5, SIZE + 20), max_size=40))
+def test_membership_of_many_instants_in_order(pairs: list[tuple[int, int]], at: list[int]) -> None:
+    covered = brute(pairs)
+    assert of(pairs).contains(sorted(at)).tolist() == [x in covered for x in sorted(at)]
+
+
 @given(spans, st.randoms(use_true_random=False))
 def test_order_of_spans_and_splitting_one_change_nothing(
     pairs: list[tuple[int, int]], random: object

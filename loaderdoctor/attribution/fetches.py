@@ -135,27 +135,9 @@ def _own_fetches(rows: Rows) -> Index:
 def _worked_between(rows: Rows, fetches: Index) -> Mask:
     """Whether work of the step was done or queued between each fetch and the next (n - 1)."""
     spans = rows.spans
-    work = spans.start_ns[_step_work(rows)]
+    work = spans.start_ns[rows.step_work]
     starts, ends = spans.start_ns[fetches], spans.end_ns[fetches]
     return np.searchsorted(work, starts[1:]) > np.searchsorted(work, ends[:-1])
-
-
-def _step_work(rows: Rows) -> Mask:
-    """Host rows that only a step's own work makes.
-
-    Launches, optimizer spans, and the outermost ops, autograd's too, that are none of the loader's
-    (whose own ops call others). Not what producers do beside the loop.
-    """
-    spans, flags = rows.spans, rows.flags
-    ops = np.zeros(len(spans), np.bool_)
-    index = np.flatnonzero(spans.category == Category.CPU_OP)
-    for thread in np.unique(spans.thread[index]):
-        mine = index[spans.thread[index] == thread]
-        ops[mine[outermost(spans.start_ns[mine], spans.end_ns[mine])]] = True
-    ops &= ~(flags.loader_op | flags.fetch)[spans.name]
-    launches = rows.named(flags.launch, Category.RUNTIME)
-    optimizer = rows.named(flags.optimizer, Category.USER_ANNOTATION)
-    return (ops | launches | optimizer) & ~rows.by_producers()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +199,7 @@ def _creations(rows: Rows, seed_ns: I64, fetch_starts: I64) -> Intervals:
     if seed_ns.size == 0:
         return EMPTY
     spans = rows.spans
-    work = spans.start_ns[_step_work(rows) & rows.on_training_thread()]
+    work = spans.start_ns[rows.step_work & rows.on_training_thread()]
     end = np.minimum(_next_after(seed_ns, fetch_starts), _next_after(seed_ns, work))
     known = end < _NEVER
     return Intervals.of(seed_ns[known], end[known])

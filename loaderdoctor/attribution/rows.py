@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +16,14 @@ Mask = NDArray[np.bool_]
 Index = NDArray[np.intp]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: what several stages ask for is kept
 class Rows:
     """Columns of a trace (ns, trace clock) with joins. Masks and indices refer to `spans`."""
 
     spans: Spans
     names: tuple[str, ...]
     flags: NameFlags
+    of_category: tuple[Index, ...]  # rows of each Category, by its number
     device_rows: Index  # kernels, copies, memsets, by start
     launched_by: I64  # for each device row: its launching runtime row, or ABSENT
     training_thread: int  # index into Trace.threads; ABSENT where no host thread is recorded
@@ -29,7 +31,12 @@ class Rows:
 
     def named(self, flag: NDArray[np.bool_], *categories: Category) -> Mask:
         """Rows of these categories whose name carries the flag."""
-        return flag[self.spans.name] & np.isin(self.spans.category, np.asarray(categories, np.int8))
+        mask = np.zeros(len(self.spans), np.bool_)
+        for category in categories:
+            if flag[self._names_of_category[category]].any():
+                rows = self.of_category[category]
+                mask[rows] = flag[self.spans.name[rows]]
+        return mask
 
     def intervals(self, rows: Mask | Index) -> Intervals:
         """When any of these rows runs."""
@@ -41,22 +48,55 @@ class Rows:
 
     def by_producers(self) -> Mask:
         """Host rows of threads that make batches."""
-        return np.isin(self.spans.thread, np.asarray(self.producer_threads, np.int32))
+        mask = np.zeros(len(self.spans), np.bool_)
+        for thread in self.producer_threads:
+            mask |= self.spans.thread == thread
+        return mask
+
+    @cached_property
+    def step_work(self) -> Mask:
+        """Host rows that only a step's own work makes.
+
+        Launches, optimizer spans, and the outermost ops, autograd's too, that are none of the
+        loader's (whose own ops call others). Not what producers do beside the loop.
+        """
+        spans, flags = self.spans, self.flags
+        work = self.named(flags.launch, Category.RUNTIME)
+        work |= self.named(flags.optimizer, Category.USER_ANNOTATION)
+        ops = self.of_category[Category.CPU_OP]
+        thread = spans.thread[ops]
+        not_loader = ~(flags.loader_op | flags.fetch)
+        for number in np.flatnonzero(np.bincount(thread)).tolist():
+            if number not in self.producer_threads:
+                mine = ops[thread == number]
+                mine = mine[outermost(spans.start_ns[mine], spans.end_ns[mine])]
+                work[mine] = not_loader[spans.name[mine]]
+        if self.producer_threads:
+            work &= ~self.by_producers()
+        return work
+
+    @cached_property
+    def _names_of_category(self) -> tuple[Index, ...]:
+        return tuple(
+            np.flatnonzero(np.bincount(self.spans.name[rows])) for rows in self.of_category
+        )
 
 
 def rows_of(trace: Trace) -> Rows:
     """Join device rows to the calls that launched them and tell the threads apart."""
     spans, flags = trace.spans, name_flags(trace)
-    device_rows = np.flatnonzero(np.isin(spans.category, np.asarray(DEVICE_CATEGORIES, np.int8)))
-    training = _training_thread(spans, flags)
+    of_category = tuple(np.flatnonzero(spans.category == number) for number in Category)
+    device_rows = np.sort(np.concatenate([of_category[number] for number in DEVICE_CATEGORIES]))
+    training = _training_thread(spans, flags, of_category)
     return Rows(
         spans=spans,
         names=trace.names,
         flags=flags,
+        of_category=of_category,
         device_rows=device_rows,
         launched_by=_launching_rows(spans, device_rows),
         training_thread=training,
-        producer_threads=_producer_threads(spans, flags, training),
+        producer_threads=_producer_threads(spans, flags, of_category, training),
     )
 
 
@@ -64,12 +104,27 @@ def outermost(start_ns: I64, end_ns: I64) -> Mask:
     """Which spans of one thread lie in no other (of equals, the first)."""
     if start_ns.size == 0:
         return np.zeros(0, np.bool_)
-    # Equal starts: the longer one is the outer one.
-    order = np.lexsort((-end_ns, start_ns))
-    reach = np.maximum.accumulate(end_ns[order])
+    step = np.diff(start_ns)
+    if (step > 0).all():
+        return _beyond_all_before(start_ns, end_ns)
+    # Equal starts: the longer one is the outer one. What is in order already stays in its place.
+    order = np.arange(start_ns.size)
+    if (step >= 0).all():
+        tied = np.zeros(start_ns.size, np.bool_)
+        tied[1:] = tied_before = step == 0
+        tied[:-1] |= tied_before
+        moved = np.flatnonzero(tied)
+    else:
+        moved = order
+    order[moved] = moved[np.lexsort((-end_ns[moved], start_ns[moved]))]
     outer = np.empty(order.size, np.bool_)
-    outer[order] = np.concatenate(([True], start_ns[order[1:]] >= reach[:-1]))
+    outer[order] = _beyond_all_before(start_ns[order], end_ns[order])
     return outer
+
+
+def _beyond_all_before(start_ns: I64, end_ns: I64) -> Mask:
+    reach = np.maximum.accumulate(end_ns)
+    return np.concatenate(([True], start_ns[1:] >= reach[:-1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,43 +177,45 @@ def _launching_rows(spans: Spans, device_rows: Index) -> I64:
     return np.where((known[at] == wanted) & (wanted != ABSENT), calls[at], ABSENT)
 
 
-def _training_thread(spans: Spans, flags: NameFlags) -> int:
+def _training_thread(spans: Spans, flags: NameFlags, of_category: tuple[Index, ...]) -> int:
     """The thread that carries the step marks, else optimizer steps, else most annotations and ops.
 
     Autograd's threads run more ops than the thread that trains, but annotations (ProfilerStep,
     Optimizer, fetches) are opened by Python code only.
     """
-    annotated = spans.category == Category.USER_ANNOTATION
-    ops = spans.category == Category.CPU_OP
-    for mask in (
-        annotated & flags.step[spans.name],
-        (annotated | ops) & flags.optimizer[spans.name],
-        annotated & flags.fetch[spans.name],
-        annotated,
-        ops,
-        spans.category == Category.RUNTIME,
+    annotated = of_category[Category.USER_ANNOTATION]
+    ops = of_category[Category.CPU_OP]
+    for rows, flag in (
+        (annotated, flags.step),
+        (np.concatenate((annotated, ops)), flags.optimizer),
+        (annotated, flags.fetch),
+        (annotated, None),
+        (ops, None),
+        (of_category[Category.RUNTIME], None),
     ):
-        if mask.any():
-            return int(np.bincount(spans.thread[mask]).argmax())
+        chosen = rows if flag is None else rows[flag[spans.name[rows]]]
+        if chosen.size:
+            return int(np.bincount(spans.thread[chosen]).argmax())
     return ABSENT
 
 
-def _producer_threads(spans: Spans, flags: NameFlags, training: int) -> tuple[int, ...]:
+def _producer_threads(
+    spans: Spans, flags: NameFlags, of_category: tuple[Index, ...], training: int
+) -> tuple[int, ...]:
     """Host threads beside the training thread that make or move batches.
 
     A thread that fetches; or one that pins memory or copies, launches no kernel and runs no op: the
     pin-memory thread, or a background loader that moves its batches. Threads that launch kernels
     are autograd's or DataParallel's replicas; NCCL's watchdog only queries events.
     """
-    host = (spans.category == Category.RUNTIME) & (spans.thread != training)
-    calling = np.unique(spans.thread[host & flags.batch_call[spans.name]])
-    working = np.unique(
-        spans.thread[
-            (host & flags.launch[spans.name])
-            | ((spans.category == Category.CPU_OP) & (spans.thread != training))
-        ]
-    )
-    fetches = (spans.category == Category.USER_ANNOTATION) & flags.fetch[spans.name]
-    fetching = np.unique(spans.thread[fetches & (spans.thread != training)])
-    quiet = np.setdiff1d(calling, working)
-    return tuple(int(t) for t in np.union1d(quiet, fetching))
+
+    def threads(category: Category, flag: NDArray[np.bool_] | None = None) -> set[int]:
+        rows = of_category[category]
+        if flag is not None:
+            rows = rows[flag[spans.name[rows]]]
+        return set(np.flatnonzero(np.bincount(spans.thread[rows])).tolist())
+
+    calling = threads(Category.RUNTIME, flags.batch_call)
+    working = threads(Category.RUNTIME, flags.launch) | threads(Category.CPU_OP)
+    fetching = threads(Category.USER_ANNOTATION, flags.fetch)
+    return tuple(sorted(((calling - working) | fetching) - {training}))

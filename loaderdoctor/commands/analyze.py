@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.judge import judge_trace
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
-from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.commands.output import (
     ShareRule,
     check_json_target,
@@ -17,17 +15,10 @@ from loaderdoctor.commands.output import (
     exit_code,
     share_rules,
 )
-from loaderdoctor.commands.pictures import extras_of_trace
-from loaderdoctor.errors import RunError, UsageError
+from loaderdoctor.errors import UsageError
 from loaderdoctor.findings.rules import find
 from loaderdoctor.report.build import build_report
-from loaderdoctor.report.captures import Overlay, worker_name, write_capture
-from loaderdoctor.report.console import console_text
-from loaderdoctor.report.files import RunFolder, plain_name
-from loaderdoctor.report.html.page import write_html
 from loaderdoctor.report.model import Report, ReportWarning
-from loaderdoctor.report.scalars import write_scalars
-from loaderdoctor.report.tensorboard import BASELINE, write_plugin_trace
 from loaderdoctor.trace.columns import Trace
 from loaderdoctor.trace.read import read_trace
 
@@ -71,42 +62,16 @@ def report_of_trace(path: Path, attributed: Attributed) -> Report:
 def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...]) -> int:
     attributed = attribute(read_trace(path))
     report = report_of_trace(path, attributed)
-    added = Overlay.of(tracks(attributed))
     folder = None
-    at = time.time()
-    at_ns = int(at * 1e9)
-    if options.output is not None:
-        run = RunFolder.create(str(path), output=options.output, at=at)
-        folder = run.path
-        text = console_text(report, folder=folder)
-        run.write_report(report, text)
-        write_html(report, run, extras_of_trace(attributed))
-        write_capture(run, BASELINE, path, at_ns=at_ns, overlay=added)
-        write_scalars(report, run.tensorboard, console_text=text, at=at)
-    if options.tensorboard is not None:
-        capture = _new_capture(options.tensorboard, path)
-        write_plugin_trace(
-            path,
-            capture / f"{worker_name()}.{at_ns}.pt.trace.json.gz",
-            extra_waits=added.waits_outside_next,
+    if options.output is not None or options.tensorboard is not None:
+        # Half of the time to start (tensorboard, jinja2, matplotlib), for what is seldom asked.
+        from loaderdoctor.commands.analyze_files import write_files
+
+        folder = write_files(
+            path, attributed, report, output=options.output, tensorboard=options.tensorboard
         )
     deliver(report, json_target=options.json_target, folder=folder)
     return exit_code(report, rules)
-
-
-def _new_capture(logdir: Path, trace: Path) -> Path:
-    """A folder of its own below `logdir`: TensorBoard reads each run's folder once."""
-    name = plain_name(trace.name.partition(".")[0])
-    for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
-        folder = logdir / f"{name}{suffix}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise RunError(f"{folder}: can't be made ({error.strerror or error}).") from None
-        return folder
-    raise UsageError(f"{logdir}: holds a thousand runs named {name}. Name another folder.")
 
 
 def _warnings(trace: Trace) -> tuple[ReportWarning, ...]:

@@ -46,7 +46,7 @@ class Spans:
     category: I8  # Category
     name: I32  # index into Trace.names
     thread: I32  # index into Trace.threads (device rows too: their pid/tid are device/stream)
-    correlation: I64  # joins a RUNTIME row to the device rows it launched
+    correlation: I64  # joins a RUNTIME row to the device rows it launched; ops have none
     external_id: I64
     device: I32
     stream: I32

@@ -11,52 +11,14 @@ import contextlib
 import json
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from enum import Enum
+from typing import Any, Union
 
 import msgspec
 
 from loaderdoctor.trace.columns import ABSENT, Category
 
 Buffer = bytes | bytearray | memoryview
-
-
-class Args(msgspec.Struct, frozen=True, gc=False):
-    """The `args` of an event. Not collected by gc: batches are large, short-lived and acyclic."""
-
-    correlation: int = ABSENT
-    external_id: int = msgspec.field(default=ABSENT, name="External id")
-    device: int = ABSENT
-    stream: int | str = ABSENT  # text, an address, in runtime calls of ROCm
-    bytes: int = ABSENT
-    name: str = ""  # metadata events: the name given to a thread or process
-
-
-NO_ARGS = Args()
-
-
-# Kinds of events of the Chrome trace format: complete X, metadata M, begin B and end E, and those
-# without use for us: flows, instants, counters, samples, objects, asynchronous events, ... A closed
-# set decodes to strings that exist already (8 % of the decoding time); "" stands for any other.
-# fmt: off
-Phase = Literal[
-    "", "X", "M", "B", "E", "s", "t", "f", "i", "I", "C", "P", "N", "O", "D", "b", "n", "e", "S",
-    "T", "p", "F", "R", "c", "(", ")", "V", "v", "a",
-]
-# fmt: on
-
-
-class Event(msgspec.Struct, frozen=True, gc=False):
-    """One element of `traceEvents`. Times in microseconds; NaN where the file has none."""
-
-    ph: Phase = ""
-    cat: str = ""
-    name: str = ""
-    pid: int | str = ""
-    tid: int | str = ""
-    ts: float = math.nan
-    dur: float = 0.0
-    args: Args = NO_ARGS
-
 
 # Names by torch >= 1.8 and by tools that write the TensorBoard plugin's dialect, lower case
 # (early versions of torch wrote `Kernel`, and `gpu_user_Annotation`). Runtime and driver
@@ -78,17 +40,6 @@ _CATEGORIES = {
 }
 
 
-HOST_CATEGORIES = frozenset(
-    [
-        Category.CPU_OP,
-        Category.USER_ANNOTATION,
-        Category.RUNTIME,
-        Category.PYTHON,
-        Category.WORKER,
-    ]
-)
-
-
 def category_of(cat: str) -> Category:
     """The category that a file's `cat` stands for; OTHER for the ones we have no use for."""
     cat = cat.lower()
@@ -97,12 +48,113 @@ def category_of(cat: str) -> Category:
     return _CATEGORIES.get(cat, Category.OTHER)
 
 
+class FileCategory(Enum):
+    """`cat` by its usual spellings, which the decoder finds without making a string of each.
+
+    `code` is the number of the Category; any other spelling is read as a member of the same code.
+    """
+
+    OTHER = ""
+    CPU_OP = "cpu_op"
+    USER_ANNOTATION = "user_annotation"
+    CUDA_RUNTIME = "cuda_runtime"
+    CUDA_DRIVER = "cuda_driver"
+    KERNEL = "kernel"
+    GPU_MEMCPY = "gpu_memcpy"
+    GPU_MEMSET = "gpu_memset"
+    GPU_USER_ANNOTATION = "gpu_user_annotation"
+    PYTHON_FUNCTION = "python_function"
+    DATALOADER_WORKER = "dataloader_worker"
+
+    code: int
+
+    def __init__(self, cat: str) -> None:
+        self.code = int(category_of(cat))
+
+    @classmethod
+    def _missing_(cls, value: object) -> FileCategory | None:
+        return _MEMBER_OF[category_of(value)] if isinstance(value, str) else None
+
+
+_MEMBER_OF = {Category(member.code): member for member in FileCategory}
+
+
+class Args(msgspec.Struct, frozen=True, gc=False):
+    """The `args` of an event. Not collected by gc: batches are large, short-lived and acyclic."""
+
+    correlation: int = ABSENT
+    external_id: int = msgspec.field(default=ABSENT, name="External id")
+    device: int = ABSENT
+    stream: int | str = ABSENT  # text, an address, in runtime calls of ROCm
+    bytes: int = ABSENT
+    name: str = ""  # metadata events: the name given to a thread or process
+
+
+NO_ARGS = Args()
+
+# Elements of `traceEvents` are told apart by `ph`, their kind in the Chrome trace format, before
+# anything else is decoded: of flows, a third of a trace, nothing is.
+
+
+class Complete(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
+    """A span. Times in microseconds; NaN where the file has none."""
+
+    cat: FileCategory = FileCategory.OTHER
+    name: str = ""
+    pid: int | str = ""
+    tid: int | str = ""
+    ts: float = math.nan
+    dur: float = 0.0
+    args: Args = NO_ARGS
+
+
+class Metadata(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="M"):
+    """The name of a process or a thread, among others."""
+
+    name: str = ""
+    pid: int | str = ""
+    tid: int | str = ""
+    args: Args = NO_ARGS
+
+
+class Begin(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="B"):
+    """The begin of a span whose end is an event of its own; torch.profiler writes none."""
+
+
+class End(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="E"):
+    """The end of such a span."""
+
+
+class Unused(msgspec.Struct, frozen=True, gc=False):
+    """Flows, instants, counters, samples, objects, asynchronous events, ..."""
+
+
+class Malformed(msgspec.Struct, frozen=True, gc=False):
+    """Not an event, or of no known kind: what only the lenient decoder gives."""
+
+
+Event = Complete | Metadata | Begin | End | Unused | Malformed
+
+KINDS: dict[str, type[msgspec.Struct]] = {
+    "X": Complete,
+    "M": Metadata,
+    "B": Begin,
+    "E": End,
+    **{
+        ph: msgspec.defstruct(
+            "Unused", [], bases=(Unused,), tag_field="ph", tag=ph, frozen=True, gc=False
+        )
+        for ph in "stfiICPNODbneSTpFRc()Vva"
+    },
+}
+
 decode_strictly: Callable[[Buffer], list[Event]] = msgspec.json.Decoder(
-    list[Event], strict=False
+    list[Union[tuple(KINDS.values())]],  # type: ignore[misc]  # noqa: UP007  # as many as listed
+    strict=False,
 ).decode
 
 
-def decode_leniently(data: Buffer) -> list[Event]:
+def decode_leniently(data: Buffer) -> list[Any]:
     """Events of a JSON array of anything, one `Event` per element; unreadable parts are defaults.
 
     Accepts what torch has been seen to write beyond JSON: NaN, infinities, raw control characters.
@@ -116,23 +168,29 @@ def printable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _event(item: Any) -> Event:
-    if not isinstance(item, dict):
-        return Event()
-    fields = _readable(item, _EVENT_FIELDS)
-    if isinstance(item.get("args"), dict):
-        fields["args"] = Args(**_readable(item["args"], _ARGS_FIELDS))
-    if "dur" in item and "dur" not in fields:
+def _event(item: Any) -> msgspec.Struct:
+    """An `Event`."""
+    ph = item.get("ph") if isinstance(item, dict) else None
+    kind = KINDS.get(ph) if isinstance(ph, str) else None
+    if kind is None:
+        return Malformed()
+    fields = _readable(item, _FIELDS[kind])
+    if kind in (Complete, Metadata) and isinstance(item.get("args"), dict):
+        fields["args"] = Args(**_readable(item["args"], _FIELDS[Args]))
+    if kind is Complete and "dur" in item and "dur" not in fields:
         fields["dur"] = math.nan  # a duration that is no number is not a duration of 0
-    return Event(**fields)
+    return kind(**fields)
 
 
 # Field, its key in the file, its type.
 Fields = tuple[tuple[str, str, Any], ...]
-_ARGS_FIELDS: Fields = tuple((f.name, f.encode_name, f.type) for f in msgspec.structs.fields(Args))
-_EVENT_FIELDS: Fields = tuple(
-    (f.name, f.encode_name, f.type) for f in msgspec.structs.fields(Event) if f.name != "args"
-)
+_DECODED: list[type[msgspec.Struct]] = [Args, *KINDS.values()]
+_FIELDS: dict[type[msgspec.Struct], Fields] = {
+    kind: tuple(
+        (f.name, f.encode_name, f.type) for f in msgspec.structs.fields(kind) if f.name != "args"
+    )
+    for kind in _DECODED
+}
 
 
 def _readable(item: dict[str, Any], fields: Fields) -> dict[str, Any]:

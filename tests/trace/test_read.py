@@ -186,14 +186,19 @@ def test_quoted_numbers_and_missing_parts_are_read(tmp_path: Path) -> None:
     trace = written(
         tmp_path,
         [
-            span(ts="10.5", dur="1", args={"correlation": "7", "External id": None}),
+            span(
+                cat="cuda_runtime",
+                ts="10.5",
+                dur="1",
+                args={"correlation": "7", "External id": None},
+            ),
             {"ph": "X", "name": "bare", "ts": 20},
         ],
     )
     assert trace.spans.start_ns.tolist() == [0, 9_500]
     assert trace.spans.end_ns.tolist() == [1_000, 9_500]
     assert trace.spans.correlation.tolist() == [7, ABSENT]
-    assert trace.spans.category.tolist() == [Category.CPU_OP, Category.OTHER]
+    assert trace.spans.category.tolist() == [Category.RUNTIME, Category.OTHER]
     assert (trace.base_time_ns, trace.devices, trace.rank, trace.n_ranks) == (0, (), None, None)
     assert not trace.has_accelerator
 

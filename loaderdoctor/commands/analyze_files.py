@@ -1,0 +1,67 @@
+"""What `loaderdoctor analyze` writes where it is asked to: a run folder, a TensorBoard capture."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from loaderdoctor.attribution.trace_facts import Attributed
+from loaderdoctor.attribution.tracks import tracks
+from loaderdoctor.commands.pictures import extras_of_trace
+from loaderdoctor.errors import RunError, UsageError
+from loaderdoctor.report.captures import Overlay, worker_name, write_capture
+from loaderdoctor.report.console import console_text
+from loaderdoctor.report.files import RunFolder, plain_name
+from loaderdoctor.report.html.page import write_html
+from loaderdoctor.report.model import Report
+from loaderdoctor.report.scalars import write_scalars
+from loaderdoctor.report.tensorboard import BASELINE, write_plugin_trace
+
+
+def write_files(
+    path: Path,
+    attributed: Attributed,
+    report: Report,
+    *,
+    output: Path | None,
+    tensorboard: Path | None,
+) -> Path | None:
+    """Write the run's folder below `output` and the plugin's trace below `tensorboard`.
+
+    Returns the run's folder, None where only a capture was asked for.
+    """
+    added = Overlay.of(tracks(attributed))
+    folder = None
+    at = time.time()
+    at_ns = int(at * 1e9)
+    if output is not None:
+        run = RunFolder.create(str(path), output=output, at=at)
+        folder = run.path
+        text = console_text(report, folder=folder)
+        run.write_report(report, text)
+        write_html(report, run, extras_of_trace(attributed))
+        write_capture(run, BASELINE, path, at_ns=at_ns, overlay=added)
+        write_scalars(report, run.tensorboard, console_text=text, at=at)
+    if tensorboard is not None:
+        capture = _new_capture(tensorboard, path)
+        write_plugin_trace(
+            path,
+            capture / f"{worker_name()}.{at_ns}.pt.trace.json.gz",
+            extra_waits=added.waits_outside_next,
+        )
+    return folder
+
+
+def _new_capture(logdir: Path, trace: Path) -> Path:
+    """A folder of its own below `logdir`: TensorBoard reads each run's folder once."""
+    name = plain_name(trace.name.partition(".")[0])
+    for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
+        folder = logdir / f"{name}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RunError(f"{folder}: can't be made ({error.strerror or error}).") from None
+        return folder
+    raise UsageError(f"{logdir}: holds a thousand runs named {name}. Name another folder.")

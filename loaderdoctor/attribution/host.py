@@ -17,7 +17,7 @@ import numpy as np
 from loaderdoctor.attribution.names import FETCH_PREFIX, OPTIMIZER_PREFIX
 from loaderdoctor.attribution.rows import Index, Rows, outermost
 from loaderdoctor.facts import HostSpot
-from loaderdoctor.intervals import Intervals
+from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import I64, Category
 
 MAX_SPOTS = 10
@@ -37,6 +37,7 @@ _STDLIB = frozenset(sys.stdlib_module_names)
 
 def host_spots(rows: Rows, host: Intervals, per_step: int) -> tuple[HostSpot, ...]:
     """At most ten places, largest first, that together hold most of the exposed host time."""
+    host = host.subtract(_between_steps(rows))
     if len(host) == 0:
         return ()
     spots: dict[str, HostSpot] = {}
@@ -53,6 +54,20 @@ def host_spots(rows: Rows, host: Intervals, per_step: int) -> tuple[HostSpot, ..
         for s in ranked[:MAX_SPOTS]
         if s.ms_per_step > 0
     )
+
+
+def _between_steps(rows: Rows) -> Intervals:
+    """Time outside the step marks, which is the profiler's: ending a step, beginning the next.
+
+    After the last mark it stops (`cudaDeviceSynchronize`), and nothing there is the loop's own.
+    """
+    steps = rows.intervals(
+        rows.named(rows.flags.step, Category.USER_ANNOTATION) & rows.on_training_thread()
+    )
+    if len(steps) == 0:
+        return EMPTY
+    end = max(int(rows.spans.end_ns.max()), int(steps.ends[-1]))
+    return Intervals.span(int(steps.starts[0]), end).subtract(steps)
 
 
 def is_user_frame(name: str) -> bool:

@@ -74,6 +74,7 @@ class Session:
         self.boundaries: list[BoundaryRecord] = []
         self.n_steps = 0
         self.at_fresh_feed = False  # the boundary now handled begins an epoch
+        self.at_edge = True  # it may also end one
         self.at_epoch_end: list[Any] = []  # called once, when the clock's epoch has run out
         # (optimizer id, batches of the clock fetched so far), while the loop settles
         self.optimizer_marks: list[tuple[int, int]] | None = []
@@ -149,6 +150,8 @@ class Session:
             if loader is definition.clock:
                 if definition.tick == "fetch" and get_ident() == definition.thread:
                     self.at_fresh_feed = feed.fresh
+                    limit = loader.limit
+                    self.at_edge = feed.fresh or limit is None or feed.n_seen >= limit
                     self._replay.fetched()
                     self.boundary(start)
                     start = perf_counter_ns()

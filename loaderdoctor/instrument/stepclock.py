@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 NS_PER_MS = 1e6
+EVENT_EVERY = 8  # steps between timing events where nothing else asks for one
 
 
 class _Step(NamedTuple):  # made once a step: a frozen dataclass costs four times as much
@@ -44,7 +45,11 @@ class DeviceMarks:
     """Timing events on the training device's current stream, pooled across windows."""
 
     def __init__(self, device: torch.device) -> None:
+        import torch
+
         self._device = device
+        self._new_event = torch.cuda.Event
+        self._current_stream = torch.cuda.current_stream
         self._events: list[torch.cuda.Event] = []
         self._used = 0
 
@@ -54,11 +59,9 @@ class DeviceMarks:
 
     def mark(self) -> None:
         """Record the next event where the training thread now is; no synchronisation."""
-        import torch
-
         if self._used == len(self._events):
-            self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
-        self._events[self._used].record(torch.cuda.current_stream(self._device))
+            self._events.append(self._new_event(enable_timing=True))  # type: ignore[no-untyped-call]
+        self._events[self._used].record(self._current_stream(self._device))
         self._used += 1
 
     def elapsed_ns(self) -> list[int]:
@@ -75,13 +78,19 @@ class DeviceMarks:
 
 
 class StepClock:
-    """Marks of one window. `mark` costs about a microsecond on the host, plus one event."""
+    """Marks of one window. `mark` costs about a microsecond on the host.
+
+    A timing event costs ten times that, so most steps have none: one in EVENT_EVERY, and each that
+    borders on something else than the next step (window, epoch). Device times in between are
+    spread evenly over the steps; sums over whole windows and at boundaries are exact.
+    """
 
     def __init__(self, device: DeviceMarks | None) -> None:
         self._device = device
         if device is not None:
             device.reset()
         self._marks: list[int] = []
+        self._event_marks: list[int] = []  # indexes of the marks that have a device event
         self._steps: list[_Step] = []
         self._open: int | None = None
         self._accept_foreign = False
@@ -110,15 +119,17 @@ class StepClock:
         self._open = self._add(now)
         self._boundary = fresh
 
-    def mark(self, now: int) -> bool:
+    def mark(self, now: int, *, edge: bool = True) -> bool:
         """A step boundary: the open step ends here, the next begins.
+
+        `edge`: it may border on an epoch's end, or ends the window.
 
         False where the step before was ended by the entry that found the epoch exhausted: then
         this entry begins no new span in a trace, the boundary belongs to the step that follows.
         """
         begins = not self._ended_by_entry
         self._ended_by_entry = False
-        index = self._add(now)
+        index = self._add(now, edge=edge or self._open is None or self._foreign)
         if self._open is not None:
             self._close_step(index, minus_ns=0)
             self._extra = 0
@@ -173,7 +184,7 @@ class StepClock:
 
     def finish(self) -> StepTimes:
         """Times of all whole steps; with an accelerator waits for it once."""
-        elapsed = self._device.elapsed_ns() if self._device is not None else None
+        elapsed = self._elapsed_ns()
         host = tuple(
             max(0, self._marks[s.closed] - self._marks[s.opened] + s.extra_ns) for s in self._steps
         )
@@ -197,15 +208,39 @@ class StepClock:
         gap = elapsed[step.opened] - elapsed[step.gap_from] - step.gap_other_ns
         return inside + min(max(0, gap), step.extra_ns)
 
-    def _add(self, now: int) -> int:
+    def _add(self, now: int, *, edge: bool = True) -> int:
+        index = len(self._marks)
         self._marks.append(now)
-        if self._device is not None:
+        if self._device is not None and (edge or index - self._event_marks[-1] >= EVENT_EVERY):
             self._device.mark()
-        return len(self._marks) - 1
+            self._event_marks.append(index)
+        return index
+
+    def _elapsed_ns(self) -> list[int] | None:
+        """Device time of each mark since the first; None without a device."""
+        if self._device is None or not self._marks:
+            return None if self._device is None else []
+        last = len(self._marks) - 1
+        if self._event_marks[-1] != last:  # the window was cut short just now
+            self._device.mark()
+            self._event_marks.append(last)
+        known = self._device.elapsed_ns()
+        elapsed = known[:1]
+        for (a, b), (at, to) in zip(pairwise(self._event_marks), pairwise(known), strict=True):
+            elapsed += [at + (to - at) * k // (b - a) for k in range(1, b - a + 1)]
+        return elapsed
 
     def _close_step(self, index: int, *, minus_ns: int) -> None:
         self.n_marks_since_step += 1
-        if self._open is None or (self._foreign and not self._accept_foreign):
+        if self._open is None:
+            return
+        if self._foreign and not self._accept_foreign:
+            if self._device is not None:
+                # Without an event at its beginning this step's time would be spread over the
+                # ones before it, so those since the last event don't count either.
+                since = max((m for m in self._event_marks if m <= self._open), default=0)
+                while self._steps and self._steps[-1].opened >= since:
+                    self._steps.pop()
             return
         self.n_marks_since_step = 0
         self._steps.append(

@@ -331,7 +331,8 @@ class Windows:
         try:
             while clock.n_steps < n_steps:
                 now = yield
-                if clock.mark(now) and profiler is not None:
+                edge = session.at_edge or clock.n_steps + 1 >= n_steps
+                if clock.mark(now, edge=edge) and profiler is not None:
                     profiler.step()
                 session.poll(now)
                 self._begin_step()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loaderdoctor.instrument.stepclock import DeviceMarks, StepClock
+from loaderdoctor.instrument.stepclock import EVENT_EVERY, DeviceMarks, StepClock
 
 
 class FakeDevice(DeviceMarks):
@@ -123,3 +123,54 @@ def test_validation_between_epochs_is_not_the_devices_either() -> None:
     device.now = 910
     clock.mark(910)
     assert clock.finish().device_ns == (10, 10 + 2 + 3)
+
+
+def sparse(n_steps: int, *, foreign_at: int | None = None) -> tuple[StepClock, FakeDevice]:
+    """A window of steps of 10 ns on the device; one may hold a validation of 1000 ns."""
+    device = FakeDevice()
+    clock = StepClock(device)
+    clock.start(0, fresh=False)
+    for i in range(1, n_steps + 1):
+        device.now += 10
+        if i == foreign_at:
+            clock.foreign()
+            device.now += 1000
+        clock.mark(i, edge=i == n_steps)
+    return clock, device
+
+
+def test_most_steps_need_no_event_and_sums_stay_exact() -> None:
+    clock, device = sparse(20)
+    times = clock.finish()
+    assert times.device_ns == (10,) * 20
+    assert len(device.at) == 1 + 20 // EVENT_EVERY + 1
+
+
+def test_uneven_steps_are_spread_but_their_sum_is_kept() -> None:
+    device = FakeDevice()
+    clock = StepClock(device)
+    clock.start(0, fresh=False)
+    for i, length in enumerate((5, 36, 5, 36, 5, 36, 5, 36)):
+        device.now += length
+        clock.mark(i + 1, edge=i == 7)
+    times = clock.finish()
+    assert times.device_ns is not None
+    assert sum(times.device_ns) == 4 * 41
+
+
+def test_validation_within_a_step_is_not_spread_over_its_neighbours() -> None:
+    clock, _ = sparse(20, foreign_at=12)
+    times = clock.finish()
+    assert times.device_ns is not None
+    assert set(times.device_ns) == {10}
+    assert len(times.device_ns) < 20
+
+
+def test_a_window_cut_short_has_an_event_at_its_end() -> None:
+    device = FakeDevice()
+    clock = StepClock(device)
+    clock.start(0, fresh=False)
+    for i in range(3):
+        device.now += 10
+        clock.mark(i + 1, edge=False)
+    assert clock.finish().device_ns == (10, 10, 10)

@@ -44,6 +44,7 @@ _ARGUMENTS: dict[str, tuple[str, Value]] = {
     "pin_memory": ("pin_memory", False),
     "in_order": ("in_order", True),
     "start_method": ("multiprocessing_context", None),
+    "batch_size": ("batch_size", 1),
 }
 _DEFAULTS: dict[str, Value] = dict(_ARGUMENTS.values())
 

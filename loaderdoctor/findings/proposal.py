@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from loaderdoctor.facts import Facts
+from loaderdoctor.findings.axis_code import axis_code
 from loaderdoctor.findings.capacity import batch_ms, rest_ms
 from loaderdoctor.findings.code import CodeEdit, edit_loader_call, edit_transfer, loader_arguments
 from loaderdoctor.findings.model import Kind
@@ -81,6 +82,7 @@ def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:
         edits.append(CodeEdit(before=None, after=SIDE_STREAM))
     if settings.resident:
         edits.append(CodeEdit(before=None, after=RESIDENT))
+    edits += [CodeEdit(before=None, after=text) for text in axis_code(settings)]
     return tuple(edits)
 
 

@@ -124,6 +124,7 @@ class Trial(Struct, frozen=True, kw_only=True):
     trace: str | None = None
     n_windows: int = 0
     window_ms: tuple[float, ...] = ()
+    changes_numerics: bool = False  # or training: tried because it was asked for
     # Of a preset's row:
     row: str | None = None  # as the published table names it
     group: str | None = None  # rows of one group share a baseline (a portion, a control group)

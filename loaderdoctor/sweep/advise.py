@@ -10,7 +10,7 @@ from loaderdoctor.findings.proposal import edits_for
 from loaderdoctor.instrument.protocol import Observed
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.model import Recommendation, Withheld
-from loaderdoctor.settings import AXES_BY_NAME, Settings
+from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
 from loaderdoctor.sweep.grid import meaning, own_settings
 from loaderdoctor.sweep.rank import Ranking
 
@@ -23,7 +23,12 @@ _CAUTIONS = {
     "pin_memory": "pinned memory can't be swapped out: mind it where memory is short",
     "resident": "the whole dataset stays in device memory, and random augmentation of the dataset "
     "is applied once only",
+    "cache": "every sample stays in host memory, and random augmentation is applied once only",
+    "storage": "the copy takes its size of memory or disk, and has to be kept up to date",
+    "uint8": "floats are made on the device: whatever reads the batch before must expect bytes",
 }
+MAX_PROBES_TOLD = 4
+CHANGES_NUMERICS = "changes numerics or training: check that the model still learns as well"
 
 
 def recommendations(
@@ -46,12 +51,18 @@ def recommendations(
             predicted_step_ms=None,
             measured_step_ms=result.wall_ms.value if result.wall_ms is not None else None,
             measured_ci_ms=_interval(result.wall_ms),
-            caution=_CAUTIONS.get(name) if value not in (False, "off", 0) else None,
+            caution=_caution(name, value),
             summary=None if position else gain_sentence(ranking),  # one gain for all together
         )
         for position, (name, value) in enumerate(changes.changed().items())
     ]
     return tuple(rows)
+
+
+def _caution(name: str, value: Value) -> str | None:
+    if AXES_BY_NAME[name].numerics:
+        return CHANGES_NUMERICS
+    return _CAUTIONS.get(name) if value not in (False, "off", 0) else None
 
 
 def needed_changes(settings: Settings, own: Settings) -> Settings:
@@ -91,7 +102,31 @@ def verdict_of_sweep(ranking: Ranking) -> str:
         )
     tied = len(ranking.tied_with)
     others = f"; {fmt.count(tied, 'other trial')} cannot be told from the best" if tied else ""
-    return f"Nothing worth changing: no settings beat the loop's own beyond the noise{others}."
+    probes = probe_sentence(ranking)
+    if probes and all(r.settings.probes for r in ranking.results if r.index):
+        return probes
+    nothing = f"Nothing worth changing: no settings beat the loop's own beyond the noise{others}."
+    return f"{nothing} {probes}".strip()
+
+
+def probe_sentence(ranking: Ranking) -> str:
+    """What the trials that are no setting to train with came to; "" without any."""
+    own = ranking.results[0].cost_ms
+    probes = [r for r in ranking.results if r.index and r.settings.probes and r.cost_ms]
+    if own is None or not probes:
+        return ""
+    probes.sort(key=lambda r: r.cost_ms.value if r.cost_ms else 0.0)
+    shown = [
+        f"{r.settings.label()} {fmt.ms(r.cost_ms.value, _interval(r.cost_ms))}"
+        for r in probes[:MAX_PROBES_TOLD]
+        if r.cost_ms
+    ]
+    more = len(probes) - len(shown)
+    return (
+        f"For comparison with the loop's own {fmt.ms(own.value, _interval(own))} a step: "
+        f"{'; '.join(shown)}{f'; and {more} more' if more > 0 else ''}. "
+        "These answer a question and are no settings to train with."
+    )
 
 
 def gain_sentence(ranking: Ranking) -> str:

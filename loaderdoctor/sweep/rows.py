@@ -9,6 +9,7 @@ from loaderdoctor.estimate import Estimate
 from loaderdoctor.report.model import Best, Interval, ReportWarning
 from loaderdoctor.report.model import Shares as SharesRow
 from loaderdoctor.report.model import Trial as TrialRow
+from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.outcome import Outcome
 from loaderdoctor.sweep.rank import Ranking, Result
 
@@ -20,6 +21,9 @@ DRIFT = 0.10
 NOISY = 0.10
 # Trial 0 against the running loop before and after the sweep: more than this is told.
 REOPENED = 0.15
+
+# Behind the settings of a trial that changes numerics or training.
+MARK = "(numerics)"
 
 
 def trial_rows(
@@ -63,6 +67,14 @@ def warning_rows(outcome: Outcome, ranking: Ranking) -> tuple[ReportWarning, ...
                 "are compared within rounds, which removes most of it",
             )
         )
+    if any(result.settings.numerics for result in ranking.results):
+        rows.append(
+            ReportWarning(
+                kind="changes-numerics",
+                text=f"trials marked {MARK} change what is computed or how the model trains: their "
+                "time says nothing of whether it still learns as well",
+            )
+        )
     if (text := _unlike_the_loop(outcome, ranking)) is not None:
         rows.append(ReportWarning(kind="baseline-unlike-loop", text=text))
     return tuple(rows)
@@ -91,7 +103,8 @@ def _unlike_the_loop(outcome: Outcome, ranking: Ranking) -> str | None:
 def _row(result: Result, shares: Shares | None, trace: str | None) -> TrialRow:
     return TrialRow(
         settings=result.settings.as_dict(),
-        label=result.settings.label(),
+        label=marked_label(result.settings),
+        changes_numerics=bool(result.settings.numerics),
         status=result.status,
         reason=result.reason,
         step_ms=_value(result.wall_ms),
@@ -108,6 +121,11 @@ def _row(result: Result, shares: Shares | None, trace: str | None) -> TrialRow:
         n_windows=len(result.by_round_ms),
         window_ms=tuple(ms for _, ms in result.by_round_ms),
     )
+
+
+def marked_label(settings: Settings) -> str:
+    """The settings as a row of a table names them, marked where they change numerics."""
+    return f"{settings.label()} {MARK}" if settings.numerics else settings.label()
 
 
 def _value(estimate: Estimate | None) -> float | None:

@@ -78,7 +78,8 @@ class Visits:
                 id=next(self._ids),
                 mode=mode,
                 n_steps=n_steps,
-                limit_s=self._limit_s(expected_s),
+                limit_s=self._limit_s(expected_s)
+                + (0.0 if trial.visits else pace.slow_start_s(trial.settings)),
                 settings=trial.settings if mode == "trial" else None,
                 measure_boundary=mode == "trial" and self._boundary_due(trial, expected_s),
                 host_memory=trial.row is None or trial.row.host_memory,

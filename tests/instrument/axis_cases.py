@@ -1,0 +1,132 @@
+"""Datasets for the tests of the data axes: pictures in memory, in files, and in two inputs."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+
+from loaderdoctor.instrument.batch_tree import tensors
+from loaderdoctor.instrument.supply import Source
+from loaderdoctor.instrument.trials import open_trial
+from loaderdoctor.settings import Settings
+from tests.instrument import trial_cases as cases
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.21, 0.22)
+
+
+def pictures(n: int, side: int = 20) -> np.ndarray[Any, Any]:
+    draw = np.random.default_rng(0)
+    return draw.integers(0, 256, (n, side, side, 3), dtype=np.uint8)
+
+
+class Pictures(Dataset[tuple[Tensor, int]]):
+    """Pictures in memory through a Compose; `counted` samples were made in this process."""
+
+    def __init__(self, n: int = 32, *first: Any, normalise: bool = True) -> None:
+        self.data = pictures(n)
+        self.counted = 0
+        last = [transforms.Normalize(MEAN, STD)] if normalise else []
+        self.transform = transforms.Compose([*first, transforms.ToTensor(), *last])
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.counted += 1
+        return self.transform(Image.fromarray(self.data[index])), index
+
+
+class Listed(Dataset[tuple[Tensor, int]]):
+    """Files named by a list of pairs, as torchvision's ImageFolder has them."""
+
+    def __init__(self, root: Path, n: int = 16) -> None:
+        self.root = str(root)
+        self.samples = []
+        for i, pixels in enumerate(pictures(n, 48)):
+            path = root / f"class{i % 2}" / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(path)
+            self.samples.append((str(path), i))
+        self.imgs = self.samples
+        self.transform = transforms.ToTensor()
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        path, label = self.samples[index]
+        with Image.open(path) as picture:
+            return self.transform(picture.convert("RGB")), label
+
+
+class InFolder(Dataset[Tensor]):
+    """Files whose names are made from a folder when a sample is read."""
+
+    def __init__(self, folder: Path, n: int = 8) -> None:
+        self.folder = folder
+        self.n = n
+        folder.mkdir(exist_ok=True)
+        for i in range(n):
+            (folder / f"{i}.npy").write_bytes(b"")
+            np.save(folder / f"{i}.npy", np.full(4096, i, dtype=np.float32))
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.from_numpy(np.load(self.folder / f"{index}.npy"))
+
+
+class Two(Dataset[dict[str, Any]]):
+    """Two inputs and a label."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {
+            "image": torch.full((3, 4), float(index)),
+            "sound": torch.full((5,), float(index)),
+            "label": index,
+        }
+
+
+def opened(loader: DataLoader[Any], settings: Settings, **more: Any) -> Source:
+    return open_trial(
+        loader,
+        settings,
+        device=more.pop("device", None),
+        transfers=more.pop("transfers", ()),
+        open_iter=cases.raw_iterator,
+        fetch_limit_s=60.0,
+        **more,
+    )
+
+
+def digests(batches: Any) -> list[str]:
+    """A hash of each batch: paths, types and every byte."""
+    found = []
+    for batch in batches:
+        digest = hashlib.sha256()
+        for path, tensor in tensors(batch):
+            digest.update(f"{path} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+        found.append(digest.hexdigest())
+    return found
+
+
+def taken(loader: DataLoader[Any], settings: Settings, n: int, **more: Any) -> list[Any]:
+    """The first `n` batches of a trial, clones, its source closed."""
+    source = opened(loader, settings, **more)
+    try:
+        return [source.next_batch() for _ in range(n)]
+    finally:
+        source.close()

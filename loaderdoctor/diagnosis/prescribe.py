@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 
 from loaderdoctor.diagnosis.verify import Tried, Verification
 from loaderdoctor.estimate import Estimate
@@ -20,19 +21,24 @@ def recommendations(
 ) -> tuple[model.Recommendation, ...]:
     """The combination that measurably helps; where nothing was tried, the best prediction.
 
-    A candidate that was tried and did not help is not recommended, however good it looked.
+    A candidate that was tried and did not help is not recommended, however good it looked. One
+    that was seen too seldom to tell stays a prediction, unless what little was seen speaks
+    against it.
     """
     rows: list[model.Recommendation] = []
     if verification is not None and verification.best is not None:
         best = verification.best
         match = _prediction(best.settings, prescription)
         rows += _rows(facts, best.settings, match, best.step, _cautions(best, prescription))
-    tried = {t.settings for t in verification.tried} if verification is not None else set()
+    seen = verification.tried if verification is not None else ()
+    glimpsed = {t.settings: t for t in seen if not t.decided and not _worse(t)}
+    tried = {t.settings for t in seen if t.settings not in glimpsed}
     untried = [c for c in prescription.candidates if c.settings not in tried]
-    if not rows and untried and not tried:
-        first = untried[0]
-        caution = first.caution
-        rows += _rows(facts, first.settings, first, None, caution)
+    if not rows and untried and not any(t.decided for t in seen):
+        first = min(untried, key=lambda c: c.settings not in glimpsed)
+        rows += _rows(
+            facts, first.settings, first, None, first.caution, glimpsed.get(first.settings)
+        )
     for candidate in untried:
         if not candidate.live and candidate.settings.changed() and not _covered(candidate, rows):
             rows += _rows(facts, candidate.settings, candidate, None, candidate.caution)
@@ -60,6 +66,7 @@ def _rows(
     candidate: Candidate | None,
     measured: Estimate | None,
     caution: str | None,
+    glimpsed: Tried | None = None,
 ) -> Iterator[model.Recommendation]:
     """One row for each setting changed; they share prediction and measurement."""
     have = _own(facts)
@@ -74,11 +81,27 @@ def _rows(
             measured_step_ms=measured.value if measured is not None else None,
             measured_ci_ms=interval(measured),
             caution=caution,
-            summary=f"Predicted from {candidate.prediction}."
+            summary=_basis(candidate, glimpsed)
             if candidate is not None and measured is None
             else None,
         )
         caution = None  # said once
+
+
+def _basis(candidate: Candidate, glimpsed: Tried | None) -> str:
+    """What an untried recommendation rests on."""
+    text = f"Predicted from {candidate.prediction}."
+    if glimpsed is not None and glimpsed.step is not None:
+        text += (
+            f" The few windows that there was time for ({len(glimpsed.step_ms)}) took "
+            f"{glimpsed.step.value:.3g} ms a step beside {fmean(glimpsed.plain_ms):.3g} as is: "
+            "too few to show a gain."
+        )
+    return text
+
+
+def _worse(tried: Tried) -> bool:
+    return tried.gain is not None and tried.gain.value <= 0.0
 
 
 def _only(settings: Settings, name: str) -> Settings:

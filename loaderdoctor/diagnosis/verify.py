@@ -43,6 +43,11 @@ class Tried:
         return paired_difference(self.plain_ms, self.step_ms) if self.step_ms else None
 
     @property
+    def decided(self) -> bool:
+        """Whether enough was seen to say that it helps, or that it was not shown to."""
+        return self.failed is not None or self.helps or len(self.step_ms) >= ROUNDS
+
+    @property
     def helps(self) -> bool:
         """Whether the gain is beyond the noise."""
         return self.gain is not None and self.gain.low > 0.0
@@ -116,14 +121,24 @@ class Verifier:
         return found
 
     def _compete(self, candidates: list[Settings]) -> tuple[list[Tried], bool]:
-        """Rounds of plain and every candidate, shuffled; what was tried, and whether all."""
-        room = int((self._until - self._clock()) / self._visit_s / ROUNDS) - 1
-        complete = room >= len(candidates)
-        tried = [Tried(settings=s) for s in candidates[: max(0, room)]]
-        for _ in range(ROUNDS if tried else 0):
-            if not self._round([t for t in tried if t.failed is None]):
-                return tried, False
-        return tried, complete
+        """Rounds of plain and every candidate, shuffled; what was tried, and whether all was.
+
+        Where the time left is short, the slowest so far drop out: few candidates with an interval
+        say more than many without.
+        """
+        tried = [Tried(settings=s) for s in candidates]
+        left = tried
+        complete = True
+        for n in range(ROUNDS):
+            left = [t for t in left if t.failed is None]
+            room = max(1, int((self._until - self._clock()) / self._visit_s / (ROUNDS - n)) - 1)
+            if len(left) > room:
+                complete = False
+                left = (_ranked(left) if n else left)[:room]
+            if left and not self._round(left):
+                complete = False
+                break
+        return [t for t in tried if t.visits or t.failed is not None], complete
 
     def _round(self, tried: Sequence[Tried]) -> bool:
         if not tried or self._clock() + self._visit_s * (len(tried) + 1) > self._until:

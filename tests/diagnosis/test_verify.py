@@ -96,3 +96,18 @@ def test_a_failed_trial_does_not_end_the_others() -> None:
     found = run(bench, [Settings(num_workers=2), PINNED])
     assert found.best is None
     assert [t.failed for t in found.tried] == ["broken", "broken"]
+
+
+def test_where_time_is_short_the_best_so_far_gets_all_its_visits() -> None:
+    def run_until(until: float) -> Verification:
+        bench = SimulatedBench({"plain": 20.0}, trial_ms=workers_and_pinning, noise=0.01)
+        candidates = [Settings(num_workers=4), Settings(num_workers=2), PINNED]
+        return run(bench, candidates, until=until, rest_ms=8.0)
+
+    whole = SimulatedBench({"plain": 20.0}, trial_ms=workers_and_pinning)
+    run(whole, [Settings(num_workers=4), Settings(num_workers=2), PINNED], rest_ms=8.0)
+    found = run_until(whole.now_s * 0.75)
+    assert not found.complete
+    assert found.best is not None and found.best.settings == Settings(num_workers=4)
+    assert len(found.best.step_ms) == ROUNDS
+    assert 1 <= sum(len(t.step_ms) == ROUNDS for t in found.tried) < 3

@@ -72,6 +72,7 @@ def drive(session: Session, now: int) -> Driver:
     )
     while True:
         began = perf_counter_ns()
+        session.workers.flush()  # the command reads the records while the loop is paused
         message = _next_message(session)
         windows.paused_ns += perf_counter_ns() - began
         if message is None:

@@ -30,6 +30,13 @@ class WorkerRecords:
         except Exception as error:
             self._note("workers-not-recorded", f"{type(error).__name__}: {error}")
 
+    def flush(self) -> None:
+        """Write out what this process holds back; workers write each batch themselves."""
+        if self._on:
+            from loaderdoctor.instrument import worker
+
+            worker.flush()
+
     def stop(self) -> None:
         """Stop for good, and write out what this process has recorded."""
         self._wanted = False

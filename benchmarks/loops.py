@@ -382,7 +382,7 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def truth(loop: Loop, rounds: int = 3) -> dict[str, Any]:
+def truth(loop: Loop, rounds: int) -> dict[str, Any]:
     """Milliseconds a step of each way, medians over rounds, and what follows from them."""
     runs: dict[str, list[float]] = {"full": [], "cached": [], "resident": []}
     steps, warmup = (60, 16) if loop.slow_to_measure else (152, 32)
@@ -417,11 +417,12 @@ def main() -> None:
     parser.add_argument("name", choices=LOOPS)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--truth", action="store_true")
+    parser.add_argument("--rounds", type=int, default=3, help="of --truth")
     parser.add_argument("--record", metavar="FILE")
     args = parser.parse_args()
     loop = LOOPS[args.name]
     if args.truth:
-        print(json.dumps(truth(loop)))
+        print(json.dumps(truth(loop, args.rounds)))
     elif args.record:
         record(loop, args.record)
     else:

@@ -1,6 +1,6 @@
 """Our shares beside the truth, loop by loop: input, copy and rest of every loop in loops.py.
 
-    python benchmarks/truth.py [--only NAME,…] [--budget 20] [--json FILE]
+    python benchmarks/truth.py [--only NAME,…] [--budget 20] [--rounds 3] [--json FILE]
 
 For each loop: `loops.py NAME --truth` in a process of its own (no loaderdoctor), then
 `loaderdoctor diagnose --no-verify loops.py NAME`. A row agrees when each share lies within 5
@@ -22,10 +22,9 @@ POINTS = 0.05
 LONG_EPOCH = 200  # steps; no epoch of this length ends within a measurement of the truth
 
 
-def run_truth(name: str) -> dict[str, Any]:
-    out = subprocess.run(
-        [sys.executable, str(LOOPS), name, "--truth"], check=True, capture_output=True, text=True
-    )
+def run_truth(name: str, rounds: int) -> dict[str, Any]:
+    command = [sys.executable, str(LOOPS), name, "--truth", "--rounds", str(rounds)]
+    out = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(out.stdout.strip().splitlines()[-1])
     return found
 
@@ -99,15 +98,16 @@ def main() -> int:
     from loops import LOOPS as NAMES
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", default=",".join(NAMES))
+    parser.add_argument("--only", default=",".join(n for n in NAMES if not NAMES[n].resident))
     parser.add_argument("--budget", type=float, default=20.0)
+    parser.add_argument("--rounds", type=int, default=3, help="repetitions of each true figure")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     print(f"{'loop':22s} | step ms: truth ours | input %: truth ours | copy % | rest % | noise %")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in args.only.split(","):
-            truth = run_truth(name)
+            truth = run_truth(name, args.rounds)
             try:
                 row = compare(name, truth, run_diagnose(name, args.budget, Path(folder)))
             except RuntimeError as error:

@@ -49,8 +49,9 @@ def recommendations(
             to=value,
             code=_code(name, changes, facts) or f"# the loop without {name}",
             predicted_step_ms=None,
-            measured_step_ms=result.wall_ms.value if result.wall_ms is not None else None,
-            measured_ci_ms=_interval(result.wall_ms),
+            # For as many samples as the loop's own step has.
+            measured_step_ms=result.cost_ms.value if result.cost_ms is not None else None,
+            measured_ci_ms=_interval(result.cost_ms),
             caution=_caution(name, value),
             summary=None if position else gain_sentence(ranking),  # one gain for all together
         )

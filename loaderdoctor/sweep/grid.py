@@ -207,6 +207,8 @@ def _trials(families: Iterable[Grid], observed: Observed) -> tuple[Settings, ...
     seen = {meaning(AS_IS, own)}
     trials = [AS_IS]
     for settings in _combined(families, has_accelerator=observed.device is not None):
+        if settings.batch_size == own.batch_size:
+            settings = replace(settings, batch_size=None)  # noqa: PLW2901  # no change, no mark
         if (full := meaning(settings, own)) not in seen:
             seen.add(full)
             trials.append(settings)

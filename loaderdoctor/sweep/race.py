@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loaderdoctor.sweep.noise import Noise
-from loaderdoctor.sweep.pace import Cost
+from loaderdoctor.sweep.pace import WINDOW_S, Cost
 from loaderdoctor.sweep.rank import EQUAL_SHARE, MIN_GAIN_SHARE, Ranking, Result, widening
 
 # Of the steps that the whole grid would take.
 ALLOWANCE_SHARE = 0.20
 # Of the allowance, for the pairs that confirm the winner.
 CONFIRM_SHARE = 0.25
-CONFIRM_PAIRS = 4
+CONFIRM_PAIRS = 12
 # The race's windows are this part of the grid's: what counts is how many, each is a sample.
 WINDOW_PART = 0.25
 # Rounds that the allowance must still pay for before halving: an interval needs that many samples.
@@ -69,9 +69,12 @@ def after_round(
 
 
 def confirm_window_s(costs: Sequence[Cost], left_steps: int) -> float:
-    """Windows with which CONFIRM_PAIRS pairs of these trials take what steps are left."""
+    """Windows with which CONFIRM_PAIRS pairs of these trials take what steps are left.
+
+    Not below the race's own: many short windows tell more than few long ones, to a point.
+    """
     steps_per_s = sum(1 / cost.step_s for cost in costs)
-    return max(0.0, left_steps) / (CONFIRM_PAIRS * steps_per_s)
+    return max(WINDOW_PART * WINDOW_S, left_steps / (CONFIRM_PAIRS * steps_per_s))
 
 
 def _halved(stay: list[Result], steps: Mapping[int, int], left_steps: int) -> list[Result]:

@@ -222,14 +222,13 @@ class Sweep:
 
     def _allowance(self) -> int:
         """A fifth of the steps of a whole grid: all trials, as many rounds, full windows."""
-        n_rounds = self._options.n_rounds or pace.GRID_ROUNDS
-        grid = sum(
-            self._cost(trial).steps(pace.WINDOW_S) * n_rounds
-            + self._cost(trial).steps(CALIBRATE_WINDOW_S)
-            for trial in self._alive()
-        )
-        self.outcome.grid_steps = grid
-        return int(race.ALLOWANCE_SHARE * grid)
+        if self.outcome.grid_steps is None:  # once: later some have dropped out
+            n_rounds = self._options.n_rounds or pace.GRID_ROUNDS
+            self.outcome.grid_steps = sum(
+                cost.steps(pace.WINDOW_S) * n_rounds + cost.steps(CALIBRATE_WINDOW_S)
+                for cost in map(self._cost, self._alive())
+            )
+        return int(race.ALLOWANCE_SHARE * self.outcome.grid_steps)
 
     def _confirm(self) -> None:
         """The candidate against the loop's own settings, in pairs of alternating order."""
@@ -245,11 +244,12 @@ class Sweep:
             left_s = self._left_s(share)
             plan = plan or pace.plan(costs, left_s=left_s, wanted_rounds=None, by_speed=list(costs))
         allowed = MAX_PAIRS
-        if self._options.search == "auto":
+        searching = self._options.search == "auto"
+        if searching:
             left = self._allowance() - self._timed_steps()
             window_s = race.confirm_window_s(list(costs.values()), left)
             plan = replace(plan, window_s=min(plan.window_s, window_s), n_rounds=MIN_PAIRS)
-            pair_steps = sum(cost.steps(plan.window_s) for cost in costs.values())
+            pair_steps = sum(cost.steps(plan.window_s, at_least=1) for cost in costs.values())
             allowed = max(MIN_PAIRS, left // pair_steps)
         for number in range(1, min(MAX_PAIRS, allowed) + 1 if plan else 1):
             if number > MIN_PAIRS:
@@ -261,7 +261,8 @@ class Sweep:
                     return
             for trial in pair if number % 2 else reversed(pair):
                 cost = self._cost(trial)
-                self._visits.time(trial, "confirm", number, cost.steps(plan.window_s), cost)
+                n_steps = cost.steps(plan.window_s, at_least=1 if searching else pace.MIN_STEPS)
+                self._visits.time(trial, "confirm", number, n_steps, cost)
                 self._tell("confirm", number, max(number, plan.n_rounds), trial.index)
 
     def _undecided(self) -> bool:

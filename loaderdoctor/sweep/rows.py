@@ -105,6 +105,7 @@ def _row(result: Result, shares: Shares | None, trace: str | None) -> TrialRow:
         settings=result.settings.as_dict(),
         label=marked_label(result.settings),
         changes_numerics=bool(result.settings.numerics),
+        cost_ms=_value(result.cost_ms) if result.settings.batch_size is not None else None,
         status=result.status,
         reason=result.reason,
         step_ms=_value(result.wall_ms),

@@ -20,6 +20,9 @@ VALUES: dict[str, tuple[Value, ...]] = {
     "non_blocking": (False, True),
     "side_stream": (False, True),
     "resident": (False, True),
+    "cache": (False, True),
+    "synthetic": (False, True),
+    "fields": ("all", "image"),
 }
 
 
@@ -42,7 +45,7 @@ def test_only_valid_combinations_come_out_each_once(has_accelerator: bool) -> No
 
 def test_worker_only_axes_fold_into_one_row_at_no_workers() -> None:
     values = {"num_workers": (0, 2), "prefetch_factor": (2, 4, 8)}
-    found = list(combinations(values, has_accelerator=False))  # type: ignore[arg-type]
+    found = list(combinations(values, has_accelerator=False))
     assert found[0] == Settings(num_workers=0)
     assert len(found) == 4
 
@@ -69,6 +72,11 @@ def test_overlaying_nothing_changes_nothing_and_own_values_win(chosen: dict[str,
             "4 workers, prefetch 8, pinned",
         ),
         (Settings(num_workers=2, in_order=False), "2 workers, any order"),
+        (Settings(portion=0.4, cache=True, augment="off"), "first 40 %, cached, no augmentation"),
+        (Settings(augment="no-RandomCrop", storage="cold"), "storage cold, without RandomCrop"),
+        (Settings(storage="original", fields="all", augment="on", amp=False), "as is"),
+        (Settings(fields="image", uint8=True, batch_size=32), "only image, uint8, batch 32"),
+        (Settings(zero_grad_none=False, tf32=False, amp=True), "AMP, no TF32, gradients to zero"),
     ],
 )
 def test_labels_read_like_words(settings: Settings, label: str) -> None:
@@ -78,7 +86,11 @@ def test_labels_read_like_words(settings: Settings, label: str) -> None:
 @pytest.mark.parametrize(
     ("axis", "text", "value"),
     [("num_workers", "4", 4), ("pin_memory", "True", True), ("pin_memory", "off", False),
-     ("background", "HOST", "host")],
+     ("background", "HOST", "host"), ("portion", "40", 0.4), ("portion", "40%", 0.4),
+     ("portion", "0.4", 0.4), ("portion", "1", 0.01), ("portion", "1.0", 1.0),
+     ("portion", "0.5%", 0.005), ("storage", "Cold", "cold"), ("storage", "/mnt/ssd", "/mnt/ssd"),
+     ("augment", "no-RandomCrop", "no-RandomCrop"), ("augment", "OFF", "off"),
+     ("fields", "image", "image"), ("amp", "yes", True), ("batch_size", "32", 32)],
 )  # fmt: skip
 def test_values_are_read_as_people_write_them(axis: str, text: str, value: Value) -> None:
     assert AXES_BY_NAME[axis].parse(text) == value
@@ -86,8 +98,37 @@ def test_values_are_read_as_people_write_them(axis: str, text: str, value: Value
 
 @pytest.mark.parametrize(
     ("axis", "text"), [("num_workers", "-1"), ("num_workers", "two"), ("pin_memory", "maybe"),
-                       ("background", "gpu")]
+                       ("background", "gpu"), ("portion", "0"), ("portion", "140"),
+                       ("portion", "half"), ("storage", "tmpf"), ("augment", "RandomCrop")]
 )  # fmt: skip
 def test_a_wrong_value_names_the_axis_and_what_is_accepted(axis: str, text: str) -> None:
     with pytest.raises(UsageError, match=axis):
         AXES_BY_NAME[axis].parse(text)
+
+
+def test_what_changes_numerics_or_only_answers_a_question_is_told_apart() -> None:
+    settings = Settings(num_workers=2, portion=0.1, amp=True, compile=False, storage="cold")
+    assert settings.numerics == ("amp",)
+    assert settings.probes == ("portion", "storage")
+    keep = Settings(storage="tmpfs", cache=True, uint8=True, portion=1.0, augment="on")
+    assert (keep.numerics, keep.probes) == ((), ())
+    assert Settings(cudnn_benchmark=False, zero_grad_none=True).numerics == (
+        "cudnn_benchmark", "zero_grad_none",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (Settings(synthetic=True, num_workers=2), "ready"),
+        (Settings(synthetic=True, augment="off"), "ready"),
+        (Settings(cache=True, storage="cold"), "not read from storage"),
+        (Settings(resident=True, uint8=True), "on the device already"),
+        (Settings(fields="image", batch_size=8), "loop's own"),
+        (Settings(fields="image", side_stream=True), "side_stream"),
+        (Settings(portion=1.5), "at most 1"),
+        (Settings(batch_size=0), "at least 1"),
+    ],
+)
+def test_data_settings_that_mean_nothing_together_say_why(settings: Settings, why: str) -> None:
+    assert why in (invalid_reason(settings, has_accelerator=True) or "")

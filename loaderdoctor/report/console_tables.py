@@ -37,7 +37,7 @@ class _Trials:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         trials = list(enumerate(self.report.trials))
         ran = [(i, t) for i, t in trials if t.status == "ok"]
-        ran.sort(key=lambda item: item[1].step_ms if item[1].step_ms is not None else float("inf"))
+        ran.sort(key=lambda item: item[1].compared_ms or float("inf"))
         if ran:
             yield Group(*self._ran(ran, console, options))
         for i, trial in trials:
@@ -68,7 +68,7 @@ class _Trials:
     @property
     def _base(self) -> float | None:
         """Step time of the loop's own settings: what every trial is compared with."""
-        return self.report.trials[0].step_ms
+        return self.report.trials[0].compared_ms
 
     def _table(self, ran: Sequence[tuple[int, Trial]], *, wide: bool) -> Table:
         columns = trial_columns([trial for _, trial in ran], wide=wide)
@@ -214,9 +214,9 @@ def _step(trial: Trial) -> str:
 
 
 def _speed(trial: Trial, base: float | None) -> str:
-    if base is None or not trial.step_ms:
+    if base is None or not trial.compared_ms:
         return ""
-    return fmt.ratio(base / trial.step_ms)
+    return fmt.ratio(base / trial.compared_ms)
 
 
 def _share(shares: Shares | None, name: str) -> float | None:

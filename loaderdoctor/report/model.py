@@ -125,6 +125,13 @@ class Trial(Struct, frozen=True, kw_only=True):
     n_windows: int = 0
     window_ms: tuple[float, ...] = ()
     changes_numerics: bool = False  # or training: tried because it was asked for
+    # Time for as many samples as the loop's own step has: trials compare by it. None: step_ms is.
+    cost_ms: float | None = None
+
+    @property
+    def compared_ms(self) -> float | None:
+        """What this trial is compared by."""
+        return self.cost_ms if self.cost_ms is not None else self.step_ms
     # Of a preset's row:
     row: str | None = None  # as the published table names it
     group: str | None = None  # rows of one group share a baseline (a portion, a control group)

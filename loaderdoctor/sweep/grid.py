@@ -208,7 +208,7 @@ def _trials(families: Iterable[Grid], observed: Observed) -> tuple[Settings, ...
     trials = [AS_IS]
     for settings in _combined(families, has_accelerator=observed.device is not None):
         if settings.batch_size == own.batch_size:
-            settings = replace(settings, batch_size=None)  # noqa: PLW2901  # no change, no mark
+            settings = replace(settings, batch_size=None)  # no change, no mark
         if (full := meaning(settings, own)) not in seen:
             seen.add(full)
             trials.append(settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from loaderdoctor.errors import UsageError
@@ -10,6 +11,7 @@ from loaderdoctor.sweep.grid import (
     AS_IS,
     asked_trials,
     default_trials,
+    field_name,
     meaning,
     own_settings,
     parse_grid,
@@ -113,3 +115,31 @@ def test_a_grid_without_any_valid_change_is_a_usage_error() -> None:
         asked_trials(["pin_memory=true"], observed())
     with pytest.raises(UsageError, match="num_workers > 0"):
         asked_trials(["prefetch_factor=4"], observed())
+
+
+def test_portions_are_percents_and_ranges_of_them() -> None:
+    assert parse_grid(["portion=10,40"]) == {"portion": (0.1, 0.4)}
+    assert parse_grid(["portion=10:30:10"]) == {"portion": (0.1, 0.2, 0.3)}
+
+
+def test_each_names_the_transforms_and_the_inputs_of_this_loop() -> None:
+    seen = observed()
+    loader = msgspec.structs.replace(seen.loaders[0], augmentations=("Crop", "Flip"))
+    seen = msgspec.structs.replace(seen, loaders=(loader,))
+    trials = asked_trials(["augment=off,each"], seen)
+    assert [t.augment for t in trials[1:]] == ["off", "no-Crop", "no-Flip"]
+    assert [t.fields for t in asked_trials(["fields=each"], seen)[1:]] == ["0", "1"]
+    with pytest.raises(UsageError, match="no transform"):
+        asked_trials(["augment=each"], observed())
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [("['image']", "image"), ("[0]", "0"), (".pixels['a']", "pixels"), ("", "")]
+)
+def test_an_input_is_named_as_the_batch_names_it(path: str, name: str) -> None:
+    assert field_name(path) == name
+
+
+def test_values_that_leave_the_loop_as_it_is_make_no_trial_and_no_mark() -> None:
+    trials = asked_trials(["batch_size=64,128", "cache=false", "amp=false,true"], observed())
+    assert [t.label() for t in trials[1:]] == ["AMP", "batch 128", "AMP, batch 128"]

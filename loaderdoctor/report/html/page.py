@@ -258,9 +258,9 @@ def _trials(report: Report) -> TrialTable | None:
     numbered = list(enumerate(report.trials))
     ran = sorted(
         ((i, t) for i, t in numbered if t.status == "ok"),
-        key=lambda item: item[1].step_ms if item[1].step_ms is not None else float("inf"),
+        key=lambda item: item[1].compared_ms or float("inf"),
     )
-    own_ms = report.trials[0].step_ms
+    own_ms = report.trials[0].compared_ms
     columns = [
         (heading, read)
         for heading, read in trial_columns([t for _, t in ran], wide=True)

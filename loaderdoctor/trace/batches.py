@@ -30,7 +30,7 @@ MAX_PIECE_BYTES = 256 << 20
 
 _OPENING = re.compile(rb'"traceEvents"[ \t\r\n]*:[ \t\r\n]*\[')
 _EMPTY_LIST = b'"traceEvents":[]'
-_SEAM = re.compile(rb"\}[ \t\r\n]*(,)[ \t\r\n]*\{")
+SEAM = re.compile(rb"\}[ \t\r\n]*(,)[ \t\r\n]*\{")
 _SEAM_WINDOWS = (4 << 10, 64 << 10)  # most events are shorter than the first
 _SPACE = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
@@ -43,7 +43,9 @@ class EventBatches(Generic[Decoded]):
     """Iterates once over the batches of one trace, decoded; afterwards `document` is the rest.
 
     `strict` and `lenient` decode the JSON array of one batch; `lenient` is asked where `strict`
-    raises ValueError. Raises TraceError for text that is no whole trace.
+    raises ValueError. Raises TraceError for text that is no whole trace. Where `continued`, the
+    text is the later part of one, its first bracket in place of the comma before it: then what
+    follows the list is left in `tail`, unread.
     """
 
     def __init__(
@@ -54,15 +56,19 @@ class EventBatches(Generic[Decoded]):
         lenient: Callable[[memoryview], Decoded],
         *,
         batch_bytes: int = BATCH_BYTES,
+        continued: bool = False,
     ) -> None:
         self.document: dict[str, Any] = {}  # the trace without its events; {} for a bare list
+        self.list_end = -1  # where the list's bracket was in the text
+        self.tail = b""  # what followed it
+        self._continued = continued
         self._path = path
         self._blocks = blocks
         self._strict = strict
         self._lenient = lenient
         self._batch_bytes = batch_bytes
         self._buffer = bytearray()
-        self._is_cut = False  # the buffer's first bracket stands for a comma
+        self._is_cut = continued  # the buffer's first bracket stands for a comma
         self._n_done = 0  # bytes of the text before the buffer
         self._at_end = False  # the buffer holds the text's last byte
 
@@ -95,8 +101,11 @@ class EventBatches(Generic[Decoded]):
         if self._is_cut and not self._buffer[1 : seen.list_end].strip(_SPACE):
             self._fail_json(seen.list_end, "a comma before the end of the list")
         yield self._decode(seen.list_end)
+        self.list_end = self._n_done + seen.list_end
         self._drop(seen.list_end + 1)
-        self._read_tail(head)
+        self._read_tail()
+        if not self._continued:
+            self._decode_around(head)
 
     # -- the buffer ----------------------------------------------------------------------------
 
@@ -182,13 +191,16 @@ class EventBatches(Generic[Decoded]):
             target = self._larger(target)
             self._fill(target)
 
-    def _read_tail(self, head: bytes) -> None:
-        """Decode what surrounds the list; everything after it must be read."""
+    def _read_tail(self) -> None:
         target = self._batch_bytes
         self._fill(target)
         while not self._at_end:
             target = self._larger(target)
             self._fill(target)
+        self.tail = bytes(self._buffer)
+
+    def _decode_around(self, head: bytes) -> None:
+        """Decode what surrounds the list; everything after it must be read."""
         if head:
             self.document = self._loads(head + _EMPTY_LIST + self._buffer)
         elif self._buffer.strip(_SPACE):
@@ -240,7 +252,7 @@ def _last_seam(buffer: bytearray) -> int | None:
     """The comma of the last `},{` near the end: most likely between two events."""
     for window in _SEAM_WINDOWS:
         seam = None
-        for found in _SEAM.finditer(buffer, max(0, len(buffer) - window)):
+        for found in SEAM.finditer(buffer, max(0, len(buffer) - window)):
             seam = found.start(1)
         if seam is not None:
             return seam

@@ -2,17 +2,20 @@
 
 Text is decompressed in blocks (`source`), cut between events (`batches`), decoded (`wire`), and
 each batch becomes arrays at once (`rows`): only one batch at a time exists as text or objects.
+Of a large file several processes read a part each (`parts`), where they can.
 """
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Generator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from loaderdoctor.errors import TraceError
 from loaderdoctor.trace.batches import EventBatches
 from loaderdoctor.trace.columns import Device, Trace
+from loaderdoctor.trace.parts import Parts
 from loaderdoctor.trace.rows import Rows
 from loaderdoctor.trace.source import DEFAULT_MAX_BYTES, blocks
 from loaderdoctor.trace.wire import decode_leniently, decode_strictly, printable
@@ -28,18 +31,24 @@ def read_trace(path: Path, *, max_bytes: int | None = None) -> Trace:
     `max_bytes` bounds the text after decompression (None: 8 GiB). Raises TraceError, whose one
     line says what is wrong with which file, for everything that is not a whole trace.
     """
-    text = blocks(path, DEFAULT_MAX_BYTES if max_bytes is None else max_bytes)
+    limit = DEFAULT_MAX_BYTES if max_bytes is None else max_bytes
+    if parts := Parts.of(path, limit):
+        with suppress(TraceError):  # of the whole, read below, positions and reasons are exact
+            return _read(path, parts.blocks(), parts)
+    return _read(path, blocks(path, limit), None)
+
+
+def _read(path: Path, text: Generator[bytes], parts: Parts | None) -> Trace:
     batches = EventBatches(path, text, decode_strictly, decode_leniently)
     rows = Rows()
     try:
         with closing(text):
             for events in batches:
                 rows.add(events)
-                if rows.n_rows > MAX_ROWS:
-                    raise TraceError(
-                        f"{path}: holds more than {MAX_ROWS / 1e6:.0f} million spans, the limit "
-                        "for one trace. Profile fewer steps."
-                    )
+                _check_size(path, rows)
+        if parts is not None:
+            parts.append_to(rows, batches.list_end)
+            _check_size(path, rows)
         spans, origin_us = rows.spans()
     except RecursionError:
         raise TraceError(
@@ -69,6 +78,14 @@ def read_trace(path: Path, *, max_bytes: int | None = None) -> Trace:
         host_name=printable(host) if isinstance(host, str) else None,
         n_unpaired_events=rows.n_unpaired,
     )
+
+
+def _check_size(path: Path, rows: Rows) -> None:
+    if rows.n_rows > MAX_ROWS:
+        raise TraceError(
+            f"{path}: holds more than {MAX_ROWS / 1e6:.0f} million spans, the limit "
+            "for one trace. Profile fewer steps."
+        )
 
 
 def _devices(properties: Any) -> tuple[Device, ...]:

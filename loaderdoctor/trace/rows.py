@@ -85,18 +85,40 @@ class Rows:
         self._put_at(at, len(rows), "stream", [a.stream for a in some], np.int32)
         self._put_at(at, len(rows), "bytes", [a.bytes for a in some], np.int64)
 
+    def pack(self) -> None:
+        """Join what batches left, to be sent to another process."""
+        for field, dtype in _FIELDS.items():
+            self._parts[field] = [self._whole(field, dtype)]
+
+    def append(self, later: Rows) -> None:
+        """Take over the rows of the text that follows: as if its batches had been added here."""
+        self.n_rows += later.n_rows
+        self.n_dropped += later.n_dropped
+        self.n_unpaired += later.n_unpaired
+        self._process_names.update(later._process_names)
+        self._thread_names.update(later._thread_names)
+        renumbered = {
+            "name": [self._names[name] for name in later._names],
+            "thread": [self._threads.number(pid, tid) for pid, tid in later._threads.keys],
+        }
+        for field, parts in later._parts.items():
+            if field in renumbered:
+                numbers = np.array(renumbered[field], dtype=np.int32)
+                parts = [numbers[part] for part in parts]
+            self._parts[field] += parts
+
     def spans(self) -> tuple[Spans, float]:
         """All rows sorted by start, and the origin: the file's `ts` at nanosecond 0."""
-        start = self._take("start_ns", np.int64)
+        start = self._take("start_ns")
         origin_ns = int(start.min()) if start.size else 0
         start -= origin_ns
         order = np.argsort(start, kind="stable")
         start = start[order]
-        name = self._take("name", np.int32)[order]
-        thread = self._take("thread", np.int32)[order]
-        category = self._category(self._take("category", np.int8)[order], name)
-        device = self._take("device", np.int32)[order]
-        stream = self._take("stream", np.int32)[order]
+        name = self._take("name")[order]
+        thread = self._take("thread")[order]
+        category = self._category(self._take("category")[order], name)
+        device = self._take("device")[order]
+        stream = self._take("stream")[order]
         # A device row's track is its device and stream; XPU kernels and annotations on a stream
         # name them nowhere else.
         on_device = np.isin(category, (*DEVICE_CATEGORIES, Category.GPU_ANNOTATION))
@@ -107,15 +129,15 @@ class Rows:
                 column[missing] = np.array(track, dtype=np.int32)[thread[missing]]
         spans = Spans(
             start_ns=start,
-            end_ns=start + self._take("length_ns", np.int64)[order],
+            end_ns=start + self._take("length_ns")[order],
             category=category,
             name=name,
             thread=thread,
-            correlation=self._take("correlation", np.int64)[order],
-            external_id=self._take("external_id", np.int64)[order],
+            correlation=self._take("correlation")[order],
+            external_id=self._take("external_id")[order],
             device=device,
             stream=stream,
-            bytes=self._take("bytes", np.int64)[order],
+            bytes=self._take("bytes")[order],
         )
         return spans, origin_ns / 1000
 
@@ -172,24 +194,29 @@ class Rows:
         part[rows] = _column(values, dtype)
         self._parts[field].append(part)
 
-    def _take(self, field: str, dtype: type[np.generic]) -> NDArray[Any]:
-        """One whole column; its parts are freed."""
-        parts = self._parts.pop(field)
+    def _whole(self, field: str, dtype: type[np.generic]) -> NDArray[Any]:
+        parts = self._parts[field]
         return np.concatenate(parts) if parts else np.empty(0, dtype=dtype)
 
+    def _take(self, field: str) -> NDArray[Any]:
+        """One whole column; its parts are freed."""
+        column = self._whole(field, _FIELDS[field])
+        del self._parts[field]
+        return column
 
-_FIELDS = (
-    "start_ns",
-    "length_ns",
-    "category",
-    "name",
-    "thread",
-    "correlation",
-    "external_id",
-    "device",
-    "stream",
-    "bytes",
-)
+
+_FIELDS: dict[str, type[np.generic]] = {
+    "start_ns": np.int64,
+    "length_ns": np.int64,
+    "category": np.int8,
+    "name": np.int32,
+    "thread": np.int32,
+    "correlation": np.int64,
+    "external_id": np.int64,
+    "device": np.int32,
+    "stream": np.int32,
+    "bytes": np.int64,
+}
 
 
 class _Ids(dict[Any, int]):
@@ -214,11 +241,16 @@ class _Threads:
             return [numbers[e.pid][e.tid] for e in rows]
         except KeyError:
             for pid, tid in dict.fromkeys((e.pid, e.tid) for e in rows):
-                of_process = numbers.setdefault(pid, {})
-                if tid not in of_process:
-                    of_process[tid] = len(self.keys)
-                    self.keys.append((pid, tid))
+                self.number(pid, tid)
             return [numbers[e.pid][e.tid] for e in rows]
+
+    def number(self, pid: int | str, tid: int | str) -> int:
+        """The number of a thread, a new one where it was not seen before."""
+        of_process = self._numbers.setdefault(pid, {})
+        if tid not in of_process:
+            of_process[tid] = len(self.keys)
+            self.keys.append((pid, tid))
+        return of_process[tid]
 
 
 _PACKED = {np.int32: "i", np.int64: "q", np.float64: "d"}

@@ -43,7 +43,7 @@ def blocks(path: Path, max_bytes: int) -> Generator[bytes]:
         raise _unreadable(path, error) from None
     n_bytes = 0
     # Opened once and never sought in, so that a pipe will do.
-    with file, closing(_unpacked(path, file) if _is_gzip(path, file) else _plain(path, file)) as it:
+    with file, closing(_unpacked(path, file) if is_gzip(path, file) else _plain(path, file)) as it:
         for block in it:
             n_bytes += len(block)
             if n_bytes > max_bytes:
@@ -67,7 +67,7 @@ def _unreadable(path: Path, error: OSError) -> TraceError:
     return TraceError(f"{path}: can't be read ({error.strerror or error}). Check the file.")
 
 
-def _is_gzip(path: Path, file: BufferedReader) -> bool:
+def is_gzip(path: Path, file: BufferedReader) -> bool:
     try:
         return file.peek(2)[:2] == _GZIP_MAGIC
     except OSError as error:

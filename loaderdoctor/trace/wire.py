@@ -80,14 +80,22 @@ _MEMBER_OF = {Category(member.code): member for member in FileCategory}
 
 
 class Args(msgspec.Struct, frozen=True, gc=False):
-    """The `args` of an event. Not collected by gc: batches are large, short-lived and acyclic."""
+    """The `args` of a span, in the order torch writes them: so they are found fastest.
 
-    correlation: int = ABSENT
+    Not collected by gc: batches are large, short-lived and acyclic.
+    """
+
     external_id: int = msgspec.field(default=ABSENT, name="External id")
     device: int = ABSENT
     stream: int | str = ABSENT  # text, an address, in runtime calls of ROCm
+    correlation: int = ABSENT
     bytes: int = ABSENT
-    name: str = ""  # metadata events: the name given to a thread or process
+
+
+class Given(msgspec.Struct, frozen=True, gc=False):
+    """The `args` of metadata."""
+
+    name: str = ""  # given to a thread or process
 
 
 NO_ARGS = Args()
@@ -114,7 +122,7 @@ class Metadata(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="M"):
     name: str = ""
     pid: int | str = ""
     tid: int | str = ""
-    args: Args = NO_ARGS
+    args: Given = Given()
 
 
 class Begin(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="B"):
@@ -175,8 +183,11 @@ def _event(item: Any) -> msgspec.Struct:
     if kind is None:
         return Malformed()
     fields = _readable(item, _FIELDS[kind])
-    if kind in (Complete, Metadata) and isinstance(item.get("args"), dict):
-        fields["args"] = Args(**_readable(item["args"], _FIELDS[Args]))
+    if isinstance(item.get("args"), dict):
+        if kind is Complete:
+            fields["args"] = Args(**_readable(item["args"], _FIELDS[Args]))
+        elif kind is Metadata:
+            fields["args"] = Given(**_readable(item["args"], _FIELDS[Given]))
     if kind is Complete and "dur" in item and "dur" not in fields:
         fields["dur"] = math.nan  # a duration that is no number is not a duration of 0
     return kind(**fields)
@@ -184,7 +195,7 @@ def _event(item: Any) -> msgspec.Struct:
 
 # Field, its key in the file, its type.
 Fields = tuple[tuple[str, str, Any], ...]
-_DECODED: list[type[msgspec.Struct]] = [Args, *KINDS.values()]
+_DECODED: list[type[msgspec.Struct]] = [Args, Given, *KINDS.values()]
 _FIELDS: dict[type[msgspec.Struct], Fields] = {
     kind: tuple(
         (f.name, f.encode_name, f.type) for f in msgspec.structs.fields(kind) if f.name != "args"

@@ -171,7 +171,7 @@ def _check_safety(session: Session) -> None:
 
     assert session.definition is not None
     for state in session.definition.train:
-        loader = state.loader()
+        loader = state.living()
         if loader is None:
             continue
         try:

@@ -8,6 +8,7 @@ sees more batches than the epoch has.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,7 @@ class Feed:
     """One pass of the loop over one loader."""
 
     __slots__ = (
+        "__weakref__",
         "at_ns",
         "create_ns",
         "fresh",
@@ -66,14 +68,23 @@ class Feed:
         "loader",
         "n_seen",
         "raw",
+        "spare",
         "tainted",
     )
 
-    def __init__(self, loader: LoaderState, keep_loader: DataLoader[Any] | None = None) -> None:
+    def __init__(
+        self,
+        loader: LoaderState,
+        *,
+        keep_loader: DataLoader[Any] | None = None,
+        spare: DataLoader[Any] | None = None,
+    ) -> None:
         self.loader = loader
+        loader.feed = weakref.ref(self)
         # A light iterator may have to open the loader after the script dropped it; torch's own
-        # iterators don't keep their loader alive, and neither do we then.
+        # iterators don't keep their loader alive, and neither do we then: they get a `spare`.
         self.keep_loader = keep_loader
+        self.spare = spare
         # The torch iterator that supplies real batches if it isn't the one the loop holds. Never
         # that one: a cycle would keep its workers alive until the garbage collector runs.
         self.raw: Any = None
@@ -146,7 +157,7 @@ class Feed:
             return batch
 
     def _reopen(self, torch: Torch) -> bool:
-        loader = self.keep_loader if self.keep_loader is not None else self.loader.loader()
+        loader = self.keep_loader if self.keep_loader is not None else self.loader.living()
         if loader is None:
             return False
         self.raw = torch.open_iterator(loader)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.instrument.afterimport import ImportWatch
 from loaderdoctor.instrument.feed import FEED, Feed, Torch, bypassed
+from loaderdoctor.instrument.loaders import spare_of
 
 if TYPE_CHECKING:
     from loaderdoctor.instrument.session import Session
@@ -134,7 +135,7 @@ class Hooks:
         def __init__(self: Any, loader: Any) -> None:  # noqa: N807
             original(self, loader)
             if session.live and not bypassed():
-                self.__dict__[FEED] = Feed(session.state_of(loader))
+                self.__dict__[FEED] = Feed(session.state_of(loader), spare=spare_of(loader))
 
         return __init__
 

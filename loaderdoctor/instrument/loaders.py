@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import threading
 import weakref
@@ -15,6 +16,7 @@ from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, StartMethod
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
+    from loaderdoctor.instrument.feed import Feed
     from loaderdoctor.instrument.supply import BatchRing, Source
 
 # Batches of each loader described during warm-up: enough to see whether shapes vary.
@@ -30,6 +32,7 @@ class LoaderState:
     site: Site
     loader: weakref.ref[DataLoader[Any]]
     record: LoaderRecord
+    feed: weakref.ref[Feed] | None = None  # the loop's latest pass
     role: Literal["train", "other"] = "other"
     # What hands out batches instead of the loader; None: the real one. Switched by the driver
     # on the training thread, read by whichever thread fetches; `lock` covers use and closing.
@@ -47,6 +50,16 @@ class LoaderState:
     teardown_ns: int = 0  # worker shutdown since the last iterator was created
     described: list[tuple[TensorRecord, ...]] = field(default_factory=list)
     batch_type: str = ""
+
+    def living(self) -> DataLoader[Any] | None:
+        """The loader, or while `for x in DataLoader(…)` runs, where nobody holds it, its like."""
+        loader = self.loader()
+        if loader is not None:
+            return loader
+        feed = self.feed() if self.feed is not None else None
+        if feed is None:
+            return None
+        return feed.keep_loader if feed.keep_loader is not None else feed.spare
 
     @property
     def workers(self) -> int:
@@ -169,6 +182,30 @@ def loader_record(
         collate=getattr(loader.collate_fn, "__name__", type(loader.collate_fn).__name__),
         safety=safety or SafetyRecord(),
     )
+
+
+def spare_of(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A loader of the same make over the same objects, without what a class of its own adds.
+
+    It holds no iterator: kept by one, it makes no cycle that would keep workers alive.
+    """
+    from torch.utils.data import DataLoader
+
+    spare: DataLoader[Any] = object.__new__(DataLoader)
+    known = _plain_attributes()
+    spare.__dict__.update((k, v) for k, v in loader.__dict__.items() if k in known)
+    spare.__dict__["_iterator"] = None
+    return spare
+
+
+@functools.cache
+def _plain_attributes() -> frozenset[str]:
+    from torch.utils.data import DataLoader
+
+    from loaderdoctor.instrument.feed import bypass
+
+    with bypass():
+        return frozenset(vars(DataLoader([0])))  # type: ignore[arg-type]  # a list is a dataset
 
 
 def loader_settings(loader: DataLoader[Any]) -> Settings:

@@ -19,15 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from loaderdoctor.instrument.channel import Channel, ConnectionLostError, ToChild
 from loaderdoctor.instrument.devices import device_of, training_device
 from loaderdoctor.instrument.feed import FEED, Feed, LightIterator, Torch
-from loaderdoctor.instrument.loaders import N_DESCRIBED, LoaderRegistry, LoaderState
-from loaderdoctor.instrument.protocol import (
-    BoundaryRecord,
-    Ended,
-    FromRun,
-    Note,
-    Progress,
-    Stop,
-)
+from loaderdoctor.instrument.loaders import N_DESCRIBED, LoaderRegistry, LoaderState, spare_of
+from loaderdoctor.instrument.protocol import BoundaryRecord, Ended, FromRun, Note, Progress, Stop
 from loaderdoctor.instrument.recorder import Recorder
 from loaderdoctor.instrument.recording import WorkerRecords
 from loaderdoctor.instrument.replay import REPLAYED, ReplayWatch
@@ -124,7 +117,7 @@ class Session:
             if FEED not in attributes:
                 return iterator  # not torch's: a loader class with an iterator of its own
             # A persistent iterator is re-used for each epoch: a new pass, a new feed.
-            feed = attributes[FEED] = Feed(state)
+            feed = attributes[FEED] = Feed(state, spare=spare_of(loader))
         if state.n_in_pass:
             state.left_after = state.n_in_pass
         state.n_in_pass = 0

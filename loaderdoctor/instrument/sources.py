@@ -125,7 +125,7 @@ class Sources:
         self._free_memory()
         startup_ns: int | None = None
         for state in targets:
-            loader = state.loader()
+            loader = state.living()
             if loader is None:
                 raise SourceError(f"{state.id}: the loader no longer exists")
             try:

@@ -18,6 +18,7 @@ from loaderdoctor.instrument.augment import without_augmentation
 from loaderdoctor.instrument.cached import CachedDataset
 from loaderdoctor.instrument.dataset_files import dataset_files, redirected
 from loaderdoctor.instrument.disk_copies import DiskCopy, other_place, tmpfs_place
+from loaderdoctor.instrument.one_input import making_only
 from loaderdoctor.instrument.portion import first_part, n_first
 from loaderdoctor.instrument.ready import OneField
 from loaderdoctor.instrument.uint8 import Normaliser, as_bytes
@@ -57,8 +58,13 @@ class _Made:
 _made: weakref.WeakKeyDictionary[Any, _Made] = weakref.WeakKeyDictionary()
 
 
-def trial_data(loader: DataLoader[Any], settings: Settings, note: Note) -> TrialData:
-    """The data of a trial with these settings. Raises Withheld with the reason."""
+def trial_data(
+    loader: DataLoader[Any], settings: Settings, note: Note, *, forks: bool = True
+) -> TrialData:
+    """The data of a trial with these settings. Raises Withheld with the reason.
+
+    `forks`: its workers are forked, or there are none, so that data need not pickle.
+    """
     owner = _owner(loader)
     made = _made.setdefault(owner, _Made())
     data = TrialData(
@@ -90,7 +96,7 @@ def trial_data(loader: DataLoader[Any], settings: Settings, note: Note) -> Trial
     if settings.batch_size is not None and settings.batch_size != loader.batch_size:
         data = replace(data, batch_size=_batch_size(loader, settings.batch_size))
     if settings.fields not in (None, "all"):
-        data = replace(data, collate=OneField(data.collate, settings.fields or ""))
+        data = _one_input(data, settings, made, note, forks=forks)
     return data
 
 
@@ -146,6 +152,23 @@ def _cached(dataset: Any, settings: Settings, made: _Made) -> Any:
     if cached.fill_s > KEEP_CACHE_S:
         made.datasets[key] = cached
     return cached
+
+
+def _one_input(
+    data: TrialData, settings: Settings, made: _Made, note: Note, *, forks: bool
+) -> TrialData:
+    field, key = settings.fields or "", (id(data.dataset), settings.fields, "fields")
+    alone = None
+    if forks:
+        alone = _once(made, key, lambda: making_only(data.dataset, field, data.collate))
+    if alone is None:
+        note(
+            "other-inputs-made",
+            f"fields={field}: samples are still made whole (their __getitem__, or the collate "
+            "function, can't be cut down to one input); only what comes after is saved.",
+        )
+    dataset = data.dataset if alone is None else alone
+    return replace(data, dataset=dataset, collate=OneField(data.collate, field))
 
 
 def _stored(data: TrialData, owner: Any, storage: str, made: _Made, note: Note) -> TrialData:

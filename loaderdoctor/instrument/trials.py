@@ -78,7 +78,8 @@ def open_trial(
     own = loader_settings(loader)
     effective = settings.over(own)
     check(loader, settings, effective, has_accelerator=device is not None, batch=batch)
-    if settings.cache and effective.num_workers and start_method_of(effective) != "fork":
+    forks = not effective.num_workers or start_method_of(effective) == "fork"
+    if settings.cache and not forks:
         raise Withheld("workers that are not forked would each hold all cached samples")
     mover = _mover(settings, device, transfers)
 
@@ -89,7 +90,7 @@ def open_trial(
     template: Any = None
     if settings.fields not in (None, "all"):
         template = first_batch(epochs(trial_data(loader, Settings(), note)), settings.fields or "")
-    data = trial_data(loader, settings, note)
+    data = trial_data(loader, settings, note, forks=forks)
     if settings.resident and mover is not None:
         n = _length(_new_loader(loader, data, effective, fetch_limit_s))
         return ResidentSource(epochs(data), mover, n, shuffle=_shuffles(loader))

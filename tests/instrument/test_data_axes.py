@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler, Sampler
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 from torchvision import transforms
 
 from loaderdoctor.instrument import cached, disk_copies, page_cache
@@ -388,3 +389,67 @@ def test_nothing_of_the_users_own_is_changed(tmp_path: Path) -> None:
     assert dataset.samples is dataset.imgs
     assert (dataset.samples, dataset.transform) == (pairs, transform)
     release(loader)
+
+
+class Branches(Dataset[dict[str, Any]]):
+    """Counts how often each input was made."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One sample."""
+        scale = 2.0
+        picture = self.picture(index) * scale
+        sound = torch.zeros(3)
+        sound[:2] = self.sound(index)
+        sound += 1
+        return {"picture": picture, "sound": sound, "label": index}
+
+    def picture(self, index: int) -> Tensor:
+        self.made.append("picture")
+        return torch.full((2,), float(index))
+
+    def sound(self, index: int) -> Tensor:
+        self.made.append("sound")
+        return torch.full((2,), float(index))
+
+
+@pytest.mark.parametrize(("field", "other"), [("picture", "sound"), ("sound", "picture")])
+def test_what_only_the_other_inputs_need_is_not_run(field: str, other: str) -> None:
+    dataset = Branches()
+    for workers in (Settings(), Settings(num_workers=2)):
+        loader = DataLoader(dataset, batch_size=4)
+        expected = [batch[field] for batch in loader]
+        source = opened(loader, Settings(fields=field).over(workers))
+        dataset.made.clear()
+        batches = [source.next_batch() for _ in range(4)]
+        source.close()
+        assert all(torch.equal(b[field], e) for b, e in zip(batches, expected, strict=True))
+        assert other not in dataset.made
+    assert type(dataset) is Branches
+
+
+def test_samples_that_cannot_be_cut_down_are_made_whole_and_the_report_says_so() -> None:
+    class Indirect(Branches):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return super().__getitem__(index)
+
+    notes: list[str] = []
+    source = opened(
+        DataLoader(Indirect(), batch_size=4),
+        Settings(fields="sound"),
+        note=lambda kind, text: notes.append(kind),
+    )
+    assert source.next_batch()["sound"][0].tolist() == [1.0, 1.0, 1.0]
+    source.close()
+    assert notes == ["other-inputs-made"]
+
+
+def test_spawned_workers_get_whole_samples() -> None:
+    settings = Settings(fields="sound", num_workers=1, start_method="spawn")
+    batches = taken(DataLoader(Two(), batch_size=4), settings, 2)
+    assert batches[1]["sound"][:, 0].tolist() == [4.0, 5.0, 6.0, 7.0]

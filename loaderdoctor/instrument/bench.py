@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import base64
 import os
-import signal
-import sys
-import threading
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Protocol
 
 import msgspec
 
@@ -37,6 +35,7 @@ from loaderdoctor.instrument.protocol import (
     WindowDone,
     WindowRequest,
 )
+from loaderdoctor.instrument.signals import Signals
 from loaderdoctor.instrument.target import BenchOptions, Target
 
 __all__ = ["Bench", "BenchLike", "BenchOptions", "Target"]
@@ -101,12 +100,12 @@ class Bench:
     _stopped: bool = False
     _on_event: OnEvent | None = None
     _done: dict[int, WindowDone] = field(default_factory=dict)
-    _handlers: dict[int, Any] = field(default_factory=dict)
+    _signals: Signals = field(default_factory=Signals)
 
     def __enter__(self) -> Bench:
         """Start the script. Raises UsageError or RunError."""
         self.target.check()
-        self._catch_signals()
+        self._signals.catch()
         try:
             self._start()
         except BaseException:
@@ -133,7 +132,8 @@ class Bench:
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while self.observed is None:
             if self.ended is not None:
-                raise RunError(self._why_nothing())
+                killed_by = self._process.killed_by if self._process is not None else None
+                raise RunError(why_nothing(self.ended, self.target.label, killed_by))
             self._raise_if_broken()
             if end is not None and time.monotonic() > end:
                 raise RunError(
@@ -158,8 +158,8 @@ class Bench:
             return []
         self._on_event = on_event
         if self.ended is None:
-            self._send(Measure(requests=tuple(map(_with_absolute_path, requests))))
-        limit_s = timeout_s if timeout_s is not None else _time_for(requests)
+            self._send(Measure(requests=tuple(map(with_absolute_path, requests))))
+        limit_s = timeout_s if timeout_s is not None else time_for(requests)
         end = time.monotonic() + limit_s
         ids = [r.id for r in requests]
         while not all(i in self._done for i in ids) and self.ended is None:
@@ -247,7 +247,7 @@ class Bench:
             self.notes.append(message)
         elif isinstance(message, Progress):
             self.n_steps = max(self.n_steps, message.n_steps)
-        else:
+        elif isinstance(message, Ended):
             self.ended = message
         if self._on_event is not None:
             self._on_event(message)
@@ -261,49 +261,17 @@ class Bench:
                     f"on unwatched.\n{note.text}"
                 )
 
-    def _why_nothing(self) -> str:
-        """One line: why there is nothing to measure."""
-        ended, label = self.ended, self.target.label
-        assert ended is not None
-        if ended.how == "no-loader":
-            return (
-                f"{label}: no torch DataLoader was iterated, so there is no loader to measure. "
-                "If the script starts other processes that train, run one of them instead."
-            )
-        if ended.how == "script-failed":
-            killed = self._process.killed_by if self._process is not None else None
-            how = f"was ended by {killed}" if killed else f"failed with exit code {ended.exit_code}"
-            return f"{label}: the script {how} before its loop was warm."
-        if ended.how == "interrupted":
-            return f"{label}: interrupted before its loop was warm."
-        return (
-            f"{label}: ended before enough training steps were seen (exit code "
-            f"{ended.exit_code}). Let it run longer: more batches or more epochs."
-        )
-
     # ------------------------------------------------------------ start and end
 
     def _start(self) -> None:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         doorway = Doorway()
         try:
-            handover = Handover(
-                address=doorway.address,
-                authkey=base64.b64encode(doorway.authkey).decode("ascii"),
-                run_dir=str(self.run_dir.resolve()),
-                kind="script" if self.target.script is not None else "module",
-                target=self.target.script or self.target.module or "",
-                args=self.target.args,
-                record_workers=self.options.record_workers,
-            )
+            handover = handover_for(self.target, self.options, doorway, self.run_dir)
             with self.options.open_stdout() as stdout:
                 self._process = MeasuringProcess(
                     python=self.options.python,
-                    environment={
-                        **PROFILER_DEFAULTS,
-                        **os.environ,
-                        CHANNEL_VARIABLE: encode_handover(handover),
-                    },
+                    environment=environment_with(handover),
                     stdout=stdout,
                 )
             end = time.monotonic() + CONNECT_S
@@ -346,34 +314,58 @@ class Bench:
         finally:
             if self._connection is not None:
                 self._connection.close()
-            self._release_signals()
-
-    def _catch_signals(self) -> None:
-        """SIGTERM and SIGHUP end the command like Ctrl-C does: through `__exit__`."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for name in ("SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) == signal.SIG_DFL:
-                self._handlers[number] = signal.signal(number, _leave)
-
-    def _release_signals(self) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers.clear()
+            self._signals.release()
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
-
-
-def _with_absolute_path(request: WindowRequest) -> WindowRequest:
+def with_absolute_path(request: WindowRequest) -> WindowRequest:
     """The script may change its folder: a trace goes where the command means."""
     if request.trace_path is None:
         return request
     return msgspec.structs.replace(request, trace_path=str(Path(request.trace_path).resolve()))
 
 
-def _time_for(requests: Sequence[WindowRequest]) -> float:
+def time_for(requests: Sequence[WindowRequest]) -> float:
     limits = (r.limit_s if r.limit_s is not None else DEFAULT_WINDOW_S for r in requests)
     return WINDOW_SLACK_FACTOR * sum(limits) + WINDOW_SLACK_S
+
+
+def handover_for(
+    target: Target, options: BenchOptions, doorway: Doorway, run_dir: Path, *, group: bool = False
+) -> Handover:
+    """What the measuring process, or each one of a group, is told."""
+    return Handover(
+        address=doorway.address,
+        authkey=base64.b64encode(doorway.authkey).decode("ascii"),
+        run_dir=str(run_dir.resolve()),
+        kind="script" if target.script is not None else "module",
+        target=target.script or target.module or "",
+        args=target.args,
+        record_workers=options.record_workers,
+        group=group,
+        host=socket.gethostname(),
+    )
+
+
+def environment_with(handover: Handover) -> dict[str, str]:
+    """The environment of a process that measures."""
+    return {**PROFILER_DEFAULTS, **os.environ, CHANNEL_VARIABLE: encode_handover(handover)}
+
+
+def why_nothing(ended: Ended, label: str, killed_by: str | None) -> str:
+    """One line: why there is nothing to measure."""
+    if ended.how == "no-loader":
+        return (
+            f"{label}: no torch DataLoader was iterated, so there is no loader to measure. "
+            "If the script starts other processes that train, run one of them instead."
+        )
+    if ended.how == "script-failed":
+        how = (
+            f"was ended by {killed_by}" if killed_by else f"failed with exit code {ended.exit_code}"
+        )
+        return f"{label}: the script {how} before its loop was warm."
+    if ended.how == "interrupted":
+        return f"{label}: interrupted before its loop was warm."
+    return (
+        f"{label}: ended before enough training steps were seen (exit code "
+        f"{ended.exit_code}). Let it run longer: more batches or more epochs."
+    )

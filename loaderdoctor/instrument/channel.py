@@ -12,12 +12,14 @@ from typing import Literal
 import msgspec
 
 from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.instrument.protocol import FromRun, Measure, Stop
+from loaderdoctor.instrument.protocol import Begin, FromRun, Measure, Stop
 
 # One variable, taken out of the environment before the user's code can see it.
 CHANNEL_VARIABLE = "LOADERDOCTOR_CHANNEL"
 
-ToChild = Measure | Stop
+ToChild = Measure | Begin | Stop
+# A path, or host and port where ranks on other machines connect.
+Address = str | tuple[str, int]
 
 
 class ConnectionLostError(LoaderdoctorError):
@@ -27,13 +29,15 @@ class ConnectionLostError(LoaderdoctorError):
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """What the measuring process must know before it runs the script."""
 
-    address: str
+    address: Address
     authkey: str  # base64
     run_dir: str
     kind: Literal["script", "module"]
     target: str
     args: tuple[str, ...]
     record_workers: bool = True
+    group: bool = False  # one of several ranks: RANK and WORLD_SIZE say which
+    host: str = ""  # where the command runs
 
 
 def encode_handover(handover: Handover) -> str:

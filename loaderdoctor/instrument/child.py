@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Literal, NoReturn
 
+from loaderdoctor.instrument import ranks
 from loaderdoctor.instrument.channel import Channel, Handover, take_handover
 from loaderdoctor.instrument.hooks import Hooks
 from loaderdoctor.instrument.mainscript import (
@@ -38,8 +39,17 @@ def main() -> NoReturn:
     handover = take_handover()
     die_with_parent(parent)
     channel = Channel.open(handover)
+    run_dir = Path(handover.run_dir)
+    if handover.group:
+        hello = ranks.hello(handover)
+        run_dir = Path(hello.run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        channel.send(hello)
     session = Session(
-        channel, run_dir=Path(handover.run_dir), records_workers=handover.record_workers
+        channel,
+        run_dir=run_dir,
+        records_workers=handover.record_workers,
+        group=handover.group,
     )
     Hooks(session).watch()
     os.register_at_fork(after_in_child=session.disable_in_fork)

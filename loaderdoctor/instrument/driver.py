@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from loaderdoctor.instrument import ranks
 from loaderdoctor.instrument.channel import ConnectionLostError, ToChild
 from loaderdoctor.instrument.environment import environment
-from loaderdoctor.instrument.protocol import Observed, Stop, TransferRecord
+from loaderdoctor.instrument.protocol import Begin, Observed, Stop, TransferRecord
 from loaderdoctor.instrument.roles import ACCUMULATES_BELOW
 from loaderdoctor.instrument.session import Driver, Session
 from loaderdoctor.instrument.stepclock import DeviceMarks, StepClock
@@ -73,9 +74,12 @@ def drive(session: Session, now: int) -> Driver:
     while True:
         began = perf_counter_ns()
         session.workers.flush()  # the command reads the records while the loop is paused
-        message = _next_message(session)
-        windows.paused_ns += perf_counter_ns() - began
-        if message is None:
+        if session.group:
+            message = yield from ranks.next_message(session)
+        else:
+            message = _next_message(session)
+            windows.paused_ns += perf_counter_ns() - began
+        if message is None or isinstance(message, Begin):
             return
         if isinstance(message, Stop):
             if message.to_end:

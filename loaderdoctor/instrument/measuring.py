@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -22,14 +22,23 @@ POLL_S = 0.05
 # `python -m` would put the current folder first, where a file may shadow what we need.
 _BOOTSTRAP = (
     "import sys; root = {root!r}; sys.path[0] = root; "
-    "import loaderdoctor.instrument.child as child; "
+    "import loaderdoctor.instrument.{module} as ours; "
     "del sys.path[0]; root in sys.path or sys.path.append(root); "
-    "child.main()"
+    "ours.main()"
 )
 
 
+def bootstrap(module: str) -> str:
+    """Code for `python -c` that runs `main` of a module of `instrument`."""
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    return _BOOTSTRAP.format(root=root, module=module)
+
+
 class MeasuringProcess:
-    """The process that runs the user's script, leader of a process group of its own."""
+    """The process that runs the user's script, leader of a process group of its own.
+
+    `module`: which of ours it runs; `launching` starts several that do, with torch's launcher.
+    """
 
     def __init__(
         self,
@@ -37,8 +46,9 @@ class MeasuringProcess:
         python: str,
         environment: Mapping[str, str],
         stdout: int | None,
+        module: str = "child",
+        arguments: Sequence[str] = (),
     ) -> None:
-        root = str(Path(__file__).resolve().parent.parent.parent)
         # A background process group that reads the terminal is stopped by the system, for good;
         # an end of file is clearer. A piped stdin passes through.
         stdin = subprocess.DEVNULL if _is_terminal(sys.stdin) else None
@@ -46,7 +56,7 @@ class MeasuringProcess:
         if os.name == "posix" and sys.version_info >= (3, 11):
             group = {"process_group": 0}
         self._popen = subprocess.Popen(
-            [python, "-c", _BOOTSTRAP.format(root=root)],
+            [python, "-c", bootstrap(module), *arguments],
             env=dict(environment),
             stdin=stdin,
             stdout=stdout,

@@ -11,6 +11,11 @@ CLOCK_MONOTONIC (time.perf_counter_ns) of the measuring machine, the one clock s
       ------- WindowDone ---->                one for each request, as it ends
       <------ Measure / Stop ---------
       ------- Ended --------->                script over, stopped, or failed
+
+Several ranks train in step: one that stood still would hold the others in a collective, each at
+another step. So a rank of a group never pauses. It says Hello first; where a window is prepared it
+says Ready and keeps stepping in the window's mode until Begin, which the command sends once every
+rank is ready; after its window it steps on. Only the stop is at an agreed step.
 """
 
 from __future__ import annotations
@@ -65,12 +70,39 @@ class Measure(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Stop(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Stop the script now; with `to_end` remove every hook and let it run to its end."""
+    """Stop the script now; with `to_end` remove every hook and let it run to its end.
+
+    `at_step`: not before this many steps of the loop (as Progress counts them), so that all ranks
+    of a group stop at the same one, with no collective under way.
+    """
 
     to_end: bool = False
+    at_step: int | None = None
+
+
+class Begin(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Every rank of the group is ready: measure the window prepared."""
+
+    id: int
 
 
 # ---------------------------------------------------------------- measuring process -> command
+
+
+class Hello(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """First message of a rank of a group."""
+
+    rank: int
+    n_ranks: int
+    host: str
+    run_dir: str  # of this rank: traces and workers' records lie below it
+
+
+class Ready(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """The window is prepared: its batches are what it measures, queues and loop are steady."""
+
+    id: int
+    n_steps: int
 
 
 class TensorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -249,5 +281,5 @@ class Ended(Message, frozen=True, kw_only=True, omit_defaults=True):
     loaders: tuple[LoaderRecord, ...] = ()
 
 
-FromRun = Observed | WindowDone | Note | Progress | Ended
-ToRun = Measure | Stop
+FromRun = Observed | WindowDone | Note | Progress | Ended | Hello | Ready
+ToRun = Measure | Begin | Stop

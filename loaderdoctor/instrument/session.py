@@ -50,8 +50,12 @@ class Session:
     originals: Torch
     hooks: Hooks
 
-    def __init__(self, channel: Channel, *, run_dir: Path, records_workers: bool = True) -> None:
+    def __init__(
+        self, channel: Channel, *, run_dir: Path, records_workers: bool = True, group: bool = False
+    ) -> None:
         self.channel = channel
+        self.group = group  # one of several ranks: the loop never pauses
+        self.stop_at: int | None = None  # stop once so many steps were begun
         self.run_dir = run_dir
         self.workers = WorkerRecords(run_dir / "workers", self.note, wanted=records_workers)
         self.live = True  # hooks act; False in forked children and once detached
@@ -238,6 +242,8 @@ class Session:
 
     def poll(self, now: int) -> None:
         """While steps run: take a message, and stop if it says so."""
+        if self.stop_at is not None and self.n_steps >= self.stop_at:
+            self.stop()
         if now < self._next_poll:
             return
         self._next_poll = now + POLL_NS
@@ -246,8 +252,10 @@ class Session:
         except ConnectionLostError:
             return
         if isinstance(message, Stop) and not message.to_end:
-            self.stop()
-        if message is not None:
+            self.stop_at = message.at_step or 0
+            if self.n_steps >= self.stop_at:
+                self.stop()
+        elif message is not None:
             self.inbox.append(message)
 
     def _look_for_step(self, now: int) -> Definition | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.instrument import ranks
 from loaderdoctor.instrument.processes import children_cpu_ns
 from loaderdoctor.instrument.profiling import (
     DEFAULT_WARMUP_STEPS,
@@ -164,6 +165,9 @@ class Windows:
             warmup = 0
         sources.switched = sources.at_epoch_start = False
         yield from self._warm_up(warmup, deadline)
+        if session.group:
+            yield from ranks.hold(session, request.id, self._between_steps)
+            deadline = perf_counter_ns() + int((request.limit_s or NO_LIMIT_S) * 1e9)
         if request.trace_path is not None:
             done = yield from self._profiled(request, deadline)
         else:
@@ -192,10 +196,13 @@ class Windows:
         for _ in range(n):
             now = yield
             self._session.poll(now)
-            self._sources.check()
-            self._begin_step()
+            self._between_steps()
             if now > deadline:
                 return
+
+    def _between_steps(self) -> None:
+        self._sources.check()
+        self._begin_step()
 
     def _switch_compute(self, request: WindowRequest, deadline: int) -> Steps:
         """Switch the models and optimizers of the loop, and let compilers do their work."""

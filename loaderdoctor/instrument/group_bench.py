@@ -1,0 +1,370 @@
+"""A bench over all ranks of a job: every window is measured on all of them at the same time.
+
+The command's side, without torch. The ranks' loops never pause (see `ranks`): a window is prepared
+on every rank, and begins when the last one is ready. So all of them are in the same mode while any
+of them measures, and no rank waits in a collective for one that stands still.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.bench import (
+    DRAIN_S,
+    POLL_S,
+    OnEvent,
+    handover_for,
+    time_for,
+    why_nothing,
+)
+from loaderdoctor.instrument.channel import Handover
+from loaderdoctor.instrument.listening import Doorway
+from loaderdoctor.instrument.measuring import POLITE_S, MeasuringProcess
+from loaderdoctor.instrument.member import Member
+from loaderdoctor.instrument.protocol import (
+    SCRIPT_ENDED,
+    Begin,
+    Ended,
+    FromRun,
+    Measure,
+    Note,
+    Observed,
+    Stop,
+    WindowDone,
+    WindowRequest,
+)
+from loaderdoctor.instrument.signals import Signals
+from loaderdoctor.instrument.target import BenchOptions, Target
+
+CONNECT_S = 180.0  # the launcher imports torch, and may wait for other machines
+# Ranks in step become warm within some steps of each other. One that is silent this much longer
+# than the first trains without a loader, or not under this command.
+MISSING_S = 20.0
+# A stop must reach every rank before the step it names: messages are looked for every 50 ms.
+STOP_LEAD_S = 0.3
+STOP_LEAD_STEPS = 3
+
+# Starts what will connect, given what to hand over and where stdout goes.
+Start = Callable[[Handover, int | None], MeasuringProcess]
+
+
+@dataclass(slots=True, eq=False)
+class GroupBench:
+    """One measured run of a job; a context manager that leaves no process of its own behind."""
+
+    target: Target
+    run_dir: Path
+    start: Start
+    options: BenchOptions = field(default_factory=BenchOptions)
+    host: str | None = None  # listen there for ranks on other machines; None: this machine only
+    observed: Observed | None = None
+    ended: Ended | None = None
+    notes: list[Note] = field(default_factory=list)
+    members: list[Member] = field(default_factory=list)
+    _doorway: Doorway | None = None
+    _process: MeasuringProcess | None = None
+    _stopped: bool = False
+    _silent_since_s: float | None = None
+    _on_event: OnEvent | None = None
+    _signals: Signals = field(default_factory=Signals)
+
+    def __enter__(self) -> GroupBench:
+        """Start the job. Raises UsageError or RunError."""
+        self.target.check()
+        self._signals.catch()
+        try:
+            self._start()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """End what still runs, workers too."""
+        self._close()
+
+    # ------------------------------------------------------------ use
+
+    @property
+    def measured(self) -> list[Member]:
+        """Ranks that were observed, in order of rank."""
+        return sorted((m for m in self.members if m.observed is not None), key=lambda m: m.rank)
+
+    def wait_observed(
+        self, timeout_s: float | None = None, on_event: OnEvent | None = None
+    ) -> Observed:
+        """Wait until every rank's loop is warm; returns the lowest rank's.
+
+        A rank that stays silent is left out, and a note says so. Raises RunError where no rank
+        has a loop.
+        """
+        self._on_event = on_event
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        give_up_s: float | None = None
+        while not (self.measured and len(self.measured) == self._n_ranks()):
+            if self.ended is not None and not self.measured:
+                killed_by = self._process.killed_by if self._process is not None else None
+                raise RunError(why_nothing(self.ended, self.target.label, killed_by))
+            now = time.monotonic()
+            if self.measured and give_up_s is None:
+                give_up_s = now + MISSING_S
+            if self.ended is not None or (give_up_s is not None and now > give_up_s):
+                break
+            if end is not None and now > end:
+                raise RunError(
+                    f"{self.target.label}: no training step seen within {timeout_s:g} s. "
+                    "Allow more time, or give the script arguments that reach the loop sooner."
+                )
+            self._raise_if_broken()
+            self._pump(POLL_S)
+        self._note_missing()
+        self.observed = self.measured[0].observed
+        assert self.observed is not None
+        return self.observed
+
+    def measure(
+        self,
+        requests: Sequence[WindowRequest],
+        on_event: OnEvent | None = None,
+        timeout_s: float | None = None,
+    ) -> list[WindowDone]:
+        """Measure windows one after the other, each on all ranks together.
+
+        Returns the lowest rank's, failed where it failed on any; every rank's are in `members`.
+        Fewer come back where the script ends first. Raises RunError as Bench does.
+        """
+        self._on_event = on_event
+        measured: list[WindowDone] = []
+        for request in requests:
+            if self.ended is not None:
+                break
+            done = self._measure(request, timeout_s or time_for([request]))
+            if done is None:
+                break
+            measured.append(done)
+            if done.reason == SCRIPT_ENDED:
+                self._wait(lambda: self.ended is not None, POLITE_S)
+        return measured
+
+    def stop(self, to_end: bool = False) -> None:
+        """End the script on all ranks at one step; or let it run to its end, however long."""
+        if to_end:
+            self._send(Stop(to_end=True))
+        else:
+            self._stopped = True
+            lead_s = self._send_stop()
+            self._wait(lambda: all(m.over for m in self.members), POLITE_S + lead_s)
+            self._end_process(POLITE_S)
+        while self.ended is None or (self._process is not None and not self._process.wait(0.0)):
+            self._pump(POLL_S)
+
+    # ------------------------------------------------------------ windows
+
+    def _measure(self, request: WindowRequest, timeout_s: float) -> WindowDone | None:
+        ranks = [m for m in self.measured if not m.over]
+        for member in ranks:
+            member.send(Measure(requests=(_for_rank(request, member),)))
+        steps = (
+            lambda: all(m.answered(request.id) for m in ranks),
+            lambda: all(m.finished(request.id) for m in ranks),
+        )
+        for reached in steps:
+            if not self._wait(lambda r=reached: self.ended is not None or r(), timeout_s):  # type: ignore[misc]
+                late = ", ".join(str(m.rank) for m in ranks if request.id not in m.done)
+                raise RunError(
+                    f"{self.target.label}: a window did not end on rank {late} within "
+                    f"{timeout_s:.0f} s; the loop hangs or its steps take longer than that."
+                )
+            for member in ranks:
+                if request.id in member.ready:
+                    member.send(Begin(id=request.id))
+        done = [(m.rank, m.done[request.id]) for m in ranks if request.id in m.done]
+        if not done:
+            return None
+        for rank, window in done:
+            if window.status in ("failed", "skipped"):
+                reason = f"rank {rank}: {window.reason}"
+                return msgspec.structs.replace(window, reason=reason)
+        return done[0][1]
+
+    def _wait(self, reached: Callable[[], bool], timeout_s: float) -> bool:
+        end = time.monotonic() + timeout_s
+        while not reached():
+            self._raise_if_broken()
+            if time.monotonic() > end:
+                return False
+            self._pump(POLL_S)
+        return True
+
+    def _send(self, message: Measure | Stop) -> None:
+        for member in self.members:
+            member.send(message)
+
+    def _send_stop(self) -> float:
+        """Name the step at which all ranks stop; returns the seconds until then, about."""
+        while self._take_all():
+            pass
+        alive = [m for m in self.measured if not m.over]
+        at_step = max((m.step_after(STOP_LEAD_S) for m in alive), default=0) + STOP_LEAD_STEPS
+        self._send(Stop(at_step=at_step))
+        return STOP_LEAD_S + (STOP_LEAD_STEPS + 1) * max(
+            (m.step_s or 0.0 for m in alive), default=0
+        )
+
+    # ------------------------------------------------------------ messages
+
+    def _n_ranks(self) -> int:
+        return max((m.hello.n_ranks for m in self.members if m.hello is not None), default=1)
+
+    def _pump(self, timeout_s: float) -> None:
+        """Let callers in, take what was said, and notice endings."""
+        assert self._doorway is not None
+        connections = [m.connection for m in self.members if not m.lost]
+        if len(self.members) < self._n_ranks() or not self.members:
+            caller = self._doorway.wait(0.0 if connections else timeout_s)
+            if caller is not None:
+                self.members.append(Member(caller))
+                return
+        if connections:
+            wait(connections, timeout_s)
+        elif self.members:
+            time.sleep(timeout_s)
+        self._take_all()
+        self._look_for_end()
+
+    def _take_all(self) -> bool:
+        """Take one message of each rank; whether there was any."""
+        took = False
+        for member in self.members:
+            message = member.take()
+            if message is not None:
+                took = True
+                self._receive(member, message)
+        return took
+
+    def _receive(self, member: Member, message: FromRun) -> None:
+        if isinstance(message, Note):
+            known = {(n.kind, n.text.partition(": ")[2]) for n in self.notes}
+            if (message.kind, message.text) not in known:
+                self.notes.append(
+                    Note(kind=message.kind, text=f"rank {member.rank}: {message.text}")
+                )
+        if self._on_event is not None:
+            self._on_event(message)
+
+    def _look_for_end(self) -> None:
+        """The job is over where a rank failed, all ranks have ended, or its process is gone."""
+        if self.ended is not None:
+            return
+        ended = [m.ended for m in self.members if m.ended is not None]
+        bad = [e for e in ended if e.how in ("script-failed", "interrupted")]
+        if bad and not self._stopped:
+            self.ended = bad[0]
+        elif self.members and all(m.over for m in self.members) and ended:
+            self.ended = ended[0]
+        if self.ended is not None or self._process is None:
+            return
+        silent = any(m.lost and m.ended is None for m in self.members)
+        if not silent and self._process.exit_code is None:
+            return
+        # A rank left without a word (os._exit in the script, or a signal); its peers follow or
+        # wait for it in vain.
+        now = time.monotonic()
+        self._silent_since_s = self._silent_since_s or now
+        if all(m.over for m in self.members) or now > self._silent_since_s + DRAIN_S:
+            code = self._process.exit_code
+            self.ended = Ended(
+                how="script-failed" if code != 0 else "script-ended",
+                exit_code=1 if code is None else code,
+                n_steps=max((m.n_steps for m in self.members), default=0),
+            )
+
+    def _raise_if_broken(self) -> None:
+        for note in self.notes:
+            if note.kind == "internal-error":
+                raise RunError(
+                    f"{self.target.label}: measuring failed inside loaderdoctor; the script ran "
+                    f"on unwatched.\n{note.text}"
+                )
+
+    def _note_missing(self) -> None:
+        n_ranks, seen = self._n_ranks(), {m.rank for m in self.measured}
+        missing = [rank for rank in range(n_ranks) if rank not in seen]
+        if missing:
+            text = (
+                f"{len(missing)} of {n_ranks} ranks were not measured (rank "
+                f"{', '.join(map(str, missing[:8]))}{', …' if len(missing) > 8 else ''}): no "
+                "training step was seen there. The job's slowest rank may be among them."
+            )
+            self.notes.append(Note(kind="ranks-missing", text=text))
+
+    # ------------------------------------------------------------ start and end
+
+    def _start(self) -> None:
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self._doorway = Doorway(self.host)
+        handover = handover_for(self.target, self.options, self._doorway, self.run_dir, group=True)
+        with self.options.open_stdout() as stdout:
+            self._process = self.start(handover, stdout)
+        end = time.monotonic() + CONNECT_S
+        while not self.members:
+            gone = self._process.exit_code is not None
+            if gone or time.monotonic() > end:
+                raise RunError(
+                    f"{self.target.label}: the ranks {'ended' if gone else 'did not answer'} "
+                    "before the script ran; see above for what their launcher says."
+                )
+            self._pump(POLL_S)
+
+    def _end_process(self, polite_s: float) -> None:
+        process = self._process
+        if process is None:
+            return
+        process.end(polite_s=polite_s)
+        while self._take_all():
+            pass
+        self._look_for_end()
+        if self.ended is None or (self._stopped and self.ended.how == "script-failed"):
+            code = process.exit_code
+            self.ended = Ended(
+                how="stopped" if self._stopped else "interrupted",
+                exit_code=code if code is not None else 1,
+                n_steps=max((m.n_steps for m in self.members), default=0),
+            )
+
+    def _close(self) -> None:
+        process = self._process
+        try:
+            if process is not None and process.exit_code is None:
+                self._stopped = True
+                lead_s = self._send_stop()
+                # Loops between steps hear Stop at their next one; don't wait longer than that
+                # usually takes.
+                self._end_process(min(POLITE_S, 1.0 + lead_s) if self.measured else 1.0)
+        finally:
+            for member in self.members:
+                member.connection.close()
+            if self._doorway is not None:
+                self._doorway.close()
+            self._signals.release()
+
+
+def _for_rank(request: WindowRequest, member: Member) -> WindowRequest:
+    """A trace goes below the rank's own folder."""
+    if request.trace_path is None or member.hello is None:
+        return request
+    path = Path(member.hello.run_dir) / Path(request.trace_path).name
+    return msgspec.structs.replace(request, trace_path=str(path))

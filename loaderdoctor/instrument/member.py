@@ -1,0 +1,110 @@
+"""The command's end of the connection to one rank of a group: what it has said so far."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from loaderdoctor.instrument.protocol import (
+    Ended,
+    FromRun,
+    Hello,
+    Observed,
+    Progress,
+    Ready,
+    ToRun,
+    WindowDone,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One rank. Nothing here waits."""
+
+    connection: Connection
+    hello: Hello | None = None
+    observed: Observed | None = None
+    ended: Ended | None = None
+    lost: bool = False
+    done: dict[int, WindowDone] = field(default_factory=dict)  # by request id
+    ready: set[int] = field(default_factory=set)
+    # Steps of the loop so far, when that was heard (time.monotonic), and seconds a step lately.
+    n_steps: int = 0
+    heard_s: float = 0.0
+    step_s: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come from it."""
+        return self.lost or self.ended is not None
+
+    @property
+    def rank(self) -> int:
+        """Its rank; -1 before it has said so."""
+        return self.hello.rank if self.hello is not None else -1
+
+    def answered(self, request_id: int) -> bool:
+        """Whether a window is prepared, over, or will never be."""
+        return self.over or request_id in self.ready or request_id in self.done
+
+    def finished(self, request_id: int) -> bool:
+        """Whether a window is over or will never be."""
+        return self.over or request_id in self.done
+
+    def step_after(self, seconds: float) -> int:
+        """The step its loop will have begun by then, at the pace of late."""
+        if not self.step_s:
+            return self.n_steps
+        elapsed_s = time.monotonic() - self.heard_s + seconds
+        return self.n_steps + math.ceil(elapsed_s / self.step_s)
+
+    def send(self, message: ToRun) -> None:
+        """Send one message; a lost connection is remembered, not raised."""
+        if self.lost:
+            return
+        try:
+            self.connection.send_bytes(msgspec.json.encode(message))
+        except (OSError, EOFError):
+            self.lost = True
+
+    def take(self) -> FromRun | None:
+        """The next message if one has come."""
+        if self.lost:
+            return None
+        try:
+            if not self.connection.poll(0.0):
+                return None
+            data = self.connection.recv_bytes()
+        except (OSError, EOFError):
+            self.lost = True
+            return None
+        message: FromRun = msgspec.json.decode(data, type=FromRun)
+        self._note(message)
+        return message
+
+    def _note(self, message: FromRun) -> None:
+        if isinstance(message, Hello):
+            self.hello = message
+        elif isinstance(message, Observed):
+            self.observed = message
+            self._at(message.n_steps_so_far)
+            self.step_s = sum(message.step_ns) / len(message.step_ns) / 1e9
+        elif isinstance(message, WindowDone):
+            self.done[message.id] = message
+        elif isinstance(message, Ready):
+            self.ready.add(message.id)
+            self._at(message.n_steps)
+        elif isinstance(message, Progress):
+            self._at(message.n_steps)
+        elif isinstance(message, Ended):
+            self.ended = message
+
+    def _at(self, n_steps: int) -> None:
+        now = time.monotonic()
+        if self.n_steps and n_steps > self.n_steps:
+            self.step_s = (now - self.heard_s) / (n_steps - self.n_steps)
+        self.n_steps, self.heard_s = n_steps, now

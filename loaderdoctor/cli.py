@@ -86,13 +86,13 @@ def _profile_options(command: F) -> F:
     return command
 
 
-def _budget(default: int, what: str) -> Callable[[F], F]:
+def _budget(default: int | None, what: str) -> Callable[[F], F]:
     return click.option(
         "--budget",
         "budget_s",
         type=click.FloatRange(min=1),
         default=default,
-        show_default=True,
+        show_default=default is not None,
         metavar="SECONDS",
         help=what,
     )
@@ -143,16 +143,33 @@ def diagnose(script: str, args: tuple[str, ...], **options: Any) -> int:
     metavar="AXIS=VALUES …",
     help="Values to try, as num_workers=0,2,4 or num_workers=0:50:5; by default what suits here.",
 )
+@click.option("--preset", metavar="NAME", help="A published experiment, with its claims checked.")
+@click.option("--loader-only", is_flag=True, help="The loader alone over 0 to 50 workers.")
+@click.option(
+    "--search",
+    type=click.Choice(["grid", "auto"]),
+    default="grid",
+    show_default=True,
+    help="auto: race the settings and drop clear losers, a fifth of the steps.",
+)
+@click.option("--isolate", is_flag=True, help="Each visit in a process of its own.")
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="RUN",
+    help="Go on with an interrupted sweep, from its run folder.",
+)
 @click.option("--rounds", type=click.IntRange(min=1), help="Visits to each trial.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the shuffled rounds.")
-@_budget(120, "Seconds of measuring; trials are sized to fit.")
+@_budget(None, "Seconds of measuring; trials are sized to fit.  [default: 120; presets their own]")
 @click.option("--no-ablation", is_flag=True, help="Don't measure the two bounds.")
 @_profile_options
 @_output_options
 @click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]…]")
 def sweep(target: tuple[str, ...], **options: Any) -> int:
     """Try every combination of settings in a running loop and rank them by plain step time."""
-    from loaderdoctor.commands.sweep import SweepOptions, sweep
+    from loaderdoctor.commands.sweep import sweep
+    from loaderdoctor.commands.sweep_plan import SweepOptions
 
     return sweep(SweepOptions(target=target, **options))
 

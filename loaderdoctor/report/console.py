@@ -28,6 +28,7 @@ from loaderdoctor.report.model import (
     Step,
     Workers,
 )
+from loaderdoctor.report.preset_table import preset_table
 from loaderdoctor.report.summary import meaning
 
 PROSE_WIDTH = 100
@@ -80,7 +81,9 @@ def _sections(report: Report, folder: Path | None) -> Iterator[RenderableType | 
     yield _prescription(report)
     yield _listed("Not advised", [(w.setting, w.reason) for w in report.withheld])
     yield _workers(report.workers)
-    if report.trials:
+    if any(trial.row is not None for trial in report.trials):
+        yield _section("Trials, as published", preset_table(report), cap=None)
+    elif report.trials:
         yield _section("Trials, fastest first", trials_table(report), cap=None)
     if report.ranks:
         yield _section("Ranks", ranks_table(report.ranks))

@@ -192,6 +192,8 @@ def claims_table(claims: Sequence[Mapping[str, Any]]) -> Table:
     for claim in claims:
         cells = [_claim_cell(claim.get(key)) for key, _ in _CLAIM_KEYS]
         cells[-1].stylize(_CLAIM_STYLES.get(cells[-1].plain, ""))
+        if claim.get("reason"):
+            cells[-1].append(f" ({plain(str(claim['reason']))})", style="bright_black")
         table.add_row(*cells)
     return table
 

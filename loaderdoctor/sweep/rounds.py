@@ -160,7 +160,11 @@ class Sweep:
 
     def _rank(self) -> None:
         """Shuffled rounds until the planned number, or the time, is used up."""
-        plan = self._plan(self._options.n_rounds)
+        # A sweep that was interrupted goes on with the rounds it lacks.
+        last_rounds = [max((v.round for v in t.of("rank")), default=0) for t in self._alive()]
+        done = self.outcome.n_ranked_rounds = min(last_rounds, default=0)
+        wanted = self._options.n_rounds
+        plan = self._plan(max(1, wanted - done) if wanted else None)
         for trial in self.outcome.trials:
             if trial.alive and trial.index not in plan.trials and plan:
                 trial.dropped = True
@@ -171,10 +175,12 @@ class Sweep:
             n_dropped = sum(trial.dropped for trial in self.outcome.trials)
             slower = "1 slower trial was" if n_dropped == 1 else f"{n_dropped} slower trials were"
             self._note_short_budget(f"{slower} visited once only")
-        number, n_rounds = 1, plan.n_rounds
+        number, n_rounds = done + 1, done + plan.n_rounds
         while number <= n_rounds:
             last = 0 if number == n_rounds else None
             for trial in self._shuffled(self._alive(), last=last):
+                if any(visit.round == number for visit in trial.of("rank")):
+                    continue
                 cost = self._cost(trial)
                 if number > 1 and cost.visit_s(0.0) > self._left_s(CONFIRM_SHARE):
                     return
@@ -184,8 +190,7 @@ class Sweep:
             number += 1
             if number <= n_rounds:
                 # Costs are known better now: stretch or shorten what is left, same trials.
-                wanted = self._options.n_rounds
-                plan = self._plan((wanted or n_rounds) - number + 1) or plan
+                plan = self._plan(n_rounds - number + 1) or plan
                 if self._left_s(RANK_SHARE) < self._round_s(plan) and wanted is None:
                     return
 
@@ -194,7 +199,8 @@ class Sweep:
         allowance = self._allowance()
         alive = [trial.index for trial in self._alive()]
         left = int(allowance * (1 - race.CONFIRM_SHARE)) - self._timed_steps()
-        number, ending = 0, None
+        number = max((v.round for t in self.outcome.trials for v in t.of("rank")), default=0)
+        ending = None
         while ending is None and self._left_s(CONFIRM_SHARE) > 0:
             steps = {i: self._race_steps(self.outcome.trials[i]) for i in alive}
             field = race.after_round(self.ranking(), alive, steps=steps, left_steps=left)

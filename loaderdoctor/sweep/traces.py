@@ -21,6 +21,7 @@ from loaderdoctor.report.files import RunFolder, trial_run
 from loaderdoctor.report.lanes import lane_events
 from loaderdoctor.report.tensorboard import BASELINE
 from loaderdoctor.sweep.outcome import Outcome
+from loaderdoctor.sweep.tensor_cores import tensor_core_share
 from loaderdoctor.trace.calibrate import calibrate
 from loaderdoctor.trace.columns import Trace
 from loaderdoctor.trace.read import read_trace
@@ -33,6 +34,7 @@ class Traced:
     facts: TraceFacts
     path: str
     steps: tuple[StepTimeline, ...] = ()  # for the pictures of report.html
+    tensor_core_share: float | None = None  # of the time in kernels; None without any
 
 
 def read_and_write(outcome: Outcome, folder: RunFolder, log: WorkerLog | None) -> dict[int, Traced]:
@@ -70,6 +72,7 @@ def _one(window: WindowDone, run: str, folder: RunFolder, log: WorkerLog | None)
         facts=facts_of(attributed),
         path=str(path.relative_to(folder.path)),
         steps=timelines_of_window(attributed, window, log),
+        tensor_core_share=tensor_core_share(trace),
     )
 
 

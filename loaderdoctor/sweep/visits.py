@@ -83,7 +83,7 @@ class Visits:
                 settings=trial.settings if mode == "trial" else None,
                 measure_boundary=mode == "trial" and self._boundary_due(trial, expected_s),
                 host_memory=trial.row is None or trial.row.host_memory,
-                drain=self._options.loader_only and trial.row is not None,
+                drain=self._drains(trial),
             ),
             trial,
         )
@@ -98,6 +98,11 @@ class Visits:
             trial.status, trial.reason = "ok", None
             self._own_mode = "plain"
             self.time(trial, phase, number, n_steps, cost)
+
+    def _drains(self, trial: Trial) -> bool:
+        """Whether only its loader is measured, without the loop's work."""
+        has_loader = trial.row is not None and not trial.settings.synthetic
+        return self._options.loader_only and has_loader
 
     def _limit_s(self, expected_s: float) -> float:
         """When a window must end: far beyond what was planned, but within the budget's reach."""

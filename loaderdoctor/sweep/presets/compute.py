@@ -90,6 +90,7 @@ COMPUTE = Preset(
     rows=rows_of(*compute_rows()),
     budget_s=300.0,
     n_rounds=2,
+    one_loop=False,
     claims=(
         Claim(
             text="cudnn's autotuner is faster for Conv2d on a (32, 64, 64, 64) input",

@@ -93,6 +93,7 @@ LADDER = Preset(
     rows=rows_of(*ladder_rows()),
     budget_s=400.0,
     n_rounds=2,
+    searched_from=next(row for row in ladder_rows() if row.name == "pinned, non_blocking"),
     shortened="each rung is timed in processes of its own for windows of steps, not an epoch",
     claims=(
         *(

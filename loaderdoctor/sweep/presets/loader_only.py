@@ -1,7 +1,6 @@
 """`--loader-only`: what the loader can deliver over its workers, beside what the model can take.
 
-The loader's rate at n workers is that of the loop with n workers where it waits, so it is measured
-with the loop's work left out; see `sweep.ceilings`.
+The loop stands still while its loader is drained; the model runs on batches that are ready.
 """
 
 from __future__ import annotations
@@ -9,6 +8,9 @@ from __future__ import annotations
 from loaderdoctor.sweep.presets.model import Preset, Row, rows_of
 
 COUNTS = tuple(range(0, 51, 5))
+
+
+LOADER, MODEL = "the loader alone", "the model alone"
 
 
 def name(workers: int) -> str:
@@ -21,6 +23,10 @@ LOADER_ONLY = Preset(
     summary="Samples/s of the loader alone over 0, 5, … 50 workers, and of the model alone.",
     recipe="mnist",
     baseline=name(0),
-    rows=rows_of(*(Row(name=name(n), settings={"num_workers": n}) for n in COUNTS)),
+    rows=rows_of(
+        *(Row(name=name(n), settings={"num_workers": n}, group=LOADER) for n in COUNTS),
+        Row(name=MODEL, settings={"synthetic": True}, group=MODEL, base=MODEL),
+    ),
     budget_s=180.0,
+    one_loop=False,
 )

@@ -1,0 +1,232 @@
+"""What `loaderdoctor sweep` runs: the loop, the trials, how long. From the options to data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from loaderdoctor.errors import UsageError
+from loaderdoctor.instrument.bench import Target as Script
+from loaderdoctor.instrument.machine import gpus
+from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.recipes import find
+from loaderdoctor.settings import AXES_BY_NAME, Settings
+from loaderdoctor.sweep.grid import asked_trials, default_trials, parse_grid
+from loaderdoctor.sweep.outcome import Options
+from loaderdoctor.sweep.presets import find_preset
+from loaderdoctor.sweep.presets.loader_only import LOADER_ONLY
+from loaderdoctor.sweep.presets.model import Preset, Row
+from loaderdoctor.sweep.presets.resolve import Place, trials_of
+from loaderdoctor.sweep.presets.storage import STORAGE, rows_with_path
+from loaderdoctor.sweep.trials import Trial
+
+DEFAULT_BUDGET_S = 120.0
+# A whole sweep in fresh processes: each visit starts an interpreter, torch and the script.
+ISOLATED_BUDGET_S = 480.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions:
+    """What the command line says. `None`: as the loop and the machine ask."""
+
+    target: tuple[str, ...] = ()  # SCRIPT [ARGS]…; with `recipe` arguments for its script
+    recipe: str | None = None  # a name, or a folder with a recipe.json
+    as_module: bool = False
+    grid: tuple[str, ...] = ()  # AXIS=VALUES
+    preset: str | None = None
+    loader_only: bool = False
+    search: Literal["grid", "auto"] = "grid"
+    isolate: bool = False
+    resume: Path | None = None
+    rounds: int | None = None
+    seed: int = 0
+    budget_s: float | None = None
+    no_ablation: bool = False
+    wait: int | None = None
+    warmup: int | None = None
+    active: int | None = None
+    repeat: int = 1
+    with_stack: bool = False
+    profile_memory: bool = False
+    json_target: str | None = None  # a file, or "-" for stdout
+    output: Path | None = None
+
+    def saved(self) -> dict[str, Any]:
+        """What another process needs to plan the same trials again."""
+        return {name: getattr(self, name) for name in _SAVED}
+
+    def resumed(self, saved: Mapping[str, Any]) -> SweepOptions:
+        """The options of an interrupted sweep, with the output of this command line."""
+        if self.target or self.recipe or self.grid or self.preset or self.loader_only:
+            raise UsageError("--resume goes on with the same sweep: give no target and no trials.")
+        if self.output is not None:
+            raise UsageError("--resume writes into the run folder it goes on with: no --output.")
+        try:
+            old = msgspec.convert({name: saved[name] for name in _SAVED}, type=_Saved)
+        except (KeyError, msgspec.ValidationError) as error:
+            raise UsageError(f"--resume {self.resume}: not a sweep's options ({error}).") from error
+        known = {name: getattr(old, name) for name in _SAVED}
+        return replace(self, **{**known, "budget_s": self.budget_s or old.budget_s})
+
+
+class _Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """Of SweepOptions, what decides the trials and how they are measured."""
+
+    target: tuple[str, ...]
+    recipe: str | None
+    as_module: bool
+    grid: tuple[str, ...]
+    preset: str | None
+    loader_only: bool
+    search: Literal["grid", "auto"]
+    isolate: bool
+    rounds: int | None
+    seed: int
+    budget_s: float | None
+
+
+_SAVED = _Saved.__struct_fields__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The loop to sweep over."""
+
+    name: str  # as the report names it
+    script: Script
+    axes: tuple[str, ...]  # what a sweep without a grid may vary
+    recipe: str | None = None  # its name, where it is one that comes with the program
+
+
+def resolve(options: SweepOptions) -> Target:
+    """The script to run. Raises UsageError that says what is missing."""
+    preset = preset_of(options)
+    recipe_name = options.recipe
+    if recipe_name is None and not options.target and preset is not None:
+        recipe_name = preset.recipe
+    if recipe_name is not None:
+        recipe = find(recipe_name).check()
+        script = Script(script=str(recipe.script), args=(*recipe.args, *options.target))
+        return Target(name=recipe.name, script=script, axes=recipe.sweeps, recipe=recipe.name)
+    if not options.target:
+        raise UsageError("nothing to sweep: give --recipe NAME or SCRIPT [ARGS].")
+    name, *args = options.target
+    if options.as_module:
+        script = Script(module=name, args=tuple(args))
+    else:
+        script = Script(script=name, args=tuple(args))
+    script.check()
+    return Target(name=script.label, script=script, axes=tuple(AXES_BY_NAME))
+
+
+def preset_of(options: SweepOptions) -> Preset | None:
+    """The preset asked for; checks what goes together. Raises UsageError."""
+    parse_grid(options.grid)  # a wrong word fails here, not after the script's start
+    if options.loader_only and options.preset is not None:
+        raise UsageError("--loader-only is an experiment of its own: give no --preset.")
+    preset = LOADER_ONLY if options.loader_only else None
+    if options.preset is not None:
+        preset = find_preset(options.preset)
+    if preset is None:
+        return None
+    if options.grid and not _is_other_path(preset, options):
+        raise UsageError(f"--preset {preset.name} has rows of its own: give no --grid.")
+    if options.search == "auto":
+        raise UsageError("--search auto chooses among settings; a preset runs every row.")
+    if options.loader_only and options.isolate:
+        raise UsageError("--loader-only measures within one process: give no --isolate.")
+    return preset
+
+
+def trials(
+    options: SweepOptions,
+    target: Target,
+    observed: Observed,
+    *,
+    searched: Settings | None = None,
+    why_not_searched: str | None = None,
+) -> list[Trial]:
+    """Trial 0 and the others: of the preset, of the grid, or what suits this machine."""
+    preset = preset_of(options)
+    if preset is not None:
+        place = Place(
+            observed=observed,
+            recipe=target.recipe,
+            script_of=lambda name, args: _script_of(name, args, target),
+            n_accelerators=len(gpus()) if observed.device is not None else 0,
+            searched=searched or Settings(),
+            why_not_searched=why_not_searched,
+            isolate=options.isolate,
+        )
+        return trials_of(preset, _rows(preset, options, observed), place)
+    if options.grid:
+        chosen = asked_trials(options.grid, observed)
+    else:
+        chosen = default_trials(observed, target.axes)
+    place_of: Literal["loop", "process"] = "process" if options.isolate else "loop"
+    return [Trial(index=i, settings=one, place=place_of) for i, one in enumerate(chosen)]
+
+
+def measuring(options: SweepOptions, trace_dir: Path) -> Options:
+    """How to measure: budget, rounds, profiler."""
+    preset = preset_of(options)
+    warmup = None
+    if options.wait is not None or options.warmup is not None:
+        warmup = (options.wait or 0) + (options.warmup or 0)
+    return Options(
+        budget_s=budget_s(options),
+        seed=options.seed,
+        n_rounds=options.rounds or (preset.n_rounds if preset is not None else None),
+        trace_dir=None if options.loader_only else trace_dir,
+        n_active=options.active,
+        n_warmup=warmup,
+        n_repeat=options.repeat,
+        with_stack=options.with_stack,
+        profile_memory=options.profile_memory,
+        search=options.search,
+        keep_all=preset is not None,
+        loader_only=options.loader_only,
+    )
+
+
+def budget_s(options: SweepOptions) -> float:
+    """Seconds of measuring."""
+    if options.budget_s is not None:
+        return options.budget_s
+    preset = preset_of(options)
+    if options.isolate:
+        return ISOLATED_BUDGET_S
+    return preset.budget_s if preset is not None else DEFAULT_BUDGET_S
+
+
+def search_from(options: SweepOptions, target: Target) -> Script | None:
+    """The script that our own search starts from, for rows that want its result; else None."""
+    preset = preset_of(options)
+    row = preset.searched_from if preset is not None else None
+    if preset is None or row is None or target.recipe != preset.recipe:
+        return None
+    return replace(target.script, args=(*target.script.args, *(row.args or ())))
+
+
+def _rows(preset: Preset, options: SweepOptions, observed: Observed) -> tuple[Row, ...]:
+    if _is_other_path(preset, options) and options.grid:
+        return rows_with_path(str(parse_grid(options.grid)["storage"][0]))
+    return preset.rows(observed)
+
+
+def _is_other_path(preset: Preset, options: SweepOptions) -> bool:
+    """`--preset storage --grid storage=PATH` names the other path of that preset."""
+    grid = parse_grid(options.grid)
+    return preset is STORAGE and set(grid) == {"storage"} and len(grid["storage"]) == 1
+
+
+def _script_of(recipe_name: str, args: tuple[str, ...], target: Target) -> Script:
+    """A recipe's script; the words the user gave go to the loop's own recipe only."""
+    if recipe_name == target.recipe:
+        return replace(target.script, args=(*target.script.args, *args))
+    recipe = find(recipe_name).check()
+    return Script(script=str(recipe.script), args=(*recipe.args, *args))

@@ -1,0 +1,140 @@
+"""Rows as published -> trials of this machine and this loop.
+
+Every row becomes a trial, in order, after trial 0 (the loop as it is). One that can't run is
+skipped with the reason; one that means the same as another here points at it and is not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, fields
+
+from loaderdoctor.errors import UsageError
+from loaderdoctor.instrument.bench import Target as Script
+from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.settings import Settings, invalid_reason
+from loaderdoctor.sweep.grid import meaning, own_settings
+from loaderdoctor.sweep.presets.model import Preset, Published, Row
+from loaderdoctor.sweep.trials import Trial
+
+KNOWN_AXES = frozenset(field.name for field in fields(Settings))
+# Without an accelerator these change nothing; torch itself only warns.
+_NO_EFFECT_ON_CPU = ("pin_memory", "non_blocking")
+_NO_EFFECT = "no accelerator: {names} has no effect here"
+_DEVICE_IS_CPU = "no accelerator: the thread moves batches nowhere, as background=host"
+
+NOTHING_FOUND = Settings()
+
+# The script of a recipe with these words after its own; raises UsageError where it can't run.
+ScriptOf = Callable[[str, tuple[str, ...]], Script]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the rows are to run."""
+
+    observed: Observed
+    recipe: str | None  # None: a script of the user's
+    script_of: ScriptOf
+    n_accelerators: int = 0
+    searched: Settings = NOTHING_FOUND  # what our own search recommends for rows that ask for it
+    why_not_searched: str | None = None
+    isolate: bool = False  # every row in a process of its own
+
+
+def trials_of(preset: Preset, rows: tuple[Row, ...], place: Place) -> list[Trial]:
+    """Trial 0 and one trial for each row."""
+    own = own_settings(place.observed)
+    first = Trial(index=0, settings=Settings())
+    seen: dict[Hashable, int] = {("loop", None, meaning(Settings(), own), True): 0}
+    trials = [first]
+    for index, row in enumerate(rows, 1):
+        trial = _trial(index, row, preset, place)
+        trials.append(trial)
+        if trial.status != "ok":
+            continue
+        key = (trial.place, trial.script, meaning(trial.settings, own), row.host_memory)
+        if key in seen:
+            trial.same_as = seen[key]
+        else:
+            seen[key] = index
+    return trials
+
+
+def _trial(index: int, row: Row, preset: Preset, place: Place) -> Trial:
+    trial = Trial(index=index, settings=Settings(), row=row)
+    on_recipe = row.args is not None and place.recipe == preset.recipe
+    trial.other_loop = row.recipe is not None or not preset.one_loop
+    reason = row.skip or _missing(row, place)
+    if reason is None and row.searched:
+        reason = place.why_not_searched
+    if reason is None and on_recipe:
+        try:
+            trial.script = place.script_of(row.recipe or preset.recipe, row.args or ())
+        except UsageError as error:
+            reason = str(error)
+        trial.place = "process"
+        trial.settings = place.searched if row.searched else Settings()
+    elif reason is None:
+        trial.settings, reason = _in_loop(row, preset, place)
+        trial.place = "process" if place.isolate else "loop"
+    if reason is not None:
+        trial.fail("skipped", reason)
+    return trial
+
+
+def _missing(row: Row, place: Place) -> str | None:
+    if row.needs is not None and place.observed.device is None:
+        return "needs an accelerator"
+    if row.needs == "two-accelerators" and place.n_accelerators < 2:
+        return f"needs two accelerators; there is {place.n_accelerators}"
+    return None
+
+
+def _in_loop(row: Row, preset: Preset, place: Place) -> tuple[Settings, str | None]:
+    """The row's settings for the running loop, and why it can't run there."""
+    if row.args is not None and not row.settings:
+        where = row.recipe or preset.recipe
+        return Settings(), f"an option of the recipe {where}: sweep --preset {preset.name}"
+    unknown = sorted(set(row.settings) - KNOWN_AXES)
+    if unknown:
+        return Settings(), f"{', '.join(unknown)}: this version has no such setting"
+    settings, _ = fitted(row.settings, has_accelerator=place.observed.device is not None)
+    if row.searched:
+        settings = place.searched.over(settings)
+    full = settings.over(Settings(num_workers=own_settings(place.observed).num_workers))
+    return settings, invalid_reason(full, has_accelerator=place.observed.device is not None)
+
+
+def fitted(
+    published: Mapping[str, Published], *, has_accelerator: bool
+) -> tuple[Settings, str | None]:
+    """Published values as settings for this machine, and what that leaves out.
+
+    Off is off wherever nothing else is possible: such values are left unset.
+    """
+    values = {name: value for name, value in published.items() if value is not None}
+    notes = []
+    if not has_accelerator:
+        on = [name for name in _NO_EFFECT_ON_CPU if values.pop(name, False)]
+        if on:
+            notes.append(_NO_EFFECT.format(names=" and ".join(on)))
+        if values.get("background") == "device":
+            values["background"] = "host"
+            notes.append(_DEVICE_IS_CPU)
+        for name in ("side_stream", "resident"):
+            if values.get(name) is False:
+                del values[name]
+    elif values.get("resident") is True:
+        # Nothing is copied: pinned or not, blocking or not, is no question any more.
+        for name in ("pin_memory", "non_blocking", "side_stream"):
+            if values.get(name) is False:
+                del values[name]
+    return Settings(**values), "; ".join(notes) or None  # type: ignore[arg-type]
+
+
+def note_of(row: Row, *, has_accelerator: bool) -> str | None:
+    """What a reader must know about a row beside its figures."""
+    known = {name: value for name, value in row.settings.items() if name in KNOWN_AXES}
+    in_loop = fitted(known, has_accelerator=has_accelerator)[1]
+    return "; ".join(text for text in (row.note, in_loop) if text) or None

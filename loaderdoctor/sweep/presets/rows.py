@@ -1,0 +1,126 @@
+"""A preset's results as the report holds them: rows in published order, and claims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from loaderdoctor.report import format as fmt
+from loaderdoctor.report.model import ReportWarning
+from loaderdoctor.report.model import Trial as TrialRow
+from loaderdoctor.settings import Settings
+from loaderdoctor.sweep.presets.figures import Figures
+from loaderdoctor.sweep.presets.loader_only import LOADER, LOADER_ONLY, MODEL
+from loaderdoctor.sweep.presets.model import Preset, Row
+from loaderdoctor.sweep.presets.resolve import note_of
+from loaderdoctor.sweep.rank import Result
+from loaderdoctor.sweep.trials import Trial
+
+
+def preset_rows(
+    preset: Preset,
+    rows: Sequence[TrialRow],
+    trials: Sequence[Trial],
+    results: Sequence[Result],
+    *,
+    has_accelerator: bool,
+    tensor_cores: Mapping[int, float],
+) -> tuple[TrialRow, ...]:
+    """The report's rows with what was published: settings, name, group, ratio to the baseline."""
+    found = []
+    for one, trial in zip(rows, trials, strict=True):
+        row = trial.row
+        if row is None:
+            found.append(one)
+            continue
+        source = trial.index if trial.same_as is None else trial.same_as
+        shares = one.shares or rows[source].shares
+        busy = shares is not None and has_accelerator
+        found.append(
+            msgspec.structs.replace(
+                one,
+                settings=published_settings(row),
+                label=row.name,
+                row=row.name,
+                group=row.group or None,
+                same_as=trial.same_as,
+                shares=shares,
+                time_ratio=_ratio(preset, trial, trials, results),
+                note=note_of(row, has_accelerator=has_accelerator),
+                changes_numerics=one.changes_numerics or (row.note or "").startswith("changes"),
+                gpu_busy_share=(shares.compute or 0.0) + (shares.communication or 0.0)
+                if busy and shares is not None
+                else None,
+                tensor_core_share=tensor_cores.get(source),
+                host_bytes=one.host_bytes if row.host_memory else None,
+            )
+        )
+    return tuple(found)
+
+
+def published_settings(row: Row) -> dict[str, Any]:
+    """Every axis, those of the published row as published, the rest null."""
+    return {**Settings().as_dict(), **row.settings}
+
+
+def _ratio(
+    preset: Preset, trial: Trial, trials: Sequence[Trial], results: Sequence[Result]
+) -> float | None:
+    """Time for the same work over that of the baseline of the row's group."""
+    row, own = trial.row, results[trial.index]
+    assert row is not None
+    name = row.base or preset.baseline
+    base = next(
+        (
+            results[t.index]
+            for t in trials
+            if t.row is not None and t.row.name == name and t.row.group == row.group
+        ),
+        None,
+    )
+    if base is None or own.cost_ms is None or base.cost_ms is None or own.status != "ok":
+        return None
+    return own.cost_ms.value / base.cost_ms.value if base.cost_ms.value else None
+
+
+def claim_rows(preset: Preset, figures: Figures) -> tuple[dict[str, Any], ...]:
+    """Each claim with its published figure, ours, the verdict, and why where there is a why."""
+    rows = []
+    for claim in preset.claims:
+        judged = claim.rule(figures)
+        rows.append(
+            {
+                "preset": preset.name,
+                "claim": claim.text,
+                "published": claim.published,
+                "ours": judged.ours,
+                "verdict": judged.verdict,
+                "reason": judged.reason,
+            }
+        )
+    return tuple(rows)
+
+
+def shortened_row(preset: Preset) -> tuple[ReportWarning, ...]:
+    """What is smaller here than in the published experiment."""
+    if preset.shortened is None:
+        return ()
+    return (ReportWarning(kind="shortened", text=f"{preset.name}: {preset.shortened}"),)
+
+
+def ceilings(preset: Preset, rows: Sequence[TrialRow]) -> str | None:
+    """Of `--loader-only`: what the loader gives, what the model takes, who waits for whom."""
+    if preset is not LOADER_ONLY:
+        return None
+    rates = [(r.row, r.samples_per_s) for r in rows if r.group == LOADER and r.samples_per_s]
+    model = next((r.samples_per_s for r in rows if r.row == MODEL), None)
+    if not rates or model is None:
+        return None
+    enough = next((name for name, rate in rates if rate >= model), None)
+    best = max(rates, key=lambda item: item[1])
+    takes = f"The model alone takes {fmt.samples_per_s(model)}; the loader alone gives"
+    if enough is not None:
+        return f"{takes} that from {enough} on ({fmt.samples_per_s(best[1])} with {best[0]})."
+    return f"{takes} {fmt.samples_per_s(best[1])} at most (with {best[0]}): the loop waits for it."

@@ -1,0 +1,229 @@
+"""Raw samples of a sweep: `samples.npz` in the run folder, for anyone to analyse, and to go on.
+
+One numpy archive (`numpy.load(path)`, no pickles in it). Row i of every array without a `flat_`
+is one timed window; the flat arrays hold values of all windows one after the other, those of window
+i in `flat[offsets[i]:offsets[i + 1]]`. Integers are nanoseconds of the measuring process's
+perf_counter unless the name says otherwise; -1 stands for not recorded.
+
+    trial, round, visit     index into `trials` of the description; round and visit count from 0
+    phase                   0 calibrate, 1 rank, 2 confirm
+    n_steps, n_samples      of the window
+    start_ns, end_ns        of the window
+    startup_ns, boundary_ns opening to first batch; one epoch boundary as timed beside the window
+    host_bytes, gpu_peak_allocated_bytes, gpu_peak_reserved_bytes
+    wall_s                  the whole visit by the command's clock
+    flat_host_step_ns       offsets in `step_offsets`; time of each step on the host
+    flat_device_step_ns     same offsets; as the accelerator reached them, -1 without one
+    flat_at_boundary        same offsets; 1 where the step holds an epoch boundary
+    flat_wait_loader, flat_wait_start_ns, flat_wait_end_ns
+                            offsets in `wait_offsets`; each fetch from a loader of the step
+    description             JSON text: the command's options, and `trials` with their settings
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from loaderdoctor.errors import UsageError
+from loaderdoctor.instrument.protocol import FetchRecord, WindowDone
+from loaderdoctor.report.files import write_bytes
+from loaderdoctor.settings import Value
+from loaderdoctor.sweep.trials import Phase, Trial, Visit
+
+NAME = "samples.npz"
+SCHEMA = 1
+PHASES: tuple[Phase, ...] = ("calibrate", "rank", "confirm")
+_ABSENT = -1
+_OPTIONAL = (
+    "startup_ns",
+    "boundary_ns",
+    "host_bytes",
+    "gpu_peak_allocated_bytes",
+    "gpu_peak_reserved_bytes",
+)
+_FLAT_STEPS = ("host_step_ns", "device_step_ns", "at_boundary")
+Ints = NDArray[np.int64]
+
+
+class SavedTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """A trial as the description has it."""
+
+    settings: dict[str, Value]
+    status: str
+    reason: str | None
+    dropped: bool
+    row: str | None = None
+    group: str | None = None
+    samples_per_step: float | None = None
+    steps_per_epoch: int | None = None
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """What the numbers belong to. `options` are the command's, as `commands.sweep` wrote them."""
+
+    schema: int
+    options: dict[str, Any]
+    trials: tuple[SavedTrial, ...]
+    spent_s: float
+
+
+def write(
+    folder: Path, trials: Sequence[Trial], *, options: Mapping[str, Any], spent_s: float
+) -> None:
+    """Write samples.npz, whole or not at all. Raises RunError."""
+    description = Description(
+        schema=SCHEMA,
+        options=dict(options),
+        trials=tuple(map(_saved, trials)),
+        spent_s=spent_s,
+    )
+    text = msgspec.json.encode(description).decode()
+    buffer = io.BytesIO()
+    arrays: dict[str, Any] = {"description": np.array(text), **columns(trials)}
+    np.savez_compressed(buffer, **arrays)
+    write_bytes(folder / NAME, buffer.getvalue())
+
+
+def columns(trials: Sequence[Trial]) -> dict[str, NDArray[Any]]:
+    """Every window of every trial as the arrays described above."""
+    at = [(trial.index, n, visit) for trial in trials for n, visit in enumerate(trial.visits)]
+    windows = [visit.window for _, _, visit in at]
+    found: dict[str, NDArray[Any]] = {
+        "trial": _ints([index for index, _, _ in at]),
+        "visit": _ints([n for _, n, _ in at]),
+        "round": _ints([visit.round for _, _, visit in at]),
+        "phase": _ints([PHASES.index(visit.phase) for _, _, visit in at]),
+        "wall_s": np.array([visit.wall_s for _, _, visit in at], dtype=np.float64),
+    }
+    for name in ("n_steps", "n_samples", "start_ns", "end_ns", *_OPTIONAL):
+        values = [getattr(window, name) for window in windows]
+        found[name] = _ints([_ABSENT if value is None else value for value in values])
+    found["step_offsets"] = _offsets([len(w.host_step_ns) for w in windows])
+    found["flat_host_step_ns"] = _ints([ns for w in windows for ns in w.host_step_ns])
+    found["flat_device_step_ns"] = _ints(
+        [
+            ns
+            for w in windows
+            for ns in (
+                w.device_step_ns
+                if w.device_step_ns is not None
+                else (_ABSENT,) * len(w.host_step_ns)
+            )
+        ]
+    )
+    found["flat_at_boundary"] = _ints(
+        [int(i in set(w.boundary_steps)) for w in windows for i in range(len(w.host_step_ns))]
+    )
+    found["wait_offsets"] = _offsets([len(w.fetches) for w in windows])
+    for name, key in (("loader", "loader"), ("start_ns", "start_ns"), ("end_ns", "end_ns")):
+        found[f"flat_wait_{name}"] = _ints([getattr(f, key) for w in windows for f in w.fetches])
+    return found
+
+
+def read(folder: Path) -> tuple[Description, dict[int, list[Visit]]]:
+    """The description, and the visits by trial index. Raises UsageError with what is wrong."""
+    path = folder / NAME
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        description = msgspec.json.decode(str(arrays["description"]), type=Description)
+        visits: dict[int, list[Visit]] = {}
+        for i in range(len(arrays["trial"])):
+            visits.setdefault(int(arrays["trial"][i]), []).append(_visit(arrays, i))
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"{path}: no such file. Give the run folder of a sweep that was interrupted."
+        ) from error
+    except (OSError, ValueError, KeyError, IndexError, msgspec.DecodeError) as error:
+        raise UsageError(f"{path}: not the samples of a sweep ({error}).") from error
+    if description.schema != SCHEMA:
+        raise UsageError(f"{path}: written by another version of loaderdoctor. Run the sweep anew.")
+    return description, visits
+
+
+def restore(trials: Sequence[Trial], saved: Description, visits: dict[int, list[Visit]]) -> None:
+    """Put what was measured before into trials planned anew.
+
+    Raises UsageError where they aren't those of the saved run: another machine, another script.
+    """
+    same = len(trials) == len(saved.trials) and all(
+        trial.settings.changed() == old.settings
+        for trial, old in zip(trials, saved.trials, strict=True)
+    )
+    if not same:
+        raise UsageError(
+            "--resume: the loop or the machine is not the same as then, so that other trials "
+            "would be made. Run the sweep anew."
+        )
+    for trial, old in zip(trials, saved.trials, strict=True):
+        trial.visits = visits.get(trial.index, [])
+        trial.dropped = old.dropped
+        trial.samples_per_step = old.samples_per_step
+        trial.steps_per_epoch = old.steps_per_epoch
+        # "Not reached" and what was withheld is decided anew; what crashed is not tried again.
+        if old.status == "failed":
+            trial.fail("failed", old.reason or "no reason recorded")
+
+
+def _saved(trial: Trial) -> SavedTrial:
+    return SavedTrial(
+        settings=trial.settings.changed(),
+        status=trial.status,
+        reason=trial.reason,
+        dropped=trial.dropped,
+        row=trial.row.name if trial.row is not None else None,
+        group=trial.row.group if trial.row is not None else None,
+        samples_per_step=trial.samples_per_step,
+        steps_per_epoch=trial.steps_per_epoch,
+    )
+
+
+def _visit(arrays: Mapping[str, NDArray[Any]], i: int) -> Visit:
+    begin, end = (int(n) for n in arrays["step_offsets"][i : i + 2])
+    first, last = (int(n) for n in arrays["wait_offsets"][i : i + 2])
+    host = tuple(int(ns) for ns in arrays["flat_host_step_ns"][begin:end])
+    device = tuple(int(ns) for ns in arrays["flat_device_step_ns"][begin:end])
+    known = {name: int(arrays[name][i]) for name in _OPTIONAL}
+    optional: dict[str, Any] = {n: None if v == _ABSENT else v for n, v in known.items()}
+    fetches = zip(
+        *(arrays[f"flat_wait_{name}"][first:last] for name in ("loader", "start_ns", "end_ns")),
+        strict=True,
+    )
+    window = WindowDone(
+        id=0,
+        mode="trial",
+        status="ok",
+        n_steps=int(arrays["n_steps"][i]),
+        n_samples=int(arrays["n_samples"][i]),
+        start_ns=int(arrays["start_ns"][i]),
+        end_ns=int(arrays["end_ns"][i]),
+        host_step_ns=host,
+        device_step_ns=None if _ABSENT in device else device,
+        boundary_steps=tuple(int(n) for n in np.flatnonzero(arrays["flat_at_boundary"][begin:end])),
+        fetches=tuple(
+            FetchRecord(loader=int(x), start_ns=int(a), end_ns=int(b), thread=0)
+            for x, a, b in fetches
+        ),
+        **optional,
+    )
+    return Visit(
+        phase=PHASES[int(arrays["phase"][i])],
+        round=int(arrays["round"][i]),
+        window=window,
+        wall_s=float(arrays["wall_s"][i]),
+    )
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def _offsets(lengths: Sequence[int]) -> Ints:
+    return np.concatenate([[0], np.cumsum(_ints(lengths))]).astype(np.int64)

@@ -168,16 +168,16 @@ class _Run:
                 n_warmup=_sum(options.wait, options.warmup),
             ),
         )
-        gatherer.pristine()
-        if options.run_to_end or bench.ended is not None:
+        observed = self.evidence.observed
+        now = time.monotonic()
+        part = 1.0 if options.no_verify else ABLATION_SHARE
+        gatherer.gather(
+            until=now + (until - now) * part,
+            ablate=not (options.no_ablation or options.run_to_end),
+            with_copy=observed.device is not None and bool(observed.transfers),
+        )
+        if options.run_to_end:
             return
-        if not options.no_ablation:
-            now = time.monotonic()
-            part = 1.0 if options.no_verify else ABLATION_SHARE
-            has_copies = self.evidence.observed.device is not None and bool(
-                self.evidence.observed.transfers
-            )
-            gatherer.ablate(until=now + (until - now) * part, with_copy=has_copies)
         if options.no_verify or bench.ended is not None:
             return
         self.analysis = analyse(self.evidence, self._raw / "workers")

@@ -26,8 +26,7 @@ def gatherer(bench: SimulatedBench) -> Gatherer:
 def test_known_costs_are_found_and_cover_the_truth() -> None:
     bench = SimulatedBench({"plain": 13.0, "no_input": 2.0, "no_copy": 1.5}, device="cuda:0")
     g = gatherer(bench)
-    g.pristine()
-    g.ablate(until=60.0, with_copy=True)
+    g.gather(until=60.0, ablate=True, with_copy=True)
     found = g.evidence.ablation()
     assert found is not None and found.input_ms is not None and found.copy_ms is not None
     assert found.input_ms.low <= 11.0 <= found.input_ms.high
@@ -38,11 +37,25 @@ def test_known_costs_are_found_and_cover_the_truth() -> None:
 def test_most_valuable_evidence_comes_first() -> None:
     bench = SimulatedBench({"plain": 10.0, "no_input": 9.0})
     g = gatherer(bench)
-    g.pristine()
-    g.ablate(until=60.0, with_copy=False)
+    g.gather(until=60.0, ablate=True, with_copy=False)
     modes = [r.mode for r in bench.asked]
     assert modes[:3] == ["plain", "profiled", "plain"]
     assert set(modes[3:]) == {"plain", "no_input"}
+
+
+def test_with_an_accelerator_the_profiler_comes_last_since_it_slows_what_follows() -> None:
+    bench = SimulatedBench({"plain": 10.0, "no_input": 9.0, "no_copy": 8.0}, device="cuda:0")
+    gatherer(bench).gather(until=60.0, ablate=True, with_copy=True)
+    modes = [r.mode for r in bench.asked]
+    assert modes[0] == "plain"
+    assert modes[-1] == "profiled"
+    assert modes.count("profiled") == 1
+
+
+def test_without_ablation_only_plain_and_profiled_windows_are_asked_for() -> None:
+    bench = SimulatedBench({"plain": 10.0}, device="cuda:0")
+    gatherer(bench).gather(until=60.0, ablate=False, with_copy=True)
+    assert [r.mode for r in bench.asked] == ["plain", "profiled", "plain"]
 
 
 def test_every_round_holds_each_kind_once_in_changing_order() -> None:
@@ -70,8 +83,7 @@ def test_drift_over_the_run_does_not_bias_the_difference() -> None:
 def test_a_script_that_ends_early_keeps_what_was_measured() -> None:
     bench = SimulatedBench({"plain": 10.0}, ends_after=1)
     g = gatherer(bench)
-    g.pristine()
-    g.ablate(until=60.0, with_copy=False)
+    g.gather(until=60.0, ablate=True, with_copy=False)
     assert len(g.evidence.plain) == 1
     assert g.evidence.ablation() is None
 

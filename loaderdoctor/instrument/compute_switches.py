@@ -110,16 +110,21 @@ def compiled(
 ) -> Iterator[None]:
     """The module's forward compiled; where that fails, its own forward runs and `failures` grows.
 
-    `known` keeps what was compiled for the next time.
+    Validation, and the short last batch of an epoch, run uncompiled: each would be compiled anew,
+    for half a minute in the middle of a window, which a real run pays once. `known` keeps what was
+    compiled for the next time.
     """
     inner = module.forward
     if known.get(module, (None,))[0] != inner:
         known[module] = (inner, torch.compile(inner))
     fast = known[module][1]
+    usual: list[torch.Size] = []
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if failures:
+        shapes = [x.shape for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        if failures or not torch.is_grad_enabled() or _is_short(shapes, usual):
             return inner(*args, **kwargs)
+        usual[:] = usual or shapes
         try:
             return fast(*args, **kwargs)
         except Exception as error:  # the compiler, or the model itself: its own forward tells
@@ -130,6 +135,15 @@ def compiled(
 
     with replaced_forward(module, forward):
         yield
+
+
+def _is_short(shapes: list[torch.Size], usual: list[torch.Size]) -> bool:
+    """Whether these are the usual shapes but for fewer samples."""
+    return (
+        len(shapes) == len(usual) > 0
+        and [shape[1:] for shape in shapes] == [shape[1:] for shape in usual]
+        and any(a[:1] < b[:1] for a, b in zip(shapes, usual, strict=True))
+    )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -268,6 +269,30 @@ def test_a_model_that_does_not_compile_is_a_failed_trial_and_the_loop_goes_on(
     assert plain.status == "ok"
     assert len(loop.outputs) == 12 * 16
     assert "forward" not in vars(loop.model)
+
+
+def test_validation_and_short_last_batches_are_not_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[int] = []
+
+    def recording(forward: Any) -> Any:
+        def compiled(images: Tensor) -> Any:
+            sizes.append(len(images))
+            return forward(images)
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", recording)
+    model, failures = nn.Linear(2, 2), list[str]()
+    known: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+    with switches.compiled(model, known, failures):
+        for n in (4, 3, 4, 8):
+            model(torch.zeros(n, 2))
+        with torch.no_grad():
+            model(torch.zeros(4, 2))
+    assert sizes == [4, 4, 8]
+    assert failures == []
 
 
 @pytest.mark.slow

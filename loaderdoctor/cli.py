@@ -98,6 +98,46 @@ def _budget(default: int | None, what: str) -> Callable[[F], F]:
     )
 
 
+# Options of torch's launcher that pass through to it; with any of them it starts the script.
+_TORCHRUN = (
+    ("--nproc-per-node", "N"),
+    ("--nnodes", "N"),
+    ("--node-rank", "RANK"),
+    ("--standalone", None),
+    ("--rdzv-backend", "NAME"),
+    ("--rdzv-endpoint", "HOST:PORT"),
+    ("--rdzv-id", "ID"),
+    ("--rdzv-conf", "CONF"),
+    ("--master-addr", "HOST"),
+    ("--master-port", "PORT"),
+    ("--local-addr", "HOST"),
+    ("--monitor-interval", "SECONDS"),
+    ("--log-dir", "DIR"),
+    ("--redirects", "STD"),
+    ("--tee", "STD"),
+    ("--local-ranks-filter", "RANKS"),
+    ("--role", "NAME"),
+    ("--numa-binding", "MODE"),
+)
+
+
+def _torchrun_options(command: F) -> F:
+    for name, metavar in reversed(_TORCHRUN):
+        text = "torchrun: ranks on this machine." if name == "--nproc-per-node" else "torchrun's."
+        command = click.option(name, metavar=metavar, is_flag=metavar is None, help=text)(command)
+    return command
+
+
+def _torchrun_words(options: dict[str, Any]) -> tuple[str, ...]:
+    """Take the launcher's options out of `options`, as it reads them."""
+    words: list[str] = []
+    for name, metavar in _TORCHRUN:
+        value = options.pop(name.removeprefix("--").replace("-", "_"))
+        if value:
+            words += [name] if metavar is None else [name, value]
+    return tuple(words)
+
+
 _FAIL_ON = click.option(
     "--fail-on",
     metavar="RULE",
@@ -125,13 +165,19 @@ def cli() -> None:
 @_FAIL_ON
 @_profile_options
 @_output_options
+@_torchrun_options
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def diagnose(script: str, args: tuple[str, ...], **options: Any) -> int:
-    """Run SCRIPT unmodified, say where its step goes and which settings help it."""
+    """Run SCRIPT unmodified, say where its step goes and which settings help it.
+
+    With torchrun's options it runs as several ranks; `torchrun … -m loaderdoctor diagnose SCRIPT`
+    does the same.
+    """
     from loaderdoctor.commands.diagnose import DiagnoseOptions, diagnose
 
-    return diagnose(DiagnoseOptions(script=script, args=args, **options))
+    torchrun = _torchrun_words(options)
+    return diagnose(DiagnoseOptions(script=script, args=args, torchrun=torchrun, **options))
 
 
 @cli.command(cls=GridCommand, context_settings=SCRIPT_CONTEXT)
@@ -185,7 +231,7 @@ def sweep(target: tuple[str, ...], **options: Any) -> int:
 @_output_options
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
 def analyze(traces: tuple[Path, ...], **options: Any) -> int:
-    """Attribute any torch.profiler trace (.json or .json.gz)."""
+    """Attribute any torch.profiler trace (.json or .json.gz), or a folder of a job's ranks."""
     from loaderdoctor.commands.analyze import AnalyzeOptions, analyze
 
     return analyze(AnalyzeOptions(traces=traces, **options))

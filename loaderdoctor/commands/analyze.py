@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.judge import judge_trace
+from loaderdoctor.attribution.peers import compare, slowest, without_peer_wait
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
+from loaderdoctor.commands.job_traces import Job, read_job, traces_in
 from loaderdoctor.commands.output import (
     ShareRule,
     check_json_target,
@@ -16,10 +18,11 @@ from loaderdoctor.commands.output import (
     share_rules,
 )
 from loaderdoctor.errors import UsageError
+from loaderdoctor.facts import TraceFacts
 from loaderdoctor.findings.rules import find
-from loaderdoctor.report.build import build_report
+from loaderdoctor.report.build import build_report, step_of
 from loaderdoctor.report.model import Report, ReportWarning
-from loaderdoctor.trace.columns import Trace
+from loaderdoctor.report.ranks import rank_rows
 from loaderdoctor.trace.read import read_trace
 
 
@@ -35,35 +38,88 @@ class AnalyzeOptions:
 
 
 def analyze(options: AnalyzeOptions) -> int:
-    """Report on each trace; the exit code of the worst. Raises UsageError for unreadable input."""
+    """Report on a trace, or on the ranks of a job together; the exit code of the worst.
+
+    A folder is a job, and so are several traces that state different ranks; other traces are
+    reported one by one. Raises UsageError for unreadable input.
+    """
     rules = share_rules(options.fail_on)
     check_json_target(options.json_target)
-    one_target = options.output or options.json_target or options.tensorboard
-    if len(options.traces) > 1 and one_target:
-        raise UsageError("--output, --json and --tensorboard take one trace at a time.")
-    return max(_one(path, options, rules) for path in options.traces)
+    is_folder = any(path.is_dir() for path in options.traces)
+    paths = tuple(
+        found
+        for path in options.traces
+        for found in (traces_in(path) if path.is_dir() else (path,))
+    )
+    if len(paths) == 1:
+        return _one(paths[0], options, rules)
+    job = read_job(paths)
+    if is_folder or job.numbered:
+        label = ", ".join(map(str, options.traces))
+        return _job(label if is_folder else f"{len(paths)} traces", job, options, rules)
+    if options.output or options.json_target or options.tensorboard:
+        raise UsageError("--output, --json and --tensorboard take one trace or one job at a time.")
+    return max(_one(path, options, rules) for path in paths)
 
 
-def report_of_trace(path: Path, attributed: Attributed) -> Report:
-    """Judge, find, report."""
-    in_trace = facts_of(attributed)
-    facts = facts_of_trace(in_trace)
-    bound, severity = judge_trace(in_trace)
+def report_of_facts(target: str, facts: TraceFacts, warnings: tuple[ReportWarning, ...]) -> Report:
+    """Judge, find, report: one trace."""
+    bound, severity = judge_trace(facts)
+    of_trace = facts_of_trace(facts)
     return build_report(
+        facts=of_trace,
+        target=target,
+        bound=bound,
+        severity=severity,
+        findings=find(of_trace),
+        warnings=warnings,
+    )
+
+
+def report_of_job(target: str, job: Job) -> tuple[Report, Path]:
+    """Judge, find, report: the rank the others wait for, beside them. Returns its trace too."""
+    ranks = compare(job.traces, job.ranks)
+    slow = slowest(ranks)
+    trace = job.traces[ranks.index(slow)]
+    in_trace = without_peer_wait(trace.facts, slow.peer_wait_ms)
+    facts = replace(facts_of_trace(in_trace), ranks=ranks)
+    bound, severity = judge_trace(in_trace)
+    report = build_report(
         facts=facts,
-        target=str(path),
+        target=target,
         bound=bound,
         severity=severity,
         findings=find(facts),
-        warnings=_warnings(attributed.trace),
+        warnings=_job_warnings(job, all(r.peer_wait_ms is None for r in ranks)),
+        ranks=rank_rows(ranks, step_of(facts).definition),
     )
+    return report, Path(trace.source)
 
 
 def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...]) -> int:
     attributed = attribute(read_trace(path))
-    report = report_of_trace(path, attributed)
-    folder = None
+    malformed = attributed.trace.n_dropped_events
+    report = report_of_facts(str(path), facts_of(attributed), _malformed(malformed))
+    return _deliver(path, attributed, report, options, rules)
+
+
+def _job(target: str, job: Job, options: AnalyzeOptions, rules: tuple[ShareRule, ...]) -> int:
+    report, slow = report_of_job(target, job)
+    attributed = None
     if options.output is not None or options.tensorboard is not None:
+        attributed = attribute(read_trace(slow))
+    return _deliver(slow, attributed, report, options, rules)
+
+
+def _deliver(
+    path: Path,
+    attributed: Attributed | None,
+    report: Report,
+    options: AnalyzeOptions,
+    rules: tuple[ShareRule, ...],
+) -> int:
+    folder = None
+    if attributed is not None and (options.output is not None or options.tensorboard is not None):
         # Half of the time to start (tensorboard, jinja2, matplotlib), for what is seldom asked.
         from loaderdoctor.commands.analyze_files import write_files
 
@@ -74,8 +130,26 @@ def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...]) -> i
     return exit_code(report, rules)
 
 
-def _warnings(trace: Trace) -> tuple[ReportWarning, ...]:
-    if not trace.n_dropped_events:
+def _malformed(n_events: int) -> tuple[ReportWarning, ...]:
+    if not n_events:
         return ()
-    text = f"{trace.n_dropped_events} malformed events of the trace were left out."
+    text = f"{n_events} malformed events of the trace were left out."
     return (ReportWarning(kind="malformed-events", text=text),)
+
+
+def _job_warnings(job: Job, unmatched: bool) -> tuple[ReportWarning, ...]:
+    said = [*_malformed(sum(trace.n_malformed for trace in job.traces))]
+    said += [ReportWarning(kind="rank-not-read", text=text) for text in job.problems]
+    n_ranks = max((trace.n_ranks or 0 for trace in job.traces), default=0)
+    if n_ranks > len(job.traces):
+        text = (
+            f"{len(job.traces)} of the job's {n_ranks} ranks are here; its slowest may be missing."
+        )
+        said.append(ReportWarning(kind="ranks-missing", text=text))
+    if unmatched and len(job.traces) > 1:
+        text = (
+            "Too few collectives were found that the traces share, so what ranks wait for one "
+            "another is not known; the report's first part is of the rank with the longest step."
+        )
+        said.append(ReportWarning(kind="ranks-not-matched", text=text))
+    return tuple(said)

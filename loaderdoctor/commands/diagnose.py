@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from loaderdoctor.commands.launch import Launch, follow, launch_everywhere, several_machines
 from loaderdoctor.commands.output import (
     STDOUT,
     check_json_target,
@@ -26,10 +27,12 @@ from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
 from loaderdoctor.diagnosis.gather import Evidence, Gatherer, ProfileOptions
 from loaderdoctor.diagnosis.plan import sizes
 from loaderdoctor.diagnosis.prescribe import recommendations, trial_rows, withheld_rows
+from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
 from loaderdoctor.diagnosis.verify import Verification, Verifier
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.instrument.bench import Bench, BenchOptions, Target
+from loaderdoctor.instrument.bench import BenchOptions, Target
+from loaderdoctor.instrument.group_bench import GroupBench
 from loaderdoctor.instrument.protocol import Note
 from loaderdoctor.report.build import build_report
 from loaderdoctor.report.captures import write_capture
@@ -37,6 +40,7 @@ from loaderdoctor.report.console import console_text
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.html.page import write_html
 from loaderdoctor.report.model import Report, ReportWarning
+from loaderdoctor.report.ranks import rank_rows
 from loaderdoctor.report.scalars import write_scalars
 from loaderdoctor.report.tensorboard import BASELINE
 
@@ -77,6 +81,7 @@ class DiagnoseOptions:
     profile_memory: bool = False
     json_target: str | None = None
     output: Path | None = None
+    torchrun: tuple[str, ...] = ()  # options of torch's launcher; with them it starts the ranks
 
 
 def diagnose(options: DiagnoseOptions) -> int:
@@ -89,13 +94,18 @@ def diagnose(options: DiagnoseOptions) -> int:
         args=options.args,
     )
     target.check()
+    if several_machines(options.torchrun):
+        return launch_everywhere(options.torchrun, _words(options))
+    launch = Launch.find(options.torchrun)
+    if launch.follows:
+        return follow(_bench_options(options))
     began = time.time()
     folder = RunFolder.create(target.label, output=options.output, at=began)
     if not options.run_to_end:
         sys.stderr.write(NOT_VALID)
         sys.stderr.flush()
     with tempfile.TemporaryDirectory(prefix=".raw-", dir=folder.path) as raw:
-        run = _Run(options, target, Path(raw))
+        run = _Run(options, target, Path(raw), launch)
         try:
             run.measure()
         except RunError as error:
@@ -111,7 +121,7 @@ def diagnose(options: DiagnoseOptions) -> int:
         folder.write_report(report, text)
         run.write_traces(folder, at_ns=int(began * 1e9))
         write_scalars(report, folder.tensorboard, console_text=text, at=began)
-        write_html(report, folder, extras_of_diagnosis(report, run.evidence, run.analysis))
+        write_html(report, folder, extras_of_diagnosis(report, run.shown, run.analysis))
     deliver(report, json_target=options.json_target, folder=folder.path)
     if run.interrupted:
         return EXIT_INTERRUPTED
@@ -121,9 +131,11 @@ def diagnose(options: DiagnoseOptions) -> int:
 class _Run:
     """One measured run, from start to stop; what it has learned so far is always reportable."""
 
-    def __init__(self, options: DiagnoseOptions, target: Target, raw: Path) -> None:
+    def __init__(self, options: DiagnoseOptions, target: Target, raw: Path, launch: Launch) -> None:
         self._options, self._target, self._raw = options, target, raw
-        self.evidence: Evidence | None = None
+        self._bench = launch.bench(target, raw, _bench_options(options))
+        self.evidence: Evidence | None = None  # of several ranks, the lowest's
+        self.group: GroupAnalysis | None = None
         self.analysis: Analysis | None = None
         self.verification: Verification | None = None
         self.notes: Sequence[Note] = ()
@@ -133,9 +145,7 @@ class _Run:
 
     def measure(self) -> None:
         """Start the script, gather evidence within the budget, stop it."""
-        options = self._options
-        stdout = "stderr" if options.json_target == STDOUT else "inherit"
-        bench = Bench(self._target, self._raw, BenchOptions(stdout=stdout))  # type: ignore[arg-type]
+        options, bench = self._options, self._bench
         self.notes = bench.notes
         try:
             with bench:
@@ -146,7 +156,7 @@ class _Run:
                 self.evidence = Evidence(
                     observed=observed, sizes=sizes(observed, budget_s=options.budget_s)
                 )
-                self._gather(bench, until)
+                self._gather(until)
                 bench.stop(to_end=options.run_to_end)
         except KeyboardInterrupt:
             self.interrupted = True
@@ -154,8 +164,8 @@ class _Run:
             if bench.ended is not None and bench.ended.how in ("script-failed", "script-ended"):
                 self.ended_code = bench.ended.exit_code
 
-    def _gather(self, bench: Bench, until: float) -> None:
-        options = self._options
+    def _gather(self, until: float) -> None:
+        options, bench = self._options, self._bench
         assert self.evidence is not None
         gatherer = Gatherer(
             bench,
@@ -180,7 +190,7 @@ class _Run:
             return
         if options.no_verify or bench.ended is not None:
             return
-        self.analysis = analyse(self.evidence, self._raw / "workers")
+        self.analysis = self._analyse(self.evidence)
         live = [c.settings for c in self.analysis.prescription.candidates if c.live]
         if not live:
             return
@@ -198,7 +208,8 @@ class _Run:
         if self.evidence is None:
             raise RunError(f"{self._target.label}: interrupted before its loop was warm.")
         # Again, even after verification: ended windows and notes may have come since.
-        analysis = self.analysis = analyse(self.evidence, self._raw / "workers")
+        analysis = self.analysis = self._analyse(self.evidence)
+        group = self.group
         return build_report(
             facts=analysis.facts,
             target=self._target.label,
@@ -211,8 +222,22 @@ class _Run:
             withheld=withheld_rows(analysis.prescription),
             trials=trial_rows(analysis.facts, self.verification),
             warnings=self._warnings(analysis),
-            environment=self.evidence.observed.environment,
+            environment=self.shown.observed.environment if self.shown is not None else None,
+            ranks=rank_rows(group.ranks, self.evidence.observed.definition, group.steps)
+            if group is not None
+            else (),
         )
+
+    @property
+    def shown(self) -> Evidence | None:
+        """The evidence that the report's top level is of."""
+        return self.group.evidence if self.group is not None else self.evidence
+
+    def _analyse(self, evidence: Evidence) -> Analysis:
+        if isinstance(self._bench, GroupBench):
+            self.group = analyse_group(evidence, self._bench.measured)
+            return self.group.analysis
+        return analyse(evidence, self._raw / "workers")
 
     def _warnings(self, analysis: Analysis) -> tuple[ReportWarning, ...]:
         said = dict.fromkeys(
@@ -232,9 +257,9 @@ class _Run:
 
     def write_traces(self, folder: RunFolder, *, at_ns: int) -> None:
         """Both files of the profiled window; a trace that can't be read became a warning."""
-        if self.evidence is None or self.analysis is None or self.analysis.attributed is None:
+        if self.shown is None or self.analysis is None or self.analysis.attributed is None:
             return
-        profiled = self.evidence.profiled
+        profiled = self.shown.profiled
         assert profiled is not None
         assert profiled.trace_path is not None
         try:
@@ -242,6 +267,34 @@ class _Run:
             write_capture(folder, BASELINE, Path(profiled.trace_path), at_ns=at_ns, overlay=added)
         except LoaderdoctorError as error:
             sys.stderr.write(f"loaderdoctor: the traces were not written: {error}\n")
+
+
+def _words(options: DiagnoseOptions) -> tuple[str, ...]:
+    """The options as the command line takes them, but for the launcher's."""
+    words = ["--budget", str(options.budget_s), "--repeat", str(options.repeat)]
+    for flag, name in (
+        (options.as_module, "-m"),
+        (options.no_ablation, "--no-ablation"),
+        (options.no_verify, "--no-verify"),
+        (options.run_to_end, "--run-to-end"),
+        (options.with_stack, "--with-stack"),
+        (options.profile_memory, "--profile-memory"),
+    ):
+        words += [name] if flag else []
+    for value, name in (
+        (options.wait, "--wait"),
+        (options.warmup, "--warmup"),
+        (options.active, "--active"),
+        (options.json_target, "--json"),
+        (options.output, "--output"),
+        *((rule, "--fail-on") for rule in options.fail_on),
+    ):
+        words += [name, str(value)] if value is not None else []
+    return (*words, options.script, *options.args)
+
+
+def _bench_options(options: DiagnoseOptions) -> BenchOptions:
+    return BenchOptions(stdout="stderr" if options.json_target == STDOUT else "inherit")
 
 
 def _rest_ms(analysis: Analysis) -> float | None:

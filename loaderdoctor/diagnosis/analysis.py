@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from loaderdoctor.attribution.combine import facts_of_run
 from loaderdoctor.attribution.judge import judge_run
+from loaderdoctor.attribution.peers import without_peer_wait
 from loaderdoctor.attribution.shares import Bound
 from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
@@ -16,7 +17,7 @@ from loaderdoctor.attribution.verdict import VerdictSeverity
 from loaderdoctor.attribution.workers import worker_facts
 from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.facts import Facts, WorkerFacts
+from loaderdoctor.facts import Facts, RankFacts, WorkerFacts
 from loaderdoctor.findings.model import Finding
 from loaderdoctor.findings.plan import Prescription
 from loaderdoctor.findings.prescription import prescribe
@@ -44,8 +45,17 @@ class Analysis:
     problems: tuple[str, ...] = field(default=())  # evidence that could not be read
 
 
-def analyse(evidence: Evidence, workers_dir: Path) -> Analysis:
-    """Read the trace and the workers' records, and conclude. Never raises for missing evidence."""
+def analyse(
+    evidence: Evidence,
+    workers_dir: Path,
+    *,
+    ranks: tuple[RankFacts, ...] = (),
+    peer_wait_ms: float | None = None,
+) -> Analysis:
+    """Read the trace and the workers' records, and conclude. Never raises for missing evidence.
+
+    With several `ranks` the evidence is of one of them, which waits so long for its peers.
+    """
     problems: list[str] = []
     attributed = _attributed(evidence.profiled, problems)
     log = _worker_log(workers_dir, problems)
@@ -53,13 +63,14 @@ def analyse(evidence: Evidence, workers_dir: Path) -> Analysis:
     facts = facts_of_run(
         command="diagnose",
         step=step,
-        trace=facts_of(attributed) if attributed is not None else None,
+        trace=without_peer_wait(facts_of(attributed), peer_wait_ms) if attributed else None,
         ablation=evidence.ablation(),
         workers=_workers(log, evidence),
         loaders=evidence.observed.loaders,
         transfers=evidence.observed.transfers,
         environment=evidence.observed.environment,
     )
+    facts = replace(facts, ranks=ranks)
     bound, severity = judge_run(facts)
     findings = find(facts)
     return Analysis(

@@ -1,9 +1,8 @@
 """Every rule in plain sight, and what is left of their findings once they have been compared.
 
-Not decided here, because the facts they need are not in `Facts`: `slow-rank` (step times of the
-other ranks), `data-parallel` (replicas in use), `tf32-off` (that float32 matmuls dominate),
-`grad-not-set-to-none` (the zero_grad calls), `cudnn-benchmark-off` (that convolutions dominate),
-`bias-before-batchnorm` (the modules in order).
+Not decided here, because the facts they need are not in `Facts`: `data-parallel` (replicas in
+use), `tf32-off` (that float32 matmuls dominate), `grad-not-set-to-none` (the zero_grad calls),
+`cudnn-benchmark-off` (that convolutions dominate), `bias-before-batchnorm` (the modules in order).
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from loaderdoctor.findings.saturated import (
     overhead_bound_loader,
     storage_bound_workers,
 )
+from loaderdoctor.findings.slow_rank import slow_rank
 from loaderdoctor.findings.startup import iterator_recreated, worker_startup_each_epoch
 from loaderdoctor.findings.starved import idle_workers, loader_in_main_process, too_few_workers
 from loaderdoctor.findings.storage import cold_storage, many_small_files, memory_short
@@ -65,6 +65,7 @@ RULES: tuple[Rule, ...] = (
     cold_storage,
     many_small_files,
     memory_short,
+    slow_rank,
 )
 
 

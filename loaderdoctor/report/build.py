@@ -9,7 +9,7 @@ from typing import Any
 from loaderdoctor.attribution import shares as attribution
 from loaderdoctor.attribution.shares import Bound
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts import AblationFacts, Facts, WorkerFacts
+from loaderdoctor.facts import AblationFacts, Facts, StepFacts, WorkerFacts
 from loaderdoctor.findings.model import Finding
 from loaderdoctor.instrument.protocol import Environment, LoaderRecord
 from loaderdoctor.report import format as fmt
@@ -101,15 +101,7 @@ def step_of(facts: Facts) -> model.Step:
     """The step: plain windows where they ran, else the trace."""
     step, trace = facts.step, facts.trace
     if step is not None:
-        return model.Step(
-            count=step.n_steps,
-            wall_ms=step.wall_ms.value,
-            wall_ms_ci=interval(step.wall_ms),
-            within_epoch_ms=step.within_epoch_ms.value,
-            boundary_ms=step.boundary_ms,
-            steps_per_epoch=step.steps_per_epoch,
-            definition=step.definition,
-        )
+        return step_of_plain(step)
     if trace is None:
         return model.Step(count=0, wall_ms=None, wall_ms_ci=None, definition="no step was seen")
     return model.Step(
@@ -117,6 +109,19 @@ def step_of(facts: Facts) -> model.Step:
         wall_ms=trace.wall_ms if math.isfinite(trace.wall_ms) else None,
         wall_ms_ci=None,  # steps of one window are correlated: they give no interval
         definition=_CLOCK_DEFINITIONS[trace.step_clock],
+    )
+
+
+def step_of_plain(step: StepFacts) -> model.Step:
+    """The step as plain windows measured it."""
+    return model.Step(
+        count=step.n_steps,
+        wall_ms=step.wall_ms.value,
+        wall_ms_ci=interval(step.wall_ms),
+        within_epoch_ms=step.within_epoch_ms.value,
+        boundary_ms=step.boundary_ms,
+        steps_per_epoch=step.steps_per_epoch,
+        definition=step.definition,
     )
 
 

@@ -148,11 +148,19 @@ class Best(Struct, frozen=True, kw_only=True):
 
 
 class Rank(Struct, frozen=True, kw_only=True):
+    """One rank of a job; the report's top level is the rank that the others wait for.
+
+    `peer_wait_ms` is spent, each step, in collectives that a later rank has not come to: that is no
+    communication. `shares` are those of `own_ms`, the step (where it was profiled) without it.
+    """
+
     rank: int
     host: str
     step: Step
     shares: Shares | None
     peer_wait_ms: float | None
+    own_ms: float | None = None
+    trace: str | None = None
 
 
 class ReportWarning(Struct, frozen=True, kw_only=True):

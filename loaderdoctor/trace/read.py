@@ -25,14 +25,15 @@ from loaderdoctor.trace.wire import decode_leniently, decode_strictly, printable
 MAX_ROWS = 50_000_000
 
 
-def read_trace(path: Path, *, max_bytes: int | None = None) -> Trace:
+def read_trace(path: Path, *, max_bytes: int | None = None, in_parts: bool = True) -> Trace:
     """The trace in a .json or .json.gz file (recognised by content), of any device or of none.
 
-    `max_bytes` bounds the text after decompression (None: 8 GiB). Raises TraceError, whose one
+    `max_bytes` bounds the text after decompression (None: 8 GiB). Without `in_parts` no process is
+    started: for callers that read several traces at a time. Raises TraceError, whose one
     line says what is wrong with which file, for everything that is not a whole trace.
     """
     limit = DEFAULT_MAX_BYTES if max_bytes is None else max_bytes
-    if parts := Parts.of(path, limit):
+    if in_parts and (parts := Parts.of(path, limit)):
         with suppress(TraceError):  # of the whole, read below, positions and reasons are exact
             return _read(path, parts.blocks(), parts)
     return _read(path, blocks(path, limit), None)

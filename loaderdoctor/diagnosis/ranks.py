@@ -1,0 +1,112 @@
+"""Evidence of all ranks of a job -> which one the others wait for, and its analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from loaderdoctor.attribution.ablation import Round
+from loaderdoctor.attribution.peers import compare, slowest
+from loaderdoctor.attribution.rank_trace import RankTrace, rank_trace
+from loaderdoctor.attribution.step import step_facts, usable
+from loaderdoctor.attribution.trace_facts import attribute
+from loaderdoctor.diagnosis.analysis import Analysis, analyse
+from loaderdoctor.diagnosis.gather import Evidence
+from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.facts import RankFacts, RankStep
+from loaderdoctor.instrument.member import Member
+from loaderdoctor.instrument.protocol import WindowDone
+from loaderdoctor.trace.read import read_trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupAnalysis:
+    """The job: every rank beside the others, and the analysis of the slowest."""
+
+    analysis: Analysis
+    evidence: Evidence  # the slowest rank's
+    ranks: tuple[RankFacts, ...]  # those whose trace was read
+    steps: tuple[RankStep, ...]
+
+
+def analyse_group(evidence: Evidence, members: Sequence[Member]) -> GroupAnalysis:
+    """Compare the ranks by their profiled windows, and analyse the one that the others wait for.
+
+    `evidence` is of the lowest rank; what the others measured in the same windows lies with them.
+    """
+    own = {m.rank: evidence_of(evidence, m) for m in members}
+    problems: list[str] = []
+    traces = dict(_traces(own, members, problems))
+    ranks = compare(list(traces.values()), list(traces))
+    chosen = slowest(ranks) if ranks else None
+    rank = chosen.rank if chosen is not None else members[0].rank
+    member = next(m for m in members if m.rank == rank)
+    assert member.hello is not None
+    analysis = analyse(
+        own[rank],
+        Path(member.hello.run_dir) / "workers",
+        ranks=ranks,
+        peer_wait_ms=chosen.peer_wait_ms if chosen is not None else None,
+    )
+    return GroupAnalysis(
+        analysis=replace(analysis, problems=(*analysis.problems, *problems)),
+        evidence=own[rank],
+        ranks=ranks,
+        steps=tuple(
+            RankStep(
+                rank=m.rank,
+                host=m.hello.host if m.hello is not None else "",
+                step=step_facts(own[m.rank].observed, own[m.rank].all_plain),
+            )
+            for m in members
+        ),
+    )
+
+
+def evidence_of(evidence: Evidence, member: Member) -> Evidence:
+    """The same windows as this rank measured them."""
+    assert member.observed is not None
+    done = member.done
+
+    def mine(window: WindowDone | None) -> WindowDone | None:
+        return done.get(window.id) if window is not None else None
+
+    rounds = []
+    for one in evidence.rounds:
+        plain, no_input = mine(one.plain), mine(one.no_input)
+        if plain is not None and no_input is not None and usable(plain) and usable(no_input):
+            rounds.append(Round(plain=plain, no_input=no_input, no_copy=mine(one.no_copy)))
+    profiled = mine(evidence.profiled)
+    return replace(
+        evidence,
+        observed=member.observed,
+        plain=[w for one in evidence.plain if (w := mine(one)) is not None],
+        profiled=profiled if profiled is not None and usable(profiled) else None,
+        rounds=rounds,
+    )
+
+
+def _traces(
+    evidence: Mapping[int, Evidence], members: Sequence[Member], problems: list[str]
+) -> dict[int, RankTrace]:
+    found = {}
+    for member in members:
+        profiled = evidence[member.rank].profiled
+        if profiled is None or profiled.trace_path is None:
+            continue
+        host = member.hello.host if member.hello is not None else ""
+        path = Path(profiled.trace_path)
+        if not path.is_file():
+            problems.append(
+                f"rank {member.rank}: its trace lies on {host} and was not read, so its shares and "
+                "waits are not in this report."
+            )
+            continue
+        try:
+            trace = rank_trace(attribute(read_trace(path)))
+        except LoaderdoctorError as error:
+            problems.append(f"rank {member.rank}: {error}")
+        else:
+            found[member.rank] = replace(trace, host=trace.host or host)
+    return found

@@ -249,7 +249,8 @@ def report_of(evidence: Evidence, run: Run) -> Report:
         severity=severity,
         findings=find_findings(facts),
         recommendations=recommendations(ranking, evidence.observed, facts),
-        withheld=withheld(ranking),
+        # A preset's table gives the reasons itself.
+        withheld=withheld(ranking) if preset is None else (),
         trials=rows,
         best=best_row(ranking),
         claims=claims,

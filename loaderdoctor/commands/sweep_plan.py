@@ -181,7 +181,7 @@ def measuring(options: SweepOptions, trace_dir: Path) -> Options:
         budget_s=budget_s(options),
         seed=options.seed,
         n_rounds=options.rounds or (preset.n_rounds if preset is not None else None),
-        trace_dir=None if options.loader_only else trace_dir,
+        trace_dir=trace_dir,
         n_active=options.active,
         n_warmup=warmup,
         n_repeat=options.repeat,

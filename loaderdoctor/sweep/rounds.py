@@ -284,7 +284,9 @@ class Sweep:
         ranking = self.ranking()
         order = [0, ranking.candidate, ranking.best, *self._by_speed()]
         wanted = [self.outcome.trials[i] for i in dict.fromkeys(i for i in order if i is not None)]
-        traced = [trial for trial in wanted if trial.status == "ok"]
+        traced = [trial for trial in wanted if trial.status == "ok" and trial.same_as is None]
+        if self._options.loader_only:
+            traced = traced[:1]
         n_repeat = max(1, self._options.n_repeat)
         for trial in traced:
             for repeat in range(n_repeat if trial.index == 0 else 1):

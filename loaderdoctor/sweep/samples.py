@@ -153,10 +153,8 @@ def restore(trials: Sequence[Trial], saved: Description, visits: dict[int, list[
 
     Raises UsageError where they aren't those of the saved run: another machine, another script.
     """
-    same = len(trials) == len(saved.trials) and all(
-        trial.settings.changed() == old.settings
-        for trial, old in zip(trials, saved.trials, strict=True)
-    )
+    now = [trial.settings.changed() for trial in trials]
+    same = now == [old.settings for old in saved.trials]
     if not same:
         raise UsageError(
             "--resume: the loop or the machine is not the same as then, so that other trials "

@@ -9,6 +9,7 @@ from loaderdoctor.attribution.step import usable
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.protocol import Mode, Observed, WindowDone, WindowRequest
+from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
 from loaderdoctor.sweep import pace
 from loaderdoctor.sweep.fresh import FreshBench
 from loaderdoctor.sweep.outcome import Options, Outcome
@@ -19,6 +20,8 @@ from loaderdoctor.sweep.trials import Phase, Trial, Visit
 LIMIT_FACTOR = 4.0
 LIMIT_EXTRA_S = 5.0
 LIMIT_BUDGET_SHARE = 0.25
+# A loader's epoch of at most this many queues is measured whole: workers fill most of it at once.
+SHORT_EPOCH = 4
 # Profiled steps run up to this many times as long (`launch_bound_tiny` in traces/truth.json).
 PROFILED_FACTOR = 2.3
 
@@ -50,6 +53,7 @@ class Visits:
         self._ids = count(1)
         train = next((x for x in observed.loaders if x.role == "train"), None)
         # "plain" where the loader can be opened only once
+        self._steps_per_epoch = train.steps_per_epoch if train is not None else None
         one_pass = train is not None and train.safety.one_pass
         self._own_mode: Mode = "plain" if one_pass else "trial"
 
@@ -72,6 +76,9 @@ class Visits:
         mode: Mode = "trial" if trial.index else self._own_mode
         if trial.place == "process" and not trial.settings.changed():
             mode = "plain"
+        if self._drains(trial):
+            n_steps = self._drained_steps(trial, n_steps)
+            expected_s = cost.overhead_s + n_steps * cost.step_s
         began = self._clock()
         done = self._measure(
             WindowRequest(
@@ -103,6 +110,14 @@ class Visits:
         """Whether only its loader is measured, without the loop's work."""
         has_loader = trial.row is not None and not trial.settings.synthetic
         return self._options.loader_only and has_loader
+
+    def _drained_steps(self, trial: Trial, n_steps: int) -> int:
+        """Long enough that queues filled before don't count: two of them, or a whole epoch."""
+        workers = trial.settings.num_workers or 0
+        queue = workers * (trial.settings.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
+        if self._steps_per_epoch is not None and self._steps_per_epoch <= SHORT_EPOCH * queue:
+            return self._steps_per_epoch
+        return max(n_steps, 2 * queue)
 
     def _limit_s(self, expected_s: float) -> float:
         """When a window must end: far beyond what was planned, but within the budget's reach."""

@@ -64,7 +64,7 @@ def grouped_bars(title: str, groups: Mapping[str, Series]) -> bytes:
             xerr=series.errors or None,
             height=0.92 * height,
             color=shade,
-            label=group,
+            label=_words(group),
             capsize=1,
         )
     _rows(axes, labels)
@@ -124,11 +124,11 @@ def bars_and_line(
     """Bars on the left axis, a line on a second axis of its own."""
     figure = Figure(figsize=(max(6.0, 0.45 * len(labels) + 2), 4.5), layout="constrained", dpi=DPI)
     axes = figure.add_subplot()
-    axes.set_title(title, fontsize=10)
+    axes.set_title(_words(title), fontsize=10)
     places = range(len(labels))
     axes.bar(places, bar_values, color=_BAR, label=names[0])
     axes.set_ylabel(names[0], color=_BAR)
-    axes.set_xticks(places, [fmt.plain(x) for x in labels], rotation=60, ha="right", fontsize=8)
+    axes.set_xticks(places, [_words(x) for x in labels], rotation=60, ha="right", fontsize=8)
     second = axes.twinx()
     second.plot(places, line_values, color=_LINE, marker="o", label=names[1])
     second.set_ylabel(names[1], color=_LINE)
@@ -139,15 +139,18 @@ def bars_and_line(
 def _sheet(title: str, n_rows: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(9, max(2.2, _ROW * n_rows + 1.2)), layout="constrained", dpi=DPI)
     axes = figure.add_subplot()
-    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_title(_words(title), fontsize=10, loc="left")
     return figure, axes
 
 
 def _rows(axes: Axes, labels: Sequence[str]) -> None:
-    # "$" would start a formula
-    names = [fmt.plain(label).replace("$", r"\$") for label in labels]
-    axes.set_yticks(range(len(labels)), names, fontsize=8)
+    axes.set_yticks(range(len(labels)), [_words(label) for label in labels], fontsize=8)
     axes.invert_yaxis()
+
+
+def _words(text: str) -> str:
+    """Text of the user's: `$` would start a formula, control characters would be boxes."""
+    return fmt.plain(text).replace("$", r"\$")
 
 
 def _png(figure: Figure) -> bytes:

@@ -24,9 +24,17 @@ LOADER_ONLY = Preset(
     recipe="mnist",
     baseline=name(0),
     rows=rows_of(
-        *(Row(name=name(n), settings={"num_workers": n}, group=LOADER) for n in COUNTS),
+        *(
+            Row(
+                name=name(n),
+                # Workers started anew each epoch would be another question.
+                settings={"num_workers": n, "persistent_workers": n > 0},
+                group=LOADER,
+            )
+            for n in COUNTS
+        ),
         Row(name=MODEL, settings={"synthetic": True}, group=MODEL, base=MODEL),
     ),
-    budget_s=180.0,
+    budget_s=240.0,
     one_loop=False,
 )

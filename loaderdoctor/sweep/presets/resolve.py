@@ -46,7 +46,9 @@ def trials_of(preset: Preset, rows: tuple[Row, ...], place: Place) -> list[Trial
     """Trial 0 and one trial for each row."""
     own = own_settings(place.observed)
     first = Trial(index=0, settings=Settings())
-    seen: dict[Hashable, int] = {("loop", None, meaning(Settings(), own), True): 0}
+    seen: dict[Hashable, int] = {}
+    if preset.one_loop:
+        seen["loop", None, meaning(Settings(), own), True] = 0
     trials = [first]
     for index, row in enumerate(rows, 1):
         trial = _trial(index, row, preset, place)

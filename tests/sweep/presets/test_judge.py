@@ -1,0 +1,120 @@
+"""Claims against intervals: what agrees, what disagrees, what the noise hides."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.sweep.presets.figures import Change, mean_of
+from loaderdoctor.sweep.presets.judge import (
+    all_hold,
+    faster,
+    is_higher,
+    is_lower,
+    not_faster,
+    slower,
+    unchanged,
+)
+from loaderdoctor.sweep.presets.model import Judged
+
+NOISE = "not separable from noise"
+
+
+def change(value: float, margin: float) -> Change:
+    low, high = value - margin, value + margin
+    return Change(estimate=Estimate(value=value, low=low, high=high, n=5))
+
+
+@pytest.mark.parametrize(
+    ("value", "margin", "verdict"),
+    [
+        (-0.20, 0.05, "agrees"),
+        (-0.20, 0.25, NOISE),
+        (0.20, 0.05, "disagrees"),
+        (0.20, 0.25, NOISE),
+        (0.0, 0.005, "disagrees"),  # surely no gain that matters
+        (-0.005, 0.002, "disagrees"),
+    ],
+)
+def test_faster_is_decided_by_the_interval(value: float, margin: float, verdict: str) -> None:
+    assert faster(change(value, margin)).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("value", "margin", "verdict"),
+    [
+        (-0.34, 0.02, "agrees"),
+        (-0.60, 0.02, "agrees"),  # more than published
+        (-0.20, 0.02, "agrees"),  # more than half of it
+        (-0.05, 0.02, "disagrees"),  # the direction alone is not the claim
+        (-0.10, 0.05, "disagrees"),
+        (-0.15, 0.145, "disagrees"),
+    ],
+)
+def test_a_published_size_must_be_met_by_half_or_reached_by_the_noise(
+    value: float, margin: float, verdict: str
+) -> None:
+    assert faster(change(value, margin), published=-0.34).verdict == verdict
+
+
+def test_an_interval_that_reaches_the_published_size_agrees_with_it() -> None:
+    assert faster(change(-0.15, 0.1), published=-0.24).verdict == "agrees"
+    assert faster(change(-0.10, 0.05), published=-0.14).verdict == "agrees"
+
+
+@pytest.mark.parametrize(
+    ("value", "margin", "verdict"),
+    [(0.0, 0.03, "agrees"), (0.03, 0.04, NOISE), (0.10, 0.03, "disagrees"), (-0.1, 0.2, NOISE)],
+)
+def test_unchanged_needs_a_narrow_interval_around_nothing(
+    value: float, margin: float, verdict: str
+) -> None:
+    assert unchanged(change(value, margin)).verdict == verdict
+
+
+def test_slower_is_faster_the_other_way_round() -> None:
+    assert slower(change(0.2, 0.05)).verdict == "agrees"
+    assert slower(change(-0.2, 0.05)).verdict == "disagrees"
+    assert slower(change(0.2, 0.05)).ours == "+20 ± 5 %"
+
+
+def test_no_faster_allows_slower() -> None:
+    assert not_faster(change(0.3, 0.1)).verdict == "agrees"
+    assert not_faster(change(-0.3, 0.1)).verdict == "disagrees"
+    assert not_faster(change(-0.05, 0.1)).verdict == NOISE
+
+
+def test_one_window_separates_nothing() -> None:
+    alone = Estimate(value=-0.5, low=-math.inf, high=math.inf, n=1)
+    assert faster(Change(estimate=alone)).verdict == NOISE
+
+
+def test_what_was_not_measured_is_not_testable_and_says_why() -> None:
+    judged = faster(Change(reason="'3': needs an accelerator"))
+    assert judged == Judged(verdict="not testable here", reason="'3': needs an accelerator")
+
+
+def test_memory_is_compared_without_noise() -> None:
+    assert is_lower(132.0, 251.0, published=1.32 / 2.51 - 1).verdict == "agrees"
+    assert is_lower(240.0, 251.0, published=1.32 / 2.51 - 1).verdict == "disagrees"
+    assert is_lower(None, 251.0).verdict == "not testable here"
+    assert is_higher(0.862, 0.795).verdict == "agrees"
+
+
+def test_a_claim_of_several_parts_holds_where_all_do() -> None:
+    yes, no = Judged(verdict="agrees", ours="-3 %"), Judged(verdict="disagrees", ours="+3 %")
+    noise = Judged(verdict="not separable from noise", ours="0 %")
+    assert all_hold([yes, yes]).verdict == "agrees"
+    assert all_hold([yes, noise]).verdict == NOISE
+    assert all_hold([yes, noise, no]).verdict == "disagrees"
+    assert all_hold([yes, no]).ours == "-3 %, +3 %"
+
+
+def test_the_mean_of_changes_leaves_out_what_was_not_measured() -> None:
+    mean = mean_of([change(-0.1, 0.03), change(-0.3, 0.04), Change(reason="skipped")])
+    assert mean.value == pytest.approx(-0.2)
+    assert mean.estimate is not None
+    assert mean.estimate.margin == pytest.approx(0.025)
+    assert mean_of([Change(reason="a"), Change(reason="b"), Change(reason="a")]).reason == "a; b"

@@ -1,0 +1,245 @@
+"""Every preset on simulated machines: its rows, what is skipped, what is shared, its claims."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from loaderdoctor.errors import UsageError
+from loaderdoctor.instrument.bench import Target as Script
+from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.report.console import console_text
+from loaderdoctor.report.model import Trial as TrialRow
+from loaderdoctor.settings import Settings
+from loaderdoctor.sweep.outcome import Options
+from loaderdoctor.sweep.presets import PRESETS, find_preset
+from loaderdoctor.sweep.presets.figures import Figures
+from loaderdoctor.sweep.presets.model import Preset
+from loaderdoctor.sweep.presets.resolve import Place, trials_of
+from loaderdoctor.sweep.presets.rows import claim_rows, preset_rows
+from loaderdoctor.sweep.presets.who_is_faster import MATRIX, PORTIONS, WHO_IS_FASTER
+from loaderdoctor.sweep.rank import Ranking
+from loaderdoctor.sweep.rounds import Sweep
+from loaderdoctor.sweep.rows import trial_rows
+from loaderdoctor.sweep.trials import Trial
+from tests.report import samples
+from tests.sweep.simulator import SimulatedBench, Truth, observed
+
+VERDICTS = {"agrees", "disagrees", "not separable from noise", "not testable here"}
+
+
+def script_of(recipe: str, args: tuple[str, ...]) -> Script:
+    return Script(script=f"{recipe}/train.py", args=args)
+
+
+def planned(
+    preset: Preset, *, device: str | None = None, recipe: str | None = "mnist"
+) -> tuple[list[Trial], Observed]:
+    seen = observed(device=device)
+    place = Place(observed=seen, recipe=recipe, script_of=script_of, n_accelerators=1)
+    return trials_of(preset, preset.rows(seen), place), seen
+
+
+def swept(
+    preset: Preset, truth: Callable[[Settings], Truth], *, device: str | None = None
+) -> tuple[tuple[TrialRow, ...], Figures, Ranking]:
+    """The preset over a simulated loop: rows of its recipe's own processes are left out."""
+    trials, seen = planned(preset, device=device, recipe=None)
+    bench = SimulatedBench(truth, Truth(step_ms=10.0), noise=0.005, seed=1)
+    sweep = Sweep(
+        bench,
+        seen,
+        trials,
+        Options(budget_s=600.0, n_rounds=preset.n_rounds, keep_all=True),
+        clock=bench.clock,
+    )
+    outcome = sweep.run()
+    ranking = sweep.ranking()
+    rows = preset_rows(
+        preset,
+        trial_rows(ranking, {}, {}),
+        outcome.trials,
+        ranking.results,
+        has_accelerator=device is not None,
+        tensor_cores={},
+    )
+    return rows, Figures(trials=outcome.trials, ranking=ranking), ranking
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
+@pytest.mark.parametrize("device", [None, "cuda:0"])
+@pytest.mark.parametrize("own_recipe", [True, False])
+def test_every_row_is_a_trial_that_runs_is_shared_or_says_why_not(
+    preset: Preset, device: str | None, own_recipe: bool
+) -> None:
+    trials, seen = planned(preset, device=device, recipe=preset.recipe if own_recipe else None)
+    rows = preset.rows(seen)
+    assert [trial.row for trial in trials[1:]] == list(rows)
+    assert trials[0].row is None
+    assert not trials[0].settings.changed()
+    for trial in trials:
+        if trial.status == "skipped":
+            assert trial.reason
+            assert trial.same_as is None
+        if trial.same_as is not None:
+            assert trial.same_as < trial.index
+            other = trials[trial.same_as]
+            assert other.same_as is None
+            assert other.status == "ok"
+            assert not trial.alive
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
+def test_names_are_unique_within_a_group_and_baselines_exist(preset: Preset) -> None:
+    rows = preset.rows(observed())
+    counts = Counter((row.group, row.name) for row in rows)
+    assert max(counts.values()) == 1
+    for row in rows:
+        base = row.base or preset.baseline
+        assert (row.group, base) in counts
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
+def test_a_preset_fits_into_ten_minutes(preset: Preset) -> None:
+    assert preset.budget_s <= 500.0  # start, reading traces and the report take the rest
+
+
+def test_the_matrix_is_run_at_every_portion_with_its_settings_as_published() -> None:
+    rows, _, _ = swept(WHO_IS_FASTER, lambda s: Truth(step_ms=10.0))
+    main = [row for row in rows if row.row == "3" and "not sampled" not in (row.group or "")]
+    assert [row.settings["portion"] for row in main] == list(PORTIONS)
+    assert len(rows) == 1 + 2 * len(PORTIONS) * len(MATRIX)
+    three = main[0].settings
+    assert three["pin_memory"] is True
+    assert three["non_blocking"] is True
+    assert three["num_workers"] == 8
+    assert three["prefetch_factor"] == 8
+    assert three["background"] == "off"
+    assert set(Settings().as_dict()) <= set(three)
+
+
+def test_without_an_accelerator_pinning_changes_nothing_and_resident_is_skipped() -> None:
+    rows, _, _ = swept(WHO_IS_FASTER, lambda s: Truth(step_ms=10.0))
+    by_name = {row.row: (i, row) for i, row in enumerate(rows) if row.group == "10 %"}
+    first = by_name["1"][0]
+    for name in ("2", "10"):
+        assert by_name[name][1].same_as == first
+        assert by_name[name][1].step_ms == rows[first].step_ms
+    assert by_name["7"][1].status == "ok"
+    assert "background=host" in (by_name["7"][1].note or "")
+    assert by_name["11"][1].status == "skipped"
+    assert "accelerator" in (by_name["11"][1].reason or "")
+
+
+def test_the_control_group_is_run_again_without_sampling_host_memory() -> None:
+    trials, seen = planned(WHO_IS_FASTER)
+    bench = SimulatedBench(lambda s: Truth(step_ms=10.0), Truth(step_ms=10.0))
+    options = Options(budget_s=900.0, n_rounds=3, keep_all=True)
+    Sweep(bench, seen, trials, options, clock=bench.clock).run()
+    timed = [r for r in bench.log if r.settings is not None and r.settings.portion]
+    assert (
+        Counter(r.host_memory for r in timed)[True] == Counter(r.host_memory for r in timed)[False]
+    )
+
+
+def test_epochs_are_as_long_as_their_portion_and_ratios_are_to_the_groups_own_baseline() -> None:
+    def truth(settings: Settings) -> Truth:
+        return Truth(step_ms=20.0 if settings.num_workers == 8 else 10.0)
+
+    rows, figures, _ = swept(WHO_IS_FASTER, truth)
+    small, large = (
+        next(row for row in rows if row.row == "10" and row.group == group)
+        for group in ("10 %", "70 %")
+    )
+    assert small.epoch_s is not None
+    assert large.epoch_s is not None
+    assert large.epoch_s / small.epoch_s == pytest.approx(7, rel=0.05)
+    assert small.time_ratio == pytest.approx(1.0, abs=0.02)
+    eight = next(row for row in rows if row.row == "4" and row.group == "10 %")
+    assert eight.time_ratio == pytest.approx(2.0, rel=0.05)
+    verdicts = {c["claim"]: c["verdict"] for c in claim_rows(WHO_IS_FASTER, figures)}
+    assert verdicts["training time grows with the portion"] == "agrees"
+    assert verdicts["the resident dataset is fastest"] == "not testable here"
+
+
+def test_claims_agree_on_a_machine_that_behaves_as_published() -> None:
+    def truth(settings: Settings) -> Truth:
+        if settings.resident:
+            return Truth(step_ms=4.0)
+        workers = settings.num_workers or 0
+        step_ms = 10.0 + 0.5 * workers
+        if workers:
+            step_ms += 0.3 if (settings.prefetch_factor == 8) != (workers == 8) else 0.0
+        if settings.background == "device":
+            step_ms -= 2.0 if settings.pin_memory else 1.0
+        large = (settings.portion or 1.0) > 0.5
+        if settings.pin_memory and settings.portion == PORTIONS[0]:
+            step_ms -= 0.5
+        if settings.non_blocking and not workers:
+            step_ms += -0.6 if large else 0.3
+        return Truth(step_ms=step_ms)
+
+    _, figures, _ = swept(WHO_IS_FASTER, truth, device="cuda:0")
+    claims = {c["claim"]: c for c in claim_rows(WHO_IS_FASTER, figures)}
+    assert len(claims) == 11
+    times = [c for name, c in claims.items() if "memory" not in name]
+    assert {c["verdict"] for c in times} == {"agrees"}, times
+    for name, claim in claims.items():
+        if "GPU memory" in name:  # the simulator records none
+            assert claim["verdict"] == "not testable here"
+            assert claim["reason"]
+
+
+def test_claims_disagree_where_workers_help() -> None:
+    def truth(settings: Settings) -> Truth:
+        return Truth(step_ms=10.0 - (settings.num_workers or 0))
+
+    _, figures, _ = swept(WHO_IS_FASTER, truth, device="cuda:0")
+    claims = {c["claim"]: c["verdict"] for c in claim_rows(WHO_IS_FASTER, figures)}
+    assert claims["workers slow training"] == "disagrees"
+    assert claims["fewer workers are faster"] == "disagrees"
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.name)
+def test_every_claim_has_a_verdict_and_an_untestable_one_its_reason(preset: Preset) -> None:
+    _, figures, ranking = swept(preset, lambda s: Truth(step_ms=(s.batch_size or 64) * 10.0 / 64))
+    for claim in claim_rows(preset, figures):
+        assert claim["verdict"] in VERDICTS
+        if claim["verdict"] == "not testable here":
+            assert claim["reason"]
+        else:
+            assert claim["ours"]
+    assert ranking.recommended is None
+
+
+def test_the_console_shows_the_published_table_before_the_claims() -> None:
+    rows, figures, _ = swept(WHO_IS_FASTER, lambda s: Truth(step_ms=10.0))
+    report = msgspec.structs.replace(
+        samples.sweep(), trials=rows, claims=claim_rows(WHO_IS_FASTER, figures)
+    )
+    text = console_text(report, width=200)
+    assert text.index("Trials, as published") < text.index("Published claims")
+    assert "70 %, host memory not sampled" in text
+    assert "same as '1' on this machine" in text
+
+
+def test_a_preset_that_is_misspelt_is_refused_with_the_names_of_all() -> None:
+    with pytest.raises(UsageError, match="workers-pinning"):
+        find_preset("worker-pinning")
+
+
+def test_rows_that_are_options_of_the_recipe_run_its_script_in_processes_of_their_own() -> None:
+    ladder = find_preset("ladder")
+    trials, _ = planned(ladder, device="cuda:0", recipe=ladder.recipe)
+    rungs = [trial for trial in trials if trial.row is not None]
+    assert {trial.place for trial in rungs} == {"process"}
+    batch = next(trial for trial in rungs if trial.row and trial.row.name == "batch 128")
+    assert batch.script is not None
+    assert batch.script.args == ("--amp", "--batch-size", "128")
+    # In a user's own script the same rungs are settings of the running loop.
+    trials, _ = planned(ladder, device="cuda:0", recipe=None)
+    batch = next(trial for trial in trials if trial.row and trial.row.name == "batch 128")
+    assert (batch.place, batch.settings.amp, batch.settings.batch_size) == ("loop", True, 128)

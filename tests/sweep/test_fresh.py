@@ -1,0 +1,115 @@
+"""Trials in processes of their own: one process a visit, and a dead one is a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.bench import BenchLike
+from loaderdoctor.instrument.bench import Target as Script
+from loaderdoctor.settings import Settings
+from loaderdoctor.sweep.fresh import FreshBench
+from loaderdoctor.sweep.outcome import Options, Outcome
+from loaderdoctor.sweep.rounds import Sweep
+from loaderdoctor.sweep.trials import Place, Trial
+from tests.sweep.simulator import SimulatedBench, Truth, observed
+
+OWN = Truth(step_ms=10.0)
+
+
+def truth(settings: Settings) -> Truth:
+    workers = settings.num_workers or 0
+    return Truth(step_ms=10.0 - 2 * workers, dies=workers == 3)
+
+
+class Processes:
+    """Opens simulated processes and remembers them."""
+
+    def __init__(self, clock: SimulatedBench) -> None:
+        self.opened: list[tuple[Script | None, SimulatedBench]] = []
+        self._clock = clock
+        self.refuse = False
+
+    @contextmanager
+    def __call__(self, script: Script | None) -> Iterator[BenchLike]:
+        if self.refuse:
+            raise RunError("train.py: the script failed with exit code 3 before its loop was warm.")
+        bench = SimulatedBench(truth, OWN, noise=0.01, seed=len(self.opened))
+        bench.observed = observed()
+        self.opened.append((script, bench))
+        yield bench
+        self._clock.now += 8.0 + bench.now
+
+
+def isolated(place: Place, n_workers: tuple[int, ...]) -> tuple[Outcome, Processes, Sweep]:
+    main = SimulatedBench(truth, OWN, noise=0.01)
+    processes = Processes(main)
+    trials = [
+        Trial(index=i, settings=Settings(num_workers=n) if n else Settings(), place=place)
+        for i, n in enumerate(n_workers)
+    ]
+    sweep = Sweep(
+        main,
+        observed(),
+        trials,
+        Options(budget_s=900.0, n_rounds=3),
+        fresh=FreshBench(processes),
+        clock=main.clock,
+    )
+    return sweep.run(), processes, sweep
+
+
+def test_each_visit_has_a_process_of_its_own_and_measures_one_window() -> None:
+    outcome, processes, sweep = isolated("process", (0, 1, 2))
+    n_visits = sum(len(trial.visits) for trial in outcome.trials)
+    assert len(processes.opened) == n_visits
+    assert all(len(bench.log) == 1 for _, bench in processes.opened)
+    assert sweep.ranking().recommended == 2
+
+
+def test_figures_of_processes_agree_with_those_of_the_running_loop() -> None:
+    walls = []
+    for place in ("loop", "process"):
+        _, _, sweep = isolated(place, (0, 1, 2))
+        walls.append([r.wall_ms.value for r in sweep.ranking().results if r.wall_ms is not None])
+    for inside, outside in zip(*walls, strict=True):
+        assert abs(inside / outside - 1) < 0.03
+
+
+def test_a_process_that_dies_is_a_failed_trial_and_the_sweep_goes_on() -> None:
+    outcome, _, _ = isolated("process", (0, 3, 1))
+    assert outcome.ended == "done"
+    assert [trial.status for trial in outcome.trials] == ["ok", "failed", "ok"]
+    assert "exit code 139" in (outcome.trials[1].reason or "")
+
+
+def test_a_process_that_never_gets_warm_is_a_failed_trial() -> None:
+    main = SimulatedBench(truth, OWN)
+    processes = Processes(main)
+    processes.refuse = True
+    trials = [
+        Trial(index=0, settings=Settings()),
+        Trial(index=1, settings=Settings(), place="process", script=Script(script="other.py")),
+    ]
+    options = Options(budget_s=60.0)
+    fresh = FreshBench(processes)
+    outcome = Sweep(main, observed(), trials, options, fresh=fresh, clock=main.clock).run()
+    assert outcome.trials[1].status == "failed"
+    assert "exit code 3" in (outcome.trials[1].reason or "")
+
+
+def test_a_script_of_its_own_brings_its_own_batch_and_epoch() -> None:
+    main = SimulatedBench(truth, OWN)
+    processes = Processes(main)
+    script = Script(script="train.py", args=("--batch-size", "64"))
+    trials = [
+        Trial(index=0, settings=Settings()),
+        Trial(index=1, settings=Settings(), place="process", script=script),
+    ]
+    options = Options(budget_s=300.0, n_rounds=3)
+    sweep = Sweep(main, observed(), trials, options, fresh=FreshBench(processes), clock=main.clock)
+    outcome = sweep.run()
+    assert {opened for opened, _ in processes.opened} == {script}
+    assert outcome.trials[1].steps_per_epoch == 100
+    assert outcome.trials[1].samples_per_step == 64.0

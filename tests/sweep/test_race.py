@@ -1,0 +1,122 @@
+"""The search over simulated costs: what it picks, and how many steps it takes to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from statistics import median
+
+import pytest
+
+from loaderdoctor.settings import Settings
+from loaderdoctor.sweep.outcome import Options
+from loaderdoctor.sweep.race import ALLOWANCE_SHARE
+from loaderdoctor.sweep.rounds import Sweep
+from tests.sweep.simulator import SimulatedBench, Truth, observed
+
+TRIALS = (
+    Settings(),
+    *(Settings(num_workers=n, prefetch_factor=p) for n in range(1, 9) for p in (2, 4, 8)),
+)
+Costs = dict[Settings, float]
+
+
+def spread(draw: random.Random) -> Costs:
+    """Anything from 3 to 20 ms."""
+    return {one: draw.uniform(3, 20) for one in TRIALS}
+
+
+def saturating(draw: random.Random) -> Costs:
+    """Workers help until they meet the computation; each costs a little."""
+    compute, load = draw.uniform(1, 6), draw.uniform(2, 30)
+    return {
+        one: max(compute, load / max(1, min(one.num_workers or 1, 4)))
+        * (1 + 0.02 * (one.num_workers or 0))
+        + draw.uniform(0, 0.3)
+        for one in TRIALS
+    }
+
+
+def one_winner(draw: random.Random) -> Costs:
+    """One is a fifth faster than all others, which are about equal."""
+    costs = {one: 10 * draw.uniform(0.98, 1.02) for one in TRIALS}
+    costs[draw.choice(TRIALS[1:])] = 8.0
+    return costs
+
+
+def close(draw: random.Random) -> Costs:
+    """All within a tenth of the loop's own."""
+    return {one: draw.uniform(9, 11) for one in TRIALS}
+
+
+def search(costs: Costs, *, seed: int, noise: float) -> Sweep:
+    own_ms = costs[Settings()]
+    bench = SimulatedBench(
+        lambda settings: Truth(step_ms=costs[settings], startup_s=0.05),
+        Truth(step_ms=own_ms),
+        seed=seed,
+        noise=noise,
+    )
+    options = Options(budget_s=10_000.0, seed=seed, search="auto")
+    sweep = Sweep(bench, observed(step_ms=own_ms), TRIALS, options, clock=bench.clock)
+    sweep.run()
+    return sweep
+
+
+def n_steps(sweep: Sweep) -> int:
+    return sum(v.times.n_steps for trial in sweep.outcome.trials for v in trial.visits)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.03])
+@pytest.mark.parametrize("draw_costs", [spread, saturating, one_winner, close])
+def test_the_choice_is_near_the_best_for_a_fifth_of_the_steps(
+    draw_costs: Callable[[random.Random], Costs], noise: float
+) -> None:
+    excess, parts = [], []
+    for seed in range(20):
+        costs = draw_costs(random.Random(seed))
+        sweep = search(costs, seed=seed, noise=noise)
+        chosen = sweep.ranking().recommended or 0
+        excess.append(costs[TRIALS[chosen]] / min(costs.values()) - 1)
+        assert sweep.outcome.grid_steps is not None
+        parts.append(n_steps(sweep) / sweep.outcome.grid_steps)
+    assert max(parts) <= ALLOWANCE_SHARE
+    excess.sort()
+    # Within 3 % or the noise: two of twelve windows each, at the noise of one.
+    assert excess[18] <= max(0.03, 2 * noise)
+    assert median(excess) <= 0.01
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_where_all_cost_the_same_nothing_is_chosen(seed: int) -> None:
+    sweep = search(dict.fromkeys(TRIALS, 10.0), seed=seed, noise=0.03)
+    assert sweep.ranking().recommended is None
+
+
+def test_a_clear_winner_ends_the_race_early_and_losers_are_visited_least() -> None:
+    costs = one_winner(random.Random(3))
+    best = TRIALS.index(min(costs, key=lambda one: costs[one]))
+    sweep = search(costs, seed=3, noise=0.01)
+    outcome = sweep.outcome
+    assert outcome.race == "separated"
+    assert sweep.ranking().recommended == best
+    assert sum(trial.dropped for trial in outcome.trials) >= len(TRIALS) - 2
+    visits = {trial.index: len(trial.visits) for trial in outcome.trials}
+    assert visits[best] == max(visits.values())
+    assert outcome.grid_steps is not None
+    assert n_steps(sweep) < 0.15 * outcome.grid_steps
+
+
+def test_a_trial_that_crashes_drops_out_with_its_reason() -> None:
+    def truth(settings: Settings) -> Truth:
+        crash = "RuntimeError: bus error" if settings.num_workers == 8 else None
+        return Truth(step_ms=10.0 - (settings.num_workers or 0), crash=crash)
+
+    bench = SimulatedBench(truth, Truth(step_ms=10.0), noise=0.01)
+    options = Options(budget_s=600.0, search="auto")
+    sweep = Sweep(bench, observed(), TRIALS, options, clock=bench.clock)
+    outcome = sweep.run()
+    assert [t.status for t in outcome.trials if t.settings.num_workers == 8] == ["failed"] * 3
+    recommended = sweep.ranking().recommended
+    assert recommended is not None
+    assert TRIALS[recommended].num_workers == 7

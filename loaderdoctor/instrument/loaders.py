@@ -6,6 +6,7 @@ import functools
 import multiprocessing
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,6 +40,9 @@ class LoaderState:
     source: Source | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     source_failure: str | None = None
+    # Epochs that ended within `source`, a list of its own that grows, and how many were counted.
+    source_epochs: Sequence[object] | None = None
+    n_source_epochs: int = 0
     pending_drop: int = 0  # real batches to throw away at the next real fetch
     ring: BatchRing | None = None
     recording: bool = False  # put real batches into `ring`
@@ -50,6 +54,16 @@ class LoaderState:
     teardown_ns: int = 0  # worker shutdown since the last iterator was created
     described: list[tuple[TensorRecord, ...]] = field(default_factory=list)
     batch_type: str = ""
+
+    def fetched(self, feed: Feed) -> None:
+        """Count a batch that the loop got."""
+        self.n_fetches += 1
+        self.n_in_pass = 0 if feed.tainted else feed.n_seen
+
+    def crossed(self) -> bool:
+        """Whether the step's substituted batches have begun another epoch of their own."""
+        before, self.n_source_epochs = self.n_source_epochs, len(self.source_epochs or ())
+        return self.n_source_epochs != before and self.role == "train"
 
     def living(self) -> DataLoader[Any] | None:
         """The loader, or while `for x in DataLoader(…)` runs, where nobody holds it, its like."""

@@ -162,8 +162,9 @@ class Session:
             self._ran_out(feed, start)
             raise
         end = perf_counter_ns()
-        loader.n_fetches += 1
-        loader.n_in_pass = 0 if feed.tainted else feed.n_seen
+        if loader.source_epochs and loader.crossed() and self.clock is not None:
+            self.clock.crossed()
+        loader.fetched(feed)
         if feed.fresh:
             feed.fresh = False
             self._first_batch(feed, start, end)

@@ -202,9 +202,15 @@ class Sources:
         session.at_epoch_end.clear()
 
     def _set(self, state: LoaderState, source: Source | None) -> None:
+        ended = None
+        if source is not None:
+            from loaderdoctor.instrument.supply import epochs_ended
+
+            ended = epochs_ended(source)
         with state.lock:
             before, state.source = state.source, source
             state.source_failure = None
+            state.source_epochs, state.n_source_epochs = ended, len(ended or ())
             if before is not None:
                 before.close()
         if before is not source:

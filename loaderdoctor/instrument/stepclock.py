@@ -164,6 +164,10 @@ class StepClock:
         if self._open is None:
             self._extra += create_ns
 
+    def crossed(self) -> None:
+        """The open step's batch came from the next epoch of a trial's loader."""
+        self._boundary = True
+
     def teardown(self, ns: int) -> None:
         """Workers of an old iterator were shut down."""
         if self._open is None:

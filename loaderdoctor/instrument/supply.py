@@ -7,7 +7,8 @@ be asked for from any thread of the loop.
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -35,6 +36,17 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Leave no worker, thread or batch behind, in bounded time. Idempotent."""
+
+
+def epochs_ended(source: Source) -> Sequence[object] | None:
+    """The list of epochs that ended within a source, which grows; None where it has none."""
+    seen: Any = source
+    while seen is not None:
+        ended = getattr(seen, "boundaries", None)
+        if ended is not None:
+            return cast("Sequence[object]", ended)
+        seen = getattr(seen, "inner", None)
+    return None
 
 
 class BatchRing:

@@ -91,6 +91,25 @@ def test_a_trial_is_a_loader_with_other_settings_under_the_same_loop() -> None:
     assert lengths == [50] * 3
 
 
+def test_a_trials_own_epochs_end_inside_steps_that_say_so() -> None:
+    # Epochs of 10 batches: a window of 30 steps crosses three ends of the trial's own data, each
+    # of which starts two workers anew.
+    loader: DataLoader[object] = DataLoader(Slow(40, 1.0), 4)
+    lengths: list[int] = []
+    run = watch(
+        counting_loop(loader, 12, lengths),
+        WindowRequest(
+            id=1, mode="trial", n_steps=30, settings=Settings(num_workers=2), drop_batches=False
+        ),
+    )
+    (trial,) = run.windows
+    assert trial.status == "ok", trial.reason
+    assert len(trial.boundary_steps) >= 3
+    at_boundaries = [trial.host_step_ns[i] for i in trial.boundary_steps]
+    between = [t for i, t in enumerate(trial.host_step_ns) if i not in trial.boundary_steps]
+    assert sorted(at_boundaries)[len(at_boundaries) // 2] > 2 * sorted(between)[len(between) // 2]
+
+
 def test_a_trial_that_crashes_is_a_result() -> None:
     class Fails(Slow):
         def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.cells import cell_len
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    Group,
+    JustifyMethod,
+    RenderableType,
+    RenderResult,
+)
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
@@ -15,6 +23,7 @@ from rich.text import Text
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.format import plain
 from loaderdoctor.report.model import Rank, Report, Shares, Trial
+from loaderdoctor.report.ranks import KEY, MAX_SHOWN, outliers_first, rank_columns
 
 # The settings wrap down to this.
 _LABEL_WIDTH = 18
@@ -163,21 +172,38 @@ def _memory_columns(trials: Sequence[Trial], *, wide: bool) -> list[tuple[str, R
     return [("host GiB", lambda t, _: _gib(t.host_bytes))] if host else []
 
 
-def ranks_table(ranks: Sequence[Rank]) -> Table:
-    """Each rank's step, and how long it waits for the others."""
-    table = Table(box=None, padding=(0, 1), header_style="bright_black", pad_edge=False)
-    for heading in ("rank", "host", "ms a step", "input %", "compute %", "waits for others"):
-        table.add_column(heading, justify="left" if heading == "host" else "right")
-    for rank in ranks:
-        table.add_row(
-            str(rank.rank),
-            Text(plain(rank.host)),
-            fmt.ms(rank.step.wall_ms, rank.step.wall_ms_ci).removesuffix(" ms"),
-            fmt.bare_share(_share(rank.shares, "input")),
-            fmt.bare_share(_share(rank.shares, "compute")),
-            fmt.ms(rank.peer_wait_ms),
-        )
-    return table
+def ranks_table(ranks: Sequence[Rank]) -> RenderableType:
+    """Each rank's step in milliseconds, part by part, those that stand out first."""
+    return _Ranks(ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranks:
+    ranks: Sequence[Rank]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown = outliers_first(self.ranks)[:MAX_SHOWN]
+        columns = rank_columns(self.ranks)
+        table = Table(box=None, padding=(0, 1), header_style="bright_black", pad_edge=False)
+        cells = [[read(rank) for _, read in columns] for rank in shown]
+        for (heading, _), column in zip(columns, zip(*cells, strict=True), strict=True):
+            need = max(map(cell_len, (heading, *column)))
+            side: JustifyMethod = "left" if heading == "machine" else "right"
+            table.add_column(heading, justify=side, no_wrap=True, min_width=need)
+        for row in cells:
+            table.add_row(*map(Text, row))
+        if Measurement.get(console, options.update(max_width=1000), table).minimum <= (
+            options.max_width
+        ):
+            yield table
+        else:
+            for row in cells:
+                named = zip(columns, row, strict=True)
+                yield Text(", ".join(f"{heading} {cell}" for (heading, _), cell in named))
+        yield Text(KEY, style="bright_black")
+        if len(self.ranks) > len(shown):
+            left = len(self.ranks) - len(shown)
+            yield Text(f"and {left} more, closer to the median: see report.json")
 
 
 # Keys of one claim, in order, with the heading each gets.

@@ -13,7 +13,14 @@ from loaderdoctor.report.model import Rank, Step
 
 # A terminal shows so many; report.json holds them all.
 MAX_SHOWN = 16
-_PARTS = ("input", "copy", "compute", "communication", "host")
+_PARTS = {
+    "input": "input",
+    "copy": "copy",
+    "compute": "compute",
+    "communication": "comm.",
+    "host": "host",
+}
+KEY = "ms a step; waits: in collectives, for a rank that comes later; comm.: communication"
 
 
 def rank_rows(
@@ -61,21 +68,22 @@ Column = tuple[str, Callable[[Rank], str]]
 
 
 def rank_columns(ranks: Sequence[Rank]) -> list[Column]:
-    """Columns for these ranks: parts in milliseconds a step, those that nobody has left out."""
+    """Columns for these ranks, in milliseconds a step; parts that nobody has are left out."""
     columns: list[Column] = [("rank", lambda r: str(r.rank))]
     if len({r.host for r in ranks}) > 1:
-        columns.append(("host", lambda r: fmt.plain(r.host)))
-    columns.append(("ms a step", lambda r: _figure(fmt.ms(r.step.wall_ms, r.step.wall_ms_ci))))
+        columns.append(("machine", lambda r: fmt.plain(r.host)))
+    columns.append(("step", lambda r: _figure(r.step.wall_ms)))
     if any(r.peer_wait_ms is not None for r in ranks):
-        columns.append(("waits for others", lambda r: _figure(fmt.ms(r.peer_wait_ms))))
-    columns += [
-        (name, _part(name)) for name in _PARTS if any(_part_ms(r, name) is not None for r in ranks)
+        columns.append(("waits", lambda r: _figure(r.peer_wait_ms)))
+    return columns + [
+        (heading, _part(name))
+        for name, heading in _PARTS.items()
+        if any(_part_ms(r, name) is not None for r in ranks)
     ]
-    return columns
 
 
 def _part(name: str) -> Callable[[Rank], str]:
-    return lambda rank: _figure(fmt.ms(_part_ms(rank, name)))
+    return lambda rank: _figure(_part_ms(rank, name))
 
 
 def _part_ms(rank: Rank, name: str) -> float | None:
@@ -85,8 +93,8 @@ def _part_ms(rank: Rank, name: str) -> float | None:
     return None if share is None else share * rank.own_ms
 
 
-def _figure(text: str) -> str:
-    return text.removesuffix(" ms")
+def _figure(value_ms: float | None) -> str:
+    return "–" if value_ms is None else fmt.ms(value_ms).removesuffix(" ms")
 
 
 def _step(one: RankFacts, definition: str) -> Step:

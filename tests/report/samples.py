@@ -338,13 +338,30 @@ def sweep() -> model.Report:
 
 
 def several_ranks() -> model.Report:
-    """Two ranks, the second waited for."""
+    """Three ranks: one waits, one is waited for, the last one's trace is missing."""
     one = input_bound()
     assert one.shares is not None
     return input_bound(
         ranks=(
-            model.Rank(rank=0, host="node1", step=one.step, shares=one.shares, peer_wait_ms=6.2),
-            model.Rank(rank=1, host="node1", step=one.step, shares=one.shares, peer_wait_ms=None),
+            model.Rank(
+                rank=0,
+                host="node1",
+                step=one.step,
+                shares=one.shares,
+                peer_wait_ms=6.2,
+                own_ms=6.9,
+                trace="rank0.json.gz",
+            ),
+            model.Rank(
+                rank=1,
+                host="node2",
+                step=one.step,
+                shares=one.shares,
+                peer_wait_ms=0.1,
+                own_ms=13.0,
+                trace="rank1.json.gz",
+            ),
+            model.Rank(rank=2, host="node2", step=one.step, shares=None, peer_wait_ms=None),
         )
     )
 

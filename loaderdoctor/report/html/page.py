@@ -20,6 +20,7 @@ from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.html.extras import HtmlExtras
 from loaderdoctor.report.html.figures import Table, charts_of
 from loaderdoctor.report.model import Recommendation, Report
+from loaderdoctor.report.ranks import outliers_first, rank_columns
 from loaderdoctor.report.summary import meaning
 
 NAME = "report.html"
@@ -293,18 +294,11 @@ def _trials(report: Report) -> TrialTable | None:
 def _ranks(report: Report) -> Table | None:
     if not report.ranks:
         return None
+    columns = rank_columns(report.ranks)
     return Table(
-        headings=("rank", "host", "step", "input", "compute", "waits for others"),
+        headings=tuple(heading for heading, _ in columns),
         rows=tuple(
-            (
-                str(rank.rank),
-                rank.host,
-                fmt.ms(rank.step.wall_ms, rank.step.wall_ms_ci),
-                fmt.share(rank.shares.input if rank.shares is not None else None),
-                fmt.share(rank.shares.compute if rank.shares is not None else None),
-                fmt.ms(rank.peer_wait_ms),
-            )
-            for rank in report.ranks
+            tuple(read(rank) for _, read in columns) for rank in outliers_first(report.ranks)
         ),
     )
 

@@ -2,25 +2,29 @@
 
     python benchmarks/analyze.py                              0.5, 1 and 2 million events
     python benchmarks/analyze.py --events 500000 --rounds 1   a quick look
+    python benchmarks/analyze.py --hta-python VENV/bin/python HolisticTraceAnalysis from elsewhere
 
 Each size is one file made from a recorded trace (make_big_trace.py), in a temporary folder. Every
 measurement is a process of its own, and a round visits every reader once, in shuffled order, so
-that what else the machine does falls on all alike. Readers:
+that what else the machine does falls on all alike; the slow ones only at first. Readers:
 
     read_trace    loaderdoctor.trace.read.read_trace: the file as columns
     analyze       python -m loaderdoctor analyze FILE: from start to exit, with the report
     json.load     the standard library: the least that a tool built on it takes
     tb-plugin     torch_tb_profiler: parse the file, and prepare its views
-    hta           HolisticTraceAnalysis: TraceAnalysis of the file (where installed)
+    hta-load      HolisticTraceAnalysis: TraceAnalysis of the file (where installed)
+    hta           the same, and its breakdown of the time into idle, compute and the rest
 
 Seconds are the wall time of the work, without start and imports (`analyze`: with them); CPU seconds
-depend less on what else the machine does. Memory is the peak resident size of the process. A reader
-that exceeds --time-limit or --memory-limit-gb at one size is not tried at larger ones.
+are of all its processes and depend less on what else the machine does. Memory is the peak of what
+is resident, of all processes together (what they share counted in each). A reader that exceeds
+--time-limit or --memory-limit-gb at one size is not tried at larger ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import logging
@@ -33,7 +37,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,8 +45,12 @@ from typing import Any
 
 from make_big_trace import make_big_trace
 
+with contextlib.suppress(ImportError):  # the interpreter of --hta-python may lack it
+    import psutil
+
 RECORDED = Path(__file__).parents[1] / "traces" / "launch_bound_tiny.pt.trace.json.gz"
 BASELINE = "json.load"
+SLOW = ("tb-plugin", "hta-load", "hta")
 # ru_maxrss is in bytes on macOS, in kilobytes elsewhere.
 RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
 
@@ -63,6 +71,7 @@ def main() -> None:
         print(json.dumps(measure(options.measure, options.trace)))
         return
     print(f"{platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} CPUs")
+    print(f"load average before: {os.getloadavg()[0]:.1f}")
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="loaderdoctor-bench-", dir=options.folder) as folder:
         for n_wanted in options.events:
@@ -72,6 +81,7 @@ def main() -> None:
             table = measured(path, options, failed)
             print_table(n_events, path.stat().st_size, table)
             path.unlink()
+    print(f"\nload average after: {os.getloadavg()[0]:.1f}")
 
 
 def parse() -> argparse.Namespace:
@@ -83,10 +93,19 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each (default 3)")
     parser.add_argument(
+        "--slow-rounds", type=int, default=1, help="of the plugin and HTA (default 1)"
+    )
+    parser.add_argument(
         "--readers", nargs="+", choices=list(READERS), default=list(READERS), metavar="NAME"
     )
     parser.add_argument("--time-limit", type=float, default=120, help="seconds, each (default 120)")
     parser.add_argument("--memory-limit-gb", type=float, help="address space, each (default none)")
+    parser.add_argument(
+        "--hta-python",
+        default=sys.executable,
+        metavar="PATH",
+        help="interpreter that has HolisticTraceAnalysis (default: this one)",
+    )
     parser.add_argument("--gzip", action="store_true", help="measure compressed files")
     parser.add_argument("--folder", type=Path, help="where the temporary folder goes")
     parser.add_argument("--measure", choices=list(READERS), help=argparse.SUPPRESS)
@@ -97,10 +116,10 @@ def parse() -> argparse.Namespace:
 def measured(path: Path, options: argparse.Namespace, failed: dict[str, str]) -> dict[str, Row]:
     """Measure every reader on one file; `failed` carries those given up to the next size."""
     table = {name: Row(failure=failed.get(name)) for name in options.readers}
-    for _ in range(options.rounds):
+    for n_done in range(options.rounds):
         for name in random.sample(list(table), len(table)):
             row = table[name]
-            if row.failure is None:
+            if row.failure is None and not (name in SLOW and n_done >= options.slow_rounds):
                 measure_apart(name, path, options, row)
                 if row.failure is not None:
                     failed[name] = row.failure
@@ -113,7 +132,8 @@ def measure_apart(name: str, path: Path, options: argparse.Namespace, row: Row) 
             n_bytes = int(options.memory_limit_gb * 1e9)
             resource.setrlimit(resource.RLIMIT_AS, (n_bytes, n_bytes))
 
-    command = [sys.executable, __file__, "--measure", name, str(path)]
+    python = options.hta_python if name.startswith("hta") else sys.executable
+    command = [python, __file__, "--measure", name, str(path)]
     child = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -122,13 +142,14 @@ def measure_apart(name: str, path: Path, options: argparse.Namespace, row: Row) 
         preexec_fn=limit_memory,
         start_new_session=True,  # so that a command started by it can be ended with it
     )
-    try:
-        out, problems = child.communicate(timeout=options.time_limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
-        row.failure = f"over {options.time_limit:.0f} s"
-        return
+    with PeakMemory(child.pid) as memory:
+        try:
+            out, problems = child.communicate(timeout=options.time_limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()
+            row.failure = f"no answer within {options.time_limit:.0f} s"
+            return
     if child.returncode != 0:
         lines = problems.strip().splitlines() or [f"exit code {child.returncode}"]
         row.failure = lines[-1][:80]
@@ -136,7 +157,38 @@ def measure_apart(name: str, path: Path, options: argparse.Namespace, row: Row) 
     found = json.loads(out.splitlines()[-1])
     row.seconds.append(found["seconds"])
     row.cpu_s.append(found["cpu_s"])
-    row.peak_bytes.append(found["peak_bytes"])
+    row.peak_bytes.append(max(found["peak_bytes"], memory.peak_bytes))
+
+
+class PeakMemory(threading.Thread):
+    """Looks at the resident size of a process and its descendants, ten times a second."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self.peak_bytes = 0
+        self._root = psutil.Process(pid)
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        while not self._done.wait(0.1):
+            with contextlib.suppress(psutil.Error):
+                every = [self._root, *self._root.children(recursive=True)]
+                now = sum(resident_bytes(process) for process in every)
+                self.peak_bytes = max(self.peak_bytes, now)
+
+    def __enter__(self) -> PeakMemory:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self.join()
+
+
+def resident_bytes(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.Error):  # it may have ended meanwhile
+        return int(process.memory_info().rss)
+    return 0
 
 
 def print_table(n_events: int, n_bytes: int, table: dict[str, Row]) -> None:
@@ -172,16 +224,14 @@ def ratio(times: list[float], baseline: list[float]) -> str:
 def measure(name: str, path: Path) -> dict[str, float]:
     """Prepare (import) the reader, then time it on the file."""
     work = READERS[name]()
-    who = resource.RUSAGE_CHILDREN if name == "analyze" else resource.RUSAGE_SELF
-    before = resource.getrusage(who)
-    start = time.perf_counter()
+    before = os.times()
     work(path)
-    seconds = time.perf_counter() - start
-    after = resource.getrusage(who)
+    after = os.times()
+    used = [b - a for a, b in zip(before, after, strict=True)]
     return {
-        "seconds": seconds,
-        "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-        "peak_bytes": after.ru_maxrss * RSS_UNIT_BYTES,
+        "seconds": used[4],
+        "cpu_s": sum(used[:4]),  # of this process and those it waited for
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT_BYTES,
     }
 
 
@@ -232,12 +282,18 @@ def prepare_tb_plugin() -> Work:
     return parse
 
 
-def prepare_hta() -> Work:
+def prepare_hta_load() -> Work:
     if importlib.util.find_spec("hta") is None:
         raise SystemExit("HolisticTraceAnalysis is not installed")
     from hta.trace_analysis import TraceAnalysis
 
+    logging.disable(logging.CRITICAL)
     return lambda path: TraceAnalysis(trace_files={0: str(path)})
+
+
+def prepare_hta() -> Work:
+    load = prepare_hta_load()
+    return lambda path: load(path).get_temporal_breakdown(visualize=False)
 
 
 READERS: dict[str, Callable[[], Work]] = {
@@ -245,6 +301,7 @@ READERS: dict[str, Callable[[], Work]] = {
     "analyze": prepare_analyze,
     "json.load": prepare_json_load,
     "tb-plugin": prepare_tb_plugin,
+    "hta-load": prepare_hta_load,
     "hta": prepare_hta,
 }
 

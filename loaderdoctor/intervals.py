@@ -89,6 +89,8 @@ class Intervals:
 
     def subtract(self, other: Intervals) -> Intervals:
         """Instants in this set and not in the other."""
+        if len(other) == 0:
+            return self
         return self.intersect(other._complement())
 
     def _complement(self) -> Intervals:

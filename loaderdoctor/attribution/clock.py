@@ -149,8 +149,9 @@ def _device_ends(rows: Rows, starts: I64, ends: I64) -> I64 | None:
         return None
     call = rows.launched_by[joined]
     device = rows.device_rows[joined]
-    own = ~np.isin(spans.thread[call], np.asarray(rows.producer_threads, np.int32))
-    call, device = call[own], device[own]
+    if rows.producer_threads:
+        own = ~np.isin(spans.thread[call], np.asarray(rows.producer_threads, np.int32))
+        call, device = call[own], device[own]
     step = np.searchsorted(starts, spans.start_ns[call], side="right") - 1
     # Launched while no step was recorded: nobody's.
     inside = (step >= 0) & (spans.start_ns[call] < ends[np.maximum(step, 0)])

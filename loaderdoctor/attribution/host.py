@@ -18,10 +18,11 @@ from loaderdoctor.attribution.names import FETCH_PREFIX, OPTIMIZER_PREFIX
 from loaderdoctor.attribution.rows import Index, Rows, outermost
 from loaderdoctor.facts import HostSpot
 from loaderdoctor.intervals import EMPTY, Intervals
-from loaderdoctor.trace.columns import I64, Category
+from loaderdoctor.trace.columns import I32, I64, Category
 
 MAX_SPOTS = 10
 NS_PER_MS = 1e6
+MAX_TABLE = 1_000_000  # 8 MB
 
 _FRAME = re.compile(r"^(?P<file>.+\.pyx?)\((?P<line>\d+)\): (?P<function>.+)$")
 # torch's Python tracer writes paths relative to sys.path: installed packages by their own name.
@@ -158,8 +159,9 @@ def _operations(rows: Rows, host: Intervals) -> Iterator[tuple[str, int]]:
     backward = rows.intervals(others).intersect(left).total_ns
     yield "backward (autograd thread)", backward
     left = left.subtract(rows.intervals(others))
-    fetches = np.flatnonzero(training & rows.named(flags.fetch, Category.USER_ANNOTATION))
-    both = np.union1d(ops, fetches)
+    either = training & rows.named(flags.fetch, Category.USER_ANNOTATION)
+    either[ops] = True
+    both = np.flatnonzero(either)
     both = both[outermost(spans.start_ns[both], spans.end_ns[both])]
     yield from _silences(rows, both, left)
 
@@ -173,13 +175,34 @@ def _silences(rows: Rows, ops: Index, left: Intervals) -> Iterator[tuple[str, in
     reach = np.maximum.accumulate(spans.end_ns[ops])
     begin, end = reach[:-1], np.maximum(spans.start_ns[ops][1:], reach[:-1])
     covered = left.covered_before(end) - left.covered_before(begin)
-    pair = spans.name[ops][:-1].astype(np.int64) * len(rows.names) + spans.name[ops][1:]
-    keys, which = np.unique(pair, return_inverse=True)
-    totals = np.bincount(which.reshape(-1), weights=covered)
-    for at in np.argsort(-totals)[:MAX_SPOTS]:
-        before, after = divmod(int(keys[at]), len(rows.names))
+    for before, after, total_ns in _largest_pairs(spans.name[ops], covered):
         text = f"Python between {_short(rows.names[before])} and {_short(rows.names[after])}"
-        yield text, int(totals[at])
+        yield text, total_ns
+
+
+def _largest_pairs(name: I32, between_ns: I64) -> Iterator[tuple[int, int, int]]:
+    """The pairs of names in a row with most time between them: both names, and the time.
+
+    Pairs are counted in a table, of the names that occur: most traces have few. Sorting a million
+    pairs takes ten times as long.
+    """
+    present = np.flatnonzero(np.bincount(name))
+    if present.size**2 <= max(MAX_TABLE, 4 * name.size):
+        number = np.zeros(int(present[-1]) + 1, np.int64)
+        number[present] = np.arange(present.size)
+        pair = number[name[:-1]] * present.size + number[name[1:]]
+        totals = np.bincount(pair, weights=between_ns)
+        keys = np.flatnonzero(totals)
+        totals = totals[keys]
+    else:
+        number = name.astype(np.int64)
+        present = np.arange(int(name.max()) + 1)
+        pair = number[:-1] * present.size + number[1:]
+        keys, which = np.unique(pair, return_inverse=True)
+        totals = np.bincount(which.reshape(-1), weights=between_ns)
+    for at in np.argsort(-totals, kind="stable")[:MAX_SPOTS]:
+        before, after = divmod(int(keys[at]), present.size)
+        yield int(present[before]), int(present[after]), int(totals[at])
 
 
 def _short(name: str) -> str:

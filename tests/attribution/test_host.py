@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderdoctor.attribution.host import _self_time, is_user_frame
+from loaderdoctor.attribution.host import _largest_pairs, _self_time, is_user_frame
 from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.intervals import Intervals
 
@@ -114,3 +116,20 @@ def test_self_time_is_what_no_child_covers(data: st.DataObject) -> None:
     covered = Intervals.of(starts, ends).intersect(within)
     assert own.sum() == covered.total_ns
     assert (own >= 0).all()
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), min_size=2, max_size=60))
+def test_largest_pairs_are_the_same_counted_in_a_table_or_sorted(
+    ops: list[tuple[int, int]],
+) -> None:
+    name = np.array([n for n, _ in ops], np.int32)
+    between = np.array([ns for _, ns in ops[1:]], np.int64)
+    expected: Counter[tuple[int, int]] = Counter()
+    for before, after, ns in zip(name[:-1], name[1:], between, strict=True):
+        expected[int(before), int(after)] += int(ns)
+    for table_size in (10**6, -(10**6)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("loaderdoctor.attribution.host.MAX_TABLE", table_size)
+            found = list(_largest_pairs(name, between))
+        assert [ns for *_, ns in found if ns] == sorted((+expected).values(), reverse=True)[:10]
+        assert all(expected[before, after] == ns for before, after, ns in found)

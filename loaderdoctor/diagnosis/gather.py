@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+import msgspec
+
 from loaderdoctor.attribution.ablation import Round, ablation_facts
 from loaderdoctor.attribution.step import pooled_boundary_ms, usable
 from loaderdoctor.diagnosis.plan import Sizes
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import AblationFacts
 from loaderdoctor.instrument.bench import BenchLike
-from loaderdoctor.instrument.protocol import Mode, Observed, WindowDone, WindowRequest
+from loaderdoctor.instrument.protocol import Ended, Mode, Observed, WindowDone, WindowRequest
 
 MIN_ROUNDS = 3  # the fewest for an interval worth having (t at 2 degrees of freedom is 4.3)
 MAX_ROUNDS = 10
@@ -67,6 +69,15 @@ class Evidence:
     def steps_per_epoch(self) -> int | None:
         """Of the loader that feeds the step."""
         return next((x.steps_per_epoch for x in self.observed.loaders if x.role == "train"), None)
+
+    def add_loaders(self, ended: Ended | None) -> None:
+        """Loaders first iterated after the loop was warm: validation, as a rule."""
+        known = {x.id for x in self.observed.loaders}
+        later = [x for x in (ended.loaders if ended is not None else ()) if x.id not in known]
+        if later:
+            self.observed = msgspec.structs.replace(
+                self.observed, loaders=(*self.observed.loaders, *later)
+            )
 
     def boundary_ms(self) -> float | None:
         """One epoch boundary, pooled over all plain windows and the warm-up."""

@@ -70,6 +70,7 @@ def _rows(
 ) -> Iterator[model.Recommendation]:
     """One row for each setting changed; they share prediction and measurement."""
     have = _own(facts)
+    basis = _basis(candidate, glimpsed) if candidate is not None and measured is None else None
     for name, value in settings.changed().items():
         edits = edits_for(facts, _only(settings, name))
         yield model.Recommendation(
@@ -81,11 +82,9 @@ def _rows(
             measured_step_ms=measured.value if measured is not None else None,
             measured_ci_ms=interval(measured),
             caution=caution,
-            summary=_basis(candidate, glimpsed)
-            if candidate is not None and measured is None
-            else None,
+            summary=basis,
         )
-        caution = None  # said once
+        caution = basis = None  # said once
 
 
 def _basis(candidate: Candidate, glimpsed: Tried | None) -> str:

@@ -20,6 +20,9 @@ REACHED = 1.03
 WINDOW_PART = 0.5
 # A visit pays for worker start-up and dropped batches too; before one is measured, assume this.
 VISIT_FACTOR = 2.5
+# Two pools of workers started and ended, the second for the epoch boundary: four forked workers
+# take 0.2 s each time on two busy cores.
+VISIT_OPEN_S = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,7 +85,7 @@ class Verifier:
         sizes = gatherer.evidence.sizes
         cycle = sizes.cycle
         self._n_steps = max(cycle, round(sizes.n_steps * WINDOW_PART / cycle) * cycle)
-        self._visit_s = VISIT_FACTOR * self._n_steps * sizes.step_s
+        self._visit_s = VISIT_FACTOR * self._n_steps * sizes.step_s + VISIT_OPEN_S
 
     def verify(self, candidates: Sequence[Settings], *, rest_ms: float | None) -> Verification:
         """Try each candidate alone, then the winners added up one by one, best first."""

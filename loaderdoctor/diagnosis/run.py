@@ -1,0 +1,206 @@
+"""One diagnosis over a bench: evidence within a budget, trials of what may help, the report.
+
+The bench may be a script in a process of its own (`commands.diagnose`) or a loop of this very
+process (`loaderdoctor.watching`). What was learned so far is always reportable.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
+from loaderdoctor.diagnosis.gather import MIN_ROUNDS, Evidence, Gatherer, ProfileOptions
+from loaderdoctor.diagnosis.plan import sizes
+from loaderdoctor.diagnosis.prescribe import recommendations, trial_rows, withheld_rows
+from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
+from loaderdoctor.diagnosis.verify import Verification, Verifier
+from loaderdoctor.errors import LoaderdoctorError, RunError
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.instrument.bench import BenchLike
+from loaderdoctor.instrument.group_bench import GroupBench
+from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.report.build import build_report
+from loaderdoctor.report.captures import write_capture
+from loaderdoctor.report.files import RunFolder
+from loaderdoctor.report.model import Report, ReportWarning
+from loaderdoctor.report.ranks import rank_rows
+from loaderdoctor.report.tensorboard import BASELINE
+
+# Kept back from the budget for stopping the script, reading the trace and writing the report.
+RESERVE_S = 6.0
+RESERVE_SHARE = 0.25  # of the budget, where that is less
+# Of what is left for experiments, this part goes to ablation first; trying settings gets the rest
+# and whatever ablation did not need.
+ABLATION_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiagnosisOptions:
+    """What may be done to the loop, and for how long."""
+
+    budget_s: float
+    ablate: bool = True
+    verify: bool = True
+    profile: ProfileOptions
+
+
+class Diagnosis:
+    """One measured run, from the first warm steps on."""
+
+    def __init__(
+        self, bench: BenchLike, *, target: str, raw: Path, options: DiagnosisOptions
+    ) -> None:
+        self._bench, self._target, self._raw, self._options = bench, target, raw, options
+        self.evidence: Evidence | None = None  # of several ranks, the lowest's
+        self.group: GroupAnalysis | None = None
+        self.analysis: Analysis | None = None
+        self.verification: Verification | None = None
+        self.problems: list[str] = []
+        self.interrupted = False
+
+    def measure(self, observed: Observed) -> None:
+        """Measure within the budget, which began with the steps observed. Raises RunError."""
+        options, bench = self._options, self._bench
+        first_step_s = time.monotonic() - sum(observed.step_ns) / 1e9
+        reserve_s = min(RESERVE_S, RESERVE_SHARE * options.budget_s)
+        until = first_step_s + options.budget_s - reserve_s
+        self.evidence = Evidence(
+            observed=observed, sizes=sizes(observed, budget_s=options.budget_s)
+        )
+        gatherer = Gatherer(
+            bench,
+            self.evidence,
+            trace_path=self._raw / "baseline.json",
+            profile=options.profile,
+        )
+        now = time.monotonic()
+        part = ABLATION_SHARE if options.verify else 1.0
+        gatherer.gather(
+            until=now + (until - now) * part,
+            ablate=options.ablate,
+            with_copy=observed.device is not None and bool(observed.transfers),
+        )
+        if options.verify and bench.ended is None:
+            self._verify(gatherer, until)
+
+    def _verify(self, gatherer: Gatherer, until: float) -> None:
+        evidence = gatherer.evidence
+        self.analysis = self._analyse(evidence)
+        live = [c.settings for c in self.analysis.prescription.candidates if c.live]
+        if not live:
+            return
+        verifier = Verifier(
+            gatherer,
+            self._bench.measure,
+            until=until,
+            clock=time.monotonic,
+            has_accelerator=evidence.observed.device is not None,
+        )
+        self.verification = verifier.verify(live, rest_ms=_rest_ms(self.analysis))
+
+    def report(self) -> Report:
+        """The report of what was measured. Raises RunError where that is nothing."""
+        if self.evidence is None:
+            raise RunError(f"{self._target}: interrupted before its loop was warm.")
+        self.evidence.add_loaders(self._bench.ended)
+        # Again, even after verification: ended windows and notes may have come since.
+        analysis = self.analysis = self._analyse(self.evidence)
+        group = self.group
+        return build_report(
+            facts=analysis.facts,
+            target=self._target,
+            bound=analysis.bound,
+            severity=analysis.severity,
+            findings=analysis.findings,
+            recommendations=recommendations(
+                analysis.facts, analysis.prescription, self.verification
+            ),
+            withheld=withheld_rows(analysis.prescription),
+            trials=trial_rows(analysis.facts, self.verification),
+            warnings=self._warnings(analysis),
+            environment=self.shown.observed.environment if self.shown is not None else None,
+            ranks=rank_rows(group.ranks, self.evidence.observed.definition, group.steps)
+            if group is not None
+            else (),
+        )
+
+    @property
+    def shown(self) -> Evidence | None:
+        """The evidence that the report's top level is of."""
+        return self.group.evidence if self.group is not None else self.evidence
+
+    def _analyse(self, evidence: Evidence) -> Analysis:
+        if isinstance(self._bench, GroupBench):
+            self.group = analyse_group(evidence, self._bench.measured)
+            return self.group.analysis
+        return analyse(evidence, self._raw / "workers")
+
+    def _warnings(self, analysis: Analysis) -> tuple[ReportWarning, ...]:
+        said = dict.fromkeys(
+            [
+                *((note.kind, note.text) for note in self._bench.notes),
+                *(("evidence-missing", text) for text in (*analysis.problems, *self.problems)),
+            ]
+        )
+        missing = self._not_measured()
+        if self.interrupted:
+            said[("interrupted", "Interrupted: this is what had been measured by then.")] = None
+        elif missing and self._bench.ended is not None and self._ended_by_itself():
+            text = (
+                f"The script ended before there was time for {' and '.join(missing)}. "
+                "Let it run longer (more epochs, more data) to have that too."
+            )
+            said[("script-ended-early", text)] = None
+        elif self.verification is not None and not self.verification.complete:
+            text = (
+                "The budget ended before every candidate setting was tried; --budget allows more."
+            )
+            said[("not-all-tried", text)] = None
+        return tuple(ReportWarning(kind=kind, text=text) for kind, text in said)
+
+    def _ended_by_itself(self) -> bool:
+        ended = self._bench.ended
+        return ended is not None and ended.how in ("script-ended", "script-failed")
+
+    def _not_measured(self) -> Sequence[str]:
+        """Evidence that was wanted and is not there, in words."""
+        options, evidence = self._options, self.evidence
+        assert evidence is not None
+        missing = []
+        if evidence.profiled is None:
+            missing.append("the profiled window")
+        if options.ablate and len(evidence.rounds) < MIN_ROUNDS:
+            missing.append("comparing with ready batches")
+        if options.verify and (self.verification is None or not self.verification.complete):
+            wanted = self.analysis is None or any(
+                c.live for c in self.analysis.prescription.candidates
+            )
+            if wanted:
+                missing.append("trying settings")
+        return missing
+
+    def write_traces(self, folder: RunFolder, *, at_ns: int) -> None:
+        """Both files of the profiled window; a trace that can't be read became a warning."""
+        if self.shown is None or self.analysis is None or self.analysis.attributed is None:
+            return
+        profiled = self.shown.profiled
+        assert profiled is not None
+        assert profiled.trace_path is not None
+        try:
+            added = overlay(self.analysis, profiled)
+            write_capture(folder, BASELINE, Path(profiled.trace_path), at_ns=at_ns, overlay=added)
+        except LoaderdoctorError as error:
+            sys.stderr.write(f"loaderdoctor: the traces were not written: {error}\n")
+
+
+def _rest_ms(analysis: Analysis) -> float | None:
+    """What no loader setting can go below: the step without input, and without copies if known."""
+    ablation = analysis.facts.ablation
+    if ablation is None:
+        return None
+    rest: Estimate | None = ablation.no_copy_ms or ablation.no_input_ms
+    return rest.value if rest is not None else None

@@ -74,7 +74,19 @@ def verdict_sentence(
     findings: Sequence[Finding] = (),
     recommendations: Sequence[Recommendation] = (),
 ) -> str:
-    """What the step is bound by, the figures, the cause, and the remedy or that there is none."""
+    """What the step is bound by, the figures, the cause, and the remedy or that there is none.
+
+    Of a job with a rank that holds the others up, this is the rank described.
+    """
+    slow = next((f for f in findings if f.kind is Kind.SLOW_RANK), None)
+    if slow is not None and bound != "unknown":
+        if severity == "none" or bound == "compute":
+            return slow.summary
+        others = [f for f in findings if f is not slow]
+        sentence = verdict_sentence(
+            bound, severity, facts=facts, findings=others, recommendations=recommendations
+        )
+        return f"Rank {slow.evidence['rank']} holds the others up. {sentence}"
     step_ms = facts.step_ms
     if bound == "unknown" or step_ms is None:
         return _unknown(facts)

@@ -38,6 +38,8 @@ CALIBRATE_SHARE = 0.15
 RANK_SHARE = 0.62
 CONFIRM_SHARE = 0.75
 ABLATE_SHARE = 0.87
+# A preset's ablation comes before its rounds.
+PRESET_ABLATE_SHARE = 0.12
 # A calibration window: long enough to rank by in a pinch, short enough for 40 trials in 120 s.
 CALIBRATE_WINDOW_S = 0.5
 # Slower than the fastest by this factor in its first window, a trial won't be the best: window
@@ -110,12 +112,15 @@ class Sweep:
                     trial.fail("skipped", self._withheld[trial.settings])
             self._plain()
             self._calibrate()
+            if self._ablate is not None and self._options.keep_all:
+                # Claims ask what loading costs: that must not depend on what the rounds leave.
+                self._ablate(self._visits.bench, PRESET_ABLATE_SHARE * self._options.budget_s)
             if self._options.search == "auto":
                 self._race()
             else:
                 self._rank()
             self._confirm()
-            if self._ablate is not None:
+            if self._ablate is not None and not self._options.keep_all:
                 self._ablate(self._visits.bench, self._left_s(ABLATE_SHARE))
             self._trace()
             self._plain()

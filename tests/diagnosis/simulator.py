@@ -6,7 +6,13 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from loaderdoctor.instrument.protocol import Observed, WindowDone, WindowRequest
+from loaderdoctor.instrument.protocol import (
+    Ended,
+    Note,
+    Observed,
+    WindowDone,
+    WindowRequest,
+)
 from tests.attribution.builders import observed, window
 
 
@@ -34,6 +40,8 @@ class SimulatedBench:
         self.stopped: bool | None = None
         self.ends_after = ends_after
         self.failing = failing
+        self.ended: Ended | None = None
+        self.notes: list[Note] = []
         self.observed = observed(step_ms=self.true_ms["plain"], device=device)
 
     def wait_observed(self, timeout_s: float) -> Observed:

@@ -353,7 +353,9 @@ class GroupBench:
                 lead_s = self._send_stop()
                 # Loops between steps hear Stop at their next one; don't wait longer than that
                 # usually takes.
-                self._end_process(min(POLITE_S, 1.0 + lead_s) if self.measured else 1.0)
+                polite_s = min(POLITE_S, 1.0 + lead_s) if self.measured else 1.0
+                # Where the job has ended by itself its launcher is on its way out.
+                self._end_process(POLITE_S if self.ended is not None else polite_s)
         finally:
             for member in self.members:
                 member.connection.close()

@@ -1,0 +1,261 @@
+"""Two gloo ranks under torch's launcher: in step in every window, together at the stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from loaderdoctor.commands.launch import Launch
+from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.bench import BenchOptions, Target
+from loaderdoctor.instrument.group_bench import GroupBench
+from loaderdoctor.instrument.protocol import WindowRequest
+
+TWO = ("--nproc-per-node", "2")
+TRAIN = """
+import sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+class Slow(Dataset):
+    def __init__(self, sample_s):
+        self.sample_s = sample_s
+    def __len__(self):
+        return 4000
+    def __getitem__(self, index):
+        time.sleep(self.sample_s)
+        return torch.randn(64), index % 10
+
+def train(sample_s=(0.001, 0.004), n_epochs=50, after_step=None):
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    dataset = Slow(sample_s[rank])
+    loader = DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset))
+    model = DistributedDataParallel(torch.nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    n = 0
+    for _ in range(n_epochs):
+        for x, y in loader:
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            n += 1
+            if after_step:
+                after_step(rank, n)
+    dist.destroy_process_group()
+"""
+
+
+def script(folder: Path, body: str = "train()") -> Path:
+    path = folder / "train.py"
+    path.write_text(TRAIN + textwrap.dedent(body))
+    return path
+
+
+def bench(folder: Path, body: str = "train()") -> GroupBench:
+    options = BenchOptions(record_workers=False)
+    found = Launch(torchrun=TWO).bench(
+        Target(script=str(script(folder, body))), folder / "run", options
+    )
+    assert isinstance(found, GroupBench)
+    return found
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Processes that still run and stem from a test in this folder."""
+    found = []
+    for process in psutil.process_iter(["environ", "status"]):
+        mark = (process.info["environ"] or {}).get("LOADERDOCTOR_TEST")
+        if mark == str(folder) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("LOADERDOCTOR_TEST", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield
+    mine = psutil.Process().pid
+    assert not [p for p in processes_of(tmp_path) if p.pid != mine]
+
+
+def test_every_rank_measures_every_window_and_all_stop_at_one_step(tmp_path: Path) -> None:
+    with bench(tmp_path) as job:
+        observed = job.wait_observed(120.0)
+        assert observed.environment.n_ranks == 2
+        assert [m.rank for m in job.measured] == [0, 1]
+        requests = [
+            WindowRequest(id=1, mode="plain", n_steps=6, limit_s=60.0),
+            WindowRequest(id=2, mode="profiled", n_steps=6, trace_path="any/baseline.json"),
+            WindowRequest(id=3, mode="no_input", n_steps=6, limit_s=60.0),
+            WindowRequest(id=4, mode="plain", n_steps=6, limit_s=60.0),
+        ]
+        done = job.measure(requests)
+        assert [w.status for w in done] == ["ok"] * 4
+        for member in job.measured:
+            assert sorted(member.done) == [1, 2, 3, 4]
+            trace = member.done[2].trace_path
+            assert trace is not None
+            assert Path(trace).parent.name == f"rank{member.rank}"
+            assert Path(trace).is_file()
+            step = {i: sum(w.host_step_ns) / w.n_steps for i, w in member.done.items()}
+            # Ready batches on every rank: neither waits for its loader, nor for the other's.
+            assert step[3] < 0.5 * step[1]
+            assert step[3] < 0.5 * step[4]
+        # In step: both ranks' windows lasted equally long though one's loader is four times slower.
+        one, two = (m.done[1] for m in job.measured)
+        assert (one.end_ns - one.start_ns) / (two.end_ns - two.start_ns) == pytest.approx(
+            1, abs=0.4
+        )
+        job.stop()
+    assert job.ended is not None
+    assert (job.ended.how, job.ended.exit_code) == ("stopped", 0)
+    assert len({m.ended.n_steps for m in job.members if m.ended is not None}) == 1
+    assert not job.notes
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_ends_the_run_with_its_exit_code(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    body = """
+    def after_step(rank, n):
+        if rank == 1 and n == 40:
+            sys.exit(7)
+    train((0.001, 0.001), after_step=after_step)
+    """
+    with bench(tmp_path, body) as job:
+        job.wait_observed(120.0)
+        job.measure([WindowRequest(id=1, mode="plain", n_steps=500, limit_s=60.0)])
+        end = time.monotonic() + 20.0
+        while job.ended is None and time.monotonic() < end:
+            job.measure([WindowRequest(id=2, mode="plain", n_steps=5, limit_s=5.0)])
+    assert job.ended is not None
+    assert job.ended.exit_code == 7
+
+
+@pytest.mark.slow
+def test_a_rank_without_a_loader_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loaderdoctor.instrument.group_bench.MISSING_S", 1.0)
+    body = """
+    import os
+    if os.environ["RANK"] == "1":
+        time.sleep(60)
+    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_PORT="0", TORCHELASTIC_USE_AGENT_STORE="")
+    train((0.001, 0.001))
+    """
+    with bench(tmp_path, body) as job:
+        job.wait_observed(120.0)
+        (note,) = [n for n in job.notes if n.kind == "ranks-missing"]
+        assert note.text.startswith("1 of 2 ranks were not measured (rank 1)")
+        (done,) = job.measure([WindowRequest(id=1, mode="plain", n_steps=5, limit_s=30.0)])
+        assert done.status == "ok"
+
+
+@pytest.mark.slow
+def test_a_script_that_never_trains_is_an_error_of_one_line(tmp_path: Path) -> None:
+    job = bench(tmp_path, "raise KeyError('no data')")
+    with pytest.raises(RunError, match="failed with exit code 1 before its loop was warm"), job:
+        job.wait_observed(120.0)
+
+
+def diagnosed(folder: Path, *command: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [*command, "--budget", "8", "--no-verify", "--output", str(folder / "out"), "--json",
+         str(folder / "report.json"), str(script(folder))],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("-m", "loaderdoctor", "diagnose", *TWO),
+        ("-m", "torch.distributed.run", *TWO, "-m", "loaderdoctor", "diagnose"),
+        ("-m", "loaderdoctor", "diagnose", *TWO, "--nnodes", "1:2", "--rdzv-backend", "c10d",
+         "--rdzv-conf", "last_call_timeout=1", "--rdzv-endpoint", "localhost:0"),
+    ],
+    ids=["diagnose-starts-torchrun", "torchrun-starts-diagnose", "several-machines"],
+)  # fmt: skip
+def test_a_rank_with_a_slow_dataset_is_named_and_its_peers_wait_is_no_communication(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    found = diagnosed(tmp_path, sys.executable, *command)
+    slow = next(f for f in found["findings"] if f["kind"] == "slow-rank")
+    assert slow["evidence"]["rank"] == 1
+    assert slow["evidence"]["cause"] == "input"
+    assert found["verdict"]["bound"] == "input"
+    assert found["environment"]["rank"] == 1
+    fast, late = found["ranks"]
+    # Rank 0 fetches for a quarter of the time and waits for the rest of it.
+    assert fast["peer_wait_ms"] > 0.4 * fast["step"]["wall_ms"]
+    assert late["peer_wait_ms"] < 0.2 * fast["peer_wait_ms"]
+    for rank in (fast, late):
+        communication_ms = rank["shares"]["communication"] * rank["own_ms"]
+        assert communication_ms < 0.25 * fast["peer_wait_ms"]
+        assert max(rank["shares"], key=lambda k: rank["shares"][k] or 0.0) == "input"
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, number: int) -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-m", "loaderdoctor", "diagnose", *TWO, "--output", str(tmp_path / "out"),
+         str(script(tmp_path, "train(after_step=lambda rank, n: print('step', n, flush=True))"))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert command.stdout is not None
+    for line in command.stdout:
+        if line.startswith("step 20"):
+            break
+    os.kill(command.pid, number)
+    command.communicate(timeout=60)
+    assert command.returncode != 0
+    assert [p.pid for p in processes_of(tmp_path) if p.pid != os.getpid()] == []
+
+
+@pytest.mark.slow
+def test_a_killed_command_takes_its_ranks_along(tmp_path: Path) -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-m", "loaderdoctor", "diagnose", *TWO, "--output", str(tmp_path / "out"),
+         str(script(tmp_path, "train(after_step=lambda rank, n: print('step', n, flush=True))"))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )  # fmt: skip
+    assert command.stdout is not None
+    for line in command.stdout:
+        if line.startswith("step 20"):
+            break
+    command.kill()
+    command.communicate(timeout=60)
+    end = time.monotonic() + 40.0
+    while [p for p in processes_of(tmp_path) if p.pid != os.getpid()]:
+        assert time.monotonic() < end
+        time.sleep(0.2)

@@ -1,3 +1,24 @@
-"""loaderdoctor: says where each millisecond of a training step goes, and proves it."""
+"""loaderdoctor: says where each millisecond of a training step goes, and proves it.
+
+`watch` and `watching` measure a loop of this process; the command measures whole scripts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from loaderdoctor.api import watch, watching
 
 __version__ = "0.1.0"
+
+__all__ = ["__version__", "watch", "watching"]
+
+
+def __getattr__(name: str) -> Any:
+    """The API on first use: importing the package alone loads nothing else."""
+    if name in ("watch", "watching"):
+        import importlib
+
+        return getattr(importlib.import_module("loaderdoctor.api"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,15 +21,12 @@ from loaderdoctor.commands.output import (
     exit_code,
     share_rules,
 )
-from loaderdoctor.commands.pictures import extras_of_diagnosis
+from loaderdoctor.commands.run_folder import write_run
 from loaderdoctor.diagnosis.gather import ProfileOptions
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import BenchOptions, Target
-from loaderdoctor.report.console import console_text
 from loaderdoctor.report.files import RunFolder
-from loaderdoctor.report.html.page import write_html
-from loaderdoctor.report.scalars import write_scalars
 
 # How long a script may take to its first warm steps: imports, data preparation, compilation.
 START_TIMEOUT_S = 1800.0
@@ -99,11 +96,7 @@ def diagnose(options: DiagnoseOptions) -> int:
                 raise
             diagnosis.problems.append(str(error))
         report = diagnosis.report()
-        text = console_text(report, folder=folder.path)
-        folder.write_report(report, text)
-        diagnosis.write_traces(folder, at_ns=int(began * 1e9))
-        write_scalars(report, folder.tensorboard, console_text=text, at=began)
-        write_html(report, folder, extras_of_diagnosis(report, diagnosis.shown, diagnosis.analysis))
+        write_run(folder, diagnosis, report, at=began)
     deliver(report, json_target=options.json_target, folder=folder.path)
     if diagnosis.interrupted:
         return EXIT_INTERRUPTED

@@ -1,7 +1,7 @@
 """One diagnosis over a bench: evidence within a budget, trials of what may help, the report.
 
 The bench may be a script in a process of its own (`commands.diagnose`) or a loop of this very
-process (`loaderdoctor.watching`). What was learned so far is always reportable.
+process (`loaderdoctor.api`). What was learned so far is always reportable.
 """
 
 from __future__ import annotations

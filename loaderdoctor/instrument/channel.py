@@ -7,7 +7,7 @@ import os
 import threading
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -53,6 +53,23 @@ def take_handover() -> Handover:
             f"{CHANNEL_VARIABLE}: not set. This module is started by `loaderdoctor`, not by hand."
         )
     return msgspec.json.decode(base64.b64decode(text), type=Handover)
+
+
+class Link(Protocol):
+    """What the session needs of whoever decides."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether nobody listens any more."""
+
+    def send(self, message: FromRun) -> None:
+        """Send one message; where nobody listens any more, nothing happens."""
+
+    def receive(self, timeout_s: float) -> ToChild | None:
+        """The next request, or None after `timeout_s`. Raises ConnectionLostError."""
+
+    def forget_in_fork(self) -> None:
+        """In a forked child: the link stays the parent's."""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from loaderdoctor.instrument.afterimport import ImportWatch
 from loaderdoctor.instrument.feed import FEED, Feed, Torch, bypassed
@@ -32,6 +32,8 @@ _AUTOGRAD = "torch.autograd"
 class Hooks:
     """Our wrappers and what they replaced."""
 
+    active: ClassVar[Hooks | None] = None  # those installed in this process
+
     def __init__(self, session: Session) -> None:
         self._session = session
         self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, original, ours
@@ -47,6 +49,7 @@ class Hooks:
 
     def watch(self) -> None:
         """Install each hook as soon as the script has imported what it hooks."""
+        Hooks.active = self
         self._watch.install()
 
     def remove(self, *, but_epochs: bool = False) -> None:
@@ -58,6 +61,8 @@ class Hooks:
         keep = ("__iter__", "__next__") if but_epochs else ()
         for entry in [e for e in reversed(self._replaced) if e[1] not in keep]:
             self._restore(entry)
+        if not self._replaced and Hooks.active is self:
+            Hooks.active = None
 
     def remove_backward(self) -> None:
         """Take only the backward hook out: the step is known and needs it no more."""

@@ -16,7 +16,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal
 
-from loaderdoctor.instrument.channel import Channel, ConnectionLostError, ToChild
+from loaderdoctor.instrument.channel import ConnectionLostError, Link, ToChild
 from loaderdoctor.instrument.devices import device_of, training_device
 from loaderdoctor.instrument.feed import FEED, Feed, LightIterator, Torch
 from loaderdoctor.instrument.loaders import N_DESCRIBED, LoaderRegistry, LoaderState, spare_of
@@ -51,7 +51,7 @@ class Session:
     hooks: Hooks
 
     def __init__(
-        self, channel: Channel, *, run_dir: Path, records_workers: bool = True, group: bool = False
+        self, channel: Link, *, run_dir: Path, records_workers: bool = True, group: bool = False
     ) -> None:
         self.channel = channel
         self.group = group  # one of several ranks: the loop never pauses

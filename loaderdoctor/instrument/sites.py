@@ -49,7 +49,7 @@ def user_site(*, building: object = None) -> Site:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_OURS, "<")) and not _is_torch(name):
+        if _is_file(name) and not name.startswith(_OURS) and not _is_torch(name):
             own_init = frame.f_code.co_name == "__init__" and _first_argument(frame) is building
             if not (own_init and building is not None):
                 if not os.path.realpath(name).startswith(_LIBRARIES):
@@ -59,6 +59,11 @@ def user_site(*, building: object = None) -> Site:
     if fallback is None:
         return Site(file="<unknown>", line=0, code=None)
     return _site(fallback)
+
+
+def _is_file(name: str) -> bool:
+    """Code of a file or of a notebook's or console's input; not `<frozen importlib>` and such."""
+    return not name.startswith("<") or name.startswith(("<ipython-input", "<stdin"))
 
 
 def _is_torch(name: str) -> bool:

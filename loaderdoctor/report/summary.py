@@ -158,7 +158,10 @@ def _remedy(
     ablation = facts.ablation
     if ablation is not None and ablation.no_input_ms is not None:
         floor = fmt.number(ablation.no_input_ms.value)
-        return f"No setting tried here was faster; an instant loader would bring it to {floor} ms."
+        return (
+            "No setting tried here was faster beyond the noise; an instant loader would bring it "
+            f"to {floor} ms."
+        )
     return "No loader setting is known to help here."
 
 

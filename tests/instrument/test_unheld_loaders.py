@@ -21,7 +21,7 @@ def test_a_loader_that_only_its_iterator_knows_can_be_tried_with_other_settings(
     def loop() -> None:
         for _ in range(30):
             n = 0
-            for x, _ in loader_of(10):  # type: ignore[misc]  # a batch is a pair
+            for x, _ in loader_of(10):
                 trainer.step(x)
                 n += 1
             seen.append(n)

@@ -1,0 +1,225 @@
+"""The Python API: measure a loop of this process, in a notebook or written by hand.
+
+    for batch in loaderdoctor.watch(loader):          one pass; the report is printed at its end
+        ...
+
+    with loaderdoctor.watching() as watched:          as many epochs as the block holds
+        train()
+    report = watched.report()
+
+Results of the loop stay what they would be, unless `ablation` or `verify` asks for windows with
+other batches. Once everything is measured, and in any case at the end, every hook is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+from loaderdoctor.commands.run_folder import write_run
+from loaderdoctor.diagnosis.gather import ProfileOptions
+from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
+from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
+from loaderdoctor.instrument.hooks import Hooks
+from loaderdoctor.instrument.local import LocalBench, LocalLink
+from loaderdoctor.instrument.session import Session
+from loaderdoctor.instrument.sites import user_site
+from loaderdoctor.report.console import console_text
+from loaderdoctor.report.files import RunFolder
+
+if TYPE_CHECKING:
+    from loaderdoctor.report.model import Report
+
+BUDGET_S = 45.0
+JOIN_S = 60.0  # for reading the trace of the last window, where the loop ended meanwhile
+
+Batch = TypeVar("Batch", covariant=True)
+
+
+class Loader(Protocol[Batch]):
+    """What `watch` takes: a torch DataLoader, or something that iterates one."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+
+class watching:  # noqa: N801 - a context manager, called like a function
+    """Measures the training loop that runs inside the block.
+
+    ablation: also measure windows with ready batches, and what the loader costs by that. The
+        loop then trains on repeated batches for some steps.
+    verify: also try the settings that should help; implies other batches too.
+    budget_s: seconds for ablation and trials.
+    output: a new folder for report.json, report.html and the traces.
+
+    Raises UsageError where another block is being watched, or `output` holds something.
+    """
+
+    _open: ClassVar[watching | None] = None
+
+    def __init__(
+        self,
+        *,
+        ablation: bool = False,
+        verify: bool = False,
+        budget_s: float = BUDGET_S,
+        with_stack: bool = False,
+        profile_memory: bool = False,
+        output: str | Path | None = None,
+    ) -> None:
+        self._output = None if output is None else Path(output)
+        self._options = DiagnosisOptions(
+            budget_s=budget_s,
+            ablate=ablation or verify,
+            verify=verify,
+            profile=ProfileOptions(with_stack=with_stack, profile_memory=profile_memory),
+        )
+        self._raw: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: RunFolder | None = None
+        self._session: Session | None = None
+        self._hooks: Hooks | None = None
+        self._deciding: threading.Thread | None = None
+        self._bench = LocalBench()
+        self._diagnosis: Diagnosis | None = None
+        self._failure: LoaderdoctorError | None = None
+        self._report: Report | None = None
+        self._passive = False  # the script is being measured from outside already
+        self._began = 0.0
+
+    def __enter__(self) -> watching:
+        if self._raw is not None or self._passive:
+            raise UsageError("watching: a block can be watched once; make a new one.")
+        if watching._open is not None or Hooks.active is not None:
+            if watching._open is not None:
+                raise UsageError("watching: another loop of this process is being watched.")
+            self._passive = True
+            return self
+        self._began = time.time()
+        label = user_site().label
+        if self._output is not None:
+            self._folder = RunFolder.create(label, output=self._output, at=self._began)
+        self._raw = tempfile.TemporaryDirectory(prefix="loaderdoctor-")
+        raw = Path(self._raw.name)
+        self._diagnosis = Diagnosis(self._bench, target=label, raw=raw, options=self._options)
+        watching._open = self
+        session = self._session = Session(LocalLink(self._bench), run_dir=raw)
+        self._hooks = Hooks(session)
+        self._hooks.watch()
+        if "torch" in sys.modules:
+            session.workers.start()  # loaders built before are recorded too
+        _disable_in_forks_of(session)
+        self._deciding = threading.Thread(
+            target=self._decide, args=(self._diagnosis,), name="loaderdoctor", daemon=True
+        )
+        self._deciding.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self._end(failed=kind is not None)
+
+    def report(self, *, show: bool = True) -> Report:
+        """The report of what was measured; ends the watching. Prints it unless `show` is False.
+
+        Raises RunError where there is none: too few steps, or no loader.
+        """
+        self._end(failed=False)
+        if self._report is None:
+            self._report = self._make_report()
+        if show:
+            folder = self._folder.path if self._folder is not None else None
+            print(console_text(self._report, folder=folder))
+        return self._report
+
+    # ------------------------------------------------------------ inside
+
+    def _decide(self, diagnosis: Diagnosis) -> None:
+        """What the command does, on a thread of its own."""
+        try:
+            diagnosis.measure(self._bench.wait_observed())
+        except LoaderdoctorError as error:
+            self._failure = error
+        self._bench.stop()
+
+    def _end(self, *, failed: bool) -> None:
+        session, hooks, deciding = self._session, self._hooks, self._deciding
+        if session is None or hooks is None or deciding is None:
+            return
+        self._session = self._hooks = self._deciding = None
+        session.script_over("script-failed" if failed else "script-ended", 0)
+        hooks.remove()
+        watching._open = None
+        deciding.join(JOIN_S)
+
+    def _make_report(self) -> Report:
+        if self._passive:
+            raise RunError("watching: loaderdoctor measures this script from outside already.")
+        diagnosis, raw = self._diagnosis, self._raw
+        if diagnosis is None or raw is None:
+            raise RunError("watching: nothing was watched yet; use it in a `with` statement.")
+        try:
+            if self._failure is not None:
+                if diagnosis.evidence is None:
+                    raise self._failure
+                diagnosis.problems.append(str(self._failure))
+            self._bench.finish()
+            report = diagnosis.report()
+            if self._folder is not None:
+                write_run(self._folder, diagnosis, report, at=self._began)
+            return report
+        finally:
+            raw.cleanup()
+
+
+class watch(Generic[Batch]):  # noqa: N801 - used like enumerate()
+    """One watched pass over a loader: `for batch in loaderdoctor.watch(loader):`.
+
+    The report is printed when the pass ends; `len()` is the loader's. Options as of `watching`.
+    """
+
+    def __init__(self, loader: Loader[Batch], **options: Any) -> None:
+        self._loader = loader
+        self._watching = watching(**options)
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]  # the TypeError is the answer
+
+    def __iter__(self) -> Iterator[Batch]:
+        watched = self._watching
+        with watched:
+            yield from self._loader
+        try:
+            watched.report()
+        except RunError as error:
+            sys.stderr.write(f"loaderdoctor: {error}\n")
+
+
+# ---------------------------------------------------------------- forks
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_registered = False
+
+
+def _disable_in_forks_of(session: Session) -> None:
+    """DataLoader workers are forks: no hook acts there."""
+    global _registered
+    _sessions.add(session)
+    if not _registered and hasattr(os, "register_at_fork"):
+        _registered = True
+        os.register_at_fork(after_in_child=_disable_all)
+
+
+def _disable_all() -> None:
+    for session in _sessions:
+        session.disable_in_fork()

@@ -34,6 +34,7 @@ class Settings:
     non_blocking: bool | None = None
     side_stream: bool | None = None
     resident: bool | None = None
+    keep_iterator: bool | None = None  # one iterator, and its workers, serve all epochs
     # Data: what is read, from where, and what is made of it.
     portion: float | None = None  # 0 < portion <= 1: the first samples of the dataset only
     cache: bool | None = None  # samples kept in host memory as they were first made
@@ -211,6 +212,7 @@ AXES: tuple[Axis, ...] = (
         on_text="side stream",
     ),
     Axis(name="resident", kind="bool", needs_accelerator=True, where="loop", on_text="resident"),
+    Axis(name="keep_iterator", kind="bool", where="dataset", on_text="one iterator"),
     Axis(name="portion", kind="share", where="dataset", on_text="first", probe="always"),
     Axis(name="cache", kind="bool", where="dataset", on_text="cached"),
     Axis(

@@ -53,7 +53,13 @@ from loaderdoctor.sweep.method import sweep_method
 from loaderdoctor.sweep.outcome import Options, Progress
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.model import Preset
-from loaderdoctor.sweep.presets.rows import ceilings, claim_rows, preset_rows, shortened_row
+from loaderdoctor.sweep.presets.rows import (
+    ceilings,
+    claim_rows,
+    claims_sentence,
+    preset_rows,
+    shortened_row,
+)
 from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.rows import best_row, trial_rows, warning_rows
 from loaderdoctor.sweep.trials import Visit
@@ -290,7 +296,9 @@ def of_preset(
         ablation=facts.ablation,
         busy={i: row.gpu_busy_share for i, row in enumerate(rows) if row.gpu_busy_share},
     )
-    return rows, claim_rows(preset, figures), ceilings(preset, rows) or summary
+    claims = claim_rows(preset, figures)
+    told = summary if ranking.recommended is not None else claims_sentence(preset, claims)
+    return rows, claims, ceilings(preset, rows) or told or summary
 
 
 class _Partial:

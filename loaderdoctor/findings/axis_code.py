@@ -26,6 +26,19 @@ OTHER_DISK = """\
 # Before the run: cp -r DATASET {place}
 # and give the script that folder as the folder of its data."""
 
+KEEP_ITERATOR = """\
+class Endless(torch.utils.data.Sampler):  # epoch after epoch, so that no iterator ever ends
+    def __init__(self, batches):
+        self.batches = batches
+    def __len__(self):
+        return len(self.batches)
+    def __iter__(self):
+        while True:
+            yield from self.batches
+loader = torch.utils.data.DataLoader(dataset, batch_sampler=Endless(loader.batch_sampler))
+batches = iter(loader)  # once, before the first epoch
+for batch in itertools.islice(batches, len(loader)):  # in each epoch"""
+
 UINT8 = """\
 # In the dataset, in place of ToTensor() and Normalize(mean, std):
 image = torch.from_numpy(numpy.array(picture)).permute(2, 0, 1).contiguous()  # uint8
@@ -55,6 +68,7 @@ model = torch.nn.parallel.DistributedDataParallel(model)
 sampler = torch.utils.data.DistributedSampler(dataset)"""
 
 ON: dict[str, str] = {
+    "keep_iterator": KEEP_ITERATOR,
     "cache": CACHE,
     "uint8": UINT8,
     "amp": AMP,

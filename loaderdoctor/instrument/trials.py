@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from loaderdoctor.instrument.data_axes import Note, TrialData, trial_data
+from loaderdoctor.instrument.endless import endless
 from loaderdoctor.instrument.epoch_feeds import BackgroundFeed, EpochFeed, LoaderFeed, shut_down
 from loaderdoctor.instrument.epochs import EpochSource
 from loaderdoctor.instrument.movers import Mover
@@ -231,7 +232,12 @@ def _new_loader(
     with warnings.catch_warnings():
         # torch warns of more workers than CPUs; that is what the trial is to find out.
         warnings.simplefilter("ignore")
-        return DataLoader(data.dataset, **arguments)
+        made: DataLoader[Any] = DataLoader(data.dataset, **arguments)
+        if not effective.keep_iterator:
+            return made
+        for name in ("batch_size", "sampler", "drop_last", "batch_sampler"):
+            arguments.pop(name, None)
+        return DataLoader(data.dataset, **arguments, **endless(made))
 
 
 def _non_blocking(settings: Settings, transfers: tuple[TransferRecord, ...]) -> bool:

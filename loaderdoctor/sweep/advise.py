@@ -21,6 +21,7 @@ _CAUTIONS = {
     "in_order": "batches arrive in another order: runs are no longer reproducible",
     "background": "the thread shares the interpreter lock with the loop",
     "pin_memory": "pinned memory can't be swapped out: mind it where memory is short",
+    "keep_iterator": "workers never see a dataset that is changed between epochs",
     "resident": "the whole dataset stays in device memory, and random augmentation of the dataset "
     "is applied once only",
     "cache": "every sample stays in host memory, and random augmentation is applied once only",

@@ -38,7 +38,8 @@ CALIBRATE_SHARE = 0.15
 RANK_SHARE = 0.62
 CONFIRM_SHARE = 0.75
 ABLATE_SHARE = 0.87
-# A preset's ablation comes before its rounds.
+# A preset's phases end later, but for its ablation, which comes before its rounds.
+PRESET_STRETCH = 1.15
 PRESET_ABLATE_SHARE = 0.12
 # A calibration window: long enough to rank by in a pinch, short enough for 40 trials in 120 s.
 CALIBRATE_WINDOW_S = 0.5
@@ -307,14 +308,21 @@ class Sweep:
     # ------------------------------------------------------------------ planning
 
     def _plan(self, wanted_rounds: int | None) -> Plan:
+        """Where all trials are to stay, fewer rounds come before fewer trials."""
         costs = {trial.index: self._cost(trial) for trial in self._alive() if trial.visits}
-        return pace.plan(
-            costs,
-            left_s=self._left_s(RANK_SHARE),
-            wanted_rounds=wanted_rounds,
-            by_speed=self._by_speed(),
-            behind=self._behind(),
-        )
+        fewest = 1 if self._options.keep_all and wanted_rounds else wanted_rounds or 0
+        plan = pace.NOTHING
+        for n_rounds in range(wanted_rounds or 0, fewest - 1, -1):
+            plan = pace.plan(
+                costs,
+                left_s=self._left_s(RANK_SHARE),
+                wanted_rounds=n_rounds or None,
+                by_speed=self._by_speed(),
+                behind=self._behind(),
+            )
+            if len(plan.trials) == len(costs):
+                break
+        return plan
 
     def _cost(self, trial: Trial) -> Cost:
         found = pace.measured(trial, self._observed)
@@ -351,7 +359,8 @@ class Sweep:
     def _end_s(self, share: float) -> float:
         """Seconds from the start at which a phase should end."""
         if self._options.trace_dir is not None:
-            scale = 1.0
+            # A preset has many rows to time, and few worth a trace.
+            scale = PRESET_STRETCH if self._options.keep_all else 1.0
         else:
             scale = 1.0 / (CONFIRM_SHARE if self._ablate is None else ABLATE_SHARE)
         return min(1.0, share * scale) * self._options.budget_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -101,6 +102,22 @@ def claim_rows(preset: Preset, figures: Figures) -> tuple[dict[str, Any], ...]:
             }
         )
     return tuple(rows)
+
+
+def claims_sentence(preset: Preset, claims: Sequence[Mapping[str, Any]]) -> str | None:
+    """`11 published claims of who-is-faster: 3 agree here, …`; None where it makes none."""
+    if not claims:
+        return None
+    counts = Counter(claim["verdict"] for claim in claims)
+    words = {
+        "agrees": "agree here",
+        "disagrees": "disagree",
+        "not separable from noise": "can't be told from noise",
+        "not testable here": "can't be tested here",
+    }
+    parts = [f"{counts[verdict]} {text}" for verdict, text in words.items() if counts[verdict]]
+    number = fmt.count(len(claims), "published claim")
+    return f"{number} of {preset.name}: {', '.join(parts)}."
 
 
 def shortened_row(preset: Preset) -> tuple[ReportWarning, ...]:

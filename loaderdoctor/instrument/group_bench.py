@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -30,6 +31,7 @@ from loaderdoctor.instrument.listening import Doorway
 from loaderdoctor.instrument.measuring import POLITE_S, MeasuringProcess
 from loaderdoctor.instrument.member import Member
 from loaderdoctor.instrument.protocol import (
+    MEETING,
     SCRIPT_ENDED,
     Begin,
     Ended,
@@ -48,9 +50,13 @@ CONNECT_S = 180.0  # the launcher imports torch, and may wait for other machines
 # Ranks in step become warm within some steps of each other. One that is silent this much longer
 # than the first trains without a loader, or not under this command.
 MISSING_S = 20.0
-# A stop must reach every rank before the step it names: messages are looked for every 50 ms.
+# A step to meet after should be still to come when every rank has heard of it: messages are
+# looked for every 50 ms.
 STOP_LEAD_S = 0.3
 STOP_LEAD_STEPS = 3
+STOP_LEAD_GROWTH = 4
+MEETING_S = 1.0  # patience beyond the time those steps take
+MEETING_ATTEMPTS = 5
 
 # Starts what will connect, given what to hand over and where stdout goes.
 Start = Callable[[Handover, int | None], MeasuringProcess]
@@ -165,8 +171,9 @@ class GroupBench:
             self._send(Stop(to_end=True))
         else:
             self._stopped = True
-            lead_s = self._send_stop()
-            self._wait(lambda: all(m.over for m in self.members), POLITE_S + lead_s)
+            self._meet()
+            self._send(Stop())
+            self._wait(lambda: all(m.over for m in self.members), POLITE_S)
             self._end_process(POLITE_S)
         while self.ended is None or (self._process is not None and not self._process.wait(0.0)):
             self._pump(POLL_S)
@@ -213,16 +220,28 @@ class GroupBench:
         for member in self.members:
             member.send(message)
 
-    def _send_stop(self) -> float:
-        """Name the step at which all ranks stop; returns the seconds until then, about."""
-        while self._take_all():
-            pass
-        alive = [m for m in self.measured if not m.over]
-        at_step = max((m.step_after(STOP_LEAD_S) for m in alive), default=0) + STOP_LEAD_STEPS
-        self._send(Stop(at_step=at_step))
-        return STOP_LEAD_S + (STOP_LEAD_STEPS + 1) * max(
-            (m.step_s or 0.0 for m in alive), default=0
-        )
+    def _meet(self) -> None:
+        """Let all ranks wait after the same step, where no collective is under way.
+
+        A rank may be past the step named before it hears of it, or held by one that waits there
+        already: then another step is named. Gives up where a loop is silent for long (validation).
+        """
+        for attempt in range(MEETING_ATTEMPTS):
+            while self._take_all():
+                pass
+            alive = [m for m in self.measured if not m.over]
+            for member in alive:
+                member.ready.discard(MEETING)
+            # Farther ahead each time: the pace of late says little about loops that were held up.
+            lead_s = STOP_LEAD_S * (attempt + 1)
+            n_steps = STOP_LEAD_STEPS * STOP_LEAD_GROWTH**attempt
+            at_step = max((m.step_after(lead_s) for m in alive), default=0) + n_steps
+            self._send(Stop(at_step=at_step))
+            step_s = max((m.step_s or 0.0 for m in alive), default=0.0)
+            patience_s = MEETING_S + lead_s + (n_steps + 1) * step_s
+            self._wait(lambda a=alive: all(m.answered(MEETING) for m in a), patience_s)  # type: ignore[misc]
+            if all(m.over or (MEETING in m.ready and m.n_steps == at_step) for m in alive):
+                return
 
     # ------------------------------------------------------------ messages
 
@@ -350,10 +369,11 @@ class GroupBench:
         try:
             if process is not None and process.exit_code is None:
                 self._stopped = True
-                lead_s = self._send_stop()
-                # Loops between steps hear Stop at their next one; don't wait longer than that
-                # usually takes.
-                polite_s = min(POLITE_S, 1.0 + lead_s) if self.measured else 1.0
+                if self.measured and self.ended is None:
+                    with suppress(RunError):
+                        self._meet()
+                self._send(Stop())
+                polite_s = POLITE_S if self.measured else 1.0
                 # Where the job has ended by itself its launcher is on its way out.
                 self._end_process(POLITE_S if self.ended is not None else polite_s)
         finally:

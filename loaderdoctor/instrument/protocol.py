@@ -15,7 +15,7 @@ CLOCK_MONOTONIC (time.perf_counter_ns) of the measuring machine, the one clock s
 Several ranks train in step: one that stood still would hold the others in a collective, each at
 another step. So a rank of a group never pauses. It says Hello first; where a window is prepared it
 says Ready and keeps stepping in the window's mode until Begin, which the command sends once every
-rank is ready; after its window it steps on. Only the stop is at an agreed step.
+rank is ready; after its window it steps on. Only to stop do all ranks wait, after the same step.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from loaderdoctor.settings import Settings
 
 # WindowDone.reason of a window that the end of the script cut short; Ended follows at once.
 SCRIPT_ENDED = "the script ended during this window"
+
+# Ready.id of a rank that waits for its peers before the stop.
+MEETING = -1
 
 Mode = Literal["plain", "profiled", "no_input", "no_copy", "trial"]
 
@@ -72,8 +75,9 @@ class Measure(Message, frozen=True, kw_only=True, omit_defaults=True):
 class Stop(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Stop the script now; with `to_end` remove every hook and let it run to its end.
 
-    `at_step`: not before this many steps of the loop (as Progress counts them), so that all ranks
-    of a group stop at the same one, with no collective under way.
+    `at_step`: wait after so many steps of the loop (as Progress counts them) and say Ready with the
+    id MEETING; a rank that is past them already says so and steps on. Once all wait after the same
+    step, with no collective under way, they are told to stop; else where to meet next.
     """
 
     to_end: bool = False
@@ -148,6 +152,7 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     id: str  # "train.py:41": where it was built; "#2" appended where one line builds several
     role: Literal["train", "other"]  # fetched within the training step, or not
     code: str | None = None  # source line(s) of the construction
+    library: str | None = None  # what built it, where the user's code did not ("transformers")
     settings: Settings = Settings()
     kind: Literal["map", "iterable", "foreign"] = "map"
     dataset: str = ""  # class name

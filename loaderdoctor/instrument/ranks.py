@@ -3,7 +3,7 @@
 Runs in the measuring process. The ranks of a job meet in collectives in every step. If each of
 them paused where its own window ended, one could wait inside a collective for another that waits
 for the command, for ever. So the loop steps on between windows, and windows begin when the
-command has heard that every rank is ready.
+command has heard that every rank is ready. Only to stop do all of them wait, after the same step.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from loaderdoctor.instrument.channel import Handover, ToChild
-from loaderdoctor.instrument.protocol import Begin, Hello, Ready
+from loaderdoctor.instrument.channel import ConnectionLostError, Handover, ToChild
+from loaderdoctor.instrument.protocol import MEETING, Begin, Hello, Ready, Stop
 
 if TYPE_CHECKING:
     from loaderdoctor.instrument.session import Session
 
+MEETING_NS = 60_000_000_000  # a rank that hears nothing for so long stops alone
 HEARTBEAT_NS = 200_000_000  # the command must know where the ranks are to let them stop together
 
 
@@ -76,6 +77,41 @@ def next_message(session: Session) -> Generator[None, int, ToChild | None]:
         now = yield
         session.poll(now)
         beat.at(now)
+
+
+def prepare_to_stop(session: Session, message: Stop) -> None:
+    """Stop now, or after the steps it names. Raises StopTraining."""
+    if message.at_step is None:
+        session.stop()
+    elif session.n_steps > message.at_step:
+        session.stop_at = None
+        session.send(Ready(id=MEETING, n_steps=session.n_steps))
+    elif session.n_steps == message.at_step:
+        wait_to_stop(session)
+    else:
+        session.stop_at = message.at_step
+
+
+def wait_to_stop(session: Session) -> None:
+    """All ranks meet after this step: stand still until told to stop, or where to meet instead.
+
+    The one place where a rank waits. A peer that has gone further than this step may need us to
+    get on, so the command names another step if it does not hear from all of them soon. Raises
+    StopTraining.
+    """
+    session.stop_at = None
+    session.send(Ready(id=MEETING, n_steps=session.n_steps))
+    end = perf_counter_ns() + MEETING_NS
+    while perf_counter_ns() < end:
+        try:
+            message = session.channel.receive(0.1)
+        except ConnectionLostError:
+            break
+        if isinstance(message, Stop) and message.at_step != session.n_steps:
+            if not message.to_end:
+                prepare_to_stop(session, message)
+            return
+    session.stop()
 
 
 class _Heartbeat:

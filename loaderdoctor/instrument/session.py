@@ -16,6 +16,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Literal
 
+from loaderdoctor.instrument import ranks
 from loaderdoctor.instrument.channel import ConnectionLostError, Link, ToChild
 from loaderdoctor.instrument.devices import device_of, training_device
 from loaderdoctor.instrument.feed import FEED, Feed, LightIterator, Torch
@@ -55,7 +56,7 @@ class Session:
     ) -> None:
         self.channel = channel
         self.group = group  # one of several ranks: the loop never pauses
-        self.stop_at: int | None = None  # stop once so many steps were begun
+        self.stop_at: int | None = None  # steps after which all ranks meet to stop
         self.run_dir = run_dir
         self.workers = WorkerRecords(run_dir / "workers", self.note, wanted=records_workers)
         self.live = True  # hooks act; False in forked children and once detached
@@ -244,7 +245,7 @@ class Session:
     def poll(self, now: int) -> None:
         """While steps run: take a message, and stop if it says so."""
         if self.stop_at is not None and self.n_steps >= self.stop_at:
-            self.stop()
+            ranks.wait_to_stop(self)
         if now < self._next_poll:
             return
         self._next_poll = now + POLL_NS
@@ -253,9 +254,7 @@ class Session:
         except ConnectionLostError:
             return
         if isinstance(message, Stop) and not message.to_end:
-            self.stop_at = message.at_step or 0
-            if self.n_steps >= self.stop_at:
-                self.stop()
+            ranks.prepare_to_stop(self, message)
         elif message is not None:
             self.inbox.append(message)
 

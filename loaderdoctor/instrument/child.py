@@ -27,7 +27,7 @@ from loaderdoctor.instrument.mainscript import (
     waits_for_threads,
 )
 from loaderdoctor.instrument.session import Session
-from loaderdoctor.instrument.stopping import StopTraining
+from loaderdoctor.instrument.stopping import StopTraining, exit_now
 
 _PR_SET_PDEATHSIG = 1
 _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -67,6 +67,11 @@ def _run(handover: Handover, session: Session) -> int:
         else:
             run_module(handover.target, handover.args)
     except StopTraining:
+        if session.group:
+            # A process group of the script's still has threads that talk to peers which leave at
+            # this moment too; they may abort a process that tears down its interpreter.
+            atexit._run_exitfuncs()
+            exit_now()
         return 0
     except CannotStartError as error:
         print(error, file=sys.stderr)

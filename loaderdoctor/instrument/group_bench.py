@@ -57,6 +57,7 @@ STOP_LEAD_STEPS = 3
 STOP_LEAD_GROWTH = 4
 MEETING_S = 1.0  # patience beyond the time those steps take
 MEETING_ATTEMPTS = 5
+MEETING_MAX_S = 3.0  # so far ahead at most, at the pace of an undisturbed loop
 
 # Starts what will connect, given what to hand over and where stdout goes.
 Start = Callable[[Handover, int | None], MeasuringProcess]
@@ -234,7 +235,10 @@ class GroupBench:
                 member.ready.discard(MEETING)
             # Farther ahead each time: the pace of late says little about loops that were held up.
             lead_s = STOP_LEAD_S * (attempt + 1)
-            n_steps = STOP_LEAD_STEPS * STOP_LEAD_GROWTH**attempt
+            n_steps = min(
+                STOP_LEAD_STEPS * STOP_LEAD_GROWTH**attempt,
+                max(STOP_LEAD_STEPS, round(MEETING_MAX_S / self._pace_s())),
+            )
             at_step = max((m.step_after(lead_s) for m in alive), default=0) + n_steps
             self._send(Stop(at_step=at_step))
             step_s = max((m.step_s or 0.0 for m in alive), default=0.0)
@@ -242,6 +246,12 @@ class GroupBench:
             self._wait(lambda a=alive: all(m.answered(MEETING) for m in a), patience_s)  # type: ignore[misc]
             if all(m.over or (MEETING in m.ready and m.n_steps == at_step) for m in alive):
                 return
+
+    def _pace_s(self) -> float:
+        """Seconds a step of the loop as it was first observed."""
+        observed = self.measured[0].observed if self.measured else None
+        steps = observed.step_ns if observed is not None else ()
+        return max(1e-4, sum(steps) / len(steps) / 1e9) if steps else 1.0
 
     # ------------------------------------------------------------ messages
 

@@ -29,7 +29,7 @@ from loaderdoctor.instrument.bench import (
 from loaderdoctor.instrument.channel import Handover
 from loaderdoctor.instrument.listening import Doorway
 from loaderdoctor.instrument.measuring import POLITE_S, MeasuringProcess
-from loaderdoctor.instrument.member import Member
+from loaderdoctor.instrument.member import Member, meeting
 from loaderdoctor.instrument.protocol import (
     MEETING,
     SCRIPT_ENDED,
@@ -50,14 +50,7 @@ CONNECT_S = 180.0  # the launcher imports torch, and may wait for other machines
 # Ranks in step become warm within some steps of each other. One that is silent this much longer
 # than the first trains without a loader, or not under this command.
 MISSING_S = 20.0
-# A step to meet after should be still to come when every rank has heard of it: messages are
-# looked for every 50 ms.
-STOP_LEAD_S = 0.3
-STOP_LEAD_STEPS = 3
-STOP_LEAD_GROWTH = 4
-MEETING_S = 1.0  # patience beyond the time those steps take
 MEETING_ATTEMPTS = 5
-MEETING_MAX_S = 3.0  # so far ahead at most, at the pace of an undisturbed loop
 
 # Starts what will connect, given what to hand over and where stdout goes.
 Start = Callable[[Handover, int | None], MeasuringProcess]
@@ -233,25 +226,11 @@ class GroupBench:
             alive = [m for m in self.measured if not m.over]
             for member in alive:
                 member.ready.discard(MEETING)
-            # Farther ahead each time: the pace of late says little about loops that were held up.
-            lead_s = STOP_LEAD_S * (attempt + 1)
-            n_steps = min(
-                STOP_LEAD_STEPS * STOP_LEAD_GROWTH**attempt,
-                max(STOP_LEAD_STEPS, round(MEETING_MAX_S / self._pace_s())),
-            )
-            at_step = max((m.step_after(lead_s) for m in alive), default=0) + n_steps
+            at_step, patience_s = meeting(alive, attempt)
             self._send(Stop(at_step=at_step))
-            step_s = max((m.step_s or 0.0 for m in alive), default=0.0)
-            patience_s = MEETING_S + lead_s + (n_steps + 1) * step_s
             self._wait(lambda a=alive: all(m.answered(MEETING) for m in a), patience_s)  # type: ignore[misc]
             if all(m.over or (MEETING in m.ready and m.n_steps == at_step) for m in alive):
                 return
-
-    def _pace_s(self) -> float:
-        """Seconds a step of the loop as it was first observed."""
-        observed = self.measured[0].observed if self.measured else None
-        steps = observed.step_ns if observed is not None else ()
-        return max(1e-4, sum(steps) / len(steps) / 1e9) if steps else 1.0
 
     # ------------------------------------------------------------ messages
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 
@@ -19,6 +20,14 @@ from loaderdoctor.instrument.protocol import (
     ToRun,
     WindowDone,
 )
+
+# A step to meet after should be still to come when every rank has heard of it: messages are
+# looked for every 50 ms.
+STOP_LEAD_S = 0.3
+STOP_LEAD_STEPS = 3
+STOP_LEAD_GROWTH = 4
+MEETING_S = 1.0  # patience beyond the time those steps take
+MEETING_MAX_S = 3.0  # so far ahead at most, at the pace of an undisturbed loop
 
 
 @dataclass(slots=True, eq=False)
@@ -108,3 +117,26 @@ class Member:
         if self.n_steps and n_steps > self.n_steps:
             self.step_s = (now - self.heard_s) / (n_steps - self.n_steps)
         self.n_steps, self.heard_s = n_steps, now
+
+
+def meeting(members: Sequence[Member], attempt: int) -> tuple[int, float]:
+    """After which step ranks in step could meet to stop, and how long to wait for that (s).
+
+    Farther ahead with each attempt (0, 1, …): the pace of late says little about loops that were
+    held up.
+    """
+    lead_s = STOP_LEAD_S * (attempt + 1)
+    n_steps = min(
+        STOP_LEAD_STEPS * STOP_LEAD_GROWTH**attempt,
+        max(STOP_LEAD_STEPS, round(MEETING_MAX_S / _pace_s(members))),
+    )
+    at_step = max((m.step_after(lead_s) for m in members), default=0) + n_steps
+    step_s = max((m.step_s or 0.0 for m in members), default=0.0)
+    return at_step, MEETING_S + lead_s + (n_steps + 1) * step_s
+
+
+def _pace_s(members: Sequence[Member]) -> float:
+    """Seconds a step of the loop as it was first observed."""
+    observed = next((m.observed for m in members if m.observed is not None), None)
+    steps = observed.step_ns if observed is not None else ()
+    return max(1e-4, sum(steps) / len(steps) / 1e9) if steps else 1.0

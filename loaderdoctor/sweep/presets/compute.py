@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from loaderdoctor.sweep.presets.figures import Figures
-from loaderdoctor.sweep.presets.judge import all_hold, faster, is_lower
+from loaderdoctor.sweep.presets.judge import faster, is_lower
 from loaderdoctor.sweep.presets.model import Claim, Judged, Needs, Preset, Published, Row, rows_of
 
 NUMERICS = "changes numerics or training"
@@ -64,7 +64,7 @@ def compute_rows() -> tuple[Row, ...]:
             args=args,
             settings=settings,
             needs=needs,
-            note=NUMERICS if settings else None,
+            note=NUMERICS if settings and name == remedy[0] else None,
         )
         for group, needs, default, remedy in CASES
         for name, args, settings in (default, remedy)
@@ -79,7 +79,7 @@ def _faster(group: str) -> Callable[[Figures], Judged]:
 def _smaller(figures: Figures) -> Judged:
     """Slower in time, smaller in memory; a CPU's memory is the whole process tree's."""
     before, after = (figures.memory(name, "activations") for name in ("kept", "checkpointed"))
-    return all_hold([is_lower(after, before)])
+    return is_lower(after, before, exact=figures.memory_is_exact)
 
 
 COMPUTE = Preset(

@@ -113,14 +113,18 @@ class Figures:
 
     # ------------------------------------------------------------ memory and other figures
 
+    @property
+    def memory_is_exact(self) -> bool:
+        """Peaks of the accelerator's allocator repeat exactly; a process tree's memory doesn't."""
+        return any(r.gpu_peak_allocated_bytes for r in self.ranking.results)
+
     def memory(self, name: str, group: str | None = None) -> float | None:
         """Peak GPU memory in use, without an accelerator the process tree's memory; bytes."""
         index = self.index(name, group)
         if index is None:
             return None
         result = self.ranking.results[index]
-        on_gpu = any(r.gpu_peak_allocated_bytes for r in self.ranking.results)
-        return result.gpu_peak_allocated_bytes if on_gpu else result.host_bytes
+        return result.gpu_peak_allocated_bytes if self.memory_is_exact else result.host_bytes
 
     def gpu_memory(self, name: str, group: str) -> float | None:
         index = self.index(name, group)

@@ -77,12 +77,20 @@ def unchanged(change: Change) -> Judged:
     return Judged(verdict="not separable from noise", ours=ours)
 
 
-def is_lower(value: float | None, base: float | None, *, published: float | None = None) -> Judged:
-    """A figure without noise (memory) is lower than another."""
+def is_lower(
+    value: float | None,
+    base: float | None,
+    *,
+    published: float | None = None,
+    exact: bool = True,
+) -> Judged:
+    """One amount of memory is lower than another; if not `exact`, by more than SAME."""
     if value is None or not base:
         return not_testable("not recorded")
     change = value / base - 1
     ours = f"{change:+.0%}"
+    if not exact and abs(change) < SAME:
+        return Judged(verdict="not separable from noise", ours=ours)
     if published is not None and change < -EQUAL and change > PART * published:
         return Judged(verdict="disagrees", ours=ours, reason="the same direction, but far less")
     return Judged(verdict="agrees" if change < -EQUAL else "disagrees", ours=ours)

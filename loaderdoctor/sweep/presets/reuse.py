@@ -17,7 +17,10 @@ ROWS = tuple(
     Row(
         name=name,
         group=group,
-        settings={"num_workers": 2, "prefetch_factor": 2, **values, "resident": group == RESIDENT},
+        # Resident data needs no workers; rows that ask for them there say so.
+        settings={"num_workers": 0, "resident": True}
+        if group == RESIDENT and name == PLAIN
+        else {"num_workers": 2, "prefetch_factor": 2, **values, "resident": group == RESIDENT},
     )
     for group in (COPIED, RESIDENT)
     for name, values in KINDS.items()

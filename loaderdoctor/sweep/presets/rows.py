@@ -110,12 +110,14 @@ def claims_sentence(preset: Preset, claims: Sequence[Mapping[str, Any]]) -> str 
         return None
     counts = Counter(claim["verdict"] for claim in claims)
     words = {
-        "agrees": "agree here",
-        "disagrees": "disagree",
-        "not separable from noise": "can't be told from noise",
-        "not testable here": "can't be tested here",
+        "agrees": ("agrees here", "agree here"),
+        "disagrees": ("disagrees", "disagree"),
+        "not separable from noise": ("can't be told from noise",) * 2,
+        "not testable here": ("can't be tested here",) * 2,
     }
-    parts = [f"{counts[verdict]} {text}" for verdict, text in words.items() if counts[verdict]]
+    parts = [
+        fmt.count(counts[verdict], *text) for verdict, text in words.items() if counts[verdict]
+    ]
     number = fmt.count(len(claims), "published claim")
     return f"{number} of {preset.name}: {', '.join(parts)}."
 

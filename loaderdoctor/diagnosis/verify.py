@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from loaderdoctor.attribution.step import usable, window_times
 from loaderdoctor.diagnosis.gather import Gatherer
@@ -13,6 +14,10 @@ from loaderdoctor.instrument.protocol import WindowDone, WindowRequest
 from loaderdoctor.settings import Settings, invalid_reason
 
 ROUNDS = 3  # visits to each candidate; the fewest that give an interval worth having
+# Where time is left, so many more for candidates that look better by this much of a step and are
+# not shown to be: below it, a gain is not worth the time.
+EXTRA_ROUNDS = 3
+WORTH_DECIDING = 0.05
 # A trial that is this close to the rest of the step has nothing left to gain: the noise of a
 # window mean on a quiet machine is about 2 % (see diagnosis.plan.WINDOW_S).
 REACHED = 1.03
@@ -49,6 +54,16 @@ class Tried:
     def decided(self) -> bool:
         """Whether enough was seen to say that it helps, or that it was not shown to."""
         return self.failed is not None or self.helps or len(self.step_ms) >= ROUNDS
+
+    @property
+    def promising(self) -> bool:
+        """Whether it looks better by an amount that matters, and is not shown to be."""
+        gain = self.gain
+        return (
+            gain is not None
+            and not self.helps
+            and gain.value >= WORTH_DECIDING * fmean(self.plain_ms)
+        )
 
     @property
     def helps(self) -> bool:
@@ -132,14 +147,17 @@ class Verifier:
         tried = [Tried(settings=s) for s in candidates]
         left = tried
         complete = True
-        for n in range(ROUNDS):
+        for n in range(ROUNDS + EXTRA_ROUNDS):
             left = [t for t in left if t.failed is None]
-            room = max(1, int((self._until - self._clock()) / self._visit_s / (ROUNDS - n)) - 1)
+            if n >= ROUNDS:
+                left = [t for t in left if t.promising]
+            rounds = max(1, ROUNDS - n)
+            room = max(1, int((self._until - self._clock()) / self._visit_s / rounds) - 1)
             if len(left) > room:
-                complete = False
+                complete = complete and n >= ROUNDS
                 left = (_ranked(left) if n else left)[:room]
             if left and not self._round(left):
-                complete = False
+                complete = complete and n >= ROUNDS
                 break
         return [t for t in tried if t.visits or t.failed is not None], complete
 

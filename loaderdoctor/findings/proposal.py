@@ -6,6 +6,7 @@ from loaderdoctor.facts import Facts
 from loaderdoctor.findings.axis_code import axis_code
 from loaderdoctor.findings.capacity import batch_ms, rest_ms
 from loaderdoctor.findings.code import CodeEdit, edit_loader_call, edit_transfer, loader_arguments
+from loaderdoctor.findings.framework_code import edit_framework_call
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.findings.plan import Candidate
 from loaderdoctor.findings.snippets import BACKGROUND, RESIDENT, SIDE_STREAM
@@ -67,7 +68,10 @@ def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:
     if loader is not None and loader_arguments(settings):
         suffix = loader.id.rpartition("#")[2] if "#" in loader.id else "1"
         index = int(suffix) - 1 if suffix.isdigit() else 0
-        edits.append(edit_loader_call(loader.code, settings, index=index))
+        if loader.library is not None:
+            edits.append(edit_framework_call(loader.library, settings))
+        else:
+            edits.append(edit_loader_call(loader.code, settings, index=index))
     if settings.non_blocking:
         lines = {
             (t.site, t.code): edit_transfer(t.code, t.call)

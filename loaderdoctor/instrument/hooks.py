@@ -114,9 +114,12 @@ class Hooks:
         session = self._session
 
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            if session.live and not bypassed():
-                session.built(self)
+            if not session.live or bypassed():
+                original(self, *args, **kwargs)
+                return
+            session.built(self)
             original(self, *args, **kwargs)
+            session.registry.complete(self)
 
         return __init__
 

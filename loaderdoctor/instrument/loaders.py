@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import threading
@@ -131,12 +132,29 @@ class LoaderRegistry:
     def __init__(self) -> None:
         self.states: list[LoaderState] = []
         self._sites: weakref.WeakKeyDictionary[Any, Site] = weakref.WeakKeyDictionary()
+        # Where the user built the latest loader over a dataset, by the dataset's id.
+        self._by_dataset: dict[int, tuple[weakref.ref[Any], Site]] = {}
         self._by_loader: weakref.WeakKeyDictionary[Any, LoaderState] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def built(self, loader: DataLoader[Any]) -> None:
-        """Remember where a loader was constructed."""
+        """Remember where a loader is being constructed."""
         self._sites[loader] = user_site(building=loader)
+
+    def complete(self, loader: DataLoader[Any]) -> None:
+        """Construction is over. A library's loader over the user's dataset is the user's loader.
+
+        Lightning and accelerate build one of their own from that which they were given.
+        """
+        site, dataset = self._sites.get(loader), loader.dataset
+        if site is None:
+            return
+        known = self._by_dataset.get(id(dataset))
+        if site.library is None:
+            with contextlib.suppress(TypeError):  # a list can't be referred to weakly
+                self._by_dataset[id(dataset)] = (weakref.ref(dataset), site)
+        elif known is not None and known[0]() is dataset:
+            self._sites[loader] = known[1]
 
     def state_of(self, loader: DataLoader[Any]) -> LoaderState:
         """The state of a loader, made at its first iteration.
@@ -186,6 +204,7 @@ def loader_record(
         id=id_,
         role="other",
         code=site.code,
+        library=site.library,
         settings=loader_settings(loader),
         kind="iterable" if iterable else "map",
         dataset=type(dataset).__name__,

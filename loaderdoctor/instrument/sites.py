@@ -22,6 +22,8 @@ def _library_roots() -> tuple[str, ...]:
 
 
 _LIBRARIES = _library_roots()
+# Wherever packages are installed: for this user only, into a folder on PYTHONPATH, ….
+_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,7 @@ class Site:
     file: str
     line: int
     code: str | None
+    library: str | None = None  # the package called here that made the call, if one did
 
     @property
     def label(self) -> str:
@@ -41,29 +44,41 @@ class Site:
 def user_site(*, building: object = None) -> Site:
     """The innermost call that is neither torch's, ours, nor (if avoidable) a library's.
 
-    `building`: an object under construction; the `__init__` frames of its own class chain are
-    skipped, so that a DataLoader subclass is found where it is used. Runs in the training
+    `building`: an object under construction; the `__init__` frames of its own class chain, and
+    what other tools wrapped around them, are skipped, so that a DataLoader subclass is found where
+    it is used. Runs in the training
     process; looks at frames only, so it costs microseconds.
     """
     fallback: FrameType | None = None
+    library: str | None = None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if _is_file(name) and not name.startswith(_OURS) and not _is_torch(name):
-            own_init = frame.f_code.co_name == "__init__" and _first_argument(frame) is building
-            if not (own_init and building is not None):
-                if not os.path.realpath(name).startswith(_LIBRARIES):
-                    return _site(frame)
+            if building is None or _first_argument(frame) is not building:
+                path = os.path.realpath(name)
+                package = _package(path)
+                if package is None and not path.startswith(_LIBRARIES):
+                    return _site(frame, library)
                 fallback = fallback or frame
+                library = package or library
         frame = frame.f_back
     if fallback is None:
         return Site(file="<unknown>", line=0, code=None)
-    return _site(fallback)
+    return _site(fallback, library)
 
 
 def _is_file(name: str) -> bool:
     """Code of a file or of a notebook's or console's input; not `<frozen importlib>` and such."""
     return not name.startswith("<") or name.startswith(("<ipython-input", "<stdin"))
+
+
+def _package(path: str) -> str | None:
+    """The installed package that a file belongs to: "accelerate"."""
+    for folder in _PACKAGES:
+        if folder in path:
+            return Path(path.rpartition(folder)[2]).parts[0].removesuffix(".py")
+    return None
 
 
 def _is_torch(name: str) -> bool:
@@ -77,7 +92,7 @@ def _first_argument(frame: FrameType) -> object:
     return frame.f_locals.get(names[0]) if names else None
 
 
-def _site(frame: FrameType) -> Site:
+def _site(frame: FrameType, library: str | None) -> Site:
     first, last = frame.f_lineno, frame.f_lineno
     if sys.version_info >= (3, 11):
         positions = list(frame.f_code.co_positions())
@@ -89,6 +104,7 @@ def _site(frame: FrameType) -> Site:
         file=frame.f_code.co_filename,
         line=first,
         code=source_lines(frame.f_code.co_filename, first, last),
+        library=library,
     )
 
 

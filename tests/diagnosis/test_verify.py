@@ -111,3 +111,14 @@ def test_where_time_is_short_the_best_so_far_gets_all_its_visits() -> None:
     assert found.best is not None and found.best.settings == Settings(num_workers=4)
     assert len(found.best.step_ms) == ROUNDS
     assert 1 <= sum(len(t.step_ms) == ROUNDS for t in found.tried) < 3
+
+
+def test_a_gain_that_noise_hides_gets_more_rounds_where_there_is_time() -> None:
+    bench = SimulatedBench({"plain": 20.0}, trial_ms=lambda _: 14.0, noise=0.12, seed=5)
+    found = run(bench, [Settings(num_workers=4)], rest_ms=14.0)
+    (tried,) = found.tried
+    assert len(tried.step_ms) > ROUNDS
+    assert found.best is not None
+    steady = SimulatedBench({"plain": 20.0}, trial_ms=lambda _: 20.0, noise=0.01)
+    (tried,) = run(steady, [Settings(num_workers=4)]).tried
+    assert len(tried.step_ms) == ROUNDS

@@ -1,0 +1,13 @@
+# Workers start again for each epoch of eight steps; argv[1] "kept": they don't.
+import sys
+
+from parts import Samples, Training
+from torch.utils.data import DataLoader
+
+training = Training(compute_s=0.004)
+loader = DataLoader(
+    Samples(32), batch_size=4, num_workers=2, persistent_workers=sys.argv[1] == "kept"
+)
+for _ in range(2000):
+    for x, y in loader:
+        training.step(x, y)

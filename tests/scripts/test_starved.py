@@ -1,0 +1,217 @@
+"""Loops that starve, each for one reason, and their healthy look-alikes.
+
+The costs are built in (waiting and CPU time of each sample, length of a step), so the verdict and
+the finding are known. Only ratios are asserted: machines with two busy cores run these too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.running import STARVED, Diagnosed, diagnose
+
+pytestmark = pytest.mark.scripts
+slow = pytest.mark.slow
+# Kinds that blame the loader; none may be said of a loop that does not wait for it.
+LOADER_KINDS = {
+    "loader-in-main-process", "too-few-workers", "cpu-saturated-workers", "storage-bound-workers",
+    "overhead-bound-loader", "worker-startup-each-epoch", "iterator-recreated",
+    "head-of-line-stall", "sampler-bound", "collate-bound", "dataset-format-bound", "idle-workers",
+}  # fmt: skip
+
+
+def starved(done: Diagnosed, *, severity: str = "high") -> Diagnosed:
+    said = done.said
+    assert (said.verdict.bound, said.verdict.severity) == ("input", severity), done.summary
+    return done
+
+
+def untouched(done: Diagnosed) -> Diagnosed:
+    """No loader advice for a loop that does not wait."""
+    assert done.said.verdict.bound != "input", done.summary
+    assert not done.kinds & LOADER_KINDS, done.summary
+    return done
+
+
+def test_a_loader_in_the_training_process_is_named_and_workers_help(tmp_path: Path) -> None:
+    done = starved(diagnose(STARVED / "main_process.py", "5", cwd=tmp_path, budget_s=20))
+    assert "loader-in-main-process" in done.kinds, done.summary
+    assert done.share > 0.5  # 40 of 50 ms
+    fastest = min(t.step_ms for t in done.said.trials if t.step_ms is not None)
+    assert done.said.step.wall_ms is not None
+    assert fastest < 0.8 * done.said.step.wall_ms, done.said.trials
+    assert done.settings["num_workers"].to >= 3
+
+
+@slow
+def test_a_fast_loader_without_workers_is_no_fault(tmp_path: Path) -> None:
+    done = diagnose(STARVED / "main_process.py", "0.05", cwd=tmp_path, options=["--no-verify"])
+    assert "loader-in-main-process" not in done.kinds or done.share > 0.05
+    assert done.said.verdict.severity != "high", done.summary
+
+
+@slow
+@pytest.mark.parametrize("n_workers", ["0", "2"])
+def test_tiny_samples_in_memory_are_overhead_and_get_no_more_workers(
+    n_workers: str, tmp_path: Path
+) -> None:
+    done = starved(diagnose(STARVED / "in_memory.py", n_workers, "256", "8", cwd=tmp_path))
+    assert "overhead-bound-loader" in done.kinds, done.summary
+    more = [r for r in done.said.recommendations if r.setting == "num_workers"]
+    assert not [r for r in more if r.to > int(n_workers)], more
+
+
+@slow
+def test_in_memory_samples_under_a_big_model_are_no_fault(tmp_path: Path) -> None:
+    untouched(
+        diagnose(STARVED / "in_memory.py", "0", "64", "1500", cwd=tmp_path, options=["--no-verify"])
+    )
+
+
+@slow
+def test_workers_that_wait_longer_than_the_step_are_too_few(tmp_path: Path) -> None:
+    # A batch takes 8 × 12 = 96 ms in one of four workers: one each 24 ms, for a 4 ms step.
+    done = starved(diagnose(STARVED / "workers.py", "4", "12", "0", "4", cwd=tmp_path, budget_s=30))
+    assert done.kinds & {"too-few-workers", "storage-bound-workers"}, done.summary
+    assert done.share > 0.5
+
+
+@slow
+def test_workers_that_keep_up_are_no_fault(tmp_path: Path) -> None:
+    untouched(
+        diagnose(STARVED / "workers.py", "4", "2", "0", "20", cwd=tmp_path, options=["--no-verify"])
+    )
+
+
+@slow
+def test_workers_that_compute_are_told_from_workers_that_wait(tmp_path: Path) -> None:
+    (tmp_path / "spin").mkdir()
+    (tmp_path / "wait").mkdir()
+    computing = starved(diagnose(STARVED / "workers.py", "2", "0", "5", "1", cwd=tmp_path / "spin"))
+    waiting = starved(diagnose(STARVED / "workers.py", "2", "5", "0", "1", cwd=tmp_path / "wait"))
+    assert "storage-bound-workers" not in computing.kinds, computing.summary
+    assert computing.kinds & {"cpu-saturated-workers", "too-few-workers"}, computing.summary
+    assert "cpu-saturated-workers" not in waiting.kinds, waiting.summary
+    spun, waited = computing.said.workers, waiting.said.workers
+    assert spun is not None and spun.cpu_share is not None
+    assert waited is not None and waited.cpu_share is not None
+    assert spun.cpu_share > 3 * waited.cpu_share
+
+
+@slow
+def test_workers_started_again_each_short_epoch_are_named(tmp_path: Path) -> None:
+    done = starved(diagnose(STARVED / "short_epochs.py", "started", cwd=tmp_path, budget_s=20))
+    assert "worker-startup-each-epoch" in done.kinds, done.summary
+    step = done.said.step
+    assert step.steps_per_epoch == 8
+    assert step.boundary_ms is not None and step.within_epoch_ms is not None
+    assert step.boundary_ms > 2 * step.within_epoch_ms
+
+
+@slow
+def test_workers_that_stay_pay_no_startup(tmp_path: Path) -> None:
+    done = diagnose(
+        STARVED / "short_epochs.py", "kept", cwd=tmp_path, options=["--no-verify"], budget_s=20
+    )
+    assert "worker-startup-each-epoch" not in done.kinds, done.summary
+
+
+@slow
+def test_more_threads_than_cores_in_the_workers_are_named(tmp_path: Path) -> None:
+    done = diagnose(STARVED / "many_threads.py", "8", cwd=tmp_path, budget_s=20)
+    assert "thread-oversubscription" in done.kinds, done.summary
+
+
+@slow
+def test_workers_with_one_thread_each_are_not_oversubscribed(tmp_path: Path) -> None:
+    done = diagnose(
+        STARVED / "many_threads.py", "1", cwd=tmp_path, options=["--no-verify"], budget_s=20
+    )
+    assert "thread-oversubscription" not in done.kinds, done.summary
+
+
+@slow
+@pytest.mark.parametrize("how", ["pinned", "free"])
+def test_workers_that_share_one_core_are_named(how: str, tmp_path: Path) -> None:
+    done = diagnose(STARVED / "one_core.py", how, cwd=tmp_path, options=["--no-verify"])
+    assert ("workers-share-a-core" in done.kinds) == (how == "pinned"), done.summary
+
+
+@slow
+def test_ready_batches_behind_a_slow_one_are_named(tmp_path: Path) -> None:
+    done = starved(diagnose(STARVED / "slow_ones.py", "uneven", cwd=tmp_path, budget_s=20))
+    assert "head-of-line-stall" in done.kinds, done.summary
+
+
+@slow
+def test_even_batches_stall_nobody(tmp_path: Path) -> None:
+    done = diagnose(STARVED / "slow_ones.py", "even", cwd=tmp_path, options=["--no-verify"])
+    assert "head-of-line-stall" not in done.kinds, done.summary
+
+
+@slow
+@pytest.mark.parametrize("n_workers", ["0", "2"])
+def test_an_iterator_for_each_batch_is_named(n_workers: str, tmp_path: Path) -> None:
+    done = starved(diagnose(STARVED / "new_iterator.py", n_workers, cwd=tmp_path))
+    assert "iterator-recreated" in done.kinds, done.summary
+
+
+@slow
+def test_a_slow_sampler_is_named_and_workers_are_not_advised(tmp_path: Path) -> None:
+    done = starved(diagnose(STARVED / "slow_sampler.py", "10", cwd=tmp_path))
+    assert "sampler-bound" in done.kinds, done.summary
+    assert "num_workers" not in done.settings, done.said.recommendations
+
+
+@slow
+def test_a_fast_sampler_is_no_fault(tmp_path: Path) -> None:
+    done = diagnose(
+        STARVED / "slow_sampler.py", "0.01", cwd=tmp_path, options=["--no-verify"], budget_s=20
+    )
+    assert "sampler-bound" not in done.kinds, done.summary
+
+
+@slow
+def test_python_work_in_collate_and_before_forward_are_told_apart(tmp_path: Path) -> None:
+    for where in ("collate", "forward"):
+        (tmp_path / where).mkdir()
+    collate = starved(
+        diagnose(STARVED / "slow_collate.py", "collate", cwd=tmp_path / "collate", budget_s=15)
+    )
+    assert "collate-bound" in collate.kinds, collate.summary
+    forward = diagnose(
+        STARVED / "slow_collate.py", "forward", cwd=tmp_path / "forward", budget_s=15
+    )
+    assert forward.said.verdict.bound == "host", forward.summary
+    assert "work-between-steps" in forward.kinds, forward.summary
+    assert not forward.kinds & LOADER_KINDS, forward.summary
+
+
+@slow
+def test_a_dataset_that_turns_lists_into_tensors_is_named_by_line(tmp_path: Path) -> None:
+    done = starved(diagnose(STARVED / "formats.py", "list", cwd=tmp_path))
+    assert "dataset-format-bound" in done.kinds, done.summary
+    finding = done.finding("dataset-format-bound")
+    assert "formats.py:" in str(finding.evidence), finding
+
+
+@slow
+def test_a_dataset_of_tensors_is_no_format_problem(tmp_path: Path) -> None:
+    done = diagnose(STARVED / "formats.py", "tensor", cwd=tmp_path, options=["--no-verify"])
+    assert "dataset-format-bound" not in done.kinds, done.summary
+
+
+@slow
+def test_a_first_epoch_that_fills_the_cache_is_cold_storage(tmp_path: Path) -> None:
+    done = diagnose(STARVED / "cold_disk.py", cwd=tmp_path, budget_s=15)
+    assert "cold-storage" in done.kinds, done.summary
+    assert "cache" in done.finding("cold-storage").summary
+
+
+@slow
+@pytest.mark.parametrize("shards", ["one", "all"])
+def test_workers_without_data_are_named(shards: str, tmp_path: Path) -> None:
+    done = diagnose(STARVED / "idle_workers.py", shards, cwd=tmp_path, options=["--no-verify"])
+    assert ("idle-workers" in done.kinds) == (shards == "one"), done.summary

@@ -54,14 +54,15 @@ def user_site(*, building: object = None) -> Site:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if _is_file(name) and not name.startswith(_OURS) and not _is_torch(name):
-            if building is None or _first_argument(frame) is not building:
-                path = os.path.realpath(name)
-                package = _package(path)
-                if package is None and not path.startswith(_LIBRARIES):
-                    return _site(frame, library)
-                fallback = fallback or frame
-                library = package or library
+        ours_or_torch = name.startswith(_OURS) or _is_torch(name)
+        building_it = building is not None and _first_argument(frame) is building
+        if _is_file(name) and not ours_or_torch and not building_it:
+            path = os.path.realpath(name)
+            package = _package(path)
+            if package is None and not path.startswith(_LIBRARIES):
+                return _site(frame, library)
+            fallback = fallback or frame
+            library = package or library
         frame = frame.f_back
     if fallback is None:
         return Site(file="<unknown>", line=0, code=None)

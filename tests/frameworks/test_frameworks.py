@@ -29,12 +29,21 @@ def run(script: str, *args: str, needs: str, cwd: Path) -> Diagnosed:
     return done
 
 
+def line_of(script: str, text: str) -> str:
+    """`script:line` of the only line that holds the text."""
+    lines = (SCRIPTS / script).read_text().splitlines()
+    (number,) = [n for n, line in enumerate(lines, 1) if text in line]
+    return f"{script}:{number}"
+
+
 def test_lightning_names_the_loader_the_user_built_and_counts_no_validation(
     tmp_path: Path,
 ) -> None:
     done = run("with_lightning.py", needs="lightning", cwd=tmp_path)
     definition = done.said.step.definition
-    assert definition.startswith("one batch of with_lightning.py:25 "), definition
+    assert definition.startswith(
+        f"one batch of {line_of('with_lightning.py', 'DataLoader(Samples(1600)')} "
+    ), definition
     assert "feeds the optimizer at with_lightning.py:" in definition
     assert done.said.step.steps_per_epoch == 400
     roles = {loader.n_samples: loader.role for loader in done.said.loaders}
@@ -63,7 +72,9 @@ def test_transformers_is_told_in_its_own_arguments(accumulated: int, tmp_path: P
 def test_accelerate_names_the_loader_that_was_prepared(tmp_path: Path) -> None:
     done = run("with_accelerate.py", needs="accelerate", cwd=tmp_path)
     definition = done.said.step.definition
-    assert definition.startswith("one batch of with_accelerate.py:22 "), definition
+    assert definition.startswith(
+        f"one batch of {line_of('with_accelerate.py', 'loader = DataLoader(')} "
+    ), definition
     assert "feeds the optimizer at with_accelerate.py:" in definition
     change = done.settings["num_workers"].code
     assert "+ loader = DataLoader(Samples(), batch_size=4, shuffle=True, num_workers=" in change

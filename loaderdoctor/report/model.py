@@ -132,6 +132,7 @@ class Trial(Struct, frozen=True, kw_only=True):
     def compared_ms(self) -> float | None:
         """What this trial is compared by."""
         return self.cost_ms if self.cost_ms is not None else self.step_ms
+
     # Of a preset's row:
     row: str | None = None  # as the published table names it
     group: str | None = None  # rows of one group share a baseline (a portion, a control group)

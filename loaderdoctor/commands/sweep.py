@@ -22,6 +22,7 @@ from loaderdoctor.commands.pictures import extras_of_sweep
 from loaderdoctor.commands.sweep_plan import (
     SweepOptions,
     Target,
+    budget_s,
     measuring,
     preset_of,
     resolve,
@@ -33,6 +34,7 @@ from loaderdoctor.facts import Facts
 from loaderdoctor.findings.rules import find as find_findings
 from loaderdoctor.instrument.bench import Bench, BenchOptions
 from loaderdoctor.instrument.bench import Target as Script
+from loaderdoctor.instrument.protocol import Observed
 from loaderdoctor.report.build import build_report
 from loaderdoctor.report.console import console_text
 from loaderdoctor.report.files import RunFolder
@@ -66,6 +68,9 @@ from loaderdoctor.sweep.trials import Visit
 
 # How long a script may take to its first warm steps: imports, data preparation, compilation.
 START_TIMEOUT_S = 600.0
+# Of a process of a trial's own script, at least and as a part of the budget.
+PROCESS_START_S = 60.0
+PROCESS_START_SHARE = 0.2
 # The report on disk is renewed at most this often while the sweep runs.
 PARTIAL_EVERY_S = 5.0
 EXIT_INTERRUPTED = 130
@@ -150,8 +155,11 @@ def _measure(run: Run, trace_dir: Path, live: LiveSweep) -> tuple[Report, HtmlEx
 
     @contextmanager
     def open_process(script: Script | None) -> Iterator[Bench]:
+        # A trial of many may not take as long to start as the loop itself.
+        part_s = max(PROCESS_START_S, PROCESS_START_SHARE * budget_s(options))
+        start_s = START_TIMEOUT_S if script is None else min(START_TIMEOUT_S, part_s)
         with Bench(script or target.script, trace_dir, BenchOptions(stdout=stdout)) as bench:
-            _wait_warm(bench)
+            _wait_warm(bench, start_s)
             yield bench
 
     with ExitStack() as benches:
@@ -159,11 +167,11 @@ def _measure(run: Run, trace_dir: Path, live: LiveSweep) -> tuple[Report, HtmlEx
         def open_bench() -> Bench:
             return benches.enter_context(open_process(None))
 
-        searched, why_not = _search(run, open_process, live)
         live.say(f"waiting for the first steps of {target.name}")
         bench = open_bench()
         observed = bench.observed
         assert observed is not None
+        searched, why_not = _search(run, observed, open_process, live)
         planned = trials(options, target, observed, searched=searched, why_not_searched=why_not)
         if run.before is not None:
             samples.restore(planned, *run.before)
@@ -194,10 +202,10 @@ def _measure(run: Run, trace_dir: Path, live: LiveSweep) -> tuple[Report, HtmlEx
     return report, extras_of_sweep(report, evidence), outcome.ended == "interrupted"
 
 
-def _wait_warm(bench: Bench) -> None:
+def _wait_warm(bench: Bench, start_s: float) -> None:
     """Wait for the loop. Raises RunError; the exit code of a script that failed passes on."""
     try:
-        bench.wait_observed(START_TIMEOUT_S)
+        bench.wait_observed(start_s)
     except RunError as error:
         if bench.ended is not None and bench.ended.exit_code:
             raise ScriptFailedError(str(error), bench.ended.exit_code) from error
@@ -205,24 +213,24 @@ def _wait_warm(bench: Bench) -> None:
 
 
 def _search(
-    run: Run, open_process: OpenFresh, live: LiveSweep
+    run: Run, observed: Observed, open_process: OpenFresh, live: LiveSweep
 ) -> tuple[Settings | None, str | None]:
     """What our own search recommends for the rows that ask for it, and why there is nothing."""
-    script = search_from(run.options, run.target)
+    script = search_from(run.options, run.target, observed)
     if script is None:
         return None, None
     live.say("searching the settings that some rows want")
     try:
         with open_process(script) as bench:
-            observed = bench.observed
-            assert observed is not None
-            choices = default_trials(observed, run.target.axes)
+            seen = bench.observed
+            assert seen is not None
+            choices = default_trials(seen, run.target.axes)
             race = Sweep(
                 bench,
-                observed,
+                seen,
                 choices,
                 Options(budget_s=SEARCH_S, seed=run.options.seed, search="auto"),
-                withheld=Evidence(observed=observed).withheld(choices),
+                withheld=Evidence(observed=seen).withheld(choices),
                 on_progress=live.show,
             )
             race.run()

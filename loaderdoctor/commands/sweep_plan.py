@@ -203,12 +203,12 @@ def budget_s(options: SweepOptions) -> float:
     return preset.budget_s if preset is not None else DEFAULT_BUDGET_S
 
 
-def search_from(options: SweepOptions, target: Target) -> Script | None:
+def search_from(options: SweepOptions, target: Target, observed: Observed) -> Script | None:
     """The script that our own search starts from, for rows that want its result; else None."""
     preset = preset_of(options)
-    row = preset.searched_from if preset is not None else None
-    if preset is None or row is None or target.recipe != preset.recipe:
+    if preset is None or preset.searched_from is None or target.recipe != preset.recipe:
         return None
+    row = next(row for row in preset.rows(observed) if row.name == preset.searched_from)
     return replace(target.script, args=(*target.script.args, *(row.args or ())))
 
 

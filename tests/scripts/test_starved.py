@@ -22,16 +22,22 @@ LOADER_KINDS = {
 }  # fmt: skip
 
 
-def starved(done: Diagnosed, *, severity: str = "high") -> Diagnosed:
+def starved(done: Diagnosed) -> Diagnosed:
+    """Waiting for the loader bounds the step; on a machine with other work perhaps `uncertain`."""
     said = done.said
-    assert (said.verdict.bound, said.verdict.severity) == ("input", severity), done.summary
+    assert said.verdict.bound == "input", done.summary
+    assert said.verdict.severity in ("high", "uncertain"), done.summary
+    assert done.share > 0.2, done.summary
     return done
 
 
 def untouched(done: Diagnosed) -> Diagnosed:
-    """No loader advice for a loop that does not wait."""
-    assert done.said.verdict.bound != "input", done.summary
-    assert not done.kinds & LOADER_KINDS, done.summary
+    """No kind blames the loader of a loop that does not wait, beyond the noise."""
+    verdict = done.said.verdict
+    # Workers of a busy machine with two cores take a tenth of the step from any loop.
+    assert (verdict.bound, verdict.severity) != ("input", "high"), done.summary
+    blamed = {f.kind for f in done.said.findings if f.severity != "uncertain"}
+    assert not blamed & LOADER_KINDS, done.summary
     return done
 
 
@@ -47,9 +53,7 @@ def test_a_loader_in_the_training_process_is_named_and_workers_help(tmp_path: Pa
 
 @slow
 def test_a_fast_loader_without_workers_is_no_fault(tmp_path: Path) -> None:
-    done = diagnose(STARVED / "main_process.py", "0.05", cwd=tmp_path, options=["--no-verify"])
-    assert "loader-in-main-process" not in done.kinds or done.share > 0.05
-    assert done.said.verdict.severity != "high", done.summary
+    untouched(diagnose(STARVED / "main_process.py", "0", cwd=tmp_path, options=["--no-verify"]))
 
 
 @slow
@@ -66,7 +70,7 @@ def test_tiny_samples_in_memory_are_overhead_and_get_no_more_workers(
 @slow
 def test_in_memory_samples_under_a_big_model_are_no_fault(tmp_path: Path) -> None:
     untouched(
-        diagnose(STARVED / "in_memory.py", "0", "64", "1500", cwd=tmp_path, options=["--no-verify"])
+        diagnose(STARVED / "in_memory.py", "0", "16", "1500", cwd=tmp_path, options=["--no-verify"])
     )
 
 

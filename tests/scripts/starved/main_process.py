@@ -1,4 +1,4 @@
-# argv: sleep per sample in ms. 5: the loader is what the loop waits for; 0.2: it is not.
+# argv: ms of waiting for each sample. 5: the loop waits for the loader; 0: it does not.
 import sys
 
 from parts import Samples, Training

@@ -13,6 +13,7 @@ from types import FrameType
 MAX_CODE_LINES = 12  # a construction longer than this is cut; the first lines name it well enough
 
 _OURS = str(Path(__file__).parent.parent) + os.sep
+_RECIPES = _OURS + "_recipes" + os.sep  # where the wheel has them: shipped with us, a user's in kind
 
 
 def _library_roots() -> tuple[str, ...]:
@@ -54,12 +55,13 @@ def user_site(*, building: object = None) -> Site:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        ours_or_torch = name.startswith(_OURS) or _is_torch(name)
+        recipe = name.startswith(_RECIPES)
+        ours_or_torch = (name.startswith(_OURS) and not recipe) or _is_torch(name)
         building_it = building is not None and _first_argument(frame) is building
         if _is_file(name) and not ours_or_torch and not building_it:
             path = os.path.realpath(name)
             package = _package(path)
-            if package is None and not path.startswith(_LIBRARIES):
+            if recipe or (package is None and not path.startswith(_LIBRARIES)):
                 return _site(frame, library)
             fallback = fallback or frame
             library = package or library

@@ -1,0 +1,34 @@
+"""Whose code a call belongs to: the user's, a library's, or ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import loaderdoctor
+from loaderdoctor.attribution.host import is_user_frame
+from loaderdoctor.instrument.sites import Site, user_site
+
+PACKAGE = Path(loaderdoctor.__file__).parent
+
+
+def called_from(path: Path) -> Site:
+    """The site found for a call in a file at `path`, which need not exist."""
+    code: CodeType = compile("\n\nfound = user_site()", str(path), "exec")
+    names: dict[str, Any] = {"user_site": user_site}
+    exec(code, names)
+    found: Site = names["found"]
+    return found
+
+
+def test_a_recipe_inside_the_installed_package_is_the_users_code() -> None:
+    site = called_from(PACKAGE / "_recipes" / "mnist" / "train.py")
+    assert site.label == "train.py:3"
+    assert is_user_frame("site-packages/loaderdoctor/_recipes/mnist/train.py(41): main")
+
+
+def test_the_rest_of_the_package_is_not() -> None:
+    site = called_from(PACKAGE / "instrument" / "session.py")
+    assert site.label != "session.py:3"
+    assert not is_user_frame("site-packages/loaderdoctor/instrument/session.py(41): fetch")

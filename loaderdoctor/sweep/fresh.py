@@ -18,6 +18,8 @@ from loaderdoctor.instrument.bench import Target as Script
 from loaderdoctor.instrument.protocol import Observed, WindowDone, WindowRequest
 from loaderdoctor.sweep.trials import Trial
 
+# Beyond a window's own limit, until its process counts as hung: drop and warm-up of a slow loop.
+SLACK_S = 30.0
 # Opens a process of a script (None: the sweep's own), its loop warm. Raises RunError.
 OpenFresh = Callable[[Script | None], AbstractContextManager[BenchLike]]
 
@@ -35,7 +37,8 @@ class FreshBench:
                 observed = bench.observed
                 assert observed is not None
                 _note_loop(trial, observed)
-                done = next(iter(bench.measure([request])), None)
+                timeout_s = None if request.limit_s is None else request.limit_s + SLACK_S
+                done = next(iter(bench.measure([request], timeout_s=timeout_s)), None)
                 ended = bench.ended
         except RunError as error:
             return _failed(request, str(error))

@@ -238,7 +238,7 @@ def test_rows_that_are_options_of_the_recipe_run_its_script_in_processes_of_thei
     assert {trial.place for trial in rungs} == {"process"}
     batch = next(trial for trial in rungs if trial.row and trial.row.name == "batch 128")
     assert batch.script is not None
-    assert batch.script.args == ("--amp", "--batch-size", "128")  # on a CPU images are smaller too
+    assert batch.script.args == ("--amp", "--batch-size", "128")
     # In a user's own script the same rungs are settings of the running loop.
     trials, _ = planned(ladder, device="cuda:0", recipe=None)
     batch = next(trial for trial in trials if trial.row and trial.row.name == "batch 128")

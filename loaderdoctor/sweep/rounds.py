@@ -50,6 +50,9 @@ MAX_PAIRS = 12
 # The traced window: enough steps for means; more only costs export time.
 TRACED_STEPS = 12
 TRACE_EXPORT_S = 1.0
+# Each trial of a grid is worth its trace even where timing took longer than planned: tracing may
+# pass the budget by this part of it. A preset's rows are many, and keep to theirs.
+TRACE_OVERRUN_SHARE = 0.3
 
 
 class Sweep:
@@ -300,7 +303,9 @@ class Sweep:
                 n_steps = self._options.n_active or cost.steps(TRACED_STEPS * cost.step_s)
                 # The loop's own trace is what the report explains: it is taken in any case.
                 expected_s = cost.overhead_s + 2 * n_steps * cost.step_s + TRACE_EXPORT_S
-                if trial.index and expected_s > self._left_s(1.0):
+                extra_s = 0.0 if self._options.keep_all else TRACE_OVERRUN_SHARE
+                left_s = self._left_s(1.0) + extra_s * self._options.budget_s
+                if trial.index and expected_s > left_s:
                     return
                 self._visits.trace(trial, repeat, n_steps, cost)
                 self._tell("trace", len(self._traces()), len(traced), trial.index)

@@ -13,7 +13,7 @@ from types import FrameType
 MAX_CODE_LINES = 12  # a construction longer than this is cut; the first lines name it well enough
 
 _OURS = str(Path(__file__).parent.parent) + os.sep
-_RECIPES = _OURS + "_recipes" + os.sep  # where the wheel has them: shipped with us, a user's in kind
+_RECIPES = _OURS + "_recipes" + os.sep  # in the wheel: shipped with us, a user's code in kind
 
 
 def _library_roots() -> tuple[str, ...]:

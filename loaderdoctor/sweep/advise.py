@@ -39,7 +39,7 @@ def recommendations(
     index = ranking.recommended
     if index is None or ranking.gain_ms is None or ranking.gain_share is None:
         return ()
-    result = ranking.results[index]
+    result, measured = ranking.results[index], _with_the_gain(ranking)
     own = own_settings(observed)
     changes = needed_changes(result.settings, own)
     before = own.as_dict()
@@ -50,15 +50,31 @@ def recommendations(
             to=value,
             code=_code(name, changes, facts) or f"# the loop without {name}",
             predicted_step_ms=None,
-            # For as many samples as the loop's own step has.
-            measured_step_ms=result.cost_ms.value if result.cost_ms is not None else None,
-            measured_ci_ms=_interval(result.cost_ms),
+            measured_step_ms=measured.value if measured is not None else None,
+            measured_ci_ms=_interval(measured),
             caution=_caution(name, value),
             summary=None if position else gain_sentence(ranking),  # one gain for all together
         )
         for position, (name, value) in enumerate(changes.changed().items())
     ]
     return tuple(rows)
+
+
+def _with_the_gain(ranking: Ranking) -> Estimate | None:
+    """The step with the recommended settings: the loop's own less the gain that was confirmed.
+
+    Not the trial's row in the table: that figure won a comparison of many noisy ones. For as many
+    samples as the loop's own step has.
+    """
+    own, gain = ranking.results[0].cost_ms, ranking.gain_ms
+    if own is None or gain is None:
+        return None
+    return Estimate(
+        value=own.value - gain.value,
+        low=own.value - gain.high,
+        high=own.value - gain.low,
+        n=gain.n,
+    )
 
 
 def _caution(name: str, value: Value) -> str | None:

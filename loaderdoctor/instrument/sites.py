@@ -6,6 +6,7 @@ import linecache
 import os
 import sys
 import sysconfig
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -112,8 +113,8 @@ def _site(frame: FrameType, library: str | None) -> Site:
 
 
 def source_lines(file: str, first: int, last: int) -> str | None:
-    """Source text of these lines, stripped; None where the file can't be read."""
+    """Source text of these lines, laid out as written; None where the file can't be read."""
     last = min(last, first + MAX_CODE_LINES - 1)
-    lines = [linecache.getline(file, n).strip() for n in range(first, last + 1)]
-    text = "\n".join(x for x in lines if x)
+    lines = [linecache.getline(file, n).rstrip() for n in range(first, last + 1)]
+    text = textwrap.dedent("\n".join(x for x in lines if x))
     return text or None

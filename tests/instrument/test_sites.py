@@ -8,7 +8,9 @@ from typing import Any
 
 import loaderdoctor
 from loaderdoctor.attribution.host import is_user_frame
-from loaderdoctor.instrument.sites import Site, user_site
+from loaderdoctor.findings.code import edit_loader_call
+from loaderdoctor.instrument.sites import Site, source_lines, user_site
+from loaderdoctor.settings import Settings
 
 PACKAGE = Path(loaderdoctor.__file__).parent
 
@@ -32,3 +34,18 @@ def test_the_rest_of_the_package_is_not() -> None:
     site = called_from(PACKAGE / "instrument" / "session.py")
     assert site.label != "session.py:3"
     assert not is_user_frame("site-packages/loaderdoctor/instrument/session.py(41): fetch")
+
+
+def test_a_call_over_several_lines_keeps_its_layout_and_so_does_its_edit(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "def main():\n    loader = DataLoader(\n        data,\n        num_workers=0,\n    )\n"
+    )
+    code = source_lines(str(path), 2, 5)
+    assert code == "loader = DataLoader(\n    data,\n    num_workers=0,\n)"
+    edit = edit_loader_call(code, Settings(num_workers=2, persistent_workers=True))
+    assert edit.after.splitlines()[2:] == [
+        "    num_workers=2,",
+        "    persistent_workers=True,",
+        ")",
+    ]

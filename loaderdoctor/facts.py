@@ -121,6 +121,8 @@ class WorkerFacts:
     transforms: tuple[tuple[str, float], ...]  # each transform of a Compose: ms per sample
     lines: tuple[LineSpot, ...]
     first_touch_ratio: float | None  # sample time in the first epoch / later ones
+    # Of a worker's life, ready to run and no CPU free: it waits for a CPU, not for storage.
+    run_wait_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,6 +121,7 @@ def worker_facts(
         transforms=_transforms(chosen),
         lines=_lines(chosen),
         first_touch_ratio=first_touch_ratio(log, {i.dataset for i in chosen.iterators}),
+        run_wait_share=_run_wait_share(chosen) if in_workers else None,
     )
 
 
@@ -233,6 +234,11 @@ def _n_idle_workers(chosen: _Selection) -> int:
         for worker in range(iterator.num_workers)
         if not made[worker] and (ahead or worker in exhausted)
     )
+
+
+def _run_wait_share(chosen: _Selection) -> float | None:
+    shares = [w.run_wait_share for w in chosen.workers if w.run_wait_share is not None]
+    return sum(shares) / len(shares) if shares else None
 
 
 def _n_threads(chosen: _Selection) -> int | None:

@@ -24,6 +24,10 @@ from loaderdoctor.findings.wording import does, ms, of_step, percent, plural
 
 # CPU time above wall time: the worker runs more than one thread while it makes a batch.
 MIN_MULTITHREADED_CPU_SHARE = 1.2
+# Ready to run and no CPU free for this part of a worker's life. On two CPUs beside the loop: two
+# workers of eight BLAS threads 0.65 (a batch takes 32 times as long), two of one thread 0.18
+# (`tests/scripts/starved/many_threads.py`).
+MIN_RUN_WAIT_SHARE = 0.25
 # In one measured case the loop waited 0.2 ms a step and removing the loader gained 2.1 of 5.4 ms:
 # its thread fought the loop for the GIL. A fetch that burns CPU holds the GIL; one that waits
 # releases it.
@@ -80,9 +84,10 @@ def workers_share_a_core(facts: Facts) -> Finding | None:
 def thread_oversubscription(facts: Facts) -> Finding | None:
     """More busy threads than CPUs: library threads in every worker, or the loop's own.
 
-    Decides on: threads x workers against the usable CPUs, where the CPU is full or a worker uses
-    more CPU time than wall time; on a machine without an accelerator also the step's own threads,
-    where removing the loader gains more than the loop waits for it and the CPU is full.
+    Decides on: threads x workers against the usable CPUs, where the CPU is full, a worker uses more
+    CPU time than wall time, or stands ready with no CPU free; on a machine without an accelerator
+    also the step's own threads, where removing the loader gains more than the loop waits for it and
+    the CPU is full.
     Abstains: machine, thread counts or CPU times not recorded.
     Fooled by: torch threads a worker may use and never does, beside a CPU that is full for another
     reason (a library's own pool counts only where it was seen at work).
@@ -94,7 +99,11 @@ def thread_oversubscription(facts: Facts) -> Finding | None:
     in_worker = workers.n_threads if workers is not None else None
     n = num_workers(facts) or 0
     competes = saturated or (
-        workers is not None and (workers.cpu_share or 0.0) >= MIN_MULTITHREADED_CPU_SHARE
+        workers is not None
+        and (
+            (workers.cpu_share or 0.0) >= MIN_MULTITHREADED_CPU_SHARE
+            or (workers.run_wait_share or 0.0) >= MIN_RUN_WAIT_SHARE
+        )
     )
     if in_worker is not None and in_worker > 1 and in_worker * n > cpus and competes:
         return _oversubscribed(

@@ -80,18 +80,19 @@ def cpu_saturated_workers(facts: Facts) -> Finding | None:
 def storage_bound_workers(facts: Facts) -> Finding | None:
     """The workers fall short while they wait for storage or the network, not for the CPU.
 
-    Decides on: CPU time / wall time of making a batch, a CPU with room, and exposed input time.
+    Decides on: wall time of making a batch less CPU time and less waiting for a free CPU, a CPU
+    with room, and exposed input time.
     Abstains: no workers, or the workers' CPU time not recorded.
     Fooled by: waiting of any other kind (sleep, a lock, a rate limit), which looks the same.
     """
     n, cost, workers = num_workers(facts), making_cost(facts), facts.workers
     if not n or cost is None or workers is None or workers.cpu_share is None:
         return None
-    if workers.cpu_share >= MAX_WAITING_CPU_SHARE or cpu_saturated(facts):
+    waiting = 1 - workers.cpu_share - (workers.run_wait_share or 0.0)
+    if waiting <= 1 - MAX_WAITING_CPU_SHARE or cpu_saturated(facts):
         return None
     if cost.share < MODERATE_SHARE:
         return None
-    waiting = 1 - workers.cpu_share
     return Finding(
         kind=Kind.STORAGE_BOUND_WORKERS,
         severity=cost.severity,

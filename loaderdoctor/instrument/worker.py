@@ -328,6 +328,8 @@ class WorkerTap:
                 "torch_threads": torch.get_num_threads(),
                 "variables": {n: os.environ[n] for n in THREAD_VARIABLES if n in os.environ},
                 "native_threads": _native_threads(),
+                "run_wait_ns": _run_wait_ns(),
+                "described_ns": time.perf_counter_ns(),
                 **more,
             },
         )
@@ -344,6 +346,14 @@ def _affinity() -> list[int] | None:
     if not hasattr(os, "sched_getaffinity"):  # macOS, Windows
         return None
     return sorted(os.sched_getaffinity(0))
+
+
+def _run_wait_ns() -> int | None:
+    """How long this process's main thread has stood in a run queue: ready, and no CPU free."""
+    try:
+        return int(Path("/proc/self/schedstat").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def _native_threads() -> int | None:

@@ -122,6 +122,8 @@ class ProcessRecord:
     torch_threads: int | None
     native_threads: int | None  # most that were seen, started by libraries rather than Python
     variables: tuple[tuple[str, str], ...]  # OMP_NUM_THREADS and the like, where set
+    # Of its life, the main thread stood ready in a run queue with no CPU free (0…1, Linux).
+    run_wait_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

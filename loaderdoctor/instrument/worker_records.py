@@ -111,6 +111,8 @@ class _Raw:
         elif kind == Kind.PROCESS:
             more = json.loads(payload)
             native = [p.get("native_threads") for p in (process, more)]
+            if more.get("run_wait_ns") is not None:
+                process.setdefault("run_wait", (more["described_ns"], more["run_wait_ns"]))
             process.update(more)
             process["native_threads"] = max((n for n in native if n is not None), default=None)
         elif kind == Kind.ITERATOR:
@@ -270,6 +272,14 @@ def _spans(
     )
 
 
+def _run_wait_share(value: dict[str, Any]) -> float | None:
+    """Between the first and the last time that the process described itself."""
+    first, last_ns = value.get("run_wait"), value.get("run_wait_ns")
+    if first is None or last_ns is None or value["described_ns"] <= first[0]:
+        return None
+    return float((last_ns - first[1]) / (value["described_ns"] - first[0]))
+
+
 def _process(value: dict[str, Any]) -> ProcessRecord:
     cores = value.get("cores")
     return ProcessRecord(
@@ -283,5 +293,6 @@ def _process(value: dict[str, Any]) -> ProcessRecord:
         cores=None if cores is None else tuple(cores),
         torch_threads=value.get("torch_threads"),
         native_threads=value.get("native_threads"),
+        run_wait_share=_run_wait_share(value),
         variables=tuple(sorted(value.get("variables", {}).items())),
     )

@@ -145,9 +145,11 @@ def test_a_workers_exception_reaches_the_loop_word_for_word(tmp_path: Path, data
 
 def test_a_killed_worker_ends_the_loop_as_ever_and_leaves_readable_records(records: Path) -> None:
     error = cases.error_of(cases.loader(cases.Killed(), num_workers=2))
-    # torch says so itself, or its queue finds the dead worker's socket first: both are torch's.
-    assert isinstance(error, (RuntimeError, ConnectionError))
-    assert isinstance(error, ConnectionError) or "exited unexpectedly" in str(error)
+    # torch notices the death itself, or first meets what the worker left half sent: a socket closed
+    # (ConnectionError) or an end of the stream (EOFError). Which one is torch's race, not ours.
+    assert isinstance(error, (RuntimeError, ConnectionError, EOFError))
+    if isinstance(error, RuntimeError):
+        assert "exited unexpectedly" in str(error)
     log = finished(records)
     assert len(log.deliveries) >= 2
     assert any(p.role == "worker" and p.exit_ns is None for p in log.processes)

@@ -21,11 +21,14 @@ def pin_ineffective(facts: Facts) -> Finding | None:
     Decides on: the loader's setting against the pinned flag of the batch's tensors, or of what the
     loop copies. Of all rules the one that needs no exposure to fire, as a hint: the user asked for
     pinning and does not get it.
-    Abstains: no batch tensor of some size was seen.
+    Abstains: no batch tensor of some size was seen; no accelerator (torch then pins nothing, and
+    says so itself).
     Fooled by: a loop that makes new tensors from the batch (indexing, .float()) and copies those.
     """
     loader = facts.main_loader
     if loader is None or not loader.settings.pin_memory:
+        return None
+    if facts.machine is not None and facts.machine.device_name is None:
         return None
     on_host = [t for t in loader.batch if t.device == "cpu" and t.n_bytes >= MIN_TENSOR_BYTES]
     if on_host:

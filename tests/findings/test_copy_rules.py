@@ -17,6 +17,7 @@ from tests.findings.builders import (
     copy_facts,
     healthy,
     loader,
+    machine,
     shares,
     trace,
     trace_only,
@@ -247,6 +248,12 @@ def test_pinning_without_effect_is_a_hint_even_where_the_copy_costs_nothing() ->
     assert finding is not None
     assert finding.severity is Severity.LOW
     assert finding.share is None
+
+
+def test_nothing_is_pinned_for_want_of_an_accelerator_and_that_is_no_fault_of_the_batch() -> None:
+    image = TensorRecord(path="x", shape=IMAGE.shape, dtype="uint8", n_bytes=IMAGE.n_bytes)
+    facts = healthy(loaders=(loader(batch=(image, LABELS)),), machine=machine(device_name=None))
+    assert pin_ineffective(facts) is None
 
 
 def test_a_batch_nobody_could_look_into_is_judged_by_what_the_loop_copies() -> None:

@@ -1,0 +1,257 @@
+"""What a diagnosis measured for its advice, beside the same advice applied to the script by hand.
+
+    python benchmarks/prescription.py [--only NAME,…] [--budget 45] [--epochs 3] [--rounds 2]
+
+For each script of `prescribed/`: `loaderdoctor diagnose`, then every change that its report
+measured is written into a copy of the script (its diffs as text; a thread, a side stream or a
+resident dataset around the loop's loader), and the script and its copy run plainly, in turns,
+without loaderdoctor. A row agrees when the by-hand gain lies within the report's interval widened
+by the spread of the by-hand epochs, or within 10 % of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).with_name("prescribed")
+NAMES = (
+    "jpeg_resnet",
+    "pageable_big_copy",
+    "tiny_mnist",
+    "lightning_fit",
+    "gpu_prefetcher",
+    "item_every_step",
+)
+TOLERANCE = 0.10  # of the ratio: two runs of one script differ by that much on shared machines
+LOOP = re.compile(r"^(\s+for x, y in )(.+):$", re.MULTILINE)
+EPOCHS = re.compile(r"^for epoch in ", re.MULTILINE)
+RESIDENT = """\
+class Resident:  # the whole dataset on the device, once
+    def __init__(self, loader):
+        self.x = torch.stack([x for x, _ in loader.dataset]).to(device)
+        self.y = torch.tensor([y for _, y in loader.dataset], device=device)
+        self.size = loader.batch_size
+
+    def __iter__(self):
+        for chosen in torch.randperm(len(self.y), device=device).split(self.size):
+            yield self.x[chosen], self.y[chosen]
+
+
+resident = Resident(train_loader)
+"""
+
+
+class CannotApplyError(Exception):
+    """A recommendation that this program can't write into the script."""
+
+
+def with_advice(source: str, recommendations: list[dict[str, Any]]) -> str:
+    """The script with every change written in; raises CannotApplyError."""
+    for row in recommendations:
+        removed = [line[2:] for line in row["code"].splitlines() if line.startswith("- ")]
+        added = [line[2:] for line in row["code"].splitlines() if line.startswith("+ ")]
+        if removed and "\n".join(removed) != "\n".join(added):
+            source = _replaced(source, removed, added)
+    for row in recommendations:  # after the diffs, which name the loop's line as it was
+        if not any(line.startswith("- ") for line in row["code"].splitlines()):
+            source = _wrapped(source, row)
+    return source
+
+
+def _replaced(source: str, removed: list[str], added: list[str]) -> str:
+    lines = source.splitlines()
+    want = [line.strip() for line in removed]
+    at = [line.strip() for line in lines]
+    for i in range(len(lines) - len(want) + 1):
+        if at[i : i + len(want)] == want:
+            margin = lines[i][: len(lines[i]) - len(lines[i].lstrip())]
+            shift = len(added[0]) - len(added[0].lstrip())
+            lines[i : i + len(want)] = [margin + line[shift:] for line in added]
+            return "\n".join(lines) + "\n"
+    if all(line.strip() in at for line in added):
+        return source  # a sibling row's diff, which shows the same call, wrote it
+    raise CannotApplyError(f"no such lines in the script: {removed[0]} …")
+
+
+def _wrapped(source: str, row: dict[str, Any]) -> str:
+    name, value = row["setting"], row["to"]
+    if name == "background" and value == "host":
+        before = "from prefetch_generator import BackgroundGenerator\n\n"
+        around = "BackgroundGenerator(iter({loader}), max_prefetch=2)"
+    elif name == "background" and value == "device":
+        before = "from prefetch_generator import BackgroundGenerator\n\n"
+        moved = "([t.to(device, non_blocking=True) for t in batch] for batch in {loader})"
+        around = f"BackgroundGenerator({moved}, max_prefetch=2)"
+    elif name == "side_stream" and value:
+        # The report's own code, but for its last lines, which show how the loop uses it.
+        before = row["code"].split("\nfor images, labels in ")[0] + "\n\n\n"
+        around = "copied_ahead({loader}, device)"
+    elif name == "resident" and value:
+        before, around = RESIDENT, "resident"
+    elif name in ("persistent_workers", "prefetch_factor", "num_workers", "pin_memory"):
+        raise CannotApplyError(f"{name}: the report shows no line of the script to change")
+    else:
+        raise CannotApplyError(f"{name}: a change of code")
+    changed, n = LOOP.subn(lambda m: m[1] + around.format(loader=m[2]) + ":", source)
+    if not n:
+        raise CannotApplyError(f"{name}: the script has no loop of its own")
+    return EPOCHS.sub(before + "for epoch in ", changed, count=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """Milliseconds per step, one figure for each epoch."""
+
+    step_ms: list[float]
+
+    @property
+    def value(self) -> float:
+        return statistics.median(self.step_ms)
+
+    @property
+    def spread(self) -> float:
+        """Half the range of the epochs."""
+        return (max(self.step_ms) - min(self.step_ms)) / 2
+
+
+def run_plain(script: Path, n_epochs: int) -> list[float]:
+    environment = dict(os.environ, TIMED_EPOCHS=str(n_epochs), PYTHONPATH=_search_path())
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=environment
+    )
+    if done.returncode:
+        raise RuntimeError(f"{script.name} failed:\n{done.stderr[-1500:]}")
+    return list(json.loads(done.stdout.strip().splitlines()[-1])["step_ms"])
+
+
+def diagnose(script: Path, budget_s: float, folder: Path) -> dict[str, Any]:
+    target = folder / "report.json"
+    command = [sys.executable, "-m", "loaderdoctor", "diagnose", "--budget", str(budget_s)]
+    command += ["--json", str(target), "--output", str(folder / "run"), str(script)]
+    environment = dict(os.environ, PYTHONPATH=_search_path())
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if not target.exists():
+        raise RuntimeError(f"{script.name}: no report\n{done.stderr[-1500:]}")
+    print(done.stdout, flush=True)
+    report: dict[str, Any] = json.loads(target.read_text())
+    return report
+
+
+def _search_path() -> str:
+    return os.pathsep.join(filter(None, [str(SCRIPTS), os.environ.get("PYTHONPATH")]))
+
+
+def row_of(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    # A copy beside the original: what it imports from its neighbours is found there too.
+    script, edited = SCRIPTS / f"{name}.py", SCRIPTS / f".edited_{name}.py"
+    report = diagnose(script, args.budget, folder)
+    advice = [r for r in report["recommendations"] if r["measured_step_ms"] is not None]
+    row: dict[str, Any] = {
+        "script": name,
+        "verdict": f"{report['verdict']['bound']} {report['verdict']['severity']}",
+        "advice": ", ".join(f"{r['setting']}={r['to']}" for r in advice) or "none measured",
+        "report_ms": report["step"]["wall_ms"],
+        "report_ms_ci": report["step"]["wall_ms_ci"],
+    }
+    if not advice:
+        return row
+    row |= {"advised_ms": advice[0]["measured_step_ms"], "advised_ci": advice[0]["measured_ci_ms"]}
+    try:
+        edited.write_text(with_advice(script.read_text(), advice))
+        before: list[float] = []
+        after: list[float] = []
+        for _ in range(args.rounds):
+            before += run_plain(script, args.epochs)
+            after += run_plain(edited, args.epochs)
+    except CannotApplyError as error:
+        return row | {"not_applied": str(error)}
+    finally:
+        edited.unlink(missing_ok=True)
+    return row | _compared(row, Timed(step_ms=before), Timed(step_ms=after))
+
+
+def _compared(row: dict[str, Any], before: Timed, after: Timed) -> dict[str, Any]:
+    by_hand = before.value / after.value
+    low, high = row["advised_ci"] or (row["advised_ms"], row["advised_ms"])
+    now = row["report_ms"]
+    ours = now / row["advised_ms"]
+    slack = by_hand * (before.spread / before.value + after.spread / after.value)
+    lowest, highest = now / high - slack, now / max(low, 1e-9) + slack
+    return {
+        "before_ms": before.value,
+        "before_spread": before.spread,
+        "after_ms": after.value,
+        "after_spread": after.spread,
+        "gain_reported": ours,
+        "gain_by_hand": by_hand,
+        "agrees": lowest <= by_hand <= highest or abs(by_hand / ours - 1) <= TOLERANCE,
+    }
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    heads = ("script", "verdict", "advice", "report: now → with it, ms", "by hand, ms")
+    print("| " + " | ".join((*heads, "gain: report", "gain: by hand", "agree")) + " |")
+    print("|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        report = f"{row['report_ms']:.2f}"
+        if "advised_ms" in row:
+            low, high = row["advised_ci"] or (None, None)
+            between = f" [{low:.2f}, {high:.2f}]" if low is not None else ""
+            report += f" → {row['advised_ms']:.2f}{between}"
+        hand = reported = gain = "–"
+        agree = row.get("not_applied", "–")
+        if "gain_by_hand" in row:
+            hand = (
+                f"{row['before_ms']:.2f} ± {row['before_spread']:.2f} → "
+                f"{row['after_ms']:.2f} ± {row['after_spread']:.2f}"
+            )
+            reported, gain = f"{row['gain_reported']:.2f}×", f"{row['gain_by_hand']:.2f}×"
+            agree = "yes" if row["agrees"] else "**no**"
+        cells = (row["script"], row["verdict"], row["advice"], report, hand, reported, gain, agree)
+        print("| " + " | ".join(cells) + " |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", type=lambda text: text.split(","), default=list(NAMES))
+    parser.add_argument("--budget", type=float, default=45.0, help="of each diagnosis, seconds")
+    parser.add_argument("--epochs", type=int, default=3, help="timed epochs of each plain run")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of original and copy")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    rows = []
+    for name in args.only:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                rows.append(row_of(name, args, Path(folder)))
+            except RuntimeError as error:
+                print(error, file=sys.stderr, flush=True)
+                continue
+        print(json.dumps(rows[-1]), flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(rows, indent=1))
+    print_table(rows)
+    print(f"\n{machine()}")
+
+
+def machine() -> str:
+    import torch
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no accelerator"
+    cpus = len(os.sched_getaffinity(0))
+    return f"{device}, {cpus} CPUs, torch {torch.__version__}, Python {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    main()

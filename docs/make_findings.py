@@ -27,6 +27,9 @@ accelerator idles). What a part costs comes from ablation where it ran, else fro
 Severity is *high* from {HIGH_SHARE:.0%} of the step, *moderate* from {MODERATE_SHARE:.0%}, *low*
 (a hint) below, *uncertain* where the interval does not bear out the estimate. A rule abstains where
 a fact it needs was not recorded.
+
+The last five are hints about computing. They are always *low* and never the verdict, and they are
+silent while the step waits {HIGH_SHARE:.0%} or more for its batches.
 """
 
 
@@ -71,8 +74,9 @@ def page() -> str:
         lines.append(f"- `{overrule.winner.value}` over {losers}: {overrule.reason}.")
     decided = {kind_of(rule) for rule in rules.RULES}
     open_kinds = ", ".join(f"`{kind.value}`" for kind in Kind if kind not in decided)
-    lines += ["", "## Reserved", "", f"Named, and not decided yet: {open_kinds}.", ""]
-    return "\n".join(lines)
+    if open_kinds:
+        lines += ["", "## Reserved", "", f"Named, and not decided yet: {open_kinds}."]
+    return "\n".join([*lines, ""])
 
 
 if __name__ == "__main__":

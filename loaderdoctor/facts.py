@@ -12,7 +12,7 @@ from typing import Literal
 
 from loaderdoctor.attribution.shares import Hidden, Shares
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.instrument.protocol import LoaderRecord, TransferRecord
+from loaderdoctor.instrument.protocol import ComputeRecord, LoaderRecord, TransferRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,19 @@ class HostSpot:
     ms_per_step: float  # exposed: the accelerator idle, or on a CPU outside ops
     file: str | None = None
     line: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeFacts:
+    """How the steps of a trace compute. Milliseconds a step; device time where there is one."""
+
+    float32_gemm_ms: float  # float32 matrix products that use no tensor cores
+    convolution_ms: float  # kernels of convolutions, forward and backward
+    zero_fill_ms: float  # tensors filled with zeros by the training thread
+    zero_grad_fill_ms: float  # of these, inside an optimizer's zero_grad
+    n_data_parallel_forwards: float  # calls of nn.DataParallel a step
+    n_computing_devices: int
+    compute_major: int | None  # CUDA compute capability of the weakest device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +97,7 @@ class TraceFacts:
     # attribution.trace_facts.PROFILER_US_PER_OP. None: no op was recorded.
     profiler_ms: float | None = None
     unmarked_wait_ms: float | None = None
+    compute: ComputeFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +234,7 @@ class Facts:
     ablation: AblationFacts | None
     machine: MachineFacts | None
     profiler_overhead: float | None  # profiled / plain step time
+    compute: ComputeRecord | None = None  # how the loop was seen to compute
     ranks: tuple[RankFacts, ...] = ()  # of a job of several; the other facts are the slowest's
 
     @property

@@ -15,6 +15,7 @@ from loaderdoctor.facts import (
     WorkerFacts,
 )
 from loaderdoctor.instrument.protocol import (
+    ComputeRecord,
     Environment,
     LoaderRecord,
     TransferRecord,
@@ -147,6 +148,7 @@ def facts_of_run(
     loaders: tuple[LoaderRecord, ...],
     transfers: tuple[TransferRecord, ...],
     environment: Environment | None,
+    compute: ComputeRecord | None = None,
 ) -> Facts:
     """Everything known about one run, with the best shares and the profiler's overhead."""
     ordered = tuple(sorted(loaders, key=lambda x: x.role != "train"))
@@ -167,6 +169,7 @@ def facts_of_run(
             if trace is not None and step is not None and step.within_epoch_ms.value > 0
             else None
         ),
+        compute=compute,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loaderdoctor.attribution.clock import StepClock, step_clock
+from loaderdoctor.attribution.compute import compute_facts
 from loaderdoctor.attribution.copies import CopyRows, copy_facts, copy_rows
 from loaderdoctor.attribution.fetches import Fetches, fetches_of, silence_at
 from loaderdoctor.attribution.host import host_spots
@@ -221,6 +222,7 @@ def facts_of(attributed: Attributed) -> TraceFacts:
         host_spots=host_spots(rows, partition.host, clock.per_step),
         communication_ms=ms(partition.communication.total_ns),
         profiler_ms=_profiler_ms(rows, clock),
+        compute=compute_facts(trace, rows, clock),
         run_ahead_steps=clock.run_ahead_steps,
         other_share=shares.other or 0.0,
         unmarked_wait_ms=(

@@ -69,6 +69,7 @@ def analyse(
         loaders=evidence.observed.loaders,
         transfers=evidence.observed.transfers,
         environment=evidence.observed.environment,
+        compute=evidence.observed.compute,
     )
     facts = replace(facts, ranks=ranks)
     bound, severity = judge_run(facts)

@@ -84,7 +84,36 @@ CHANGES: Mapping[Kind, Change] = {
         example=snippets.WARM_COPY,
         caution="Memory that holds the data is not there for the page cache.",
     ),
+    Kind.DATA_PARALLEL: Change(
+        title="Train with a process for each GPU",
+        example=snippets.DISTRIBUTED,
+        caution="Batch norms then see each GPU's own batch, as they do under DataParallel.",
+    ),
+    Kind.TF32_OFF: Change(
+        title="Let float32 matrix products use TF32",
+        example=snippets.TF32,
+        caution="Changes numerics: inputs are rounded to 10 bits of mantissa.",
+    ),
+    Kind.GRAD_NOT_SET_TO_NONE: Change(
+        title="Drop gradients instead of filling them with zeros",
+        example=snippets.ZERO_GRAD,
+        caution="Code that reads .grad before the backward pass finds None.",
+    ),
+    Kind.CUDNN_BENCHMARK_OFF: Change(
+        title="Let cuDNN time its algorithms",
+        example=snippets.AUTOTUNER,
+        caution="Changes numerics a little, and slows down where shapes vary.",
+    ),
+    Kind.BIAS_BEFORE_BATCHNORM: Change(
+        title="Leave the bias out before a batch norm",
+        example=snippets.NO_BIAS,
+        caution="Checkpoints with those biases then need strict=False to load.",
+    ),
 }
+
+
+# Their share is of the step's own work, which no ablation touches.
+_COMPUTING = (Kind.TF32_OFF, Kind.GRAD_NOT_SET_TO_NONE)
 
 
 def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, ...]:
@@ -105,6 +134,8 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
         known = finding.share is not None and facts.step_ms is not None
         bound_ms = finding.share * facts.step_ms if known else None  # type: ignore[operator]
         source = "measured by taking the loader away" if measured else "exposed time in the trace"
+        if finding.kind in _COMPUTING:
+            source = "its time in the trace"
         out.append(
             CodeAdvice(
                 kind=finding.kind,

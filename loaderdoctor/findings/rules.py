@@ -1,9 +1,4 @@
-"""Every rule in plain sight, and what is left of their findings once they have been compared.
-
-Not decided here, because the facts they need are not in `Facts`: `data-parallel` (replicas in
-use), `tf32-off` (that float32 matmuls dominate), `grad-not-set-to-none` (the zero_grad calls),
-`cudnn-benchmark-off` (that convolutions dominate), `bias-before-batchnorm` (the modules in order).
-"""
+"""Every rule in plain sight, and what is left of their findings once they have been compared."""
 
 from __future__ import annotations
 
@@ -16,6 +11,7 @@ from loaderdoctor.findings.batch_making import (
     head_of_line_stall,
     sampler_bound,
 )
+from loaderdoctor.findings.batchnorm_bias import bias_before_batchnorm
 from loaderdoctor.findings.contention import (
     gil_contention,
     pin_thread_bound,
@@ -23,6 +19,8 @@ from loaderdoctor.findings.contention import (
     workers_share_a_core,
 )
 from loaderdoctor.findings.copies import copy_not_overlapped, many_small_copies, wide_dtype_copy
+from loaderdoctor.findings.cudnn_benchmark import cudnn_benchmark_off
+from loaderdoctor.findings.data_parallel import data_parallel
 from loaderdoctor.findings.host import launch_bound, sync_every_step, work_between_steps
 from loaderdoctor.findings.model import Finding, Kind, Rule, Severity
 from loaderdoctor.findings.pinning import blocking_copy, pageable_copy, pin_ineffective
@@ -35,6 +33,8 @@ from loaderdoctor.findings.slow_rank import slow_rank
 from loaderdoctor.findings.startup import iterator_recreated, worker_startup_each_epoch
 from loaderdoctor.findings.starved import idle_workers, loader_in_main_process, too_few_workers
 from loaderdoctor.findings.storage import cold_storage, many_small_files, memory_short
+from loaderdoctor.findings.tf32_off import tf32_off
+from loaderdoctor.findings.zero_grad import grad_not_set_to_none
 
 RULES: tuple[Rule, ...] = (
     loader_in_main_process,
@@ -66,6 +66,11 @@ RULES: tuple[Rule, ...] = (
     many_small_files,
     memory_short,
     slow_rank,
+    data_parallel,
+    tf32_off,
+    grad_not_set_to_none,
+    cudnn_benchmark_off,
+    bias_before_batchnorm,
 )
 
 

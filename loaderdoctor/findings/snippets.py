@@ -173,6 +173,31 @@ WARM_COPY = """\
 #   cp -r /mnt/dataset /dev/shm/dataset
 dataset = ImageFolder("/dev/shm/dataset")"""
 
+DISTRIBUTED = """\
+# Start one process for each GPU:  torchrun --nproc-per-node 4 train.py
+torch.distributed.init_process_group("nccl")
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+model = torch.nn.parallel.DistributedDataParallel(model.cuda(), device_ids=[rank])
+sampler = torch.utils.data.DistributedSampler(dataset)  # call its set_epoch(epoch) every epoch
+loader = DataLoader(dataset, batch_size=batch_size // n_gpus, sampler=sampler)"""
+
+TF32 = """\
+torch.set_float32_matmul_precision("high")  # once, before training"""
+
+AUTOTUNER = """\
+torch.backends.cudnn.benchmark = True  # once, before training"""
+
+ZERO_GRAD = """\
+optimizer.zero_grad()  # set_to_none=True is the default: gradients are dropped, not filled"""
+
+NO_BIAS = """\
+block = torch.nn.Sequential(
+    torch.nn.Conv2d(64, 128, kernel_size=3, bias=False),  # the batch norm has a bias of its own
+    torch.nn.BatchNorm2d(128),
+    torch.nn.ReLU(),
+)"""
+
 SNIPPETS = {
     name: text for name, text in sorted(vars().items()) if name.isupper() and isinstance(text, str)
 }

@@ -16,13 +16,20 @@ import msgspec
 from loaderdoctor.instrument import ranks
 from loaderdoctor.instrument.channel import ConnectionLostError, ToChild
 from loaderdoctor.instrument.environment import environment
-from loaderdoctor.instrument.protocol import Begin, Observed, Stop, TransferRecord
+from loaderdoctor.instrument.protocol import (
+    Begin,
+    ComputeRecord,
+    Observed,
+    Stop,
+    TransferRecord,
+)
 from loaderdoctor.instrument.roles import ACCUMULATES_BELOW
 from loaderdoctor.instrument.session import Driver, Session
 from loaderdoctor.instrument.stepclock import DeviceMarks, StepClock
 from loaderdoctor.instrument.windows import Windows
 
 if TYPE_CHECKING:
+    from loaderdoctor.instrument.compute_watch import ComputeWatch
     from loaderdoctor.instrument.transfer import TransferObserver
 
 # Steps timed before the loop counts as warm. The steps that decided the roles came before them
@@ -37,13 +44,17 @@ ACCEPT_FOREIGN_AFTER = 16
 N_TRANSFER_STEPS = 3
 WAIT_S = 0.1  # between looks at the connection while the loop is paused
 
+Settling = Generator[
+    None, int, tuple[tuple[int, ...], tuple[TransferRecord, ...], ComputeRecord | None]
+]
+
 
 def drive(session: Session, now: int) -> Driver:
     """The whole course, from the first boundary after the roles are known."""
     definition = session.definition
     assert definition is not None  # boundaries exist once the step is defined
     marks = DeviceMarks(session.device) if session.device is not None else None
-    step_ns, transfers = yield from _settle(session, now)
+    step_ns, transfers, compute = yield from _settle(session, now)
     rate = _optimizer_rate(session)
     session.optimizer_marks = None
     accumulation = round(1 / rate) if rate is not None and 0 < rate < ACCUMULATES_BELOW else 1
@@ -69,6 +80,7 @@ def drive(session: Session, now: int) -> Driver:
             device=str(device) if device is not None else None,
             batches_per_cycle=windows.batches_per_cycle(None),
             environment=environment(device.index or 0 if device is not None else None),
+            compute=compute,
         )
     )
     while True:
@@ -102,22 +114,33 @@ def _next_message(session: Session) -> ToChild | None:
     return session.inbox.pop(0)
 
 
-def _settle(
-    session: Session, now: int
-) -> Generator[None, int, tuple[tuple[int, ...], tuple[TransferRecord, ...]]]:
-    """Run until the loop is warm: the last steps' host times, and the loop's own transfers."""
+def _settle(session: Session, now: int) -> Settling:
+    """Run until the loop is warm: host times of steps, the loop's transfers, how it computes."""
     session.progress("watching the first steps")
     observer = _transfer_observer(session)
+    watch = _compute_watch(session)
+    try:
+        return (yield from _watch_steps(session, now, observer, watch))
+    finally:
+        if watch is not None:
+            watch.remove()
+
+
+def _watch_steps(
+    session: Session, now: int, observer: TransferObserver | None, watch: ComputeWatch | None
+) -> Settling:
     # Host times only: the step clock of the device begins with the first window.
     clock = session.clock = StepClock(None)
     clock.start(now, fresh=session.at_fresh_feed)
     n = 0
     transfers: tuple[TransferRecord, ...] = ()
+    compute: ComputeRecord | None = None
     while True:
         now = yield
         n += 1
         clock.mark(now)
         session.poll(now)
+        slow = now - session.roles.first_ns > SLOW_AFTER_S * 1e9
         if observer is not None:
             if n < N_TRANSFER_STEPS:
                 observer.begin_step()
@@ -126,14 +149,15 @@ def _settle(
                 session.watch_batch = session.begin_thread_step = None
                 transfers = observer.records()
                 observer = None
+        if watch is not None and (watch.stepped() or slow):
+            compute, watch = _seen(session, watch), None
         if clock.n_marks_since_step >= ACCEPT_FOREIGN_AFTER:
             clock.accept_foreign()
-        slow = now - session.roles.first_ns > SLOW_AFTER_S * 1e9
         enough = observer is None and clock.n_steps >= (N_SETTLED_SLOW if slow else N_SETTLED)
         if enough and (slow or n >= MAX_SETTLING or _accumulation_known(session)):
             break
     session.clock = None
-    return clock.finish().host_ns, transfers
+    return clock.finish().host_ns, transfers, compute
 
 
 def _transfer_observer(session: Session) -> TransferObserver | None:
@@ -147,6 +171,28 @@ def _transfer_observer(session: Session) -> TransferObserver | None:
     session.watch_batch = observer.note_batch
     session.begin_thread_step = observer.begin_step
     return observer
+
+
+def _compute_watch(session: Session) -> ComputeWatch | None:
+    from loaderdoctor.instrument.compute_watch import ComputeWatch
+
+    watch = ComputeWatch(session.device, acting=lambda: session.live)
+    try:
+        if watch.install():
+            return watch
+    except Exception as error:  # leans on torch's own classes
+        watch.remove()
+        session.note("compute-not-watched", f"{type(error).__name__}: {error}")
+    return None
+
+
+def _seen(session: Session, watch: ComputeWatch) -> ComputeRecord | None:
+    watch.remove()
+    try:
+        return watch.record()
+    except Exception as error:
+        session.note("compute-not-watched", f"{type(error).__name__}: {error}")
+        return None
 
 
 def _accumulation_known(session: Session) -> bool:

@@ -134,6 +134,20 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     path: str | None = None  # the tensor of the batch that is copied as it is, else None
 
 
+class ComputeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the loop computes, as seen in a few of its first steps."""
+
+    n_steps: int  # watched
+    compute_major: int | None = None  # CUDA compute capability of the training device
+    n_replicas: int | None = None  # devices of the nn.DataParallel that is called, where one is
+    # Layers in order of their calls whose bias is taken out again: "features.0 -> features.1".
+    biased: tuple[str, ...] = ()
+    n_batch_norms: int = 0  # in training, called in a step
+    n_zero_fills: int = 0  # calls of zero_grad(set_to_none=False) in these steps
+    zero_fill_site: str | None = None  # "train.py:57"
+    zero_fill_code: str | None = None
+
+
 class SafetyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What speaks against changing the workers of a loader; None = not checked."""
 
@@ -192,6 +206,7 @@ class Observed(Message, frozen=True, kw_only=True, omit_defaults=True):
     device: str | None  # "cuda:0"; None without an accelerator
     batches_per_cycle: int  # max num_workers of the step's loaders, times accumulation
     environment: Environment
+    compute: ComputeRecord | None = None  # None: not watched
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -111,6 +111,7 @@ class Evidence:
             loaders=self.observed.loaders,
             transfers=self.observed.transfers,
             environment=self.observed.environment,
+            compute=self.observed.compute,
         )
 
     def trial_shares(self, ranking: Ranking, facts: Facts) -> dict[int, Shares]:

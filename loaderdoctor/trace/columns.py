@@ -92,6 +92,7 @@ class Device:
     index: int
     name: str
     memory_bytes: int | None
+    compute_major: int | None = None  # CUDA: 8 is Ampere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

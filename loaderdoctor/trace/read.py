@@ -101,6 +101,7 @@ def _devices(properties: Any) -> tuple[Device, ...]:
                     index=position if index is None else index,
                     name=printable(str(entry.get("name", "unnamed device"))),
                     memory_bytes=_whole(entry.get("totalGlobalMem")),
+                    compute_major=_whole(entry.get("computeMajor")),
                 )
             )
     return tuple(devices)

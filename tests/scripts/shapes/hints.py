@@ -11,9 +11,9 @@ model = nn.Sequential(
     nn.BatchNorm2d(8),
     nn.ReLU(inplace=True),
     nn.Flatten(),
-    nn.Linear(8 * 256, 512),
+    nn.Linear(8 * 256, 2048),
     nn.ReLU(),
-    nn.Linear(512, 10),
+    nn.Linear(2048, 10),
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 data = TensorDataset(torch.rand(320, 1, 16, 16), torch.randint(10, (320,)))

@@ -23,6 +23,7 @@ from loaderdoctor.trace.read import read_trace
 from tests.instrument import worker_cases as cases
 
 N_STEPS = 12
+PREFETCHED = 4  # 2 workers, 2 batches each
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,8 @@ def test_an_arrow_leads_from_every_batch_to_the_next_that_returned_it(
     heads = {e["id"]: e for e in recorded.lanes if e["ph"] == "f"}
     assert tails.keys() == heads.keys()
     nexts = next_spans(recorded.trace)
-    assert len(heads) in (N_STEPS, N_STEPS - 1)  # a batch made before the profile has no span
+    # A batch made before the profile began has no span; so many may lie ready in the queue.
+    assert N_STEPS - PREFETCHED <= len(heads) <= N_STEPS
     ends_us = nexts.end_ns / 1000
     for number, head in heads.items():
         assert tails[number]["ts"] < head["ts"]

@@ -91,7 +91,7 @@ def test_a_loop_that_swallows_every_error_is_measured_and_stopped(
 def test_a_script_that_ends_early_leaves_its_exit_code_and_a_report(
     how: str, code: int, tmp_path: Path
 ) -> None:
-    done = diagnose(SHAPES / "ends_early.py", how, "400", cwd=tmp_path, budget_s=30)
+    done = diagnose(SHAPES / "ends_early.py", how, "200", cwd=tmp_path, budget_s=120)
     assert done.code == code
     assert "trained\n" in done.stdout
     assert done.said.verdict.bound == "input", done.summary

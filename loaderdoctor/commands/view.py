@@ -82,12 +82,15 @@ def _view_perfetto(run: Path, *, port: int, open_browser: bool) -> int:
             "(the trace stays in your browser)."
         )
     chosen = port or _free_port()
-    command = [sys.executable, "-m", "viztracer.viewer", "--server_only", "--port", str(chosen)]
+    # vizviewer itself would listen on every network interface.
+    command = [
+        sys.executable, "-m", "loaderdoctor.commands.loopback",
+        "viztracer.viewer", "--server_only", "--port", str(chosen),
+    ]  # fmt: skip
     with _served([*command, str(traces[0])]) as server:
         server.address(re.compile(r"on (http://\S+)"))
         address = f"http://{HOST}:{chosen}"
         _say(f"{address}   {plain(str(traces[0]))}")
-        _say("  vizviewer listens on every network interface of this machine, not only here.")
         for other in traces[1:]:
             _say(f"  also there: loaderdoctor view --perfetto {plain(str(other))}")
         _say("Ctrl-C stops it.")
@@ -188,7 +191,8 @@ def _served(command: Sequence[str]) -> Iterator[_Server]:
         text=True,
         errors="replace",
         start_new_session=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        # Modules that lie in the current folder are not what was asked for (Python 3.11 on).
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
     )
     try:
         with suppress(KeyboardInterrupt, _StopError):

@@ -112,6 +112,19 @@ def test_plugins_http_api_tells_our_steps_and_loader_share(
     assert "DataLoader" in overview["recommendations"]
 
 
+def test_tensorboard_is_reached_from_this_machine_only(
+    viewer: tuple[subprocess.Popen[str], str, list[str]],
+) -> None:
+    root = psutil.Process(viewer[0].pid)
+    found = [
+        one.laddr.ip
+        for each in (root, *root.children(recursive=True))
+        for one in each.net_connections("inet")
+        if one.status == psutil.CONN_LISTEN
+    ]
+    assert set(found) == {"127.0.0.1"}
+
+
 def test_trials_are_in_the_hparams_tab(
     viewer: tuple[subprocess.Popen[str], str, list[str]],
 ) -> None:

@@ -28,6 +28,7 @@ class GroupAnalysis:
     evidence: Evidence  # the slowest rank's
     ranks: tuple[RankFacts, ...]  # those whose trace was read
     steps: tuple[RankStep, ...]
+    traces: Mapping[int, Path]  # the profiled window of each rank in `ranks`
 
 
 def analyse_group(evidence: Evidence, members: Sequence[Member]) -> GroupAnalysis:
@@ -53,6 +54,7 @@ def analyse_group(evidence: Evidence, members: Sequence[Member]) -> GroupAnalysi
         analysis=replace(analysis, problems=(*analysis.problems, *problems)),
         evidence=own[rank],
         ranks=ranks,
+        traces={r: path for r in traces if (path := _profiled(own[r])) is not None},
         steps=tuple(
             RankStep(
                 rank=m.rank,
@@ -92,11 +94,10 @@ def _traces(
 ) -> dict[int, RankTrace]:
     found = {}
     for member in members:
-        profiled = evidence[member.rank].profiled
-        if profiled is None or profiled.trace_path is None:
+        path = _profiled(evidence[member.rank])
+        if path is None:
             continue
         host = member.hello.host if member.hello is not None else ""
-        path = Path(profiled.trace_path)
         if not path.is_file():
             problems.append(
                 f"rank {member.rank}: its trace lies on {host} and was not read, so its shares and "
@@ -110,3 +111,11 @@ def _traces(
         else:
             found[member.rank] = replace(trace, host=trace.host or host)
     return found
+
+
+def _profiled(evidence: Evidence) -> Path | None:
+    """The trace file of the profiled window, where there was one."""
+    profiled = evidence.profiled
+    if profiled is None or profiled.trace_path is None:
+        return None
+    return Path(profiled.trace_path)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from loaderdoctor.attribution.trace_facts import attribute
+from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
 from loaderdoctor.diagnosis.gather import MIN_ROUNDS, Evidence, Gatherer, ProfileOptions
 from loaderdoctor.diagnosis.plan import sizes
@@ -24,11 +26,12 @@ from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.group_bench import GroupBench
 from loaderdoctor.instrument.protocol import Observed
 from loaderdoctor.report.build import build_report
-from loaderdoctor.report.captures import write_capture
+from loaderdoctor.report.captures import Overlay, write_capture
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.ranks import rank_rows
-from loaderdoctor.report.tensorboard import BASELINE
+from loaderdoctor.report.tensorboard import BASELINE, RANKS
+from loaderdoctor.trace.read import read_trace
 
 # Kept back from the budget for stopping the script, reading the trace and writing the report.
 RESERVE_S = 6.0
@@ -184,7 +187,10 @@ class Diagnosis:
         return missing
 
     def write_traces(self, folder: RunFolder, *, at_ns: int) -> None:
-        """Both files of the profiled window; a trace that can't be read became a warning."""
+        """Both files of the profiled window, and of every rank's where there are several.
+
+        A trace that can't be read became a warning.
+        """
         if self.shown is None or self.analysis is None or self.analysis.attributed is None:
             return
         profiled = self.shown.profiled
@@ -193,6 +199,9 @@ class Diagnosis:
         try:
             added = overlay(self.analysis, profiled)
             write_capture(folder, BASELINE, Path(profiled.trace_path), at_ns=at_ns, overlay=added)
+            for rank, path in self.group.traces.items() if self.group is not None else ():
+                added = Overlay.of(tracks(attribute(read_trace(path))))
+                write_capture(folder, RANKS, path, at_ns=at_ns, overlay=added, rank=rank)
         except LoaderdoctorError as error:
             sys.stderr.write(f"loaderdoctor: the traces were not written: {error}\n")
 

@@ -42,23 +42,30 @@ class Overlay:
 
 
 def write_capture(
-    folder: RunFolder, run: str, source: Path, *, at_ns: int, overlay: Overlay | None = None
+    folder: RunFolder,
+    run: str,
+    source: Path,
+    *,
+    at_ns: int,
+    overlay: Overlay | None = None,
+    rank: int | None = None,
 ) -> Path:
     """Both files of one capture in the run folder; the plugin's is returned.
 
-    `run` is the capture's name in TensorBoard, `at_ns` when it was taken, since the epoch.
+    `run` is the capture's name in TensorBoard, `at_ns` when it was taken, since the epoch. Captures
+    of several ranks share a run, where the plugin shows them side by side.
     Raises TraceError where `source` is no trace, RunError where a file can't be written.
     """
     added = overlay or Overlay()
     write_perfetto_trace(
         source,
-        folder.perfetto_trace(run),
+        folder.perfetto_trace(run if rank is None else f"rank-{rank}"),
         lanes=added.lanes,
         exposed_waits=added.exposed_waits,
         step_shares=added.step_shares,
         end_us=added.end_us,
     )
-    target = folder.plugin_trace(run, worker=worker_name(), at_ns=at_ns)
+    target = folder.plugin_trace(run, worker=worker_name(rank or 0), at_ns=at_ns)
     write_plugin_trace(source, target, extra_waits=added.waits_outside_next, lanes=added.lanes)
     return target
 

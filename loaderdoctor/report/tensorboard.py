@@ -8,6 +8,7 @@ nothing else; all other events pass through byte for byte.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from loaderdoctor.report.raw_trace import RawTrace, gzip_writer, read_raw, write
 Wait = tuple[float, float, int, int]
 
 BASELINE = "baseline"  # the run of the loop as it is; trials are `files.trial_run`
+RANKS = "ranks"  # the run of a job: one worker for each rank
 FILE_NAME = re.compile(r"[^.]+\.\d+\.pt\.trace\.json\.gz")
 WAIT_NAME = "enumerate(DataLoader)#outside-next.__next__"
 
@@ -33,6 +35,7 @@ _RUNTIME = ("runtime", "driver")
 # Categories the plugin places in its tree of host spans, where it wants an integer tid.
 _HOST = frozenset({"cpu_op", "operator", "python", "python_function", "user_annotation"})
 _STEP = re.compile(r"ProfilerStep#\d+")
+_ROOM_US = 0.002
 _BATCH = ("enumerate(DataLoader)", "enumerate(DataPipe)")
 
 
@@ -146,6 +149,12 @@ class _Dialect:
             yield _changed(text, cat="cpu_op") if waited else _changed(text, cat="user_annotation")
         for start, duration, pid, tid in self.waits:
             for a, b in nested(start, start + duration, self._spans[pid, tid]):
+                # Sums of start and duration are rounded: without room between them, spans that
+                # touch in the file cross in the plugin's arithmetic.
+                room = max(_ROOM_US, 2 * math.ulp(b))
+                a, b = a + room, b - room
+                if b <= a:
+                    continue
                 self._last_id += 1
                 yield _encode(
                     {

@@ -209,6 +209,15 @@ def test_a_rank_with_a_slow_dataset_is_named_and_its_peers_wait_is_no_communicat
     assert found["verdict"]["bound"] == "input"
     assert found["environment"]["rank"] == 1
     fast, late = found["ranks"]
+    written = tmp_path / "out"
+    assert {p.name for p in (written / "perfetto").iterdir()} == {
+        "baseline.json.gz",
+        "rank-0.json.gz",
+        "rank-1.json.gz",
+    }
+    # Two workers of one run: the plugin shows them side by side.
+    workers = {p.name.split(".")[0] for p in (written / "tensorboard" / "ranks").iterdir()}
+    assert {w.rpartition("_")[2] for w in workers} == {"0", "1"}
     # Rank 0 fetches for a quarter of the time and waits for the rest of it.
     assert fast["peer_wait_ms"] > 0.4 * fast["step"]["wall_ms"]
     assert late["peer_wait_ms"] < 0.2 * fast["peer_wait_ms"]

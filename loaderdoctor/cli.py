@@ -138,6 +138,21 @@ def _torchrun_words(options: dict[str, Any]) -> tuple[str, ...]:
     return tuple(words)
 
 
+def _engine_options(command: F) -> F:
+    command = click.option(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="The Ray cluster; by default RAY_ADDRESS, one that runs here, or a new local one.",
+    )(command)
+    return click.option(
+        "--engine",
+        type=click.Choice(["local", "ray"]),
+        default="local",
+        show_default=True,
+        help="ray: on the machines of a Ray cluster (the extra `ray`).",
+    )(command)
+
+
 _FAIL_ON = click.option(
     "--fail-on",
     metavar="RULE",
@@ -228,6 +243,7 @@ def sweep(target: tuple[str, ...], **options: Any) -> int:
     help="Write the trace so that TensorBoard's PyTorch plugin shows right figures.",
 )
 @_FAIL_ON
+@_engine_options
 @_output_options
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
 def analyze(traces: tuple[Path, ...], **options: Any) -> int:

@@ -17,6 +17,7 @@ from loaderdoctor.commands.output import (
     exit_code,
     share_rules,
 )
+from loaderdoctor.commands.trace_readers import EngineName, trace_reader
 from loaderdoctor.errors import UsageError
 from loaderdoctor.facts import TraceFacts
 from loaderdoctor.findings.rules import find
@@ -35,6 +36,8 @@ class AnalyzeOptions:
     json_target: str | None = None
     tensorboard: Path | None = None
     fail_on: tuple[str, ...] = ()
+    engine: EngineName = "local"
+    ray_address: str | None = None
 
 
 def analyze(options: AnalyzeOptions) -> int:
@@ -53,7 +56,7 @@ def analyze(options: AnalyzeOptions) -> int:
     )
     if len(paths) == 1:
         return _one(paths[0], options, rules)
-    job = read_job(paths)
+    job = read_job(paths, trace_reader(options.engine, options.ray_address))
     if is_folder or job.numbered:
         label = ", ".join(map(str, options.traces))
         return _job(label if is_folder else f"{len(paths)} traces", job, options, rules)

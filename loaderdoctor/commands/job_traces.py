@@ -1,38 +1,24 @@
-"""The traces of a job: which files, which rank each one is, and reading them on all cores.
-
-Each trace is reduced to what the comparison of ranks needs where it is read, so memory does not
-grow with the number of ranks, and never holds more traces than there are processes.
-"""
+"""The traces of a job: which files, which rank each one is, and reading them (`trace_readers`)."""
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from loaderdoctor.attribution.rank_trace import RankTrace, rank_trace
-from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.errors import LoaderdoctorError, RunError, TraceError, UsageError
-from loaderdoctor.instrument.machine import memory_available_bytes, usable_cpus
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.attribution.rank_trace import RankTrace
+from loaderdoctor.commands.trace_readers import LocalReader, TraceReader
+from loaderdoctor.errors import TraceError, UsageError
 
 SUFFIXES = (".json", ".json.gz")
-# Below this a process of its own takes longer to start (0.4 s) than the traces take to read.
-MIN_POOL_BYTES = 4 << 20
-# Memory while one trace is read, over its file's size: 2.8 for the text of a 465 MB trace
-# (benchmarks/analyze.py); gzip shrinks such text 12 to 18 times.
-MEMORY_PER_BYTE = 3.0
-MEMORY_PER_GZIP_BYTE = 50.0
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[-_.]?(\d+)", re.IGNORECASE)
+_HERE = LocalReader()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +44,12 @@ def traces_in(folder: Path) -> tuple[Path, ...]:
     return found
 
 
-def read_job(paths: Sequence[Path]) -> Job:
+def read_job(paths: Sequence[Path], reader: TraceReader = _HERE) -> Job:
     """Read every trace; one that can't be read is a problem told, not an end.
 
     Raises TraceError where none can be read.
     """
-    found = dict(_summaries(paths))
+    found = dict(_summaries(paths, reader))
     traces = {path: found[path] for path in paths}
     problems = [one for one in traces.values() if isinstance(one, str)]
     read = [one for one in traces.values() if isinstance(one, RankTrace)]
@@ -79,57 +65,17 @@ def read_job(paths: Sequence[Path]) -> Job:
     )
 
 
-def summary_of(path: Path) -> RankTrace | str:
-    """What one trace brings, or why it can't be read. Runs in a process of the pool."""
-    try:
-        return rank_trace(attribute(read_trace(path, in_parts=False)))
-    except LoaderdoctorError as error:
-        return str(error)
-
-
 # ---------------------------------------------------------------- reading
 
 
-def _summaries(paths: Sequence[Path]) -> Iterator[tuple[Path, RankTrace | str]]:
-    n_processes = _n_processes(paths)
+def _summaries(
+    paths: Sequence[Path], reader: TraceReader
+) -> Iterator[tuple[Path, RankTrace | str]]:
     with _progress() as bar:
         task = bar.add_task("Reading traces", total=len(paths))
-        if n_processes == 1:
-            for path in paths:
-                yield path, summary_of(path)
-                bar.advance(task)
-            return
-        context = multiprocessing.get_context("spawn")  # the progress bar runs in a thread
-        with ProcessPoolExecutor(n_processes, mp_context=context) as pool:
-            try:
-                waiting: dict[Future[RankTrace | str], Path] = {
-                    pool.submit(summary_of, path): path for path in paths
-                }
-                for done in as_completed(waiting):
-                    yield waiting[done], done.result()
-                    bar.advance(task)
-            except BrokenProcessPool:
-                raise RunError(
-                    "A process that read a trace was killed, most likely for want of memory. "
-                    "Name fewer or smaller traces."
-                ) from None
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-
-
-def _n_processes(paths: Sequence[Path]) -> int:
-    """As many as there are CPUs, as memory holds the largest traces at once."""
-    sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
-    if sum(sizes) < MIN_POOL_BYTES:
-        return 1
-    needed = max(
-        n * (MEMORY_PER_GZIP_BYTE if path.name.endswith(".gz") else MEMORY_PER_BYTE)
-        for path, n in zip(paths, sizes, strict=True)
-    )
-    available = memory_available_bytes()
-    room = int(available / needed) if available is not None and needed > 0 else len(paths)
-    return max(1, min(len(paths), int(usable_cpus()), room))
+        for path, found in reader.read(paths):
+            yield path, found
+            bar.advance(task)
 
 
 def _progress() -> Progress:

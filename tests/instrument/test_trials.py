@@ -262,7 +262,7 @@ def test_what_the_dataset_raises_reaches_the_caller(settings: Settings) -> None:
         Settings(num_workers=2),
         Settings(num_workers=2, persistent_workers=True),
         Settings(num_workers=2, background="host"),
-        Settings(num_workers=1, start_method="spawn"),
+        pytest.param(Settings(num_workers=1, start_method="spawn"), marks=pytest.mark.slow),
     ],
     ids=Settings.label,
 )

@@ -91,6 +91,7 @@ def test_cutouts_made_in_a_folder_are_not_taken_for_the_users_own(
     assert cutouts.has_classes(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.scripts
 def test_two_runs_at_once_share_one_folder_and_a_third_makes_nothing(tmp_path: Path) -> None:
     def begin() -> subprocess.Popen[str]:

@@ -64,6 +64,7 @@ def test_a_loop_learns(name: str, options: str, tmp_path: Path) -> None:
     assert last < 0.8 * first
 
 
+@pytest.mark.slow
 def test_every_rung_is_an_option_and_cutouts_are_not_passed_off_as_cifar10(tmp_path: Path) -> None:
     out = run("cifar10-mobilenetv2", *THREE_STEPS["cifar10-mobilenetv2"], *LADDER, cwd=tmp_path)
     assert math.isfinite(losses(out)[0])
@@ -93,11 +94,13 @@ def test_cifar10_is_read_in_torchvisions_layout(rung: tuple[str, ...], tmp_path:
     assert math.isfinite(losses(out)[0])
 
 
+@pytest.mark.slow
 def test_a_folder_without_cifar10_says_what_was_looked_for(tmp_path: Path) -> None:
     err = fail("cifar10-mobilenetv2", "--data-dir", str(tmp_path), cwd=tmp_path)
     assert "cifar-10-batches-py" in err
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_losses_and_another_one_others(tmp_path: Path) -> None:
     def train(seed: int, workers: int) -> list[float]:
         options = ("--samples", "64", "--max-length", "16", "--epochs", "2", "--trim")
@@ -107,5 +110,6 @@ def test_the_same_seed_gives_the_same_losses_and_another_one_others(tmp_path: Pa
     assert train(1, 0) == train(1, 1) != train(2, 0)
 
 
+@pytest.mark.slow
 def test_fewer_images_than_a_batch_are_refused(tmp_path: Path) -> None:
     assert "fill no batch of 32" in fail("cifar10-mobilenetv2", "--samples", "31", cwd=tmp_path)

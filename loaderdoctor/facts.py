@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from loaderdoctor.attribution.device_use import BusyFacts, GpuDeviceFacts, RangeFacts
 from loaderdoctor.attribution.shares import Hidden, Shares
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.instrument.protocol import ComputeRecord, LoaderRecord, TransferRecord
@@ -97,6 +98,10 @@ class TraceFacts:
     # attribution.trace_facts.PROFILER_US_PER_OP. None: no op was recorded.
     profiler_ms: float | None = None
     unmarked_wait_ms: float | None = None
+    gpu_devices: tuple[GpuDeviceFacts, ...] = ()  # those that ran a kernel
+    busy: BusyFacts | None = None  # None: no accelerator
+    ranges: tuple[RangeFacts, ...] = ()  # the user's own, costliest first
+    n_ranges_left_out: int = 0
     compute: ComputeFacts | None = None
 
 

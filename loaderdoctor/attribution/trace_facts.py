@@ -6,15 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from loaderdoctor.attribution.busy import busy_facts
 from loaderdoctor.attribution.clock import StepClock, step_clock
 from loaderdoctor.attribution.compute import compute_facts
 from loaderdoctor.attribution.copies import CopyRows, copy_facts, copy_rows
 from loaderdoctor.attribution.fetches import Fetches, fetches_of, silence_at
+from loaderdoctor.attribution.gpu import gpu_facts
 from loaderdoctor.attribution.host import host_spots
 from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
 from loaderdoctor.attribution.launches import Launches, Syncs, launches_of, syncs_of
 from loaderdoctor.attribution.rows import Rows, rows_of
 from loaderdoctor.attribution.shares import Hidden
+from loaderdoctor.attribution.user_ranges import user_ranges
 from loaderdoctor.facts import TraceFacts
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import I64, Category, Trace
@@ -147,8 +150,8 @@ def _input_known(rows: Rows, fetches: Fetches, copies: CopyRows) -> bool:
     return fetches.recorded or n_batch_copies == 0
 
 
-def facts_of(attributed: Attributed) -> TraceFacts:
-    """The figures of a divided trace."""
+def facts_of(attributed: Attributed, *, num_workers: int | None = None) -> TraceFacts:
+    """The figures of a divided trace; with the workers of the step's loader, where known."""
     trace, rows, clock = attributed.trace, attributed.rows, attributed.clock
     fetches, copies = attributed.fetches, attributed.copies
     work, partition = attributed.work, attributed.partition
@@ -166,6 +169,7 @@ def facts_of(attributed: Attributed) -> TraceFacts:
     delivered = fetches.delivered_ns[clock.host_window.contains(fetches.delivered_ns - 1)]
     busier = work.kernels.union(work.collectives)
     started_within = clock.host_window.contains(fetches.startup_at_ns)
+    ranges, n_ranges_left_out = user_ranges(rows, clock)
     return TraceFacts(
         n_steps=clock.n_steps,
         n_dropped_steps=clock.n_dropped,
@@ -230,6 +234,14 @@ def facts_of(attributed: Attributed) -> TraceFacts:
             if partition.input is None and clock.n_steps
             else None
         ),
+        gpu_devices=gpu_facts(trace, rows, clock),
+        busy=(
+            busy_facts(busier, clock, fetches, partition.input, num_workers=num_workers)
+            if accelerated
+            else None
+        ),
+        ranges=ranges,
+        n_ranges_left_out=n_ranges_left_out,
     )
 
 

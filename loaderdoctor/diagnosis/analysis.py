@@ -63,7 +63,13 @@ def analyse(
     facts = facts_of_run(
         command="diagnose",
         step=step,
-        trace=without_peer_wait(facts_of(attributed), peer_wait_ms) if attributed else None,
+        trace=(
+            without_peer_wait(
+                facts_of(attributed, num_workers=_num_workers(evidence)), peer_wait_ms
+            )
+            if attributed
+            else None
+        ),
         ablation=evidence.ablation(),
         workers=_workers(log, evidence),
         loaders=evidence.observed.loaders,
@@ -96,6 +102,12 @@ def overlay(analysis: Analysis, profiled: WindowDone) -> Overlay:
         clock = calibrate(attributed.trace, profiled.clock_marks)
         lanes = lane_events(analysis.log, clock, attributed.trace)
     return Overlay.of(tracks(attributed), lanes)
+
+
+def _num_workers(evidence: Evidence) -> int | None:
+    """Of the loader that feeds the step."""
+    main = next((x for x in evidence.observed.loaders if x.role == "train"), None)
+    return main.settings.num_workers if main is not None else None
 
 
 def _attributed(profiled: WindowDone | None, problems: list[str]) -> Attributed | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from loaderdoctor.attribution.gpu import tensor_core_share
 from loaderdoctor.attribution.timeline import StepTimeline, timelines_of_window
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.errors import LoaderdoctorError
@@ -21,7 +22,6 @@ from loaderdoctor.report.files import RunFolder, trial_run
 from loaderdoctor.report.lanes import lane_events
 from loaderdoctor.report.tensorboard import BASELINE
 from loaderdoctor.sweep.outcome import Outcome
-from loaderdoctor.sweep.tensor_cores import tensor_core_share
 from loaderdoctor.trace.calibrate import calibrate
 from loaderdoctor.trace.columns import Trace
 from loaderdoctor.trace.read import read_trace

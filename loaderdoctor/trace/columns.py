@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 I8 = NDArray[np.int8]
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
+F64 = NDArray[np.float64]
 
 
 class Category(IntEnum):
@@ -76,6 +77,14 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelShapes:
+    """How each kernel was launched: one entry for each KERNEL row, in order. NaN: not recorded."""
+
+    blocks_per_sm: F64  # thread blocks / multiprocessors of the device
+    occupancy_percent: F64  # estimated achieved occupancy of the multiprocessors, 0…100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Thread:
     """A host thread, or a device stream for device rows. `tid` may be text in the file."""
 
@@ -115,6 +124,7 @@ class Trace:
     n_dropped_events: int  # malformed events left out; reported, never silent
     host_name: str | None = None  # the machine it was recorded on, where the file says
     n_unpaired_events: int = 0  # begin and end events (ph B, E), not read: torch.profiler has none
+    kernel_shapes: KernelShapes | None = None  # None: no kernel says
 
     @property
     def has_accelerator(self) -> bool:

@@ -50,7 +50,7 @@ def _read(path: Path, text: Generator[bytes], parts: Parts | None) -> Trace:
         if parts is not None:
             parts.append_to(rows, batches.list_end)
             _check_size(path, rows)
-        spans, origin_us = rows.spans()
+        spans, kernel_shapes, origin_us = rows.columns()
     except RecursionError:
         raise TraceError(
             f"{path}: is not a torch.profiler trace: it is nested too deeply. "
@@ -78,6 +78,7 @@ def _read(path: Path, text: Generator[bytes], parts: Parts | None) -> Trace:
         n_dropped_events=rows.n_dropped,
         host_name=printable(host) if isinstance(host, str) else None,
         n_unpaired_events=rows.n_unpaired,
+        kernel_shapes=kernel_shapes,
     )
 
 

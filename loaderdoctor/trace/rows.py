@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loaderdoctor.trace.columns import ABSENT, DEVICE_CATEGORIES, Category, Spans, Thread
+from loaderdoctor.trace.columns import (
+    ABSENT,
+    DEVICE_CATEGORIES,
+    Category,
+    KernelShapes,
+    Spans,
+    Thread,
+)
 from loaderdoctor.trace.wire import KINDS, Complete, Event, Malformed, Metadata, Unused, printable
 
 # Annotations of torch.profiler that the TensorBoard plugin's dialect (and torch < 1.12) files
@@ -84,6 +91,11 @@ class Rows:
         self._put_at(at, len(rows), "device", [a.device for a in some], np.int32)
         self._put_at(at, len(rows), "stream", [a.stream for a in some], np.int32)
         self._put_at(at, len(rows), "bytes", [a.bytes for a in some], np.int64)
+        if (kernel := category[at] == Category.KERNEL).any():
+            args = [a for a, is_kernel in zip(some, kernel.tolist(), strict=True) if is_kernel]
+            self._put("blocks_per_sm", _column([a.blocks_per_sm for a in args], np.float64))
+            occupancy = [a.occupancy_percent for a in args]
+            self._put("occupancy_percent", _column(occupancy, np.float64))
 
     def pack(self) -> None:
         """Join what batches left, to be sent to another process."""
@@ -107,7 +119,7 @@ class Rows:
                 parts = [numbers[part] for part in parts]
             self._parts[field] += parts
 
-    def spans(self) -> tuple[Spans, float]:
+    def columns(self) -> tuple[Spans, KernelShapes | None, float]:
         """All rows sorted by start, and the origin: the file's `ts` at nanosecond 0."""
         start = self._take("start_ns")
         origin_ns = int(start.min()) if start.size else 0
@@ -116,7 +128,9 @@ class Rows:
         start = start[order]
         name = self._take("name")[order]
         thread = self._take("thread")[order]
-        category = self._category(self._take("category")[order], name)
+        category = self._take("category")
+        shapes = self._kernel_shapes(category == Category.KERNEL, order)
+        category = self._category(category[order], name)
         device = self._take("device")[order]
         stream = self._take("stream")[order]
         # A device row's track is its device and stream; XPU kernels and annotations on a stream
@@ -139,7 +153,20 @@ class Rows:
             stream=stream,
             bytes=self._take("bytes")[order],
         )
-        return spans, origin_ns / 1000
+        return spans, shapes, origin_ns / 1000
+
+    def _kernel_shapes(
+        self, kernel: NDArray[np.bool_], order: NDArray[np.intp]
+    ) -> KernelShapes | None:
+        """What kernels say of their launch, in the order of their sorted rows."""
+        blocks, occupancy = self._take("blocks_per_sm"), self._take("occupancy_percent")
+        if np.isnan(blocks).all() and np.isnan(occupancy).all():
+            return None
+        number = np.cumsum(kernel) - 1  # of each kernel, in the order of the file
+        sorted_kernels = number[order[kernel[order]]]
+        return KernelShapes(
+            blocks_per_sm=blocks[sorted_kernels], occupancy_percent=occupancy[sorted_kernels]
+        )
 
     def names(self) -> tuple[str, ...]:
         """Event names by index; what can't be printed (half a surrogate pair) is replaced."""
@@ -216,6 +243,8 @@ _FIELDS: dict[str, type[np.generic]] = {
     "device": np.int32,
     "stream": np.int32,
     "bytes": np.int64,
+    "blocks_per_sm": np.float64,  # this and the next: of kernels only
+    "occupancy_percent": np.float64,
 }
 
 

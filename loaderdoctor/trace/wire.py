@@ -90,6 +90,9 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     stream: int | str = ABSENT  # text, an address, in runtime calls of ROCm
     correlation: int = ABSENT
     bytes: int = ABSENT
+    # Of kernels, by the profiler's own reckoning from their launch.
+    blocks_per_sm: float = msgspec.field(default=math.nan, name="blocks per SM")
+    occupancy_percent: float = msgspec.field(default=math.nan, name="est. achieved occupancy %")
 
 
 class Given(msgspec.Struct, frozen=True, gc=False):

@@ -18,8 +18,10 @@ from torch_tb_profiler.profiler.data import RunProfileData
 from torch_tb_profiler.profiler.event_parser import ProfileRole
 from torch_tb_profiler.profiler.run_generator import RunGenerator
 
+from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.errors import TraceError, UsageError
 from loaderdoctor.report.tensorboard import WAIT_NAME, Wait, nested, write_plugin_trace
+from loaderdoctor.trace.read import read_trace
 from tests.report.conftest import CASES, Loaded, load, trace_path
 
 MakeTrace = Callable[[list[dict[str, Any]]], Path]
@@ -118,6 +120,23 @@ def test_plugin_loader_share_is_the_wait_the_trace_shows(
     ]
     exposed = union_us(busier + waits) - union_us(busier)
     assert figures(data)["DataLoader"] * len(steps) == pytest.approx(exposed, abs=len(steps))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_our_figures_of_the_gpu_are_the_plugins(case: str, plain: Callable[[str], Any]) -> None:
+    """To a ten-thousandth: the plugin reckons in floats of microseconds, we in nanoseconds."""
+    data = plain(case)
+    theirs = data.gpu_metrics_parser
+    attributed = attribute(read_trace(trace_path(case)))
+    devices = facts_of(attributed).gpu_devices
+    assert {device.index for device in devices} == theirs.gpu_ids
+    (ours,) = devices
+    assert ours.utilization_share == pytest.approx(theirs.gpu_utilization[0], abs=1e-4)
+    assert ours.sm_efficiency_share == pytest.approx(
+        theirs.avg_approximated_sm_efficiency_per_device[0], abs=1e-4
+    )
+    assert ours.occupancy_share == pytest.approx(theirs.avg_occupancy_per_device[0] / 100, abs=1e-4)
+    assert ours.plugin_tensor_core_share == pytest.approx(data.tc_used_ratio, abs=1e-6)
 
 
 def test_plugin_sees_the_loader_where_the_untouched_trace_hides_it(

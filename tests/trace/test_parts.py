@@ -36,8 +36,14 @@ def assert_equal(ours: Trace, theirs: Trace) -> None:
         mine, other = getattr(ours.spans, column.name), getattr(theirs.spans, column.name)
         assert mine.dtype == other.dtype
         assert np.array_equal(mine, other), column.name
+    assert (ours.kernel_shapes is None) == (theirs.kernel_shapes is None)
+    if ours.kernel_shapes is not None and theirs.kernel_shapes is not None:
+        for column in fields(ours.kernel_shapes):
+            mine = getattr(ours.kernel_shapes, column.name)
+            other = getattr(theirs.kernel_shapes, column.name)
+            assert np.array_equal(mine, other, equal_nan=True), column.name
     for part in fields(ours):
-        if part.name != "spans":
+        if part.name not in ("spans", "kernel_shapes"):
             assert getattr(ours, part.name) == getattr(theirs, part.name), part.name
 
 

@@ -98,6 +98,35 @@ def test_rows_are_sorted_by_start_and_ties_keep_the_file_order(tmp_path: Path) -
     assert [trace.names[n] for n in trace.spans.name] == ["a", "c", "b1", "b0", "d"]
 
 
+def test_launch_figures_stay_with_their_kernels_whatever_the_order_in_the_file(
+    tmp_path: Path,
+) -> None:
+    def kernel(ts: int, **args: Any) -> dict[str, Any]:
+        return span(f"k{ts}", "kernel", ts=ts, pid=0, tid=7, args={"device": 0, **args})
+
+    trace = written(
+        tmp_path,
+        [
+            kernel(9, **{"blocks per SM": 9, "est. achieved occupancy %": 90}),
+            span(ts=1, args={"blocks per SM": 5.0}),
+            kernel(3),
+            span("no time", "kernel", ts="x", args={"blocks per SM": 7.0}),
+            span("copy", "gpu_memcpy", ts=2, pid=0, tid=7),
+            kernel(5, **{"blocks per SM": 0.25, "est. achieved occupancy %": "50"}),
+        ],
+    )
+    assert trace.kernel_shapes is not None
+    kernels = trace.spans.of(Category.KERNEL)
+    assert [trace.names[n] for n in kernels.name] == ["k3", "k5", "k9"]
+    np.testing.assert_array_equal(trace.kernel_shapes.blocks_per_sm, [np.nan, 0.25, 9.0])
+    np.testing.assert_array_equal(trace.kernel_shapes.occupancy_percent, [np.nan, 50.0, 90.0])
+
+
+def test_kernels_that_say_nothing_of_their_launch_have_no_launch_figures(tmp_path: Path) -> None:
+    assert written(tmp_path, [span("k", "kernel", pid=0, tid=7)]).kernel_shapes is None
+    assert written(tmp_path, [span()]).kernel_shapes is None
+
+
 def test_the_plugin_dialect_reads_as_the_trace_it_was_made_from(tmp_path: Path) -> None:
     fetch = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     plain = [

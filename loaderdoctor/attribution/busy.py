@@ -1,0 +1,187 @@
+"""How busy the accelerator is over wall time, and the dips in it: their period, depth, and cause.
+
+"GPU use drops to 0 every five seconds" is how a starved loop is first noticed. The busy share
+(a kernel runs, on any device) is taken over a time as long as a typical step, so that what repeats
+within each step averages out, at every quarter of it. Where it falls below half of what a typical
+step has there is a dip, as long as that lasts: at least half a step where the accelerator is busy
+all of a typical step, up to a whole one where it idles for most of it anyway.
+
+Dips are matched by counting steps, not milliseconds: steps that wait take as long as their waits.
+A dip in which an iterator was created or exhausted is an epoch's. Otherwise, if dips come back
+after num_workers steps, they are a worker cycle's.
+
+Fooled by: a profiled window that holds one period or less (the series says how long it is).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from loaderdoctor.attribution.clock import StepClock
+from loaderdoctor.attribution.device_use import BusyFacts, DipFacts
+from loaderdoctor.attribution.fetches import Fetches
+from loaderdoctor.intervals import Intervals
+from loaderdoctor.trace.columns import F64, I64
+
+NS_PER_MS = 1e6
+# Values between two ends of a typical step: a dip's edge is known to a quarter of a step.
+PER_STEP = 4
+MAX_POINTS = 20_000  # looked at; a longer window is looked at more coarsely
+MAX_SHOWN = 400  # as many as a chart can show apart
+MAX_DIPS = 200  # listed
+# Below this part of a typical step's busy share the accelerator counts as fallen idle.
+LOW = 0.5
+# Dips shorter than this part of the longest are not the ones that are noticed.
+MINOR = 0.25
+# A loop whose typical step hardly uses the accelerator has nothing to fall from.
+MIN_USUAL_SHARE = 0.01
+# Steps with a dip among all: beyond, it is no dip but how each step is.
+MAX_DIPPING_STEPS = 0.5
+# Of the pairs of steps one period apart that begin with a dip, so many must end with one. Of dips
+# strewn at random over an eighth of the steps, three pairs do so in one case of twenty.
+MIN_REPEATED = 0.75
+MIN_PAIRS = 2
+# Of the dips, so many must hold an epoch's boundary.
+MIN_AT_BOUNDARIES = 0.75
+
+
+def busy_facts(
+    busy: Intervals,
+    clock: StepClock,
+    fetches: Fetches,
+    waiting: Intervals | None,
+    *,
+    num_workers: int | None = None,
+) -> BusyFacts | None:
+    """The series over the measured steps, with its dips; None for an empty window.
+
+    `busy`: some kernel runs. `waiting`: the accelerator idles and the loop waits for a batch; None
+    where that was not recorded. `num_workers`: of the loader that feeds the step, where known.
+    """
+    if not len(clock.window):
+        return None
+    begin, end = int(clock.window.starts[0]), int(clock.window.ends[-1])
+    lengths = clock.end_ns - clock.start_ns
+    over = float(np.median(lengths)) if clock.n_steps else (end - begin) / MAX_SHOWN
+    every = max(over / PER_STEP, (end - begin) / MAX_POINTS, 1.0)
+    over = max(over, every)
+    middles, shares = _moving(busy, begin, end, every, over)
+    n_apart = -(-shares.size // MAX_SHOWN)
+    shown_at, shown = middles, shares
+    if n_apart > 1:
+        shown_at, shown = _moving(busy, begin, end, every * n_apart, every * n_apart)
+    return BusyFacts(
+        every_ms=every * n_apart / NS_PER_MS,
+        over_ms=(over if n_apart == 1 else every * n_apart) / NS_PER_MS,
+        shares=tuple(shown.tolist()) if shown_at.size else (),
+        window_ms=(end - begin) / NS_PER_MS,
+        dips=_dips(busy, clock, fetches, waiting, num_workers, middles, shares, every),
+    )
+
+
+def _moving(busy: Intervals, begin: int, end: int, every: float, over: float) -> tuple[I64, F64]:
+    """Instants `every` ns apart, and the busy share of the time `over` around each.
+
+    At the window's ends that time is cut off there.
+    """
+    n = max(1, int((end - begin) / every))
+    middles = begin + np.rint((np.arange(n) + 0.5) * every).astype(np.int64)
+    low = np.maximum(middles - int(over / 2), begin)
+    high = np.minimum(middles + max(1, int(over / 2)), end)
+    covered = busy.covered_before(high) - busy.covered_before(low)
+    return middles, covered / np.maximum(high - low, 1)
+
+
+def _dips(
+    busy: Intervals,
+    clock: StepClock,
+    fetches: Fetches,
+    waiting: Intervals | None,
+    num_workers: int | None,
+    middles: I64,
+    shares: F64,
+    every: float,
+) -> DipFacts | None:
+    lengths = np.maximum(clock.end_ns - clock.start_ns, 1)
+    of_steps = (busy.covered_before(clock.end_ns) - busy.covered_before(clock.start_ns)) / lengths
+    usual = float(np.median(of_steps)) if clock.n_steps > 1 else 0.0
+    if usual < MIN_USUAL_SHARE:
+        return None
+    low = Intervals.of(
+        *(middles[shares < LOW * usual] + sign * int(every / 2 + 0.5) for sign in (-1, 1))
+    ).clip(int(clock.window.starts[0]), int(clock.window.ends[-1]))
+    least = (1 - LOW * usual) * float(np.median(lengths))
+    kept = low.lengths_ns >= max(least, MINOR * low.lengths_ns.max(initial=0))
+    low = Intervals(low.starts[kept], low.ends[kept])
+    if len(low) == 0:
+        return None
+    step = np.minimum(
+        np.searchsorted(clock.end_ns, (low.starts + low.ends) // 2, side="right"),
+        clock.n_steps - 1,
+    )
+    dipping = np.unique(step)
+    if dipping.size > MAX_DIPPING_STEPS * clock.n_steps:
+        return None
+    begin = int(clock.window.starts[0])
+    apart = np.diff(step)
+    period = float(np.median(apart)) if apart.size else None
+    matches, match_steps = _match(low, dipping, clock, fetches, num_workers)
+    total = low.total_ns
+    return DipFacts(
+        spans_ms=tuple(
+            ((int(a) - begin) / NS_PER_MS, (int(b) - begin) / NS_PER_MS)
+            for a, b in zip(low.starts[:MAX_DIPS], low.ends[:MAX_DIPS], strict=True)
+        ),
+        n=len(low),
+        mean_ms=total / len(low) / NS_PER_MS,
+        usual_share=usual,
+        low_share=busy.intersect(low).total_ns / total,
+        of_window_share=total / clock.window.total_ns,
+        period_ms=float(np.diff(low.starts).mean()) / NS_PER_MS if len(low) > 1 else None,
+        period_steps=period,
+        regular=(
+            period is not None
+            and apart.size >= MIN_PAIRS
+            and float((np.abs(apart - period) <= _slack(period)).mean()) >= MIN_REPEATED
+        ),
+        matches=matches,  # type: ignore[arg-type]  # as _match gives
+        match_steps=match_steps,
+        waiting_share=waiting.intersect(low).total_ns / total if waiting is not None else None,
+    )
+
+
+def _match(
+    dips: Intervals, dipping: I64, clock: StepClock, fetches: Fetches, num_workers: int | None
+) -> tuple[str | None, int | None]:
+    """What the dips go with, and its length in steps."""
+    boundaries = np.sort(np.concatenate((fetches.created_ns, fetches.exhausted_ns)))
+    boundaries = boundaries[clock.window.contains(boundaries)]
+    if boundaries.size:
+        slack = int(np.median(clock.end_ns - clock.start_ns))
+        near = Intervals.of(dips.starts - slack, dips.ends + slack)
+        held = np.searchsorted(boundaries, dips.ends + slack) > np.searchsorted(
+            boundaries, dips.starts - slack
+        )
+        if held.mean() >= MIN_AT_BOUNDARIES and near.contains(boundaries).mean() >= LOW:
+            at = np.unique(np.searchsorted(clock.end_ns, boundaries, side="right"))
+            # Ended and begun in two neighbouring steps, it is one boundary.
+            at = at[np.concatenate(([True], np.diff(at) > 1))]
+            return "epoch", int(np.median(np.diff(at))) if at.size > 1 else None
+    if num_workers is not None and num_workers > 1 and _repeats(dipping, num_workers, clock):
+        return "worker-cycle", num_workers
+    return None, None
+
+
+def _repeats(dipping: I64, period: int, clock: StepClock) -> bool:
+    """Whether steps that dip are followed by others after `period` steps, wherever one is left."""
+    slack = int(_slack(period))
+    begun = dipping[dipping + period + slack < clock.n_steps]
+    if begun.size < MIN_PAIRS:
+        return False
+    wanted = begun[:, None] + period + np.arange(-slack, slack + 1)
+    return float(np.isin(wanted, dipping).any(axis=1).mean()) >= MIN_REPEATED
+
+
+def _slack(period: float) -> float:
+    """Steps that a dip may come early or late: batches change their places in a longer queue."""
+    return 1.0 if period >= 6 else 0.0

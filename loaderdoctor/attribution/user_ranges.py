@@ -1,0 +1,194 @@
+"""The user's own `record_function` ranges: how often, how long on the host, how much device work.
+
+A range is a `user_annotation` span that neither torch, a library it brings, nor we opened. Device
+work belongs to every range in which its launching call was made (joined by correlation id), so that
+an outer range holds what its inner ones launch; a range nested in one of its own name counts once.
+Device time is the sum of what kernels, copies and memsets took: of several streams it can exceed
+the wall time.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from loaderdoctor.attribution.clock import StepClock
+from loaderdoctor.attribution.device_use import RangeFacts
+from loaderdoctor.attribution.names import FETCH_PREFIX, OPTIMIZER_PREFIX, STEP_PREFIX
+from loaderdoctor.attribution.rows import Index, Rows
+from loaderdoctor.trace.columns import ABSENT, I64, Category
+
+NS_PER_MS = 1e6
+MAX_RANGES = 50
+
+# What torch (2.6 to 2.14) opens by itself, and we do; the rest is the user's, or a framework's that
+# named it for the user (Lightning's `[pl][profile]…`).
+_NOT_THE_USERS = re.compile(
+    "|".join(
+        (
+            *map(re.escape, (STEP_PREFIX, FETCH_PREFIX, OPTIMIZER_PREFIX, "loaderdoctor: ")),
+            r"enumerate\(DataPipe\)",
+            r"(nccl|gloo|mpi|ucc|xccl):",
+            r"(c10d|aten|autograd|cuda|torch)::",
+            r"(Distributed)?DataParallel\.",
+            r"(FullyShardedDataParallel|FSDP)(\b|::)",
+            r"DDP(Sink|\.|::)",
+            r"ZeroRedundancyOptimizer",
+            r"## Call CompiledFxGraph",
+            r"Torch-Compiled Region",
+            r"TorchDynamo |TORCHDYNAMO$|.*\(dynamo_timed\)$",
+            r"Pregraph bytecode",
+            r"fused_(scaled_)?matmul_reduce_scatter$|fused_all_gather_(scaled_)?matmul$",
+            r"Compiled(Function|FxGraph)",
+            r"PyTorch Profiler \(",
+            r"Iteration Start: PyTorch Profiler",
+        )
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranges:
+    """Spans of the user's, thread after thread, by start, outer before inner."""
+
+    rows: Index
+    thread: I64
+    start_ns: I64
+    end_ns: I64
+    name: I64
+    parent: I64  # index into these arrays, ABSENT for the outermost
+    depth: I64
+
+
+def user_ranges(rows: Rows, clock: StepClock) -> tuple[tuple[RangeFacts, ...], int]:
+    """Those that begin within the measured host steps, costliest first; how many were left out."""
+    ranges = _ranges_of(rows, clock)
+    if ranges.rows.size == 0:
+        return (), 0
+    spans = rows.spans
+    within_own_name = _within_own_name(ranges)
+    length = ranges.end_ns - ranges.start_ns
+    joined = rows.launched_by != ABSENT
+    device_ns = np.zeros(length.size, np.int64)
+    n_kernels = np.zeros(length.size, np.int64)
+    if joined.any():
+        device, call = rows.device_rows[joined], rows.launched_by[joined]
+        at = _innermost(rows, ranges, call)
+        device, at = device[at != ABSENT], at[at != ABSENT]
+        np.add.at(device_ns, at, spans.end_ns[device] - spans.start_ns[device])
+        np.add.at(n_kernels, at, spans.category[device] == Category.KERNEL)
+        for level in range(int(ranges.depth.max()), 0, -1):
+            inner = np.flatnonzero(ranges.depth == level)
+            np.add.at(device_ns, ranges.parent[inner], device_ns[inner])
+            np.add.at(n_kernels, ranges.parent[inner], n_kernels[inner])
+    outer = ~within_own_name
+    present, number = np.unique(ranges.name, return_inverse=True)
+
+    def total(values: I64, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> I64:
+        sums = np.zeros(present.size, np.int64)
+        np.add.at(sums, number[chosen], values[chosen])
+        return sums
+
+    calls = np.bincount(number)
+    host, on_device = total(length, outer), total(device_ns, outer)
+    kernels = total(n_kernels, outer)
+    order = np.lexsort((present, -np.maximum(host, on_device)))
+    found = tuple(
+        RangeFacts(
+            name=rows.names[int(present[i])],
+            n_calls=int(calls[i]),
+            host_ms_per_step=int(host[i]) / NS_PER_MS / clock.per_step,
+            gpu_ms_per_step=(
+                int(on_device[i]) / NS_PER_MS / clock.per_step if joined.any() else None
+            ),
+            n_kernels_per_step=int(kernels[i]) / clock.per_step if joined.any() else None,
+            depth=int(ranges.depth[number == i].min()),
+        )
+        for i in order[:MAX_RANGES].tolist()
+    )
+    return found, max(0, present.size - MAX_RANGES)
+
+
+def is_users(name: str) -> bool:
+    """Whether an annotation is the user's own."""
+    return _NOT_THE_USERS.match(name) is None
+
+
+def _ranges_of(rows: Rows, clock: StepClock) -> _Ranges:
+    spans = rows.spans
+    annotated = rows.of_category[Category.USER_ANNOTATION]
+    theirs = np.zeros(len(rows.names), np.bool_)
+    for name in np.flatnonzero(np.bincount(spans.name[annotated])).tolist():
+        theirs[name] = is_users(rows.names[name])
+    index = annotated[theirs[spans.name[annotated]]]
+    index = index[clock.host_window.contains(spans.start_ns[index])]
+    thread = spans.thread[index].astype(np.int64)
+    order = np.lexsort((-spans.end_ns[index], spans.start_ns[index], thread))
+    index, thread = index[order], thread[order]
+    start, end = spans.start_ns[index], spans.end_ns[index]
+    depth, parent = _nesting(thread, start, end)
+    return _Ranges(
+        rows=index,
+        thread=thread,
+        start_ns=start,
+        end_ns=end,
+        name=spans.name[index].astype(np.int64),
+        parent=parent,
+        depth=depth,
+    )
+
+
+def _nesting(thread: I64, start_ns: I64, end_ns: I64) -> tuple[I64, I64]:
+    """How deep each span lies, and the span around it; spans of one thread by start, outer first.
+
+    Spans that cross (opened and closed out of order) count as nested in the one that began before.
+    """
+    depth = np.zeros(start_ns.size, np.int64)
+    parent = np.full(start_ns.size, ABSENT, np.int64)
+    for number in np.unique(thread).tolist():
+        mine = np.flatnonzero(thread == number)
+        # At a common instant the ending span comes first: touching spans are siblings.
+        closed = np.searchsorted(np.sort(end_ns[mine]), start_ns[mine], side="right")
+        depth[mine] = np.maximum(np.arange(mine.size) - closed, 0)
+        for level in range(1, int(depth[mine].max(initial=0)) + 1):
+            inner = mine[depth[mine] == level]
+            above = mine[depth[mine] == level - 1]
+            parent[inner] = above[np.searchsorted(above, inner) - 1]
+    return depth, parent
+
+
+def _within_own_name(ranges: _Ranges) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which spans lie in another of the same name."""
+    inside = np.zeros(ranges.name.size, np.bool_)
+    ancestor = ranges.parent.copy()
+    while (known := ancestor != ABSENT).any():
+        inside[known] |= ranges.name[ancestor[known]] == ranges.name[known]
+        ancestor[known] = ranges.parent[ancestor[known]]
+    return inside
+
+
+def _innermost(rows: Rows, ranges: _Ranges, call: I64) -> I64:
+    """The innermost range around each launching call; ABSENT where there is none.
+
+    A call counts with the ranges of its own thread. Threads that have none and make no batches are
+    autograd's: they work while the training thread waits in `backward`, so their calls count with
+    the ranges that are open there.
+    """
+    spans = rows.spans
+    thread = spans.thread[call].astype(np.int64)
+    having = np.unique(ranges.thread)
+    lent = ~np.isin(thread, having) & ~np.isin(thread, np.asarray(rows.producer_threads, np.int64))
+    thread[lent] = rows.training_thread
+    at_ns = spans.start_ns[call]
+    found = np.full(call.size, ABSENT, np.int64)
+    for number in having.tolist():
+        mine = np.flatnonzero(ranges.thread == number)
+        calls = np.flatnonzero(thread == number)
+        last = np.searchsorted(ranges.start_ns[mine], at_ns[calls], side="right") - 1
+        found[calls] = np.where(last >= 0, mine[np.maximum(last, 0)], ABSENT)
+    # The last range begun may be over: then what was around it.
+    while (over := (found != ABSENT) & (ranges.end_ns[found] <= at_ns)).any():
+        found[over] = ranges.parent[found[over]]
+    return found

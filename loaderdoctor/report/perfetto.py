@@ -1,14 +1,19 @@
-"""The full trace for the Perfetto UI: the profiler's own events, untouched, and tracks of ours."""
+"""The full trace for the Perfetto UI: the profiler's own events, and tracks of ours.
+
+The profiler's events stay as they are, but for the row of those that Perfetto would drop
+(`crossing.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from loaderdoctor.report.crossing import without_crossing
 from loaderdoctor.report.files import atomic_writer
 from loaderdoctor.report.raw_trace import gzip_writer, read_raw, write_raw
 
@@ -43,16 +48,11 @@ def write_perfetto_trace(
     `end_us` ends the last step's share counter. Raises TraceError for the source.
     """
     raw = read_raw(source)
-
-    def events() -> Iterator[msgspec.Raw | bytes]:
-        yield from raw.events
-        for lane in lanes:
-            yield msgspec.json.encode(lane)
-        for event in own_tracks(exposed_waits, step_shares, end_us):
-            yield msgspec.json.encode(event)
-
+    events: list[msgspec.Raw | bytes] = [*raw.events]
+    events += map(msgspec.json.encode, lanes)
+    events += map(msgspec.json.encode, own_tracks(exposed_waits, step_shares, end_us))
     with atomic_writer(target) as out, gzip_writer(out) as packed:
-        return write_raw(packed, raw.metadata, events())
+        return write_raw(packed, raw.metadata, without_crossing(events))
 
 
 def own_tracks(

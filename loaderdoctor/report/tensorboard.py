@@ -8,7 +8,6 @@ nothing else; all other events pass through byte for byte.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +34,6 @@ _RUNTIME = ("runtime", "driver")
 # Categories the plugin places in its tree of host spans, where it wants an integer tid.
 _HOST = frozenset({"cpu_op", "operator", "python", "python_function", "user_annotation"})
 _STEP = re.compile(r"ProfilerStep#\d+")
-_ROOM_US = 0.002
 _BATCH = ("enumerate(DataLoader)", "enumerate(DataPipe)")
 
 
@@ -149,17 +147,13 @@ class _Dialect:
             yield _changed(text, cat="cpu_op") if waited else _changed(text, cat="user_annotation")
         for start, duration, pid, tid in self.waits:
             for a, b in nested(start, start + duration, self._spans[pid, tid]):
-                # Sums of start and duration are rounded: without room between them, spans that
-                # touch in the file cross in the plugin's arithmetic.
-                room = max(_ROOM_US, 2 * math.ulp(b))
-                a, b = a + room, b - room
-                if b <= a:
-                    continue
+                # Not rounded: start + duration must be the very double that a span it touches ends
+                # at, or they cross by one unit in the last place.
                 self._last_id += 1
                 yield _encode(
                     {
                         "ph": "X", "cat": "cpu_op", "name": WAIT_NAME, "pid": pid, "tid": tid,
-                        "ts": round(a, 3), "dur": round(b - a, 3),
+                        "ts": a, "dur": b - a,
                         "args": {"External id": self._last_id},
                     }
                 )  # fmt: skip

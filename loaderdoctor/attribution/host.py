@@ -24,7 +24,7 @@ MAX_SPOTS = 10
 NS_PER_MS = 1e6
 MAX_TABLE = 1_000_000  # 8 MB
 
-_FRAME = re.compile(r"^(?P<file>.+\.pyx?)\((?P<line>\d+)\): (?P<function>.+)$")
+_FRAME = re.compile(r"^(?P<file>.+\.pyx?)\((?P<line>[0-9]{1,9})\): (?P<function>.+)$")
 # torch's Python tracer writes paths relative to sys.path: installed packages by their own name.
 _NOT_USER_PACKAGES = frozenset(
     (
@@ -124,9 +124,10 @@ def _self_time(start_ns: I64, end_ns: I64, within: Intervals) -> I64:
     depth = np.maximum(opened - closed, 0)
     covered = within.covered_before(end) - within.covered_before(start)
     own = covered.copy()
-    for level in range(1, int(depth.max()) + 1):
-        child = np.flatnonzero(depth == level)
-        above = np.flatnonzero(depth == level - 1)
+    by_depth = np.argsort(depth, kind="stable")
+    bounds = np.searchsorted(depth[by_depth], np.arange(int(depth.max()) + 2)).tolist()
+    for above_begin, begin, end_of in zip(bounds, bounds[1:], bounds[2:], strict=False):
+        above, child = by_depth[above_begin:begin], by_depth[begin:end_of]
         parent = above[np.searchsorted(above, child) - 1]
         np.subtract.at(own, parent, covered[child])
     result = np.empty_like(own)

@@ -48,10 +48,7 @@ class Rows:
 
     def by_producers(self) -> Mask:
         """Host rows of threads that make batches."""
-        mask = np.zeros(len(self.spans), np.bool_)
-        for thread in self.producer_threads:
-            mask |= self.spans.thread == thread
-        return mask
+        return np.isin(self.spans.thread, np.asarray(self.producer_threads, np.int32))
 
     @cached_property
     def step_work(self) -> Mask:

@@ -15,7 +15,7 @@ from loaderdoctor.attribution.gpu import gpu_facts
 from loaderdoctor.attribution.host import host_spots
 from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
 from loaderdoctor.attribution.launches import Launches, Syncs, launches_of, syncs_of
-from loaderdoctor.attribution.rows import Rows, rows_of
+from loaderdoctor.attribution.rows import Index, Mask, Rows, rows_of
 from loaderdoctor.attribution.shares import Hidden
 from loaderdoctor.attribution.user_ranges import user_ranges
 from loaderdoctor.facts import TraceFacts
@@ -121,14 +121,29 @@ def _computing(rows: Rows) -> Intervals:
     spans, flags = rows.spans, rows.flags
     ops = (spans.category == Category.CPU_OP) & ~flags.fetch[spans.name]
     ops |= rows.named(flags.optimizer, Category.USER_ANNOTATION)
-    computing = rows.intervals(ops & ~rows.by_producers())
+    by_producers = rows.by_producers()
+    parts = [rows.intervals(ops & ~by_producers)]
     fetches = rows.named(flags.fetch, Category.CPU_OP, Category.USER_ANNOTATION)
-    for thread in rows.producer_threads:
-        mine = spans.thread == thread
-        computing = computing.union(
-            rows.intervals(ops & mine).subtract(rows.intervals(fetches & mine))
-        )
-    return computing
+    made, fetched = (_of_threads(rows, mask & by_producers) for mask in (ops, fetches))
+    for thread, mine in made.items():
+        working = rows.intervals(mine)
+        got = fetched.get(thread)
+        parts.append(working if got is None else working.subtract(rows.intervals(got)))
+    return Intervals.of(
+        np.concatenate([part.starts for part in parts]),
+        np.concatenate([part.ends for part in parts]),
+    )
+
+
+def _of_threads(rows: Rows, mask: Mask) -> dict[int, Index]:
+    """The rows of each thread among those selected."""
+    index = np.flatnonzero(mask)
+    if index.size == 0:
+        return {}
+    thread = rows.spans.thread[index]
+    order = np.argsort(thread, kind="stable")
+    at = np.flatnonzero(np.diff(thread[order], prepend=-1))
+    return {int(thread[part[0]]): index[part] for part in np.split(order, at[1:])}
 
 
 def _recorded(rows: Rows) -> Intervals:

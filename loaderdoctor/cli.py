@@ -301,9 +301,11 @@ def main(argv: list[str] | None = None) -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(EXIT_USAGE)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as error:
+        from loaderdoctor.instrument.signals import exit_code_of
+
         click.echo("loaderdoctor: interrupted", err=True)
-        sys.exit(130)
+        sys.exit(exit_code_of(error.__cause__ or error))  # click wraps it
     except LoaderdoctorError as error:
         click.echo(f"loaderdoctor: {error}", err=True)
         sys.exit(error.exit_code)

@@ -16,6 +16,7 @@ from pathlib import Path
 from loaderdoctor.commands.launch import Launch, follow, launch_everywhere, several_machines
 from loaderdoctor.commands.output import (
     STDOUT,
+    ShareRule,
     check_json_target,
     deliver,
     exit_code,
@@ -25,12 +26,13 @@ from loaderdoctor.commands.run_folder import write_run
 from loaderdoctor.diagnosis.gather import ProfileOptions
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.bench import BenchOptions, Target
+from loaderdoctor.instrument.bench import Bench, BenchOptions, RanksSpawnedError, Target
+from loaderdoctor.instrument.group_bench import GroupBench
+from loaderdoctor.instrument.signals import Signals, exit_code_of, held
 from loaderdoctor.report.files import RunFolder
 
 # How long a script may take to its first warm steps: imports, data preparation, compilation.
 START_TIMEOUT_S = 1800.0
-EXIT_INTERRUPTED = 130
 
 NOT_VALID = (
     "loaderdoctor: this run's training is not valid: for some windows the loop gets other batches "
@@ -77,6 +79,13 @@ def diagnose(options: DiagnoseOptions) -> int:
     launch = Launch.find(options.torchrun)
     if launch.follows:
         return follow(_bench_options(options))
+    with Signals():
+        return _diagnose(options, target, launch, rules)
+
+
+def _diagnose(
+    options: DiagnoseOptions, target: Target, launch: Launch, rules: tuple[ShareRule, ...]
+) -> int:
     began = time.time()
     folder = RunFolder.create(target.label, output=options.output, at=began)
     if not options.run_to_end:
@@ -84,22 +93,28 @@ def diagnose(options: DiagnoseOptions) -> int:
         sys.stderr.flush()
     with tempfile.TemporaryDirectory(prefix=".raw-", dir=folder.path) as raw:
         run = _Run(options, target, Path(raw), launch)
-        diagnosis = run.diagnosis
         try:
             run.measure()
         except RunError as error:
-            ended = run.ended_code
-            if diagnosis.evidence is None:
-                if ended:
+            if run.diagnosis.evidence is None:
+                if run.ended_code:
                     sys.stderr.write(f"loaderdoctor: {error}\n")
-                    return ended
+                    return run.ended_code
                 raise
-            diagnosis.problems.append(str(error))
-        report = diagnosis.report()
-        write_run(folder, diagnosis, report, at=began)
-    deliver(report, json_target=options.json_target, folder=folder.path)
-    if diagnosis.interrupted:
-        return EXIT_INTERRUPTED
+            run.diagnosis.problems.append(str(error))
+        # Some seconds, and then there is a whole report of what was measured.
+        with held() as came:
+            report = run.diagnosis.report()
+            try:
+                write_run(folder, run.diagnosis, report, at=began)
+            except RunError:
+                # A full disk: what was measured is shown, though it can't be kept.
+                deliver(report, json_target=options.json_target, folder=None)
+                raise
+            deliver(report, json_target=options.json_target, folder=folder.path)
+    interrupt = run.interrupt or next(iter(came), None)
+    if interrupt is not None:
+        return exit_code_of(interrupt)
     return run.ended_code or exit_code(report, rules)
 
 
@@ -107,12 +122,47 @@ class _Run:
     """One measured run of a script, from start to stop."""
 
     def __init__(self, options: DiagnoseOptions, target: Target, raw: Path, launch: Launch) -> None:
-        self._run_to_end = options.run_to_end
+        self._options, self._target, self._raw = options, target, raw
         self._bench = launch.bench(target, raw, _bench_options(options))
-        self.diagnosis = Diagnosis(
+        self.diagnosis = self._diagnosis()
+        self.ended_code = 0  # of the script itself, where it ended without being stopped
+        self.interrupt: KeyboardInterrupt | None = None
+
+    def measure(self) -> None:
+        """Start the script, gather evidence within the budget, stop it. Raises RunError."""
+        try:
+            try:
+                self._measure()
+            except RanksSpawnedError:
+                self._measure()
+        except KeyboardInterrupt as interrupt:
+            if self.diagnosis.evidence is None:
+                raise
+            self.interrupt, self.diagnosis.interrupted = interrupt, True
+
+    def _measure(self) -> None:
+        bench = self._bench
+        try:
+            with bench:
+                try:
+                    observed = bench.wait_observed(START_TIMEOUT_S)
+                except RanksSpawnedError:
+                    assert isinstance(bench, Bench)
+                    self._bench = GroupBench.of_spawned(bench)
+                    self.diagnosis = self._diagnosis()
+                    raise
+                self.diagnosis.measure(observed)
+                bench.stop(to_end=self._options.run_to_end)
+        finally:
+            if bench.ended is not None and bench.ended.how in ("script-failed", "script-ended"):
+                self.ended_code = bench.ended.exit_code
+
+    def _diagnosis(self) -> Diagnosis:
+        options = self._options
+        return Diagnosis(
             self._bench,
-            target=target.label,
-            raw=raw,
+            target=self._target.label,
+            raw=self._raw,
             options=DiagnosisOptions(
                 budget_s=options.budget_s,
                 ablate=not (options.no_ablation or options.run_to_end),
@@ -125,20 +175,6 @@ class _Run:
                 ),
             ),
         )
-        self.ended_code = 0  # of the script itself, where it ended without being stopped
-
-    def measure(self) -> None:
-        """Start the script, gather evidence within the budget, stop it."""
-        bench = self._bench
-        try:
-            with bench:
-                self.diagnosis.measure(bench.wait_observed(START_TIMEOUT_S))
-                bench.stop(to_end=self._run_to_end)
-        except KeyboardInterrupt:
-            self.diagnosis.interrupted = True
-        finally:
-            if bench.ended is not None and bench.ended.how in ("script-failed", "script-ended"):
-                self.ended_code = bench.ended.exit_code
 
 
 def _words(options: DiagnoseOptions) -> tuple[str, ...]:

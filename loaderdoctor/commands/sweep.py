@@ -35,10 +35,10 @@ from loaderdoctor.findings.rules import find as find_findings
 from loaderdoctor.instrument.bench import Bench, BenchOptions
 from loaderdoctor.instrument.bench import Target as Script
 from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.instrument.signals import Signals, exit_code_of, held
 from loaderdoctor.report.build import build_report
 from loaderdoctor.report.console import console_text
 from loaderdoctor.report.files import RunFolder
-from loaderdoctor.report.html.extras import HtmlExtras
 from loaderdoctor.report.html.page import write_html
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.model import Trial as TrialRow
@@ -52,7 +52,7 @@ from loaderdoctor.sweep.fresh import FreshBench, OpenFresh
 from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.live import LiveSweep
 from loaderdoctor.sweep.method import sweep_method
-from loaderdoctor.sweep.outcome import Options, Progress
+from loaderdoctor.sweep.outcome import Options, Outcome, Progress
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.model import Preset
 from loaderdoctor.sweep.presets.rows import (
@@ -73,7 +73,6 @@ PROCESS_START_S = 60.0
 PROCESS_START_SHARE = 0.2
 # The report on disk is renewed at most this often while the sweep runs.
 PARTIAL_EVERY_S = 5.0
-EXIT_INTERRUPTED = 130
 # Our own search within a preset.
 SEARCH_S = 60.0
 NO_PLOTS = "no plots: pip install 'loaderdoctor[plots]' draws them into the run folder"
@@ -122,17 +121,31 @@ def sweep(options: SweepOptions) -> int:
         folder = RunFolder.create(name, output=options.output, at=began)
     errors = Console(stderr=True)
     errors.print(NOT_VALID, style="yellow", highlight=False)
-    with raw_traces(folder) as trace_dir, LiveSweep(errors) as live:
-        run = Run(options=options, target=target, folder=folder, before=before)
-        report, extras, interrupted = _measure(run, trace_dir, live)
-    text = console_text(report, folder=folder.path)
-    folder.write_report(report, text)
-    write_scalars(report, folder.tensorboard, console_text=text, at=began)
-    write_html(report, folder, extras)
-    if not write_plots(report, folder):
-        errors.print(NO_PLOTS, style="dim", highlight=False)
-    deliver(report, json_target=options.json_target, folder=folder.path)
-    return EXIT_INTERRUPTED if interrupted else 0
+    run = Run(options=options, target=target, folder=folder, before=before)
+    with Signals(), ExitStack() as held_back:
+        with raw_traces(folder) as trace_dir, LiveSweep(errors) as live:
+            partial, outcome = _measure(run, trace_dir, live)
+            # Some seconds, and then there is a whole report of what was measured.
+            came = held_back.enter_context(held())
+            live.say("reading the traces")
+            partial.evidence.conclude(folder, trace_dir / "workers")
+            report = report_of(partial.evidence, run)
+            extras = extras_of_sweep(report, partial.evidence)
+        text = console_text(report, folder=folder.path)
+        try:
+            partial.save()
+            folder.write_report(report, text)
+            write_scalars(report, folder.tensorboard, console_text=text, at=began)
+            write_html(report, folder, extras)
+            if not write_plots(report, folder):
+                errors.print(NO_PLOTS, style="dim", highlight=False)
+        except RunError:
+            # A full disk: what was measured is shown, though it can't be kept.
+            deliver(report, json_target=options.json_target, folder=None)
+            raise
+        deliver(report, json_target=options.json_target, folder=folder.path)
+    interrupt = outcome.interrupt or next(iter(came), None)
+    return exit_code_of(interrupt) if interrupt is not None else 0
 
 
 @contextmanager
@@ -142,8 +155,8 @@ def raw_traces(folder: RunFolder) -> Iterator[Path]:
         yield Path(name)
 
 
-def _measure(run: Run, trace_dir: Path, live: LiveSweep) -> tuple[Report, HtmlExtras, bool]:
-    """(report, its pictures, whether the user interrupted): the part with the measuring process."""
+def _measure(run: Run, trace_dir: Path, live: LiveSweep) -> tuple[_Partial, Outcome]:
+    """The part with the measuring process."""
     options, target = run.options, run.target
     stdout: Literal["inherit", "stderr"] | Path = "inherit"
     if options.json_target == STDOUT:
@@ -194,12 +207,10 @@ def _measure(run: Run, trace_dir: Path, live: LiveSweep) -> tuple[Report, HtmlEx
         )
         outcome = evidence.sweep.run()
     if not any(trial.visits for trial in outcome.trials):
+        if outcome.interrupt is not None:
+            raise outcome.interrupt
         raise RunError(f"{target.name}: nothing was measured ({outcome.ended_reason}).")
-    partial.save()
-    live.say("reading the traces")
-    evidence.conclude(run.folder, trace_dir / "workers")
-    report = report_of(evidence, run)
-    return report, extras_of_sweep(report, evidence), outcome.ended == "interrupted"
+    return partial, outcome
 
 
 def _wait_warm(bench: Bench, start_s: float) -> None:
@@ -313,8 +324,9 @@ class _Partial:
     """Shows progress, and renews report and samples on disk: a crash leaves what was measured."""
 
     def __init__(self, run: Run, live: LiveSweep, evidence: Evidence) -> None:
-        self._run, self._live, self._evidence = run, live, evidence
+        self._run, self._live, self.evidence = run, live, evidence
         self._began = self._written = time.monotonic()
+        self._full = False
 
     def __call__(self, progress: Progress) -> None:
         self._live.show(progress)
@@ -322,18 +334,23 @@ class _Partial:
         if now - self._written < PARTIAL_EVERY_S or progress.phase == "plain":
             return
         self._written = now
-        self.save()
-        report = report_of(self._evidence, self._run)
         folder = self._run.folder
-        folder.write_report(report, console_text(report, folder=folder.path))
+        try:
+            self.save()
+            report = report_of(self.evidence, self._run)
+            folder.write_report(report, console_text(report, folder=folder.path))
+        except RunError as error:  # a full disk is no reason to stop measuring; there may be room
+            if not self._full:
+                self._live.say(f"{error} Going on; the report comes on the terminal.")
+            self._full = True
 
     def save(self) -> None:
         """The raw samples so far."""
-        assert self._evidence.sweep is not None
+        assert self.evidence.sweep is not None
         before = self._run.before
         samples.write(
             self._run.folder.path,
-            self._evidence.sweep.outcome.trials,
+            self.evidence.sweep.outcome.trials,
             options=self._run.options.saved(),
             spent_s=time.monotonic() - self._began + (before[0].spent_s if before else 0.0),
         )

@@ -21,8 +21,10 @@ import msgspec
 
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.channel import CHANNEL_VARIABLE, Handover, encode_handover
+from loaderdoctor.instrument.endings import why_nothing
 from loaderdoctor.instrument.listening import Doorway
 from loaderdoctor.instrument.measuring import POLITE_S, MeasuringProcess
+from loaderdoctor.instrument.member import Member
 from loaderdoctor.instrument.protocol import (
     SCRIPT_ENDED,
     Ended,
@@ -38,7 +40,7 @@ from loaderdoctor.instrument.protocol import (
 from loaderdoctor.instrument.signals import Signals
 from loaderdoctor.instrument.target import BenchOptions, Target
 
-__all__ = ["Bench", "BenchLike", "BenchOptions", "Target"]
+__all__ = ["Bench", "BenchLike", "BenchOptions", "RanksSpawnedError", "Target"]
 
 CONNECT_S = 60.0  # the interpreter and our own imports; torch is not among them
 POLL_S = 0.1
@@ -52,6 +54,10 @@ DRAIN_S = 2.0  # messages still in the pipe after the process ended
 PROFILER_DEFAULTS = {"KINETO_LOG_LEVEL": "99"}
 
 OnEvent = Callable[[FromRun], None]
+
+
+class RanksSpawnedError(RunError):
+    """The script's own processes train: see `group_bench.GroupBench.of_spawned`."""
 
 
 class BenchLike(Protocol):
@@ -94,6 +100,8 @@ class Bench:
     n_steps: int = 0
     _process: MeasuringProcess | None = None
     _connection: Connection | None = None
+    _doorway: Doorway | None = None  # open until the loop is warm: for ranks the script starts
+    _callers: list[Member] = field(default_factory=list)  # those, and who starts them
     _lost: bool = False
     _stopped: bool = False
     _on_event: OnEvent | None = None
@@ -125,7 +133,10 @@ class Bench:
     def wait_observed(
         self, timeout_s: float | None = None, on_event: OnEvent | None = None
     ) -> Observed:
-        """Wait until the loop is warm. Raises RunError where that never happens."""
+        """Wait until the loop is warm. Raises RunError where that never happens.
+
+        RanksSpawnedError where the loop runs in processes that the script started.
+        """
         self._on_event = on_event
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while self.observed is None:
@@ -138,8 +149,24 @@ class Bench:
                     f"{self.target.label}: no training step seen within {timeout_s:g} s. "
                     "Allow more time, or give the script arguments that reach the loop sooner."
                 )
+            if self._rank_called():
+                raise RanksSpawnedError(
+                    f"{self.target.label}: the script starts processes of its own that train; "
+                    "only `loaderdoctor diagnose` measures those."
+                )
             self._pump(POLL_S)
+        self._close_doorway()
         return self.observed
+
+    def give_up(self) -> tuple[MeasuringProcess, Doorway, list[Member]]:
+        """The process, the open doorway and who has called, for whoever goes on with them."""
+        process, doorway, callers = self._process, self._doorway, self._callers
+        assert process is not None
+        assert doorway is not None
+        self._send(Stop(to_end=True))  # its own loop, if it ever has one, is not to be paused
+        self._process, self._doorway, self._callers = None, None, []
+        self._signals.release()
+        return process, doorway, callers
 
     def measure(
         self,
@@ -263,27 +290,24 @@ class Bench:
 
     def _start(self) -> None:
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        doorway = Doorway()
-        try:
-            handover = handover_for(self.target, self.options, doorway, self.run_dir)
-            with self.options.open_stdout() as stdout:
-                self._process = MeasuringProcess(
-                    python=self.options.python,
-                    environment=environment_with(handover),
-                    stdout=stdout,
+        doorway = self._doorway = Doorway()
+        handover = handover_for(self.target, self.options, doorway, self.run_dir)
+        with self.options.open_stdout() as stdout:
+            self._process = MeasuringProcess(
+                python=self.options.python,
+                environment=environment_with(handover),
+                stdout=stdout,
+            )
+        end = time.monotonic() + CONNECT_S
+        while (connection := doorway.wait()) is None:
+            gone = self._process.exit_code is not None
+            if gone or time.monotonic() > end:
+                raise RunError(
+                    f"{self.options.python}: the measuring process "
+                    f"{'ended' if gone else 'did not answer'} before it ran "
+                    f"{self.target.label}."
                 )
-            end = time.monotonic() + CONNECT_S
-            while (connection := doorway.wait()) is None:
-                gone = self._process.exit_code is not None
-                if gone or time.monotonic() > end:
-                    raise RunError(
-                        f"{self.options.python}: the measuring process "
-                        f"{'ended' if gone else 'did not answer'} before it ran "
-                        f"{self.target.label}."
-                    )
-            self._connection = connection
-        finally:
-            doorway.close()
+        self._connection = connection
 
     def _end_process(self, polite_s: float) -> None:
         process = self._process
@@ -312,7 +336,25 @@ class Bench:
         finally:
             if self._connection is not None:
                 self._connection.close()
+            self._close_doorway()
             self._signals.release()
+
+    def _close_doorway(self) -> None:
+        doorway, self._doorway = self._doorway, None
+        if doorway is not None:
+            doorway.close()
+        while self._callers:
+            self._callers.pop().connection.close()  # they run on unwatched
+
+    def _rank_called(self) -> bool:
+        """Whether a process that the script started trains as one rank of several."""
+        if self._doorway is None:
+            return False
+        while (caller := self._doorway.wait(0.0)) is not None:
+            self._callers.append(Member(caller))
+        for one in self._callers:
+            one.take()
+        return any(one.hello is not None for one in self._callers)
 
 
 def with_absolute_path(request: WindowRequest) -> WindowRequest:
@@ -347,23 +389,3 @@ def handover_for(
 def environment_with(handover: Handover) -> dict[str, str]:
     """The environment of a process that measures."""
     return {**PROFILER_DEFAULTS, **os.environ, CHANNEL_VARIABLE: encode_handover(handover)}
-
-
-def why_nothing(ended: Ended, label: str, killed_by: str | None) -> str:
-    """One line: why there is nothing to measure."""
-    if ended.how == "no-loader":
-        return (
-            f"{label}: no torch DataLoader was iterated, so there is no loader to measure. "
-            "If the script starts other processes that train, run one of them instead."
-        )
-    if ended.how == "script-failed":
-        how = (
-            f"was ended by {killed_by}" if killed_by else f"failed with exit code {ended.exit_code}"
-        )
-        return f"{label}: the script {how} before its loop was warm."
-    if ended.how == "interrupted":
-        return f"{label}: interrupted before its loop was warm."
-    return (
-        f"{label}: ended before enough training steps were seen (exit code "
-        f"{ended.exit_code}). Let it run longer: more batches or more epochs."
-    )

@@ -8,10 +8,7 @@ Started by `bench.Bench`; torch is not imported here. Hooks go in right after th
 from __future__ import annotations
 
 import atexit
-import contextlib
-import ctypes
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -26,11 +23,10 @@ from loaderdoctor.instrument.mainscript import (
     run_script,
     waits_for_threads,
 )
+from loaderdoctor.instrument.parentage import EXIT_INTERRUPTED, die_with_parent
 from loaderdoctor.instrument.session import Session
+from loaderdoctor.instrument.spawned import Spawner
 from loaderdoctor.instrument.stopping import StopTraining, exit_now
-
-_PR_SET_PDEATHSIG = 1
-_EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def main() -> NoReturn:
@@ -52,6 +48,8 @@ def main() -> NoReturn:
         group=handover.group,
     )
     Hooks(session).watch()
+    if not handover.group:
+        Spawner(handover).watch()
     os.register_at_fork(after_in_child=session.disable_in_fork)
     sys.exit(_run(handover, session))
 
@@ -81,7 +79,7 @@ def _run(handover: Handover, session: Session) -> int:
         code = _exit_code(exit_value)
     except KeyboardInterrupt as error:
         report_exception(error)
-        how, code = "interrupted", _EXIT_INTERRUPTED
+        how, code = "interrupted", EXIT_INTERRUPTED
     except BaseException as error:
         report_exception(error)
         how, code = "script-failed", 1
@@ -102,16 +100,6 @@ def _exit_code(value: object) -> int:
         return value
     print(value, file=sys.stderr)
     return 1
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask Linux for SIGTERM when the command dies, however it dies; elsewhere do nothing."""
-    if not sys.platform.startswith("linux"):
-        return
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit(_EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":

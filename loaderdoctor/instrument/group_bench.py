@@ -21,15 +21,16 @@ from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import (
     DRAIN_S,
     POLL_S,
+    Bench,
     OnEvent,
     handover_for,
     time_for,
-    why_nothing,
 )
 from loaderdoctor.instrument.channel import Handover
+from loaderdoctor.instrument.endings import why_nothing
 from loaderdoctor.instrument.listening import Doorway
 from loaderdoctor.instrument.measuring import POLITE_S, MeasuringProcess
-from loaderdoctor.instrument.member import Member, meeting
+from loaderdoctor.instrument.member import Member, meeting, missing
 from loaderdoctor.instrument.protocol import (
     MEETING,
     SCRIPT_ENDED,
@@ -51,6 +52,7 @@ CONNECT_S = 180.0  # the launcher imports torch, and may wait for other machines
 # than the first trains without a loader, or not under this command.
 MISSING_S = 20.0
 MEETING_ATTEMPTS = 5
+SPAWNER_S = 1.0  # a process that only waits for others answers at once
 
 # Starts what will connect, given what to hand over and where stdout goes.
 Start = Callable[[Handover, int | None], MeasuringProcess]
@@ -69,12 +71,29 @@ class GroupBench:
     ended: Ended | None = None
     notes: list[Note] = field(default_factory=list)
     members: list[Member] = field(default_factory=list)
+    # Where the script starts the ranks: the process that does, to be told of the stop.
+    spawners: list[Member] = field(default_factory=list)
     _doorway: Doorway | None = None
     _process: MeasuringProcess | None = None
     _stopped: bool = False
     _silent_since_s: float | None = None
     _on_event: OnEvent | None = None
     _signals: Signals = field(default_factory=Signals)
+
+    @staticmethod
+    def of_spawned(bench: Bench) -> GroupBench:
+        """Go on with a script that turned out to start its ranks; `bench` lets go of it."""
+        process, doorway, callers = bench.give_up()
+        return GroupBench(
+            bench.target,
+            bench.run_dir,
+            lambda handover, stdout: process,
+            bench.options,
+            notes=bench.notes,
+            members=[one for one in callers if one.hello is not None],
+            spawners=[one for one in callers if one.hello is None],
+            _doorway=doorway,
+        )
 
     def __enter__(self) -> GroupBench:
         """Start the job. Raises UsageError or RunError."""
@@ -130,7 +149,7 @@ class GroupBench:
                 )
             self._raise_if_broken()
             self._pump(POLL_S)
-        self._note_missing()
+        self.notes.extend(missing(self.measured, self._n_ranks()))
         self.observed = self.measured[0].observed
         assert self.observed is not None
         return self.observed
@@ -164,9 +183,7 @@ class GroupBench:
         if to_end:
             self._send(Stop(to_end=True))
         else:
-            self._stopped = True
-            self._meet()
-            self._send(Stop())
+            self._stop_ranks()
             self._wait(lambda: all(m.over for m in self.members), POLITE_S)
             self._end_process(POLITE_S)
         while self.ended is None or (self._process is not None and not self._process.wait(0.0)):
@@ -211,8 +228,22 @@ class GroupBench:
         return True
 
     def _send(self, message: Measure | Stop) -> None:
+        if isinstance(message, Stop) and not message.to_end and message.at_step is None:
+            # First of all: once its ranks are gone the script would go on behind them.
+            for one in self.spawners:
+                one.send(message)
+            self._wait(lambda: all(x.stands_by() for x in self.spawners), SPAWNER_S)
         for member in self.members:
             member.send(message)
+
+    def _stop_ranks(self) -> None:
+        """Stop all ranks at one step. A job that has failed by itself says so, and goes alone."""
+        if self.ended is None:
+            self._stopped = True
+            if self.measured:
+                self._meet()
+        if self.ended is None or self.ended.how not in ("script-failed", "interrupted"):
+            self._send(Stop())
 
     def _meet(self) -> None:
         """Let all ranks wait after the same step, where no collective is under way.
@@ -308,22 +339,11 @@ class GroupBench:
                     f"on unwatched.\n{note.text}"
                 )
 
-    def _note_missing(self) -> None:
-        n_ranks, seen = self._n_ranks(), {m.rank for m in self.measured}
-        missing = [rank for rank in range(n_ranks) if rank not in seen]
-        if missing:
-            text = (
-                f"{len(missing)} of {n_ranks} ranks were not measured (rank "
-                f"{', '.join(map(str, missing[:8]))}{', …' if len(missing) > 8 else ''}): no "
-                "training step was seen there. The job's slowest rank may be among them."
-            )
-            self.notes.append(Note(kind="ranks-missing", text=text))
-
     # ------------------------------------------------------------ start and end
 
     def _start(self) -> None:
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        self._doorway = Doorway(self.host)
+        self._doorway = self._doorway or Doorway(self.host)
         handover = handover_for(self.target, self.options, self._doorway, self.run_dir, group=True)
         with self.options.open_stdout() as stdout:
             self._process = self.start(handover, stdout)
@@ -357,16 +377,13 @@ class GroupBench:
         process = self._process
         try:
             if process is not None and process.exit_code is None:
-                self._stopped = True
-                if self.measured and self.ended is None:
-                    with suppress(RunError):
-                        self._meet()
-                self._send(Stop())
+                with suppress(RunError):
+                    self._stop_ranks()
                 polite_s = POLITE_S if self.measured else 1.0
                 # Where the job has ended by itself its launcher is on its way out.
                 self._end_process(POLITE_S if self.ended is not None else polite_s)
         finally:
-            for member in self.members:
+            for member in (*self.members, *self.spawners):
                 member.connection.close()
             if self._doorway is not None:
                 self._doorway.close()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
-from loaderdoctor.instrument.child import die_with_parent
 from loaderdoctor.instrument.measuring import bootstrap
+from loaderdoctor.instrument.parentage import die_with_parent
 
 
 def main() -> None:

@@ -11,9 +11,11 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from loaderdoctor.instrument.protocol import (
+    MEETING,
     Ended,
     FromRun,
     Hello,
+    Note,
     Observed,
     Progress,
     Ready,
@@ -63,6 +65,12 @@ class Member:
     def finished(self, request_id: int) -> bool:
         """Whether a window is over or will never be."""
         return self.over or request_id in self.done
+
+    def stands_by(self) -> bool:
+        """Whether a process that starts ranks has heard of the stop, or is gone."""
+        while self.take() is not None:
+            pass
+        return self.lost or MEETING in self.ready
 
     def step_after(self, seconds: float) -> int:
         """The step its loop will have begun by then, at the pace of late."""
@@ -133,6 +141,25 @@ def meeting(members: Sequence[Member], attempt: int) -> tuple[int, float]:
     at_step = max((m.step_after(lead_s) for m in members), default=0) + n_steps
     step_s = max((m.step_s or 0.0 for m in members), default=0.0)
     return at_step, MEETING_S + lead_s + (n_steps + 1) * step_s
+
+
+def missing(measured: Sequence[Member], n_ranks: int) -> list[Note]:
+    """What the report must say where not all ranks of the job were measured.
+
+    The script's process group may be larger than what was started here.
+    """
+    environments = (m.observed.environment for m in measured if m.observed is not None)
+    n_ranks = max([n_ranks, *(e.n_ranks or 0 for e in environments)])
+    seen = {m.rank for m in measured}
+    absent = [rank for rank in range(n_ranks) if rank not in seen]
+    if not absent:
+        return []
+    text = (
+        f"{len(absent)} of {n_ranks} ranks were not measured (rank "
+        f"{', '.join(map(str, absent[:8]))}{', …' if len(absent) > 8 else ''}): no "
+        "training step was seen there. The job's slowest rank may be among them."
+    )
+    return [Note(kind="ranks-missing", text=text)]
 
 
 def _pace_s(members: Sequence[Member]) -> float:

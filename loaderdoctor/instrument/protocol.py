@@ -102,6 +102,10 @@ class Hello(Message, frozen=True, kw_only=True, omit_defaults=True):
     run_dir: str  # of this rank: traces and workers' records lie below it
 
 
+class Spawned(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """First and only message of a process that starts ranks itself, on a connection for Stop."""
+
+
 class Ready(Message, frozen=True, kw_only=True, omit_defaults=True):
     """The window is prepared: its batches are what it measures, queues and loop are steady."""
 
@@ -301,5 +305,5 @@ class Ended(Message, frozen=True, kw_only=True, omit_defaults=True):
     loaders: tuple[LoaderRecord, ...] = ()
 
 
-FromRun = Observed | WindowDone | Note | Progress | Ended | Hello | Ready
+FromRun = Observed | WindowDone | Note | Progress | Ended | Hello | Ready | Spawned
 ToRun = Measure | Begin | Stop

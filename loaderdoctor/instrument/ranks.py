@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
@@ -25,9 +25,9 @@ MEETING_NS = 60_000_000_000  # a rank that hears nothing for so long stops alone
 HEARTBEAT_NS = 200_000_000  # the command must know where the ranks are to let them stop together
 
 
-def place() -> tuple[int, int] | None:
-    """Rank and number of ranks as the launcher set them for this process; None without several."""
-    rank, n_ranks = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+def place(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
+    """Rank and number of ranks as the launcher set them for a process; None without several."""
+    rank, n_ranks = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
     if not (rank.isdigit() and n_ranks.isdigit()) or int(n_ranks) < 2:
         return None
     return int(rank), int(n_ranks)

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+
+class Terminated(KeyboardInterrupt):
+    """A signal other than SIGINT asked the command to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"signal {number}")
+        self.number = number
+
+
+def exit_code_of(interrupt: BaseException | None) -> int:
+    """Exit code of an interrupted command, as shells report it: 128 + the signal's number."""
+    return 128 + (interrupt.number if isinstance(interrupt, Terminated) else signal.SIGINT)
 
 
 class Signals:
@@ -15,8 +29,15 @@ class Signals:
     def __init__(self) -> None:
         self._handlers: dict[int, Any] = {}
 
+    def __enter__(self) -> Signals:
+        self.catch()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
     def catch(self) -> None:
-        """From now on they raise SystemExit; only the main thread can say so."""
+        """From now on they raise Terminated; only the main thread can say so."""
         if threading.current_thread() is not threading.main_thread():
             return
         for name in ("SIGTERM", "SIGHUP"):
@@ -31,5 +52,38 @@ class Signals:
         self._handlers.clear()
 
 
+@contextmanager
+def held() -> Iterator[list[KeyboardInterrupt]]:
+    """Put off the first signal until the block's end, for work of some seconds that must be whole.
+
+    What came is in the list, for the exit code; nothing is raised for it. A second signal does not
+    wait: somebody wants out.
+    """
+    came: list[KeyboardInterrupt] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        interrupt = KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
+        if came:
+            raise interrupt
+        came.append(interrupt)
+
+    before = {
+        number: signal.getsignal(number)
+        for name in ("SIGINT", "SIGTERM", "SIGHUP")
+        if (number := getattr(signal, name, None)) is not None
+    }
+    taken = {n: h for n, h in before.items() if h in (_leave, signal.default_int_handler)}
+    try:
+        for number in taken:
+            signal.signal(number, note)
+        yield came
+    finally:
+        for number, handler in taken.items():
+            signal.signal(number, handler)
+
+
 def _leave(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
+    raise Terminated(number)

@@ -53,6 +53,7 @@ class Outcome:
     plain: list[WindowDone] = field(default_factory=list)  # loop untouched: before and after
     ended: Literal["done", "interrupted", "script-over"] = "done"
     ended_reason: str | None = None
+    interrupt: KeyboardInterrupt | None = None  # what ended it, where the user did
     notes: list[tuple[str, str]] = field(default_factory=list)  # (kind, text) of warnings
     n_ranked_rounds: int = 0
     race: str | None = None  # how a search ended: separated, nothing-better or spent

@@ -131,8 +131,8 @@ class Sweep:
         except (SweepOverError, RunError) as over:
             self.outcome.ended = "script-over"
             self.outcome.ended_reason = str(over)
-        except KeyboardInterrupt:
-            self.outcome.ended = "interrupted"
+        except KeyboardInterrupt as interrupt:
+            self.outcome.ended, self.outcome.interrupt = "interrupted", interrupt
             self.outcome.ended_reason = "interrupted: what was measured until then stands"
         for trial in self.outcome.trials:
             if trial.status == "ok" and not trial.visits and trial.same_as is None:

@@ -176,6 +176,9 @@ class StepFacts:
     boundaries_ms: tuple[float, ...]  # creation + first wait + teardown, one per boundary seen
     worker_cpu_cores: float | None  # worker CPU time / wall
     main_cpu_cores: float | None
+    # Of torch's allocator in the first window, before anything was substituted.
+    gpu_peak_allocated_bytes: int | None = None
+    gpu_peak_reserved_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

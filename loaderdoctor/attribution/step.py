@@ -130,6 +130,8 @@ def step_facts(observed: Observed, windows: Sequence[WindowDone]) -> StepFacts |
         boundaries_ms=tuple(boundary_cost_ms(b) for b in boundaries),
         worker_cpu_cores=_cores([w.worker_cpu_ns for w in plain], wall_ns),
         main_cpu_cores=_cores([w.main_cpu_ns for w in plain], wall_ns),
+        gpu_peak_allocated_bytes=plain[0].gpu_peak_allocated_bytes,
+        gpu_peak_reserved_bytes=plain[0].gpu_peak_reserved_bytes,
     )
 
 

@@ -15,6 +15,7 @@ from loaderdoctor.instrument.protocol import Environment, LoaderRecord
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report import model
 from loaderdoctor.report.encode import plain_value
+from loaderdoctor.report.gpu import gpu_of, ranges_of
 from loaderdoctor.report.method import method_sentences
 from loaderdoctor.report.summary import VerdictSeverity, verdict_sentence
 
@@ -47,6 +48,7 @@ def build_report(
     environment: Environment | None = None,
     method: Sequence[str] = (),
     summary: str | None = None,
+    memory_history: model.MemoryHistory | None = None,
 ) -> model.Report:
     """The report of one run. `summary` replaces the composed sentence; `method` is added to it.
 
@@ -72,6 +74,9 @@ def build_report(
         ablation=_ablation(facts.ablation),
         profiler_overhead=facts.profiler_overhead,
         workers=_workers(facts.workers),
+        gpu=gpu_of(facts),
+        ranges=ranges_of(facts),
+        memory_history=memory_history,
         findings=tuple(_finding(finding) for finding in findings),
         recommendations=tuple(recommendations),
         withheld=tuple(withheld),
@@ -79,7 +84,7 @@ def build_report(
         best=best,
         claims=tuple(dict(claim) for claim in claims),
         ranks=tuple(ranks),
-        warnings=(*warnings, *unexplained),
+        warnings=(*warnings, *unexplained, *_ranges_left_out(facts)),
         environment=_environment(environment),
         method=(*method_sentences(facts, trials), *method),
     )
@@ -224,6 +229,17 @@ def _unexplained(facts: Facts) -> tuple[model.ReportWarning, ...]:
             "loaderdoctor: please report it with the trace.",
         ),
     )
+
+
+def _ranges_left_out(facts: Facts) -> tuple[model.ReportWarning, ...]:
+    n = facts.trace.n_ranges_left_out if facts.trace is not None else 0
+    if not n:
+        return ()
+    text = (
+        f"{fmt.count(n, 'more name')} of record_function ranges are not listed. Give ranges names "
+        "that do not change from step to step."
+    )
+    return (model.ReportWarning(kind="ranges-left-out", text=text),)
 
 
 def _value(estimate: Estimate | None) -> float | None:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.bars import LOOKS, ORDER, Bar, Capped, Legible
+from loaderdoctor.report.console_gpu import gpu_lines, ranges_table
 from loaderdoctor.report.console_tables import claims_table, ranks_table, trials_table
 from loaderdoctor.report.format import plain
 from loaderdoctor.report.model import (
@@ -81,6 +82,10 @@ def _sections(report: Report, folder: Path | None) -> Iterator[RenderableType | 
     yield _prescription(report)
     yield _listed("Not advised", [(w.setting, w.reason) for w in report.withheld])
     yield _workers(report.workers)
+    gpu = gpu_lines(report.gpu, report.memory_history)
+    yield _section("The GPU", *gpu) if gpu else None
+    if report.ranges:
+        yield _section("Your record_function ranges", ranges_table(report.ranges))
     if any(trial.row is not None for trial in report.trials):
         yield _section("Trials, as published", preset_table(report), cap=None)
     elif report.trials:

@@ -186,6 +186,78 @@ class Workers(Struct, frozen=True, kw_only=True):
     lines: tuple[dict[str, Any], ...]
 
 
+class GpuDevice(Struct, frozen=True, kw_only=True):
+    """One device over all steps of the profiled window: docs/gpu.md has the definitions."""
+
+    index: int
+    name: str | None
+    memory_bytes: int | None
+    utilization_share: float | None
+    sm_efficiency_share: float | None
+    occupancy_share: float | None
+    tensor_core_share: float | None  # of the time in kernels
+    plugin_tensor_core_share: float | None  # likewise, as TensorBoard shows it
+
+
+class GpuDips(Struct, frozen=True, kw_only=True):
+    """When the GPU falls idle: how deep, how long, how often, and what goes with it."""
+
+    n: int
+    mean_ms: float
+    usual_share: float  # busy share of a typical step
+    low_share: float  # within the dips
+    of_window_share: float
+    period_ms: float | None
+    period_steps: float | None
+    regular: bool
+    matches: Literal["worker-cycle", "epoch", None]
+    match_steps: int | None
+    waiting_share: float | None  # of their time: the loop waits for a batch
+    spans_ms: tuple[Interval, ...]  # since the window's begin
+
+
+class GpuBusy(Struct, frozen=True, kw_only=True):
+    """Busy share over the profiled window's steps: every `every_ms`, each of `over_ms`."""
+
+    summary: str
+    window_ms: float
+    every_ms: float
+    over_ms: float
+    shares: tuple[float, ...]
+    dips: GpuDips | None  # None: there are none
+
+
+class Gpu(Struct, frozen=True, kw_only=True):
+    """How well the GPU is used. Peaks are of the training process, in a plain window."""
+
+    devices: tuple[GpuDevice, ...]
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    busy: GpuBusy | None
+
+
+class UserRange(Struct, frozen=True, kw_only=True):
+    """One of the user's own `record_function` ranges, over the steps of the profiled window."""
+
+    name: str
+    n_calls: int
+    host_ms_per_step: float
+    gpu_ms_per_step: float | None  # of kernels, copies, memsets launched inside; summed
+    n_kernels_per_step: float | None
+    depth: int  # of other ranges around it
+
+
+class MemoryHistory(Struct, frozen=True, kw_only=True):
+    """torch's memory snapshot, and what recording it cost: steps with it / steps without."""
+
+    path: str  # relative to the run folder
+    n_bytes: int
+    n_entries: int
+    max_entries: int
+    overhead: float | None
+    overhead_ci: Interval | None
+
+
 class Report(Struct, frozen=True, kw_only=True):
     schema: str = SCHEMA
     command: Literal["diagnose", "sweep", "analyze"]
@@ -209,3 +281,6 @@ class Report(Struct, frozen=True, kw_only=True):
     warnings: tuple[ReportWarning, ...]
     environment: dict[str, Any]
     method: tuple[str, ...]  # how each number was measured, one sentence each
+    gpu: Gpu | None = None  # None: no accelerator
+    ranges: tuple[UserRange, ...] = ()  # costliest first
+    memory_history: MemoryHistory | None = None  # None: not asked for, or not to be had

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from loaderdoctor.attribution.device_use import (
+    BusyFacts,
+    DipFacts,
+    GpuDeviceFacts,
+    RangeFacts,
+)
 from loaderdoctor.attribution.shares import Bound, Hidden, Shares
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import (
@@ -188,10 +195,68 @@ CHANGES = (
 )
 
 
+BUSY = BusyFacts(
+    every_ms=4.25,
+    over_ms=17.0,
+    shares=tuple(0.0 if i % 20 < 9 else 0.031 for i in range(80)),
+    window_ms=340.0,
+    dips=DipFacts(
+        spans_ms=((0.0, 38.0), (85.0, 123.0), (170.0, 208.0), (255.0, 293.0)),
+        n=4,
+        mean_ms=38.0,
+        usual_share=0.031,
+        low_share=0.0,
+        of_window_share=0.447,
+        period_ms=85.0,
+        period_steps=5.0,
+        regular=True,
+        matches=None,
+        match_steps=None,
+        waiting_share=0.97,
+    ),
+)
+DEVICE = GpuDeviceFacts(
+    index=0,
+    name="NVIDIA H100 80GB HBM3",
+    memory_bytes=85_017_493_504,
+    utilization_share=0.028,
+    sm_efficiency_share=0.023,
+    occupancy_share=0.12,
+    tensor_core_share=0.41,
+    plugin_tensor_core_share=0.114,
+)
+RANGES = (
+    RangeFacts(
+        name="train step", n_calls=20, host_ms_per_step=5.83, gpu_ms_per_step=0.41,
+        n_kernels_per_step=40.0, depth=0,
+    ),
+    RangeFacts(
+        name="log [red]metrics[/red]", n_calls=4, host_ms_per_step=0.312, gpu_ms_per_step=0.0,
+        n_kernels_per_step=0.0, depth=1,
+    ),
+)  # fmt: skip
+
+
+def with_gpu() -> Facts:
+    """The facts of a diagnosis on a GPU, its use and the user's own ranges among them."""
+    found = facts()
+    assert found.trace is not None
+    assert found.step is not None
+    return replace(
+        found,
+        trace=replace(found.trace, gpu_devices=(DEVICE,), busy=BUSY, ranges=RANGES),
+        step=replace(
+            found.step,
+            gpu_peak_allocated_bytes=1_310_000_000,
+            gpu_peak_reserved_bytes=1_610_612_736,
+        ),
+    )
+
+
 def input_bound(**changes: Any) -> model.Report:
     """A loader in the training process on an H100: found, proven, tried."""
     given: dict[str, Any] = {
-        "facts": facts(),
+        "facts": with_gpu(),
         "target": "train.py",
         "bound": "input",
         "severity": "high",

@@ -28,7 +28,7 @@ from loaderdoctor.report.html.subjects import (
     TrialBars,
     workers_by_prefetch,
 )
-from loaderdoctor.report.model import Report, Trial
+from loaderdoctor.report.model import GpuBusy, Report, Trial
 
 # What the colours of a timeline mean, by the page's name for each.
 DOING_WORDS = {
@@ -79,6 +79,7 @@ class Charts:
     samples: Chart | None
     trials: tuple[Chart, ...]
     predictions: Chart | None
+    busy: Chart | None
 
 
 def charts_of(report: Report, extras: HtmlExtras) -> Charts:
@@ -96,6 +97,7 @@ def charts_of(report: Report, extras: HtmlExtras) -> Charts:
         samples=_samples(artist, extras.samples) if extras.samples is not None else None,
         trials=tuple(_trials(artist, report)),
         predictions=_predictions(artist, extras.predictions) if extras.predictions else None,
+        busy=_busy(artist, report.gpu.busy) if report.gpu and report.gpu.busy else None,
     )
 
 
@@ -148,6 +150,38 @@ def _timeline(artist: _Artist, number: int, traced: TracedSteps, step: StepTimel
     )
     chart = Chart(name=f"step-{number}", title=title, note=note, legend=legend, table=table)
     return artist.draw(chart, step)
+
+
+def _busy(artist: _Artist, series: GpuBusy) -> Chart:
+    dips = series.dips
+    legend = [("compute", "a kernel runs")]
+    headings, row = ["window", "mean", "lowest", "dips"], []
+    shares = series.shares or (0.0,)
+    row = [
+        fmt.seconds(series.window_ms / 1e3),
+        fmt.share(sum(shares) / len(shares)),
+        fmt.share(min(shares)),
+        f"{dips.n:,}" if dips is not None else "0",
+    ]
+    if dips is not None:
+        legend.append(("input", "falls idle"))
+        headings += ["each", "period", "in steps", "busy otherwise", "in the dips", "waiting"]
+        row += [
+            fmt.seconds(dips.mean_ms / 1e3),
+            fmt.seconds(dips.period_ms / 1e3) if dips.period_ms is not None else "–",
+            f"{dips.period_steps:g}" if dips.period_steps is not None else "–",
+            fmt.share(dips.usual_share),
+            fmt.share(dips.low_share),
+            fmt.share(dips.waiting_share),
+        ]
+    chart = Chart(
+        name="gpu-busy",
+        title="GPU-busy over time",
+        note=f"{series.summary} Each value is of {fmt.seconds(series.over_ms / 1e3)}.",
+        legend=tuple(legend),
+        table=Table(headings=tuple(headings), rows=(tuple(row),)),
+    )
+    return artist.draw(chart, series)
 
 
 def _waits(artist: _Artist, series: WaitSeries) -> Chart:

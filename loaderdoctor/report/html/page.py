@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from loaderdoctor import __version__
 from loaderdoctor.report import format as fmt
+from loaderdoctor.report import gpu
 from loaderdoctor.report.bars import LOOKS, ORDER
 from loaderdoctor.report.console import BOUND_WORDS, severity_words
 from loaderdoctor.report.console_tables import trial_columns, trial_mark
@@ -56,6 +57,7 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
             meaning=meaning(report),
             trials=_trials(report),
             ranks=_ranks(report),
+            ranges=_ranges(report),
             environment=_environment_rows(report.environment),
         )
     )
@@ -70,7 +72,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(fmt=fmt)
+    made.globals.update(fmt=fmt, gpu=gpu)
     made.filters.update(
         evidence=_evidence,
         lines=str.splitlines,
@@ -301,6 +303,12 @@ def _ranks(report: Report) -> Table | None:
             tuple(read(rank) for _, read in columns) for rank in outliers_first(report.ranks)
         ),
     )
+
+
+def _ranges(report: Report) -> Table | None:
+    if not report.ranges:
+        return None
+    return Table(headings=gpu.RANGE_HEADINGS, rows=gpu.range_rows(report.ranges))
 
 
 def _environment_rows(environment: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

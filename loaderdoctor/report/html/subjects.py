@@ -9,7 +9,7 @@ from typing import Any, Literal
 from loaderdoctor.attribution.series import SampleTimes, WaitSeries
 from loaderdoctor.attribution.timeline import StepTimeline
 from loaderdoctor.report.html.extras import Prediction
-from loaderdoctor.report.model import Trial
+from loaderdoctor.report.model import GpuBusy, Trial
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
 
 # What stands for a prefetch factor where there are no workers to prefetch.
@@ -53,7 +53,7 @@ class Grid:
         return self.step_ms.values()
 
 
-Subject = StepTimeline | WaitSeries | SampleTimes | TrialBars | Predictions | Grid
+Subject = StepTimeline | WaitSeries | SampleTimes | TrialBars | Predictions | Grid | GpuBusy
 
 
 def workers_by_prefetch(trials: Sequence[Trial], own: Mapping[str, Any]) -> Grid | None:

@@ -7,9 +7,10 @@ from matplotlib.figure import Figure
 
 from loaderdoctor.attribution.series import SampleTimes, WaitSeries
 from loaderdoctor.attribution.timeline import StepTimeline
-from loaderdoctor.report.html.charts import steps, trials
+from loaderdoctor.report.html.charts import gpu, steps, trials
 from loaderdoctor.report.html.charts.canvas import NARROW, WIDE, Sheet, settings, svg
 from loaderdoctor.report.html.subjects import Grid, Predictions, Subject, TrialBars
+from loaderdoctor.report.model import GpuBusy
 
 
 def pictures(subject: Subject, *, name: str, description: str) -> tuple[Markup, Markup]:
@@ -29,6 +30,8 @@ def _figure(sheet: Sheet, subject: Subject) -> Figure:
             return steps.waits(sheet, subject)
         case SampleTimes():
             return steps.sample_histogram(sheet, subject)
+        case GpuBusy():
+            return gpu.busy(sheet, subject)
         case Grid():
             return trials.grid(sheet, subject)
         case Predictions():

@@ -1,0 +1,199 @@
+"""How the report speaks of the GPU: facts -> what report.json holds, and its sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from loaderdoctor.attribution.device_use import BusyFacts, DipFacts, GpuDeviceFacts
+from loaderdoctor.facts import Facts
+from loaderdoctor.report import format as fmt
+from loaderdoctor.report import model
+
+# Two lists of tensor-core kernels that differ by less tell the same.
+SAME_SHARE = 0.005
+
+
+def gpu_of(facts: Facts) -> model.Gpu | None:
+    """None where neither a device nor its memory was seen."""
+    trace, step = facts.trace, facts.step
+    devices = trace.gpu_devices if trace is not None else ()
+    busy = trace.busy if trace is not None else None
+    allocated = step.gpu_peak_allocated_bytes if step is not None else None
+    reserved = step.gpu_peak_reserved_bytes if step is not None else None
+    if not devices and busy is None and allocated is None:
+        return None
+    return model.Gpu(
+        devices=tuple(_device(device) for device in devices),
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        busy=_busy(busy) if busy is not None else None,
+    )
+
+
+def ranges_of(facts: Facts) -> tuple[model.UserRange, ...]:
+    """The user's own ranges, costliest first."""
+    if facts.trace is None:
+        return ()
+    return tuple(
+        model.UserRange(
+            name=found.name,
+            n_calls=found.n_calls,
+            host_ms_per_step=found.host_ms_per_step,
+            gpu_ms_per_step=found.gpu_ms_per_step,
+            n_kernels_per_step=found.n_kernels_per_step,
+            depth=found.depth,
+        )
+        for found in facts.trace.ranges
+    )
+
+
+def device_figures(device: model.GpuDevice) -> tuple[tuple[str, str], ...]:
+    """(what, figure) of one device, those that were recorded."""
+    figures = [
+        ("utilisation", device.utilization_share),
+        ("est. SM efficiency", device.sm_efficiency_share),
+        ("est. achieved occupancy", device.occupancy_share),
+    ]
+    shown = [(name, fmt.share(value)) for name, value in figures if value is not None]
+    own, plugin = device.tensor_core_share, device.plugin_tensor_core_share
+    if own is not None:
+        shown.append(("tensor cores", f"{fmt.share(own)} of kernel time"))
+        if plugin is not None and abs(plugin - own) >= SAME_SHARE:
+            shown.append(("by TensorBoard's list", fmt.share(plugin)))
+    return tuple(shown)
+
+
+def memory_figures(gpu: model.Gpu) -> tuple[tuple[str, str], ...]:
+    """(what, figure) of the peaks; of the device's memory where its size is known."""
+    if gpu.peak_allocated_bytes is None:
+        return ()
+    sizes = [device.memory_bytes for device in gpu.devices if device.memory_bytes is not None]
+    whole = f" of {fmt.n_bytes(sizes[0])}" if sizes else ""
+    shown = [("peak memory", f"{fmt.n_bytes(gpu.peak_allocated_bytes)} allocated")]
+    if gpu.peak_reserved_bytes is not None:
+        shown.append(("reserved", f"{fmt.n_bytes(gpu.peak_reserved_bytes)}{whole}"))
+    return tuple(shown)
+
+
+def heading(device: model.GpuDevice, n_devices: int) -> str:
+    """Which device figures are of; empty where there is one."""
+    if n_devices < 2:
+        return ""
+    return f"GPU {device.index}" + (f" ({fmt.plain(device.name)})" if device.name else "")
+
+
+def memory_history_sentence(history: model.MemoryHistory) -> str:
+    """Where the snapshot is, how much it holds and what recording it cost."""
+    text = (
+        f"{fmt.plain(history.path)} ({fmt.n_bytes(history.n_bytes)}, "
+        f"{fmt.count(history.n_entries, 'entry', 'entries')}"
+    )
+    text += (
+        ", the latest: older ones were dropped)"
+        if history.n_entries >= history.max_entries
+        else ")"
+    )
+    if history.overhead is None:
+        return f"{text}; what recording it cost was not measured."
+    interval = history.overhead_ci
+    between = f" (95 %: {fmt.ratio(interval[0])} to {fmt.ratio(interval[1])})" if interval else ""
+    return (
+        f"{text}; steps took {fmt.ratio(history.overhead)} as long while it was recorded{between}."
+    )
+
+
+def dips_sentence(busy: BusyFacts) -> str:
+    """How the GPU's use runs over the window: even, or with dips of which depth and period."""
+    window = fmt.seconds(busy.window_ms / 1e3)
+    dips = busy.dips
+    if dips is None:
+        mean = fmt.share(fmean(busy.shares) if busy.shares else None)
+        return (
+            f"GPU-busy runs evenly at {mean} over the {window} profiled: it falls idle nowhere for "
+            "longer than in every step."
+        )
+    depth = f"GPU-busy falls from {fmt.share(dips.usual_share)} to {fmt.share(dips.low_share)}"
+    if dips.period_ms is None:
+        often = f"once in the {window} profiled"
+    elif dips.regular or dips.matches is not None:
+        often = f"about every {fmt.seconds(dips.period_ms / 1e3)}"
+    else:
+        often = f"{fmt.count(dips.n, 'time')} in the {window} profiled"
+    each = " each" if dips.n > 1 else ""
+    text = f"{depth} {often}{_matched(dips)}, for {fmt.seconds(dips.mean_ms / 1e3)}{each}."
+    if dips.waiting_share is not None:
+        text += f" {fmt.share(dips.waiting_share)} of that time the loop waits for a batch."
+    return text
+
+
+def _matched(dips: DipFacts) -> str:
+    steps = dips.match_steps
+    if dips.matches == "epoch":
+        length = f" of {fmt.count(steps, 'step')}" if steps else ""
+        return f" (where an epoch{length} begins)"
+    if dips.matches == "worker-cycle" and steps:
+        return f" (in each cycle of {fmt.count(steps, 'step')}, one batch from every worker)"
+    if dips.regular and dips.period_steps:
+        return f" ({fmt.count(round(dips.period_steps), 'step')})"
+    return ""
+
+
+def _device(device: GpuDeviceFacts) -> model.GpuDevice:
+    return model.GpuDevice(
+        index=device.index,
+        name=device.name,
+        memory_bytes=device.memory_bytes,
+        utilization_share=device.utilization_share,
+        sm_efficiency_share=device.sm_efficiency_share,
+        occupancy_share=device.occupancy_share,
+        tensor_core_share=device.tensor_core_share,
+        plugin_tensor_core_share=device.plugin_tensor_core_share,
+    )
+
+
+def _busy(busy: BusyFacts) -> model.GpuBusy:
+    dips = busy.dips
+    return model.GpuBusy(
+        summary=dips_sentence(busy),
+        window_ms=busy.window_ms,
+        every_ms=busy.every_ms,
+        over_ms=busy.over_ms,
+        shares=busy.shares,
+        dips=_dips(dips) if dips is not None else None,
+    )
+
+
+def _dips(dips: DipFacts) -> model.GpuDips:
+    return model.GpuDips(
+        n=dips.n,
+        mean_ms=dips.mean_ms,
+        usual_share=dips.usual_share,
+        low_share=dips.low_share,
+        of_window_share=dips.of_window_share,
+        period_ms=dips.period_ms,
+        period_steps=dips.period_steps,
+        regular=dips.regular,
+        matches=dips.matches,
+        match_steps=dips.match_steps,
+        waiting_share=dips.waiting_share,
+        spans_ms=dips.spans_ms,
+    )
+
+
+# Under a table in which some ranges lie in others.
+NESTED = "An outer range holds what its inner ones took."
+RANGE_HEADINGS = ("range", "calls", "host ms a step", "GPU ms a step")
+
+
+def range_rows(ranges: Sequence[model.UserRange]) -> tuple[tuple[str, str, str, str], ...]:
+    """One row a range, costliest first."""
+    return tuple(
+        (
+            fmt.plain(found.name),
+            f"{found.n_calls:,}",
+            fmt.number(found.host_ms_per_step),
+            "–" if found.gpu_ms_per_step is None else fmt.number(found.gpu_ms_per_step),
+        )
+        for found in ranges
+    )

@@ -153,6 +153,16 @@ def _engine_options(command: F) -> F:
     )(command)
 
 
+_TRIAL_LIMIT = click.option(
+    "--trial-limit",
+    "trial_limit_s",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="A trial that takes longer at a time hangs.  [default: 4 times what was planned, and a "
+    "batch of it 120 s]",
+)
+
+
 _FAIL_ON = click.option(
     "--fail-on",
     metavar="RULE",
@@ -172,10 +182,16 @@ def cli() -> None:
 @_budget(45, "Seconds after the first step, shutdown and report included.")
 @click.option("--no-ablation", is_flag=True, help="Don't substitute batches: the trace alone.")
 @click.option("--no-verify", is_flag=True, help="Don't try the recommended settings.")
+@_TRIAL_LIMIT
 @click.option(
     "--run-to-end",
     is_flag=True,
     help="Plain and profiled windows only; the script then runs to its end, results unchanged.",
+)
+@click.option(
+    "--memory-history",
+    is_flag=True,
+    help="Save torch's GPU memory snapshot too, and measure what recording it costs.",
 )
 @_FAIL_ON
 @_profile_options
@@ -223,6 +239,10 @@ def diagnose(script: str, args: tuple[str, ...], **options: Any) -> int:
 @click.option("--rounds", type=click.IntRange(min=1), help="Visits to each trial.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the shuffled rounds.")
 @_budget(None, "Seconds of measuring; trials are sized to fit.  [default: 120; presets their own]")
+@_TRIAL_LIMIT
+@click.option(
+    "--rerun", is_flag=True, help="Start SCRIPT again, and go on, where a trial took it down."
+)
 @click.option("--no-ablation", is_flag=True, help="Don't measure the two bounds.")
 @_profile_options
 @_output_options

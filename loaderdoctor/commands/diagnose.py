@@ -24,6 +24,7 @@ from loaderdoctor.commands.output import (
 )
 from loaderdoctor.commands.run_folder import write_run
 from loaderdoctor.diagnosis.gather import ProfileOptions
+from loaderdoctor.diagnosis.memory_history import NAME as SNAPSHOT
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import Bench, BenchOptions, RanksSpawnedError, Target
@@ -59,6 +60,7 @@ class DiagnoseOptions:
     repeat: int = 1
     with_stack: bool = False
     profile_memory: bool = False
+    memory_history: bool = False
     json_target: str | None = None
     output: Path | None = None
     torchrun: tuple[str, ...] = ()  # options of torch's launcher; with them it starts the ranks
@@ -173,6 +175,7 @@ class _Run:
                     n_active=options.active,
                     n_warmup=_sum(options.wait, options.warmup),
                 ),
+                memory_history=self._raw.parent / SNAPSHOT if options.memory_history else None,
             ),
         )
 
@@ -187,6 +190,7 @@ def _words(options: DiagnoseOptions) -> tuple[str, ...]:
         (options.run_to_end, "--run-to-end"),
         (options.with_stack, "--with-stack"),
         (options.profile_memory, "--profile-memory"),
+        (options.memory_history, "--memory-history"),
     ):
         words += [name] if flag else []
     for value, name in (

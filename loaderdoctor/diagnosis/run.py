@@ -16,6 +16,7 @@ from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
 from loaderdoctor.diagnosis.gather import MIN_ROUNDS, Evidence, Gatherer, ProfileOptions
+from loaderdoctor.diagnosis.memory_history import MAX_ENTRIES, MemoryHistory, record
 from loaderdoctor.diagnosis.plan import sizes
 from loaderdoctor.diagnosis.prescribe import recommendations, trial_rows, withheld_rows
 from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
@@ -25,7 +26,8 @@ from loaderdoctor.estimate import Estimate
 from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.group_bench import GroupBench
 from loaderdoctor.instrument.protocol import Observed
-from loaderdoctor.report.build import build_report
+from loaderdoctor.report import model
+from loaderdoctor.report.build import build_report, interval
 from loaderdoctor.report.captures import Overlay, write_capture
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report, ReportWarning
@@ -49,6 +51,7 @@ class DiagnosisOptions:
     ablate: bool = True
     verify: bool = True
     profile: ProfileOptions
+    memory_history: Path | None = None  # where torch's memory snapshot goes; None: none
 
 
 class Diagnosis:
@@ -62,6 +65,7 @@ class Diagnosis:
         self.group: GroupAnalysis | None = None
         self.analysis: Analysis | None = None
         self.verification: Verification | None = None
+        self.history: MemoryHistory | None = None  # None: not asked for, or not reached
         self.problems: list[str] = []
         self.interrupted = False
 
@@ -87,6 +91,8 @@ class Diagnosis:
             ablate=options.ablate,
             with_copy=observed.device is not None and bool(observed.transfers),
         )
+        if options.memory_history is not None and bench.ended is None:
+            self.history = record(gatherer, bench.measure, options.memory_history)
         if options.verify and bench.ended is None:
             self._verify(gatherer, until)
 
@@ -126,6 +132,7 @@ class Diagnosis:
             trials=trial_rows(analysis.facts, self.verification),
             warnings=self._warnings(analysis),
             environment=self.shown.observed.environment if self.shown is not None else None,
+            memory_history=_history_row(self.history),
             ranks=rank_rows(group.ranks, self.evidence.observed.definition, group.steps)
             if group is not None
             else (),
@@ -149,6 +156,8 @@ class Diagnosis:
                 *(("evidence-missing", text) for text in (*analysis.problems, *self.problems)),
             ]
         )
+        if self.history is not None and self.history.reason is not None:
+            said[("memory-history", self.history.reason)] = None
         missing = self._not_measured()
         if self.interrupted:
             said[("interrupted", "Interrupted: this is what had been measured by then.")] = None
@@ -178,6 +187,8 @@ class Diagnosis:
             missing.append("the profiled window")
         if options.ablate and len(evidence.rounds) < MIN_ROUNDS:
             missing.append("comparing with ready batches")
+        if options.memory_history is not None and self.history is None:
+            missing.append("the memory history")
         if options.verify and (self.verification is None or not self.verification.complete):
             wanted = self.analysis is None or any(
                 c.live for c in self.analysis.prescription.candidates
@@ -204,6 +215,20 @@ class Diagnosis:
                 write_capture(folder, RANKS, path, at_ns=at_ns, overlay=added, rank=rank)
         except LoaderdoctorError as error:
             sys.stderr.write(f"loaderdoctor: the traces were not written: {error}\n")
+
+
+def _history_row(history: MemoryHistory | None) -> model.MemoryHistory | None:
+    if history is None or history.path is None:
+        return None
+    path = history.path
+    return model.MemoryHistory(
+        path=path.name,
+        n_bytes=path.stat().st_size if path.is_file() else None,  # it may lie on another machine
+        n_entries=history.n_entries,
+        max_entries=MAX_ENTRIES,
+        overhead=history.overhead.value if history.overhead is not None else None,
+        overhead_ci=interval(history.overhead),
+    )
 
 
 def _rest_ms(analysis: Analysis) -> float | None:

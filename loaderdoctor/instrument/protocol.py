@@ -65,6 +65,9 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     host_memory: bool = True  # False: don't sample the process tree's memory at the window's end
     drain: bool = False  # trial: fetch batches back to back, the loop gets none of them
 
+    # Record torch's memory history meanwhile, so many events of it at most; 0: don't.
+    memory_entries: int = 0
+    snapshot_path: str | None = None  # where its snapshot goes; of several ranks: beside it
 
 class Measure(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Windows to measure back to back, in this order."""
@@ -276,6 +279,8 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     # starts at that instant, and the instant.
     clock_marks: tuple[tuple[str, int], ...] = ()
     startup_ns: int | None = None  # trial: open the loader and get its first batch
+    snapshot_path: str | None = None
+    snapshot_entries: int = 0  # events of the history in it
     boundary_ns: int | None = None  # trial: one epoch boundary, as the settings make it
     n_copy_hits: int | None = None  # no_copy: transfers answered / let through
     n_copy_misses: int | None = None

@@ -16,6 +16,7 @@ import msgspec
 
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.instrument import ranks
+from loaderdoctor.instrument.memory_history import recorded
 from loaderdoctor.instrument.processes import children_cpu_ns
 from loaderdoctor.instrument.profiling import (
     DEFAULT_WARMUP_STEPS,
@@ -168,10 +169,8 @@ class Windows:
         if session.group:
             yield from ranks.hold(session, request.id, self._between_steps)
             deadline = perf_counter_ns() + int((request.limit_s or NO_LIMIT_S) * 1e9)
-        if request.trace_path is not None:
-            done = yield from self._profiled(request, deadline)
-        else:
-            done = yield from self._timed(request, deadline, None)
+        timed = self._profiled if request.trace_path is not None else self._timed
+        done = yield from recorded(session, request, timed(request, deadline))
         if self._compute is not None and (why := self._compute.failure()) is not None:
             raise WindowFailedError(why)
         boundary_ns = sources.boundary_ns(request) if not self._over else None
@@ -321,7 +320,7 @@ class Windows:
         return (yield from self._timed(request, deadline, profiler))
 
     def _timed(
-        self, request: WindowRequest, deadline: int, profiler: WindowProfiler | None
+        self, request: WindowRequest, deadline: int, profiler: WindowProfiler | None = None
     ) -> Generator[None, int, WindowDone]:
         session = self._session
         n_steps = self._whole_cycles(request)

@@ -85,22 +85,18 @@ def heading(device: model.GpuDevice, n_devices: int) -> str:
 
 def memory_history_sentence(history: model.MemoryHistory) -> str:
     """Where the snapshot is, how much it holds and what recording it cost."""
-    text = (
-        f"{fmt.plain(history.path)} ({fmt.n_bytes(history.n_bytes)}, "
-        f"{fmt.count(history.n_entries, 'entry', 'entries')}"
-    )
-    text += (
-        ", the latest: older ones were dropped)"
-        if history.n_entries >= history.max_entries
-        else ")"
-    )
+    entries = fmt.count(history.n_entries, "entry", "entries")
+    if history.n_entries >= history.max_entries:
+        entries += ", the latest: older ones were dropped"
+    size = f"{fmt.n_bytes(history.n_bytes)}, " if history.n_bytes is not None else ""
+    text = f"{fmt.plain(history.path)} ({size}{entries})"
     if history.overhead is None:
         return f"{text}; what recording it cost was not measured."
-    interval = history.overhead_ci
-    between = f" (95 %: {fmt.ratio(interval[0])} to {fmt.ratio(interval[1])})" if interval else ""
-    return (
-        f"{text}; steps took {fmt.ratio(history.overhead)} as long while it was recorded{between}."
-    )
+    ratio = fmt.ratio(history.overhead)
+    if history.overhead_ci is not None:
+        low, high = map(fmt.ratio, history.overhead_ci)
+        ratio += f" (95 %: {low} to {high})"
+    return f"{text}. While it was recorded, steps took {ratio} as long."
 
 
 def dips_sentence(busy: BusyFacts) -> str:

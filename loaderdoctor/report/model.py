@@ -251,7 +251,7 @@ class MemoryHistory(Struct, frozen=True, kw_only=True):
     """torch's memory snapshot, and what recording it cost: steps with it / steps without."""
 
     path: str  # relative to the run folder
-    n_bytes: int
+    n_bytes: int | None
     n_entries: int
     max_entries: int
     overhead: float | None

@@ -158,8 +158,10 @@ def replace_history(report: Report, **changes: Any) -> Report:
 
 
 def test_the_memory_history_says_where_it_is_and_what_it_cost() -> None:
-    text = "memory_snapshot.pickle (3.00 MiB, 4,210 entries); steps took 1.13× as long while it was"
-    assert memory_history_sentence(HISTORY).startswith(text)
+    assert memory_history_sentence(HISTORY) == (
+        "memory_snapshot.pickle (3.00 MiB, 4,210 entries). While it was recorded, steps took 1.13× "
+        "(95 %: 1.10× to 1.16×) as long."
+    )
     report = replace_history(samples.input_bound())
     assert "1.13×" in console_text(report)
     assert "memory_snapshot.pickle" in html(report)

@@ -16,6 +16,8 @@ class GpuDeviceFacts:
     index: int
     name: str | None
     memory_bytes: int | None  # what the device has
+    peak_allocated_bytes: int | None  # by the trace's memory events; None: it has none
+    peak_reserved_bytes: int | None
     utilization_share: float | None  # a kernel runs
     sm_efficiency_share: float | None  # estimated
     occupancy_share: float | None  # estimated, achieved

@@ -60,18 +60,21 @@ def gpu_facts(trace: Trace, rows: Rows, clock: StepClock) -> tuple[GpuDeviceFact
         len(trace.names),
     )
     known = {device.index: device for device in trace.devices}
+    peaks = {peak.device: peak for peak in trace.memory_peaks}
     found = []
     for index in np.unique(spans.device[kernels]).tolist():
         mine = spans.device[kernels] == index
         at = kernels[mine]
         start, end = spans.start_ns[at], spans.end_ns[at]
         length = end - start
-        device = known.get(index)
+        device, peak = known.get(index), peaks.get(index)
         found.append(
             GpuDeviceFacts(
                 index=index,
                 name=device.name if device is not None else None,
                 memory_bytes=device.memory_bytes if device is not None else None,
+                peak_allocated_bytes=peak.allocated_bytes if peak is not None else None,
+                peak_reserved_bytes=peak.reserved_bytes if peak is not None else None,
                 utilization_share=_share_of(window, Intervals.of(start, end)),
                 sm_efficiency_share=(
                     sm_efficiency(start, end, shapes.blocks_per_sm[mine], window)

@@ -21,6 +21,10 @@ def gpu_of(facts: Facts) -> model.Gpu | None:
     busy = trace.busy if trace is not None else None
     allocated = step.gpu_peak_allocated_bytes if step is not None else None
     reserved = step.gpu_peak_reserved_bytes if step is not None else None
+    if allocated is None:  # no plain window with a device: what the trace's memory events say
+        recorded = [d for d in devices if d.peak_allocated_bytes is not None]
+        allocated = max((d.peak_allocated_bytes or 0 for d in recorded), default=None)
+        reserved = max((d.peak_reserved_bytes or 0 for d in recorded), default=None)
     if not devices and busy is None and allocated is None:
         return None
     return model.Gpu(

@@ -228,7 +228,11 @@ class GpuBusy(Struct, frozen=True, kw_only=True):
 
 
 class Gpu(Struct, frozen=True, kw_only=True):
-    """How well the GPU is used. Peaks are of the training process, in a plain window."""
+    """How well the GPU is used.
+
+    Peaks are torch's allocator's in a plain window; without one, those of the trace's memory
+    events, of the device that holds most.
+    """
 
     devices: tuple[GpuDevice, ...]
     peak_allocated_bytes: int | None

@@ -85,6 +85,15 @@ class KernelShapes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPeak:
+    """Highest totals of torch's allocator for one device, by memory events (`profile_memory`)."""
+
+    device: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Thread:
     """A host thread, or a device stream for device rows. `tid` may be text in the file."""
 
@@ -125,6 +134,7 @@ class Trace:
     host_name: str | None = None  # the machine it was recorded on, where the file says
     n_unpaired_events: int = 0  # begin and end events (ph B, E), not read: torch.profiler has none
     kernel_shapes: KernelShapes | None = None  # None: no kernel says
+    memory_peaks: tuple[MemoryPeak, ...] = ()  # of accelerators; empty: no memory events
 
     @property
     def has_accelerator(self) -> bool:

@@ -79,6 +79,7 @@ def _read(path: Path, text: Generator[bytes], parts: Parts | None) -> Trace:
         host_name=printable(host) if isinstance(host, str) else None,
         n_unpaired_events=rows.n_unpaired,
         kernel_shapes=kernel_shapes,
+        memory_peaks=rows.memory_peaks(),
     )
 
 

@@ -17,10 +17,21 @@ from loaderdoctor.trace.columns import (
     DEVICE_CATEGORIES,
     Category,
     KernelShapes,
+    MemoryPeak,
     Spans,
     Thread,
 )
-from loaderdoctor.trace.wire import KINDS, Complete, Event, Malformed, Metadata, Unused, printable
+from loaderdoctor.trace.wire import (
+    KINDS,
+    Complete,
+    Event,
+    Instant,
+    Malformed,
+    Memory,
+    Metadata,
+    Unused,
+    printable,
+)
 
 # Annotations of torch.profiler that the TensorBoard plugin's dialect (and torch < 1.12) files
 # under cpu_op, since the plugin knows no other place for them.
@@ -58,6 +69,7 @@ class Rows:
         self._parts: dict[str, list[NDArray[Any]]] = {field: [] for field in _FIELDS}
         self._process_names: dict[str, str] = {}
         self._thread_names: dict[tuple[str, str], str] = {}
+        self._memory: dict[int, tuple[int, int]] = {}  # device -> allocated, reserved
 
     def add(self, events: list[Event]) -> None:
         """Take over one batch, in file order."""
@@ -109,6 +121,8 @@ class Rows:
         self.n_unpaired += later.n_unpaired
         self._process_names.update(later._process_names)
         self._thread_names.update(later._thread_names)
+        for device, (allocated, reserved) in later._memory.items():
+            self._raise_peak(device, allocated, reserved)
         renumbered = {
             "name": [self._names[name] for name in later._names],
             "thread": [self._threads.number(pid, tid) for pid, tid in later._threads.keys],
@@ -187,8 +201,23 @@ class Rows:
             )
         return tuple(found)
 
+    def memory_peaks(self) -> tuple[MemoryPeak, ...]:
+        """The highest totals of each accelerator's allocator, by device."""
+        return tuple(
+            MemoryPeak(device=device, allocated_bytes=allocated, reserved_bytes=reserved)
+            for device, (allocated, reserved) in sorted(self._memory.items())
+        )
+
+    def _raise_peak(self, device: int, allocated: int, reserved: int) -> None:
+        before = self._memory.get(device, (0, 0))
+        self._memory[device] = (max(before[0], allocated), max(before[1], reserved))
+
     def _count(self, event: Event) -> None:
-        if isinstance(event, Metadata):
+        if isinstance(event, Instant):
+            if event.name == "[memory]" and event.args.device_type != 0:
+                totals: Memory = event.args
+                self._raise_peak(totals.device, totals.allocated, totals.reserved)
+        elif isinstance(event, Metadata):
             name = printable(event.args.name).strip()
             if name and event.name == "process_name":
                 self._process_names[str(event.pid)] = name

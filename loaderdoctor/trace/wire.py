@@ -101,6 +101,15 @@ class Given(msgspec.Struct, frozen=True, gc=False):
     name: str = ""  # given to a thread or process
 
 
+class Memory(msgspec.Struct, frozen=True, gc=False):
+    """The `args` of a memory event, with `profile_memory`: the allocator's totals after it."""
+
+    reserved: int = msgspec.field(default=ABSENT, name="Total Reserved")
+    allocated: int = msgspec.field(default=ABSENT, name="Total Allocated")
+    device: int = msgspec.field(default=ABSENT, name="Device Id")
+    device_type: int = msgspec.field(default=0, name="Device Type")  # 0: the CPU
+
+
 NO_ARGS = Args()
 
 # Elements of `traceEvents` are told apart by `ph`, their kind in the Chrome trace format, before
@@ -128,6 +137,13 @@ class Metadata(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="M"):
     args: Given = Given()
 
 
+class Instant(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="i"):
+    """A point in time; we use those named `[memory]`."""
+
+    name: str = ""
+    args: Memory = Memory()
+
+
 class Begin(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="B"):
     """The begin of a span whose end is an event of its own; torch.profiler writes none."""
 
@@ -137,25 +153,26 @@ class End(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="E"):
 
 
 class Unused(msgspec.Struct, frozen=True, gc=False):
-    """Flows, instants, counters, samples, objects, asynchronous events, ..."""
+    """Flows, counters, samples, objects, asynchronous events, ..."""
 
 
 class Malformed(msgspec.Struct, frozen=True, gc=False):
     """Not an event, or of no known kind: what only the lenient decoder gives."""
 
 
-Event = Complete | Metadata | Begin | End | Unused | Malformed
+Event = Complete | Metadata | Instant | Begin | End | Unused | Malformed
 
 KINDS: dict[str, type[msgspec.Struct]] = {
     "X": Complete,
     "M": Metadata,
+    "i": Instant,
     "B": Begin,
     "E": End,
     **{
         ph: msgspec.defstruct(
             "Unused", [], bases=(Unused,), tag_field="ph", tag=ph, frozen=True, gc=False
         )
-        for ph in "stfiICPNODbneSTpFRc()Vva"
+        for ph in "stfICPNODbneSTpFRc()Vva"
     },
 }
 
@@ -191,6 +208,8 @@ def _event(item: Any) -> msgspec.Struct:
             fields["args"] = Args(**_readable(item["args"], _FIELDS[Args]))
         elif kind is Metadata:
             fields["args"] = Given(**_readable(item["args"], _FIELDS[Given]))
+        elif kind is Instant:
+            fields["args"] = Memory(**_readable(item["args"], _FIELDS[Memory]))
     if kind is Complete and "dur" in item and "dur" not in fields:
         fields["dur"] = math.nan  # a duration that is no number is not a duration of 0
     return kind(**fields)
@@ -198,7 +217,7 @@ def _event(item: Any) -> msgspec.Struct:
 
 # Field, its key in the file, its type.
 Fields = tuple[tuple[str, str, Any], ...]
-_DECODED: list[type[msgspec.Struct]] = [Args, Given, *KINDS.values()]
+_DECODED: list[type[msgspec.Struct]] = [Args, Given, Memory, *KINDS.values()]
 _FIELDS: dict[type[msgspec.Struct], Fields] = {
     kind: tuple(
         (f.name, f.encode_name, f.type) for f in msgspec.structs.fields(kind) if f.name != "args"

@@ -26,7 +26,7 @@ from loaderdoctor.attribution.gpu import (
 )
 from loaderdoctor.attribution.rows import rows_of
 from loaderdoctor.intervals import Intervals
-from loaderdoctor.trace.columns import Category, Device, KernelShapes, Trace
+from loaderdoctor.trace.columns import Category, Device, KernelShapes, MemoryPeak, Trace
 from tests.attribution.build import TraceBuilder
 
 kernels = st.lists(
@@ -124,6 +124,7 @@ def test_each_device_has_figures_of_its_own() -> None:
     trace = replace(
         trace,
         devices=(Device(index=1, name="second", memory_bytes=7),),
+        memory_peaks=(MemoryPeak(device=1, allocated_bytes=3, reserved_bytes=5),),
         kernel_shapes=KernelShapes(
             blocks_per_sm=np.where(of_kernel.device == 0, 0.5, 0.8),
             occupancy_percent=np.where(of_kernel.stream == 8, 100.0, 50.0),
@@ -133,6 +134,8 @@ def test_each_device_has_figures_of_its_own() -> None:
     first, second = gpu_facts(trace, rows, step_clock(rows))
     assert (first.index, first.name, first.memory_bytes) == (0, None, None)
     assert (second.index, second.name, second.memory_bytes) == (1, "second", 7)
+    assert (first.peak_allocated_bytes, first.peak_reserved_bytes) == (None, None)
+    assert (second.peak_allocated_bytes, second.peak_reserved_bytes) == (3, 5)
     assert first.utilization_share == pytest.approx(0.5)
     assert first.sm_efficiency_share == pytest.approx(0.25)
     assert first.occupancy_share == pytest.approx(0.5)

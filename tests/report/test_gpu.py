@@ -93,6 +93,19 @@ def test_figures_that_were_not_recorded_are_left_out_on_screen_and_null_in_json(
     assert written["gpu"]["peak_allocated_bytes"] == 1_310_000_000
 
 
+def test_peaks_of_a_trace_stand_in_where_no_plain_window_has_them() -> None:
+    facts = samples.with_gpu()
+    assert facts.trace is not None
+    peaked = replace(samples.DEVICE, peak_allocated_bytes=100, peak_reserved_bytes=2048)
+    trace = replace(facts.trace, gpu_devices=(peaked, replace(samples.DEVICE, index=1)))
+    gpu = gpu_of(replace(facts, trace=trace, step=None))
+    assert gpu is not None
+    assert (gpu.peak_allocated_bytes, gpu.peak_reserved_bytes) == (100, 2048)
+    measured = gpu_of(replace(facts, trace=trace))
+    assert measured is not None
+    assert measured.peak_allocated_bytes == 1_310_000_000
+
+
 def test_several_devices_are_told_apart() -> None:
     report = samples.input_bound()
     assert report.gpu is not None

@@ -122,6 +122,44 @@ def test_launch_figures_stay_with_their_kernels_whatever_the_order_in_the_file(
     np.testing.assert_array_equal(trace.kernel_shapes.occupancy_percent, [np.nan, 50.0, 90.0])
 
 
+def memory(device: int, kind: int, allocated: Any, reserved: Any) -> dict[str, Any]:
+    """As torch 2.x writes it with `profile_memory`."""
+    args = {"Total Reserved": reserved, "Total Allocated": allocated, "Bytes": 8, "Addr": 1,
+            "Device Id": device, "Device Type": kind}  # fmt: skip
+    return {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 1,
+            "tid": 1, "ts": 3, "args": args}  # fmt: skip
+
+
+def test_memory_events_give_the_peak_of_each_accelerator(tmp_path: Path) -> None:
+    trace = written(
+        tmp_path,
+        [
+            memory(0, 1, 500, 2000),
+            span(),
+            memory(-1, 0, 10_000, 0),  # the host's
+            memory(1, 1, 70, 80),
+            memory(0, 1, 900, 2000),
+            memory(0, 1, 100, 2048),
+            {"ph": "i", "name": "Iteration Start: PyTorch Profiler", "ts": 1, "s": "g"},
+            {"ph": "i", "name": "[memory]", "ts": 1},
+        ],
+    )
+    assert [(p.device, p.allocated_bytes, p.reserved_bytes) for p in trace.memory_peaks] == [
+        (0, 900, 2048),
+        (1, 70, 80),
+    ]
+    assert trace.n_dropped_events == 0
+    assert written(tmp_path, [span()]).memory_peaks == ()
+
+
+def test_unreadable_memory_events_cost_no_others(tmp_path: Path) -> None:
+    odd = [memory(0, 1, "N/A", 5), memory(0, 1, 7, [1]), memory(0, 1, 3, 9)]
+    trace = written(tmp_path, [span(), *odd])
+    (peak,) = trace.memory_peaks
+    assert (peak.allocated_bytes, peak.reserved_bytes) == (7, 9)
+    assert len(trace.spans) == 1
+
+
 def test_kernels_that_say_nothing_of_their_launch_have_no_launch_figures(tmp_path: Path) -> None:
     assert written(tmp_path, [span("k", "kernel", pid=0, tid=7)]).kernel_shapes is None
     assert written(tmp_path, [span()]).kernel_shapes is None

@@ -43,6 +43,8 @@ MIN_REPEATED = 0.75
 MIN_PAIRS = 2
 # Of the dips, so many must hold an epoch's boundary.
 MIN_AT_BOUNDARIES = 0.75
+# And of the boundaries, so many must have a dip.
+MIN_DIPPING_BOUNDARIES = 0.5
 
 
 def busy_facts(
@@ -162,7 +164,10 @@ def _match(
         held = np.searchsorted(boundaries, dips.ends + slack) > np.searchsorted(
             boundaries, dips.starts - slack
         )
-        if held.mean() >= MIN_AT_BOUNDARIES and near.contains(boundaries).mean() >= LOW:
+        if (
+            held.mean() >= MIN_AT_BOUNDARIES
+            and near.contains(boundaries).mean() >= MIN_DIPPING_BOUNDARIES
+        ):
             at = np.unique(np.searchsorted(clock.end_ns, boundaries, side="right"))
             # Ended and begun in two neighbouring steps, it is one boundary.
             at = at[np.concatenate(([True], np.diff(at) > 1))]

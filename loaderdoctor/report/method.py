@@ -42,6 +42,17 @@ def _sentences(facts: Facts, trials: Sequence[Trial]) -> Iterator[str]:
             yield "Epoch boundary: none was seen, so worker start-up is not in the step time."
     if facts.trace is not None:
         yield _trace(facts.trace, has_plain=step is not None)
+        if facts.trace.gpu_devices:
+            yield (
+                "GPU utilisation, SM efficiency and occupancy: from kernel events, by the "
+                "definitions of TensorBoard's PyTorch plugin; the last two are estimated from how "
+                "kernels were launched. GPU-busy leaves copies out."
+            )
+    if step is not None and step.gpu_peak_allocated_bytes is not None:
+        yield (
+            "GPU memory: peaks of torch's allocator in the first window, before anything was "
+            "substituted."
+        )
     if facts.profiler_overhead is not None:
         yield (
             f"The profiler made steps take {fmt.ratio(facts.profiler_overhead)} as long; times "

@@ -244,6 +244,7 @@ def diagnose(script: str, args: tuple[str, ...], **options: Any) -> int:
     "--rerun", is_flag=True, help="Start SCRIPT again, and go on, where a trial took it down."
 )
 @click.option("--no-ablation", is_flag=True, help="Don't measure the two bounds.")
+@_engine_options
 @_profile_options
 @_output_options
 @click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]…]")

@@ -69,15 +69,35 @@ class Hardware:
 class Kinds:
     """Machines sorted into kinds A, B, … of those that are alike, in order of appearance."""
 
-    first: list[Hardware] = field(default_factory=list)  # of each kind
+    first: list[tuple[Hardware, str]] = field(default_factory=list)  # of each kind
 
-    def of(self, one: Hardware) -> str:
-        """The kind's name; a new one where no machine before was like it."""
-        for number, known in enumerate(self.first):
-            if not one.differences(known):
+    def of(self, one: Hardware, loop: str = "") -> str:
+        """The kind's name; a new one where no machine before was like it.
+
+        `loop` is what the script makes of the machine (its own settings): that must be equal too.
+        """
+        for number, (known, known_loop) in enumerate(self.first):
+            if loop == known_loop and not one.differences(known):
                 return kind_name(number)
-        self.first.append(one)
+        self.first.append((one, loop))
         return kind_name(len(self.first) - 1)
+
+    def items(self) -> list[tuple[str, Hardware, str]]:
+        """(name, first machine, the loop's own settings there) of each kind."""
+        return [(kind_name(i), one, loop) for i, (one, loop) in enumerate(self.first)]
+
+    def difference(self) -> str:
+        """In what the kinds differ, each against the first; "" where there is one."""
+        if not self.first:
+            return ""
+        first, first_loop = self.first[0]
+        told = []
+        for name, one, loop in self.items()[1:]:
+            parts = first.differences(one)
+            if loop != first_loop:
+                parts.append(f"the loop's own settings {first_loop} against {loop}")
+            told.append(f"A and {name}: {', '.join(parts)}")
+        return "; ".join(told)
 
 
 def kind_name(number: int) -> str:

@@ -46,6 +46,7 @@ class Schedule:
     """Gives items to places; the caller runs them and tells what became of each.
 
     `slots` says how many items a place holds at once; with `exclusive` a machine holds one.
+    `allowed` says whether an item may go to a place at all.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Schedule:
         *,
         exclusive: bool = False,
         slots: Callable[[Place], int] = lambda place: max(1, int(place.cpus)),
+        allowed: Callable[[int, Place], bool] = lambda index, place: True,
         max_attempts: int = MAX_ATTEMPTS,
         patience_s: float = PATIENCE_S,
     ) -> None:
@@ -61,6 +63,7 @@ class Schedule:
         self._queue = list(range(n_items))
         self._exclusive = exclusive
         self._slots = slots
+        self._allowed = allowed
         self._max_attempts = max_attempts
         self._patience_s = patience_s
         self.failed: dict[int, str] = {}  # items given up, with the reason
@@ -79,7 +82,7 @@ class Schedule:
         """What starts now, where; in the order of the queue."""
         given = []
         for index in list(self._queue):
-            place = self._choose(self._items[index], places)
+            place = self._choose(index, places)
             if place is None:
                 continue
             self._queue.remove(index)
@@ -113,7 +116,10 @@ class Schedule:
         """That node can't do it; another may."""
         self._avoid(index)
         self._items[index].refusals.append(why)
-        self._queue.insert(0, index)
+        if len(self._items[index].refusals) >= self._max_attempts:
+            self._give_up(index, why)
+        else:
+            self._queue.insert(0, index)
 
     def withdrawn(self, index: int) -> None:
         """Taken back from a node that did not begin."""
@@ -128,7 +134,7 @@ class Schedule:
             if item.begun or now - item.since < self._patience_s:
                 continue
             others = [p for p in places if item.at is not None and p.id != item.at.id]
-            if not self._queue and self._choose(item, others, again=False) is not None:
+            if not self._queue and self._choose(index, others, again=False) is not None:
                 found.append(index)
         return found
 
@@ -136,18 +142,25 @@ class Schedule:
         """Give up items that every node there is has refused."""
         for index in list(self._queue):
             item = self._items[index]
-            if item.refusals and all(place.id in item.tried for place in places):
+            there = [place for place in places if self._allowed(index, place)]
+            if item.refusals and all(place.id in item.tried for place in there):
                 self._give_up(index, item.refusals[-1])
+
+    def can_go_on(self, places: Sequence[Place]) -> bool:
+        """Whether one of these places may take what waits, now or once it is free."""
+        return any(self._allowed(index, place) for index in self._queue for place in places)
 
     def give_up(self, why: str) -> None:
         """Give up everything that is not running."""
         for index in list(self._queue):
             self._give_up(index, why)
 
-    def _choose(self, item: _Item, places: Sequence[Place], *, again: bool = True) -> Place | None:
-        untried = [place for place in places if place.id not in item.tried]
+    def _choose(self, index: int, places: Sequence[Place], *, again: bool = True) -> Place | None:
+        item = self._items[index]
+        there = [place for place in places if self._allowed(index, place)]
+        untried = [place for place in there if place.id not in item.tried]
         if not untried and again and not item.refusals:
-            untried = list(places)  # nowhere else to go
+            untried = there  # nowhere else to go
         free = [place for place in untried if self._room(place)]
         return min(free, key=self._load, default=None)
 

@@ -42,9 +42,13 @@ class SweepOptions:
     search: Literal["grid", "auto"] = "grid"
     isolate: bool = False
     resume: Path | None = None
+    engine: Literal["local", "ray"] = "local"
+    ray_address: str | None = None
     rounds: int | None = None
     seed: int = 0
     budget_s: float | None = None
+    trial_limit_s: float | None = None
+    rerun: bool = False  # start the user's script again where a trial took it down
     no_ablation: bool = False
     wait: int | None = None
     warmup: int | None = None
@@ -105,6 +109,7 @@ class Target:
 def resolve(options: SweepOptions) -> Target:
     """The script to run. Raises UsageError that says what is missing."""
     preset = preset_of(options)
+    _check_engine(options)
     recipe_name = options.recipe
     if recipe_name is None and not options.target and preset is not None:
         recipe_name = preset.recipe
@@ -121,6 +126,21 @@ def resolve(options: SweepOptions) -> Target:
         script = Script(script=name, args=tuple(args))
     script.check()
     return Target(name=script.label, script=script, axes=tuple(AXES_BY_NAME))
+
+
+def _check_engine(options: SweepOptions) -> None:
+    """What can't be spread over machines. Raises UsageError."""
+    if options.engine == "local":
+        if options.ray_address is not None:
+            raise UsageError("--ray-address says which cluster --engine ray uses: give both.")
+        return
+    for given, why in (
+        (options.preset or options.loader_only, "a published experiment compares rows of one loop"),
+        (options.search == "auto", "--search auto races settings in one loop"),
+        (options.resume, "--resume goes on in one loop"),
+    ):
+        if given:
+            raise UsageError(f"--engine ray: {why}. Leave --engine ray out for it.")
 
 
 def preset_of(options: SweepOptions) -> Preset | None:
@@ -181,6 +201,7 @@ def measuring(options: SweepOptions, trace_dir: Path) -> Options:
         budget_s=budget_s(options),
         seed=options.seed,
         n_rounds=options.rounds or (preset.n_rounds if preset is not None else None),
+        trial_limit_s=options.trial_limit_s,
         trace_dir=trace_dir,
         n_active=options.active,
         n_warmup=warmup,

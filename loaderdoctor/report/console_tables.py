@@ -45,21 +45,35 @@ class _Trials:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         trials = list(enumerate(self.report.trials))
-        ran = [(i, t) for i, t in trials if t.status == "ok"]
-        ran.sort(key=lambda item: item[1].compared_ms or float("inf"))
-        if ran:
-            yield Group(*self._ran(ran, console, options))
+        parts = self.report.by_hardware
+        for kind, base, members in parts:
+            ran = [
+                (i, self.report.trials[i]) for i in members if self.report.trials[i].status == "ok"
+            ]
+            ran.sort(key=lambda item: item[1].compared_ms or float("inf"))
+            if len(parts) > 1:
+                own = f", own settings {fmt.ms(base)}" if base is not None else ""
+                yield Text(f"Hardware {kind}{own}", style="bold")
+            if ran:
+                yield Group(*self._ran(ran, base, console, options))
         for i, trial in trials:
             if trial.status != "ok":
                 reason = plain(trial.reason or "no reason recorded")
                 yield Text(f"{i} {plain(trial.label)}: {trial.status}, {reason}")
 
     def _ran(
-        self, ran: Sequence[tuple[int, Trial]], console: Console, options: ConsoleOptions
+        self,
+        ran: Sequence[tuple[int, Trial]],
+        base: float | None,
+        console: Console,
+        options: ConsoleOptions,
     ) -> Iterator[RenderableType]:
-        """The widest form that fits: a column for each figure, shared columns, or a list."""
+        """The widest form that fits: a column for each figure, shared columns, or a list.
+
+        `base` is the step time of the loop's own settings: what every trial is compared with.
+        """
         for wide in (True, False):
-            table = self._table(ran, wide=wide)
+            table = self._table(ran, base, wide=wide)
             if Measurement.get(console, options.update(max_width=1000), table).minimum <= (
                 options.max_width
             ):
@@ -71,15 +85,10 @@ class _Trials:
         for i, trial in ran:
             mark, style = trial_mark(self.report, i)
             yield Text(f"{i} {_label(trial, mark)}", style=style)
-            figures = (f"{heading} {read(trial, self._base)}" for heading, read in columns)
+            figures = (f"{heading} {read(trial, base)}" for heading, read in columns)
             yield Padding(Text(", ".join(figures)), (0, 0, 0, 2))
 
-    @property
-    def _base(self) -> float | None:
-        """Step time of the loop's own settings: what every trial is compared with."""
-        return self.report.trials[0].compared_ms
-
-    def _table(self, ran: Sequence[tuple[int, Trial]], *, wide: bool) -> Table:
+    def _table(self, ran: Sequence[tuple[int, Trial]], base: float | None, *, wide: bool) -> Table:
         columns = trial_columns([trial for _, trial in ran], wide=wide)
         table = Table(
             box=None,
@@ -89,7 +98,7 @@ class _Trials:
         )
         table.add_column("#", justify="right", no_wrap=True)
         table.add_column("settings", min_width=_LABEL_WIDTH)
-        cells = [[read(trial, self._base) for _, read in columns] for _, trial in ran]
+        cells = [[read(trial, base) for _, read in columns] for _, trial in ran]
         for (heading, _), column in zip(columns, zip(*cells, strict=True), strict=True):
             # A minimum, so that the table can be measured: figures are never cut.
             need = max(map(len, (heading, *column)))

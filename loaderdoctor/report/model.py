@@ -142,6 +142,10 @@ class Trial(Struct, frozen=True, kw_only=True):
     gpu_busy_share: float | None = None  # of the wall time; None without a trace of it
     tensor_core_share: float | None = None  # of the time in kernels
 
+    # Of a sweep on a cluster:
+    node: str | None = None  # where it was ranked
+    hardware: str | None = None  # the kind of it, as `cluster.hardware` names it
+
 
 class Best(Struct, frozen=True, kw_only=True):
     trial: int
@@ -162,6 +166,49 @@ class Rank(Struct, frozen=True, kw_only=True):
     peer_wait_ms: float | None
     own_ms: float | None = None
     trace: str | None = None
+
+
+class Hardware(Struct, frozen=True, kw_only=True):
+    """Machines that are alike. Trials are compared within one kind only.
+
+    `baseline_ms` is the loop's own step there, over all its nodes; `best` among its trials.
+    """
+
+    name: str
+    cpu: str | None
+    usable_cpus: float
+    memory_bytes: int
+    gpus: tuple[str, ...]
+    torch: str | None
+    trials: tuple[int, ...]
+    baseline_ms: float | None = None
+    baseline_ms_ci: Interval | None = None
+    best: Best | None = None
+    summary: str | None = None
+
+
+class Group(Struct, frozen=True, kw_only=True):
+    """Trials that one node measured beside the loop's own settings; times by its own baseline.
+
+    `drift` is how its baseline changed meanwhile, `n_lost` how many nodes were lost under it.
+    """
+
+    node: str | None
+    hardware: str | None
+    purpose: Literal["rank", "confirm"]
+    trials: tuple[int, ...]
+    status: Literal["ok", "failed", "running"]
+    reason: str | None = None
+    baseline_ms: float | None = None
+    drift: float | None = None
+    n_lost: int = 0
+
+
+class Cluster(Struct, frozen=True, kw_only=True):
+    """Where a sweep on a cluster was measured."""
+
+    hardware: tuple[Hardware, ...]
+    groups: tuple[Group, ...]
 
 
 class ReportWarning(Struct, frozen=True, kw_only=True):
@@ -282,9 +329,34 @@ class Report(Struct, frozen=True, kw_only=True):
     best: Best | None
     claims: tuple[dict[str, Any], ...]
     ranks: tuple[Rank, ...]
+    cluster: Cluster | None = None
     warnings: tuple[ReportWarning, ...]
     environment: dict[str, Any]
     method: tuple[str, ...]  # how each number was measured, one sentence each
+
+    @property
+    def by_hardware(self) -> tuple[tuple[str | None, float | None, tuple[int, ...]], ...]:
+        """(kind, step of the loop's own settings there, trials): what may be compared together.
+
+        One entry with all trials where they were measured on machines that are alike.
+        """
+        own = self.trials[0] if self.trials else None
+        first = (own.hardware if own else None, own.compared_ms if own else None)
+        kinds = (
+            {kind.name: kind.baseline_ms for kind in self.cluster.hardware} if self.cluster else {}
+        )
+        known = [first, *((name, ms) for name, ms in kinds.items() if name != first[0])]
+        found = []
+        for name, ms in known:
+            members = tuple(
+                i
+                for i, trial in enumerate(self.trials)
+                if trial.hardware == name or (name == first[0] and trial.hardware is None)
+            )
+            if members:
+                found.append((name, ms, members))
+        return tuple(found)
+
     gpu: Gpu | None = None  # None: no accelerator
     ranges: tuple[UserRange, ...] = ()  # costliest first
     memory_history: MemoryHistory | None = None  # None: not asked for, or not to be had

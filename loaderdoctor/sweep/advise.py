@@ -130,7 +130,9 @@ def verdict_of_sweep(ranking: Ranking) -> str:
 def probe_sentence(ranking: Ranking) -> str:
     """What the trials that are no setting to train with came to; "" without any."""
     own = ranking.results[0].cost_ms
-    probes = [r for r in ranking.results if r.index and r.settings.probes and r.cost_ms]
+    probes = [
+        r for r in ranking.results if r.index and r.settings.probes and r.cost_ms and not r.apart
+    ]
     if own is None or not probes:
         return ""
     probes.sort(key=lambda r: r.cost_ms.value if r.cost_ms else 0.0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -24,14 +25,24 @@ from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.protocol import Note, Observed, WindowDone
 from loaderdoctor.instrument.worker_records import WorkerLog
 from loaderdoctor.report.files import RunFolder
-from loaderdoctor.report.model import ReportWarning
+from loaderdoctor.report.model import Cluster, ReportWarning
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep.outcome import Outcome
 from loaderdoctor.sweep.rank import Ranking
-from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.traces import Traced, read_and_write
+from loaderdoctor.sweep.trials import Trial
 
 # Three rounds of three windows, each with as much again for drop and warm-up.
 ABLATION_WINDOWS = 18
+
+
+class Sweeping(Protocol):
+    """A sweep that has begun: of one machine, or of a cluster's."""
+
+    @property
+    def outcome(self) -> Outcome: ...
+
+    def ranking(self) -> Ranking: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,11 +53,32 @@ class Evidence:
     notes: Sequence[Note] = ()  # of the measuring process; may grow
     seed: int = 0
     clock: Callable[[], float] = time.monotonic
-    sweep: Sweep | None = None
+    sweep: Sweeping | None = None
     traces: dict[int, Traced] = field(default_factory=dict)  # by trial index
     workers: WorkerFacts | None = None
     log: WorkerLog | None = None  # what the workers recorded, once measuring is over
     ablated: gather.Evidence | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """Of the sweep, so far."""
+        assert self.sweep is not None
+        return self.sweep.outcome
+
+    @property
+    def recorded(self) -> Sequence[Trial]:
+        """Trials with every window that was timed, for the samples on disk."""
+        return self.outcome.trials
+
+    @property
+    def where(self) -> Mapping[int, tuple[str, str]]:
+        """(node, kind of hardware) of each trial of a cluster's sweep."""
+        return {}
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """What the report says of the nodes; None on one machine."""
+        return None
 
     def withheld(self, trials: Sequence[Settings]) -> dict[Settings, str]:
         """Trials that would break or falsify the run, each with the reason."""

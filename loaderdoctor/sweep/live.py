@@ -24,6 +24,7 @@ PHASES: dict[PhaseName, str] = {
     "race": "race, round {round}: {n_rounds} trials in it",
     "confirm": "confirming the candidate, pair {round} of {n_rounds}",
     "trace": "tracing, {round} of {n_rounds}",
+    "nodes": "{round} of {n_rounds} groups done",
 }
 # Rows beside the table's that the display needs.
 _FRAME = 6

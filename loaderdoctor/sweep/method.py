@@ -23,6 +23,8 @@ class HowAsked(Protocol):
     def isolate(self) -> bool: ...
     @property
     def search(self) -> str: ...
+    @property
+    def engine(self) -> str: ...
 
 
 def sweep_method(asked: HowAsked, outcome: Outcome) -> tuple[str, ...]:
@@ -37,6 +39,11 @@ def sweep_method(asked: HowAsked, outcome: Outcome) -> tuple[str, ...]:
         "Trials are compared within rounds; two are tied where the 95 % interval of their "
         "difference, widened for the number of trials, holds 0."
     )
+    if asked.engine == "ray":
+        found.append(
+            "Each group of trials had a machine of its own, and the loop's own settings with it: a "
+            "trial counts as its ratio to those in the same round, times their mean over all nodes."
+        )
     if any(trial.of("confirm") for trial in outcome.trials):
         found.append(
             "The candidate's gain is measured again beside the loop's own settings after it was "

@@ -11,7 +11,9 @@ from loaderdoctor.instrument.protocol import WindowDone
 from loaderdoctor.sweep.trials import Trial
 
 Search = Literal["grid", "auto"]
-PhaseName = Literal["plain", "calibrate", "rank", "race", "confirm", "trace"]
+# Of a cluster's sweep: "rank" on each node, then "confirm" trial 1 against trial 0 on one of them.
+Part = Literal["whole", "rank", "confirm"]
+PhaseName = Literal["plain", "calibrate", "rank", "race", "confirm", "trace", "nodes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,7 @@ class Options:
     budget_s: float
     seed: int = 0
     n_rounds: int | None = None  # None: as the budget allows
+    trial_limit_s: float | None = None  # no visit may take longer; None: as its trial was planned
     trace_dir: Path | None = None  # None: no traces
     n_active: int | None = None
     n_warmup: int | None = None
@@ -29,6 +32,7 @@ class Options:
     profile_memory: bool = False
     search: Search = "grid"
     keep_all: bool = False  # drop no trial while its windows can be shorter instead
+    part: Part = "whole"
     loader_only: bool = False  # rows of the preset measure the loader, without the loop's work
 
 

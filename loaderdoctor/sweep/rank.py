@@ -20,6 +20,7 @@ from loaderdoctor.settings import AXES_BY_NAME, DEFAULT_PREFETCH_FACTOR, Setting
 from loaderdoctor.sweep.grid import meaning
 from loaderdoctor.sweep.noise import Noise
 from loaderdoctor.sweep.trials import NS_PER_S, Trial, Visit
+from loaderdoctor.sweep.yardstick import ONE_MACHINE, Yardstick
 
 # Two means of the same setting differ by about 1 % on a quiet machine (window spread of 2 %,
 # four windows or more): a smaller difference is none, however narrow the interval.
@@ -52,7 +53,11 @@ class Result:
     host_bytes: int | None
     calibrated_only: bool  # dropped after the first round: never the best, perhaps tied
     trace_path: str | None
-    cost_ms: Estimate | None = None  # wall_ms for as many samples as the loop's own step has
+    # wall_ms for as many samples as the loop's own step has; on a cluster by its node's yardstick
+    cost_ms: Estimate | None = None
+    window_ms: tuple[float, ...] = ()  # on a cluster as measured, else as in `by_round_ms`
+    on_cluster: bool = False
+    apart: bool = False  # on a machine unlike the others'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +92,20 @@ class Ranking:
 
 def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None) -> Ranking:
     """Everything that can be said about the trials so far; also after an interruption."""
+    yardstick = yardstick_of(trials[0], steps_per_epoch) if trials else ONE_MACHINE
     noise = Noise.of(
-        [ms for _, ms in wall_samples(trial, trial.ranked, steps_per_epoch)]
+        [ms for _, ms in wall_samples(trial, trial.ranked, steps_per_epoch, yardstick)]
         for trial in trials
-        if trial.status == "ok"
+        if trial.status == "ok" and not trial.apart
+        if trial.index or yardstick is ONE_MACHINE  # exact by definition
     )
     base = samples_per_step(trials[0]) if trials else None
     results = _shared(
-        trials, [result(trial, noise, steps_per_epoch, base_samples=base) for trial in trials]
+        trials,
+        [
+            result(trial, noise, steps_per_epoch, base_samples=base, yardstick=yardstick)
+            for trial in trials
+        ],
     )
     compared = [r for r in results if r.status == "ok" and r.wall_ms and is_choice(trials[r.index])]
     ranked = [r for r in compared if not r.calibrated_only]
@@ -119,7 +130,7 @@ def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None)
     else:
         others = [r for r in ranked if r.index and r.index in tied]
         candidate = _simplest([best, *others], best, own)
-    gain_ms, confirmed = gain(trials, results, candidate, noise, steps_per_epoch)
+    gain_ms, confirmed = gain(trials, results, candidate, noise, steps_per_epoch, yardstick)
     own_cost = results[0].cost_ms
     ranking = Ranking(
         results=results,
@@ -144,8 +155,24 @@ def is_choice(trial: Trial) -> bool:
     Not what only answers a question (a part of the data), nor another loop.
     """
     return trial.index == 0 or not (
-        trial.same_as is not None or trial.settings.probes or trial.other_loop
+        trial.same_as is not None or trial.settings.probes or trial.other_loop or trial.apart
     )
+
+
+def yardstick_of(own: Trial, steps_per_epoch: int | None) -> Yardstick:
+    """Of a sweep on a cluster; ONE_MACHINE where trial 0 was measured in no group."""
+    if all(visit.group is None for visit in own.visits):
+        return ONE_MACHINE
+    timed, counted = (
+        [
+            (visit, ms)
+            for visit, (_, ms) in zip(
+                visits, wall_samples(own, visits, steps_per_epoch), strict=True
+            )
+        ]
+        for visits in (own.visits, own.ranked)
+    )
+    return Yardstick.of(timed, counted)
 
 
 def samples_per_step(trial: Trial) -> float | None:
@@ -178,10 +205,13 @@ def result(
     steps_per_epoch: int | None,
     *,
     base_samples: float | None = None,
+    yardstick: Yardstick = ONE_MACHINE,
 ) -> Result:
     """One trial's figures; `base_samples` are those of the step it is compared with."""
     counted = trial.ranked
     walls = wall_samples(trial, counted, steps_per_epoch)
+    compared = wall_samples(trial, counted, steps_per_epoch, yardstick)
+    cost = noise.mean([ms for _, ms in compared]) if compared else None
     wall = noise.mean([ms for _, ms in walls]) if walls else None
     per_step = samples_per_step(trial)
     factor = _factor(base_samples, per_step)
@@ -197,7 +227,7 @@ def result(
         wall_ms=wall,
         within_ms=noise.mean([v.times.within_ms for v in counted]) if counted else None,
         boundary_ms=boundary_ms(trial),
-        by_round_ms=tuple((number, ms * factor) for number, ms in walls),
+        by_round_ms=tuple((number, ms * factor) for number, ms in compared),
         samples_per_s=per_step / wall.value * 1000 if per_step and wall else None,
         epoch_s=wall.value * n_epoch / 1000 if wall and n_epoch else None,
         startup_s=fmean(startups) / NS_PER_S if startups else None,
@@ -206,7 +236,12 @@ def result(
         host_bytes=_largest([w.host_bytes for w in windows]),
         calibrated_only=trial.dropped,
         trace_path=traced,
-        cost_ms=wall.scaled(factor) if wall else None,
+        cost_ms=cost.scaled(factor) if cost else None,
+        window_ms=tuple(ms for _, ms in walls)
+        if yardstick is not ONE_MACHINE
+        else tuple(ms * factor for _, ms in compared),
+        on_cluster=yardstick is not ONE_MACHINE,
+        apart=trial.apart,
     )
 
 
@@ -221,17 +256,23 @@ def boundary_ms(trial: Trial) -> float | None:
 
 
 def wall_samples(
-    trial: Trial, visits: Sequence[Visit], steps_per_epoch: int | None
+    trial: Trial,
+    visits: Sequence[Visit],
+    steps_per_epoch: int | None,
+    yardstick: Yardstick = ONE_MACHINE,
 ) -> list[tuple[int, float]]:
     """(round, wall per step) of these windows of a trial, one boundary spread over an epoch.
 
     A boundary is timed once or few times and is the same cost each epoch, so every window
-    carries the trial's mean boundary.
+    carries the trial's mean boundary. With a `yardstick` windows of other nodes count as theirs do.
     """
     boundary = boundary_ms(trial)
     n_epoch = trial.steps_per_epoch or steps_per_epoch
     spread = boundary / n_epoch if boundary is not None and n_epoch else 0.0
-    return [(visit.round, visit.times.within_ms + spread) for visit in visits]
+    return [
+        (visit.round, (visit.times.within_ms + spread) * yardstick.factor(visit))
+        for visit in visits
+    ]
 
 
 def is_tied(one: Result, best: Result, noise: Noise, n_compared: int) -> bool:
@@ -260,6 +301,7 @@ def gain(
     candidate: int,
     noise: Noise,
     steps_per_epoch: int | None,
+    yardstick: Yardstick = ONE_MACHINE,
 ) -> tuple[Estimate | None, bool]:
     """(loop's own minus candidate, whether confirmation windows say so), per step.
 
@@ -267,12 +309,12 @@ def gain(
     """
     if candidate == 0:
         return None, False
-    own = wall_samples(trials[0], trials[0].of("confirm"), steps_per_epoch)
+    own = wall_samples(trials[0], trials[0].of("confirm"), steps_per_epoch, yardstick)
     chosen = trials[candidate]
     factor = _factor(samples_per_step(trials[0]), samples_per_step(chosen))
     other = [
         (number, ms * factor)
-        for number, ms in wall_samples(chosen, chosen.of("confirm"), steps_per_epoch)
+        for number, ms in wall_samples(chosen, chosen.of("confirm"), steps_per_epoch, yardstick)
     ]
     if len({n for n, _ in own} & {n for n, _ in other}) >= MIN_PAIRS:
         return noise.difference(own, other), True
@@ -280,11 +322,19 @@ def gain(
 
 
 def drift(baseline: Trial) -> float | None:
-    """How the loop's own step time changed from the first ranked window to the last."""
-    timed: list[Visit] = [*baseline.of("rank"), *baseline.of("confirm")]
-    if len(timed) < 2:
-        return None
-    return timed[-1].times.within_ms / timed[0].times.within_ms
+    """How the loop's own step time changed from the first ranked window to the last.
+
+    On a cluster that of the group where it changed most.
+    """
+    groups: dict[int | None, list[Visit]] = {}
+    for visit in (*baseline.of("rank"), *baseline.of("confirm")):
+        groups.setdefault(visit.group, []).append(visit)
+    changes = [
+        timed[-1].times.within_ms / timed[0].times.within_ms
+        for timed in groups.values()
+        if len(timed) > 1
+    ]
+    return max(changes, key=lambda change: abs(change - 1), default=None)
 
 
 def _simplest(tied: Sequence[Result], best: Result, own: Settings) -> int:

@@ -121,9 +121,10 @@ class Sweep:
                 self._ablate(self._visits.bench, PRESET_ABLATE_SHARE * self._options.budget_s)
             if self._options.search == "auto":
                 self._race()
-            else:
+            elif self._options.part != "confirm":
                 self._rank()
-            self._confirm()
+            if self._options.part != "rank":
+                self._confirm()
             if self._ablate is not None and not self._options.keep_all:
                 self._ablate(self._visits.bench, self._left_s(ABLATE_SHARE))
             self._trace()
@@ -247,10 +248,10 @@ class Sweep:
 
     def _confirm(self) -> None:
         """The candidate against the loop's own settings, in pairs of alternating order."""
-        ranking = self.ranking()
-        if not ranking.candidate:
+        candidate = 1 if self._options.part == "confirm" else self.ranking().candidate
+        if not candidate:
             return
-        pair = [self.outcome.trials[0], self.outcome.trials[ranking.candidate]]
+        pair = [self.outcome.trials[0], self.outcome.trials[candidate]]
         if not all(trial.alive for trial in pair):
             return
         costs = {trial.index: self._cost(trial) for trial in pair}
@@ -308,7 +309,8 @@ class Sweep:
                 if trial.index and expected_s > left_s:
                     return
                 self._visits.trace(trial, repeat, n_steps, cost)
-                self._tell("trace", len(self._traces()), len(traced), trial.index)
+                n_traced = sum(bool(one.profiles) for one in self.outcome.trials)
+                self._tell("trace", n_traced, len(traced), trial.index)
 
     # ------------------------------------------------------------------ planning
 
@@ -372,9 +374,6 @@ class Sweep:
 
     def _left_s(self, share: float) -> float:
         return self._began + self._end_s(share) - self._clock()
-
-    def _traces(self) -> list[Trial]:
-        return [trial for trial in self.outcome.trials if trial.profiles]
 
     def _note_short_budget(self, what: str) -> None:
         text = f"{what}: give a larger --budget, or fewer values in --grid"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
+
+import msgspec
 
 from loaderdoctor.attribution.shares import Shares
 from loaderdoctor.estimate import Estimate
@@ -27,13 +30,24 @@ MARK = "(numerics)"
 
 
 def trial_rows(
-    ranking: Ranking, shares: Mapping[int, Shares], traces: Mapping[int, str]
+    ranking: Ranking,
+    shares: Mapping[int, Shares],
+    traces: Mapping[int, str],
+    where: Mapping[int, tuple[str, str]] = MappingProxyType({}),
 ) -> tuple[TrialRow, ...]:
-    """One row a trial. `shares` and `traces` (as the report names them) are by trial index."""
-    return tuple(
-        _row(result, shares.get(result.index), traces.get(result.index))
-        for result in ranking.results
-    )
+    """One row a trial. `shares`, `traces` (as the report names them) and `where` are by index.
+
+    `where` is (node, kind of hardware) in a cluster's sweep.
+    """
+    several = len({kind for _, kind in where.values()}) > 1
+    rows = []
+    for result in ranking.results:
+        row = _row(result, shares.get(result.index), traces.get(result.index))
+        if (at := where.get(result.index)) is not None:
+            label = f"{row.label} [hardware {at[1]}]" if several and result.index else row.label
+            row = msgspec.structs.replace(row, node=at[0], hardware=at[1], label=label)
+        rows.append(row)
+    return tuple(rows)
 
 
 def best_row(ranking: Ranking) -> Best | None:
@@ -101,11 +115,12 @@ def _unlike_the_loop(outcome: Outcome, ranking: Ranking) -> str | None:
 
 
 def _row(result: Result, shares: Shares | None, trace: str | None) -> TrialRow:
+    scaled = result.on_cluster or result.settings.batch_size is not None
     return TrialRow(
         settings=result.settings.as_dict(),
         label=marked_label(result.settings),
         changes_numerics=bool(result.settings.numerics),
-        cost_ms=_value(result.cost_ms) if result.settings.batch_size is not None else None,
+        cost_ms=_value(result.cost_ms) if scaled else None,
         status=result.status,
         reason=result.reason,
         step_ms=_value(result.wall_ms),
@@ -120,7 +135,7 @@ def _row(result: Result, shares: Shares | None, trace: str | None) -> TrialRow:
         host_bytes=result.host_bytes,
         trace=trace,
         n_windows=len(result.by_round_ms),
-        window_ms=tuple(ms for _, ms in result.by_round_ms),
+        window_ms=result.window_ms,
     )
 
 

@@ -7,6 +7,7 @@ perf_counter unless the name says otherwise; -1 stands for not recorded.
 
     trial, round, visit     index into `trials` of the description; round and visit count from 0
     phase                   0 calibrate, 1 rank, 2 confirm
+    group                   on a cluster: the group of trials that a node measured together
     n_steps, n_samples      of the window
     start_ns, end_ns        of the window
     startup_ns, boundary_ns opening to first batch; one epoch boundary as timed beside the window
@@ -100,6 +101,7 @@ def columns(trials: Sequence[Trial]) -> dict[str, NDArray[Any]]:
         "visit": _ints([n for _, n, _ in at]),
         "round": _ints([visit.round for _, _, visit in at]),
         "phase": _ints([PHASES.index(visit.phase) for _, _, visit in at]),
+        "group": _ints([_ABSENT if v.group is None else v.group for _, _, v in at]),
         "wall_s": np.array([visit.wall_s for _, _, visit in at], dtype=np.float64),
     }
     for name in ("n_steps", "n_samples", "start_ns", "end_ns", *_OPTIONAL):

@@ -29,6 +29,7 @@ class Visit:
     round: int
     window: WindowDone
     wall_s: float  # the whole visit by the command's clock: opening, warm-up, window, closing
+    group: int | None = None  # on a cluster: the group of trials that one node measured together
 
     @property
     def times(self) -> WindowTimes:
@@ -67,6 +68,7 @@ class Trial:
     row: Row | None = None  # of a preset
     other_loop: bool = False  # its script trains something else: nothing to choose here
     same_as: int | None = None  # identical here: not visited, its figures are that trial's
+    apart: bool = False  # measured on a machine unlike that of the others: not compared
 
     @property
     def alive(self) -> bool:

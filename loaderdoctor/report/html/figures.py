@@ -245,7 +245,9 @@ def _samples(artist: _Artist, samples: SampleTimes) -> Chart:
 
 def _trials(artist: _Artist, report: Report) -> Iterator[Chart]:
     """Charts of trials that ran, fastest first; each only where two trials can be compared."""
+    alike = report.by_hardware[0][2] if report.trials else ()  # unlike machines are not compared
     ran = [(i, t) for i, t in enumerate(report.trials) if t.status == "ok" and t.step_ms]
+    ran = [(i, t) for i, t in ran if i in alike]
     ran.sort(key=lambda item: item[1].step_ms or 0.0)
     if len(ran) < 2:
         return

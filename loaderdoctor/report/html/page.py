@@ -259,15 +259,14 @@ def _trials(report: Report) -> TrialTable | None:
     if not report.trials:
         return None
     numbered = list(enumerate(report.trials))
-    ran = sorted(
-        ((i, t) for i, t in numbered if t.status == "ok"),
-        key=lambda item: item[1].compared_ms or float("inf"),
-    )
-    own_ms = report.trials[0].compared_ms
+    ran = []
+    for _, own_ms, members in report.by_hardware:  # each kind by itself, fastest first
+        alike = [(i, report.trials[i], own_ms) for i in members if report.trials[i].status == "ok"]
+        ran += sorted(alike, key=lambda item: item[1].compared_ms or float("inf"))
     columns = [
         (heading, read)
-        for heading, read in trial_columns([t for _, t in ran], wide=True)
-        if any(read(t, own_ms) not in ("", "–") for _, t in ran)
+        for heading, read in trial_columns([t for _, t, _ in ran], wide=True)
+        if any(read(t, own_ms) not in ("", "–") for _, t, own_ms in ran)
     ]
     rows = [
         TrialRow(
@@ -277,7 +276,7 @@ def _trials(report: Report) -> TrialTable | None:
             cells=tuple(read(trial, own_ms) for _, read in columns),
             fault=None,
         )
-        for i, trial in ran
+        for i, trial, own_ms in ran
     ]
     rows += [
         TrialRow(

@@ -14,7 +14,12 @@ _SHARES = ("input", "copy", "communication", "host", "compute", "other")
 
 def pictures_of(report: Report) -> Iterator[tuple[str, bytes]]:
     """(file name without its ending, PNG) of each picture."""
-    ran = [trial for trial in report.trials if trial.status == "ok" and trial.step_ms is not None]
+    alike = report.by_hardware[0][2] if report.trials else ()  # unlike machines are not compared
+    ran = [
+        trial
+        for i, trial in enumerate(report.trials)
+        if trial.status == "ok" and trial.step_ms is not None and i in alike
+    ]
     if not ran:
         return
     groups = _groups(ran)

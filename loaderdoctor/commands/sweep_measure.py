@@ -1,0 +1,203 @@
+"""Measures the trials of a sweep on one machine: this one, or a node of a cluster.
+
+Starts the script, learns what its loop is, plans the trials unless they are given, and drives the
+rounds. What a node of a cluster does differs in what it is asked only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from loaderdoctor.commands.sweep_plan import (
+    SweepOptions,
+    Target,
+    budget_s,
+    measuring,
+    search_from,
+    trials,
+)
+from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.bench import Bench, BenchOptions
+from loaderdoctor.instrument.bench import Target as Script
+from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.settings import Settings, invalid_reason
+from loaderdoctor.sweep import samples
+from loaderdoctor.sweep.evidence import Evidence
+from loaderdoctor.sweep.fresh import FreshBench, OpenFresh
+from loaderdoctor.sweep.grid import default_trials, meaning, own_settings
+from loaderdoctor.sweep.outcome import Options, Part, Progress
+from loaderdoctor.sweep.rounds import Sweep
+from loaderdoctor.sweep.trials import Trial, Visit
+
+# How long a script may take to its first warm steps: imports, data preparation, compilation.
+START_TIMEOUT_S = 600.0
+# Of a process of a trial's own script, at least and as a part of the budget.
+PROCESS_START_S = 60.0
+PROCESS_START_SHARE = 0.2
+# Our own search within a preset.
+SEARCH_S = 60.0
+
+Before = tuple[samples.Description, dict[int, list[Visit]]]  # what an interrupted sweep measured
+Show = Callable[[Progress], None]
+Stdout = Literal["inherit", "stderr"] | Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What one machine is to measure."""
+
+    options: SweepOptions
+    target: Target
+    planned: tuple[Trial, ...] | None = None  # None: what the options and this machine ask for
+    part: Part = "whole"
+    budget_s: float | None = None  # None: the options'
+    ablate: bool = True
+    before: Before | None = None
+    stdout: Stdout = "inherit"
+
+
+class ScriptFailedError(RunError):
+    """The script ended by itself before anything could be measured; its exit code is passed on."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def opener(asked: Asked, trace_dir: Path) -> OpenFresh:
+    """Starts a script (None: the sweep's own) and waits until its loop is warm."""
+
+    @contextmanager
+    def open_process(script: Script | None) -> Iterator[Bench]:
+        # A trial of many may not take as long to start as the loop itself.
+        part_s = max(PROCESS_START_S, PROCESS_START_SHARE * budget_s(asked.options))
+        start_s = START_TIMEOUT_S if script is None else min(START_TIMEOUT_S, part_s)
+        options = BenchOptions(stdout=asked.stdout)
+        with Bench(script or asked.target.script, trace_dir, options) as bench:
+            _wait_warm(bench, start_s)
+            yield bench
+
+    return open_process
+
+
+def measure(
+    asked: Asked,
+    trace_dir: Path,
+    *,
+    say: Callable[[str], None],
+    show: Show,
+    watch: Callable[[Evidence], Show],
+) -> Evidence:
+    """Everything but the reading of traces. Raises RunError where nothing was measured.
+
+    `watch` is given the evidence while it grows and returns what each step of progress is told.
+    """
+    options, target = asked.options, asked.target
+    open_process = opener(asked, trace_dir)
+    with ExitStack() as benches:
+
+        def open_bench() -> Bench:
+            bench = benches.enter_context(open_process(None))
+            assert isinstance(bench, Bench)
+            return bench
+
+        say(f"waiting for the first steps of {target.name}")
+        bench = open_bench()
+        observed = bench.observed
+        assert observed is not None
+        planned = _planned(asked, observed, open_process, say, show)
+        if asked.before is not None:
+            samples.restore(planned, *asked.before)
+        measured = measuring(options, trace_dir)
+        measured = replace(measured, part=asked.part, budget_s=asked.budget_s or measured.budget_s)
+        if asked.part == "confirm":
+            measured = replace(measured, trace_dir=None)
+        n_visited = sum(trial.alive for trial in planned)
+        say(f"{n_visited} trials, about {measured.budget_s:.0f} s of measuring")
+        evidence = Evidence(observed=observed, notes=bench.notes, seed=options.seed)
+        evidence.sweep = sweep = Sweep(
+            bench,
+            observed,
+            planned,
+            measured,
+            withheld=evidence.withheld([trial.settings for trial in planned]),
+            on_progress=watch(evidence),
+            # A script of the user's is not run a second time unasked.
+            reopen=open_bench if target.recipe is not None or options.rerun else None,
+            ablate=evidence.ablate if asked.ablate and not options.no_ablation else None,
+            fresh=FreshBench(open_process),
+        )
+        outcome = sweep.run()
+    if not any(trial.visits for trial in outcome.trials):
+        if outcome.interrupt is not None:
+            raise outcome.interrupt
+        raise RunError(f"{target.name}: nothing was measured ({outcome.ended_reason}).")
+    return evidence
+
+
+def _planned(
+    asked: Asked,
+    observed: Observed,
+    open_process: OpenFresh,
+    say: Callable[[str], None],
+    show: Show,
+) -> list[Trial]:
+    """The trials given, less what can't run here; else those that the options ask for."""
+    if asked.planned is not None:
+        own, has_accelerator = own_settings(observed), observed.device is not None
+        for trial in asked.planned:  # planned on another machine
+            full = meaning(trial.settings, own)
+            if trial.index and (why := invalid_reason(full, has_accelerator=has_accelerator)):
+                trial.fail("skipped", f"{why}; it was measured on {observed.environment.host}")
+        return list(asked.planned)
+    searched, why_not = _search(asked, observed, open_process, say, show)
+    return trials(
+        asked.options, asked.target, observed, searched=searched, why_not_searched=why_not
+    )
+
+
+def _wait_warm(bench: Bench, start_s: float) -> None:
+    """Wait for the loop. Raises RunError; the exit code of a script that failed passes on."""
+    try:
+        bench.wait_observed(start_s)
+    except RunError as error:
+        if bench.ended is not None and bench.ended.exit_code:
+            raise ScriptFailedError(str(error), bench.ended.exit_code) from error
+        raise
+
+
+def _search(
+    asked: Asked,
+    observed: Observed,
+    open_process: OpenFresh,
+    say: Callable[[str], None],
+    show: Show,
+) -> tuple[Settings | None, str | None]:
+    """What our own search recommends for the rows that ask for it, and why there is nothing."""
+    script = search_from(asked.options, asked.target, observed)
+    if script is None:
+        return None, None
+    say("searching the settings that some rows want")
+    try:
+        with open_process(script) as bench:
+            seen = bench.observed
+            assert seen is not None
+            choices = default_trials(seen, asked.target.axes)
+            race = Sweep(
+                bench,
+                seen,
+                choices,
+                Options(budget_s=SEARCH_S, seed=asked.options.seed, search="auto"),
+                withheld=Evidence(observed=seen).withheld(choices),
+                on_progress=show,
+            )
+            race.run()
+            ranking = race.ranking()
+    except RunError as error:
+        return None, f"our own search failed: {error}"
+    found = ranking.recommended
+    return (ranking.results[found].settings if found is not None else Settings()), None

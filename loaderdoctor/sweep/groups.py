@@ -1,0 +1,275 @@
+"""A sweep in groups: each on a node of its own, with the loop's own settings beside its trials.
+
+Comes in: what nodes measured, as it comes. Goes out: what a sweep on one machine gives, an outcome
+and a ranking. Trials are compared by their ratio to their own node's baseline (`yardstick`), and
+only with those measured on hardware of the same kind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from loaderdoctor.cluster.hardware import Hardware, Kinds
+from loaderdoctor.diagnosis import gather
+from loaderdoctor.instrument.protocol import Note, Observed
+from loaderdoctor.sweep.grid import own_settings
+from loaderdoctor.sweep.outcome import Outcome, Part
+from loaderdoctor.sweep.rank import Ranking, rank
+from loaderdoctor.sweep.trials import Trial, Visit
+
+# A group costs a start of the script and a baseline: with fewer trials they are most of it.
+MIN_TRIALS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Trials that one node measures together, beside the loop's own settings."""
+
+    index: int
+    trials: tuple[int, ...]  # of the whole sweep; without 0, which every group has
+    part: Part = "rank"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a node sends back of its group. Trials are numbered within the group, 0 the baseline."""
+
+    observed: Observed
+    notes: tuple[Note, ...]
+    outcome: Outcome
+    ablated: gather.Evidence | None
+    files: Mapping[str, bytes]  # traces and the workers' records, by path below its folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visited:
+    """What a node tells while it measures: one more visit, or that a trial failed."""
+
+    trial: int  # within the group
+    visit: Visit | None = None
+    status: str = "ok"
+    reason: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupState:
+    """A group and what is known of it."""
+
+    group: Group
+    host: str | None = None
+    visits: list[tuple[int, Visit]] = field(default_factory=list)  # told; by trial of the sweep
+    measured: Measured | None = None
+    failed: str | None = None
+    kind: str | None = None
+    n_lost: int = 0
+
+
+def split(n_trials: int, n_machines: int) -> tuple[Group, ...]:
+    """Groups of trials 1…n-1 for so many machines, at most one each.
+
+    Trials are dealt in turn: neighbours in the list cost about the same, so groups do too.
+    """
+    others = range(1, n_trials)
+    n_groups = max(1, min(n_machines, math.ceil(len(others) / MIN_TRIALS)))
+    return tuple(Group(index=i, trials=tuple(others[i::n_groups])) for i in range(n_groups))
+
+
+class GroupedSweep:
+    """The sweep so far; `outcome` and `ranking` may be asked at any time."""
+
+    def __init__(self, observed: Observed, planned: Sequence[Trial]) -> None:
+        self._observed = observed
+        self._planned = planned
+        self._own = own_settings(observed)
+        train = next((x for x in observed.loaders if x.role == "train"), None)
+        self._steps_per_epoch = train.steps_per_epoch if train is not None else None
+        self.kinds = Kinds()
+        self.states: list[GroupState] = []
+        self.interrupted: KeyboardInterrupt | None = None
+
+    # ------------------------------------------------------------ what comes in
+
+    def add(self, group: Group) -> None:
+        """A group that will be measured."""
+        self.states.append(GroupState(group=group))
+
+    def told(self, index: int, hardware: Hardware, said: Visited) -> None:
+        """Word from a group at work."""
+        state = self.states[index]
+        state.host = hardware.host
+        state.kind = self.kinds.of(hardware, self._own.label())
+        if said.visit is not None and _counts(state.group, said.visit):
+            visit = replace(said.visit, group=index)
+            state.visits.append((self._number(state, said.trial), visit))
+
+    def again(self, index: int) -> None:
+        """Its node was lost: what it told is void, since its baseline went with it."""
+        state = self.states[index]
+        state.visits.clear()
+        state.host = state.kind = None
+        state.n_lost += 1
+
+    def done(self, index: int, hardware: Hardware, measured: Measured) -> None:
+        """A group's own account, which replaces what it told."""
+        state = self.states[index]
+        state.measured, state.host = measured, hardware.host
+        own = own_settings(measured.observed).label()
+        state.kind = self.kinds.of(hardware, own)
+        state.visits = [
+            (self._number(state, trial.index), replace(visit, group=index))
+            for trial in measured.outcome.trials
+            for visit in trial.visits
+            if _counts(state.group, visit)
+        ]
+
+    def fail(self, index: int, why: str) -> None:
+        """No node could measure the group."""
+        state = self.states[index]
+        state.failed = why
+        state.visits.clear()
+
+    # ------------------------------------------------------------ what goes out
+
+    @property
+    def main_kind(self) -> str | None:
+        """The kind of hardware on which most trials were measured; None before the first."""
+        counts: dict[str, int] = {}
+        for state in self.states:
+            if state.kind is not None:
+                counts[state.kind] = counts.get(state.kind, 0) + len(state.group.trials)
+        return max(counts, key=lambda kind: counts[kind], default=None)
+
+    @property
+    def reference(self) -> GroupState | None:
+        """The group whose loop, workers and traces the report's first part is of."""
+        main = [s for s in self.states if s.measured is not None and s.kind == self.main_kind]
+        main.sort(key=lambda s: s.measured is None or s.measured.ablated is None)
+        return main[0] if main else None
+
+    @property
+    def outcome(self) -> Outcome:
+        """As of one machine: trial 0 holds the baselines of the main kind's nodes."""
+        reference = self.reference
+        first = reference.measured.outcome if reference and reference.measured else None
+        failed = [s.failed for s in self.states if s.failed is not None]
+        found = Outcome(
+            trials=self._trials(self.main_kind),
+            plain=list(first.plain) if first is not None else [],
+            n_ranked_rounds=max((o.n_ranked_rounds for o in self._outcomes()), default=0),
+        )
+        for state in self.states:
+            if state.measured is not None:
+                notes = state.measured.outcome.notes
+                found.notes += [(kind, f"{state.host}: {text}") for kind, text in notes]
+        found.notes += [
+            ("group-lost", f"some trials could not be measured: {why}") for why in failed
+        ]
+        if self.interrupted is not None:
+            found.ended, found.interrupt = "interrupted", self.interrupted
+            found.ended_reason = "interrupted: what was measured until then stands"
+        return found
+
+    @property
+    def recorded(self) -> list[Trial]:
+        """Every visit of every node, for the samples on disk."""
+        return self._trials(None)
+
+    def ranking(self) -> Ranking:
+        """Of the main kind; figures of other trials are by their own kind's baseline, `apart`."""
+        main = self.main_kind
+        leading = self.ranking_of(main)
+        results = list(leading.results)
+        for kind in dict.fromkeys(s.kind for s in self.states):
+            if kind not in (None, main):
+                other = self.ranking_of(kind)
+                for index in self.trials_on(kind):
+                    results[index] = replace(other.results[index], apart=True)
+        return replace(leading, results=tuple(results))
+
+    def ranking_of(self, kind: str | None) -> Ranking:
+        """The trials measured on one kind of hardware, against each other."""
+        trials = self._trials(kind)
+        return rank(trials, own=self._own, steps_per_epoch=self._steps_per_epoch)
+
+    def trials_on(self, kind: str | None) -> tuple[int, ...]:
+        """Trials measured on a kind of hardware, without the loop's own settings."""
+        found = [i for s in self.states if s.kind == kind for i in s.group.trials]
+        return tuple(sorted(set(found)))
+
+    def host_of(self, trial: int) -> str | None:
+        """Where a trial was ranked."""
+        state = self._state_of(trial)
+        return state.host if state is not None else None
+
+    def kind_of(self, trial: int) -> str | None:
+        """On what kind of hardware a trial was ranked."""
+        state = self._state_of(trial)
+        return state.kind if state is not None else None
+
+    def to_confirm(self) -> dict[str, int]:
+        """The candidate of each kind of hardware whose gain is still to be confirmed."""
+        found = {}
+        for kind in dict.fromkeys(s.kind for s in self.states if s.kind is not None):
+            ranking = self.ranking_of(kind)
+            if ranking.candidate and not ranking.confirmed:
+                found[kind] = ranking.candidate
+        return found
+
+    # ------------------------------------------------------------ inside
+
+    def _trials(self, kind: str | None) -> list[Trial]:
+        """The trials with their visits; of trial 0 only those on this kind (None: all)."""
+        made = [replace(trial, visits=[], profiles=[]) for trial in self._planned]
+        for state in self.states:
+            alike = kind is None or state.kind in (None, kind)
+            for index, visit in state.visits:
+                if index or alike:
+                    made[index].visits.append(visit)
+            for index in state.group.trials:
+                made[index].apart = made[index].apart or not alike
+            self._conclude(state, made, alike=alike)
+        return made
+
+    def _conclude(self, state: GroupState, made: list[Trial], *, alike: bool) -> None:
+        """What a group says of its trials beyond their visits."""
+        if state.failed is not None and state.group.part == "rank":
+            for index in state.group.trials:
+                made[index].fail("failed", state.failed)
+        if state.measured is None:
+            return
+        for one in state.measured.outcome.trials:
+            trial = made[self._number(state, one.index)]
+            if one.index and state.group.part == "rank":
+                trial.status, trial.reason, trial.dropped = one.status, one.reason, one.dropped
+                trial.profiles = one.profiles
+            if one.index or alike:
+                trial.samples_per_step = one.samples_per_step
+                trial.steps_per_epoch = one.steps_per_epoch
+        if self.reference is state:
+            made[0].profiles = state.measured.outcome.trials[0].profiles
+
+    def _number(self, state: GroupState, local: int) -> int:
+        return state.group.trials[local - 1] if local else 0
+
+    def _state_of(self, trial: int) -> GroupState | None:
+        if not trial:
+            return self.reference
+        return next(
+            (s for s in self.states if trial in s.group.trials and s.group.part == "rank"), None
+        )
+
+    def _outcomes(self) -> list[Outcome]:
+        return [s.measured.outcome for s in self.states if s.measured is not None]
+
+
+def _counts(group: Group, visit: Visit) -> bool:
+    """A group that confirms was ranked elsewhere: its first visits only size its windows."""
+    return group.part == "rank" or visit.phase == "confirm"
+
+
+def local_trials(planned: Sequence[Trial], group: Group) -> tuple[Trial, ...]:
+    """The group's trials as its node numbers them: the baseline, then its own."""
+    chosen = [planned[0], *(planned[index] for index in group.trials)]
+    return tuple(replace(trial, index=i, visits=[], profiles=[]) for i, trial in enumerate(chosen))

@@ -1,0 +1,52 @@
+"""The loop's own settings as the measure of each node.
+
+On a cluster a trial runs on one node and its rivals on others. Machines of one type still differ
+by some percent, so each node measures the loop's own settings beside its trials, in the same
+rounds, and a trial counts as its ratio to those. Ratios become times again by the mean of the
+loop's own settings over all nodes. The loop's own settings are then exact by definition: what is
+not known about them is in the ratios.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from types import MappingProxyType
+
+from loaderdoctor.sweep.trials import Phase, Visit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yardstick:
+    """Wall time per step of the loop's own settings, milliseconds: overall, and where and when."""
+
+    mean_ms: float
+    by_round: Mapping[tuple[int, Phase, int], float]  # (group, phase, round)
+    by_group: Mapping[int, float]
+
+    @staticmethod
+    def of(own: Sequence[tuple[Visit, float]], counted: Sequence[tuple[Visit, float]]) -> Yardstick:
+        """From visits of trial 0 with their wall times; `counted` are those that rank it."""
+        by_round: dict[tuple[int, Phase, int], float] = {}
+        groups: dict[int, list[float]] = {}
+        for visit, ms in own:
+            if visit.group is not None:
+                by_round[visit.group, visit.phase, visit.round] = ms
+                groups.setdefault(visit.group, []).append(ms)
+        return Yardstick(
+            mean_ms=fmean(ms for _, ms in counted) if counted else 0.0,
+            by_round=by_round,
+            by_group={group: fmean(ms) for group, ms in groups.items()},
+        )
+
+    def factor(self, visit: Visit) -> float:
+        """What this window's time is to be multiplied by; 1 where all was on one machine."""
+        if visit.group is None:
+            return 1.0
+        own = self.by_round.get((visit.group, visit.phase, visit.round))
+        own = own or self.by_group.get(visit.group)
+        return self.mean_ms / own if own else 1.0
+
+
+ONE_MACHINE = Yardstick(mean_ms=0.0, by_round=MappingProxyType({}), by_group=MappingProxyType({}))

@@ -9,6 +9,7 @@ returned it.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,8 @@ class _Lanes:
         self.trace = trace
         self.begin_ns = int(trace.spans.start_ns.min())
         self.end_ns = int(trace.spans.end_ns.max())
+        # A double of microseconds misses its nanosecond: spans that touch here would cross there.
+        self.gap_ns = math.ceil(2000 * math.ulp(self._ts(self.end_ns)))
         self.events: list[Event] = []
         self.pid = next((p.pid for p in log.processes if p.role == "main"), 0)
         self._reached: dict[tuple[int, int], int] = {}  # end of the last span of each row
@@ -103,6 +106,8 @@ class _Lanes:
         order = np.argsort(nexts.start_ns, kind="stable")
         starts, ends, threads = nexts.start_ns[order], nexts.end_ns[order], nexts.thread[order]
         row = np.searchsorted(starts, at_ns, side="right") - 1
+        spans = self.trace.spans
+        begins = {t: np.sort(spans.start_ns[spans.thread == t]) for t in np.unique(threads)}
         for i in np.flatnonzero((row >= 0) & (row < starts.size)).tolist():
             r = int(row[i])
             key = (int(deliveries.serial[i]), int(deliveries.epoch[i]), int(deliveries.idx[i]))
@@ -116,7 +121,11 @@ class _Lanes:
             self.events.append(
                 {**common, "ph": "s", "pid": from_pid, "tid": from_tid, "ts": self._ts(from_ns)}
             )
-            head_ns = int(ends[r]) - 1
+            # Perfetto binds an arrow to the span that last began on the thread, ended or not
+            # (and lets it lead from the span that began earlier, seen in v52).
+            head_ns = _first_begin(begins, threads[r], int(starts[r]), int(ends[r])) - self.gap_ns
+            if head_ns <= from_ns:
+                head_ns = int(ends[r]) - 1
             self.events.append(
                 {**common, "ph": "f", "bp": "e", "pid": pid, "tid": tid, "ts": self._ts(head_ns)}
             )
@@ -191,7 +200,7 @@ class _Lanes:
     ) -> None:
         """One complete event, cut to the trace and to what its row already shows."""
         start = max(int(self.clock.to_trace(int(start_ns))), self.begin_ns)
-        start = max(start, self._reached.get((pid, tid), start))
+        start = max(start, self._reached.get((pid, tid), start - self.gap_ns) + self.gap_ns)
         end = min(int(self.clock.to_trace(int(end_ns))), self.end_ns)
         if end - start < at_least_ns:
             return
@@ -222,6 +231,14 @@ class _Lanes:
 
     def _ts(self, trace_ns: int) -> float:
         return self.trace.origin_us + trace_ns / 1000
+
+
+def _first_begin(
+    begins: dict[np.int32, NDArray[np.int64]], thread: np.int32, start_ns: int, end_ns: int
+) -> int:
+    """When the first span within another one begins; the other's end where it holds none."""
+    at = int(np.searchsorted(begins[thread], start_ns, side="right"))
+    return min(int(begins[thread][at]), end_ns) if at < begins[thread].size else end_ns
 
 
 def _about(rows: Batches | Spans, i: int) -> Event:

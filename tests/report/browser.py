@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,6 +45,10 @@ class Page:
 
     def open(self, path: Path, *, width: int, height: int = 844, dark: bool = False) -> None:
         """Load a file at this width, and wait until it is there."""
+        self.visit(path.as_uri(), width=width, height=height, dark=dark)
+
+    def visit(self, url: str, *, width: int, height: int = 844, dark: bool = False) -> None:
+        """Load an address at this width, and wait until it is there."""
         self.messages.clear()
         self.requests.clear()
         self.call(
@@ -52,19 +57,34 @@ class Page:
         )  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=url)
         self._until(lambda message: message.get("method") == "Page.loadEventFired")
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
-        return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"][
-            "value"
-        ]
+        """The value of a JavaScript expression in the page, awaited where it is a promise."""
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
 
-    def picture(self, target: Path) -> None:
-        """The whole page as a PNG."""
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
+    def wait_for(self, expression: str, *, seconds: float = 60.0) -> Any:
+        """The value of the expression once it is true."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if value := self.evaluate(expression):
+                return value
+            time.sleep(0.1)
+        raise AssertionError(f"never in {seconds:.0f} s: {expression}")
+
+    def picture(self, target: Path, *, whole: bool = True) -> None:
+        """The page as a PNG: the whole of it, or what the window shows."""
+        shot = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         target.write_bytes(base64.b64decode(shot["data"]))
+
+    def printed(self) -> bytes:
+        """The page as a PDF, as it would be printed."""
+        return base64.b64decode(self.call("Page.printToPDF")["data"])
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1

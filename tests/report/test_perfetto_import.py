@@ -1,0 +1,111 @@
+"""Our full traces in Perfetto's own trace processor: every event arrives, none crosses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loaderdoctor.attribution.trace_facts import attribute
+from loaderdoctor.attribution.tracks import tracks
+from loaderdoctor.report.captures import Overlay
+from loaderdoctor.report.lanes import CATEGORY
+from loaderdoctor.report.perfetto import write_perfetto_trace
+from loaderdoctor.trace.read import read_trace
+from tests.report.conftest import CASES, load, trace_path
+from tests.report.perfetto_ui import Perfetto, perfetto, why_not
+from tests.report.test_lanes import N_STEPS, Recorded, record
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+# It has overlapping kernels; the others take the same way.
+QUICK = ("pinned_same_stream",)
+
+
+@pytest.fixture(scope="module")
+def ui() -> Iterator[Perfetto]:
+    with perfetto() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return record(tmp_path_factory.mktemp("workers"), 2)
+
+
+def full_trace(source: Path, target: Path, lanes: list[dict[str, Any]]) -> Path:
+    """As `analyze` and `diagnose` write it."""
+    added = Overlay.of(tracks(attribute(read_trace(source))), lanes)
+    write_perfetto_trace(
+        source,
+        target,
+        lanes=added.lanes,
+        exposed_waits=added.exposed_waits,
+        step_shares=added.step_shares,
+        end_us=added.end_us,
+    )
+    return target
+
+
+def check_import(ui: Perfetto, trace: Path) -> None:
+    """Nothing dropped, and what the file holds is what the processor counts."""
+    ui.open(trace)
+    assert ui.problems() == {}
+    events = load(trace)["traceEvents"]
+    spans = Counter(event["name"] for event in events if event["ph"] in "Xi")
+    sql = "select name, count(*) as n from slice group by name"
+    assert dict(ui.rows(sql, name="text", n="number")) == spans
+    counters = sum(len(event["args"]) for event in events if event["ph"] == "C")
+    assert ui.number("select count(*) as n from counter") == counters
+    begun = {(e["cat"], e["id"]) for e in events if e["ph"] == "s"}
+    arrows = [e for e in events if e["ph"] == "f" and (e["cat"], e["id"]) in begun]
+    assert ui.number("select count(*) as n from flow") == len(arrows)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for c in CASES]
+)
+def test_every_event_of_a_recorded_trace_arrives(case: str, ui: Perfetto, tmp_path: Path) -> None:
+    check_import(ui, full_trace(trace_path(case), tmp_path / "t.json.gz", []))
+
+
+@pytest.mark.slow
+def test_overlapping_kernels_were_dropped_before(ui: Perfetto) -> None:
+    """The trace as torch wrote it: why they have rows of their own."""
+    ui.open(trace_path("pinned_same_stream"))
+    assert ui.problems() == {"slice_drop_overlapping_complete_event": 84}
+
+
+def test_lanes_arrows_and_shares_of_a_fresh_trace_arrive(
+    ui: Perfetto, workers: Recorded, tmp_path: Path
+) -> None:
+    check_import(ui, full_trace(workers.path, tmp_path / "t.json.gz", workers.lanes))
+    lanes = ui.rows(
+        "select distinct p.name as process, t.name as lane from slice s "
+        "join thread_track k on s.track_id = k.id join thread t using (utid) "
+        f"join process p using (upid) where s.category = '{CATEGORY}' order by 1, 2",
+        process="text",
+        lane="text",
+    )
+    pids = {p.worker: p.pid for p in workers.log.processes if p.role == "worker"}
+    assert lanes == [
+        [f"DataLoader worker {worker} (pid {pids[worker]})", lane]
+        for worker in (0, 1)
+        for lane in ("batches", "queue feeder")
+    ]
+    # An arrow joins a batch and the `__next__` that returned it, whichever began first.
+    joined = ui.rows(
+        "select a.name as one, b.name as two from flow join slice a on a.id = slice_out join slice "
+        f"b on b.id = slice_in where '{CATEGORY}' in (a.category, b.category)",
+        one="text",
+        two="text",
+    )
+    assert len(joined) == sum(event["ph"] == "s" for event in workers.lanes) >= N_STEPS / 2
+    others = [one if two == "collate" else two for one, two in joined if "collate" in (one, two)]
+    assert len(others) == len(joined)
+    into_next = [name for name in others if name.endswith(".__next__")]
+    # Where another worker's batch came first, only the op that unpacks the awaited one is left.
+    assert set(others) - set(into_next) <= {"aten::empty", "aten::set_"}
+    assert len(into_next) >= len(others) / 2

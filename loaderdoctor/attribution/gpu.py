@@ -22,6 +22,8 @@ from loaderdoctor.trace.columns import ABSENT, F64, I64, Category, Trace
 # before: the profiler may not have caught all of its kernels.
 WHOLE_STEP = 0.8
 
+MAX_DEVICES = 64  # of one host, as the plugin has it; of more, those with most kernels
+
 # What the plugin takes for kernels that use tensor cores: any of these within the name.
 PLUGIN_TENSOR_CORE_NAMES = (
     "h884", "s884", "h1688", "s1688", "hmma", "i8816", "16816", "dgrad_1x1_stride_2x2",
@@ -62,7 +64,10 @@ def gpu_facts(trace: Trace, rows: Rows, clock: StepClock) -> tuple[GpuDeviceFact
     known = {device.index: device for device in trace.devices}
     peaks = {peak.device: peak for peak in trace.memory_peaks}
     found = []
-    for index in np.unique(spans.device[kernels]).tolist():
+    indices, counts = np.unique(spans.device[kernels], return_counts=True)
+    if indices.size > MAX_DEVICES:
+        indices = np.sort(indices[np.argsort(-counts, kind="stable")[:MAX_DEVICES]])
+    for index in indices.tolist():
         mine = spans.device[kernels] == index
         at = kernels[mine]
         start, end = spans.start_ns[at], spans.end_ns[at]

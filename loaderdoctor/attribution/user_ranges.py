@@ -10,6 +10,7 @@ the wall time.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -147,8 +148,7 @@ def _nesting(thread: I64, start_ns: I64, end_ns: I64) -> tuple[I64, I64]:
     """
     depth = np.zeros(start_ns.size, np.int64)
     parent = np.full(start_ns.size, ABSENT, np.int64)
-    for number in np.unique(thread).tolist():
-        mine = np.flatnonzero(thread == number)
+    for _, mine in _by_thread(thread, np.arange(thread.size)):
         # At a common instant the ending span comes first: touching spans are siblings.
         closed = np.searchsorted(np.sort(end_ns[mine]), start_ns[mine], side="right")
         depth[mine] = np.maximum(np.arange(mine.size) - closed, 0)
@@ -167,6 +167,15 @@ def _within_own_name(ranges: _Ranges) -> np.ndarray[tuple[int], np.dtype[np.bool
         inside[known] |= ranges.name[ancestor[known]] == ranges.name[known]
         ancestor[known] = ranges.parent[ancestor[known]]
     return inside
+def _by_thread(thread: I64, index: Index) -> Iterator[tuple[int, Index]]:
+    """Each thread and the part of `index` that is its own, in order."""
+    order = np.argsort(thread, kind="stable")
+    cuts = np.flatnonzero(np.diff(thread[order])) + 1
+    for part in np.split(order, cuts):
+        if part.size:
+            yield int(thread[part[0]]), index[part]
+
+
 
 
 def _innermost(rows: Rows, ranges: _Ranges, call: I64) -> I64:
@@ -183,9 +192,11 @@ def _innermost(rows: Rows, ranges: _Ranges, call: I64) -> I64:
     thread[lent] = rows.training_thread
     at_ns = spans.start_ns[call]
     found = np.full(call.size, ABSENT, np.int64)
-    for number in having.tolist():
-        mine = np.flatnonzero(ranges.thread == number)
-        calls = np.flatnonzero(thread == number)
+    of_thread = dict(_by_thread(ranges.thread, np.arange(ranges.thread.size)))
+    for number, calls in _by_thread(thread, np.arange(thread.size)):
+        mine = of_thread.get(number)
+        if mine is None:
+            continue
         last = np.searchsorted(ranges.start_ns[mine], at_ns[calls], side="right") - 1
         found[calls] = np.where(last >= 0, mine[np.maximum(last, 0)], ABSENT)
     # The last range begun may be over: then what was around it.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from loaderdoctor.attribution.device_use import BusyFacts, DipFacts, GpuDeviceFacts
-from loaderdoctor.facts import Facts
+from loaderdoctor.facts import Facts, StepFacts
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report import model
 
@@ -31,7 +31,7 @@ def gpu_of(facts: Facts) -> model.Gpu | None:
         devices=tuple(_device(device) for device in devices),
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
-        busy=_busy(busy) if busy is not None else None,
+        busy=_busy(busy, step) if busy is not None else None,
     )
 
 
@@ -152,10 +152,26 @@ def _device(device: GpuDeviceFacts) -> model.GpuDevice:
     )
 
 
-def _busy(busy: BusyFacts) -> model.GpuBusy:
+def epoch_sentence(busy: BusyFacts, step: StepFacts | None) -> str:
+    """Dips at epochs that the window is too short to show, as plain windows timed them; or none."""
+    if step is None or step.boundary_ms is None or not step.steps_per_epoch:
+        return ""
+    epoch_ms = step.wall_ms.value * step.steps_per_epoch
+    shown = busy.dips is not None and busy.dips.matches == "epoch"
+    # As for dips of the window: no less than a step, or nobody sees them.
+    if shown or epoch_ms <= busy.window_ms or step.boundary_ms < step.within_epoch_ms.value:
+        return ""
+    return (
+        f" An epoch is longer than the window: one begins about every "
+        f"{fmt.seconds(epoch_ms / 1e3)}, and its first step takes "
+        f"{fmt.seconds(step.boundary_ms / 1e3)} longer."
+    )
+
+
+def _busy(busy: BusyFacts, step: StepFacts | None) -> model.GpuBusy:
     dips = busy.dips
     return model.GpuBusy(
-        summary=dips_sentence(busy),
+        summary=dips_sentence(busy) + epoch_sentence(busy, step),
         window_ms=busy.window_ms,
         every_ms=busy.every_ms,
         over_ms=busy.over_ms,

@@ -122,7 +122,9 @@ class Evidence:
                 n_steps=window.n_steps,
                 fetches=window.fetches,
             )
-        self.traces = read_and_write(outcome, folder, self.log)
+        main = next((x for x in self.observed.loaders if x.role == "train"), None)
+        own_workers = main.settings.num_workers if main is not None else None
+        self.traces = read_and_write(outcome, folder, self.log, own_workers=own_workers)
 
     def warnings(self) -> tuple[ReportWarning, ...]:
         """What the measuring process said, each once."""

@@ -37,16 +37,20 @@ class Traced:
     tensor_core_share: float | None = None  # of the time in kernels; None without any
 
 
-def read_and_write(outcome: Outcome, folder: RunFolder, log: WorkerLog | None) -> dict[int, Traced]:
+def read_and_write(
+    outcome: Outcome, folder: RunFolder, log: WorkerLog | None, *, own_workers: int | None
+) -> dict[int, Traced]:
     """Every capture, by trial index; one that can't be read or written becomes a note.
 
+    `own_workers` is what a trial has that leaves `num_workers` as it is.
     Further captures of the loop as it is (`--repeat`) are TensorBoard runs of their own.
     """
     found: dict[int, Traced] = {}
-    for index, n_before, window in _captures(outcome):
+    for index, n_before, window, workers in _captures(outcome):
         run = trial_run(index) if index else BASELINE
+        run += f"-{n_before + 1}" if n_before else ""
         try:
-            traced = _one(window, run + (f"-{n_before + 1}" if n_before else ""), folder, log)
+            traced = _one(window, run, folder, log, own_workers if workers is None else workers)
         except LoaderdoctorError as error:
             outcome.notes.append(("no-trace", f"trial {index}: {error}"))
         else:
@@ -54,13 +58,15 @@ def read_and_write(outcome: Outcome, folder: RunFolder, log: WorkerLog | None) -
     return found
 
 
-def _captures(outcome: Outcome) -> Iterator[tuple[int, int, WindowDone]]:
+def _captures(outcome: Outcome) -> Iterator[tuple[int, int, WindowDone, int | None]]:
     for trial in outcome.trials:
         for n_before, window in enumerate(trial.profiles):
-            yield trial.index, n_before, window
+            yield trial.index, n_before, window, trial.settings.num_workers
 
 
-def _one(window: WindowDone, run: str, folder: RunFolder, log: WorkerLog | None) -> Traced:
+def _one(
+    window: WindowDone, run: str, folder: RunFolder, log: WorkerLog | None, num_workers: int | None
+) -> Traced:
     assert window.trace_path is not None
     source = Path(window.trace_path)
     trace = read_trace(source)
@@ -69,7 +75,7 @@ def _one(window: WindowDone, run: str, folder: RunFolder, log: WorkerLog | None)
     )
     attributed = attribute(trace)
     return Traced(
-        facts=facts_of(attributed),
+        facts=facts_of(attributed, num_workers=num_workers),
         path=str(path.relative_to(folder.path)),
         steps=timelines_of_window(attributed, window, log),
         tensor_core_share=tensor_core_share(trace),

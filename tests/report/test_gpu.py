@@ -64,6 +64,28 @@ def test_irregular_single_and_absent_dips_promise_no_period() -> None:
     assert "waits" not in dips_sentence(busy(waiting_share=None))
 
 
+def test_epochs_too_long_for_the_window_are_told_from_the_plain_windows() -> None:
+    facts = samples.with_gpu()
+    assert facts.step is not None
+    gpu = gpu_of(facts)
+    assert gpu is not None
+    assert gpu.busy is not None
+    assert gpu.busy.summary.endswith(
+        "An epoch is longer than the window: one begins about every 12.3 s, and its first step "
+        "takes 94.0 ms longer."
+    )
+    for changes in (
+        {"boundary_ms": 5.0},  # less than a step
+        {"boundary_ms": None},
+        {"steps_per_epoch": None},
+        {"steps_per_epoch": 20},  # the window has seen it
+    ):
+        other = gpu_of(replace(facts, step=replace(facts.step, **changes)))
+        assert other is not None
+        assert other.busy is not None
+        assert "epoch" not in other.busy.summary
+
+
 def test_tensorboards_list_is_named_only_where_it_tells_another_share() -> None:
     report = samples.input_bound()
     assert report.gpu is not None
@@ -87,7 +109,7 @@ def test_figures_that_were_not_recorded_are_left_out_on_screen_and_null_in_json(
         bound="input",
         severity="high",
     )
-    assert "occupancy" not in console_text(report)
+    assert "est. achieved occupancy" not in console_text(report)
     written = json.loads(encode_report(report))
     assert written["gpu"]["devices"][0]["occupancy_share"] is None
     assert written["gpu"]["peak_allocated_bytes"] == 1_310_000_000

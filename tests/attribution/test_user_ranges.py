@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import numpy as np
@@ -230,3 +232,39 @@ def test_ranges_of_a_real_loop_are_found_beside_torchs_own(tmp_path: Path) -> No
     assert facts.ranges[0].host_ms_per_step * facts.n_steps == pytest.approx(
         float(np.sum(mine.end_ns - mine.start_ns)) / 1e6
     )
+
+
+@pytest.mark.parametrize("case", ["gpu_resident", "enough_workers", "side_stream_overlap"])
+def test_a_range_around_each_recorded_step_has_all_its_kernels_backward_too(
+    case: str, tmp_path: Path
+) -> None:
+    """H100 traces in which autograd's thread launches half of the kernels, with ranges added."""
+    (path,) = [p for p in TRACES if p.name.startswith(case)]
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    events = document["traceEvents"]
+    steps = [
+        e for e in events
+        if e.get("cat") == "user_annotation" and e["name"].startswith("ProfilerStep#")
+    ]  # fmt: skip
+    optimizers = [e for e in events if str(e["name"]).startswith("Optimizer.step#")]
+    added = [
+        {**e, "name": name, "ts": e["ts"] + 0.001, "dur": e["dur"] - 0.002}
+        for name, chosen in (("whole step", steps), ("update", optimizers))
+        for e in chosen
+        if e["cat"] == "user_annotation"
+    ]
+    target = tmp_path / "trace.json"
+    target.write_text(json.dumps({**document, "traceEvents": events + added}))
+    trace = read_trace(target)
+    facts = facts_of(attribute(trace))
+    whole, update = facts.ranges
+    assert (whole.name, whole.n_calls, whole.depth) == ("whole step", facts.n_steps, 0)
+    assert (update.name, update.n_calls, update.depth) == ("update", facts.n_steps, 1)
+    assert whole.n_kernels_per_step == pytest.approx(facts.n_kernels_per_step)
+    assert facts.kernel_busy_ms <= (whole.gpu_ms_per_step or 0) * 1.001
+    kernels = trace.spans.of(Category.KERNEL)
+    launches = trace.spans.of(Category.RUNTIME)
+    of_kernel = {int(c): int(t) for c, t in zip(launches.correlation, launches.thread, strict=True)}
+    n_threads = len({of_kernel.get(int(c)) for c in kernels.correlation})
+    assert n_threads >= 2  # or the test would not see autograd's
+    assert 0 < (update.n_kernels_per_step or 0) < (whole.n_kernels_per_step or 0)

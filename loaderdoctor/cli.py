@@ -263,6 +263,12 @@ def sweep(target: tuple[str, ...], **options: Any) -> int:
     metavar="DIR",
     help="Write the trace so that TensorBoard's PyTorch plugin shows right figures.",
 )
+@click.option(
+    "--max-memory",
+    metavar="SIZE",
+    help="Refuse traces that need more, as 4GB or 512MiB.  [default: half of what is available, "
+    "at least 1 GiB]",
+)
 @_FAIL_ON
 @_engine_options
 @_output_options

@@ -19,10 +19,13 @@ from loaderdoctor.attribution.rows import Index, Rows, outermost
 from loaderdoctor.facts import HostSpot
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import I32, I64, Category
+from loaderdoctor.trace.wire import shortened
 
 MAX_SPOTS = 10
 NS_PER_MS = 1e6
 MAX_TABLE = 1_000_000  # 8 MB
+# Longer names are cut where people read them: two lines of a terminal.
+MAX_SHOWN_CHARS = 160
 
 _FRAME = re.compile(r"^(?P<file>.+\.pyx?)\((?P<line>[0-9]{1,9})\): (?P<function>.+)$")
 # torch's Python tracer writes paths relative to sys.path: installed packages by their own name.
@@ -44,11 +47,13 @@ def host_spots(rows: Rows, host: Intervals, per_step: int) -> tuple[HostSpot, ..
     spots: dict[str, HostSpot] = {}
     left = host
     for name, total_ns, file, line in (*_user_frames(rows, left),):
-        spots[name] = HostSpot(name=name, ms_per_step=total_ns / NS_PER_MS, file=file, line=line)
+        shown = shortened(name, MAX_SHOWN_CHARS)
+        spots[name] = HostSpot(name=shown, ms_per_step=total_ns / NS_PER_MS, file=file, line=line)
     if spots:
         left = left.subtract(_frames_extent(rows))
     for name, total_ns in _operations(rows, left):
-        spots[name] = HostSpot(name=name, ms_per_step=total_ns / NS_PER_MS)
+        shown = shortened(name, MAX_SHOWN_CHARS)
+        spots[name] = HostSpot(name=shown, ms_per_step=total_ns / NS_PER_MS)
     ranked = sorted(spots.values(), key=lambda s: (-s.ms_per_step, s.name))
     return tuple(
         HostSpot(name=s.name, ms_per_step=s.ms_per_step / per_step, file=s.file, line=s.line)
@@ -98,7 +103,8 @@ def _user_frames(rows: Rows, host: Intervals) -> Iterator[tuple[str, int, str | 
     for name, total in _by_name(rows, index, own):
         frame = _FRAME.match(name)
         if frame is not None and total > 0:
-            yield name, total, frame["file"], int(frame["line"])
+            file = shortened(frame["file"], MAX_SHOWN_CHARS)
+            yield name, total, file, int(frame["line"])
 
 
 def _user_frame_rows(rows: Rows) -> Index:
@@ -211,7 +217,9 @@ def _largest_pairs(name: I32, between_ns: I64) -> Iterator[tuple[int, int, int]]
 def _short(name: str) -> str:
     if name.startswith(FETCH_PREFIX):
         return "the fetch"
-    return name.split("#", 1)[1] if name.startswith(OPTIMIZER_PREFIX) and "#" in name else name
+    if name.startswith(OPTIMIZER_PREFIX) and "#" in name:
+        name = name.split("#", 1)[1]
+    return shortened(name, MAX_SHOWN_CHARS // 2 - 20)
 
 
 def _covered(rows: Rows, index: Index, host: Intervals) -> I64:

@@ -17,12 +17,16 @@ import numpy as np
 
 from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.device_use import RangeFacts
+from loaderdoctor.attribution.host import MAX_SHOWN_CHARS
 from loaderdoctor.attribution.names import FETCH_PREFIX, OPTIMIZER_PREFIX, STEP_PREFIX
 from loaderdoctor.attribution.rows import Index, Rows
 from loaderdoctor.trace.columns import ABSENT, I64, Category
+from loaderdoctor.trace.wire import shortened
 
 NS_PER_MS = 1e6
 MAX_RANGES = 50
+# Ranges deeper than this are passed over: time grows with depth, and people nest a few.
+MAX_DEPTH = 200
 
 # What torch (2.6 to 2.14) opens by itself, and we do; the rest is the user's, or a framework's that
 # named it for the user (Lightning's `[pl][profile]…`).
@@ -98,7 +102,7 @@ def user_ranges(rows: Rows, clock: StepClock) -> tuple[tuple[RangeFacts, ...], i
     order = np.lexsort((present, -np.maximum(host, on_device)))
     found = tuple(
         RangeFacts(
-            name=rows.names[int(present[i])],
+            name=shortened(rows.names[int(present[i])], MAX_SHOWN_CHARS),
             n_calls=int(calls[i]),
             host_ms_per_step=int(host[i]) / NS_PER_MS / clock.per_step,
             gpu_ms_per_step=(
@@ -130,6 +134,10 @@ def _ranges_of(rows: Rows, clock: StepClock) -> _Ranges:
     index, thread = index[order], thread[order]
     start, end = spans.start_ns[index], spans.end_ns[index]
     depth, parent = _nesting(thread, start, end)
+    if depth.size and int(depth.max()) > MAX_DEPTH:
+        index, thread = index[depth <= MAX_DEPTH], thread[depth <= MAX_DEPTH]
+        start, end = spans.start_ns[index], spans.end_ns[index]
+        depth, parent = _nesting(thread, start, end)
     return _Ranges(
         rows=index,
         thread=thread,
@@ -152,11 +160,20 @@ def _nesting(thread: I64, start_ns: I64, end_ns: I64) -> tuple[I64, I64]:
         # At a common instant the ending span comes first: touching spans are siblings.
         closed = np.searchsorted(np.sort(end_ns[mine]), start_ns[mine], side="right")
         depth[mine] = np.maximum(np.arange(mine.size) - closed, 0)
-        for level in range(1, int(depth[mine].max(initial=0)) + 1):
+        for level in range(1, min(MAX_DEPTH, int(depth[mine].max(initial=0))) + 1):
             inner = mine[depth[mine] == level]
             above = mine[depth[mine] == level - 1]
             parent[inner] = above[np.searchsorted(above, inner) - 1]
     return depth, parent
+
+
+def _by_thread(thread: I64, index: Index) -> Iterator[tuple[int, Index]]:
+    """Each thread and the part of `index` that is its own, in order."""
+    order = np.argsort(thread, kind="stable")
+    cuts = np.flatnonzero(np.diff(thread[order])) + 1
+    for part in np.split(order, cuts):
+        if part.size:
+            yield int(thread[part[0]]), index[part]
 
 
 def _within_own_name(ranges: _Ranges) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -167,15 +184,6 @@ def _within_own_name(ranges: _Ranges) -> np.ndarray[tuple[int], np.dtype[np.bool
         inside[known] |= ranges.name[ancestor[known]] == ranges.name[known]
         ancestor[known] = ranges.parent[ancestor[known]]
     return inside
-def _by_thread(thread: I64, index: Index) -> Iterator[tuple[int, Index]]:
-    """Each thread and the part of `index` that is its own, in order."""
-    order = np.argsort(thread, kind="stable")
-    cuts = np.flatnonzero(np.diff(thread[order])) + 1
-    for part in np.split(order, cuts):
-        if part.size:
-            yield int(thread[part[0]]), index[part]
-
-
 
 
 def _innermost(rows: Rows, ranges: _Ranges, call: I64) -> I64:

@@ -10,6 +10,7 @@ from loaderdoctor.attribution.judge import judge_trace
 from loaderdoctor.attribution.peers import compare, slowest, without_peer_wait
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.commands.job_traces import Job, read_job, traces_in
+from loaderdoctor.commands.memory_limit import enforced, memory_limit
 from loaderdoctor.commands.output import (
     ShareRule,
     check_json_target,
@@ -38,6 +39,7 @@ class AnalyzeOptions:
     fail_on: tuple[str, ...] = ()
     engine: EngineName = "local"
     ray_address: str | None = None
+    max_memory: str | None = None  # as written: "4GB"
 
 
 def analyze(options: AnalyzeOptions) -> int:
@@ -54,15 +56,27 @@ def analyze(options: AnalyzeOptions) -> int:
         for path in options.traces
         for found in (traces_in(path) if path.is_dir() else (path,))
     )
+    memory = memory_limit(options.max_memory)
+    with enforced(memory, paths):
+        return _analyze(paths, is_folder, options, rules, memory)
+
+
+def _analyze(
+    paths: tuple[Path, ...],
+    is_folder: bool,
+    options: AnalyzeOptions,
+    rules: tuple[ShareRule, ...],
+    memory: int,
+) -> int:
     if len(paths) == 1:
-        return _one(paths[0], options, rules)
-    job = read_job(paths, trace_reader(options.engine, options.ray_address))
+        return _one(paths[0], options, rules, memory)
+    job = read_job(paths, trace_reader(options.engine, options.ray_address, memory))
     if is_folder or job.numbered:
         label = ", ".join(map(str, options.traces))
-        return _job(label if is_folder else f"{len(paths)} traces", job, options, rules)
+        return _job(label if is_folder else f"{len(paths)} traces", job, options, rules, memory)
     if options.output or options.json_target or options.tensorboard:
         raise UsageError("--output, --json and --tensorboard take one trace or one job at a time.")
-    return max(_one(path, options, rules) for path in paths)
+    return max(_one(path, options, rules, memory) for path in paths)
 
 
 def report_of_facts(target: str, facts: TraceFacts, warnings: tuple[ReportWarning, ...]) -> Report:
@@ -99,18 +113,20 @@ def report_of_job(target: str, job: Job) -> tuple[Report, Path]:
     return report, Path(trace.source)
 
 
-def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...]) -> int:
-    attributed = attribute(read_trace(path))
+def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...], memory: int) -> int:
+    attributed = attribute(read_trace(path, max_memory_bytes=memory))
     malformed = attributed.trace.n_dropped_events
     report = report_of_facts(str(path), facts_of(attributed), _malformed(malformed))
     return _deliver(path, attributed, report, options, rules)
 
 
-def _job(target: str, job: Job, options: AnalyzeOptions, rules: tuple[ShareRule, ...]) -> int:
+def _job(
+    target: str, job: Job, options: AnalyzeOptions, rules: tuple[ShareRule, ...], memory: int
+) -> int:
     report, slow = report_of_job(target, job)
     attributed = None
     if options.output is not None or options.tensorboard is not None:
-        attributed = attribute(read_trace(slow))
+        attributed = attribute(read_trace(slow, max_memory_bytes=memory))
     return _deliver(slow, attributed, report, options, rules)
 
 

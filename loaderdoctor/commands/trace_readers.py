@@ -44,19 +44,24 @@ class TraceReader(Protocol):
         """Each path with what its trace brings, or why it can't be read; in any order."""
 
 
-def trace_reader(engine: EngineName, ray_address: str | None) -> TraceReader:
-    """The reader that `--engine` names."""
+def trace_reader(
+    engine: EngineName, ray_address: str | None, max_memory_bytes: int | None = None
+) -> TraceReader:
+    """The reader that `--engine` names; of a cluster the memory limit is each node's own."""
     if engine == "ray":
         return RayReader(address=ray_address)
-    return LocalReader()
+    return LocalReader(max_memory_bytes)
 
 
-def summary_of(path: Path) -> RankTrace | str:
+def summary_of(path: Path, max_memory_bytes: int | None = None) -> RankTrace | str:
     """What one trace brings, or why it can't be read. Runs in a process that reads traces."""
     try:
-        return rank_trace(attribute(read_trace(path, in_parts=False)))
+        trace = read_trace(path, in_parts=False, max_memory_bytes=max_memory_bytes)
+        return rank_trace(attribute(trace))
     except LoaderdoctorError as error:
         return str(error)
+    except MemoryError:
+        return f"{path}: needs more memory than there is. Profile fewer steps."
 
 
 def bytes_to_read(path: Path) -> float:
@@ -70,19 +75,26 @@ def bytes_to_read(path: Path) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LocalReader:
-    """Reads on this machine: as many processes as there are CPUs, and memory for."""
+    """Reads on this machine: as many processes as there are CPUs, and memory for.
+
+    `max_memory_bytes` is for all of them together; None: as much as is available.
+    """
+
+    max_memory_bytes: int | None = None
 
     def read(self, paths: Sequence[Path]) -> Iterator[tuple[Path, RankTrace | str]]:
-        n_processes = _n_processes(paths)
+        n_processes = _n_processes(paths, self.max_memory_bytes)
+        limit = self.max_memory_bytes
         if n_processes == 1:
             for path in paths:
-                yield path, summary_of(path)
+                yield path, summary_of(path, limit)
             return
+        limit = None if limit is None else limit // n_processes
         context = multiprocessing.get_context("spawn")  # the progress bar runs in a thread
         with ProcessPoolExecutor(n_processes, mp_context=context) as pool:
             try:
                 waiting: dict[Future[RankTrace | str], Path] = {
-                    pool.submit(summary_of, path): path for path in paths
+                    pool.submit(summary_of, path, limit): path for path in paths
                 }
                 for done in as_completed(waiting):
                     yield waiting[done], done.result()
@@ -96,12 +108,13 @@ class LocalReader:
                 raise
 
 
-def _n_processes(paths: Sequence[Path]) -> int:
+def _n_processes(paths: Sequence[Path], max_memory_bytes: int | None = None) -> int:
     """As many as there are CPUs, as memory holds the largest traces at once."""
     if sum(path.stat().st_size for path in paths if path.is_file()) < MIN_POOL_BYTES:
         return 1
-    needed = max(map(bytes_to_read, paths))
-    available = memory_available_bytes()
+    needed = max(map(bytes_to_read, paths)) + MEMORY_AT_LEAST
+    known = [n for n in (memory_available_bytes(), max_memory_bytes) if n is not None]
+    available = min(known, default=None)
     room = int(available / needed) if available is not None and needed > 0 else len(paths)
     return max(1, min(len(paths), int(usable_cpus()), room))
 

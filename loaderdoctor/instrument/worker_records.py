@@ -10,8 +10,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
-from typing import Any
+from struct import error as StructError  # noqa: N812
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -71,6 +73,13 @@ class _Raw:
         self.n_truncated = 0
 
     def read_file(self, path: Path) -> None:
+        try:
+            self._read_file(path)
+        except _SENSELESS as error:
+            reason = ascii(str(error))[1:-1][:_REASON_LENGTH]
+            raise RunError(f"{path}: damaged record file ({reason}).") from error
+
+    def _read_file(self, path: Path) -> None:
         content = path.read_bytes()
         if not content.startswith(MAGIC):
             if len(content) < len(MAGIC):
@@ -87,10 +96,7 @@ class _Raw:
                 break
             payload = content[at : at + length]
             at += length
-            try:
-                self._add(kind, payload, pid, process)
-            except (ValueError, KeyError, TypeError) as error:
-                raise RunError(f"{path}: damaged record of kind {kind} ({error}).") from error
+            self._add(kind, payload, pid, process)
         if at != len(content):
             self.n_truncated += 1
         if process:
@@ -116,13 +122,14 @@ class _Raw:
             process.update(more)
             process["native_threads"] = max((n for n in native if n is not None), default=None)
         elif kind == Kind.ITERATOR:
-            self.iterators.append(IteratorRecord(**json.loads(payload)))
+            self.iterators.append(msgspec.json.decode(payload, type=IteratorRecord))
         elif kind == Kind.LINES:
             self._add_lines(json.loads(payload), pid)
         elif kind == Kind.TRANSFORMS:
             value = json.loads(payload)
             self.transforms.extend(
-                TransformTime(
+                _typed(
+                    TransformTime,
                     pid=pid,
                     since_ns=value["since_ns"],
                     until_ns=value["until_ns"],
@@ -148,7 +155,8 @@ class _Raw:
             "spots"
         ]:
             self.lines.append(
-                LineCount(
+                _typed(
+                    LineCount,
                     pid=pid,
                     since_ns=value["since_ns"],
                     until_ns=value["until_ns"],
@@ -240,6 +248,18 @@ class _Raw:
 
 
 SEND_FIELDS = 9
+# What damaged records may raise on their way to columns and typed values.
+_SENSELESS = (
+    ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError,
+    StructError, msgspec.MsgspecError,
+)  # fmt: skip
+_REASON_LENGTH = 200
+Record = TypeVar("Record", ProcessRecord, LineCount, TransformTime)
+
+
+def _typed(kind: type[Record], **values: Any) -> Record:
+    """One of our records out of values from a file. Raises msgspec.ValidationError."""
+    return msgspec.convert(values, type=kind)
 
 
 def _unpack(layout: Struct, payload: bytes) -> tuple[int, ...]:
@@ -282,7 +302,8 @@ def _run_wait_share(value: dict[str, Any]) -> float | None:
 
 def _process(value: dict[str, Any]) -> ProcessRecord:
     cores = value.get("cores")
-    return ProcessRecord(
+    return _typed(
+        ProcessRecord,
         role=value["role"],
         pid=value["pid"],
         worker=value.get("worker", MAIN_PROCESS),

@@ -41,6 +41,9 @@ from loaderdoctor.sweep.trials import Phase, Trial, Visit
 NAME = "samples.npz"
 SCHEMA = 1
 PHASES: tuple[Phase, ...] = ("calibrate", "rank", "confirm")
+# A thousand windows of a thousand steps are 50 MB; zip can claim a thousand times its size.
+MAX_BYTES = 1 << 30
+_REASON_LENGTH = 200
 _ABSENT = -1
 _OPTIONAL = (
     "startup_ns",
@@ -133,8 +136,7 @@ def read(folder: Path) -> tuple[Description, dict[int, list[Visit]]]:
     """The description, and the visits by trial index. Raises UsageError with what is wrong."""
     path = folder / NAME
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        arrays = _arrays(path)
         description = msgspec.json.decode(str(arrays["description"]), type=Description)
         visits: dict[int, list[Visit]] = {}
         for i in range(len(arrays["trial"])):
@@ -143,11 +145,29 @@ def read(folder: Path) -> tuple[Description, dict[int, list[Visit]]]:
         raise UsageError(
             f"{path}: no such file. Give the run folder of a sweep that was interrupted."
         ) from error
-    except (OSError, ValueError, KeyError, IndexError, msgspec.DecodeError) as error:
-        raise UsageError(f"{path}: not the samples of a sweep ({error}).") from error
+    except (
+        OSError, ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError,
+        msgspec.MsgspecError,
+    ) as error:  # fmt: skip
+        reason = ascii(str(error))[1:-1][:_REASON_LENGTH]
+        raise UsageError(f"{path}: not the samples of a sweep ({reason}).") from error
     if description.schema != SCHEMA:
         raise UsageError(f"{path}: written by another version of loaderdoctor. Run the sweep anew.")
     return description, visits
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an archive. Raises OSError, and ValueError for anything else that is wrong."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            n_bytes = sum(entry.file_size for entry in archive.zip.infolist())
+            if n_bytes > MAX_BYTES:
+                raise ValueError(f"it unpacks to {n_bytes / 1e9:.0f} GB")
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # numpy and zipfile raise what their parsers raise
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def restore(trials: Sequence[Trial], saved: Description, visits: dict[int, list[Visit]]) -> None:

@@ -18,15 +18,13 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from loaderdoctor.errors import TraceError
-from loaderdoctor.trace.scan import Scan, scan
+from loaderdoctor.trace.memory import MAX_PIECE_BYTES
+from loaderdoctor.trace.scan import Scan, at_depth_one, scan
 from loaderdoctor.trace.source import EXPORT_AGAIN, megabytes
 
 # Small enough for a batch's objects to stay in a core's cache, large enough for the fixed cost of a
 # batch not to show. Flat from 0.1 to 1 MB, slower above (`benchmarks/analyze.py`).
 BATCH_BYTES = 256 << 10
-# One event, or what surrounds the list, larger than this is no torch.profiler trace: real events
-# are kilobytes, with stacks and shapes tens of kilobytes.
-MAX_PIECE_BYTES = 256 << 20
 
 _OPENING = re.compile(rb'"traceEvents"[ \t\r\n]*:[ \t\r\n]*\[')
 _EMPTY_LIST = b'"traceEvents":[]'
@@ -56,6 +54,7 @@ class EventBatches(Generic[Decoded]):
         lenient: Callable[[memoryview], Decoded],
         *,
         batch_bytes: int = BATCH_BYTES,
+        max_piece_bytes: int = MAX_PIECE_BYTES,
         continued: bool = False,
     ) -> None:
         self.document: dict[str, Any] = {}  # the trace without its events; {} for a bare list
@@ -67,6 +66,7 @@ class EventBatches(Generic[Decoded]):
         self._strict = strict
         self._lenient = lenient
         self._batch_bytes = batch_bytes
+        self._max_piece_bytes = max_piece_bytes
         self._buffer = bytearray()
         self._is_cut = continued  # the buffer's first bracket stands for a comma
         self._n_done = 0  # bytes of the text before the buffer
@@ -122,8 +122,8 @@ class EventBatches(Generic[Decoded]):
         self._n_done += n_bytes
 
     def _larger(self, target: int) -> int:
-        if target >= MAX_PIECE_BYTES:
-            raise self._not_a_trace(f"one piece of it is over {megabytes(MAX_PIECE_BYTES)}")
+        if target >= self._max_piece_bytes:
+            raise self._not_a_trace(f"one piece of it is over {megabytes(self._max_piece_bytes)}")
         return 2 * target
 
     # -- the list ------------------------------------------------------------------------------
@@ -181,15 +181,21 @@ class EventBatches(Generic[Decoded]):
         target = self._batch_bytes
         self._fill(target)
         while True:
-            for start, end in [found.span() for found in _OPENING.finditer(self._buffer)]:
+            opened = dict(found.span() for found in _OPENING.finditer(self._buffer))
+            start = at_depth_one(self._buffer, list(opened)) if opened else None
+            if start is not None:
                 head = bytes(self._buffer[:start])
-                if _ends_before_a_key(head):
-                    self._drop(end - 1)
-                    return head
+                self._check_head(head)
+                self._drop(opened[start] - 1)
+                return head
             if self._at_end:
                 self._fail_without_list()
             target = self._larger(target)
             self._fill(target)
+
+    def _check_head(self, head: bytes) -> None:
+        """Raise TraceError unless a key of the outermost object may follow this text."""
+        self._loads(head + _EMPTY_LIST + b"}", at=0)
 
     def _read_tail(self) -> None:
         target = self._batch_bytes
@@ -211,8 +217,8 @@ class EventBatches(Generic[Decoded]):
             raise self._not_a_trace("its traceEvents is no list")
         raise self._not_a_trace("it has no traceEvents")
 
-    def _loads(self, text: bytes) -> Any:
-        """Decode text that ends where the file ends."""
+    def _loads(self, text: bytes, at: int | None = None) -> Any:
+        """Decode text that begins at byte `at` of the buffer, or else ends where the file ends."""
         try:
             return json.loads(text.decode(), strict=False)
         except UnicodeDecodeError as error:
@@ -220,7 +226,8 @@ class EventBatches(Generic[Decoded]):
         except json.JSONDecodeError as error:
             if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated"):
                 raise self._truncated("before its closing }") from None
-            self._fail_json(error.pos + len(self._buffer) - len(text), error.msg)
+            start = len(self._buffer) - len(text) if at is None else at
+            self._fail_json(start + error.pos, error.msg)
         except ValueError as error:
             self._fail_json(0, str(error))
 
@@ -257,14 +264,6 @@ def _last_seam(buffer: bytearray) -> int | None:
         if seam is not None:
             return seam
     return None
-
-
-def _ends_before_a_key(head: bytes) -> bool:
-    """Whether a key of the outermost object may follow this text."""
-    try:
-        return isinstance(json.loads((head + _EMPTY_LIST + b"}").decode(), strict=False), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _lower_first(text: str) -> str:

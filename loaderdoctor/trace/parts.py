@@ -26,6 +26,7 @@ from typing import IO, NoReturn
 from loaderdoctor.errors import TraceError
 from loaderdoctor.trace import source
 from loaderdoctor.trace.batches import SEAM, EventBatches
+from loaderdoctor.trace.memory import UNLIMITED, MemoryLimit
 from loaderdoctor.trace.rows import Rows
 from loaderdoctor.trace.wire import decode_leniently, decode_strictly
 
@@ -42,10 +43,11 @@ class Parts:
     path: Path
     max_bytes: int
     cuts: tuple[int, ...]
+    memory: MemoryLimit = UNLIMITED  # of all processes together
     _later: list[Rows] = field(default_factory=list)  # of the parts after the first, once read
 
     @classmethod
-    def of(cls, path: Path, max_bytes: int) -> Parts | None:
+    def of(cls, path: Path, max_bytes: int, memory: MemoryLimit = UNLIMITED) -> Parts | None:
         """How to divide the file; None where it is to be read in one."""
         if sys.platform != "linux" or threading.active_count() > 1:
             return None
@@ -61,7 +63,7 @@ class Parts:
         except (OSError, TraceError):
             return None
         cuts = tuple(cut for cut in found if cut is not None)
-        return cls(path, max_bytes, cuts) if len(cuts) == len(found) else None
+        return cls(path, max_bytes, cuts, memory) if len(cuts) == len(found) else None
 
     def blocks(self) -> Generator[bytes]:
         """Text of the first part, then of what follows the last one's list of events.
@@ -70,10 +72,11 @@ class Parts:
         """
         n_left = self.cuts[0]
         readers: list[_Reader] = []
+        memory = self.memory.share_of(len(self.cuts) + 1)
         try:
             for start, end in zip(self.cuts, (*self.cuts[1:], None), strict=True):
                 with suppress(OSError):  # no more processes allowed
-                    readers.append(_Reader(self.path, start, end))
+                    readers.append(_Reader(self.path, start, end, memory))
             with closing(source.blocks(self.path, self.max_bytes)) as text:
                 for block in text:
                     if len(block) >= n_left:
@@ -110,7 +113,7 @@ _FAILURES = (OSError, EOFError, pickle.UnpicklingError, MemoryError)
 class _Reader:
     """A process that reads one part: from the comma at `start` to the one at `end`."""
 
-    def __init__(self, path: Path, start: int, end: int | None) -> None:
+    def __init__(self, path: Path, start: int, end: int | None, memory: MemoryLimit) -> None:
         receive, send = os.pipe()
         try:
             with warnings.catch_warnings():
@@ -123,7 +126,7 @@ class _Reader:
             raise
         if self._pid == 0:
             os.close(receive)
-            _send_part(path, start, end, send)
+            _send_part(path, start, end, send, memory)
         os.close(send)
         self._pipe = os.fdopen(receive, "rb")
 
@@ -141,16 +144,24 @@ class _Reader:
             os.waitpid(self._pid, 0)
 
 
-def _send_part(path: Path, start: int, end: int | None, send: int) -> NoReturn:
+def _send_part(path: Path, start: int, end: int | None, send: int, memory: MemoryLimit) -> NoReturn:
     """In the other process; leaves without whatever the program would do at its end."""
     status = 1
     try:
         batches = EventBatches(
-            path, _text(path, start, end), decode_strictly, decode_leniently, continued=True
+            path,
+            _text(path, start, end),
+            decode_strictly,
+            decode_leniently,
+            max_piece_bytes=memory.piece_bytes,
+            continued=True,
         )
         rows = Rows()
         for events in batches:
             rows.add(events)
+            if not memory.holds(rows.n_rows, rows.other_bytes):
+                # In one process it may be within the limit, and else is refused in words.
+                os._exit(status)
         if end is None or not batches.tail:
             rows.pack()
             with os.fdopen(send, "wb") as pipe:

@@ -15,6 +15,7 @@ from typing import Any
 from loaderdoctor.errors import TraceError
 from loaderdoctor.trace.batches import EventBatches
 from loaderdoctor.trace.columns import Device, Trace
+from loaderdoctor.trace.memory import MemoryLimit
 from loaderdoctor.trace.parts import Parts
 from loaderdoctor.trace.rows import Rows
 from loaderdoctor.trace.source import DEFAULT_MAX_BYTES, blocks
@@ -23,33 +24,48 @@ from loaderdoctor.trace.wire import decode_leniently, decode_strictly, printable
 # 61 bytes each, twice that while they are sorted: 6 GB. A gzip file of a few megabytes can hold as
 # many tiny events, within any sensible limit on text.
 MAX_ROWS = 50_000_000
+# Of machines and devices.
+MAX_LABEL_CHARS = 200
+# A trace has some tens of threads and streams; loops over them are not made for millions.
+MAX_THREADS = 10_000
 
 
-def read_trace(path: Path, *, max_bytes: int | None = None, in_parts: bool = True) -> Trace:
+def read_trace(
+    path: Path,
+    *,
+    max_bytes: int | None = None,
+    in_parts: bool = True,
+    max_memory_bytes: int | None = None,
+) -> Trace:
     """The trace in a .json or .json.gz file (recognised by content), of any device or of none.
 
-    `max_bytes` bounds the text after decompression (None: 8 GiB). Without `in_parts` no process is
-    started: for callers that read several traces at a time. Raises TraceError, whose one
-    line says what is wrong with which file, for everything that is not a whole trace.
+    `max_bytes` bounds the text after decompression (None: 8 GiB), `max_memory_bytes` what the
+    trace and its analysis will take (None: 50 million spans, whatever they take). Without
+    `in_parts` no process is started: for callers that read several traces at a time. Raises
+    TraceError, whose one line says what is wrong with which file, for everything that is not a
+    whole trace.
     """
     limit = DEFAULT_MAX_BYTES if max_bytes is None else max_bytes
-    if in_parts and (parts := Parts.of(path, limit)):
+    memory = MemoryLimit(max_memory_bytes)
+    if in_parts and (parts := Parts.of(path, limit, memory)):
         with suppress(TraceError):  # of the whole, read below, positions and reasons are exact
-            return _read(path, parts.blocks(), parts)
-    return _read(path, blocks(path, limit), None)
+            return _read(path, parts.blocks(), parts, memory)
+    return _read(path, blocks(path, limit), None, memory)
 
 
-def _read(path: Path, text: Generator[bytes], parts: Parts | None) -> Trace:
-    batches = EventBatches(path, text, decode_strictly, decode_leniently)
+def _read(path: Path, text: Generator[bytes], parts: Parts | None, memory: MemoryLimit) -> Trace:
+    batches = EventBatches(
+        path, text, decode_strictly, decode_leniently, max_piece_bytes=memory.piece_bytes
+    )
     rows = Rows()
     try:
         with closing(text):
             for events in batches:
                 rows.add(events)
-                _check_size(path, rows)
+                _check_size(path, rows, memory)
         if parts is not None:
             parts.append_to(rows, batches.list_end)
-            _check_size(path, rows)
+            _check_size(path, rows, memory)
         spans, kernel_shapes, origin_us = rows.columns()
     except RecursionError:
         raise TraceError(
@@ -76,14 +92,24 @@ def _read(path: Path, text: Generator[bytes], parts: Parts | None) -> Trace:
         rank=_whole(group.get("rank")),
         n_ranks=_whole(group.get("world_size")),
         n_dropped_events=rows.n_dropped,
-        host_name=printable(host) if isinstance(host, str) else None,
+        host_name=printable(host, MAX_LABEL_CHARS) if isinstance(host, str) else None,
         n_unpaired_events=rows.n_unpaired,
         kernel_shapes=kernel_shapes,
         memory_peaks=rows.memory_peaks(),
     )
 
 
-def _check_size(path: Path, rows: Rows) -> None:
+def _check_size(path: Path, rows: Rows, memory: MemoryLimit) -> None:
+    if not memory.holds(rows.n_rows, rows.other_bytes):
+        raise TraceError(
+            f"{path}: needs more than {memory} of memory, the limit for one trace. Profile fewer "
+            "steps, or allow more with --max-memory."
+        )
+    if rows.n_threads > MAX_THREADS:
+        raise TraceError(
+            f"{path}: is not a torch.profiler trace: it has more than {MAX_THREADS:,} threads. "
+            "Name a trace exported by torch.profiler."
+        )
     if rows.n_rows > MAX_ROWS:
         raise TraceError(
             f"{path}: holds more than {MAX_ROWS / 1e6:.0f} million spans, the limit "
@@ -101,7 +127,7 @@ def _devices(properties: Any) -> tuple[Device, ...]:
             devices.append(
                 Device(
                     index=position if index is None else index,
-                    name=printable(str(entry.get("name", "unnamed device"))),
+                    name=printable(str(entry.get("name", "unnamed device")), MAX_LABEL_CHARS),
                     memory_bytes=_whole(entry.get("totalGlobalMem")),
                     compute_major=_whole(entry.get("computeMajor")),
                 )

@@ -7,6 +7,7 @@ What is done here is done for each of millions of events: a pass over a batch's 
 from __future__ import annotations
 
 import struct
+from sys import getsizeof
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from loaderdoctor.trace.columns import (
     Spans,
     Thread,
 )
+from loaderdoctor.trace.memory import BYTES_PER_NAME
 from loaderdoctor.trace.wire import (
     KINDS,
     Complete,
@@ -64,10 +66,11 @@ class Rows:
         self.n_rows = 0
         self.n_dropped = 0  # malformed: no kind, no usable time, negative duration
         self.n_unpaired = 0  # begin and end events (ph B, E): torch.profiler writes none
-        self._names = _Ids()
+        self._names = _Names()
         self._threads = _Threads()
         self._parts: dict[str, list[NDArray[Any]]] = {field: [] for field in _FIELDS}
         self._process_names: dict[str, str] = {}
+        self._named_bytes = 0  # of the two dicts
         self._thread_names: dict[tuple[str, str], str] = {}
         self._memory: dict[int, tuple[int, int]] = {}  # device -> allocated, reserved
 
@@ -109,6 +112,17 @@ class Rows:
             occupancy = [a.occupancy_percent for a in args]
             self._put("occupancy_percent", _column(occupancy, np.float64))
 
+    @property
+    def n_threads(self) -> int:
+        """Distinct threads so far."""
+        return len(self._threads.keys)
+
+    @property
+    def other_bytes(self) -> int:
+        """About what names and threads take, and will take until the end."""
+        n_named = len(self._process_names) + len(self._thread_names) + self.n_threads
+        return self._names.n_bytes + self._named_bytes + n_named * BYTES_PER_NAME
+
     def pack(self) -> None:
         """Join what batches left, to be sent to another process."""
         for field, dtype in _FIELDS.items():
@@ -119,6 +133,7 @@ class Rows:
         self.n_rows += later.n_rows
         self.n_dropped += later.n_dropped
         self.n_unpaired += later.n_unpaired
+        self._named_bytes += later._named_bytes
         self._process_names.update(later._process_names)
         self._thread_names.update(later._thread_names)
         for device, (allocated, reserved) in later._memory.items():
@@ -219,6 +234,7 @@ class Rows:
                 self._raise_peak(totals.device, totals.allocated, totals.reserved)
         elif isinstance(event, Metadata):
             name = printable(event.args.name).strip()
+            self._named_bytes += len(name)
             if name and event.name == "process_name":
                 self._process_names[str(event.pid)] = name
             elif name and event.name == "thread_name":
@@ -283,6 +299,17 @@ class _Ids(dict[Any, int]):
     def __missing__(self, key: Any) -> int:
         number = self[key] = len(self)
         return number
+
+
+class _Names(_Ids):
+    """Names, which may be many and long."""
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+
+    def __missing__(self, key: Any) -> int:
+        self.n_bytes += BYTES_PER_NAME + 2 * getsizeof(key)
+        return super().__missing__(key)
 
 
 class _Threads:

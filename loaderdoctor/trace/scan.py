@@ -49,11 +49,31 @@ def scan(text: bytes | bytearray) -> Scan:
     in_string = bool(inside.size and inside[-1])
     del data  # a live view would forbid the caller to resize its bytearray
     last_comma = None
-    for end in ends[::-1].tolist():
+    # Only the very last element may be followed by no comma yet; a third look would be at text that
+    # is no JSON, and such text can go on for long.
+    for end in ends[-2:][::-1].tolist():
         if found := _COMMA.match(text, end + 1):
             last_comma = found.end() - 1
             break
     return Scan(last_comma, None, inside_element=in_string or bool(depth[-1] > 1))
+
+
+def at_depth_one(text: bytes | bytearray, positions: list[int]) -> int | None:
+    """The first position within no more than the outermost bracket, and in no string."""
+    data = np.frombuffer(text, dtype=np.uint8)
+    marks = _MARKS[data]
+    if _BACKSLASH in text:
+        marks &= ~((data == _QUOTE) & _escaped(data))
+    at = np.flatnonzero(marks)
+    kind = data[at]
+    quotes = kind == _QUOTE
+    n_quotes = np.cumsum(quotes)
+    step = np.where(quotes | (n_quotes & 1).astype(bool), 0, _STEP[kind])
+    depth = np.cumsum(step, dtype=np.int64)
+    before = np.searchsorted(at, positions) - 1  # the last mark before each
+    found = (depth[before] == 1) & (n_quotes[before] % 2 == 0) & (before >= 0)
+    first = np.flatnonzero(found)
+    return positions[int(first[0])] if first.size else None
 
 
 def _escaped(data: NDArray[np.uint8]) -> NDArray[np.bool_]:

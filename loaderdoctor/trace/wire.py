@@ -20,6 +20,9 @@ from loaderdoctor.trace.columns import ABSENT, Category
 
 Buffer = bytes | bytearray | memoryview
 
+# Names of kernels out of deep templates are a few thousand characters; people are shown less.
+MAX_NAME_CHARS = 4000
+
 # Names by torch >= 1.8 and by tools that write the TensorBoard plugin's dialect, lower case
 # (early versions of torch wrote `Kernel`, and `gpu_user_Annotation`). Runtime and driver
 # categories of all back ends end alike: cuda_runtime (ROCm's hip calls too), xpu_runtime, ...
@@ -191,9 +194,17 @@ def decode_leniently(data: Buffer) -> list[Any]:
     return [_event(item) for item in json.loads(bytes(data).decode(), strict=False)]
 
 
-def printable(text: str) -> str:
-    """The text with what no encoding can hold (half a surrogate pair) replaced."""
-    return text.encode(errors="replace").decode()
+def printable(text: str, max_chars: int = MAX_NAME_CHARS) -> str:
+    """The text, not too long, with what no encoding can hold (half a surrogate pair) replaced."""
+    return shortened(text, max_chars).encode(errors="replace").decode()
+
+
+def shortened(text: str, max_chars: int) -> str:
+    """The text, its middle left out where it is longer."""
+    if len(text) <= max_chars:
+        return text
+    end = max_chars // 4
+    return f"{text[: max_chars - end - 1]}…{text[-end:]}"
 
 
 def _event(item: Any) -> msgspec.Struct:

@@ -11,17 +11,19 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.errors import EXIT_USAGE, TraceError
-from loaderdoctor.trace import batches, read
+from loaderdoctor.trace import memory, read, scan
 from loaderdoctor.trace.read import read_trace
 
 EVENT = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.5, "dur": 2}'
 TRACE = f'{{"schemaVersion": 1, "traceEvents": [{", ".join([EVENT] * 200)}], "traceName": "x"}}'
 
 
-def refusal(path: Path, *, max_bytes: int | None = None) -> str:
+def refusal(
+    path: Path, *, max_bytes: int | None = None, max_memory_bytes: int | None = None
+) -> str:
     """The message, after checks that hold for each: one line, the file, advice, the exit code."""
     with pytest.raises(TraceError) as caught:
-        read_trace(path, max_bytes=max_bytes)
+        read_trace(path, max_bytes=max_bytes, max_memory_bytes=max_memory_bytes)
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
     assert "\n" not in message
@@ -61,6 +63,7 @@ def test_empty_file(tmp_path: Path, content: bytes) -> None:
             "is not valid JSON after 0 bytes: exc",
         ),
         ('{"id": ' + "9" * 9999 + ', "traceEvents": []}', "is not valid JSON"),
+        ('{"a": nul, "traceEvents": []}', "is not valid JSON after 6 bytes"),
         ("[" + EVENT + "] x", "is not valid JSON after 91 bytes: text after the end of the list"),
     ],
 )
@@ -148,10 +151,73 @@ def test_a_file_that_unpacks_to_more_than_the_limit(tmp_path: Path) -> None:
 
 
 def test_one_piece_larger_than_any_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "MAX_PIECE_BYTES", 4 << 20)
+    monkeypatch.setattr(memory, "MAX_PIECE_BYTES", 4 << 20)
     path = tmp_path / "run.json"
     path.write_text(json.dumps([{"ph": "X", "name": "n" * (9 << 20), "ts": 1}]))
     assert "one piece of it is over 4.2 MB" in refusal(path)
+
+
+def test_more_memory_than_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    long = json.dumps({"ph": "X", "cat": "cpu_op", "name": "n" * 2_000_000, "ts": 1})
+    for text in (
+        "[" + ",".join([EVENT] * 110_000) + "]",
+        "[" + ",".join([long.replace("n" * 9, f"n{i}", 1) for i in range(16)]) + "]",
+    ):
+        path.write_text(text)
+        message = refusal(path, max_memory_bytes=200_000_000)
+        assert message.startswith("needs more than 0.2 GB of memory")
+        assert message.endswith("allow more with --max-memory.")
+        assert len(read_trace(path).spans) > 0
+
+
+def test_more_threads_than_any_trace_has(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(
+        json.dumps([{"ph": "X", "cat": "cpu_op", "ts": i, "tid": i} for i in range(10_001)])
+    )
+    assert "it has more than 10,000 threads" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        # A candidate for the list at every turn, none of them the outermost's.
+        ('{"a":[' + '{"traceEvents":[]},' * 100_000, "truncated"),
+        ('{"a":"' + '\\"traceEvents\\":[' * 100_000, "truncated"),
+        # Elements without commas between them: no cut is ever found.
+        ('{"traceEvents":[' + "{}" * 1_000_000 + "]}", "is not valid JSON"),
+        ('{"traceEvents":[' + "1," * 300_000 + "1]}", None),
+        ('{"traceEvents":[' + "[]," * 100_000 + "[]]}", None),
+    ],
+    ids=["nested-lists", "in-a-string", "no-commas", "numbers", "empty-lists"],
+)
+def test_text_made_to_be_slow_is_read_in_one_go(
+    tmp_path: Path, text: str, says: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work is in proportion to the text: how often it is decoded or looked at is counted."""
+    seen = {"decoded": 0, "matched": 0}
+    loads, match = json.loads, scan._COMMA.match
+
+    def counted(data: str, **options: bool) -> object:
+        seen["decoded"] += len(data)
+        return loads(data, **options)  # type: ignore[arg-type]
+
+    class Comma:
+        def match(self, text: bytes, position: int) -> object:
+            seen["matched"] += 1
+            return match(text, position)
+
+    monkeypatch.setattr(json, "loads", counted)
+    monkeypatch.setattr(scan, "_COMMA", Comma())
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    if says is None:
+        assert read_trace(path).n_dropped_events > 0
+    else:
+        assert says in refusal(path)
+    assert seen["decoded"] <= 2 * len(text)
+    assert seen["matched"] < 1000
 
 
 def test_more_spans_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,7 @@ class DiagnoseOptions:
     budget_s: float = 45.0
     no_ablation: bool = False
     no_verify: bool = False
+    trial_limit_s: float | None = None
     run_to_end: bool = False
     fail_on: tuple[str, ...] = ()
     wait: int | None = None
@@ -169,6 +170,7 @@ class _Run:
                 budget_s=options.budget_s,
                 ablate=not (options.no_ablation or options.run_to_end),
                 verify=not (options.no_verify or options.run_to_end),
+                trial_limit_s=options.trial_limit_s,
                 profile=ProfileOptions(
                     with_stack=options.with_stack,
                     profile_memory=options.profile_memory,
@@ -199,6 +201,7 @@ def _words(options: DiagnoseOptions) -> tuple[str, ...]:
         (options.active, "--active"),
         (options.json_target, "--json"),
         (options.output, "--output"),
+        (options.trial_limit_s, "--trial-limit"),
         *((rule, "--fail-on") for rule in options.fail_on),
     ):
         words += [name, str(value)] if value is not None else []

@@ -56,6 +56,7 @@ class Evidence:
     sizes: Sizes
     plain: list[WindowDone] = field(default_factory=list)
     profiled: WindowDone | None = None
+    profiled_reason: str | None = None  # why there is none
     rounds: list[Round] = field(default_factory=list)
     ablation_reason: str | None = None
     n_failed: int = 0
@@ -155,6 +156,8 @@ class Gatherer:
         done = self._measure([request])
         if done and usable(done[0]) and done[0].trace_path:
             self.evidence.profiled = done[0]
+        elif done:
+            self.evidence.profiled_reason = done[0].reason or "nothing was recorded"
         if pristine:
             self.evidence.plain.extend(self._measure([self.request("plain")]))
 

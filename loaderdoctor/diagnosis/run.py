@@ -50,6 +50,7 @@ class DiagnosisOptions:
     budget_s: float
     ablate: bool = True
     verify: bool = True
+    trial_limit_s: float | None = None  # a trial that takes longer hangs; None: as planned
     profile: ProfileOptions
     memory_history: Path | None = None  # where torch's memory snapshot goes; None: none
 
@@ -108,6 +109,7 @@ class Diagnosis:
             until=until,
             clock=time.monotonic,
             has_accelerator=evidence.observed.device is not None,
+            trial_limit_s=self._options.trial_limit_s,
         )
         self.verification = verifier.verify(live, rest_ms=_rest_ms(self.analysis))
 
@@ -159,6 +161,10 @@ class Diagnosis:
         if self.history is not None and self.history.reason is not None:
             said[("memory-history", self.history.reason)] = None
         missing = self._not_measured()
+        reason = self.evidence.profiled_reason if self.evidence is not None else None
+        if reason is not None:
+            text = f"There is no profiler trace: {reason}"
+            said[("no-trace", text if text.endswith(".") else f"{text}.")] = None
         if self.interrupted:
             said[("interrupted", "Interrupted: this is what had been measured by then.")] = None
         elif missing and self._bench.ended is not None and self._ended_by_itself():

@@ -91,8 +91,10 @@ class Verifier:
         until: float,
         clock: Callable[[], float],
         has_accelerator: bool,
+        trial_limit_s: float | None = None,
         seed: int = 0,
     ) -> None:
+        self._trial_limit_s = trial_limit_s
         self._gatherer, self._measure = gatherer, measure
         self._until, self._clock = until, clock
         self._has_accelerator = has_accelerator
@@ -170,7 +172,11 @@ class Verifier:
         owner: dict[int, Tried] = {}
         for t in tried:
             request = self._gatherer.request(
-                "trial", n_steps=self._n_steps, settings=t.settings, measure_boundary=True
+                "trial",
+                n_steps=self._n_steps,
+                settings=t.settings,
+                measure_boundary=True,
+                fetch_limit_s=self._trial_limit_s,
             )
             requests[request.id] = request
             owner[request.id] = t

@@ -21,7 +21,7 @@ import msgspec
 
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.channel import CHANNEL_VARIABLE, Handover, encode_handover
-from loaderdoctor.instrument.endings import why_nothing
+from loaderdoctor.instrument.endings import NOT_BEGUN, advice, killed, why_nothing
 from loaderdoctor.instrument.listening import Doorway
 from loaderdoctor.instrument.measuring import POLITE_S, MeasuringProcess
 from loaderdoctor.instrument.member import Member
@@ -141,8 +141,7 @@ class Bench:
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while self.observed is None:
             if self.ended is not None:
-                killed_by = self._process.killed_by if self._process is not None else None
-                raise RunError(why_nothing(self.ended, self.target.label, killed_by))
+                raise RunError(why_nothing(self.ended, self.target.label))
             self._raise_if_broken()
             if end is not None and time.monotonic() > end:
                 raise RunError(
@@ -200,7 +199,7 @@ class Bench:
                 break
             self._pump(POLL_S)
         done = [self._done[i] for i in ids if i in self._done]
-        if any(w.reason == SCRIPT_ENDED for w in done):
+        if any(w.reason in (SCRIPT_ENDED, NOT_BEGUN) for w in done):
             end = time.monotonic() + POLITE_S
             while self.ended is None and time.monotonic() < end:
                 self._pump(POLL_S)
@@ -242,11 +241,15 @@ class Bench:
             pass
         if self.ended is None:
             # It left without a word: os._exit in the script, or a signal.
+            name = process.killed_by
             self.ended = Ended(
-                how="script-failed" if process.killed_by else "script-ended",
+                how="script-failed" if name else "script-ended",
                 exit_code=process.exit_code,
                 n_steps=self.n_steps,
+                reason=killed(name) if name else None,
             )
+            if name:
+                self._note_killed(self.ended)
 
     def _take(self, timeout_s: float) -> bool:
         connection = self._connection
@@ -276,6 +279,10 @@ class Bench:
             self.ended = message
         if self._on_event is not None:
             self._on_event(message)
+
+    def _note_killed(self, ended: Ended) -> None:
+        text = f"The script was {ended.reason}.{advice(ended)}"
+        self.notes.append(Note(kind="script-killed", text=text))
 
     def _raise_if_broken(self) -> None:
         """A fault of ours in the measuring process: nothing more will come."""

@@ -15,6 +15,7 @@ from typing import Literal, NoReturn
 
 from loaderdoctor.instrument import ranks
 from loaderdoctor.instrument.channel import Channel, Handover, take_handover
+from loaderdoctor.instrument.endings import in_one_line
 from loaderdoctor.instrument.hooks import Hooks
 from loaderdoctor.instrument.mainscript import (
     CannotStartError,
@@ -58,6 +59,7 @@ def _run(handover: Handover, session: Session) -> int:
     """The script's exit code. Ended is sent once nothing of the script can run any more."""
     how: Literal["script-ended", "script-failed", "interrupted"] = "script-ended"
     code = 0
+    reason: str | None = None
     exit_value: object = None
     try:
         if handover.kind == "script":
@@ -82,13 +84,13 @@ def _run(handover: Handover, session: Session) -> int:
         how, code = "interrupted", EXIT_INTERRUPTED
     except BaseException as error:
         report_exception(error)
-        how, code = "script-failed", 1
+        how, code, reason = "script-failed", 1, in_one_line(error)
     if waits_for_threads():
         # Registered last, so it runs before the script's own exit handlers, but after the
         # interpreter has joined the script's threads, in which training may still be running.
-        atexit.register(session.script_over, how, code)
+        atexit.register(session.script_over, how, code, reason)
     else:
-        session.script_over(how, code)
+        session.script_over(how, code, reason)
     return code
 
 

@@ -135,8 +135,7 @@ class GroupBench:
         give_up_s: float | None = None
         while not (self.measured and len(self.measured) == self._n_ranks()):
             if self.ended is not None and not self.measured:
-                killed_by = self._process.killed_by if self._process is not None else None
-                raise RunError(why_nothing(self.ended, self.target.label, killed_by))
+                raise RunError(why_nothing(self.ended, self.target.label))
             now = time.monotonic()
             if self.measured and give_up_s is None:
                 give_up_s = now + MISSING_S

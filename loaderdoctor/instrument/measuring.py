@@ -13,9 +13,12 @@ from pathlib import Path
 
 import psutil
 
+from loaderdoctor.instrument.processes import kill
+
 POLITE_S = 8.0  # after Stop: the script's own clean-up, then ours (stopping.GRACE_S) and some
 TERM_S = 3.0
 KILL_S = 5.0
+TRACKER_S = 2.0  # what a resource tracker needs to clean up, once all others are gone
 POLL_S = 0.05
 
 # The package's parent goes first for this one import, in case the command runs from a checkout;
@@ -104,17 +107,36 @@ class MeasuringProcess:
     def end(self, *, polite_s: float) -> None:
         """Wait, then SIGTERM, then SIGKILL, to the whole group and whatever left it."""
         left = self.descendants()
-        if not self.wait(polite_s):
-            left = self.descendants()
-            self._signal(signal.SIGTERM)
-            if not self.wait(TERM_S):
-                self._signal(signal.SIGKILL if os.name == "posix" else signal.SIGTERM)
-                self.wait(KILL_S)
-        # Workers outlive a killed parent for some seconds; nothing may be left behind.
-        self._signal(signal.SIGKILL if os.name == "posix" else signal.SIGTERM)
-        for process in left:
+        try:
+            if not self.wait(polite_s):
+                left = self.descendants()
+                self._signal(signal.SIGTERM)
+                if not self.wait(TERM_S):
+                    self._kill_all(left)
+                    self.wait(KILL_S)
+        finally:
+            # Workers outlive a killed parent for some seconds; nothing may be left behind, also
+            # where the user has no patience for this.
+            self._kill_all(left)
+
+    def _kill_all(self, left: Sequence[psutil.Process]) -> None:
+        if self._popen.poll() is None:
+            self._popen.kill()
+        members = [*left, *self._group()]
+        kill(members)
+        _, slow = psutil.wait_procs(members, timeout=TRACKER_S)
+        for process in slow:
             with contextlib.suppress(psutil.Error):
                 process.kill()
+
+    def _group(self) -> list[psutil.Process]:
+        """Others of its process group. Itself is waited for by Popen alone, or its code is lost."""
+        found = []
+        for pid in psutil.pids() if os.name == "posix" else ():
+            with contextlib.suppress(OSError, psutil.Error):
+                if pid != self.pid and os.getpgid(pid) == self.pid:
+                    found.append(psutil.Process(pid))
+        return found
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(OSError):

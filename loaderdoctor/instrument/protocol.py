@@ -63,6 +63,7 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     measure_boundary: bool = False  # trial: also time one epoch boundary (worker start-up)
     drop_batches: bool = True  # False: same mode as the window before, queues are steady
     host_memory: bool = True  # False: don't sample the process tree's memory at the window's end
+    fetch_limit_s: float | None = None  # trial: a batch that takes longer hangs; None: 120 s
     drain: bool = False  # trial: fetch batches back to back, the loop gets none of them
 
     # Record torch's memory history meanwhile, so many events of it at most; 0: don't.
@@ -306,6 +307,7 @@ class Ended(Message, frozen=True, kw_only=True, omit_defaults=True):
     how: Literal["stopped", "script-ended", "script-failed", "no-loader", "interrupted"]
     exit_code: int
     n_steps: int
+    reason: str | None = None  # the exception that ended the script, or how it was killed
     boundaries: tuple[BoundaryRecord, ...] = ()
     loaders: tuple[LoaderRecord, ...] = ()
 

@@ -354,14 +354,17 @@ class Session:
         self.hooks.remove(but_epochs=not self.pristine)
 
     def script_over(
-        self, how: Literal["script-ended", "script-failed", "interrupted"], exit_code: int
+        self,
+        how: Literal["script-ended", "script-failed", "interrupted"],
+        exit_code: int,
+        reason: str | None = None,
     ) -> None:
         """The script's last line ran, or it failed: an open window ends with what it has."""
         self._close_driver()
         ended: Literal["script-ended", "script-failed", "interrupted", "no-loader"] = how
         if how == "script-ended" and not self.registry.states:
             ended = "no-loader"
-        self._send_ended(ended, exit_code)
+        self._send_ended(ended, exit_code, reason)
         self.detach()
 
     def _close_driver(self) -> None:
@@ -379,6 +382,7 @@ class Session:
         self,
         how: Literal["stopped", "script-ended", "script-failed", "no-loader", "interrupted"],
         exit_code: int,
+        reason: str | None = None,
     ) -> None:
         if self._ended:
             return
@@ -388,6 +392,7 @@ class Session:
                 how=how,
                 exit_code=exit_code,
                 n_steps=self.n_steps,
+                reason=reason,
                 boundaries=tuple(self.boundaries),
                 loaders=self.registry.records(),
             )

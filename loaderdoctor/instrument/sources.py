@@ -116,7 +116,7 @@ class Sources:
 
         Raises SourceError with the reason where a trial is withheld, and what the loader raises.
         """
-        from loaderdoctor.instrument.trials import Withheld, open_trial
+        from loaderdoctor.instrument.trials import FETCH_LIMIT_S, Withheld, open_trial
 
         settings = request.settings or Settings()
         self._session.pristine = False
@@ -137,6 +137,7 @@ class Sources:
                     open_iter=self._session.originals.open_iterator,
                     batch=state.described[-1] if state.described else (),
                     loader_id=state.id,
+                    fetch_limit_s=request.fetch_limit_s or FETCH_LIMIT_S,
                     note=self._session.note,
                 )
             except Withheld as error:

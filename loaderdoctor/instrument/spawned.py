@@ -32,6 +32,7 @@ from loaderdoctor.instrument.channel import (
     ToChild,
     encode_handover,
 )
+from loaderdoctor.instrument.endings import in_one_line
 from loaderdoctor.instrument.hooks import Hooks
 from loaderdoctor.instrument.mainscript import strip_frames
 from loaderdoctor.instrument.measuring import bootstrap
@@ -209,6 +210,7 @@ def _watched(
     os.register_at_fork(after_in_child=session.disable_in_fork)
     how: Literal["script-ended", "script-failed"] = "script-failed"
     code = 1
+    reason: str | None = None
     try:
         result = fn(*args, **options)
         how, code = "script-ended", 0
@@ -216,9 +218,10 @@ def _watched(
         exit_now()  # at once, as ranks of a launcher leave: see `child`
     except BaseException as error:
         strip_frames(error)
+        reason = in_one_line(error)
         raise
     finally:
-        session.script_over(how, code)
+        session.script_over(how, code, reason)
     return result
 
 

@@ -24,9 +24,9 @@ def exit_now() -> None:
     with contextlib.suppress(Exception):
         import psutil
 
-        for child in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                child.kill()
+        from loaderdoctor.instrument.processes import kill
+
+        kill(psutil.Process().children(recursive=True))
     os._exit(0)
 
 

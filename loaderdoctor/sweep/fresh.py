@@ -15,7 +15,8 @@ import msgspec
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.bench import Target as Script
-from loaderdoctor.instrument.protocol import Observed, WindowDone, WindowRequest
+from loaderdoctor.instrument.endings import took_down
+from loaderdoctor.instrument.protocol import Ended, Observed, WindowDone, WindowRequest
 from loaderdoctor.sweep.trials import Trial
 
 # Beyond a window's own limit, until its process counts as hung: drop and warm-up of a slow loop.
@@ -45,8 +46,9 @@ class FreshBench:
         if ended is not None and ended.how == "interrupted":
             raise KeyboardInterrupt
         if done is None:
-            code = f" with exit code {ended.exit_code}" if ended is not None else ""
-            return _failed(request, f"its process ended{code} before the window did")
+            return _failed(request, f"its process {_how(ended)} before the window did")
+        if (why := took_down(done, ended)) is not None:
+            return _failed(request, why)
         if done.startup_ns is None and (startup_ns := _startup_ns(observed)) is not None:
             done = msgspec.structs.replace(done, startup_ns=startup_ns)
         return done
@@ -54,6 +56,12 @@ class FreshBench:
 
 def _failed(request: WindowRequest, reason: str) -> WindowDone:
     return WindowDone(id=request.id, mode=request.mode, status="failed", reason=reason)
+
+
+def _how(ended: Ended | None) -> str:
+    if ended is None:
+        return "ended"
+    return f"was {ended.reason}" if ended.reason else f"ended with exit code {ended.exit_code}"
 
 
 def _note_loop(trial: Trial, observed: Observed) -> None:

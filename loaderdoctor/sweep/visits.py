@@ -8,7 +8,8 @@ from itertools import count
 from loaderdoctor.attribution.step import usable
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import BenchLike
-from loaderdoctor.instrument.protocol import Mode, Observed, WindowDone, WindowRequest
+from loaderdoctor.instrument.endings import took_down
+from loaderdoctor.instrument.protocol import Ended, Mode, Observed, WindowDone, WindowRequest
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
 from loaderdoctor.sweep import pace
 from loaderdoctor.sweep.fresh import FreshBench
@@ -20,10 +21,16 @@ from loaderdoctor.sweep.trials import Phase, Trial, Visit
 LIMIT_FACTOR = 4.0
 LIMIT_EXTRA_S = 5.0
 LIMIT_BUDGET_SHARE = 0.25
+# With a limit asked for, until the process counts as hung: torch's own time-out ends a trial whose
+# workers hang, and its pool is shut down, within some seconds of it.
+TIMEOUT_SLACK_S = 15.0
 # A loader's epoch of at most this many queues is measured whole: workers fill most of it at once.
 SHORT_EPOCH = 4
 # Profiled steps run up to this many times as long (`launch_bound_tiny` in traces/truth.json).
 PROFILED_FACTOR = 2.3
+
+
+RERUN = "--rerun starts the script again where a trial takes it down, and goes on."
 
 
 class SweepOverError(Exception):
@@ -91,6 +98,7 @@ class Visits:
                 measure_boundary=mode == "trial" and self._boundary_due(trial, expected_s),
                 host_memory=trial.row is None or trial.row.host_memory,
                 drain=self._drains(trial),
+                fetch_limit_s=self._options.trial_limit_s,
             ),
             trial,
         )
@@ -122,7 +130,15 @@ class Visits:
     def _limit_s(self, expected_s: float) -> float:
         """When a window must end: far beyond what was planned, but within the budget's reach."""
         generous = LIMIT_FACTOR * expected_s + LIMIT_EXTRA_S
-        return min(generous, max(2 * expected_s, LIMIT_BUDGET_SHARE * self._options.budget_s))
+        planned = min(generous, max(2 * expected_s, LIMIT_BUDGET_SHARE * self._options.budget_s))
+        limit_s = self._options.trial_limit_s
+        return planned if limit_s is None else min(planned, limit_s)
+
+    @property
+    def _timeout_s(self) -> float | None:
+        """How long to wait for a window of the running loop; None: from its own limit."""
+        limit_s = self._options.trial_limit_s
+        return limit_s + TIMEOUT_SLACK_S if limit_s is not None else None
 
     def _boundary_due(self, trial: Trial, expected_s: float) -> bool:
         """At least one boundary for each trial; more where they cost little beside the window."""
@@ -171,7 +187,9 @@ class Visits:
                 assert self._fresh is not None
                 done = self._fresh.measure_trial(trial, request)
             else:
-                done = next(iter(self.bench.measure([request])), None)
+                done = next(iter(self.bench.measure([request], timeout_s=self._timeout_s)), None)
+                died = took_down(done, self.bench.ended) if done is not None else None
+                done = None if died is not None else done
         except RunError as error:
             died = str(error)
         if done is None:
@@ -180,16 +198,23 @@ class Visits:
                 raise SweepOverError("the script ended before the sweep did")
             if ended is not None and ended.how == "interrupted":
                 raise KeyboardInterrupt
-            died = died or "the measuring process ended" + (
-                f" with exit code {ended.exit_code}" if ended is not None else ""
-            )
+            died = died or _how(ended)
             if trial is not None and trial.index:
                 trial.fail("failed", died)
             if self._reopen is None or trial is None:
-                raise SweepOverError(died)
+                where = "" if trial is None else f"trial {trial.index}: "
+                raise SweepOverError(f"{where}{died.rstrip('.')}. {RERUN}")
             self.bench = self._reopen()
             return None
         if trial is not None and done.status in ("failed", "skipped"):
             reason = done.reason or "no reason given"
             trial.fail("failed" if done.status == "failed" else "skipped", reason)
         return done
+
+
+def _how(ended: Ended | None) -> str:
+    if ended is None:
+        return "the measuring process ended"
+    if ended.reason is not None and ended.how != "script-ended":
+        return f"the measuring process was {ended.reason}"
+    return f"the measuring process ended with exit code {ended.exit_code}"

@@ -171,7 +171,7 @@ def test_a_rank_without_a_loader_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.slow
 def test_a_script_that_never_trains_is_an_error_of_one_line(tmp_path: Path) -> None:
     job = bench(tmp_path, "raise KeyError('no data')")
-    with pytest.raises(RunError, match="failed with exit code 1 before its loop was warm"), job:
+    with pytest.raises(RunError, match="failed before its loop was warm: KeyError: 'no data'"), job:
         job.wait_observed(120.0)
 
 

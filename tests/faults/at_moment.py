@@ -1,0 +1,68 @@
+"""The command, with a signal to itself at a named moment: `python -m … MOMENT SIGNAL COMMAND…`.
+
+Nothing but the moment is made up: what is called sends the signal first, then does its work.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from loaderdoctor.cli import main
+from loaderdoctor.commands import diagnose
+from loaderdoctor.diagnosis import run
+from loaderdoctor.instrument import bench
+from loaderdoctor.instrument.protocol import Progress
+from loaderdoctor.report import files
+
+MODES = ("plain", "profiled", "no-input", "trial")  # a window of this kind begins
+PLACES: dict[str, tuple[Any, str]] = {
+    "folder": (files.RunFolder, "create"),
+    "starting": (bench, "MeasuringProcess"),
+    "stopping": (bench.Bench, "stop"),
+    "closing": (bench.Bench, "_close"),
+    "reporting": (run, "build_report"),
+    "writing": (diagnose, "write_run"),
+    "printing": (diagnose, "deliver"),
+}
+MOMENTS = ("folder", "starting", "warm-up", *MODES, *list(PLACES)[2:])
+
+
+def at(moment: str, number: int) -> None:
+    """From now on the signal comes at this moment, once."""
+    left = [number]
+
+    def send() -> None:
+        while left:
+            os.kill(os.getpid(), left.pop())
+
+    if moment in PLACES:
+        owner, name = PLACES[moment]
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def call(*args: Any, **options: Any) -> Any:
+            send()
+            return original(*args, **options)
+
+        replaced: Callable[..., Any] = staticmethod(call) if moment == "folder" else call
+        setattr(owner, name, replaced)
+        return
+    receive = bench.Bench._receive
+
+    def received(self: bench.Bench, message: Any) -> None:
+        receive(self, message)
+        wanted = "watching" if moment == "warm-up" else f": {moment}"
+        if isinstance(message, Progress) and wanted in message.text:
+            send()
+
+    bench.Bench._receive = received  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    at(sys.argv[1], int(getattr(signal, sys.argv[2])))
+    main(sys.argv[3:])

@@ -80,7 +80,7 @@ class _Lanes:
                 self._name_thread(pid, MAKING_TID, "batch making (0 workers)")
                 self._add_making(mine, pid, MAKING_TID)
                 continue
-            self._name_process(pid, f"DataLoader worker {worker} (pid {pid})", worker)
+            self._name_process(pid, f"DataLoader worker {worker}", worker)
             self._name_thread(pid, pid, "batches")
             self._add_making(mine, pid, pid)
             self._add_sending(mine, pid)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from loaderdoctor.commands.analyze import AnalyzeOptions, analyze
 from loaderdoctor.report.html.page import html
 from tests.report import html_samples, samples
 from tests.report.browser import Page, browser, executable
+from tests.report.conftest import trace_path
 
 pytestmark = pytest.mark.skipif(
     executable() is None, reason="no Chromium is installed to open the page with"
@@ -68,6 +71,50 @@ def test_the_answer_is_on_the_first_screen_of_a_phone(page: Page, pages: dict[st
     page.open(pages["sweep"], width=390, height=844)
     bottom = "document.querySelector('.bar').getBoundingClientRect().bottom"
     assert page.evaluate(bottom) < 844
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Pages of recorded traces: bound by its loader, by a copy, and by nothing of the two."""
+    folder = tmp_path_factory.mktemp("recorded")
+    for case in RECORDED:
+        analyze(AnalyzeOptions(traces=(trace_path(case),), output=folder / case))
+    return {case: folder / case / "report.html" for case in RECORDED}
+
+
+RECORDED = ("respawn_each_epoch", "pageable_big_copy", "enough_workers")
+
+
+@pytest.mark.parametrize("case", RECORDED)
+def test_the_page_of_a_recorded_trace_is_quiet_and_fits_on_screens_and_paper(
+    case: str, page: Page, recorded: dict[str, Path]
+) -> None:
+    for width in (390, 1280):
+        for dark in (False, True):
+            page.open(recorded[case], width=width, dark=dark)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert page.messages == []
+            assert page.requests == [recorded[case].as_uri()]
+            paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            shade = sum(map(int, re.findall(r"\d+", paper)[:3])) / 3
+            assert shade < 64 if dark else shade > 192
+    # Paper is white and as wide as A4, whatever the screen was.
+    page.open(recorded[case], width=1280, dark=True)
+    page.call("Emulation.setEmulatedMedia", media="print")
+    page.call(
+        "Emulation.setDeviceMetricsOverride",
+        width=A4_WIDTH, height=1000, deviceScaleFactor=1, mobile=False,
+    )  # fmt: skip
+    try:
+        assert page.evaluate("document.documentElement.scrollWidth") <= A4_WIDTH
+        assert page.evaluate("getComputedStyle(document.body).color") == PRINTED_INK
+        assert page.printed().startswith(b"%PDF")
+    finally:
+        page.call("Emulation.setEmulatedMedia", media="")
+
+
+A4_WIDTH = 794  # CSS pixels
+PRINTED_INK = "rgb(27, 30, 35)"
 
 
 def test_text_can_be_read_in_light_and_dark(page: Page, pages: dict[str, Path]) -> None:

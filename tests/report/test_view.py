@@ -13,6 +13,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ from loaderdoctor.report.perfetto import write_perfetto_trace
 from loaderdoctor.report.scalars import write_scalars
 from loaderdoctor.report.tensorboard import BASELINE, write_plugin_trace
 from tests.report import samples
+from tests.report.browser import browser, executable
 from tests.report.conftest import trace_path
+from tests.report.perfetto_ui import why_not
+from tests.report.test_tensorboard import LANES
 
 AT = 1_770_000_000.0
 CASE = "sync_loader_decode"
@@ -41,16 +45,23 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder.write_report(report, text)
     target = folder.plugin_trace(BASELINE, worker="node1_0", at_ns=17)
     write_plugin_trace(trace_path(CASE), target)
-    write_perfetto_trace(trace_path(CASE), folder.perfetto_trace(BASELINE))
+    write_perfetto_trace(trace_path(CASE), folder.perfetto_trace(BASELINE), lanes=LANES)
     write_scalars(report, folder.tensorboard, console_text=text, at=AT)
     return folder
 
 
 @pytest.fixture(scope="module")
 def viewer(run: RunFolder) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+    with viewing(run, perfetto=False) as (process, lines):
+        yield process, lines[0].partition("#")[0], lines
+
+
+@contextmanager
+def viewing(run: RunFolder, *, perfetto: bool) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """`view` in a process of its own, and the lines it said."""
     code = (
         "import sys; from pathlib import Path; from loaderdoctor.commands.view import view; "
-        "sys.exit(view(Path(sys.argv[1]), port=0, perfetto=False, open_browser=False))"
+        f"sys.exit(view(Path(sys.argv[1]), port=0, perfetto={perfetto}, open_browser=False))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE, text=True
@@ -61,10 +72,12 @@ def viewer(run: RunFolder) -> Iterator[tuple[subprocess.Popen[str], str, list[st
         lines.append(line)
         if "Ctrl-C" in line:
             break
-    yield process, lines[0].partition("#")[0], lines
-    if process.poll() is None:
-        process.terminate()
-        process.wait(timeout=30)
+    try:
+        yield process, lines
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(timeout=30)
 
 
 def ask(address: str, path: str, **query: str) -> Any:
@@ -148,6 +161,43 @@ def test_trials_are_in_the_hparams_tab(
         if metric["name"]["tag"] == "step_ms"
     ]
     assert min(times) == pytest.approx(2.31)
+
+
+@pytest.mark.skipif(executable() is None, reason="no Chromium is installed to open the tab with")
+def test_the_hparams_tab_shows_every_trial_with_its_settings_and_figures(
+    viewer: tuple[subprocess.Popen[str], str, list[str]],
+) -> None:
+    """In a browser and without internet: what a person sees there."""
+    _, address, lines = viewer
+    (tab,) = [line.split()[-1] for line in lines if "#hparams" in line]
+    tried = [(n, t) for n, t in enumerate(samples.sweep().trials) if t.status != "skipped"]
+    with browser() as page:
+        page.visit(tab, width=1400)
+        page.wait_for(f"({SEEN})(document.body).includes('trial-{tried[-1][0]:02d}')")
+        seen = page.evaluate(f"({SEEN})(document.body)")
+        assert all(request.startswith((address, "data:")) for request in page.requests)
+    for heading in ("num_workers", "step (ms)", "samples/s", "input share"):
+        assert heading in seen
+    for number, trial in tried:
+        assert f"trial-{number:02d}" in seen
+        assert trial.step_ms is None or f"{trial.step_ms:.3g}" in seen
+
+
+# The text that elements show, those within shadow roots too.
+SEEN = """function seen(node) {
+  if (node.nodeType === Node.TEXT_NODE) return node.data;
+  if (['STYLE', 'SCRIPT', 'TEMPLATE'].includes(node.nodeName)) return '';
+  return [node.shadowRoot, ...node.childNodes].map((n) => n ? seen(n) : '').join(' ');
+}"""
+
+
+@pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+def test_vizviewer_shows_the_full_trace_with_its_lanes(run: RunFolder) -> None:
+    with viewing(run, perfetto=True) as (_, lines), browser() as page:
+        page.visit(lines[0].split()[0], width=1400)
+        page.wait_for("window.app?.trace !== undefined")
+        names = "[...document.querySelectorAll('.pf-track__title-popup, .pf-track__title')]"
+        page.wait_for(f"{names}.some((title) => title.textContent.includes('worker 0'))")
 
 
 def test_sigterm_stops_the_server_and_all_it_started(

@@ -52,6 +52,7 @@ class RayCluster:
             )
         _knock(self._address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of your runs
+        os.environ.setdefault("RAY_worker_niceness", "0")  # of a Ray started here; 15 otherwise
         try:
             import ray
             import ray.exceptions

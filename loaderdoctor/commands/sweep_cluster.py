@@ -21,7 +21,7 @@ from loaderdoctor.cluster.schedule import Place, RefusedError
 from loaderdoctor.commands.sweep_measure import Asked, Show, measure, opener
 from loaderdoctor.commands.sweep_plan import SweepOptions, Target, budget_s, trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
-from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.instrument.protocol import Note, Observed
 from loaderdoctor.sweep.evidence import Evidence
 from loaderdoctor.sweep.grouped_evidence import GroupedEvidence
 from loaderdoctor.sweep.groups import (
@@ -239,7 +239,7 @@ def measure_on_node(work: NodeWork, tell: Callable[[Any], None]) -> Measured:
             )
         return Measured(
             observed=evidence.observed,
-            notes=tuple(evidence.notes),
+            notes=(*evidence.notes, *_niceness()),
             outcome=evidence.outcome,
             ablated=evidence.ablated,
             files=_files(folder),
@@ -276,6 +276,8 @@ def _at_home(work: NodeWork) -> Iterator[tuple[Asked, Path]]:
             "must lie in a folder that every node of the cluster has under the same path."
         ) from None
     saved = {name: os.environ.get(name) for name in work.environment}
+    with suppress(OSError, AttributeError):  # not ours to change, or no such thing here
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
     try:
         _set(work.environment)
         with tempfile.TemporaryDirectory(prefix="loaderdoctor-") as name:
@@ -293,6 +295,21 @@ def _refusing() -> Iterator[None]:
         yield
     except LoaderdoctorError as error:
         raise RefusedError(f"{socket.gethostname()}: {error}") from None
+
+
+def _niceness() -> tuple[Note, ...]:
+    """Ray starts its workers at niceness 15, and only root may take that back."""
+    try:
+        level = os.getpriority(os.PRIO_PROCESS, 0)
+    except (OSError, AttributeError):
+        return ()
+    if level <= 0:
+        return ()
+    text = (
+        f"trials ran at niceness {level}, as Ray starts its workers: anything else on the node "
+        "went before them. Start its nodes with RAY_worker_niceness=0."
+    )
+    return (Note(kind="low-priority", text=text),)
 
 
 def _set(environment: Mapping[str, str | None]) -> None:

@@ -7,7 +7,6 @@ only with those measured on hardware of the same kind.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,8 +18,8 @@ from loaderdoctor.sweep.outcome import Outcome, Part
 from loaderdoctor.sweep.rank import Ranking, rank
 from loaderdoctor.sweep.trials import Trial, Visit
 
-# A group costs a start of the script and a baseline: with fewer trials they are most of it.
-MIN_TRIALS = 3
+# A group costs a start of the script and a baseline: with one trial they are most of it.
+MIN_TRIALS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +71,7 @@ def split(n_trials: int, n_machines: int) -> tuple[Group, ...]:
     Trials are dealt in turn: neighbours in the list cost about the same, so groups do too.
     """
     others = range(1, n_trials)
-    n_groups = max(1, min(n_machines, math.ceil(len(others) / MIN_TRIALS)))
+    n_groups = max(1, min(n_machines, len(others) // MIN_TRIALS))
     return tuple(Group(index=i, trials=tuple(others[i::n_groups])) for i in range(n_groups))
 
 

@@ -334,6 +334,9 @@ def main(argv: list[str] | None = None) -> None:
         click.echo("loaderdoctor: interrupted", err=True)
         sys.exit(exit_code_of(error.__cause__ or error))  # click wraps it
     except LoaderdoctorError as error:
-        click.echo(f"loaderdoctor: {error}", err=True)
+        from loaderdoctor.report.format import plain
+
+        text = "\n".join(plain(line) for line in str(error).splitlines())
+        click.echo(f"loaderdoctor: {text}", err=True)
         sys.exit(error.exit_code)
     sys.exit(code if isinstance(code, int) else 0)

@@ -9,25 +9,33 @@ from rich.text import Text
 from loaderdoctor.comparison import Comparison
 from loaderdoctor.report import format as fmt
 
+_MAX_CHARS = 160
 _STYLES = {"faster": "bold green", "slower": "bold red", "no difference": "bold", "unknown": "bold"}
 
 
 def render_comparison(found: Comparison, names: tuple[str, str]) -> RenderableType:
     """Verdict first, then the step, its shares and the settings that differ."""
     table = Table(box=None, pad_edge=False, header_style="bright_black")
-    for title in ("", names[0], names[1], "difference"):
+    for title in ("", fmt.plain(names[0]), fmt.plain(names[1]), "difference"):
         table.add_column(Text(title), justify="left" if not title else "right", overflow="fold")
     table.add_row("step", *_pair(found.before_ms, found.after_ms))
     for share in found.shares:
         if share.before_ms or share.after_ms:
             table.add_row(share.name, *_pair(share.before_ms, share.after_ms))
     for name, before, after in found.settings:
-        table.add_row(Text(name), Text(fmt.setting(before)), Text(fmt.setting(after)), "")
+        values = (name, fmt.setting(before), fmt.setting(after))
+        table.add_row(*(Text(_shown(text)) for text in values), "")
     caveats = [
-        Text.assemble(("mind: ", "yellow"), Text(caveat), overflow="fold")
+        Text.assemble(("mind: ", "yellow"), Text(_shown(caveat)), overflow="fold")
         for caveat in found.caveats
     ]
     return Group(Text(sentence(found), style=_STYLES[found.change]), Text(""), table, *caveats)
+
+
+def _shown(text: str) -> str:
+    """Text of a report, which may be anyone's: no longer than two lines, and it steers nothing."""
+    text = fmt.plain(text[: 2 * _MAX_CHARS])
+    return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"
 
 
 def sentence(found: Comparison) -> str:

@@ -228,7 +228,7 @@ def _findings(findings: Sequence[Finding]) -> RenderableType | None:
             body.append(Text(""))
         head = Text.assemble(
             ("● " + finding.severity, _SEVERITY_STYLES.get(finding.severity, "")),
-            f"  {finding.kind}",
+            f"  {plain(finding.kind)}",
         )
         if finding.share is not None:
             head.append(f" · {fmt.share(finding.share)} of the step")

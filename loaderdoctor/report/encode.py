@@ -15,6 +15,9 @@ from loaderdoctor.errors import UsageError
 from loaderdoctor.report.model import SCHEMA, Report
 
 
+_REASON_LENGTH = 200  # it may quote what was found
+
+
 def encode_report(report: Report) -> bytes:
     """Indented JSON. Numbers that JSON has no word for (nan, inf) become null."""
     text = msgspec.json.encode(msgspec.to_builtins(report, enc_hook=plain_value))
@@ -30,11 +33,12 @@ def decode_report(text: bytes, *, source: Path) -> Report:
         head = msgspec.json.decode(text, type=_Head)
         if head.schema != SCHEMA:
             raise UsageError(
-                f"{source}: has schema {head.schema!r}, and this version reads {SCHEMA!r}."
+                f"{source}: has schema {ascii(head.schema[:40])}, and this version reads {SCHEMA!r}."
             )
         return msgspec.json.decode(text, type=Report)
-    except msgspec.DecodeError as error:
-        raise UsageError(f"{source}: not a loaderdoctor report ({error}).") from None
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        reason = ascii(str(error))[1:-1][:_REASON_LENGTH]
+        raise UsageError(f"{source}: not a loaderdoctor report ({reason}).") from None
 
 
 def read_report(run: Path) -> Report:

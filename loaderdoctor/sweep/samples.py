@@ -163,11 +163,15 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
             n_bytes = sum(entry.file_size for entry in archive.zip.infolist())
             if n_bytes > MAX_BYTES:
                 raise ValueError(f"it unpacks to {n_bytes / 1e9:.0f} GB")
-            return {name: archive[name] for name in archive.files}
+            arrays = {name: archive[name] for name in archive.files}
     except (OSError, ValueError):
         raise
     except Exception as error:  # numpy and zipfile raise what their parsers raise
         raise ValueError(f"{type(error).__name__}: {error}") from error
+    for name, array in arrays.items():
+        if array.dtype.kind not in ("U" if name == "description" else "if"):
+            raise ValueError(f"{name} holds {array.dtype}")
+    return arrays
 
 
 def restore(trials: Sequence[Trial], saved: Description, visits: dict[int, list[Visit]]) -> None:

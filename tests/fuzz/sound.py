@@ -1,0 +1,97 @@
+"""Sound files of the kinds that loaderdoctor reads back, written by its own writers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from loaderdoctor.instrument.protocol import FetchRecord, WindowDone
+from loaderdoctor.instrument.record_file import BATCH, DELIVERY, DRAW, PIN, SEND, Kind, RecordWriter
+from loaderdoctor.report.encode import encode_report
+from loaderdoctor.settings import Settings
+from loaderdoctor.sweep import samples as sweep_samples
+from loaderdoctor.sweep.trials import Trial, Visit
+from tests.report.samples import sweep
+
+
+def report(folder: Path) -> Path:
+    """report.json of a sweep with trials, findings and recommendations."""
+    path = folder / "report.json"
+    path.write_bytes(encode_report(sweep()))
+    return path
+
+
+def samples(folder: Path) -> Path:
+    """samples.npz of a sweep of two trials."""
+    window = WindowDone(
+        id=0,
+        mode="trial",
+        status="ok",
+        n_steps=3,
+        n_samples=96,
+        start_ns=10,
+        end_ns=70,
+        host_step_ns=(20, 10, 30),
+        device_step_ns=(21, 19, 20),
+        boundary_steps=(1,),
+        fetches=(FetchRecord(loader=0, start_ns=11, end_ns=15, thread=0),),
+        startup_ns=5,
+    )
+    visits = [Visit(phase="rank", round=n, wall_s=1.5, window=window) for n in range(2)]
+    trials = [Trial(index=i, settings=Settings(num_workers=i), visits=list(visits)) for i in (0, 1)]
+    sweep_samples.write(folder, trials, options={"seed": 3}, spent_s=12.0)
+    return folder / sweep_samples.NAME
+
+
+def records(folder: Path) -> Path:
+    """A worker's record file with every kind of record."""
+    writer = RecordWriter(folder, "worker")
+    writer.add_json(
+        Kind.PROCESS, {"role": "worker", "pid": 7, "worker": 0, "serial": 1, "started_ns": 5}
+    )
+    described = {
+        "cores": [0, 1],
+        "torch_threads": 1,
+        "variables": {"OMP_NUM_THREADS": "1"},
+        "native_threads": 3,
+        "run_wait_ns": 10,
+    }
+    writer.add_json(
+        Kind.ITERATOR,
+        {
+            "serial": 1,
+            "created_ns": 4,
+            "num_workers": 1,
+            "prefetch_factor": 2,
+            "persistent": False,
+            "in_order": True,
+            "pin_memory": False,
+            "iterable": False,
+            "dataset": 9,
+        },
+    )
+    for n in range(4):
+        t = 100 * n
+        writer.add_json(Kind.PROCESS, {**described, "described_ns": t, "run_wait_ns": 10 + n})
+        writer.add(Kind.DRAW, DRAW.pack(1, 0, n, t, t + 1))
+        stamps = np.array([t + 3, t + 9, t + 20], np.int64)
+        head = (1, 0, n, 0, 0, 2, t, t + 2, t + 20, t + 30, 25, 26, stamps.size, 2)
+        drawn = np.array([2 * n, 2 * n + 1], np.int64)
+        writer.add(Kind.BATCH, BATCH.pack(*head) + stamps.tobytes() + drawn.tobytes())
+        writer.add(Kind.SEND, SEND.pack(1, 0, n, t + 30, t + 31, t + 35, 3, 4096, 77))
+        writer.add(Kind.PIN, PIN.pack(1, 0, n, t + 35, t + 36, t + 40, 78))
+        writer.add(Kind.DELIVERY, DELIVERY.pack(1, 0, n, t + 30, t + 45, 79))
+        writer.add_json(
+            Kind.LINES,
+            {
+                "since_ns": t,
+                "until_ns": t + 50,
+                "spots": [["fetch", "a.py", 3, "f", "b.py", 4, "g", 2]],
+            },
+        )
+        writer.add_json(
+            Kind.TRANSFORMS, {"since_ns": t, "until_ns": t + 50, "transforms": {"Crop": [900, 2]}}
+        )
+    writer.close()
+    return writer.path

@@ -94,6 +94,11 @@ class Feed:
         self.at_ns = 0
         self.create_ns = 0
 
+    def at_edge(self) -> bool:
+        """Whether the fetch to come may border on an epoch's end."""
+        limit = self.loader.limit
+        return self.fresh or limit is None or self.n_seen >= limit
+
     def take(self, own: Any, torch: Torch) -> Any:
         """The next batch. `own` is the torch iterator the loop holds, None for a light one.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from loaderdoctor.instrument.protocol import BoundaryRecord
+from loaderdoctor.instrument.protocol import BoundaryRecord, FetchRecord
 
 
 @dataclass(slots=True)
@@ -16,3 +16,10 @@ class Recorder:
 
     fetches: list[tuple[int, int, int, int]] = field(default_factory=list)
     boundaries: list[BoundaryRecord] = field(default_factory=list)
+
+    def fetch_records(self) -> tuple[FetchRecord, ...]:
+        """The fetches as the command gets them."""
+        return tuple(
+            FetchRecord(loader=loader, start_ns=start, end_ns=end, thread=thread)
+            for loader, start, end, thread in self.fetches
+        )

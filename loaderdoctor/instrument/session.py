@@ -60,7 +60,7 @@ class Session:
         self.run_dir = run_dir
         self.workers = WorkerRecords(run_dir / "workers", self.note, wanted=records_workers)
         self.live = True  # hooks act; False in forked children and once detached
-        self.stopping = False
+        self.stopping = self._ended = False
         self.pristine = True  # nothing was ever substituted or thrown away in this run
         self.spans = False  # a profiler of ours is active: name what we see
         self.registry = LoaderRegistry()
@@ -81,9 +81,9 @@ class Session:
         # thread other than the training one that fetches.
         self.watch_batch: Callable[[Any], None] | None = None
         self.begin_thread_step: Callable[[], None] | None = None
+        self.next_poll = 0
+        self.count: Callable[[int], bool] | None = None  # counts a step in the driver's place
         self._driver: Driver | None = None
-        self._next_poll = 0
-        self._ended = False
         self._replay = ReplayWatch()
         self._optimizer_device: torch.device | None = None
 
@@ -141,21 +141,20 @@ class Session:
             exit_now()
         loader = feed.loader
         start = perf_counter_ns()
+        thread = get_ident()
         definition = self.definition
         if definition is None:
             definition = self.definition = self._look_for_step(start)
         if definition is not None:
             if loader is definition.clock:
-                if definition.tick == "fetch" and get_ident() == definition.thread:
-                    self.at_fresh_feed = feed.fresh
-                    limit = loader.limit
-                    self.at_edge = feed.fresh or limit is None or feed.n_seen >= limit
+                if definition.tick == "fetch" and thread == definition.thread:
+                    self.at_fresh_feed, self.at_edge = feed.fresh, feed.at_edge()
                     self._replay.fetched()
                     self.boundary(start)
                     start = perf_counter_ns()
             elif loader.role == "other" and self.clock is not None:
                 self.clock.foreign()
-            if self.begin_thread_step is not None and get_ident() != definition.thread:
+            if self.begin_thread_step is not None and thread != definition.thread:
                 self.begin_thread_step()
         try:
             batch = feed.take(own, self.originals)
@@ -170,7 +169,7 @@ class Session:
             feed.fresh = False
             self._first_batch(feed, start, end)
         if self.recorder is not None:
-            self.recorder.fetches.append((loader.index, start, end, get_ident()))
+            self.recorder.fetches.append((loader.index, start, end, thread))
         if definition is None:
             self.roles.fetched(loader, start)
         if self.watch_batch is not None:
@@ -227,6 +226,8 @@ class Session:
     def boundary(self, now: int) -> None:
         """A step boundary on the training thread: the driver goes on from where it waits."""
         self.n_steps += 1
+        if self.count is not None and self.count(now):
+            return
         driver = self._driver
         try:
             if driver is None:
@@ -234,7 +235,7 @@ class Session:
 
                 driver = self._driver = drive(self, now)
                 next(driver)
-            elif not _is_running(driver):
+            elif not driver.gi_running:  # type: ignore[attr-defined]  # else: a loader of its own
                 driver.send(now)
         except StopIteration:
             self.detach()
@@ -246,9 +247,9 @@ class Session:
         """While steps run: take a message, and stop if it says so."""
         if self.stop_at is not None and self.n_steps >= self.stop_at:
             ranks.wait_to_stop(self)
-        if now < self._next_poll:
+        if now < self.next_poll:
             return
-        self._next_poll = now + POLL_NS
+        self.next_poll = now + POLL_NS
         try:
             message = self.channel.receive(0.0)
         except ConnectionLostError:
@@ -369,7 +370,7 @@ class Session:
 
     def _close_driver(self) -> None:
         driver = self._driver
-        if driver is None or _is_running(driver):
+        if driver is None or driver.gi_running:  # type: ignore[attr-defined]  # generators have it
             return
         try:
             driver.throw(ScriptOverError())
@@ -397,8 +398,3 @@ class Session:
                 loaders=self.registry.records(),
             )
         )
-
-
-def _is_running(driver: Driver) -> bool:
-    """Whether we are being called from within the driver (it opens loaders of its own)."""
-    return bool(driver.gi_running)  # type: ignore[attr-defined]  # generators have it, the type no

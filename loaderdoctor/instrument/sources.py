@@ -53,6 +53,11 @@ class Sources:
                 return state.source_failure
         return None
 
+    @property
+    def substituting(self) -> bool:
+        """Whether any loader of the step gets other batches than its own."""
+        return any(state.source is not None for state in self.train)
+
     def check(self) -> None:
         """Raise SourceError where they did."""
         reason = self.failure()

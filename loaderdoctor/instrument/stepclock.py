@@ -9,6 +9,7 @@ times come from timing events recorded on the step's stream at the same boundari
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
 
 NS_PER_MS = 1e6
 EVENT_EVERY = 8  # steps between timing events where nothing else asks for one
+N_EDGES = 8  # events made beside those: the window's two ends, epochs' ends
+MAX_PREPARED = 1024
 
 
-class _Step(NamedTuple):  # made once a step: a frozen dataclass costs four times as much
+class _Step(NamedTuple):
     opened: int  # mark index
     closed: int
     extra_ns: int  # boundary work before `opened`, less what belongs to the next boundary
@@ -42,27 +45,59 @@ class StepTimes:
 
 
 class DeviceMarks:
-    """Timing events on the training device's current stream, pooled across windows."""
+    """Timing events on the training device's current stream, pooled across windows.
+
+    What a mark costs within a timed step is recording alone: events are made before, where the
+    driver makes them (at their first recording), and the stream is looked up by its handle.
+    """
 
     def __init__(self, device: torch.device) -> None:
         import torch
 
+        index = device.index
         self._device = device
         self._new_event = torch.cuda.Event
         self._current_stream = torch.cuda.current_stream
+        self._raw_stream: Callable[[int], int] | None = None
+        if index is not None:  # torch's own compiled code asks this way, each launch
+            self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        self._index = index or 0
+        self._streams: dict[int, torch.cuda.Stream] = {}  # by handle
         self._events: list[torch.cuda.Event] = []
         self._used = 0
 
-    def reset(self) -> None:
-        """Begin a new window: events are reused."""
+    def reset(self, n_steps: int = 0) -> None:
+        """Begin a new window: events are reused; those that `n_steps` will need are made."""
         self._used = 0
+        wanted = min(n_steps // EVENT_EVERY, MAX_PREPARED) + N_EDGES if n_steps else 0
+        if wanted > len(self._events):
+            stream = self._stream()
+            while len(self._events) < wanted:
+                self._new(stream)
 
     def mark(self) -> None:
         """Record the next event where the training thread now is; no synchronisation."""
+        stream = self._stream()
         if self._used == len(self._events):
-            self._events.append(self._new_event(enable_timing=True))  # type: ignore[no-untyped-call]
-        self._events[self._used].record(self._current_stream(self._device))
+            self._new(stream)
+        else:
+            self._events[self._used].record(stream)
         self._used += 1
+
+    def _new(self, stream: torch.cuda.Stream) -> None:
+        event = self._new_event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(stream)
+        self._events.append(event)
+
+    def _stream(self) -> torch.cuda.Stream:
+        """The training thread's current stream; torch makes a new object at each look."""
+        if self._raw_stream is None:
+            return self._current_stream(self._device)
+        handle = self._raw_stream(self._index)
+        stream = self._streams.get(handle)
+        if stream is None:
+            stream = self._streams[handle] = self._current_stream(self._device)
+        return stream
 
     def elapsed_ns(self) -> list[int]:
         """Time of each mark since the first; waits once for the last one."""
@@ -85,14 +120,17 @@ class StepClock:
     spread evenly over the steps; sums over whole windows and at boundaries are exact.
     """
 
-    def __init__(self, device: DeviceMarks | None) -> None:
+    def __init__(self, device: DeviceMarks | None, *, n_steps: int = 0) -> None:
+        """`n_steps`: about how many will be timed, for what is made ahead."""
         self._device = device
         if device is not None:
-            device.reset()
+            device.reset(n_steps)
         self._marks: list[int] = []
         self._event_marks: list[int] = []  # indexes of the marks that have a device event
-        self._steps: list[_Step] = []
+        # Of a step with nothing about it only the mark that opened it; the next one closed it.
+        self._steps: list[_Step | int] = []
         self._open: int | None = None
+        self._uneventful = False  # nothing but marks since the open step began
         self._accept_foreign = False
         self._foreign = False
         self._boundary = False
@@ -118,6 +156,7 @@ class StepClock:
         """The first boundary of the window; `fresh`: it begins an epoch."""
         self._open = self._add(now)
         self._boundary = fresh
+        self._uneventful = not fresh
 
     def mark(self, now: int, *, edge: bool = True) -> bool:
         """A step boundary: the open step ends here, the next begins.
@@ -127,6 +166,19 @@ class StepClock:
         False where the step before was ended by the entry that found the epoch exhausted: then
         this entry begins no new span in a trace, the boundary belongs to the step that follows.
         """
+        if self._uneventful and not edge and self._open is not None:
+            index = len(self._marks)
+            self._marks.append(now)
+            if self._device is not None and index - self._event_marks[-1] >= EVENT_EVERY:
+                self._device.mark()
+                self._event_marks.append(index)
+            self._steps.append(self._open)
+            self._open = index
+            self.n_marks_since_step = 0
+            return True
+        return self._mark(now, edge=edge)
+
+    def _mark(self, now: int, *, edge: bool) -> bool:
         begins = not self._ended_by_entry
         self._ended_by_entry = False
         index = self._add(now, edge=edge or self._open is None or self._foreign)
@@ -140,11 +192,14 @@ class StepClock:
         self._open = index
         self._foreign = False
         self._teardown_inside = 0
+        # What a boundary cost before this mark is the step's that begins here.
+        self._uneventful = not self._boundary and self._gap_from is None and not self._extra
         return begins
 
     def exhausted(self, teardown_ns: int) -> None:
         """The entry just marked found the epoch at its end; finding that took `teardown_ns`."""
         self._begin_gap()
+        self._uneventful = False
         self._ended_by_entry = True
         self._extra += teardown_ns
 
@@ -152,6 +207,7 @@ class StepClock:
         """The loop asks for a new iterator although the old one had not run out."""
         if self._open is None:
             return
+        self._uneventful = False
         index = self._add(now)
         carried = self._teardown_inside
         self._close_step(index, minus_ns=carried)
@@ -160,16 +216,19 @@ class StepClock:
 
     def created(self, create_ns: int) -> None:
         """A new iterator for this step's loader took `create_ns` to make."""
+        self._uneventful = False
         self._boundary = True
         if self._open is None:
             self._extra += create_ns
 
     def crossed(self) -> None:
         """The open step's batch came from the next epoch of a trial's loader."""
+        self._uneventful = False
         self._boundary = True
 
     def teardown(self, ns: int) -> None:
         """Workers of an old iterator were shut down."""
+        self._uneventful = False
         if self._open is None:
             self._extra += ns
         else:
@@ -177,6 +236,7 @@ class StepClock:
 
     def foreign(self) -> None:
         """A loader outside the step was fetched: validation, not training."""
+        self._uneventful = False
         if self._open is None:
             self._gap_foreign = True
         else:
@@ -189,16 +249,17 @@ class StepClock:
     def finish(self) -> StepTimes:
         """Times of all whole steps; with an accelerator waits for it once."""
         elapsed = self._elapsed_ns()
+        steps = [_plain(s) if isinstance(s, int) else s for s in self._steps]
         host = tuple(
-            max(0, self._marks[s.closed] - self._marks[s.opened] + s.extra_ns) for s in self._steps
+            max(0, self._marks[s.closed] - self._marks[s.opened] + s.extra_ns) for s in steps
         )
         device = None
         if elapsed is not None:
-            device = tuple(self._device_step(s, elapsed) for s in self._steps)
+            device = tuple(self._device_step(s, elapsed) for s in steps)
         return StepTimes(
             host_ns=host,
             device_ns=device,
-            boundary_steps=tuple(i for i, s in enumerate(self._steps) if s.boundary),
+            boundary_steps=tuple(i for i, s in enumerate(steps) if s.boundary),
             start_ns=self._marks[0] if self._marks else 0,
             end_ns=self._marks[-1] if self._marks else 0,
         )
@@ -243,7 +304,7 @@ class StepClock:
                 # Without an event at its beginning this step's time would be spread over the
                 # ones before it, so those since the last event don't count either.
                 since = max((m for m in self._event_marks if m <= self._open), default=0)
-                while self._steps and self._steps[-1].opened >= since:
+                while self._steps and _opened(self._steps[-1]) >= since:
                     self._steps.pop()
             return
         self.n_marks_since_step = 0
@@ -266,3 +327,12 @@ class StepClock:
         self._gap_other = 0
         self._gap_foreign = False
         self._boundary = True
+
+
+def _opened(step: _Step | int) -> int:
+    return step if isinstance(step, int) else step.opened
+
+
+def _plain(opened: int) -> _Step:
+    """A step from one mark to the next, and nothing else."""
+    return _Step(opened, opened + 1, 0, False, None, 0, False)

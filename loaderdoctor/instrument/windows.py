@@ -27,7 +27,6 @@ from loaderdoctor.instrument.profiling import (
 )
 from loaderdoctor.instrument.protocol import (
     SCRIPT_ENDED,
-    FetchRecord,
     TransferRecord,
     WindowDone,
     WindowRequest,
@@ -37,6 +36,7 @@ from loaderdoctor.instrument.roles import Definition
 from loaderdoctor.instrument.session import ScriptOverError, Session
 from loaderdoctor.instrument.sources import Sources, SourceWithheldError
 from loaderdoctor.instrument.stepclock import DeviceMarks, StepClock
+from loaderdoctor.instrument.stepping import counter
 from loaderdoctor.instrument.window_figures import (
     gpu_peaks,
     host_bytes,
@@ -110,7 +110,7 @@ class Windows:
         except Exception as error:  # a trial runs foreign code: a result, not an end
             done = self._not_done(request, "failed", f"{type(error).__name__}: {error}")
         finally:
-            self._session.clock = self._session.recorder = None
+            self._session.clock = self._session.recorder = self._session.count = None
             self._session.spans = False
             self._session.at_epoch_end.clear()
             self._unpatch()
@@ -331,9 +331,11 @@ class Windows:
             reset_gpu_peaks(session)
         workers_ns, main_ns = children_cpu_ns(), process_time_ns()
         recorder = session.recorder = Recorder()
-        clock = session.clock = StepClock(self._marks)
+        clock = session.clock = StepClock(self._marks, n_steps=n_steps)
         clock.start(perf_counter_ns(), fresh=session.at_fresh_feed)
         reason: str | None = None
+        if profiler is None and self._transfers is None and not self._sources.substituting:
+            session.count = counter(session, clock, n_steps)
         try:
             while clock.n_steps < n_steps:
                 now = yield
@@ -350,7 +352,7 @@ class Windows:
         except ScriptOverError:
             self._over = True
             reason = SCRIPT_ENDED
-        session.clock = session.recorder = None
+        session.clock = session.recorder = session.count = None
         main_ns = process_time_ns() - main_ns
         workers_after = children_cpu_ns()
         if workers_ns is not None and workers_after is not None:
@@ -376,10 +378,7 @@ class Windows:
             host_step_ns=times.host_ns,
             device_step_ns=times.device_ns,
             boundary_steps=times.boundary_steps,
-            fetches=tuple(
-                FetchRecord(loader=index, start_ns=start, end_ns=end, thread=thread)
-                for index, start, end, thread in recorder.fetches
-            ),
+            fetches=recorder.fetch_records(),
             boundaries=tuple(recorder.boundaries),
             worker_cpu_ns=workers_ns,
             main_cpu_ns=main_ns,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from loaderdoctor.instrument.stepclock import EVENT_EVERY, DeviceMarks, StepClock
 
 
@@ -12,7 +16,7 @@ class FakeDevice(DeviceMarks):
         self.now = 0
         self.at: list[int] = []
 
-    def reset(self) -> None:
+    def reset(self, n_steps: int = 0) -> None:
         self.at = []
 
     def mark(self) -> None:
@@ -174,3 +178,30 @@ def test_a_window_cut_short_has_an_event_at_its_end() -> None:
         device.now += 10
         clock.mark(i + 1, edge=False)
     assert clock.finish().device_ns == (10, 10, 10)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_steps_counted_the_short_way_are_those_counted_in_full(seed: int) -> None:
+    """Where nothing lies between two marks less is done; the times are the same."""
+    clocks = [StepClock(None), StepClock(None)]
+    chance, now = random.Random(seed), 0
+    fresh = chance.random() < 0.5
+    for clock in clocks:
+        clock.start(0, fresh=fresh)
+    for _ in range(60):
+        now += chance.randrange(1, 100)
+        event, ns = chance.randrange(14), chance.randrange(1, 50)
+        for clock, edge in zip(clocks, (False, True), strict=True):
+            clock.mark(now, edge=edge)
+            if event == 0:
+                clock.exhausted(ns)
+                clock.created(ns + 1)
+            elif event == 1:
+                clock.teardown(ns)
+                clock.replaced(now + ns)
+            elif event == 2:
+                clock.foreign()
+            elif event == 3:
+                clock.crossed()
+    assert clocks[0].finish() == clocks[1].finish()
+    assert clocks[0].n_marks_since_step == clocks[1].n_marks_since_step

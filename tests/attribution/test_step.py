@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from loaderdoctor.attribution.step import step_facts, window_times
@@ -69,3 +70,20 @@ def test_windows_of_other_modes_do_not_count() -> None:
     facts = step_facts(observed(), [plain, other])
     assert facts is not None and facts.n_steps == 4
     assert step_facts(observed(), [other]) is None
+
+
+def test_gpu_peaks_are_those_of_the_first_window_before_anything_was_substituted() -> None:
+    first, later = (
+        msgspec.structs.replace(
+            window("plain", [10.0] * 4),
+            gpu_peak_allocated_bytes=peak,
+            gpu_peak_reserved_bytes=2 * peak,
+        )
+        for peak in (100, 900)
+    )
+    facts = step_facts(observed(), [first, later])
+    assert facts is not None
+    assert (facts.gpu_peak_allocated_bytes, facts.gpu_peak_reserved_bytes) == (100, 200)
+    without = step_facts(observed(), [window("plain", [10.0] * 4)])
+    assert without is not None
+    assert without.gpu_peak_allocated_bytes is None

@@ -8,8 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loaderdoctor.diagnosis.memory_history import MAX_ENTRIES, N_ROUNDS, NOT_APPLICABLE, record
+from loaderdoctor.diagnosis.gather import ProfileOptions
+from loaderdoctor.diagnosis.memory_history import (
+    MAX_ENTRIES,
+    N_ROUNDS,
+    NAME,
+    NOT_APPLICABLE,
+    record,
+)
+from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.instrument.protocol import WindowDone, WindowRequest
+from loaderdoctor.report.model import Report
 from tests.diagnosis.simulator import SimulatedBench
 from tests.diagnosis.test_gather import gatherer
 
@@ -105,3 +114,45 @@ def test_a_lost_plain_window_costs_only_its_round() -> None:
     assert found.overhead is not None
     assert found.overhead.n == N_ROUNDS - 1
     assert found.overhead.value == pytest.approx(1.2)
+
+
+def diagnosed(b: RecordingBench, folder: Path, *, wanted: bool = True) -> Report:
+    """The report of a diagnosis over this bench; its trace was never written, and it says so."""
+    diagnosis = Diagnosis(
+        b,
+        target="train.py",
+        raw=folder,
+        options=DiagnosisOptions(
+            budget_s=10.0,
+            ablate=False,
+            verify=False,
+            profile=ProfileOptions(),
+            memory_history=folder / NAME if wanted else None,
+        ),
+    )
+    diagnosis.measure(b.observed)
+    return diagnosis.report()
+
+
+def test_the_report_holds_the_snapshots_place_size_and_cost(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(b"12345")
+    history = diagnosed(bench(noise=0.004), tmp_path).memory_history
+    assert history is not None
+    assert (history.path, history.n_bytes, history.n_entries) == (NAME, 5, 321)
+    assert history.overhead == pytest.approx(1.2, abs=0.03)
+    assert history.overhead_ci is not None
+    assert history.overhead_ci[0] < 1.2 < history.overhead_ci[1]
+
+
+def test_the_report_says_that_it_does_not_apply_without_an_accelerator(tmp_path: Path) -> None:
+    report = diagnosed(bench(device=None), tmp_path)
+    assert report.memory_history is None
+    assert {w.kind: w.text for w in report.warnings}["memory-history"] == NOT_APPLICABLE
+    unasked = diagnosed(bench(device=None), tmp_path, wanted=False)
+    assert "memory-history" not in {w.kind for w in unasked.warnings}
+
+
+def test_windows_with_the_history_on_take_no_part_in_the_step_time(tmp_path: Path) -> None:
+    b = bench(noise=0.0)
+    b.cost = 3.0
+    assert diagnosed(b, tmp_path).step.wall_ms == pytest.approx(10.0)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -59,20 +62,9 @@ class RayCluster:
         except ImportError as error:
             raise UsageError(EXTRA) from error
         self._ray = ray
-        quiet: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
         try:
-            try:
-                ray.init(address=self._address or "auto", **quiet)
-            except ConnectionError:
-                if self._address is not None:
-                    raise
-                ray.init(
-                    address="local",
-                    num_cpus=max(1, int(usable_cpus())),
-                    include_dashboard=False,
-                    object_store_memory=LOCAL_STORE_BYTES,
-                    **quiet,
-                )
+            with _own_sigterm():
+                self._init()
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = f"--ray-address {self._address}: " if self._address else ""
             line = str(error).strip().splitlines()
@@ -89,6 +81,21 @@ class RayCluster:
     ) -> None:
         if self._ray is not None:
             self._ray.shutdown()
+
+    def _init(self) -> None:
+        quiet: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
+        try:
+            self._ray.init(address=self._address or "auto", **quiet)
+        except ConnectionError:
+            if self._address is not None:
+                raise
+            self._ray.init(
+                address="local",
+                num_cpus=max(1, int(usable_cpus())),
+                include_dashboard=False,
+                object_store_memory=LOCAL_STORE_BYTES,
+                **quiet,
+            )
 
     # ------------------------------------------------------------ nodes
 
@@ -214,6 +221,20 @@ class RayCluster:
             yield from running.run(work, items, self.places, whole=exclusive)
         finally:
             running.cancel()
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep what SIGTERM does: Ray would end the process there and then, without a report."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _knock(address: str | None) -> None:

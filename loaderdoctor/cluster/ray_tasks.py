@@ -59,6 +59,7 @@ class Running:
         self._ray, self._on, self._schedule = ray, on, schedule
         self._tasks: dict[Any, _Task] = {}
         self._attempts: dict[int, int] = {}
+        self._dead: set[str] = set()  # nodes that Ray still lists for some seconds
         here = ray.get_runtime_context().get_node_id()
         self._mailbox = ray.remote(_Mailbox).options(num_cpus=0, **on(here)).remote()
 
@@ -74,7 +75,7 @@ class Running:
         seen_place = time.monotonic()
         while True:
             now = time.monotonic()
-            there = places()
+            there = tuple(place for place in places() if place.id not in self._dead)
             seen_place = now if schedule.can_go_on(there) else seen_place
             for index in schedule.stuck(there, now):
                 self._withdraw(index)
@@ -142,7 +143,13 @@ class Running:
             why = f"failed on {place.host}: {line_of(error)}"
             return Came(index=index, place=place, given_up=why)
         except errors.RayError as error:
-            self._schedule.lost(index, why := line_of(error))
+            why = line_of(error)
+            if isinstance(error, errors.TaskUnschedulableError):
+                self._schedule.withdrawn(index)  # it never began
+            else:
+                self._schedule.lost(index, why)
+            if isinstance(error, (errors.NodeDiedError, errors.TaskUnschedulableError)):
+                self._dead.add(place.id)
             return Came(index=index, place=place, again=why)
         if isinstance(found, _Refusal):
             self._schedule.refused(index, found.why)
@@ -198,8 +205,18 @@ def _run_there(mailbox: Any, index: int, attempt: int, work: Work[A, R], item: A
         return _Refusal(str(refusal))
 
 
+_WORDS = {
+    "NodeDiedError": "the node died or can't be reached",
+    "TaskUnschedulableError": "the node is gone",
+    "WorkerCrashedError": "its worker process was killed",
+    "OutOfMemoryError": "Ray killed its worker for want of memory",
+}
+
+
 def line_of(error: BaseException) -> str:
-    """The line of an error of Ray's that says what happened."""
+    """What happened, from an error of Ray's: its own texts run over several lines."""
+    if (words := _WORDS.get(type(error).__name__)) is not None:
+        return words
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     cause = getattr(error, "cause", None)
     if cause is not None:

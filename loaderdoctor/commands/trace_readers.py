@@ -49,7 +49,7 @@ def trace_reader(
 ) -> TraceReader:
     """The reader that `--engine` names; of a cluster the memory limit is each node's own."""
     if engine == "ray":
-        return RayReader(address=ray_address)
+        return RayReader(address=ray_address, max_memory_bytes=max_memory_bytes)
     return LocalReader(max_memory_bytes)
 
 
@@ -130,14 +130,20 @@ def _ray_cluster(address: str | None) -> RayCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayReader:
-    """Reads on a Ray cluster: a CPU for each trace, memory permitting."""
+    """Reads on a Ray cluster: a CPU for each trace, memory permitting.
+
+    `max_memory_bytes` is for each trace; None: as much as its node has.
+    """
 
     address: str | None = None
+    max_memory_bytes: int | None = None
     connect: Callable[[str | None], RayCluster] = field(default=_ray_cluster)
 
     def read(self, paths: Sequence[Path]) -> Iterator[tuple[Path, RankTrace | str]]:
-        items = [(str(path), str(path.absolute())) for path in paths]
+        items = [(str(path), str(path.absolute()), self.max_memory_bytes) for path in paths]
         needed = max(map(bytes_to_read, paths), default=0.0) + MEMORY_AT_LEAST
+        if self.max_memory_bytes is not None:
+            needed = min(needed, self.max_memory_bytes + MEMORY_AT_LEAST)
         with self.connect(self.address) as cluster:
             cluster.wait_places()
             for came in cluster.run(summary_on_node, items, bytes_each=needed):
@@ -148,15 +154,17 @@ class RayReader:
                     yield path, came.result
 
 
-def summary_on_node(named: tuple[str, str], tell: Callable[[Any], None]) -> RankTrace | str:
-    """`summary_of` on a node: (the path as the user wrote it, the same from anywhere)."""
-    written, absolute = named
+def summary_on_node(
+    named: tuple[str, str, int | None], tell: Callable[[Any], None]
+) -> RankTrace | str:
+    """`summary_of` on a node: (path as the user wrote it, the same from anywhere, memory)."""
+    written, absolute, max_memory_bytes = named
     if not Path(absolute).is_file():
         raise RefusedError(
             f"{socket.gethostname()} sees no such file. Traces must lie in a folder that every "
             "node of the cluster has under the same path."
         )
-    found = summary_of(Path(absolute))
+    found = summary_of(Path(absolute), max_memory_bytes)
     if isinstance(found, str):
         return found.replace(absolute, written)
     return replace(found, source=written)

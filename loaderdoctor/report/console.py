@@ -20,7 +20,12 @@ from rich.text import Text
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.bars import LOOKS, ORDER, Bar, Capped, Legible
 from loaderdoctor.report.console_gpu import gpu_lines, ranges_table
-from loaderdoctor.report.console_tables import claims_table, ranks_table, trials_table
+from loaderdoctor.report.console_tables import (
+    claims_table,
+    machines_table,
+    ranks_table,
+    trials_table,
+)
 from loaderdoctor.report.format import plain
 from loaderdoctor.report.model import (
     Finding,
@@ -90,6 +95,8 @@ def _sections(report: Report, folder: Path | None) -> Iterator[RenderableType | 
         yield _section("Trials, as published", preset_table(report), cap=None)
     elif report.trials:
         yield _section("Trials, fastest first", trials_table(report), cap=None)
+    if report.cluster is not None:
+        yield _section("Machines", machines_table(report.cluster))
     if report.ranks:
         yield _section("Ranks", ranks_table(report.ranks))
     if report.claims:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -226,6 +227,37 @@ def test_trials_that_no_node_is_left_for_fail_with_the_reason_and_the_others_are
     assert any(warning["kind"] == "group-lost" for warning in report["warnings"])
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_sweep_reports_what_nodes_have_told_and_leaves_no_process(
+    nodes: Nodes, folder: Path, number: signal.Signals
+) -> None:
+    nodes.add("a")
+    command = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "loaderdoctor", "sweep", "--engine", "ray"),
+            *("--ray-address", nodes.address, "--grid", "num_workers=1,2", "--budget", "600"),
+            *("--output", "run", "train_waiting.py"),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    end = time.monotonic() + 200.0
+    while len(list(folder.glob("ran-*.txt"))) < 2 and time.monotonic() < end:
+        time.sleep(0.5)  # the first looked at the loop, the second measures
+    measuring = max(folder.glob("ran-*.txt"), key=lambda path: path.stat().st_mtime)
+    while measuring.read_text().count("\n") < 600 and time.monotonic() < end:
+        time.sleep(0.5)  # several windows
+    command.send_signal(number)
+    shown, said = command.communicate(timeout=120)
+    assert command.returncode == 128 + number, said
+    assert "interrupted" in shown
+    report = json.loads(Path("run/report.json").read_bytes())
+    assert report["trials"][0]["step_ms"] > 0
+    assert not still_running(folder)
+
+
 def test_a_script_that_nodes_cannot_see_is_one_clear_line(
     nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +279,6 @@ def test_a_script_that_fails_on_every_node_is_the_scripts_fault_in_one_line(
 ) -> None:
     nodes.add("a")
     nodes.add("b")
-    Path("broken.py").write_text("raise SystemExit(7)\n")
-    with pytest.raises(Exception, match="exit code 7"):
+    Path("broken.py").write_text("raise ValueError('no data here')\n")
+    with pytest.raises(Exception, match="failed with exit code 1"):
         swept(nodes, monkeypatch, target=("broken.py",))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from loaderdoctor.report import format as fmt
 from loaderdoctor.report.console import console_text
 from loaderdoctor.report.encode import decode_report, encode_report
 from loaderdoctor.report.files import RunFolder
@@ -39,7 +40,20 @@ def on_two_kinds() -> Report:
         )
         for name, cpu, baseline_ms in (("A", "EPYC", trials[0].step_ms), ("B", "Xeon", 2.0))
     ]
-    groups = (Group(node="b", hardware="B", purpose="rank", trials=(last,), status="ok"),)
+    groups = (
+        Group(
+            node="b",
+            hardware="B",
+            purpose="rank",
+            trials=(last,),
+            status="ok",
+            baseline_ms=2.0,
+            n_lost=1,
+        ),
+        Group(
+            node=None, hardware=None, purpose="rank", trials=(4,), status="failed", reason="gone"
+        ),
+    )
     return msgspec.structs.replace(
         report, trials=tuple(trials), cluster=Cluster(hardware=tuple(kinds), groups=groups)
     )
@@ -54,6 +68,14 @@ def test_the_console_gives_each_kind_a_table_and_its_own_baseline() -> None:
     assert "15 workers" in after
     assert "2.0×" in after  # against 2.0 ms there, not against the loop on the other machine
     assert "15 workers" not in before[before.index("Hardware A") :]
+
+
+def test_the_console_says_where_each_group_was_measured_and_what_was_lost() -> None:
+    text = console_text(on_two_kinds(), width=160)
+    part = text[text.index("Machines") :]
+    assert "b (hardware B): trials 3, own settings 2.00 ms, begun anew 1 time\n" in part
+    assert "no machine: trials 4, failed: gone" in part
+    assert f"Hardware B: 8 CPUs (Xeon), {fmt.n_bytes(2**35)}, no GPU, torch 2.14.1" in part
 
 
 def test_alike_machines_have_one_table_as_one_machine_has() -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 FEED = "_loaderdoctor_feed"  # attribute of a torch iterator: the Feed of the user's pass
 
+RAN_OUT = "the batches of this trial ran out"
+
 _bypass = threading.local()
 
 
@@ -123,9 +125,9 @@ class Feed:
                 try:
                     batch = source.next_batch()
                 except StopIteration:
-                    loader.source_failure = "the batches of this trial ran out"
+                    loader.source_failure = RAN_OUT
                 except Exception as error:  # a trial that crashes is a result, not an end
-                    loader.source_failure = f"{type(error).__name__}: {error}"
+                    loader.source_failure = _in_words(error)
                 else:
                     self.n_seen += 1
                     self.tainted = True
@@ -180,6 +182,15 @@ class Feed:
         if shut_down is not None and not getattr(raw, "_persistent_workers", False):
             shut_down()
         raise StopIteration
+
+
+def _in_words(error: Exception) -> str:
+    """Why a trial's batches stopped coming."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, (ConnectionError, EOFError)):
+        # What torch's SIGCHLD handler would say, had a read from the worker not failed before it.
+        return f"a worker was killed or died ({text})"
+    return text
 
 
 class LightIterator:

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.instrument.feed import RAN_OUT
 from loaderdoctor.instrument.loaders import LoaderState
 from loaderdoctor.instrument.protocol import TransferRecord, WindowRequest
 from loaderdoctor.instrument.roles import Definition
@@ -57,6 +58,11 @@ class Sources:
     def substituting(self) -> bool:
         """Whether any loader of the step gets other batches than its own."""
         return any(state.source is not None for state in self.train)
+
+    def crash(self) -> str | None:
+        """The same, where its figures are worth nothing: not for data that was at an end."""
+        reason = self.failure()
+        return reason if reason != RAN_OUT else None
 
     def check(self) -> None:
         """Raise SourceError where they did."""

@@ -171,7 +171,8 @@ class Windows:
             deadline = perf_counter_ns() + int((request.limit_s or NO_LIMIT_S) * 1e9)
         timed = self._profiled if request.trace_path is not None else self._timed
         done = yield from recorded(session, request, timed(request, deadline))
-        if self._compute is not None and (why := self._compute.failure()) is not None:
+        why = sources.crash() or (self._compute.failure() if self._compute is not None else None)
+        if why is not None:
             raise WindowFailedError(why)
         boundary_ns = sources.boundary_ns(request) if not self._over else None
         return msgspec.structs.replace(done, startup_ns=startup_ns, boundary_ns=boundary_ns)

@@ -24,7 +24,12 @@ def mountable(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "size", ["16k", pytest.param("200k", marks=slow), pytest.param("64k", marks=slow)]
+    "size",
+    [
+        pytest.param("16k", marks=slow),
+        pytest.param("200k", marks=slow),
+        pytest.param("64k", marks=slow),
+    ],
 )
 def test_on_a_full_disk_the_report_comes_on_the_terminal(size: str, mountable: Path) -> None:
     (mountable / "small").mkdir()
@@ -98,6 +103,7 @@ def test_a_folder_of_someone_else_is_asked_about_in_one_line(tmp_path: Path) -> 
     assert "--output DIR" in done.last_line
 
 
+@slow
 def test_two_runs_at_once_get_a_folder_each(place: Place) -> None:
     path = script(place.path)
     words = ("diagnose", "--budget", "4", "--no-verify", "--no-ablation", path)
@@ -123,6 +129,7 @@ def tiny_shm(mountable: Path) -> Iterator[Place]:
 WIDE = 1 << 19
 
 
+@slow
 def test_a_trial_for_which_shared_memory_is_too_small_is_not_run_and_says_what_to_do(
     tiny_shm: Place,
 ) -> None:
@@ -135,6 +142,7 @@ def test_a_trial_for_which_shared_memory_is_too_small_is_not_run_and_says_what_t
     assert any("--shm-size" in text for text in told), told
 
 
+@slow
 def test_a_loop_that_dies_of_a_small_shared_memory_is_told_what_to_do(tiny_shm: Place) -> None:
     done = tiny_shm.diagnose(script(tiny_shm.path, width=WIDE, workers=1))
     assert done.code == 1

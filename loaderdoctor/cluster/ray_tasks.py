@@ -41,6 +41,7 @@ class Came(Generic[R]):
     place: Place | None = None
     told: Any = None
     again: str | None = None  # why it begins anew elsewhere: what it told is void
+    late: bool = False  # its node has not begun: other work of Ray may hold its CPUs
     result: R | None = None
     given_up: str | None = None  # it could be done nowhere, with the reason
 
@@ -58,7 +59,7 @@ class Running:
     def __init__(self, ray: Any, on: Callable[[str], dict[str, Any]], schedule: Schedule) -> None:
         self._ray, self._on, self._schedule = ray, on, schedule
         self._tasks: dict[Any, _Task] = {}
-        self._attempts: dict[int, int] = {}
+        self._n_started = 0
         self._dead: set[str] = set()  # nodes that Ray still lists for some seconds
         here = ray.get_runtime_context().get_node_id()
         self._mailbox = ray.remote(_Mailbox).options(num_cpus=0, **on(here)).remote()
@@ -71,7 +72,7 @@ class Running:
         *,
         whole: bool,
     ) -> Iterator[Came[R]]:
-        schedule, told_failed = self._schedule, set[int]()
+        schedule, told_failed, told_late = self._schedule, set[int](), set[int]()
         seen_place = time.monotonic()
         while True:
             now = time.monotonic()
@@ -93,6 +94,10 @@ class Running:
                 time.sleep(POLL_S)
                 continue
             self._ray.wait(list(self._tasks), num_returns=1, timeout=POLL_S)
+            for task in list(self._tasks.values()):
+                if task.attempt not in told_late and task.index in schedule.late(now):
+                    told_late.add(task.attempt)
+                    yield Came(index=task.index, place=task.place, late=True)
             ready, _ = self._ray.wait(
                 list(self._tasks), num_returns=len(self._tasks), timeout=0, fetch_local=False
             )
@@ -125,7 +130,8 @@ class Running:
         self._ray.kill(self._mailbox)
 
     def _start(self, work: Work[A, R], item: A, index: int, place: Place, *, whole: bool) -> None:
-        attempt = self._attempts[index] = self._attempts.get(index, 0) + 1
+        self._n_started += 1
+        attempt = self._n_started
         needs = {"num_cpus": place.cpus, "num_gpus": place.gpus} if whole else {"num_cpus": 1}
         task = self._ray.remote(_run_there).options(max_retries=0, **needs, **self._on(place.id))
         ref = task.remote(self._mailbox, index, attempt, work, item)

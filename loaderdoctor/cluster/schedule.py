@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 # A node lost while it ran an item is bad luck; three of them point at the item.
 MAX_ATTEMPTS = 3
 # A node that has not begun by then is busy with something else: the item moves where there is room.
-PATIENCE_S = 10.0
+# Starting a worker that imports us from a network disk takes some ten seconds.
+PATIENCE_S = 30.0
 
 
 class RefusedError(Exception):
@@ -126,13 +127,16 @@ class Schedule:
         self._avoid(index)
         self._queue.insert(0, index)
 
+    def late(self, now: float) -> list[int]:
+        """Items given to a node that has not begun with them."""
+        waiting = (i for i in self.running if not self._items[i].begun)
+        return [i for i in waiting if now - self._items[i].since >= self._patience_s]
+
     def stuck(self, places: Sequence[Place], now: float) -> list[int]:
         """Items that wait for a busy node while another has room."""
         found = []
-        for index in self.running:
+        for index in self.late(now):
             item = self._items[index]
-            if item.begun or now - item.since < self._patience_s:
-                continue
             others = [p for p in places if item.at is not None and p.id != item.at.id]
             if not self._queue and self._choose(index, others, again=False) is not None:
                 found.append(index)

@@ -148,6 +148,8 @@ class ClusterMeasuring:
         elif came.again is not None:
             sweep.again(group.index)
             self._live.say(f"{named} begins anew: {came.place.host}: {came.again}")
+        elif came.late:
+            self._live.say(f"{named} waits for {came.place.host}: other work of Ray may hold it")
         elif came.result is not None:
             kept = evidence.keep(group.index, came.result)
             sweep.done(group.index, cluster.hardware(came.place), kept)

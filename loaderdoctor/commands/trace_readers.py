@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -146,6 +147,8 @@ class RayReader:
             needed = min(needed, self.max_memory_bytes + MEMORY_AT_LEAST)
         with self.connect(self.address) as cluster:
             cluster.wait_places()
+            for why in cluster.unusable:
+                sys.stderr.write(f"loaderdoctor: not used: {why}\n")
             for came in cluster.run(summary_on_node, items, bytes_each=needed):
                 path = paths[came.index]
                 if came.given_up is not None:

@@ -111,6 +111,28 @@ def test_a_node_that_joins_takes_over_where_all_others_are_lost(nodes: Nodes) ->
     assert len(results) == 3
 
 
+def test_an_item_does_not_wait_for_ever_for_a_node_that_others_use(nodes: Nodes) -> None:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    class Holder:
+        def ready(self) -> bool:
+            return True
+
+    nodes.add("taken")
+    nodes.add("free")
+    with nodes.connect() as cluster:
+        ids = {place.host: place.id for place in cluster.wait_places()}
+        there = NodeAffinitySchedulingStrategy(ids["taken"], soft=False)
+        holder = ray.remote(Holder).options(num_cpus=1, scheduling_strategy=there).remote()
+        assert ray.get(holder.ready.remote())
+        came = list(cluster.run(nap(), [0.5, 0.5], exclusive=True))
+    late = [one for one in came if one.late]
+    assert [one.place.host for one in late if one.place] == ["taken"]
+    results = [one.result for one in came if one.result is not None]
+    assert [node for node, _, _ in results] == [ids["free"]] * 2
+
+
 def test_an_item_that_kills_its_worker_is_given_up_and_the_others_are_done(nodes: Nodes) -> None:
     nodes.add("a")
     nodes.add("b")

@@ -280,5 +280,5 @@ def test_a_script_that_fails_on_every_node_is_the_scripts_fault_in_one_line(
     nodes.add("a")
     nodes.add("b")
     Path("broken.py").write_text("raise ValueError('no data here')\n")
-    with pytest.raises(Exception, match="failed with exit code 1"):
+    with pytest.raises(Exception, match="ValueError: no data here"):
         swept(nodes, monkeypatch, target=("broken.py",))

@@ -108,6 +108,8 @@ def test_work_that_waits_for_a_busy_node_moves_where_there_is_room() -> None:
     assert schedule.stuck(places, now=100.0) == []  # a is still at work
     schedule.done(given["a"])
     assert schedule.stuck(places, now=5.0) == []
+    assert schedule.late(5.0) == []
+    assert schedule.late(100.0) == [given["b"]]
     assert schedule.stuck(places, now=100.0) == [given["b"]]
     schedule.withdrawn(given["b"])
     assert [(i, one.id) for i, one in schedule.assign(places, now=100.0)] == [(given["b"], "a")]

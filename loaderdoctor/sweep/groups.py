@@ -136,7 +136,7 @@ class GroupedSweep:
         """The kind of hardware on which most trials were measured; None before the first."""
         counts: dict[str, int] = {}
         for state in self.states:
-            if state.kind is not None:
+            if state.kind is not None and state.group.part == "rank":
                 counts[state.kind] = counts.get(state.kind, 0) + len(state.group.trials)
         return max(counts, key=lambda kind: counts[kind], default=None)
 

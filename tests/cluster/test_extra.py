@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from loaderdoctor.cluster.ray_cluster import RayCluster
+from loaderdoctor.commands.sweep_plan import SweepOptions, resolve
+from loaderdoctor.errors import RunError, UsageError
 from tests.test_architecture import PACKAGE, imports, modules
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -26,6 +33,41 @@ def test_without_the_extra_the_engine_says_how_to_get_it() -> None:
         "loaderdoctor: --engine ray needs Ray: pip install 'loaderdoctor[ray]'\n"
     )
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"preset": "workers-pinning"}, "published experiment"),
+        ({"loader_only": True}, "published experiment"),
+        ({"search": "auto"}, "--search auto"),
+        ({"resume": Path("run")}, "--resume"),
+    ],
+)
+def test_what_compares_within_one_loop_is_refused_before_anything_runs(
+    options: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(UsageError, match=word):
+        resolve(SweepOptions(target=(__file__,), engine="ray", **options))
+
+
+def test_an_address_without_the_engine_is_a_mistake() -> None:
+    with pytest.raises(UsageError, match="--engine ray"):
+        resolve(SweepOptions(target=(__file__,), ray_address="127.0.0.1:6379"))
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "http://head:8265", "head", ":6379"])
+def test_an_address_of_another_form_says_what_is_taken(address: str) -> None:
+    with pytest.raises(UsageError, match="HOST:PORT"), RayCluster(address):
+        pass
+
+
+def test_an_address_where_nobody_listens_is_told_without_waiting_for_ray() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(RunError, match="no Ray cluster answers"), RayCluster(f"127.0.0.1:{port}"):
+        pass
 
 
 def test_only_the_cluster_package_imports_ray() -> None:

@@ -23,6 +23,7 @@ from loaderdoctor.commands.output import (
     share_rules,
 )
 from loaderdoctor.commands.run_folder import write_run
+from loaderdoctor.commands.stages import Stages
 from loaderdoctor.diagnosis.gather import ProfileOptions
 from loaderdoctor.diagnosis.memory_history import NAME as SNAPSHOT
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
@@ -92,8 +93,7 @@ def _diagnose(
     began = time.time()
     folder = RunFolder.create(target.label, output=options.output, at=began)
     if not options.run_to_end:
-        sys.stderr.write(NOT_VALID)
-        sys.stderr.flush()
+        Stages().warn(NOT_VALID)
     with tempfile.TemporaryDirectory(prefix=".raw-", dir=folder.path) as raw:
         run = _Run(options, target, Path(raw), launch)
         try:
@@ -107,6 +107,7 @@ def _diagnose(
             run.diagnosis.problems.append(str(error))
         # Some seconds, and then there is a whole report of what was measured.
         with held() as came:
+            run.stages("reading the trace, writing the report")
             report = run.diagnosis.report()
             try:
                 write_run(folder, run.diagnosis, report, at=began)
@@ -128,6 +129,7 @@ class _Run:
         self._options, self._target, self._raw = options, target, raw
         self._bench = launch.bench(target, raw, _bench_options(options))
         self.diagnosis = self._diagnosis()
+        self.stages = Stages()
         self.ended_code = 0  # of the script itself, where it ended without being stopped
         self.interrupt: KeyboardInterrupt | None = None
 
@@ -148,6 +150,7 @@ class _Run:
         try:
             with bench:
                 try:
+                    self.stages("starting the script, until its loop is warm")
                     observed = bench.wait_observed(START_TIMEOUT_S)
                 except RanksSpawnedError:
                     assert isinstance(bench, Bench)
@@ -155,6 +158,8 @@ class _Run:
                     self.diagnosis = self._diagnosis()
                     raise
                 self.diagnosis.measure(observed)
+                to_end = self._options.run_to_end
+                self.stages("measured; the script runs to its end" if to_end else "stopping it")
                 bench.stop(to_end=self._options.run_to_end)
         finally:
             if bench.ended is not None and bench.ended.how in ("script-failed", "script-ended"):
@@ -166,6 +171,7 @@ class _Run:
             self._bench,
             target=self._target.label,
             raw=self._raw,
+            on_stage=lambda what, left_s: self.stages(what, left_s),
             options=DiagnosisOptions(
                 budget_s=options.budget_s,
                 ablate=not (options.no_ablation or options.run_to_end),

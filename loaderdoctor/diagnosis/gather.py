@@ -108,8 +108,10 @@ class Gatherer:
         profile: ProfileOptions,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        on_stage: Callable[[str], None] | None = None,
     ) -> None:
         self.evidence = evidence
+        self._tell = on_stage or (lambda what: None)
         self._bench = bench
         self._trace_path = trace_path
         self._profile = profile
@@ -137,12 +139,14 @@ class Gatherer:
 
     def plain(self) -> bool:
         """A first plain window, with queues as the user's own run left them; whether it came."""
+        self._tell("measuring the loop as it is")
         done = self._measure([self.request("plain", drop_batches=False)])
         self.evidence.plain.extend(done)
         return bool(done)
 
     def profiled(self) -> None:
         """The profiled window, and where nothing was substituted yet a plain one behind it."""
+        self._tell("profiling")
         pristine = not self.evidence.rounds
         request = self.request(
             "profiled",
@@ -170,6 +174,7 @@ class Gatherer:
         for n in range(MAX_ROUNDS):
             if n and self._clock() + length_s > until:
                 break
+            self._tell(f"comparing with ready batches, round {n + 1}")
             began = self._clock()
             done = self._one_round(with_copy=with_copy)
             if done is None:

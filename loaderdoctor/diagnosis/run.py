@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.group_bench import GroupBench
-from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.instrument.protocol import Observed, WindowDone, WindowRequest
 from loaderdoctor.report import model
 from loaderdoctor.report.build import build_report, interval
 from loaderdoctor.report.captures import Overlay, write_capture
@@ -59,8 +59,15 @@ class Diagnosis:
     """One measured run, from the first warm steps on."""
 
     def __init__(
-        self, bench: BenchLike, *, target: str, raw: Path, options: DiagnosisOptions
+        self,
+        bench: BenchLike,
+        *,
+        target: str,
+        raw: Path,
+        options: DiagnosisOptions,
+        on_stage: Callable[[str, float], None] | None = None,
     ) -> None:
+        """`on_stage` is told what begins and how many seconds of the budget are left."""
         self._bench, self._target, self._raw, self._options = bench, target, raw, options
         self.evidence: Evidence | None = None  # of several ranks, the lowest's
         self.group: GroupAnalysis | None = None
@@ -68,6 +75,8 @@ class Diagnosis:
         self.verification: Verification | None = None
         self.history: MemoryHistory | None = None  # None: not asked for, or not reached
         self.problems: list[str] = []
+        self._on_stage = on_stage
+        self._end_s = 0.0  # of the budget, on the clock of time.monotonic()
         self.interrupted = False
 
     def measure(self, observed: Observed) -> None:
@@ -75,7 +84,8 @@ class Diagnosis:
         options, bench = self._options, self._bench
         first_step_s = time.monotonic() - sum(observed.step_ns) / 1e9
         reserve_s = min(RESERVE_S, RESERVE_SHARE * options.budget_s)
-        until = first_step_s + options.budget_s - reserve_s
+        self._end_s = first_step_s + options.budget_s
+        until = self._end_s - reserve_s
         self.evidence = Evidence(
             observed=observed, sizes=sizes(observed, budget_s=options.budget_s)
         )
@@ -84,6 +94,7 @@ class Diagnosis:
             self.evidence,
             trace_path=self._raw / "baseline.json",
             profile=options.profile,
+            on_stage=self._tell,
         )
         now = time.monotonic()
         part = ABLATION_SHARE if options.verify else 1.0
@@ -97,6 +108,14 @@ class Diagnosis:
         if options.verify and bench.ended is None:
             self._verify(gatherer, until)
 
+    def _tell(self, what: str) -> None:
+        if self._on_stage is not None:
+            self._on_stage(what, max(0.0, self._end_s - time.monotonic()))
+
+    def _tried(self, requests: Sequence[WindowRequest]) -> list[WindowDone]:
+        self._tell("trying settings")
+        return self._bench.measure(requests)
+
     def _verify(self, gatherer: Gatherer, until: float) -> None:
         evidence = gatherer.evidence
         self.analysis = self._analyse(evidence)
@@ -105,7 +124,7 @@ class Diagnosis:
             return
         verifier = Verifier(
             gatherer,
-            self._bench.measure,
+            self._tried,
             until=until,
             clock=time.monotonic,
             has_accelerator=evidence.observed.device is not None,

@@ -89,6 +89,13 @@ def seconds(value: float | None) -> str:
     return f"{hours:,} h {rest} min" if rest else f"{hours:,} h"
 
 
+def time_left(value_s: float) -> str:
+    """An estimate of what is still to come: `about 45 s left`, from 90 s on in minutes."""
+    if value_s < 90:
+        return f"about {max(0, round(value_s))} s left"
+    return f"about {round(value_s / 60)} min left"
+
+
 def ratio(value: float | None) -> str:
     """How many times: `5.7×`."""
     if value is None or not math.isfinite(value):

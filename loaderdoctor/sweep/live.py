@@ -74,15 +74,13 @@ class LiveSweep:
         line = headline(progress)
         if line != self._told:
             self._told = line
-            self._console.print(Text(f"{line}, about {fmt.seconds(progress.left_s)} left"))
+            self._console.print(Text(f"{line}, {fmt.time_left(progress.left_s)}"))
 
     def render(self, progress: Progress) -> Group:
         """The whole display for one state."""
         bar = ProgressBar(total=1.0, completed=progress.done_share, width=_BAR_WIDTH)
         status = Table.grid(padding=(0, 2))
-        status.add_row(
-            bar, headline(progress), Text(f"{fmt.seconds(progress.left_s)} left", style="dim")
-        )
+        status.add_row(bar, headline(progress), Text(fmt.time_left(progress.left_s), style="dim"))
         width, height = self._console.size
         table = trial_table(progress, max_rows=height - _FRAME, width=width)
         return Group(table, status)

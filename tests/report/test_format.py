@@ -97,3 +97,18 @@ def test_any_number_reads_as_one_short_figure(value: float) -> None:
     if math.isfinite(value) and 1e-3 < abs(value) < 1e12:
         read = float(text.replace(",", ""))
         assert read == pytest.approx(value, rel=0.006 if abs(value) >= 1 else 0.051, abs=0.0006)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "text"),
+    [
+        (-1.0, "about 0 s left"),
+        (0.4, "about 0 s left"),
+        (44.6, "about 45 s left"),
+        (89.4, "about 89 s left"),
+        (100.0, "about 2 min left"),
+        (3700.0, "about 62 min left"),
+    ],
+)
+def test_time_left_is_an_estimate_and_reads_as_one(left_s: float, text: str) -> None:
+    assert fmt.time_left(left_s) == text

@@ -88,7 +88,9 @@ def deliver(report: Report, *, json_target: str | None, folder: Path | None) -> 
         sys.stdout.buffer.write(encode_report(report))
         sys.stdout.flush()
     elif json_target is not None:
-        write_bytes(Path(json_target), encode_report(report))
+        # A link to the folder is the user's own; one in the file's place is replaced.
+        target = Path(json_target)
+        write_bytes(target.parent.resolve() / target.name, encode_report(report))
 
 
 def share_of(report: Report, name: str) -> float | None:

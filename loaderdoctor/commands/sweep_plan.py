@@ -14,6 +14,7 @@ from loaderdoctor.instrument.bench import Target as Script
 from loaderdoctor.instrument.machine import gpus
 from loaderdoctor.instrument.protocol import Observed
 from loaderdoctor.recipes import find
+from loaderdoctor.secrets import MASK, masked
 from loaderdoctor.settings import AXES_BY_NAME, Settings
 from loaderdoctor.sweep.grid import asked_trials, default_trials, parse_grid
 from loaderdoctor.sweep.outcome import Options
@@ -60,8 +61,8 @@ class SweepOptions:
     output: Path | None = None
 
     def saved(self) -> dict[str, Any]:
-        """What another process needs to plan the same trials again."""
-        return {name: getattr(self, name) for name in _SAVED}
+        """What another process needs to plan the same trials again; no secrets."""
+        return {name: getattr(self, name) for name in _SAVED} | {"target": masked(self.target)}
 
     def resumed(self, saved: Mapping[str, Any]) -> SweepOptions:
         """The options of an interrupted sweep, with the output of this command line."""
@@ -73,6 +74,11 @@ class SweepOptions:
             old = msgspec.convert({name: saved[name] for name in _SAVED}, type=_Saved)
         except (KeyError, msgspec.ValidationError) as error:
             raise UsageError(f"--resume {self.resume}: not a sweep's options ({error}).") from error
+        if any(MASK in word for word in old.target):
+            raise UsageError(
+                f"--resume {self.resume}: the script had arguments that look like secrets, which "
+                "are not stored. Run the sweep anew, or pass them in environment variables."
+            )
         known = {name: getattr(old, name) for name in _SAVED}
         return replace(self, **{**known, "budget_s": self.budget_s or old.budget_s})
 

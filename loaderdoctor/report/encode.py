@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import unicodedata
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
@@ -14,14 +16,29 @@ import numpy as np
 from loaderdoctor.errors import UsageError
 from loaderdoctor.report.model import SCHEMA, Report
 
-
 _REASON_LENGTH = 200  # it may quote what was found
 
 
 def encode_report(report: Report) -> bytes:
     """Indented JSON. Numbers that JSON has no word for (nan, inf) become null."""
     text = msgspec.json.encode(msgspec.to_builtins(report, enc_hook=plain_value))
-    return msgspec.json.format(text, indent=2) + b"\n"
+    text = msgspec.json.format(text, indent=2) + b"\n"
+    return text if text.isascii() and b"\x7f" not in text else _escaped(text.decode()).encode()
+
+
+def _escaped(text: str) -> str:
+    """JSON with characters that steer a terminal or an editor written as escapes, all in strings.
+
+    The encoder leaves C1 controls and direction overrides as they are; `--json -` may print them.
+    """
+    steering = {
+        char
+        for char in set(text) - {"\n"}
+        if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp")
+    }
+    return text.translate(
+        {ord(char): json.dumps(char)[1:-1] if ord(char) != 0x7F else "\\u007f" for char in steering}
+    )
 
 
 def decode_report(text: bytes, *, source: Path) -> Report:
@@ -33,7 +50,7 @@ def decode_report(text: bytes, *, source: Path) -> Report:
         head = msgspec.json.decode(text, type=_Head)
         if head.schema != SCHEMA:
             raise UsageError(
-                f"{source}: has schema {ascii(head.schema[:40])}, and this version reads {SCHEMA!r}."
+                f"{source}: has schema {head.schema[:40]!a}, and this version reads {SCHEMA!r}."
             )
         return msgspec.json.decode(text, type=Report)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -53,7 +53,7 @@ class RunFolder:
             folder = _fresh((parent or Path.cwd()) / RUNS, target, at)
         run = RunFolder(folder)
         for name in ("perfetto", "tensorboard"):
-            _make(folder / name)
+            make_folder(folder / name)
         with atomic_writer(folder / "console.txt"):
             pass  # proves, before the long part, that files can be made here
         return run
@@ -82,7 +82,7 @@ class RunFolder:
         named `<host>_<number>` is grouped by host in the plugin's distributed view.
         """
         folder = self.tensorboard / plain_name(run)
-        _make(folder)
+        make_folder(folder)
         return folder / f"{plain_name(worker).replace('.', '-')}.{at_ns}.pt.trace.json.gz"
 
 
@@ -173,13 +173,18 @@ def _refuse_planted(runs: Path) -> None:
             raise RunError(f"{runs}: is another user's link. Use --output DIR.")
 
 
-def _make(folder: Path) -> None:
-    """Make a folder within the run folder; a link in its place is refused."""
+def make_folder(folder: Path) -> None:
+    """Make a folder within the run folder; a link in its place, or its parent's, is refused.
+
+    Raises RunError.
+    """
     try:
-        with suppress(FileExistsError):
-            folder.mkdir()
-        if not stat.S_ISDIR(folder.lstat().st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, "something else is in its place")
+        for path in (folder.parent, folder):
+            if path == folder:
+                with suppress(FileExistsError):
+                    folder.mkdir()
+            if not stat.S_ISDIR(path.lstat().st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, "something else is in its place")
     except OSError as error:
         raise RunError(_explain(folder, error)) from error
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +22,8 @@ from tensorboard.plugins.hparams.summary_v2 import Discrete, HParam, Metric, hpa
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from loaderdoctor.report.files import trial_run, write_bytes
+from loaderdoctor.report.files import make_folder, trial_run, write_bytes
+from loaderdoctor.report.format import plain
 from loaderdoctor.report.model import Report, Shares, Trial
 from loaderdoctor.report.tensorboard import BASELINE
 
@@ -52,7 +54,7 @@ def write_scalars(report: Report, tensorboard: Path, *, console_text: str, at: f
     """
     tried = [(i, trial) for i, trial in enumerate(report.trials) if trial.status != "skipped"]
     top = [
-        text_pb("report", "```text\n" + console_text.rstrip() + "\n```"),
+        text_pb("report", _as_it_is(console_text)),
         _scalars(_step_metrics(report)),
     ]
     if tried:
@@ -69,8 +71,15 @@ def _trial(index: int, trial: Trial) -> Iterator[tuple[int, Summary]]:
     for n, window_ms in enumerate(trial.window_ms):
         yield n, _scalars({"step_ms_by_window": window_ms})
     if trial.reason:
-        yield 0, text_pb("reason", trial.reason)
+        yield 0, text_pb("reason", _as_it_is(plain(trial.reason)))
     yield 0, _session_end(trial)
+
+
+def _as_it_is(text: str) -> str:
+    """Markdown that shows the text as it is; nothing in it ends the fence."""
+    ticks = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, ticks + 1)
+    return f"{fence}text\n{text.rstrip()}\n{fence}"
 
 
 def _trial_metrics(trial: Trial) -> dict[str, float | int | None]:
@@ -172,7 +181,7 @@ def _hparams_summary(tag: str, data: Any) -> Summary:
 
 def _write_events(folder: Path, summaries: Sequence[tuple[int, Summary]], at: float) -> None:
     """One event file in `folder`, whole or not at all, instead of an earlier one of ours."""
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     buffer = io.BytesIO()
     writer = RecordWriter(buffer)
     writer.write(Event(wall_time=at, file_version="brain.Event:2").SerializeToString())

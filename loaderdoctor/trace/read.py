@@ -24,6 +24,9 @@ from loaderdoctor.trace.wire import decode_leniently, decode_strictly, printable
 # 61 bytes each, twice that while they are sorted: 6 GB. A gzip file of a few megabytes can hold as
 # many tiny events, within any sensible limit on text.
 MAX_ROWS = 50_000_000
+# Beyond this, and with fewer sound events than malformed ones, it is something else: what is wrong
+# is decoded one by one, which takes minutes for each gigabyte.
+MAX_MALFORMED = 1_000_000
 # Of machines and devices.
 MAX_LABEL_CHARS = 200
 # A trace has some tens of threads and streams; loops over them are not made for millions.
@@ -104,6 +107,12 @@ def _check_size(path: Path, rows: Rows, memory: MemoryLimit) -> None:
         raise TraceError(
             f"{path}: needs more than {memory} of memory, the limit for one trace. Profile fewer "
             "steps, or allow more with --max-memory."
+        )
+    if rows.n_dropped > max(MAX_MALFORMED, rows.n_rows):
+        raise TraceError(
+            f"{path}: is not a torch.profiler trace: of its events more than "
+            f"{MAX_MALFORMED / 1e6:.0f} million are malformed. "
+            "Name a trace exported by torch.profiler."
         )
     if rows.n_threads > MAX_THREADS:
         raise TraceError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -76,30 +77,34 @@ def mutate_samples(data: bytes, m: Mutator) -> bytes:
         return _bytes(data, rng)
     for _ in range(rng.choice((1, 1, 3))):
         name = rng.choice(list(arrays))
-        array = arrays[name]
-        match rng.randrange(6):
-            case 0:
-                del arrays[name]
-                arrays["x"] = np.zeros(1)
-            case 1:
-                arrays[name] = array[: array.size // 2] if array.ndim else array[None]
-            case 2:
-                arrays[name] = np.array(rng.choice(("x", "[]", "\udcff", "nan")))
-            case 3 if name == "description":
-                arrays[name] = np.array(
-                    mutate_json(str(array).encode(), m).decode("utf-8", "replace")
-                )
-            case 4 if array.dtype.kind in "if" and array.size:
-                changed = array.copy()
-                changed.flat[rng.randrange(array.size)] = rng.choice((-1, 2**62, -(2**62), 99, 0))
-                arrays[name] = changed
-            case _ if array.dtype.kind != "U":
-                arrays[name] = array.astype(
-                    rng.choice(("f8", "i1", "U3", "c16", "?")), casting="unsafe"
-                )
+        with suppress(TypeError, ValueError, OverflowError):  # not every array can be any other
+            _change_array(arrays, name, m)
     out = io.BytesIO()
     np.savez(out, **arrays)
     return out.getvalue()
+
+
+def _change_array(arrays: dict[str, Any], name: str, m: Mutator) -> None:
+    rng = m.rng
+    array = arrays[name]
+    match rng.randrange(6):
+        case 0:
+            del arrays[name]
+            arrays["x"] = np.zeros(1)
+        case 1:
+            arrays[name] = array[: array.size // 2] if array.ndim else array[None]
+        case 2:
+            arrays[name] = np.array(rng.choice(("x", "[]", "\udcff", "nan")))
+        case 3 if name == "description":
+            arrays[name] = np.array(mutate_json(str(array).encode(), m).decode("utf-8", "replace"))
+        case 4 if array.dtype.kind in "if" and array.size:
+            changed = array.copy()
+            changed.flat[rng.randrange(array.size)] = rng.choice((-1, 2**62, -(2**62), 99, 0))
+            arrays[name] = changed
+        case _ if array.dtype.kind != "U":
+            arrays[name] = array.astype(
+                rng.choice(("f8", "i1", "U3", "c16", "?")), casting="unsafe"
+            )
 
 
 def _bytes(data: bytes, rng: random.Random) -> bytes:
@@ -134,7 +139,7 @@ def _change(value: Any, m: Mutator) -> None:
         elif kind == 1 and isinstance(value, list):
             value.extend([child] * 50)
         elif kind == 1:
-            value[str(m.value())] = child
+            value[str(m.value())] = child  # type: ignore[call-overload]  # a dict
         else:
             value[key] = m.value()
         return

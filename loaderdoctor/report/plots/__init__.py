@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from loaderdoctor.report.files import RunFolder, write_bytes
+from loaderdoctor.report.files import RunFolder, make_folder, write_bytes
 from loaderdoctor.report.model import Report
 
 FOLDER = "plots"
@@ -25,6 +25,6 @@ def write_plots(report: Report, folder: RunFolder) -> bool:
 
     target = folder.path / FOLDER
     for name, png in pictures_of(report):
-        target.mkdir(exist_ok=True)
+        make_folder(target)
         write_bytes(target / f"{name}.png", png)
     return True

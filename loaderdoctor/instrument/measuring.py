@@ -55,9 +55,11 @@ class MeasuringProcess:
         # A background process group that reads the terminal is stopped by the system, for good;
         # an end of file is clearer. A piped stdin passes through.
         stdin = subprocess.DEVNULL if _is_terminal(sys.stdin) else None
-        group: dict[str, int] = {}
-        if os.name == "posix" and sys.version_info >= (3, 11):
-            group = {"process_group": 0}
+        group: dict[str, object] = {}
+        if os.name == "posix":
+            # Python 3.10 can only make a whole session of its own.
+            newer = sys.version_info >= (3, 11)
+            group = {"process_group": 0} if newer else {"start_new_session": True}
         self._popen = subprocess.Popen(
             [python, "-c", bootstrap(module), *arguments],
             env=dict(environment),
@@ -66,9 +68,6 @@ class MeasuringProcess:
             **group,  # type: ignore[call-overload]
         )
         self.pid = self._popen.pid
-        if os.name == "posix" and not group:
-            with contextlib.suppress(OSError):
-                os.setpgid(self.pid, self.pid)
 
     @property
     def exit_code(self) -> int | None:

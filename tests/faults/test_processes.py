@@ -41,7 +41,7 @@ def test_a_trial_whose_worker_is_killed_fails_and_the_loop_goes_on(
         bench.stop()
     assert killed.status == "failed"
     # torch's own words, unless a read from the worker failed first.
-    assert re.search("killed by signal: Killed|worker was killed", killed.reason or "")
+    assert re.search("killed by signal|worker was killed|exited unexpectedly", killed.reason or "")
     assert (plain.status, plain.n_steps) == ("ok", 5)
 
 
@@ -55,7 +55,9 @@ def test_a_diagnosis_reports_the_rest_beside_a_trial_whose_worker_is_killed(
     assert own_shm.in_shm() == []
     failed = [t for t in done.said.trials if t.status == "failed"]
     assert failed, done.said.trials
-    assert re.search("killed by signal: Killed|worker was killed", failed[0].reason or "")
+    assert re.search(
+        "killed by signal|worker was killed|exited unexpectedly", failed[0].reason or ""
+    )
     assert done.said.verdict.bound == "input"
     assert done.said.ablation is not None
 
@@ -72,7 +74,9 @@ def test_a_sweep_goes_on_behind_a_trial_whose_worker_is_killed(own_shm: Place) -
     assert own_shm.in_shm() == []
     status = {t.settings["num_workers"]: t for t in done.said.trials[1:]}
     assert status[2].status == "failed"
-    assert re.search("killed by signal: Killed|worker was killed", status[2].reason or "")
+    assert re.search(
+        "killed by signal|worker was killed|exited unexpectedly", status[2].reason or ""
+    )
     assert status[1].status == "ok"
     assert status[1].step_ms is not None
 
@@ -81,7 +85,7 @@ def test_a_sweep_goes_on_behind_a_trial_whose_worker_is_killed(own_shm: Place) -
 def test_a_worker_of_the_loops_own_that_is_killed_fails_the_script_as_unwatched(
     own_shm: Place,
 ) -> None:
-    fault = KILLED_WORKER.replace("n == 30", "n == 1500")
+    fault = KILLED_WORKER.replace("n == 30", "n == 600")
     done = own_shm.diagnose(script(own_shm.path, fault, workers=1), budget_s=60)
     assert done.code == 1, done.stderr
     done.check_clean()

@@ -8,6 +8,7 @@ import itertools
 import multiprocessing as mp
 import queue
 import sqlite3
+import sys
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -93,6 +94,7 @@ def test_what_only_a_starting_process_may_send_is_allowed(make: Callable[[], Any
     assert trial_pickle(make()).error is None
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11, 5), reason="older Pythons let spawn take it")
 def test_a_lock_of_fork_is_refused_as_spawn_would() -> None:
     assert trial_pickle(mp.get_context("fork").Lock()).pickles is False
 

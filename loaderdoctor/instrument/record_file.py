@@ -28,7 +28,7 @@ HEADER: Final = Struct("<BI")  # kind, payload length
 
 # Writing costs about 1 µs whatever the size (measured), so small records wait for company; the
 # line sampler's thread writes out what a worker that went idle left behind.
-FLUSH_AFTER_NS: Final = 5_000_000
+FLUSH_AFTER_NS: Final = 20_000_000
 FLUSH_AFTER_RECORDS: Final = 256
 
 

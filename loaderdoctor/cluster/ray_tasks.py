@@ -79,7 +79,8 @@ class Running:
             there = tuple(place for place in places() if place.id not in self._dead)
             seen_place = now if schedule.can_go_on(there) else seen_place
             for index in schedule.stuck(there, now):
-                self._withdraw(index)
+                place = self._withdraw(index)
+                yield Came(index=index, place=place, again="it did not begin there")
             schedule.settle(there)
             for index, place in schedule.assign(there, now):
                 self._start(work, items[index], index, place, whole=whole)
@@ -93,7 +94,10 @@ class Running:
             if not self._tasks:
                 time.sleep(POLL_S)
                 continue
-            self._ray.wait(list(self._tasks), num_returns=1, timeout=POLL_S)
+            if whole:
+                time.sleep(POLL_S)  # not in Ray, which makes any signal a KeyboardInterrupt
+            else:
+                self._ray.wait(list(self._tasks), num_returns=1, timeout=POLL_S)
             for task in list(self._tasks.values()):
                 if task.attempt not in told_late and task.index in schedule.late(now):
                     told_late.add(task.attempt)
@@ -177,11 +181,11 @@ class Running:
             if said is not None:
                 yield task, said
 
-    def _withdraw(self, index: int) -> None:
+    def _withdraw(self, index: int) -> Place:
         ref = next(r for r, task in self._tasks.items() if task.index == index)
         self._ray.cancel(ref, force=False)
-        del self._tasks[ref]
         self._schedule.withdrawn(index)
+        return self._tasks.pop(ref).place
 
     def _is_dead(self, place: Place) -> bool:
         return not any(n["Alive"] and n["NodeID"] == place.id for n in self._ray.nodes())

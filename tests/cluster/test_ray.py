@@ -127,8 +127,8 @@ def test_an_item_does_not_wait_for_ever_for_a_node_that_others_use(nodes: Nodes)
         holder = ray.remote(Holder).options(num_cpus=1, scheduling_strategy=there).remote()
         assert ray.get(holder.ready.remote())
         came = list(cluster.run(nap(), [0.5, 0.5], exclusive=True))
-    late = [one for one in came if one.late]
-    assert [one.place.host for one in late if one.place] == ["taken"]
+    moved = [one for one in came if one.again is not None]
+    assert [one.place.host for one in moved if one.place] == ["taken"]
     results = [one.result for one in came if one.result is not None]
     assert [node for node, _, _ in results] == [ids["free"]] * 2
 

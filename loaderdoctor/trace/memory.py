@@ -18,9 +18,9 @@ BYTES_PER_ROW = 500
 BYTES_PER_NAME = 300
 # Python, numpy, ourselves (43 MB before the first event), blocks of text, one batch's objects.
 BYTES_AT_LEAST = 150 << 20
-# JSON of nothing but empty lists takes twenty times its length as objects, and is held as bytes and
-# as text beside.
-PER_PIECE_BYTE = 32
+# Text of nothing but brackets takes 35 times its length while they are looked through; as objects
+# twenty times, held as bytes and as text beside.
+PER_PIECE_BYTE = 64
 # One event, or what surrounds the list, larger than this is no torch.profiler trace: real events
 # are kilobytes, with stacks and shapes tens of kilobytes.
 MAX_PIECE_BYTES = 256 << 20

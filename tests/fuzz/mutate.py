@@ -11,6 +11,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -203,7 +204,8 @@ class Mutator:
         doc = _decoded(data)
         if doc is not None and rng.random() < 0.85:
             for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
-                rng.choice(_STRUCTURED)(self, doc)
+                with suppress(OverflowError):  # a number beyond floats, times a factor
+                    rng.choice(_STRUCTURED)(self, doc)
             data = self.text(doc.get(_BARE, doc))
         elif doc is not None:
             data = self.text(doc.get(_BARE, doc))

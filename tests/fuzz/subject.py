@@ -27,6 +27,7 @@ from loaderdoctor.trace.read import read_trace
 # No name may reach people unshortened: a whole report is some kilobytes.
 MAX_TEXT = 200_000
 SUM_TOLERANCE = 1e-6
+MEMORY_BYTES = 1 << 30
 
 
 def analyzed(path: Path, *, draw: Callable[[Report], bool] = lambda report: True) -> Report | str:
@@ -35,7 +36,7 @@ def analyzed(path: Path, *, draw: Callable[[Report], bool] = lambda report: True
     Drawing it for the console takes longer than all the rest: `draw` says whether to.
     """
     try:
-        attributed = attribute(read_trace(path))
+        attributed = attribute(read_trace(path, max_memory_bytes=MEMORY_BYTES))
     except LoaderdoctorError as error:
         return refused(path, error)
     report = report_of_facts(str(path), facts_of(attributed), ())

@@ -78,7 +78,10 @@ def own_tracks(
     ]  # fmt: skip
     tracks += [_counter(step.at_us, step.shares) for step in step_shares]
     if step_shares and end_us is not None:
-        tracks.append(_counter(end_us, dict.fromkeys(step_shares[-1].shares, 0.0)))
+        recorded = {
+            name for step in step_shares for name, x in step.shares.items() if x is not None
+        }
+        tracks.append(_counter(end_us, dict.fromkeys(sorted(recorded), 0.0)))
     return tracks
 
 

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.format import plain
+from loaderdoctor.report.machines import group_rows, hardware_lines
 from loaderdoctor.report.model import Cluster, Rank, Report, Shares, Trial
 from loaderdoctor.report.ranks import KEY, MAX_SHOWN, outliers_first, rank_columns
 
@@ -217,30 +218,10 @@ class _Ranks:
 
 def machines_table(cluster: Cluster) -> RenderableType:
     """Each group of a cluster's sweep: where it was measured, and its own baseline."""
-    several = len(cluster.hardware) > 1
-    lines = []
-    for group in cluster.groups:
-        where = plain(group.node or "no machine")
-        if several and group.hardware:
-            where += f" (hardware {group.hardware})"
-        what = "confirmed" if group.purpose == "confirm" else "trials"
-        parts = [f"{where}: {what} {', '.join(map(str, group.trials))}"]
-        if group.baseline_ms is not None:
-            parts.append(f"own settings {fmt.ms(group.baseline_ms)}")
-        if group.n_lost:
-            parts.append(f"begun anew {fmt.count(group.n_lost, 'time')}")
-        if group.status != "ok":
-            parts.append(f"{group.status}{f': {plain(group.reason)}' if group.reason else ''}")
-        lines.append(Text(", ".join(parts)))
-    kinds = [
-        Text(
-            f"{f'Hardware {kind.name}: ' if several else ''}{kind.usable_cpus:g} CPUs "
-            f"({plain(kind.cpu or 'not known')}), {fmt.n_bytes(kind.memory_bytes)}, "
-            f"{plain(' + '.join(kind.gpus) or 'no GPU')}, torch {plain(kind.torch or 'not known')}",
-            style="bright_black",
-        )
-        for kind in cluster.hardware
+    lines = [
+        Text(plain(f"{row[0]}: {', '.join(filter(None, row[1:]))}")) for row in group_rows(cluster)
     ]
+    kinds = [Text(plain(line), style="bright_black") for line in hardware_lines(cluster)]
     return Group(*lines, *kinds)
 
 

@@ -103,5 +103,9 @@ def test_the_page_does_not_rank_across_kinds(tmp_path: Path) -> None:
     others = [
         report.trials[i].label for i in report.by_hardware[0][2] if report.trials[i].status == "ok"
     ]
+    machines = page[page.index('id="machines"') :]
+    assert "b (hardware B)" in machines
+    assert "Hardware B: 8 CPUs (Xeon)" in machines
+    assert "failed: gone" in machines
     # The fastest by the clock comes last: it is of another kind.
     assert rows.index(f">{label}") > max(rows.index(f">{one}") for one in others if one != label)

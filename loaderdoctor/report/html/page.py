@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from loaderdoctor import __version__
 from loaderdoctor.report import format as fmt
-from loaderdoctor.report import gpu
+from loaderdoctor.report import gpu, machines
 from loaderdoctor.report.bars import LOOKS, ORDER
 from loaderdoctor.report.console import BOUND_WORDS, severity_words
 from loaderdoctor.report.console_tables import trial_columns, trial_mark
@@ -57,6 +57,8 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
             meaning=meaning(report),
             trials=_trials(report),
             ranks=_ranks(report),
+            machines=_machines(report),
+            hardware=machines.hardware_lines(report.cluster) if report.cluster is not None else (),
             ranges=_ranges(report),
             environment=_environment_rows(report.environment),
         )
@@ -302,6 +304,12 @@ def _ranks(report: Report) -> Table | None:
             tuple(read(rank) for _, read in columns) for rank in outliers_first(report.ranks)
         ),
     )
+
+
+def _machines(report: Report) -> Table | None:
+    if report.cluster is None:
+        return None
+    return Table(headings=machines.HEADINGS, rows=machines.group_rows(report.cluster))
 
 
 def _ranges(report: Report) -> Table | None:

@@ -1,9 +1,11 @@
 """What recording inside workers costs: loading time with and without it, interleaved.
 
-    OMP_NUM_THREADS=1 python benchmarks/worker_overhead.py [--rounds 12]
+    OMP_NUM_THREADS=1 python benchmarks/worker_overhead.py [--rounds 30] [--only TEXT]
 
 First, what the hooks themselves cost: torch's own worker loop is run here, with queues that hold
-everything at once, and the CPU time of the thread is compared. Then whole loaders: rounds of one
+everything at once, and the CPU time of the thread is compared. Each round runs a short and a long
+epoch, recorded and not; a batch's cost is the difference of long and short, so that what a worker
+pays once (its file, its threads) does not count as a batch's. Then whole loaders: rounds of one
 recorded and one unrecorded epoch in turn (which goes first is shuffled), each over a fresh pool.
 Printed is recorded / unrecorded with a 95 % interval over rounds, for wall time without the
 workers' start-up, and for CPU time of all processes, which other load on the machine disturbs less.
@@ -12,9 +14,11 @@ workers' start-up, and for CPU time of all processes, which other load on the ma
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import os
 import random
+import statistics
 import tempfile
 import threading
 import time
@@ -23,7 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data._utils import worker as torch_worker
 
@@ -47,10 +53,45 @@ class Decoding(Dataset[Any]):
         return image
 
 
+class Digits(Dataset[Any]):
+    """A picture of 28 x 28 turned into floats and normalised: what a sample of MNIST costs."""
+
+    def __init__(self, n: int) -> None:
+        self.images = torch.randint(0, 255, (n, 28, 28), dtype=torch.uint8)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        image = Image.fromarray(self.images[i].numpy(), mode="L")
+        array = torch.from_numpy(np.asarray(image, dtype=np.float32)).div_(255)
+        return array.sub_(0.1307).div_(0.3081).unsqueeze(0), i % 10
+
+
+class Photographs(Dataset[Any]):
+    """A JPEG of 500 x 375 decoded and scaled to 224: what a sample of ImageNet costs."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        noise = np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(noise).resize((500, 375)).save(buffer, "JPEG", quality=90)
+        self.file = buffer.getvalue()
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        image = Image.open(io.BytesIO(self.file)).convert("RGB").resize((224, 224))
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
 def loaders() -> dict[str, DataLoader[Any]]:
     """The loaders measured, by name: what one batch costs spans two orders of magnitude."""
     tiny = TensorDataset(torch.rand(25_600, 8))
     return {
+        "1 worker, MNIST, 64 a batch": DataLoader(Digits(12_800), batch_size=64, num_workers=1),
+        "1 worker, JPEG, 32 a batch": DataLoader(Photographs(320), batch_size=32, num_workers=1),
         "1 worker, 32 samples of 1 ms": DataLoader(Decoding(1280), batch_size=32, num_workers=1),
         "0 workers, 32 samples of 1 ms": DataLoader(Decoding(640), batch_size=32),
         "1 worker, 4 samples of 1 ms": DataLoader(Decoding(640), batch_size=4, num_workers=1),
@@ -94,46 +135,52 @@ class _Sink:
 
 
 class _Nothing(Dataset[int]):
-    def __init__(self, spin: int) -> None:
-        self.spin = spin
+    """Counts bytes: compiled work, which runs as fast in one epoch as in the next."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self.data = bytes(n_bytes)
 
     def __len__(self) -> int:
         return 1 << 20
 
     def __getitem__(self, i: int) -> int:
-        for _ in range(self.spin):
-            pass
-        return i
+        return i + self.data.count(b"x")
 
 
 def _first(samples: list[int]) -> int:
     return samples[0]
 
 
-def loop_cpu_ns(loop: Any, n_batches: int, batch_size: int, spin: int) -> float:
-    """CPU time of the calling thread for one batch through a worker loop."""
+def loop_cpu_ns(loop: Any, n_batches: int, batch_size: int, n_bytes: int) -> float:
+    """CPU time of the calling thread for one epoch of a worker loop."""
     done = threading.Event()
     indices = _Indices(n_batches, batch_size, done)
     began = time.thread_time_ns()
-    loop(
-        0, [_Nothing(spin)], indices, _Sink(), done, True, _first, False, 1, None, 0, 1, False, None
-    )
-    return (time.thread_time_ns() - began) / n_batches
+    data = _Nothing(n_bytes)
+    loop(0, [data], indices, _Sink(), done, True, _first, False, 1, None, 0, 1, False, None)
+    return time.thread_time_ns() - began
 
 
-def hook_ratio(n_rounds: int, batch_size: int, spin: int, n_batches: int) -> Ratio:
-    """CPU time of torch's worker loop, recorded / unrecorded."""
+def hook_cost(
+    n_rounds: int, batch_size: int, n_bytes: int, n_batches: int
+) -> tuple[Ratio, float, float]:
+    """One batch through torch's worker loop: recorded / unrecorded, and both in us (medians)."""
     plain_loop = torch_worker._worker_loop
-    ratios = []
+    lengths = (n_batches // 5, n_batches)
+    recorded, unrecorded = [], []
     for _ in range(n_rounds):
         took = {}
-        for recorded in random.sample((False, True), 2):
+        order = [(wanted, n) for wanted in (False, True) for n in lengths]
+        for wanted, n in random.sample(order, len(order)):
             with tempfile.TemporaryDirectory() as folder:
-                loop = worker.RecordedLoop(plain_loop, folder, serial=1) if recorded else plain_loop
-                took[recorded] = loop_cpu_ns(loop, n_batches, batch_size, spin)
+                loop = worker.RecordedLoop(plain_loop, folder, serial=1) if wanted else plain_loop
+                took[wanted, n] = loop_cpu_ns(loop, n, batch_size, n_bytes)
                 fetch_clock.remove_clocks()
-        ratios.append(took[True] / took[False])
-    return median_ratio(ratios)
+        short, long = lengths
+        for wanted, column in ((True, recorded), (False, unrecorded)):
+            column.append((took[wanted, long] - took[wanted, short]) / (long - short) / 1000)
+    ratio = median_ratio([a / b for a, b in zip(recorded, unrecorded, strict=True)])
+    return ratio, statistics.median(recorded), statistics.median(unrecorded)
 
 
 @dataclass(frozen=True)
@@ -194,16 +241,24 @@ def overhead(source: DataLoader[Any], n_rounds: int) -> tuple[Ratio, Ratio]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
-    n_rounds = parser.parse_args().rounds
+    parser.add_argument("--only", default="", help="loaders whose name holds this")
+    options = parser.parse_args()
     torch.set_num_threads(1)
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
     print("recorded / unrecorded, median and 95 % interval")
-    for batch_size, spin, n_batches in ((1, 3_000, 2000), (32, 3_000, 100), (32, 60_000, 6)):
-        us = loop_cpu_ns(torch_worker._worker_loop, n_batches, batch_size, spin) / 1000
-        ratio = hook_ratio(n_rounds, batch_size, spin, n_batches)
-        print(f"hooks alone, {batch_size:2d} samples, {us:8.0f} us a batch: CPU {ratio}")
+    # Samples of 60, 100 and 5000 us where a byte takes 0.3 ns.
+    work = ((1, 200_000, 2000), (64, 350_000, 100), (32, 17_000_000, 6))
+    for batch_size, n_bytes, n_batches in work if not options.only else ():
+        ratio, ours, plain = hook_cost(options.rounds, batch_size, n_bytes, n_batches)
+        print(
+            f"hooks alone, {batch_size:2d} samples: CPU {ratio}, "
+            f"{ours - plain:.1f} us more than {plain:.0f} us a batch"
+        )
     for name, source in loaders().items():
-        wall, cpu = overhead(source, n_rounds)
-        print(f"{name:38s} wall {wall}, CPU {cpu}")
+        if options.only in name:
+            wall, cpu = overhead(source, options.rounds)
+            print(f"{name:38s} wall {wall}, CPU {cpu}")
+    print(f"load average {os.getloadavg()[0]:.1f}")
 
 
 if __name__ == "__main__":

@@ -27,9 +27,10 @@ from loaderdoctor.instrument.record_file import Kind, RecordWriter
 
 INTERVAL_S: Final = 0.010
 MAX_INTERVAL_S: Final = 0.100
-# A look costs 20-60 µs of CPU (benchmarks/worker_overhead.py) and the watched thread about as much
-# again to hand over the GIL; the interval grows until looking takes no more than this share.
-MAX_OWN_SHARE: Final = 0.002
+# A look costs 20-60 µs of CPU (benchmarks/worker_overhead.py) and the watched thread two to four
+# times as much, to hand over the GIL and get its caches back; the interval grows until looking
+# itself takes no more than this share.
+MAX_OWN_SHARE: Final = 0.001
 # Shares of lines are good to 5 points after 100 looks; each doubling of the looks from there on
 # doubles the interval, so that a long run pays ever less.
 LOOKS_AT_FULL_RATE: Final = 100

@@ -111,8 +111,8 @@ def _diagnose(
             report = run.diagnosis.report()
             try:
                 write_run(folder, run.diagnosis, report, at=began)
-            except RunError:
-                # A full disk: what was measured is shown, though it can't be kept.
+            except Exception:
+                # A full disk, or a fault of ours: what was measured is shown all the same.
                 deliver(report, json_target=options.json_target, folder=None)
                 raise
             deliver(report, json_target=options.json_target, folder=folder.path)

@@ -138,8 +138,8 @@ def sweep(options: SweepOptions) -> int:
             write_html(report, folder, extras)
             if not write_plots(report, folder):
                 errors.print(NO_PLOTS, style="dim", highlight=False)
-        except RunError:
-            # A full disk: what was measured is shown, though it can't be kept.
+        except Exception:
+            # A full disk, or a fault of ours: what was measured is shown all the same.
             deliver(report, json_target=options.json_target, folder=None)
             raise
         deliver(report, json_target=options.json_target, folder=folder.path)

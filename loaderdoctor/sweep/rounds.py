@@ -373,7 +373,9 @@ class Sweep:
         return min(1.0, share * scale) * self._options.budget_s
 
     def _left_s(self, share: float) -> float:
-        return self._began + self._end_s(share) - self._clock()
+        # Starting the script again is no measuring.
+        spent_s = self._clock() - self._began - self._visits.reopening_s
+        return self._end_s(share) - spent_s
 
     def _note_short_budget(self, what: str) -> None:
         text = f"{what}: give a larger --budget, or fewer values in --grid"

@@ -52,6 +52,7 @@ class Visits:
         fresh: FreshBench | None = None,
     ) -> None:
         self.bench = bench
+        self.reopening_s = 0.0  # spent on starting the script again
         self._fresh = fresh
         self._options = options
         self._outcome = outcome
@@ -204,7 +205,9 @@ class Visits:
             if self._reopen is None or trial is None:
                 where = "" if trial is None else f"trial {trial.index}: "
                 raise SweepOverError(f"{where}{died.rstrip('.')}. {RERUN}")
+            began = self._clock()
             self.bench = self._reopen()
+            self.reopening_s += self._clock() - began
             return None
         if trial is not None and done.status in ("failed", "skipped"):
             reason = done.reason or "no reason given"

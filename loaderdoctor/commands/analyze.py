@@ -18,6 +18,7 @@ from loaderdoctor.commands.output import (
     exit_code,
     share_rules,
 )
+from loaderdoctor.commands.progress import progress
 from loaderdoctor.commands.trace_readers import EngineName, trace_reader
 from loaderdoctor.errors import UsageError
 from loaderdoctor.facts import TraceFacts
@@ -114,7 +115,8 @@ def report_of_job(target: str, job: Job) -> tuple[Report, Path]:
 
 
 def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...], memory: int) -> int:
-    attributed = attribute(read_trace(path, max_memory_bytes=memory))
+    with progress(f"Reading {path.name}") as told:
+        attributed = attribute(read_trace(path, max_memory_bytes=memory, on_share=told))
     malformed = attributed.trace.n_dropped_events
     report = report_of_facts(str(path), facts_of(attributed), _malformed(malformed))
     return _deliver(path, attributed, report, options, rules)
@@ -126,7 +128,8 @@ def _job(
     report, slow = report_of_job(target, job)
     attributed = None
     if options.output is not None or options.tensorboard is not None:
-        attributed = attribute(read_trace(slow, max_memory_bytes=memory))
+        with progress(f"Reading {slow.name}") as told:
+            attributed = attribute(read_trace(slow, max_memory_bytes=memory, on_share=told))
     return _deliver(slow, attributed, report, options, rules)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from loaderdoctor.attribution.trace_facts import Attributed
 from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.commands.pictures import extras_of_trace
+from loaderdoctor.commands.progress import progress
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.report.captures import Overlay, worker_name, write_capture
 from loaderdoctor.report.console import console_text
@@ -40,15 +41,18 @@ def write_files(
         text = console_text(report, folder=folder)
         run.write_report(report, text)
         write_html(report, run, extras_of_trace(attributed))
-        write_capture(run, BASELINE, path, at_ns=at_ns, overlay=added)
+        with progress("Writing traces") as told:
+            write_capture(run, BASELINE, path, at_ns=at_ns, overlay=added, on_share=told)
         write_scalars(report, run.tensorboard, console_text=text, at=at)
     if tensorboard is not None:
         capture = _new_capture(tensorboard, path)
-        write_plugin_trace(
-            path,
-            capture / f"{worker_name()}.{at_ns}.pt.trace.json.gz",
-            extra_waits=added.waits_outside_next,
-        )
+        with progress("Writing for TensorBoard") as told:
+            write_plugin_trace(
+                path,
+                capture / f"{worker_name()}.{at_ns}.pt.trace.json.gz",
+                extra_waits=added.waits_outside_next,
+                on_share=told,
+            )
     return folder
 
 

@@ -12,6 +12,7 @@ from loaderdoctor.attribution.tracks import Tracks
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.perfetto import StepShares, write_perfetto_trace
 from loaderdoctor.report.tensorboard import Wait, write_plugin_trace
+from loaderdoctor.trace.source import OnShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +50,13 @@ def write_capture(
     at_ns: int,
     overlay: Overlay | None = None,
     rank: int | None = None,
+    on_share: OnShare | None = None,
 ) -> Path:
     """Both files of one capture in the run folder; the plugin's is returned.
 
     `run` is the capture's name in TensorBoard, `at_ns` when it was taken, since the epoch. Captures
-    of several ranks share a run, where the plugin shows them side by side.
+    of several ranks share a run, where the plugin shows them side by side. `on_share` is told how
+    much is written (0…1).
     Raises TraceError where `source` is no trace, RunError where a file can't be written.
     """
     added = overlay or Overlay()
@@ -64,15 +67,27 @@ def write_capture(
         exposed_waits=added.exposed_waits,
         step_shares=added.step_shares,
         end_us=added.end_us,
+        on_share=_half(on_share, 0.0),
     )
     target = folder.plugin_trace(run, worker=worker_name(rank or 0), at_ns=at_ns)
-    write_plugin_trace(source, target, extra_waits=added.waits_outside_next, lanes=added.lanes)
+    write_plugin_trace(
+        source,
+        target,
+        extra_waits=added.waits_outside_next,
+        lanes=added.lanes,
+        on_share=_half(on_share, 0.5),
+    )
     return target
 
 
 def worker_name(rank: int = 0) -> str:
     """The plugin groups workers of a name `<host>_<number>` by host."""
     return f"{platform.node()}_{rank}"
+
+
+def _half(on_share: OnShare | None, begin: float) -> OnShare | None:
+    """Tells of one of two files as a part of both."""
+    return None if on_share is None else lambda share: on_share(begin + share / 2)
 
 
 def _number(text: str) -> int | None:

@@ -15,7 +15,8 @@ import msgspec
 
 from loaderdoctor.report.crossing import without_crossing
 from loaderdoctor.report.files import atomic_writer
-from loaderdoctor.report.raw_trace import gzip_writer, read_raw, write_raw
+from loaderdoctor.report.raw_trace import gzip_writer, read_raw, write_raw, written_of
+from loaderdoctor.trace.source import OnShare
 
 # A process of its own for our tracks: above any pid Linux gives out (PID_MAX_LIMIT is 2**22), so
 # that it meets neither a process nor a device of the trace, and below the ids Perfetto reserves.
@@ -40,6 +41,7 @@ def write_perfetto_trace(
     exposed_waits: Sequence[tuple[float, float]] = (),
     step_shares: Sequence[StepShares] = (),
     end_us: float | None = None,
+    on_share: OnShare | None = None,
 ) -> int:
     """Write `source` with our tracks to `target` (.json.gz); the number of events written.
 
@@ -52,7 +54,8 @@ def write_perfetto_trace(
     events += map(msgspec.json.encode, lanes)
     events += map(msgspec.json.encode, own_tracks(exposed_waits, step_shares, end_us))
     with atomic_writer(target) as out, gzip_writer(out) as packed:
-        return write_raw(packed, raw.metadata, without_crossing(events))
+        told = written_of(len(events), on_share)
+        return write_raw(packed, raw.metadata, without_crossing(events), on_written=told)
 
 
 def own_tracks(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import BinaryIO, Protocol
 import msgspec
 
 from loaderdoctor.errors import TraceError
-from loaderdoctor.trace.source import DEFAULT_MAX_BYTES, EXPORT_AGAIN, blocks
+from loaderdoctor.trace.source import DEFAULT_MAX_BYTES, EXPORT_AGAIN, OnShare, blocks
 
 # Kineto writes names unescaped and some numbers as C prints them, so old traces hold raw control
 # bytes, lone backslashes (Windows paths) and nan, inf or N/A. Only a file that does not parse
@@ -65,9 +65,16 @@ def read_raw(source: Path) -> RawTrace:
 
 
 def write_raw(
-    out: Sink, metadata: dict[str, msgspec.Raw], events: Iterable[msgspec.Raw | bytes]
+    out: Sink,
+    metadata: dict[str, msgspec.Raw],
+    events: Iterable[msgspec.Raw | bytes],
+    *,
+    on_written: Callable[[int], None] | None = None,
 ) -> int:
-    """Write a trace as JSON, metadata first and the events' bracket last; the number of events."""
+    """Write a trace as JSON, metadata first and the events' bracket last; the number of events.
+
+    `on_written` is told the number written so far, now and then.
+    """
     out.write(b"{")
     for key, value in metadata.items():
         out.write(msgspec.json.encode(key) + b": " + bytes(value) + b",\n")
@@ -80,11 +87,20 @@ def write_raw(
             out.write((b",\n" if n_events else b"") + b",\n".join(block))
             n_events += len(block)
             block.clear()
+            if on_written is not None:
+                on_written(n_events)
     if block:
         out.write((b",\n" if n_events else b"") + b",\n".join(block))
         n_events += len(block)
     out.write(b"\n]}\n")
     return n_events
+
+
+def written_of(n_events: int, on_share: OnShare | None) -> Callable[[int], None] | None:
+    """What tells `on_share` the share (0…1) of that many events, for `write_raw`."""
+    if on_share is None:
+        return None
+    return lambda n_written: on_share(min(1.0, n_written / n_events))
 
 
 def gzip_writer(out: BinaryIO) -> gzip.GzipFile:

@@ -19,7 +19,14 @@ import msgspec
 
 from loaderdoctor.errors import UsageError
 from loaderdoctor.report.files import atomic_writer
-from loaderdoctor.report.raw_trace import RawTrace, gzip_writer, read_raw, write_raw
+from loaderdoctor.report.raw_trace import (
+    RawTrace,
+    gzip_writer,
+    read_raw,
+    write_raw,
+    written_of,
+)
+from loaderdoctor.trace.source import OnShare
 
 # (start, duration, pid, tid): microseconds on the file's own clock.
 Wait = tuple[float, float, int, int]
@@ -77,6 +84,7 @@ def write_plugin_trace(
     *,
     extra_waits: Sequence[Wait] = (),
     lanes: Sequence[Mapping[str, Any]] = (),
+    on_share: OnShare | None = None,
 ) -> PluginTrace:
     """Write `source`, any torch.profiler trace, to `target` as the plugin understands it.
 
@@ -91,7 +99,12 @@ def write_plugin_trace(
     raw = read_raw(source)
     dialect = _Dialect(waits=extra_waits)
     with atomic_writer(target) as out, gzip_writer(out) as packed:
-        n_events = write_raw(packed, raw.metadata, _rewritten(raw, dialect, lanes))
+        n_events = write_raw(
+            packed,
+            raw.metadata,
+            _rewritten(raw, dialect, lanes),
+            on_written=written_of(len(raw.events), on_share),
+        )
     return PluginTrace(n_events=n_events, n_steps=dialect.n_steps, n_dropped=dialect.n_dropped)
 
 
@@ -135,16 +148,23 @@ class _Dialect:
             except msgspec.DecodeError:
                 self.n_dropped += 1
                 return None
-        if event.ph != "X":
-            return text if event.name is not None else _changed(text, name="")
-        return self._span(event, text)
+        try:
+            if event.ph != "X":
+                return text if event.name is not None else _changed(text, name="")
+            return self._span(event, text)
+        except msgspec.DecodeError:  # in a field that we don't look at
+            self.n_dropped += 1
+            return None
 
     def held_back(self) -> Iterator[msgspec.Raw | bytes]:
         """DataLoader spans, once the training thread is known, and the added waits."""
         for thread, text in self._batches:
             # Batches fetched by another thread (a background prefetcher) are no wait of the loop.
             waited = thread in self._step_threads or not self._step_threads
-            yield _changed(text, cat="cpu_op") if waited else _changed(text, cat="user_annotation")
+            try:
+                yield _changed(text, cat="cpu_op" if waited else "user_annotation")
+            except msgspec.DecodeError:
+                self.n_dropped += 1
         for start, duration, pid, tid in self.waits:
             for a, b in nested(start, start + duration, self._spans[pid, tid]):
                 # Not rounded: start + duration must be the very double that a span it touches ends
@@ -178,7 +198,7 @@ class _Dialect:
         )
         if isinstance(external_id, int):
             self._last_id = max(self._last_id, external_id)
-        thread = (event.pid, event.tid)
+        thread = (_plain(event.pid), _plain(event.tid))
         if thread in self._spans:
             self._spans[thread].append((event.ts, event.ts + (event.dur or 0.0)))
 
@@ -227,5 +247,11 @@ def _changed(text: msgspec.Raw | bytes, **changes: Any) -> bytes:
     extra_args = changes.pop("args", None)
     event.update(changes)
     if extra_args:
-        event["args"] = {**(event.get("args") or {}), **extra_args}
+        args = event.get("args")
+        event["args"] = {**(args if isinstance(args, dict) else {}), **extra_args}
     return _encode(event)
+
+
+def _plain(identity: Any) -> Any:
+    """A process or thread id; None for what can't be one (a list)."""
+    return identity if isinstance(identity, int | float | str) else None

@@ -65,10 +65,11 @@ class Parts:
         cuts = tuple(cut for cut in found if cut is not None)
         return cls(path, max_bytes, cuts, memory) if len(cuts) == len(found) else None
 
-    def blocks(self) -> Generator[bytes]:
+    def blocks(self, on_share: source.OnShare | None = None) -> Generator[bytes]:
         """Text of the first part, then of what follows the last one's list of events.
 
-        Meanwhile other processes read the other parts; where one fails, all the text.
+        Meanwhile other processes read the other parts; where one fails, all the text. `on_share`
+        is told how much of the first part has been read: the others take about as long.
         """
         n_left = self.cuts[0]
         readers: list[_Reader] = []
@@ -77,7 +78,9 @@ class Parts:
             for start, end in zip(self.cuts, (*self.cuts[1:], None), strict=True):
                 with suppress(OSError):  # no more processes allowed
                     readers.append(_Reader(self.path, start, end, memory))
-            with closing(source.blocks(self.path, self.max_bytes)) as text:
+            with closing(
+                source.blocks(self.path, self.max_bytes, on_share=on_share, of_bytes=n_left)
+            ) as text:
                 for block in text:
                     if len(block) >= n_left:
                         break

@@ -18,7 +18,7 @@ from loaderdoctor.trace.columns import Device, Trace
 from loaderdoctor.trace.memory import MemoryLimit
 from loaderdoctor.trace.parts import Parts
 from loaderdoctor.trace.rows import Rows
-from loaderdoctor.trace.source import DEFAULT_MAX_BYTES, blocks
+from loaderdoctor.trace.source import DEFAULT_MAX_BYTES, OnShare, blocks
 from loaderdoctor.trace.wire import decode_leniently, decode_strictly, printable
 
 # 61 bytes each, twice that while they are sorted: 6 GB. A gzip file of a few megabytes can hold as
@@ -39,12 +39,14 @@ def read_trace(
     max_bytes: int | None = None,
     in_parts: bool = True,
     max_memory_bytes: int | None = None,
+    on_share: OnShare | None = None,
 ) -> Trace:
     """The trace in a .json or .json.gz file (recognised by content), of any device or of none.
 
     `max_bytes` bounds the text after decompression (None: 8 GiB), `max_memory_bytes` what the
     trace and its analysis will take (None: 50 million spans, whatever they take). Without
-    `in_parts` no process is started: for callers that read several traces at a time. Raises
+    `in_parts` no process is started: for callers that read several traces at a time. `on_share` is
+    told now and then how much of the file has been read (0…1). Raises
     TraceError, whose one line says what is wrong with which file, for everything that is not a
     whole trace.
     """
@@ -52,8 +54,8 @@ def read_trace(
     memory = MemoryLimit(max_memory_bytes)
     if in_parts and (parts := Parts.of(path, limit, memory)):
         with suppress(TraceError):  # of the whole, read below, positions and reasons are exact
-            return _read(path, parts.blocks(), parts, memory)
-    return _read(path, blocks(path, limit), None, memory)
+            return _read(path, parts.blocks(on_share), parts, memory)
+    return _read(path, blocks(path, limit, on_share=on_share), None, memory)
 
 
 def _read(path: Path, text: Generator[bytes], parts: Parts | None, memory: MemoryLimit) -> Trace:

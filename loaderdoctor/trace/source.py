@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -28,9 +29,20 @@ DEFAULT_MAX_BYTES = 8 << 30
 EXPORT_AGAIN = "Export the trace again, or copy it again."
 
 
-def blocks(path: Path, max_bytes: int) -> Generator[bytes]:
+OnShare = Callable[[float], None]  # told how much is done, 0…1
+
+
+def blocks(
+    path: Path,
+    max_bytes: int,
+    *,
+    on_share: OnShare | None = None,
+    of_bytes: int | None = None,
+) -> Generator[bytes]:
     """Blocks of the file's text; gzip is recognised by its first bytes, whatever the name.
 
+    `on_share` is told before each block how much of the file has been read (of its first
+    `of_bytes`, where given); of a pipe nobody knows, and it is told nothing.
     Raises TraceError: missing, a folder, unreadable, empty, damaged gzip, or over `max_bytes`.
     """
     try:
@@ -44,8 +56,11 @@ def blocks(path: Path, max_bytes: int) -> Generator[bytes]:
     n_bytes = 0
     # Opened once and never sought in, so that a pipe will do.
     with file, closing(_unpacked(path, file) if is_gzip(path, file) else _plain(path, file)) as it:
+        size = (of_bytes or os.fstat(file.fileno()).st_size) if on_share is not None else 0
         for block in it:
             n_bytes += len(block)
+            if size and on_share is not None:
+                on_share(min(1.0, file.tell() / size))
             if n_bytes > max_bytes:
                 raise TraceError(
                     f"{path}: holds more than {megabytes(max_bytes)} of text, the limit for one "

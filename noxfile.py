@@ -62,6 +62,7 @@ def bench(session: nox.Session) -> None:
     """Print the speed and overhead tables (minutes; the machine should be idle)."""
     for script in ("analyze", "hook_overhead", "worker_overhead"):
         session.run("python", f"benchmarks/{script}.py", env=ONE_THREAD)
+    session.run("python", "benchmarks/job.py", "--engines", "local", env=ONE_THREAD)
 
 
 @nox.session

@@ -169,6 +169,22 @@ def test_loader_classes_with_an_iter_of_their_own_are_measured(script: str, tmp_
 
 
 @slow
+@pytest.mark.parametrize("how", ["forever", "moved", "stream"])
+def test_a_loader_behind_a_generator_or_without_end_is_the_step(how: str, tmp_path: Path) -> None:
+    done = diagnose(SHAPES / "generators.py", how, cwd=tmp_path)
+    said = done.said
+    assert (said.verdict.bound, said.verdict.severity) == ("input", "high"), done.summary
+    assert "loader-in-main-process" in done.kinds, done.summary
+    assert "internal-error" not in done.warnings, done.warnings
+    (loader,) = said.loaders
+    assert loader.id.startswith("generators.py:")
+    assert said.step.definition.startswith(f"one batch of {loader.id} (which feeds ")
+    assert said.step.steps_per_epoch == (None if how == "stream" else 100)
+    # Each worker would read the whole stream again; elsewhere workers are tried if time is left.
+    assert ("num_workers" in {w.setting for w in said.withheld}) is (how == "stream")
+
+
+@slow
 @pytest.mark.parametrize("kind", ["object", "dict", "list"])
 def test_batches_may_be_anything(kind: str, tmp_path: Path) -> None:
     done = diagnose(SHAPES / "batch_kinds.py", kind, cwd=tmp_path)
@@ -190,12 +206,12 @@ def test_the_profiler_of_the_script_is_left_alone(tmp_path: Path) -> None:
 
 
 @slow
-def test_ranks_that_a_script_spawns_are_said_not_to_be_measured(tmp_path: Path) -> None:
+def test_ranks_that_a_script_spawns_are_all_measured(tmp_path: Path) -> None:
     done = diagnose(SHAPES / "spawns_ranks.py", cwd=tmp_path)
-    assert done.code == 1
-    assert done.report is None
-    assert "no torch DataLoader was iterated" in done.stderr
-    assert "starts other processes that train" in done.stderr
+    assert done.code == 0, done.stderr
+    assert done.said.verdict.bound == "input", done.summary
+    assert [rank.rank for rank in done.said.ranks] == [0, 1]
+    assert "ranks-missing" not in done.warnings, done.warnings
 
 
 def test_a_script_without_a_loader_is_told_so(tmp_path: Path) -> None:

@@ -35,23 +35,27 @@ def progress(
     if not shown.is_terminal:
         yield None
         return
-    with Live(console=shown, transient=True, auto_refresh=False) as live:
-        began_s = drawn_s = clock()
+    live = Live(console=shown, transient=True, auto_refresh=False)
+    began_s = drawn_s = clock()
 
-        def told(share: float) -> None:
-            nonlocal drawn_s
-            now_s = clock()
-            if now_s - began_s < _SILENT_S or now_s - drawn_s < _EVERY_S:
-                return
-            drawn_s = now_s
-            row = Table.grid(padding=(0, 2))
-            row.add_column(no_wrap=True, overflow="ellipsis")
-            row.add_column()
-            row.add_column(no_wrap=True)
-            left_s = (now_s - began_s) * (1.0 - share) / share if share > 0 else None
-            left = fmt.time_left(left_s) if left_s is not None else ""
-            bar = ProgressBar(total=1.0, completed=share, width=_BAR_WIDTH)
-            row.add_row(fmt.plain(what), bar, Text(left, style="dim"))
-            live.update(row, refresh=True)
+    def told(share: float) -> None:
+        nonlocal drawn_s
+        now_s = clock()
+        if now_s - began_s < _SILENT_S or now_s - drawn_s < _EVERY_S:
+            return
+        drawn_s = now_s
+        live.start()
+        row = Table.grid(padding=(0, 2))
+        row.add_column(no_wrap=True, overflow="ellipsis")
+        row.add_column()
+        row.add_column(no_wrap=True)
+        left_s = (now_s - began_s) * (1.0 - share) / share if share > 0 else None
+        left = fmt.time_left(left_s) if left_s is not None else ""
+        bar = ProgressBar(total=1.0, completed=share, width=_BAR_WIDTH)
+        row.add_row(fmt.plain(what), bar, Text(left, style="dim"))
+        live.update(row, refresh=True)
 
+    try:
         yield told
+    finally:
+        live.stop()

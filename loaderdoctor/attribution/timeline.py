@@ -24,7 +24,7 @@ from loaderdoctor.trace.columns import Category
 
 NS_PER_MS = 1e6
 # More spans of one row are thinner than a pixel: those with the smallest gaps are joined.
-MAX_SPANS = 1200
+MAX_SPANS = 700
 MAX_WORKER_ROWS = 8
 # Steps this close to the median are alike: device step times repeat within about 1 %.
 TYPICAL_WITHIN = 0.02
@@ -83,7 +83,7 @@ def step_timelines(
     if not steps.n_steps:
         return ()
     length = steps.end_ns - steps.start_ns
-    off = np.abs(length / np.median(length) - 1.0)
+    off = np.abs(length / max(float(np.median(length)), 1.0) - 1.0)  # steps may be empty
     # The first that comes close: towards the end of a trace a host far ahead only waits.
     typical = int(np.flatnonzero(off <= max(TYPICAL_WITHIN, off.min()))[0])
     slowest = int(length.argmax())

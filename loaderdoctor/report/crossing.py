@@ -9,7 +9,6 @@ of the arrows to a moved span; `args.stream` still names the stream.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -69,7 +68,7 @@ def crossing(events: Sequence[Text]) -> Moved:
         event = _read(text)
         if event is None:
             continue
-        if event.ph == "X" and event.ts is not None and math.isfinite(event.ts):
+        if event.ph == "X" and event.ts is not None and _shown(event.ts, event.dur or 0.0):
             start, length = _ns(event.ts), _ns(event.dur or 0.0)
             here = rows.setdefault((event.pid, event.tid), [])
             here.append((start, -length, index, event.ts))  # sorts the longer of two first
@@ -139,6 +138,11 @@ def _fits(ends: list[int], start: int, end: int) -> bool:
     while ends and ends[-1] <= start:
         ends.pop()
     return not ends or end <= ends[-1]
+
+
+def _shown(*times_us: float) -> bool:
+    """Whether Perfetto can show these: within the 64 bits of its nanoseconds, and finite."""
+    return all(abs(us) < 9e15 for us in times_us)
 
 
 def _ns(us: float) -> int:

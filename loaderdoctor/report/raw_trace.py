@@ -26,6 +26,12 @@ _CONTROL_TO_SPACE = bytes(range(256)).translate(
     bytes.maketrans(bytes(range(32)), b" " * 32),
 )
 _NO_NUMBER = re.compile(rb"([:\[,]\s*)(?:-?nan|-?inf(?:inity)?|N/A)(?=\s*[,}\]])", re.IGNORECASE)
+# Half of a pair of escapes for one character, which no text can hold; `\\` and whole pairs stay.
+_HALF_PAIR = re.compile(
+    rb"(\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
+_BOM = b"\xef\xbb\xbf"
 _ESCAPE = re.compile(rb'\\(["\\/bfnrtu])?')
 # Level 1 packs a trace 8-10x at twice the speed of the default level 9 gains 20 %.
 GZIP_LEVEL = 1
@@ -113,6 +119,8 @@ def _text(source: Path) -> bytearray:
     with closing(blocks(source, DEFAULT_MAX_BYTES)) as parts:
         for part in parts:
             text += part
+    if text.startswith(_BOM):
+        del text[: len(_BOM)]
     return text
 
 
@@ -128,4 +136,5 @@ def _split(text: bytes | bytearray) -> RawTrace:
 
 def _repaired(text: bytearray) -> bytes:
     plain = _NO_NUMBER.sub(rb"\1null", text.translate(_CONTROL_TO_SPACE))
-    return _ESCAPE.sub(lambda m: m.group(0) if m.group(1) else rb"\\", plain)
+    plain = _ESCAPE.sub(lambda m: m.group(0) if m.group(1) else rb"\\", plain)
+    return _HALF_PAIR.sub(lambda m: m.group(1) or rb"\ufffd", plain)

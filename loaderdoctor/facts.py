@@ -156,6 +156,8 @@ class AblationFacts:
     n_rounds: int
     reason: str | None = None  # why a part is missing
     by_loader_ms: tuple[tuple[str, Estimate], ...] = ()  # each loader alone, where several
+    # Of input_ms, what other processes may account for, since the CPUs were full; else None.
+    contended_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from loaderdoctor.attribution.contention import allow_for_contention
 from loaderdoctor.attribution.shares import Hidden, Shares
 from loaderdoctor.facts import (
     AblationFacts,
@@ -151,6 +152,8 @@ def facts_of_run(
     compute: ComputeRecord | None = None,
 ) -> Facts:
     """Everything known about one run, with the best shares and the profiler's overhead."""
+    usable_cpus = environment.usable_cpus if environment is not None else None
+    ablation = allow_for_contention(ablation, step, usable_cpus)
     ordered = tuple(sorted(loaders, key=lambda x: x.role != "train"))
     return Facts(
         command=command,

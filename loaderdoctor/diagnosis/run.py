@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from loaderdoctor.attribution.contention import core_contention
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
@@ -177,6 +178,9 @@ class Diagnosis:
                 *(("evidence-missing", text) for text in (*analysis.problems, *self.problems)),
             ]
         )
+        ablation = analysis.facts.ablation
+        if ablation is not None and ablation.contended_ms:
+            said[("core-contention", core_contention(ablation))] = None
         if self.history is not None and self.history.reason is not None:
             said[("memory-history", self.history.reason)] = None
         missing = self._not_measured()

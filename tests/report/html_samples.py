@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from random import Random
+from typing import Any, Literal
 
 import msgspec
 
-from loaderdoctor.attribution.series import SampleTimes, WaitSeries
-from loaderdoctor.attribution.timeline import StepTimeline, Strip, TimelineRow
+from loaderdoctor.attribution.series import MAX_BATCHES, SampleTimes, WaitSeries
+from loaderdoctor.attribution.timeline import (
+    MAX_SPANS,
+    MAX_WORKER_ROWS,
+    Doing,
+    StepTimeline,
+    Strip,
+    TimelineRow,
+)
 from loaderdoctor.report import model
 from loaderdoctor.report.html.extras import HtmlExtras, Prediction, TracedSteps
 from tests.report import samples
@@ -109,3 +118,83 @@ def extras(label: str | None = None) -> HtmlExtras:
             Prediction(label="8 workers", predicted_ms=1.9, measured_ms=1.7, measured_ci_ms=None),
         ),
     )
+
+
+def crowded() -> HtmlExtras:
+    """Every picture at the limits attribution sets, of times as irregular as measured ones."""
+    random = Random(0)
+
+    def spans(n: int, wall_ms: float) -> tuple[tuple[float, float, float], ...]:
+        at = sorted(random.uniform(0, wall_ms) for _ in range(n))
+        return tuple((t, random.uniform(0, wall_ms / n), random.random()) for t in at)
+
+    def step(which: Literal["typical", "slowest"], wall_ms: float) -> StepTimeline:
+        counted: tuple[Doing, ...] = ("input", "compute", "copy", "host")
+        device = ("training thread", "copies", "kernels")
+        return StepTimeline(
+            which=which,
+            number=random.randrange(20),
+            n_steps=20,
+            wall_ms=wall_ms,
+            rows=(
+                TimelineRow(
+                    name="counted as",
+                    strips=tuple(Strip(doing=d, spans=spans(MAX_SPANS, wall_ms)) for d in counted),
+                ),
+                *(
+                    TimelineRow(
+                        name=name,
+                        strips=(Strip(doing="compute", spans=spans(MAX_SPANS, wall_ms)),),
+                    )
+                    for name in device
+                ),
+                *(
+                    TimelineRow(
+                        name=f"worker {i}",
+                        strips=(
+                            Strip(doing="fetch", spans=spans(12, wall_ms)),
+                            Strip(doing="collate", spans=spans(12, wall_ms)),
+                        ),
+                    )
+                    for i in range(MAX_WORKER_ROWS)
+                ),
+            ),
+            n_workers_left_out=7,
+        )
+
+    some = extras()
+    assert some.waits is not None
+    waits = tuple(random.expovariate(0.3) for _ in range(MAX_BATCHES))
+    means = tuple((at, random.uniform(2, 4)) for at in range(0, MAX_BATCHES, 4))
+    return replace(
+        some,
+        traced=(
+            TracedSteps(label="as is", steps=(step("typical", 41.37), step("slowest", 223.9))),
+            TracedSteps(label="8 workers, pinned", steps=(step("typical", 9.618),)),
+        ),
+        waits=replace(some.waits, waits_ms=waits, cycle_means_ms=means),
+        predictions=tuple(
+            Prediction(
+                label=f"{n} workers, prefetch {2 + n % 3}, persistent, pinned, non_blocking",
+                predicted_ms=random.uniform(2, 40),
+                measured_ms=random.uniform(2, 40),
+                measured_ci_ms=(1.71, 44.9),
+            )
+            for n in range(12)
+        ),
+    )
+
+
+def long_sweep(n: int = 60) -> model.Report:
+    """A sweep with a GPU's pictures too, and windows of every trial, all figures irregular."""
+    random = Random(1)
+    report = many_trials(n)
+    trials = tuple(
+        msgspec.structs.replace(
+            trial,
+            step_ms=(trial.step_ms or 1.0) * random.uniform(0.9, 1.1),
+            window_ms=tuple(random.uniform(2, 40) for _ in range(8)),
+        )
+        for trial in report.trials
+    )
+    return msgspec.structs.replace(report, trials=trials, gpu=samples.input_bound().gpu)

@@ -184,6 +184,15 @@ def test_a_page_of_sixty_trials_stays_below_three_megabytes() -> None:
     assert len(html(html_samples.many_trials(60), html_samples.extras()).encode()) < 3_000_000
 
 
+@pytest.mark.slow
+def test_a_long_sweep_with_every_picture_full_stays_below_three_megabytes() -> None:
+    """Irregular figures take more digits; every chart is at the limit attribution sets."""
+    page = html(html_samples.long_sweep(60), html_samples.crowded())
+    assert "could not be drawn" not in page
+    assert page.count("<figure") >= 9
+    assert len(page.encode()) < 3_000_000
+
+
 def test_equal_reports_make_equal_pages() -> None:
     first, second = (html(html_samples.many_trials(5), html_samples.extras()) for _ in range(2))
     assert first == second

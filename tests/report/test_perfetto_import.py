@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch_tb_profiler.profiler.data import RunProfileData
+from torch_tb_profiler.profiler.event_parser import ProfileRole
+from torch_tb_profiler.profiler.run_generator import RunGenerator
 
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.report.captures import Overlay
+from loaderdoctor.report.encode import decode_report
 from loaderdoctor.report.lanes import CATEGORY
 from loaderdoctor.report.perfetto import write_perfetto_trace
 from loaderdoctor.trace.read import read_trace
@@ -108,3 +114,55 @@ def test_lanes_arrows_and_shares_of_a_fresh_trace_arrive(
     # Where another worker's batch came first, only the op that unpacks the awaited one is left.
     assert set(others) - set(into_next) <= {"aten::empty", "aten::set_"}
     assert len(into_next) >= len(others) / 2
+
+
+SCRIPT = """
+import time, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 256
+    def __getitem__(self, i):
+        time.sleep(0.002)
+        return torch.randn(64), i % 10
+
+model = torch.nn.Linear(64, 10)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(1000):
+    for x, y in DataLoader(Slow(), batch_size=16, num_workers=2):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_fresh_diagnosis_arrives_whole_and_the_plugin_agrees_with_it(
+    ui: Perfetto, tmp_path: Path
+) -> None:
+    """The real command, workers started anew each epoch; both files of its profiled window."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "loaderdoctor", "diagnose", "--budget", "20", "--no-verify"]
+    done = subprocess.run(
+        [*command, "--output", str(run), "train.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    check_import(ui, run / "perfetto" / "baseline.json.gz")
+    sql = f"select count(*) as n from slice where category = '{CATEGORY}'"
+    assert ui.number(sql) > 0
+
+    report = decode_report((run / "report.json").read_bytes(), source=run)
+    ours = report.trace_shares or report.shares
+    assert ours is not None
+    assert ours.input is not None
+    (dialect,) = (run / "tensorboard" / "baseline").glob("*.pt.trace.json.gz")
+    data = RunProfileData.parse("worker", "1", str(dialect), str(dialect.parent))
+    RunGenerator("worker", "1", data).generate_run_profile()
+    costs = data.avg_costs.costs
+    assert costs[ProfileRole.DataLoader] / costs[ProfileRole.Total] == pytest.approx(
+        ours.input, abs=0.05
+    )
+    steps = {e["name"] for e in load(dialect)["traceEvents"] if e["name"].startswith("ProfilerSt")}
+    assert {f"ProfilerStep#{name}" for name in data.steps_names} == steps

@@ -143,9 +143,15 @@ def _gunzipped(path: Path, file: BufferedReader) -> Generator[bytes]:
             n_bytes += len(block)
             if block:
                 yield block
-            packed = member.unconsumed_tail or member.unused_data.lstrip(b"\0")
-            packed = packed or file.read(BLOCK_BYTES)
-            if member.eof and packed.strip(b"\0"):
+            if not member.eof:
+                packed = member.unconsumed_tail or file.read(BLOCK_BYTES)
+                continue
+            # At a member's end its `unconsumed_tail` is not to be used: where output was limited it
+            # repeats what is in `unused_data`, for ever. Members may be padded with zeros.
+            packed = member.unused_data.lstrip(b"\0")
+            while not packed and (padded := file.read(BLOCK_BYTES)):
+                packed = padded.lstrip(b"\0")
+            if packed:
                 member = zlib.decompressobj(_GZIP_FORMAT)
     except zlib.error:
         raise TraceError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -127,6 +129,31 @@ def test_damaged_gzip(tmp_path: Path) -> None:
         assert "damaged" in refusal(path)
     path.write_bytes(packed + b"more")
     assert "damaged" in refusal(path)
+
+
+@pytest.mark.parametrize("n_zeros", [1, 600_000])
+@pytest.mark.parametrize("n_members", [1, 2])
+def test_zeros_behind_a_large_member_are_padding(
+    tmp_path: Path, n_zeros: int, n_members: int
+) -> None:
+    """In a process of its own: it once went on for ever."""
+    path = tmp_path / "run.json.gz"
+    text = TRACE.replace('"traceName"', " " * 9_000_000 + '"traceName"').encode()
+    half = len(text) // n_members + 1
+    pieces = [text[at : at + half] for at in range(0, len(text), half)]
+    path.write_bytes(b"".join(gzip.compress(piece, 1) + b"\0" * n_zeros for piece in pieces))
+    code = (
+        "import sys; from pathlib import Path; from loaderdoctor.trace.read import read_trace; "
+        "print(len(read_trace(Path(sys.argv[1])).spans))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout == "200\n"
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])

@@ -74,13 +74,13 @@ class LiveSweep:
         line = headline(progress)
         if line != self._told:
             self._told = line
-            self._console.print(Text(f"{line}, {fmt.time_left(progress.left_s)}"))
+            self._console.print(Text(f"{line}, {_left(progress)}"))
 
     def render(self, progress: Progress) -> Group:
         """The whole display for one state."""
         bar = ProgressBar(total=1.0, completed=progress.done_share, width=_BAR_WIDTH)
         status = Table.grid(padding=(0, 2))
-        status.add_row(bar, headline(progress), Text(fmt.time_left(progress.left_s), style="dim"))
+        status.add_row(bar, headline(progress), Text(_left(progress), style="dim"))
         width, height = self._console.size
         table = trial_table(progress, max_rows=height - _FRAME, width=width)
         return Group(table, status)
@@ -137,3 +137,8 @@ def _own_and_first(trials: list[Trial], n_shown: int) -> list[Trial]:
     first = trials[:n_shown]
     own = next(trial for trial in trials if trial.index == 0)
     return first if own in first else [*first[:-1], own]
+
+
+def _left(progress: Progress) -> str:
+    """Traces promised to every trial may take longer than the budget: no zero is shown then."""
+    return fmt.time_left(progress.left_s) if progress.left_s >= 0.5 else "past the budget"

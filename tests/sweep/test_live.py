@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -60,6 +61,13 @@ def test_the_table_lists_every_trial_with_the_fastest_on_top() -> None:
     assert "2 workers" in first_row
 
 
+def test_no_time_is_left_once_the_budget_is_spent() -> None:
+    _, _, told = swept()
+    spent = replace(told[-1], left_s=0.0)
+    assert "past the budget" in shown(spent)
+    assert "about 12 s left" in shown(replace(spent, left_s=12.3))
+
+
 def test_a_low_terminal_still_shows_the_loops_own_settings() -> None:
     _, _, told = swept()
     table = trial_table(told[-1], max_rows=5)
@@ -87,7 +95,7 @@ def test_a_pipe_gets_one_plain_line_for_each_phase_and_round() -> None:
     assert len(lines) < 30
     assert any(line.startswith("round 1 of") for line in lines)
     assert (
-        len(lines) <= len({line.rpartition(", about")[0] for line in lines}) + 1
+        len(lines) <= len({line.rpartition(", ")[0] for line in lines}) + 1
     )  # "plain" comes twice
 
 

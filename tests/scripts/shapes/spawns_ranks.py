@@ -10,4 +10,4 @@ def train(rank, n_steps):
 
 
 if __name__ == "__main__":
-    mp.spawn(train, args=(20,), nprocs=2)
+    mp.spawn(train, args=(2000,), nprocs=2)

@@ -162,7 +162,7 @@ def gil_contention(facts: Facts) -> Finding | None:
             "training process.",
         )
     share = facts.workers.cpu_share if facts.workers is not None else None
-    if cost is None or not in_background(facts) or num_workers(facts) != 0 or share is None:
+    if cost is None or not _threaded(facts) or num_workers(facts) != 0 or share is None:
         return None
     if share < MIN_GIL_CPU_SHARE:
         return None
@@ -228,7 +228,7 @@ def pin_thread_bound(facts: Facts) -> Finding | None:
 def _loader_thread(facts: Facts) -> str | None:
     """The thread of the training process that does loader work; None where there is none."""
     loader = facts.main_loader
-    if in_background(facts):
+    if _threaded(facts):
         return "the background thread"
     if loader is None:
         return None
@@ -257,3 +257,9 @@ def _oversubscribed(facts: Facts, cost: Cost, what: str, remedy: str, *, n_threa
         advice="Limit library threads: torch.set_num_threads, cv2.setNumThreads(0), "
         "OMP_NUM_THREADS and OPENBLAS_NUM_THREADS.",
     )
+
+
+def _threaded(facts: Facts) -> bool:
+    """Whether a thread of the training process fetches: of a setting tried, or of the user's."""
+    loader = facts.main_loader
+    return in_background(facts) or (loader is not None and loader.in_background)

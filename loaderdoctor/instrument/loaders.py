@@ -53,6 +53,7 @@ class LoaderState:
     left_after: int | None = None  # batches after which the loop left the last pass early
     n_in_pass: int = 0  # batches of the present pass, while none of them was substituted
     teardown_ns: int = 0  # worker shutdown since the last iterator was created
+    in_background: bool = False  # fetched on another thread than the one that trains
     described: list[tuple[TensorRecord, ...]] = field(default_factory=list)
     batch_type: str = ""
 
@@ -109,6 +110,7 @@ class LoaderState:
             batch=self.described[-1] if self.described else (),
             batch_type=self.batch_type,
             shapes_vary=len({tuple(t.shape for t in b) for b in self.described}) > 1,
+            in_background=self.in_background,
         )
 
     def _steps_per_epoch(self) -> int | None:

@@ -186,6 +186,7 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     batch: tuple[TensorRecord, ...] = ()
     batch_type: str = ""
     shapes_vary: bool = False
+    in_background: bool = False  # fetched on another thread than the one that trains
     augmentations: tuple[str, ...] = ()  # transforms of a Compose that may be left out, by name
     safety: SafetyRecord = SafetyRecord()
 

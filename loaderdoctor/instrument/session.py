@@ -264,7 +264,7 @@ class Session:
         if definition is None:
             return None
         for loader in definition.train:
-            loader.role = "train"
+            loader.role, loader.in_background = "train", definition.tick != "fetch"
         self.n_steps = definition.clock.n_fetches
         self.device = training_device(self._optimizer_device)
         if definition.tick != "backward":

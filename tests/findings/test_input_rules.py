@@ -27,6 +27,7 @@ from loaderdoctor.findings.saturated import (
 from loaderdoctor.findings.startup import iterator_recreated, worker_startup_each_epoch
 from loaderdoctor.findings.starved import idle_workers, loader_in_main_process, too_few_workers
 from loaderdoctor.findings.storage import cold_storage, many_small_files, memory_short
+from loaderdoctor.instrument.protocol import LoaderRecord
 from tests.findings.builders import (
     ablation,
     healthy,
@@ -655,10 +656,18 @@ def test_a_pool_that_leaves_cpus_unused_may_grow_past_their_number() -> None:
     assert cpu_saturated_workers(facts) is None
 
 
-def test_a_background_thread_that_burns_cpu_contends_for_the_gil() -> None:
+@pytest.mark.parametrize(
+    "own",
+    [
+        loader(settings={"num_workers": 0, "background": "host"}),
+        loader(settings={"num_workers": 0, "background": None}, in_background=True),
+    ],
+    ids=["a setting tried", "the script's own"],
+)
+def test_a_background_thread_that_burns_cpu_contends_for_the_gil(own: LoaderRecord) -> None:
     facts = with_exposed(
         input_=0.6,
-        loaders=(loader(settings={"num_workers": 0, "background": "host"}),),
+        loaders=(own,),
         workers=workers(n_workers=0, cpu_share=0.98),
     )
     finding = gil_contention(facts)

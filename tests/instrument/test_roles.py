@@ -160,6 +160,7 @@ def test_a_loader_fetched_by_a_background_thread_is_delimited_on_the_training_th
     assert definition.tick == "optimizer"
     assert roles(run) == {"60": "train"}
     assert "background thread" in run.observed.definition
+    assert [x.in_background for x in run.observed.loaders] == [True]
 
 
 def test_a_loader_rebuilt_each_epoch_is_one_loader() -> None:

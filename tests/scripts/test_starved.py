@@ -194,6 +194,22 @@ def test_python_work_in_collate_and_before_forward_are_told_apart(tmp_path: Path
 
 
 @slow
+def test_a_background_thread_that_waits_does_not_fight_for_the_interpreter(tmp_path: Path) -> None:
+    done = diagnose(STARVED / "background.py", cwd=tmp_path, options=["--no-verify"])
+    assert "fetched on a background thread" in done.said.step.definition
+    assert "gil-contention" not in done.kinds, done.summary
+
+
+@slow
+def test_a_sleep_in_the_loop_is_work_between_steps_and_no_loaders_fault(tmp_path: Path) -> None:
+    done = diagnose(STARVED / "sleeps.py", cwd=tmp_path, options=["--with-stack", "--no-verify"])
+    assert (done.said.verdict.bound, done.said.verdict.severity) == ("host", "high"), done.summary
+    assert not done.kinds & LOADER_KINDS, done.summary
+    spot = done.finding("work-between-steps").evidence
+    assert Path(str(spot["file"])).name == "sleeps.py", spot
+
+
+@slow
 def test_a_dataset_that_turns_lists_into_tensors_is_named_by_line(tmp_path: Path) -> None:
     done = starved(diagnose(STARVED / "formats.py", "list", cwd=tmp_path))
     assert "dataset-format-bound" in done.kinds, done.summary

@@ -149,7 +149,7 @@ def test_a_killed_worker_ends_the_loop_as_ever_and_leaves_readable_records(recor
     # (ConnectionError) or an end of the stream (EOFError). Which one is torch's race, not ours.
     assert isinstance(error, (RuntimeError, ConnectionError, EOFError))
     if isinstance(error, RuntimeError):
-        assert "exited unexpectedly" in str(error)
+        assert "exited unexpectedly" in str(error) or "killed by signal" in str(error)
     log = finished(records)
     assert len(log.deliveries) >= 2
     assert any(p.role == "worker" and p.exit_ns is None for p in log.processes)

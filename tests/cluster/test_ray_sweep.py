@@ -77,7 +77,8 @@ def swept(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, **options: Any) -> dict
         "target": ("train_waiting.py",),
         "engine": "ray",
         "grid": ("num_workers=1,2,3,4",),
-        "budget_s": 10.0,
+        "budget_s": 60.0,  # room on a busy machine; one round takes a few seconds of it
+        "rounds": 1,
         "output": Path("run"),
         **options,
     }
@@ -118,7 +119,8 @@ def test_the_command_sweeps_on_a_cluster_and_no_two_loops_run_on_this_machine_at
     done = subprocess.run(
         [
             sys.executable, "-m", "loaderdoctor", "sweep", "--engine", "ray",
-            "--ray-address", nodes.address, "--grid", "num_workers=1,2", "--budget", "15",
+            "--ray-address", nodes.address, "--grid", "num_workers=1,2",
+            "--rounds", "1", "--budget", "60",
             "--output", "run", "--json", "report.json", "train_waiting.py",
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -224,6 +224,8 @@ def _unexplained(facts: Facts) -> tuple[model.ReportWarning, ...]:
     other = facts.share("other")
     if other is None or other <= MAX_OTHER_SHARE:
         return ()
+    if facts.share("compute") is None and facts.share("host") is None:
+        return ()  # no trace: the rest was not recorded, which the shares say themselves
     return (
         model.ReportWarning(
             kind="unexplained-time",

@@ -87,6 +87,12 @@ def test_time_in_no_share_is_reported_as_our_defect() -> None:
     assert "5 %" in warning.text
 
 
+def test_what_was_not_recorded_without_a_trace_is_no_defect() -> None:
+    parts = samples.shares(input=0.1, compute=None, host=None, communication=None, other=0.9)
+    report = samples.verdict("input", "high", facts=samples.facts(shares=parts))
+    assert not report.warnings
+
+
 def test_evidence_of_any_type_becomes_json() -> None:
     finding = Finding(
         kind=Kind.HEAD_OF_LINE_STALL,

@@ -14,6 +14,7 @@ from loaderdoctor.sweep.grid import asked_trials, default_trials
 from loaderdoctor.sweep.outcome import Options, Outcome, Progress
 from loaderdoctor.sweep.rank import Ranking
 from loaderdoctor.sweep.rounds import TRACE_OVERRUN_SHARE, Sweep
+from loaderdoctor.sweep.visits import MEMORY_READINGS, RERUN
 from tests.sweep.simulator import SimulatedBench, Truth, observed
 
 OWN = Truth(step_ms=10.0)
@@ -260,7 +261,17 @@ def test_a_trial_that_kills_the_process_ends_the_sweep_with_its_results() -> Non
     assert outcome.ended == "script-over"
     assert "exit code 139" in (outcome.ended_reason or "")
     assert outcome.trials[0].visits
-    assert [t.reason for t in outcome.trials if t.status == "failed"] == [outcome.ended_reason]
+    (failed,) = [t for t in outcome.trials if t.status == "failed"]
+    assert outcome.ended_reason == f"trial {failed.index}: {failed.reason}. {RERUN}"
+
+
+def test_memory_of_a_trial_is_read_until_it_is_known() -> None:
+    bench = SimulatedBench(lambda settings: Truth(step_ms=8.0), OWN)
+    swept(bench)
+    timed = [r for r in bench.log if r.mode == "trial" and r.trace_path is None]
+    read = Counter(r.settings for r in timed if r.host_memory)
+    assert set(read) == {r.settings for r in timed}
+    assert max(read.values()) == MEMORY_READINGS < max(Counter(r.settings for r in timed).values())
 
 
 def test_a_trial_that_hangs_is_failed_and_ends_the_sweep() -> None:

@@ -257,6 +257,7 @@ def _guided(fuzzer: Fuzzer, options: argparse.Namespace) -> None:
         "-timeout=0",
         "-max_len=200000",
         "-rss_limit_mb=0",
+        f"-artifact_prefix={options.save}/",
         "-verbosity=0",
         f"-seed={options.seed}",
     ]

@@ -27,7 +27,7 @@ from loaderdoctor.trace.read import read_trace
 # No name may reach people unshortened: a whole report is some kilobytes.
 MAX_TEXT = 200_000
 SUM_TOLERANCE = 1e-6
-MEMORY_BYTES = 1 << 30
+MEMORY_BYTES = 4 << 30
 
 
 def analyzed(path: Path, *, draw: Callable[[Report], bool] = lambda report: True) -> Report | str:

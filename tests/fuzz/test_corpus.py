@@ -125,6 +125,8 @@ def test_a_name_of_ten_million_characters_reaches_nobody_whole(
     for event in document["traceEvents"]:
         if event.get("cat") == "cpu_op":
             event["name"] = "mark"
-    text = json.dumps(document, ensure_ascii=False).replace('"mark"', json.dumps(long), 1)
+    text = json.dumps(document, ensure_ascii=False).replace(
+        '"mark"', json.dumps(long, ensure_ascii=False), 1
+    )
     report = judged("trace", text.encode(), place)
     assert isinstance(report, Report)

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Everything that only a GPU can show, in chapters of under ten minutes each.
+#
+#   benchmarks/on_gpu.sh CHAPTER FOLDER
+#
+#   tests     the tests marked gpu, and what the hooks cost
+#   truth     our shares beside the truth, loop by loop (LOOPS=a,b names them)
+#   advice    what diagnoses promise for six scripts, beside the same advice applied by hand
+#   presets   who-is-faster, workers-pinning and prefetchers on mnist, the ladder
+#   search    --search auto beside the full grid; trials in one process beside fresh ones
+#   ranks     two NCCL ranks (needs two GPUs)
+#
+# Text goes to stdout and FOLDER/CHAPTER.txt, what programs read to FOLDER. A part that fails does
+# not keep the others from running; the exit code says whether one did.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+chapter=${1:?chapter}
+folder=${2:?folder for what was measured}
+mkdir -p "$folder"
+export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONUNBUFFERED=1
+exec > >(tee "$folder/$chapter.txt") 2>&1
+failed=0
+part() {
+    echo "== $*"
+    local start=$SECONDS
+    "$@" || { failed=1; echo "== failed with exit code $?"; }
+    echo "== $((SECONDS - start)) s"
+}
+preset() { # NAME RECIPE SECONDS: the run's report and plots, in one archive
+    part python3 -m loaderdoctor sweep --preset "$1" --recipe "$2" --budget "$3" --output "$folder/runs/$1"
+}
+case $chapter in
+    tests)
+        part python3 -m pytest -q -p no:cacheprovider -m gpu tests --durations=10
+        part python3 benchmarks/hook_overhead.py --device cuda
+        ;;
+    truth)
+        part python3 benchmarks/truth.py --budget 15 --rounds 2 --json "$folder/truth.json" ${LOOPS:+--only "$LOOPS"}
+        ;;
+    advice)
+        part python3 benchmarks/prescription.py --budget 40 --epochs 2 --rounds 2 --json "$folder/advice.json"
+        ;;
+    presets)
+        preset who-is-faster mnist 120
+        preset workers-pinning mnist 80
+        preset prefetchers mnist 80
+        preset ladder cifar10-mobilenetv2 160
+        ;;
+    search)
+        part python3 benchmarks/search.py --json "$folder/search.json"
+        part python3 benchmarks/isolate.py --json "$folder/isolate.json"
+        ;;
+    ranks)
+        part python3 -m pytest -q -s -p no:cacheprovider -m gpu tests/instrument/test_ranks_gpu.py
+        ;;
+    *)
+        echo "no chapter named $chapter" >&2
+        exit 2
+        ;;
+esac
+if [ -d "$folder/runs" ]; then # traces are large; what the results pages are made from is not
+    find "$folder/runs" -name '*.json.gz' -delete
+    tar -C "$folder" -czf "$folder/$chapter-runs.tar.gz" runs && rm -r "$folder/runs"
+fi
+exit $failed

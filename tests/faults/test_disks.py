@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,9 +55,7 @@ def test_a_sweep_measures_on_when_the_disk_is_full(mountable: Path) -> None:
     assert done.code == 1, done.stderr
     assert "loaderdoctor/commands" not in done.stderr
     assert "No space left on device" in done.last_line
-    assert re.search(r"^ +[12]  .*num_workers 1 .*ms", done.stdout, re.MULTILINE), done.stdout[
-        -3000:
-    ]
+    assert "1 worker" in done.stdout, done.stdout[-3000:]
 
 
 def test_a_read_only_folder_fails_before_anything_runs(mountable: Path) -> None:

@@ -157,7 +157,9 @@ class Sweep:
         alive = [trial for trial in self._alive() if not trial.visits]
         share_s = self._end_s(CALIBRATE_SHARE) / max(1, len(alive))
         searching = self._options.search == "auto"
-        for trial in self._shuffled(alive, first=0):
+        # A budget that ends here is to leave a table from its baseline up, not rows at random.
+        order = alive if self._options.keep_all else self._shuffled(alive, first=0)
+        for trial in order:
             cost = pace.guess(trial, self._observed, step_s=self._step_s)
             window_s = min(CALIBRATE_WINDOW_S, max(0.0, share_s - cost.overhead_s))
             n_steps = self._race_steps(trial) if searching else cost.steps(window_s)

@@ -83,6 +83,34 @@ def test_every_batch_is_the_plain_loaders_byte_for_byte_and_in_its_order(
     release(loader)
 
 
+@pytest.mark.parametrize(
+    "axis",
+    [
+        Settings(num_workers=2, prefetch_factor=4, in_order=True),
+        Settings(num_workers=2, persistent_workers=True),
+        Settings(num_workers=2, keep_iterator=True),
+        Settings(num_workers=2, persistent_workers=True, background="host"),
+        # Both import torch again, and their order is in test_trials.py already.
+        *(
+            pytest.param(Settings(num_workers=1, start_method=how), marks=pytest.mark.slow)
+            for how in ("spawn", "forkserver")
+        ),
+    ],
+    ids=lambda one: one.label(),
+)
+def test_how_batches_are_loaded_changes_no_byte_and_no_order(
+    axis: Settings, tmp_path: Path
+) -> None:
+    def loader() -> DataLoader[Any]:
+        mixed = RandomSampler(range(16), generator=torch.Generator().manual_seed(5))
+        return DataLoader(Listed(tmp_path), batch_size=3, sampler=mixed)
+
+    once = loader()
+    expected = [digest for _ in range(2) for digest in plainly(once, 6)]
+    assert len(set(expected)) == 12  # the second epoch is in another order
+    assert digests(taken(loader(), axis, 12)) == expected
+
+
 def test_a_shuffled_order_stays_the_samplers(tmp_path: Path) -> None:
     def loader() -> DataLoader[Any]:
         shuffle = RandomSampler(range(16), generator=torch.Generator().manual_seed(3))

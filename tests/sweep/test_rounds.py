@@ -268,10 +268,18 @@ def test_a_trial_that_kills_the_process_ends_the_sweep_with_its_results() -> Non
 def test_memory_of_a_trial_is_read_until_it_is_known() -> None:
     bench = SimulatedBench(lambda settings: Truth(step_ms=8.0), OWN)
     swept(bench)
-    timed = [r for r in bench.log if r.mode == "trial" and r.trace_path is None]
-    read = Counter(r.settings for r in timed if r.host_memory)
-    assert set(read) == {r.settings for r in timed}
-    assert max(read.values()) == MEMORY_READINGS < max(Counter(r.settings for r in timed).values())
+    visits = Counter(r.settings for r in timed(bench))
+    read = Counter(r.settings for r in timed(bench) if r.host_memory)
+    assert set(read) == set(visits)
+    assert max(read.values()) == MEMORY_READINGS < max(visits.values())
+
+
+def test_a_preset_that_runs_out_of_time_has_measured_from_its_baseline_up() -> None:
+    bench = SimulatedBench(lambda settings: Truth(step_ms=900.0), Truth(step_ms=900.0))
+    outcome, _ = swept(bench, budget_s=40.0, keep_all=True)
+    visited = [trial.index for trial in outcome.trials if trial.visits]
+    assert 1 < len(visited) < len(outcome.trials)
+    assert visited == list(range(len(visited)))
 
 
 def test_a_trial_that_hangs_is_failed_and_ends_the_sweep() -> None:

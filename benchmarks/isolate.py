@@ -1,0 +1,116 @@
+"""Figures of one running loop beside those of fresh processes, and the cost of each.
+
+    python benchmarks/isolate.py [--recipe mnist] [--budget 120] [--grid AXIS=VALUES …]
+
+Runs the same sweep twice, in one process and with `--isolate`, and prints a row for each setting.
+Each is divided by its own sweep's baseline, because the machine may be busier in one of them; a row
+agrees where the two intervals of that ratio overlap. The device is what the recipe finds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+GRID = ("num_workers=0,1,2,3,4", "prefetch_factor=2,4", "persistent_workers=false")
+
+
+def sweep(args: argparse.Namespace, folder: Path, *more: str) -> dict[str, Any]:
+    """The report of one sweep, with `total_s` and `visits_s` (wall seconds of each visit)."""
+    command = [sys.executable, "-m", "loaderdoctor", "sweep", "--recipe", args.recipe, *more]
+    command += ["--no-ablation", "--budget", str(args.budget), "--output", str(folder)]
+    command += ["--grid", *args.grid]
+    began = time.monotonic()
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=dict(os.environ), stdin=subprocess.DEVNULL
+    )
+    total_s = time.monotonic() - began
+    if not (folder / "report.json").exists():
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-1500:]}")
+    report: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    with np.load(folder / "samples.npz") as samples:
+        report["visits_s"] = samples["wall_s"].tolist()
+    return report | {"total_s": total_s}
+
+
+def figures(report: dict[str, Any]) -> dict[str, tuple[float, float, float]]:
+    """Setting -> (step ms, low, high), of trials that ran."""
+    found = {}
+    for trial in report["trials"]:
+        if trial["status"] == "ok" and trial["step_ms"] is not None:
+            low, high = trial["step_ms_ci"] or (trial["step_ms"], trial["step_ms"])
+            found[trial["label"]] = (trial["step_ms"], low, high)
+    return found
+
+
+def compared(here: dict[str, Any], apart: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each setting that both measured; ratios to the baseline of each sweep."""
+    ours, theirs = figures(here), figures(apart)
+    base, other = (next(iter(found.values()))[0] for found in (ours, theirs))
+    rows = []
+    for label in ours.keys() & theirs.keys():
+        first = [x / base for x in ours[label]]
+        second = [x / other for x in theirs[label]]
+        agree = first[1] <= second[2] and second[1] <= first[2]
+        rows.append(
+            {
+                "setting": label,
+                "one_process": first,
+                "isolated": second,
+                "one_process_ms": ours[label][0],
+                "isolated_ms": theirs[label][0],
+                "agree": agree,
+            }
+        )
+    order = list(ours)
+    return sorted(rows, key=lambda row: order.index(row["setting"]))
+
+
+def print_table(rows: list[dict[str, Any]], here: dict[str, Any], apart: dict[str, Any]) -> None:
+    print("| setting | one process, ms | isolated, ms | ratio, one process | isolated | agree |")
+    print("|---|---|---|---|---|---|")
+    for row in rows:
+        ratios = [
+            f"{m:.2f} [{a:.2f}, {b:.2f}]" for m, a, b in (row["one_process"], row["isolated"])
+        ]
+        cells = [row["setting"], f"{row['one_process_ms']:.1f}", f"{row['isolated_ms']:.1f}"]
+        print("| " + " | ".join([*cells, *ratios, "yes" if row["agree"] else "**no**"]) + " |")
+    print("\n| | visits | seconds a visit, mean | whole command, s |\n|---|---|---|---|")
+    for name, report in (("one process", here), ("isolated", apart)):
+        visits = report["visits_s"]
+        mean = f"{sum(visits) / len(visits):.2f}" if visits else "–"
+        print(f"| {name} | {len(visits)} | {mean} | {report['total_s']:.0f} |")
+    environment = here["environment"]
+    print(
+        f"\n{environment['device_name'] or 'no accelerator'}, {environment['usable_cpus']:g} CPUs, "
+        f"torch {environment['torch']}, Python {environment['python']}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--recipe", default="mnist")
+    parser.add_argument("--budget", type=float, default=120.0, help="of each sweep, seconds")
+    parser.add_argument("--grid", nargs="+", default=list(GRID), metavar="AXIS=VALUES")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        here = sweep(args, Path(folder) / "one")
+        apart = sweep(args, Path(folder) / "isolated", "--isolate")
+    rows = compared(here, apart)
+    print_table(rows, here, apart)
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

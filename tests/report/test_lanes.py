@@ -59,7 +59,7 @@ def record(folder: Path, n_workers: int) -> Recorded:
         worker.remove()
     path = folder / "trace.json"
     profiler.export_chrome_trace(str(path))
-    trace, log = read_trace(path), read(folder / "records")
+    trace, log = read_trace(path), whole_log(folder / "records")
     clock = calibrate(trace, marks)
     return Recorded(path, trace, log, clock, lane_events(log, clock, trace))
 
@@ -72,6 +72,16 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 @pytest.fixture(scope="module")
 def no_workers(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return record(tmp_path_factory.mktemp("none"), 0)
+
+
+def whole_log(records: Path) -> WorkerLog:
+    """The records once they are complete: idle workers write out their last ones within moments."""
+    end = time.monotonic() + 20.0
+    while True:
+        log = read(records)
+        if np.isin(log.deliveries.key, log.batches.key).all() or time.monotonic() > end:
+            return log
+        time.sleep(0.05)
 
 
 def next_spans(trace: Trace) -> Any:

@@ -82,6 +82,14 @@ def test_groups_get_an_overview_and_a_picture_each_with_and_without_resident(
     assert {"host-memory-overview", "host-memory-10"} <= found
 
 
+def test_an_interval_wider_than_its_value_ends_at_zero() -> None:
+    from loaderdoctor.report.plots.draw import Series
+
+    series = Series(labels=("a", "b"), values=(10.0, 5.0), errors=(2.0, 8.0), unit="ms")
+    assert series.whiskers == ((2.0, 5.0), (2.0, 8.0))
+    assert Series(labels=("a",), values=(1.0,), unit="ms").whiskers is None
+
+
 def test_names_of_the_user_are_no_formulas(tmp_path: Path) -> None:
     report = msgspec.structs.replace(
         samples.sweep(), trials=(samples.trial("$x_{$ \x1b[31m", 3.0), samples.trial("$$", 4.0))

@@ -35,12 +35,20 @@ class Series:
     unit: str
     errors: tuple[float, ...] = ()
 
+    @property
+    def whiskers(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Lengths to the left and right; a wide interval is cut at 0, where no time can lie."""
+        if not self.errors:
+            return None
+        left = tuple(min(v, e) for v, e in zip(self.values, self.errors, strict=True))
+        return left, self.errors
+
 
 def bars(title: str, series: Series) -> bytes:
     """One bar a trial, from the top, with its interval and its value."""
     figure, axes = _sheet(title, len(series.labels))
     places = range(len(series.labels))
-    axes.barh(places, series.values, xerr=series.errors or None, color=_BAR, height=0.7, capsize=2)
+    axes.barh(places, series.values, xerr=series.whiskers, color=_BAR, height=0.7, capsize=2)
     errors = series.errors or (0.0,) * len(series.values)
     for at, value, error in zip(places, series.values, errors, strict=True):
         axes.annotate(f" {fmt.number(value)}", (value + error, at), va="center", fontsize=8)
@@ -61,7 +69,7 @@ def grouped_bars(title: str, groups: Mapping[str, Series]) -> bytes:
         axes.barh(
             places,
             series.values,
-            xerr=series.errors or None,
+            xerr=series.whiskers,
             height=0.92 * height,
             color=shade,
             label=_words(group),

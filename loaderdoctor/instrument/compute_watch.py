@@ -174,13 +174,15 @@ def _version(value: object) -> int | None:
 
 def _with_zero_grad(base: type) -> list[type]:
     """`base` and the classes below it that have a zero_grad of their own."""
-    found, todo, seen = [], [base], {base}
+    found: list[type] = []
+    todo: list[type] = [base]
+    seen = {base}
     while todo:
         owner = todo.pop()
         if "zero_grad" in owner.__dict__:
             found.append(owner)
-        below: list[type] = [x for x in owner.__subclasses__() if x not in seen]
-        seen.update(below)
+        below = set(type.__subclasses__(owner)) - seen
+        seen |= below
         todo += below
     return found
 

@@ -98,9 +98,7 @@ def print_table(rows: list[dict[str, Any]], here: dict[str, Any], apart: dict[st
     print("| setting | one process, ms | isolated, ms | ratio, one process | isolated | agree |")
     print("|---|---|---|---|---|---|")
     for row in rows:
-        ratios = [
-            f"{m:.2f} [{a:.2f}, {b:.2f}]" for m, a, b in (row["one_process"], row["isolated"])
-        ]
+        ratios = [ratio(*row["one_process"]), ratio(*row["isolated"])]
         cells = [row["setting"], f"{row['one_process_ms']:.1f}", f"{row['isolated_ms']:.1f}"]
         print("| " + " | ".join([*cells, *ratios, AGREE[row["agree"]]]) + " |")
     print("\n| | visits | seconds a visit, mean | whole command, s |\n|---|---|---|---|")

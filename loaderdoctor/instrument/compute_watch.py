@@ -181,7 +181,7 @@ def _with_zero_grad(base: type) -> list[type]:
         owner = todo.pop()
         if "zero_grad" in owner.__dict__:
             found.append(owner)
-        below = set(type.__subclasses__(owner)) - seen
+        below: set[type] = set(type.__subclasses__(owner)) - seen
         seen |= below
         todo += below
     return found

@@ -20,7 +20,7 @@ from loaderdoctor.sweep.trials import Trial
 KNOWN_AXES = frozenset(field.name for field in fields(Settings))
 # Without an accelerator these change nothing; torch itself only warns.
 _NO_EFFECT_ON_CPU = ("pin_memory", "non_blocking")
-_NO_EFFECT = "no accelerator: {names} changes nothing here"
+_NO_EFFECT = "without an accelerator nothing changes by {names}"
 _DEVICE_IS_CPU = "no accelerator: the thread moves batches nowhere, as background=host"
 
 NOTHING_FOUND = Settings()

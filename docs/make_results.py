@@ -80,6 +80,7 @@ def trial_rows(trials: list[dict[str, Any]]) -> list[list[str]]:
                 str(i),
                 trial["group"] or "–",
                 trial["row"] or trial["label"],
+                str(trial["n_windows"] or "–"),
                 number(trial["step_ms"]) + half,
                 number(trial["samples_per_s"], 0),
                 number(trial["time_ratio"], 2),
@@ -93,7 +94,17 @@ def trial_rows(trials: list[dict[str, Any]]) -> list[list[str]]:
     return rows
 
 
-HEADS = ["#", "group", "row", "step ms", "samples/s", "time ratio", "epoch s", "start-up s"]
+HEADS = [
+    "#",
+    "group",
+    "row",
+    "windows",
+    "step ms",
+    "samples/s",
+    "time ratio",
+    "epoch s",
+    "start-up s",
+]
 HEADS += ["host MiB", "GPU peak MiB", "remarks"]
 
 

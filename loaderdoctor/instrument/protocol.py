@@ -65,10 +65,10 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     host_memory: bool = True  # False: don't sample the process tree's memory at the window's end
     fetch_limit_s: float | None = None  # trial: a batch that takes longer hangs; None: 120 s
     drain: bool = False  # trial: fetch batches back to back, the loop gets none of them
-
     # Record torch's memory history meanwhile, so many events of it at most; 0: don't.
     memory_entries: int = 0
     snapshot_path: str | None = None  # where its snapshot goes; of several ranks: beside it
+
 
 class Measure(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Windows to measure back to back, in this order."""
@@ -280,9 +280,9 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     # (step boundary, perf_counter_ns) marks to calibrate the trace clock: name of a span that
     # starts at that instant, and the instant.
     clock_marks: tuple[tuple[str, int], ...] = ()
-    startup_ns: int | None = None  # trial: open the loader and get its first batch
     snapshot_path: str | None = None
     snapshot_entries: int = 0  # events of the history in it
+    startup_ns: int | None = None  # trial: open the loader and get its first batch
     boundary_ns: int | None = None  # trial: one epoch boundary, as the settings make it
     n_copy_hits: int | None = None  # no_copy: transfers answered / let through
     n_copy_misses: int | None = None

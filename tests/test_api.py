@@ -114,6 +114,7 @@ def test_a_block_may_hold_several_short_epochs_and_write_a_run_folder(tmp_path: 
     assert watched.report(show=False) is report
 
 
+@pytest.mark.slow
 def test_settings_can_be_tried_in_a_watched_loop() -> None:
     with loaderdoctor.watching(verify=True, budget_s=12) as watched:
         _, step = trainer()

@@ -80,7 +80,7 @@ def tree(bench: Bench) -> list[int]:
     return [process.pid, *(p.pid for p in process.descendants())]
 
 
-@pytest.mark.parametrize("n_workers", [0, 2])
+@pytest.mark.parametrize("n_workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_run_to_the_end_is_bit_for_bit_the_unwatched_run(
     n_workers: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,7 +110,7 @@ def test_a_run_to_the_end_is_bit_for_bit_the_unwatched_run(
     assert capfd.readouterr().out == unwatched.stdout
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_classes_of_the_script_reach_workers_of_every_start_method(
     method: str, tmp_path: Path
 ) -> None:
@@ -278,7 +278,10 @@ with Bench(Target(script=sys.argv[1]), Path(sys.argv[2])) as bench:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL],
+)
 def test_no_process_outlives_the_command(number: signal.Signals, tmp_path: Path) -> None:
     target = script(tmp_path, "train(100000, 1, 'fork', sleep=0.01)")
     command = subprocess.Popen(

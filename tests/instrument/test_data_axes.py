@@ -477,6 +477,7 @@ def test_samples_that_cannot_be_cut_down_are_made_whole_and_the_report_says_so()
     assert notes == ["other-inputs-made"]
 
 
+@pytest.mark.slow
 def test_spawned_workers_get_whole_samples() -> None:
     settings = Settings(fields="sound", num_workers=1, start_method="spawn")
     batches = taken(DataLoader(Two(), batch_size=4), settings, 2)

@@ -208,11 +208,14 @@ def error_of(source: DataLoader[Any]) -> Exception | None:
     collected the queues are closed before it can use them, and it waits 5 s for its workers.
     """
     batches: Any = iter(source)
+    error: Exception | None = None
     try:
         for _ in batches:
             pass
-    except Exception as error:
-        return error
-    finally:
+    except Exception as raised:
+        error = raised
+    try:
         batches._shutdown_workers()
-    return None
+    except RuntimeError as raised:  # torch tells of a dead worker when the signal comes, here too
+        error = error or raised
+    return error

@@ -28,7 +28,7 @@ def compare(options: CompareOptions) -> int:
     With `fail_on_regression`: 3 where B is slower, 2 where nothing can be said.
     """
     found = compared(read_report(options.before), read_report(options.after))
-    Console().print(render_comparison(found, (options.before.name, options.after.name)))
+    Console(markup=False).print(render_comparison(found, (options.before.name, options.after.name)))
     if not options.fail_on_regression:
         return 0
     if found.change == "unknown":

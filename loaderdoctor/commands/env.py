@@ -47,7 +47,7 @@ class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def env(console: Console | None = None) -> int:
     """Print the machine and torch, one fact a line. Returns the exit code."""
-    console = console or Console()
+    console = console or Console(markup=False)
     machine = look()
     table = Table(box=None, pad_edge=False, show_header=False, show_edge=False)
     table.add_column(no_wrap=True, style="bold")

@@ -84,7 +84,7 @@ def _progress() -> Progress:
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        console=Console(file=sys.stderr),
+        console=Console(file=sys.stderr, markup=False),
         transient=True,
         disable=not sys.stderr.isatty(),
     )

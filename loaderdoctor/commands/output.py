@@ -83,7 +83,9 @@ def check_json_target(json_target: str | None) -> None:
 
 def deliver(report: Report, *, json_target: str | None, folder: Path | None) -> None:
     """Print the report; write the JSON where asked. Raises RunError where FILE can't be written."""
-    Console(file=console_stream(json_target)).print(render_report(report, folder=folder))
+    Console(file=console_stream(json_target), markup=False).print(
+        render_report(report, folder=folder)
+    )
     if json_target == STDOUT:
         sys.stdout.buffer.write(encode_report(report))
         sys.stdout.flush()

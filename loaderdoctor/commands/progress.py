@@ -31,7 +31,7 @@ def progress(
     what: str, *, console: Console | None = None, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Told | None]:
     """Gives what is to be told the share done so far (0…1); None where nobody looks."""
-    shown = console or Console(file=sys.stderr)
+    shown = console or Console(file=sys.stderr, markup=False)
     if not shown.is_terminal:
         yield None
         return

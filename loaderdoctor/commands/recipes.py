@@ -11,7 +11,7 @@ from loaderdoctor.recipes import Recipe, all_recipes
 
 def recipes(console: Console | None = None) -> int:
     """List every recipe with what it needs. Returns the exit code."""
-    console = console or Console()
+    console = console or Console(markup=False)
     found = all_recipes()
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="bold")
     table.add_column("recipe", no_wrap=True)

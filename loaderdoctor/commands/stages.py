@@ -24,7 +24,7 @@ class Stages:
     def __init__(
         self, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._console = console or Console(file=sys.stderr)
+        self._console = console or Console(file=sys.stderr, markup=False)
         self._clock = clock
         self._told, self._at_s = "", float("-inf")
 

@@ -117,7 +117,7 @@ def sweep(options: SweepOptions) -> int:
     else:
         name = target.name if (preset := preset_of(options)) is None else preset.name
         folder = RunFolder.create(name, output=options.output, at=began)
-    errors = Console(stderr=True)
+    errors = Console(stderr=True, markup=False)
     errors.print(NOT_VALID, style="yellow", highlight=False)
     run = Run(options=options, target=target, folder=folder, before=before)
     with Signals(), ExitStack() as held_back:

@@ -73,6 +73,7 @@ def console_text(report: Report, *, width: int = 100, folder: Path | None = None
         color_system=None,
         force_terminal=False,
         legacy_windows=False,
+        markup=False,
     )
     console.print(render_report(report, folder=folder))
     assert isinstance(console.file, io.StringIO)

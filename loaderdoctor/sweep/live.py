@@ -37,7 +37,7 @@ class LiveSweep:
     """Shows progress as a context manager; call `show` for each `Progress`."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
+        self._console = console or Console(stderr=True, markup=False)
         self._live: Live | None = None
         self._told: str | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import os
 import pty
@@ -11,9 +12,11 @@ import subprocess
 import sys
 import termios
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+import loaderdoctor
 from tests.report.conftest import trace_path
 
 CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -82,3 +85,12 @@ def test_no_color_loses_colour_and_nothing_else() -> None:
 def test_a_wide_terminal_says_the_same_as_a_narrow_one() -> None:
     assert words(in_pipe(80)) == words(in_pipe(200))
     assert words(in_pipe(80))[:3] == ["Host-bound,", "high", "loaderdoctor"]
+
+
+def test_no_console_takes_brackets_for_markup() -> None:
+    """`pip install 'loaderdoctor[plots]'` lost its extra that way; so would the user's own text."""
+    package = Path(loaderdoctor.__file__).parent
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Console":
+                assert "markup" in {k.arg for k in node.keywords}, f"{path}:{node.lineno}"

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from loaderdoctor.attribution.trace_facts import Attributed
 from loaderdoctor.intervals import Intervals
-from loaderdoctor.trace.columns import Category
+from loaderdoctor.trace.columns import ABSENT, Category
 
 NS_PER_US = 1e3
 # Shorter gaps between a fetch span and what surrounds it are the profiler's own bookkeeping.
 MIN_WAIT_NS = 1_000
+# The microseconds of a file, as floats, are good to a nanosecond.
+WITHIN_NS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCopy:
+    """A `__next__` of the training thread, and the H2D copy that moved what it returned."""
+
+    next_us: float  # just within its start, before what nests in it
+    copy_us: float  # its middle on the device
+    copy_pid: str
+    copy_tid: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +36,7 @@ class Tracks:
     outside_next: tuple[tuple[float, float], ...]
     exposed_waits: tuple[tuple[float, float], ...]  # (start, duration): the `input` share
     step_shares: tuple[tuple[float, Mapping[str, float | None]], ...]  # (start, shares) per step
+    batch_copies: tuple[BatchCopy, ...]
     end_us: float | None
     training_pid: str | None
     training_tid: str | None
@@ -45,10 +58,42 @@ def tracks(attributed: Attributed) -> Tracks:
         outside_next=_spans_us(attributed, outside),
         exposed_waits=_spans_us(attributed, partition.input) if partition.input is not None else (),
         step_shares=_step_shares(attributed),
+        batch_copies=tuple(_batch_copies(attributed)),
         end_us=_us(attributed, int(clock.end_ns[-1])) if clock.n_steps else None,
         training_pid=threads[thread].pid if thread >= 0 else None,
         training_tid=threads[thread].tid if thread >= 0 else None,
     )
+
+
+def _batch_copies(attributed: Attributed) -> Iterator[BatchCopy]:
+    """For each `__next__`, the largest copy that the thread issued before the one after it ended.
+
+    So also where a prefetcher copies the next batch ahead: it fetches that batch just before.
+    """
+    rows, copies = attributed.rows, attributed.copies
+    spans = rows.spans
+    nexts = rows.named(rows.flags.fetch, Category.USER_ANNOTATION, Category.CPU_OP)
+    nexts &= rows.on_training_thread()
+    fetched = np.flatnonzero(nexts)
+    fetched = fetched[np.argsort(spans.end_ns[fetched], kind="stable")]
+    own = copies.call != ABSENT
+    own[own] = spans.thread[copies.call[own]] == rows.training_thread
+    copied = copies.rows[own]
+    issued = spans.start_ns[copies.call[own]]
+    batch = np.searchsorted(spans.end_ns[fetched], issued, side="right") - 1
+    largest_first = np.lexsort((spans.start_ns[copied], -spans.bytes[copied], batch))
+    numbers, first = np.unique(batch[largest_first], return_index=True)
+    for number, at in zip(numbers.tolist(), largest_first[first].tolist(), strict=True):
+        if number < 0:
+            continue
+        row = int(copied[at])
+        device = attributed.trace.threads[int(spans.thread[row])]
+        yield BatchCopy(
+            next_us=_us(attributed, int(spans.start_ns[fetched[number]]) + WITHIN_NS),
+            copy_us=_us(attributed, int(spans.start_ns[row] + spans.end_ns[row]) // 2),
+            copy_pid=device.pid,
+            copy_tid=device.tid,
+        )
 
 
 def _us(attributed: Attributed, at_ns: int) -> float:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loaderdoctor.attribution.tracks import Tracks
+from loaderdoctor.attribution.tracks import BatchCopy, Tracks
 from loaderdoctor.report.files import RunFolder
-from loaderdoctor.report.perfetto import StepShares, write_perfetto_trace
+from loaderdoctor.report.perfetto import Arrow, StepShares, write_perfetto_trace
 from loaderdoctor.report.tensorboard import Wait, write_plugin_trace
 from loaderdoctor.trace.source import OnShare
 
@@ -23,20 +23,24 @@ class Overlay:
     waits_outside_next: Sequence[Wait] = ()
     exposed_waits: Sequence[tuple[float, float]] = ()
     step_shares: Sequence[StepShares] = ()
+    copies: Sequence[Arrow] = ()
     end_us: float | None = None
 
     @staticmethod
     def of(tracks: Tracks, lanes: Sequence[Mapping[str, Any]] = ()) -> Overlay:
         """The tracks of a divided trace, and lanes of workers where they were recorded."""
         waits: tuple[Wait, ...] = ()
+        copies: tuple[Arrow, ...] = ()
         if tracks.training_pid is not None and tracks.training_tid is not None:
             pid, tid = _number(tracks.training_pid), _number(tracks.training_tid)
             if pid is not None and tid is not None:
                 waits = tuple((at, length, pid, tid) for at, length in tracks.outside_next)
+                copies = tuple(_copy_arrows(pid, tid, tracks.batch_copies))
         return Overlay(
             lanes=lanes,
             waits_outside_next=waits,
             exposed_waits=tracks.exposed_waits,
+            copies=copies,
             step_shares=tuple(StepShares(at_us=at, shares=x) for at, x in tracks.step_shares),
             end_us=tracks.end_us,
         )
@@ -66,6 +70,7 @@ def write_capture(
         lanes=added.lanes,
         exposed_waits=added.exposed_waits,
         step_shares=added.step_shares,
+        copies=added.copies,
         end_us=added.end_us,
         on_share=_half(on_share, 0.0),
     )
@@ -88,6 +93,16 @@ def worker_name(rank: int = 0) -> str:
 def _half(on_share: OnShare | None, begin: float) -> OnShare | None:
     """Tells of one of two files as a part of both."""
     return None if on_share is None else lambda share: on_share(begin + share / 2)
+
+
+def _copy_arrows(pid: int, tid: int, copies: Sequence[BatchCopy]) -> Iterator[Arrow]:
+    for one in copies:
+        to_pid, to_tid = _number(one.copy_pid), _number(one.copy_tid)
+        if to_pid is not None and to_tid is not None:
+            yield Arrow(
+                from_pid=pid, from_tid=tid, from_us=one.next_us,
+                to_pid=to_pid, to_tid=to_tid, to_us=one.copy_us,
+            )  # fmt: skip
 
 
 def _number(text: str) -> int | None:

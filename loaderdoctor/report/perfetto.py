@@ -6,7 +6,7 @@ The profiler's events stay as they are, but for the row of those that Perfetto w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from loaderdoctor.trace.source import OnShare
 # that it meets neither a process nor a device of the trace, and below the ids Perfetto reserves.
 TRACK_PID = 2**22 + 1
 CATEGORY = "loaderdoctor"
+# Ids of the arrows to copies: apart from torch's own (small numbers) and from those of the lanes.
+FIRST_ARROW = 1 << 41
 _WAIT_TID = 1
 
 
@@ -33,6 +35,18 @@ class StepShares:
     shares: Mapping[str, float | None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrow:
+    """From a span to another, each named by its row and an instant within it (file's clock)."""
+
+    from_pid: int
+    from_tid: int
+    from_us: float
+    to_pid: int
+    to_tid: int
+    to_us: float
+
+
 def write_perfetto_trace(
     source: Path,
     target: Path,
@@ -40,6 +54,7 @@ def write_perfetto_trace(
     lanes: Sequence[Mapping[str, Any]] = (),
     exposed_waits: Sequence[tuple[float, float]] = (),
     step_shares: Sequence[StepShares] = (),
+    copies: Sequence[Arrow] = (),
     end_us: float | None = None,
     on_share: OnShare | None = None,
 ) -> int:
@@ -47,12 +62,14 @@ def write_perfetto_trace(
 
     `lanes` are complete trace events (worker lanes); `exposed_waits` are (start, duration) in
     microseconds on the file's clock, disjoint: times the accelerator idled for the loader.
-    `end_us` ends the last step's share counter. Raises TraceError for the source.
+    `copies` lead from each `__next__` to the H2D copy of its batch. `end_us` ends the last step's
+    share counter. Raises TraceError for the source.
     """
     raw = read_raw(source)
     events: list[msgspec.Raw | bytes] = [*raw.events]
     events += map(msgspec.json.encode, lanes)
     events += map(msgspec.json.encode, own_tracks(exposed_waits, step_shares, end_us))
+    events += map(msgspec.json.encode, arrows(copies))
     with atomic_writer(target) as out, gzip_writer(out) as packed:
         told = written_of(len(events), on_share)
         return write_raw(packed, raw.metadata, without_crossing(events), on_written=told)
@@ -86,6 +103,20 @@ def own_tracks(
         }
         tracks.append(_counter(end_us, dict.fromkeys(sorted(recorded), 0.0)))
     return tracks
+
+
+def arrows(copies: Sequence[Arrow]) -> Iterator[dict[str, Any]]:
+    """Flow events, tail and head of each; Perfetto binds an end to the span that last began."""
+    for number, arrow in enumerate(copies):
+        common = {"name": "copy of the batch", "cat": CATEGORY, "id": FIRST_ARROW + number}
+        yield {
+            **common, "ph": "s", "pid": arrow.from_pid, "tid": arrow.from_tid,
+            "ts": round(arrow.from_us, 3),
+        }  # fmt: skip
+        yield {
+            **common, "ph": "f", "bp": "e", "pid": arrow.to_pid, "tid": arrow.to_tid,
+            "ts": round(arrow.to_us, 3),
+        }  # fmt: skip
 
 
 def _named(what: str, tid: int, **args: Any) -> dict[str, Any]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from loaderdoctor.attribution.trace_facts import attribute
+from loaderdoctor.attribution.tracks import tracks
+from loaderdoctor.report.captures import Overlay
 from loaderdoctor.report.perfetto import TRACK_PID, StepShares, write_perfetto_trace
 from loaderdoctor.trace.read import read_trace
 from tests.report.conftest import CASES, load, trace_path
@@ -57,3 +61,51 @@ def test_our_own_reader_finds_the_same_trace(tmp_path: Path) -> None:
     before, after = read_trace(trace_path("gpu_resident")), read_trace(target)
     assert len(before.spans) == len(after.spans)
     assert (before.spans.start_ns == after.spans.start_ns).all()
+
+
+def arrows_of(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[Any]]:
+    """Tails and heads of the arrows to copies, and all events of the written file."""
+    events = load(path)["traceEvents"]
+    ours = [e for e in events if e.get("name") == "copy of the batch"]
+    tails = {e["id"]: e for e in ours if e["ph"] == "s"}
+    heads = {e["id"]: e for e in ours if e["ph"] == "f"}
+    assert tails.keys() == heads.keys()
+    return list(tails.values()), [heads[number] for number in tails], events
+
+
+@pytest.mark.parametrize("case", ["pageable_big_copy", "side_stream_overlap", "respawn_each_epoch"])
+def test_an_arrow_leads_from_each_batch_to_the_copy_that_moved_it(
+    case: str, tmp_path: Path
+) -> None:
+    source, target = trace_path(case), tmp_path / "t.json.gz"
+    overlay = Overlay.of(tracks(attribute(read_trace(source))))
+    write_perfetto_trace(source, target, copies=overlay.copies)
+    tails, heads, events = arrows_of(target)
+    spans = [e for e in events if e["ph"] == "X"]
+    nexts = [e for e in spans if e["name"].endswith(".__next__")]
+    copies = [e for e in spans if "HtoD" in e["name"]]
+    n_steps = len({e["name"] for e in spans if e["name"].startswith("ProfilerStep#")})
+    assert n_steps - 1 <= len(tails) <= n_steps + 1
+    largest = max(e["args"]["bytes"] for e in copies)
+    reached = set()
+    for tail, head in zip(tails, heads, strict=True):
+        (fetch,), (copy,) = around(tail, nexts), around(head, copies)
+        assert copy["args"]["bytes"] == largest  # the images, not the labels
+        assert copy["ts"] > fetch["ts"] + fetch["dur"]
+        reached.add(copy["ts"])
+    assert len(reached) == len(heads)
+
+
+def around(end: dict[str, Any], spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The spans of its row that an arrow's end lies in."""
+    return [
+        e
+        for e in spans
+        if (e["pid"], e["tid"]) == (end["pid"], end["tid"])
+        and e["ts"] <= end["ts"] <= e["ts"] + e["dur"]
+    ]
+
+
+def test_where_nothing_is_copied_there_is_no_arrow() -> None:
+    overlay = Overlay.of(tracks(attribute(read_trace(trace_path("gpu_resident")))))
+    assert overlay.copies == ()

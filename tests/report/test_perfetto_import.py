@@ -50,6 +50,7 @@ def full_trace(source: Path, target: Path, lanes: list[dict[str, Any]]) -> Path:
         lanes=added.lanes,
         exposed_waits=added.exposed_waits,
         step_shares=added.step_shares,
+        copies=added.copies,
         end_us=added.end_us,
     )
     return target
@@ -68,6 +69,12 @@ def check_import(ui: Perfetto, trace: Path) -> None:
     begun = {(e["cat"], e["id"]) for e in events if e["ph"] == "s"}
     arrows = [e for e in events if e["ph"] == "f" and (e["cat"], e["id"]) in begun]
     assert ui.number("select count(*) as n from flow") == len(arrows)
+    to_copies = sum(event["name"] == "copy of the batch" for event in arrows)
+    sql = (
+        "select count(*) as n from flow join slice a on a.id = slice_out join slice b on b.id = "
+        "slice_in where a.name like '%.__next__' and b.name like 'Memcpy HtoD%'"
+    )
+    assert ui.number(sql) == to_copies
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@
 #   truth     our shares beside the truth, loop by loop (LOOPS=a,b names them)
 #   advice    what diagnoses promise for six scripts, beside the same advice applied by hand
 #   presets   who-is-faster, workers-pinning and prefetchers on mnist, the ladder
-#   search    --search auto beside the full grid; trials in one process beside fresh ones
+#   search    --search auto beside the full grid, on three recipes
+#   isolate   trials in one process beside fresh ones
 #   ranks     two NCCL ranks (needs two GPUs)
 #
 # Text goes to stdout and FOLDER/CHAPTER.txt, what programs read to FOLDER. A part that fails does
@@ -47,7 +48,9 @@ case $chapter in
         preset ladder cifar10-mobilenetv2 160
         ;;
     search)
-        part python3 benchmarks/search.py --json "$folder/search.json"
+        part python3 benchmarks/search.py --budget 60 --json "$folder/search.json"
+        ;;
+    isolate)
         part python3 benchmarks/isolate.py --json "$folder/isolate.json"
         ;;
     ranks)

@@ -7,9 +7,10 @@ samples/s at the top (505 %).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from loaderdoctor.instrument.protocol import Observed
-from loaderdoctor.sweep.presets.figures import Figures
+from loaderdoctor.sweep.presets.figures import Change, Figures
 from loaderdoctor.sweep.presets.judge import faster, is_higher, is_lower, not_testable
 from loaderdoctor.sweep.presets.model import Claim, Judged, Preset, Published, Row
 
@@ -76,9 +77,23 @@ def ladder_rows(observed: Observed | None = None) -> tuple[Row, ...]:
 def _rung(name: str) -> Callable[[Figures], Judged]:
     def rule(figures: Figures) -> Judged:
         published = 1 / PUBLISHED[name] - 1  # time of the same work
-        return faster(figures.change(name, BASELINE), published=published)
+        change = figures.change(name, BASELINE)
+        judged = faster(change, published=published)
+        return judged if judged.ours is None else replace(judged, ours=_samples_per_s(change))
 
     return rule
+
+
+def _samples_per_s(change: Change) -> str | None:
+    """A change of time as samples/s of the baseline's, as the claims are published."""
+    estimate = change.estimate
+    if estimate is None:
+        return None
+    text = f"{100 / (1 + estimate.value):.0f} %"
+    if not estimate.bounded:
+        return text
+    fastest = f"{100 / (1 + estimate.low):.0f}" if estimate.low > -1 else "…"
+    return f"{text} [{100 / (1 + estimate.high):.0f}, {fastest}]"
 
 
 def _amp_memory(figures: Figures) -> Judged:
@@ -113,8 +128,8 @@ LADDER = Preset(
     claims=(
         *(
             Claim(
-                text=f"up to '{name}': {share:.0%} of the baseline's samples/s",
-                published=f"{share:.0%}",
+                text=f"up to '{name}': {100 * share:.0f} % of the baseline's samples/s",
+                published=f"{100 * share:.0f} %",
                 rule=_rung(name),
             )
             for name, share in PUBLISHED.items()

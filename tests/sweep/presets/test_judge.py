@@ -7,6 +7,7 @@ import math
 import pytest
 
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.sweep.presets import find_preset
 from loaderdoctor.sweep.presets.figures import Change, mean_of
 from loaderdoctor.sweep.presets.judge import (
     all_hold,
@@ -120,3 +121,24 @@ def test_the_mean_of_changes_leaves_out_what_was_not_measured() -> None:
     assert mean.estimate is not None
     assert mean.estimate.margin == pytest.approx(0.025)
     assert mean_of([Change(reason="a"), Change(reason="b"), Change(reason="a")]).reason == "a; b"
+
+
+@pytest.mark.parametrize(
+    ("value", "margin", "ours"),
+    [
+        (-0.20, 0.05, "125 % [118, 133]"),  # four fifths of the time: five quarters of the samples
+        (-0.80, 0.0, "500 % [500, 500]"),
+        (0.25, math.inf, "80 %"),
+        (-0.5, 0.6, "200 % [91, …]"),
+    ],
+)
+def test_a_rung_is_told_in_the_unit_of_its_claim(value: float, margin: float, ours: str) -> None:
+    class Measured:
+        def change(self, name: str, base: str) -> Change:
+            return change(value, margin)
+
+    claims = find_preset("ladder").claims
+    rungs = [claim for claim in claims if "of the baseline's samples/s" in claim.text]
+    assert [claim.published for claim in rungs] == ["144 %", "201 %", "230 %", "320 %", "505 %"]
+    for claim in rungs:
+        assert claim.rule(Measured()).ours == ours  # type: ignore[arg-type]

@@ -11,8 +11,17 @@ MIN_NAMED_SHARE = 0.25
 
 
 def where(spot: LineSpot) -> str:
-    """A line of the user's code as text: `data.py:41 (__getitem__)`."""
-    name = spot.file.replace("\\", "/").rsplit("/", 1)[-1]
+    """A line of code as text: `data.py:41 (__getitem__)`; a package's own with the package's name.
+
+    Else torchvision's mnist.py would pass for the user's own. A recipe is the user's, wherever it
+    lies.
+    """
+    path = spot.file.replace("\\", "/")
+    name = path.rsplit("/", 1)[-1]
+    if "/loaderdoctor/_recipes/" not in path:
+        for place in ("/site-packages/", "/dist-packages/"):
+            if place in path:
+                name = path.rsplit(place, 1)[-1]
     return f"{name}:{spot.line} ({spot.function})"
 
 

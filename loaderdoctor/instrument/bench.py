@@ -21,7 +21,7 @@ import msgspec
 
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.channel import CHANNEL_VARIABLE, Handover, encode_handover
-from loaderdoctor.instrument.endings import NOT_BEGUN, advice, killed, why_nothing
+from loaderdoctor.instrument.endings import NOT_BEGUN, advice, killed, nothing_measured
 from loaderdoctor.instrument.listening import Doorway
 from loaderdoctor.instrument.measuring import POLITE_S, MeasuringProcess
 from loaderdoctor.instrument.member import Member
@@ -141,7 +141,7 @@ class Bench:
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while self.observed is None:
             if self.ended is not None:
-                raise RunError(why_nothing(self.ended, self.target.label))
+                raise nothing_measured(self.ended, self.target.label)
             self._raise_if_broken()
             if end is not None and time.monotonic() > end:
                 raise RunError(

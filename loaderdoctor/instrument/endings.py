@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.machine import shm_bytes
 from loaderdoctor.instrument.protocol import SCRIPT_ENDED, Ended, WindowDone
 
@@ -10,8 +11,24 @@ NOT_BEGUN = "the script ended before this window"
 _MB = 1e6
 
 
-def why_nothing(ended: Ended, label: str) -> str:
+def nothing_measured(ended: Ended, label: str) -> RunError:
+    """The error of a script that ended before there was anything to measure.
+
+    A script that failed by itself, its command line refused for example, keeps its exit code.
+    """
+    error = RunError(_why_nothing(ended, label))
+    if ended.exit_code > 0:
+        error.exit_code = ended.exit_code
+    return error
+
+
+def _why_nothing(ended: Ended, label: str) -> str:
     """One line: why there is nothing to measure."""
+    if ended.how == "no-loader" and ended.exit_code:
+        return (
+            f"{label}: the script exited with code {ended.exit_code} before it iterated a "
+            "DataLoader; what it says of that stands above."
+        )
     if ended.how == "no-loader":
         return (
             f"{label}: no torch DataLoader was iterated, so there is no loader to measure. "

@@ -27,7 +27,7 @@ from loaderdoctor.instrument.bench import (
     time_for,
 )
 from loaderdoctor.instrument.channel import Handover
-from loaderdoctor.instrument.endings import why_nothing
+from loaderdoctor.instrument.endings import nothing_measured
 from loaderdoctor.instrument.listening import Doorway
 from loaderdoctor.instrument.measuring import POLITE_S, MeasuringProcess
 from loaderdoctor.instrument.member import Member, meeting, missing
@@ -135,7 +135,7 @@ class GroupBench:
         give_up_s: float | None = None
         while not (self.measured and len(self.measured) == self._n_ranks()):
             if self.ended is not None and not self.measured:
-                raise RunError(why_nothing(self.ended, self.target.label))
+                raise nothing_measured(self.ended, self.target.label)
             now = time.monotonic()
             if self.measured and give_up_s is None:
                 give_up_s = now + MISSING_S

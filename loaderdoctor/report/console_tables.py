@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +29,9 @@ from loaderdoctor.report.ranks import KEY, MAX_SHOWN, outliers_first, rank_colum
 # The settings wrap down to this.
 _LABEL_WIDTH = 18
 _NARROW_KEY = (
-    "smp/s: samples a second. in/cp/ho/co: input, copy, host and compute in % of the step. "
-    "GPU/RAM: GiB, peak allocated on the GPU and host memory."
+    "smp/s: samples a second. in/cp/ho/co: input, copy, host and compute in % of the step."
 )
+_NARROW_MEMORY_KEY = " GPU/RAM: GiB, peak allocated on the GPU and host memory."
 _SHARES = ("input", "copy", "host", "compute")
 
 
@@ -80,7 +80,8 @@ class _Trials:
             ):
                 yield table
                 if not wide:
-                    yield Text(_NARROW_KEY, style="bright_black")
+                    memory = _NARROW_MEMORY_KEY if _on_gpu(t for _, t in ran) else ""
+                    yield Text(_NARROW_KEY + memory, style="bright_black")
                 return
         columns = trial_columns([trial for _, trial in ran], wide=True)
         for i, trial in ran:
@@ -162,7 +163,7 @@ def _share_reader(name: str) -> ReadCell:
 
 
 def _memory_columns(trials: Sequence[Trial], *, wide: bool) -> list[tuple[str, ReadCell]]:
-    gpu = any(t.gpu_peak_allocated_bytes is not None for t in trials)
+    gpu = _on_gpu(trials)
     host = any(t.host_bytes is not None for t in trials)
     if wide:
         columns: list[tuple[str, ReadCell]] = []
@@ -180,6 +181,10 @@ def _memory_columns(trials: Sequence[Trial], *, wide: bool) -> list[tuple[str, R
             )
         ]
     return [("host GiB", lambda t, _: _gib(t.host_bytes))] if host else []
+
+
+def _on_gpu(trials: Iterable[Trial]) -> bool:
+    return any(t.gpu_peak_allocated_bytes is not None for t in trials)
 
 
 def ranks_table(ranks: Sequence[Rank]) -> RenderableType:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from loaderdoctor.facts import LineSpot
 from loaderdoctor.findings.batch_making import (
     collate_bound,
     dataset_format_bound,
@@ -18,6 +19,7 @@ from loaderdoctor.findings.contention import (
     thread_oversubscription,
     workers_share_a_core,
 )
+from loaderdoctor.findings.hot import where
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.saturated import (
     cpu_saturated_workers,
@@ -710,3 +712,17 @@ def test_one_round_of_ablation_gives_no_sure_finding() -> None:
     finding = loader_in_main_process(facts)
     assert finding is not None
     assert finding.severity is Severity.UNCERTAIN
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ("/home/me/mnist.py", "mnist.py"),
+        ("/v/site-packages/torchvision/datasets/mnist.py", "torchvision/datasets/mnist.py"),
+        ("C:\\env\\Lib\\site-packages\\PIL\\Image.py", "PIL/Image.py"),
+        ("/v/site-packages/loaderdoctor/_recipes/mnist/train.py", "train.py"),
+    ],
+)  # fmt: skip
+def test_a_package_s_line_does_not_pass_for_the_users(file: str, shown: str) -> None:
+    spot = LineSpot(file=file, line=7, function="f", code="", share=1.0)
+    assert where(spot) == f"{shown}:7 (f)"

@@ -214,6 +214,15 @@ def test_ranks_that_a_script_spawns_are_all_measured(tmp_path: Path) -> None:
     assert "ranks-missing" not in done.warnings, done.warnings
 
 
+def test_a_script_that_refuses_its_command_line_keeps_its_exit_code(tmp_path: Path) -> None:
+    done = diagnose(SHAPES / "guard.py", "--epocs", "9", cwd=tmp_path)
+    assert done.code == 2
+    *_, theirs, ours = done.stderr.splitlines()
+    assert "guard.py: error:" in theirs
+    assert "the script exited with code 2 before it iterated a DataLoader" in ours
+    assert "no torch DataLoader" not in done.stderr
+
+
 def test_a_script_without_a_loader_is_told_so(tmp_path: Path) -> None:
     done = diagnose(SHAPES / "no_loader.py", cwd=tmp_path)
     assert done.code == 1

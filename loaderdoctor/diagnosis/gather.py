@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -24,7 +23,14 @@ from loaderdoctor.diagnosis.plan import Sizes
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import AblationFacts
 from loaderdoctor.instrument.bench import BenchLike
-from loaderdoctor.instrument.protocol import Ended, Mode, Observed, WindowDone, WindowRequest
+from loaderdoctor.instrument.protocol import (
+    WINDOW_IDS,
+    Ended,
+    Mode,
+    Observed,
+    WindowDone,
+    WindowRequest,
+)
 
 MIN_ROUNDS = 3  # the fewest for an interval worth having (t at 2 degrees of freedom is 4.3)
 MAX_ROUNDS = 10
@@ -117,13 +123,12 @@ class Gatherer:
         self._profile = profile
         self._rng = random.Random(seed)
         self._clock = clock
-        self._ids: Iterator[int] = count(1)
 
     def request(self, mode: Mode, *, n_steps: int | None = None, **more: object) -> WindowRequest:
         """A request with the next id, the planned size and a time limit."""
         n = n_steps if n_steps is not None else self.evidence.sizes.n_steps
         limit_s = LIMIT_FACTOR * n * self.evidence.sizes.step_s + LIMIT_EXTRA_S
-        return WindowRequest(id=next(self._ids), mode=mode, n_steps=n, limit_s=limit_s, **more)  # type: ignore[arg-type]
+        return WindowRequest(id=next(WINDOW_IDS), mode=mode, n_steps=n, limit_s=limit_s, **more)  # type: ignore[arg-type]
 
     def gather(self, *, until: float, ablate: bool, with_copy: bool) -> None:
         """Everything but trials. `until` is on this gatherer's clock, for ablation."""

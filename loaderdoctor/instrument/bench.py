@@ -181,6 +181,8 @@ class Bench:
         if not requests:
             return []
         self._on_event = on_event
+        for request in requests:
+            self._done.pop(request.id, None)  # of an earlier window that had the same number
         if self.ended is None:
             self._send(Measure(requests=tuple(map(with_absolute_path, requests))))
         limit_s = timeout_s if timeout_s is not None else time_for(requests)

@@ -20,11 +20,16 @@ rank is ready; after its window it steps on. Only to stop do all ranks wait, aft
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import count
 from typing import Literal
 
 import msgspec
 
 from loaderdoctor.settings import Settings
+
+# Windows are told apart by their numbers: all who ask a bench for some take them from here.
+WINDOW_IDS: Iterator[int] = count(1)
 
 # WindowDone.reason of a window that the end of the script cut short; Ended follows at once.
 SCRIPT_ENDED = "the script ended during this window"

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
 
 from loaderdoctor.attribution.step import usable
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.endings import took_down
-from loaderdoctor.instrument.protocol import Ended, Mode, Observed, WindowDone, WindowRequest
+from loaderdoctor.instrument.protocol import (
+    WINDOW_IDS,
+    Ended,
+    Mode,
+    Observed,
+    WindowDone,
+    WindowRequest,
+)
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
 from loaderdoctor.sweep import pace
 from loaderdoctor.sweep.fresh import FreshBench
@@ -60,7 +66,6 @@ class Visits:
         self._outcome = outcome
         self._reopen = reopen
         self._clock = clock
-        self._ids = count(1)
         train = next((x for x in observed.loaders if x.role == "train"), None)
         # "plain" where the loader can be opened only once
         self._steps_per_epoch = train.steps_per_epoch if train is not None else None
@@ -71,7 +76,7 @@ class Visits:
         """One window of the loop as it is, nothing re-opened."""
         done = self._measure(
             WindowRequest(
-                id=next(self._ids),
+                id=next(WINDOW_IDS),
                 mode="plain",
                 n_steps=n_steps,
                 limit_s=self._limit_s(n_steps * cost.step_s),
@@ -92,7 +97,7 @@ class Visits:
         began = self._clock()
         done = self._measure(
             WindowRequest(
-                id=next(self._ids),
+                id=next(WINDOW_IDS),
                 mode=mode,
                 n_steps=n_steps,
                 limit_s=self._limit_s(expected_s)
@@ -170,7 +175,7 @@ class Visits:
         suffix = f"-{repeat + 1}" if repeat else ""
         own_loop = trial.index == 0 or (trial.place == "process" and not trial.settings.changed())
         request = WindowRequest(
-            id=next(self._ids),
+            id=next(WINDOW_IDS),
             mode="profiled" if own_loop else "trial",
             n_steps=n_steps,
             n_warmup_steps=options.n_warmup,

@@ -110,6 +110,15 @@ def test_a_run_to_the_end_is_bit_for_bit_the_unwatched_run(
     assert capfd.readouterr().out == unwatched.stdout
 
 
+def test_a_window_of_a_number_used_before_is_measured_anew(tmp_path: Path) -> None:
+    """Else it is answered by the earlier one: a trial passed for a window without input."""
+    with Bench(script(tmp_path, "train(1000)"), tmp_path / "run") as bench:
+        bench.wait_observed(60.0)
+        modes = ("plain", "no_input")
+        asked = [WindowRequest(id=1, mode=mode, n_steps=3, limit_s=30.0) for mode in modes]  # type: ignore[arg-type]
+        assert [bench.measure([request])[0].mode for request in asked] == ["plain", "no_input"]
+
+
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_classes_of_the_script_reach_workers_of_every_start_method(
     method: str, tmp_path: Path

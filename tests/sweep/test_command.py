@@ -86,6 +86,9 @@ def test_the_loops_own_settings_are_trial_0_and_the_top_level(
     assert report["step"]["wall_ms"] == own["step_ms"]
     assert report["loaders"][0]["settings"]["num_workers"] == 0
     assert "not valid" in stderr.splitlines()[0]
+    # What the loader costs was measured, by windows with ready batches beside plain ones.
+    assert report["ablation"]["n_rounds"] >= 1
+    assert report["ablation"]["no_input_ms"] < 0.5 * report["ablation"]["plain_ms"]
 
 
 @pytest.mark.scripts

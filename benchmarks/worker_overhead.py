@@ -115,14 +115,14 @@ class _Indices:
         return None
 
     def put(self, item: Any) -> None:
-        raise NotImplementedError
+        raise NotImplementedError("a worker only takes indices")
 
 
 class _Sink:
     """A data queue that forgets."""
 
     def get(self) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError("a worker only hands batches over")
 
     def put(self, item: Any) -> None:
         pass

@@ -227,7 +227,7 @@ def diagnose(script: str, args: tuple[str, ...], **options: Any) -> int:
     type=click.Choice(["grid", "auto"]),
     default="grid",
     show_default=True,
-    help="auto: race the settings and drop clear losers, a fifth of the steps.",
+    help="auto: race the settings and drop clear losers early.",
 )
 @click.option("--isolate", is_flag=True, help="Each visit in a process of its own.")
 @click.option(

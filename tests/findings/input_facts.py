@@ -1,0 +1,19 @@
+"""Facts of runs whose loader costs something, for the rules about getting batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.findings.builders import loader, step, with_exposed, workers
+
+NO_WORKERS = (loader(settings={"num_workers": 0}),)
+BY_ITSELF = workers(n_workers=0, batch_ms=7.0, fetch_ms=6.5, collate_ms=0.5, cores=())
+
+# A pool that makes a batch of 40 ms in 4 workers: one each 10 ms, the rest of the step takes 4 ms.
+SHORT = workers(batch_ms=40.0, fetch_ms=39.0, idle_share=0.0)
+STARVED = with_exposed(
+    input_=0.6, workers=SHORT, step=step(worker_cpu_cores=3.8, main_cpu_cores=0.8)
+)
+SLEEPING = replace(SHORT, cpu_share=0.08)
+FULL_CPU = step(worker_cpu_cores=6.5, main_cpu_cores=1.0)
+LOW = "no exposed input"

@@ -1,0 +1,136 @@
+"""Rules about making a batch: its order, sampler, collating and formats."""
+
+from __future__ import annotations
+
+import pytest
+
+from loaderdoctor.facts import LineSpot
+from loaderdoctor.findings.batch_making import (
+    collate_bound,
+    dataset_format_bound,
+    head_of_line_stall,
+    sampler_bound,
+)
+from loaderdoctor.findings.hot import where
+from loaderdoctor.findings.model import Severity
+from tests.findings.builders import healthy, line, loader, with_exposed, workers
+from tests.findings.case import Case, check_fires, check_silent
+from tests.findings.input_facts import LOW
+
+CASES = (
+    Case(
+        rule=head_of_line_stall,
+        ill=with_exposed(
+            input_=0.6,
+            workers=workers(
+                head_of_line_ms=5.0,
+                sample_ms_quantiles=(0.2, 0.2, 0.2, 0.3, 0.4, 9.0, 20.0, 21.0),
+            ),
+        ),
+        share=0.5,
+        severity=Severity.HIGH,
+        evidence={"head_of_line_ms_per_step": 5.0, "p99_sample_ms": 20.0},
+        says=("For 5.0 of 10.0 ms a step", "0.30 ms at the median, 20.0 ms at the 99th"),
+        silent={
+            "no batch waits": with_exposed(input_=0.6),
+            "any order already": with_exposed(
+                input_=0.6,
+                workers=workers(head_of_line_ms=5.0),
+                loaders=(loader(settings={"in_order": False}),),
+            ),
+            "one worker": with_exposed(
+                input_=0.6, workers=workers(n_workers=1, head_of_line_ms=5.0)
+            ),
+            LOW: healthy(workers=workers(head_of_line_ms=5.0)),
+        },
+        missing={
+            "stall": with_exposed(input_=0.6, workers=workers(head_of_line_ms=None)),
+            "workers": with_exposed(input_=0.6, workers=None),
+        },
+    ),
+    Case(
+        rule=sampler_bound,
+        ill=with_exposed(input_=0.45, workers=workers(sampler_ms=4.0)),
+        share=0.4,
+        severity=Severity.HIGH,
+        evidence={"sampler_ms_per_batch": 4.0, "sampler": "RandomSampler"},
+        says=("RandomSampler takes 4.0 ms per batch", "workers can't take that over"),
+        silent={
+            "a fast sampler": with_exposed(input_=0.45),
+            LOW: healthy(workers=workers(sampler_ms=4.0)),
+        },
+        missing={"sampler": with_exposed(input_=0.45, workers=workers(sampler_ms=None))},
+    ),
+    Case(
+        rule=collate_bound,
+        ill=with_exposed(
+            input_=0.5,
+            loaders=(loader(collate="pad_and_tokenise"),),
+            workers=workers(batch_ms=40.0, collate_ms=30.0, lines=(line(function="pad"),)),
+        ),
+        share=0.375,
+        severity=Severity.HIGH,
+        evidence={"collate_share_of_batch": 0.75, "line": "data.py:30 (pad)"},
+        says=("pad_and_tokenise takes 30.0 ms of the 40.0 ms", "75 % of it", "in the workers"),
+        silent={
+            "fetching costs more": with_exposed(input_=0.5, workers=workers(batch_ms=40.0)),
+            "the pool keeps up": with_exposed(
+                input_=0.5, workers=workers(batch_ms=2.0, collate_ms=1.5)
+            ),
+            LOW: healthy(workers=workers(batch_ms=40.0, collate_ms=30.0)),
+        },
+        missing={"collate": with_exposed(input_=0.5, workers=workers(collate_ms=None))},
+    ),
+    Case(
+        rule=dataset_format_bound,
+        ill=with_exposed(
+            input_=0.5,
+            workers=workers(
+                batch_ms=40.0,
+                lines=(line(code="return torch.tensor(row)", share=0.7), line(share=0.2)),
+            ),
+        ),
+        share=0.35,
+        severity=Severity.HIGH,
+        evidence={"conversion_share_of_batch": 0.7, "line_code": "return torch.tensor(row)"},
+        says=("70 % of making a batch is converting formats", "data.py:30 (__getitem__)"),
+        silent={
+            "other hot lines": with_exposed(
+                input_=0.5, workers=workers(batch_ms=40.0, lines=(line(),))
+            ),
+            "a small part": with_exposed(
+                input_=0.5,
+                workers=workers(batch_ms=40.0, lines=(line(code="torch.tensor(y)", share=0.1),)),
+            ),
+            "the pool keeps up": with_exposed(
+                input_=0.5, workers=workers(lines=(line(code="torch.tensor(x)"),))
+            ),
+            LOW: healthy(workers=workers(batch_ms=40.0, lines=(line(code="torch.tensor(x)"),))),
+        },
+        missing={"lines": with_exposed(input_=0.5, workers=workers(batch_ms=40.0))},
+    ),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_a_rule_fires_with_its_figures(case: Case) -> None:
+    check_fires(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_a_rule_stays_silent_on_look_alikes_and_missing_facts(case: Case) -> None:
+    check_silent(case)
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ("/home/me/mnist.py", "mnist.py"),
+        ("/v/site-packages/torchvision/datasets/mnist.py", "torchvision/datasets/mnist.py"),
+        ("C:\\env\\Lib\\site-packages\\PIL\\Image.py", "PIL/Image.py"),
+        ("/v/site-packages/loaderdoctor/_recipes/mnist/train.py", "train.py"),
+    ],
+)  # fmt: skip
+def test_a_package_s_line_does_not_pass_for_the_users(file: str, shown: str) -> None:
+    spot = LineSpot(file=file, line=7, function="f", code="", share=1.0)
+    assert where(spot) == f"{shown}:7 (f)"

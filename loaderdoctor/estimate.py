@@ -91,3 +91,38 @@ def welch_difference(a: Estimate, b: Estimate) -> Estimate:
     degrees = total**2 / (variance_a**2 / (a.n - 1) + variance_b**2 / (b.n - 1))
     margin = t95(degrees) * math.sqrt(total)
     return Estimate(value=value, low=value - margin, high=value + margin, n=min(a.n, b.n))
+
+
+def binomial_interval(hits: int, n: int) -> tuple[float, float]:
+    """Exact 95 % interval (Clopper and Pearson 1934) of the share behind `hits` of `n` looks.
+
+    (0, 1) where nothing was looked at. Raises ValueError where `hits` is not within 0…n.
+    """
+    if not 0 <= hits <= n:
+        raise ValueError(f"{hits} of {n}")
+    low = 0.0 if hits == 0 else _share_with(hits, n, 0.025)
+    high = 1.0 if hits == n else 1.0 - _share_with(n - hits, n, 0.025)
+    return low, high
+
+
+def _share_with(hits: int, n: int, chance: float) -> float:
+    """The share at which `hits` or more of `n` come up with that chance; by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if _at_least(hits, n, middle) < chance:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _at_least(hits: int, n: int, share: float) -> float:
+    """Chance of `hits` or more of `n`."""
+    if share <= 0.0 or share >= 1.0:
+        return float(share >= 1.0 or hits == 0)
+    yes, no, all_ = math.log(share), math.log1p(-share), math.lgamma(n + 1)
+    return math.fsum(
+        math.exp(all_ - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * yes + (n - k) * no)
+        for k in range(hits, n + 1)
+    )

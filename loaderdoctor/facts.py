@@ -12,7 +12,7 @@ from typing import Literal
 
 from loaderdoctor.attribution.device_use import BusyFacts, GpuDeviceFacts, RangeFacts
 from loaderdoctor.attribution.shares import Hidden, Shares
-from loaderdoctor.estimate import Estimate
+from loaderdoctor.estimate import Estimate, binomial_interval
 from loaderdoctor.instrument.protocol import ComputeRecord, LoaderRecord, TransferRecord
 
 
@@ -106,14 +106,35 @@ class TraceFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """The innermost Python function at some looks: the line's own, or what it had called."""
+
+    file: str
+    function: str
+    n_looks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LineSpot:
-    """A hot line of the user's code inside dataset, collate or sampler."""
+    """A line of the user's code inside dataset, collate or sampler, and how often it was seen."""
 
     file: str
     line: int
     function: str
     code: str | None
-    share: float  # of the samples taken there
+    n_looks: int
+    of_looks: int  # at all lines together, those left out here too
+    leaves: tuple[Leaf, ...] = ()  # most looks first
+
+    @property
+    def share(self) -> float:
+        """Of all looks; an estimate, whose noise `share_ci` tells."""
+        return self.n_looks / self.of_looks
+
+    @property
+    def share_ci(self) -> tuple[float, float]:
+        """95 % interval of the share."""
+        return binomial_interval(self.n_looks, self.of_looks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderdoctor.estimate import mean, paired_difference, t95, welch_difference
+from loaderdoctor.estimate import (
+    binomial_interval,
+    mean,
+    paired_difference,
+    t95,
+    welch_difference,
+)
 
 
 def test_interval_of_known_samples_matches_the_textbook() -> None:
@@ -71,3 +77,32 @@ def test_quantiles_fall_towards_the_normal_one() -> None:
 def test_a_difference_without_noise_is_exact() -> None:
     found = welch_difference(mean([2.0, 2.0]), mean([1.0, 1.0]))
     assert (found.low, found.value, found.high) == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("hits", "n", "low", "high"),
+    # The usual tables of exact binomial limits (Clopper and Pearson 1934, 95 %).
+    [(0, 10, 0.0, 0.3085), (1, 10, 0.0025, 0.4450), (5, 10, 0.1871, 0.8129), (10, 10, 0.6915, 1.0)],
+)
+def test_exact_binomial_limits_are_those_of_the_tables(
+    hits: int, n: int, low: float, high: float
+) -> None:
+    assert binomial_interval(hits, n) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_a_binomial_interval_holds_the_true_share_nineteen_times_in_twenty() -> None:
+    chance = random.Random(4)
+    held = 0
+    for _ in range(1000):
+        share, n = chance.random(), chance.randint(1, 60)
+        hits = sum(chance.random() < share for _ in range(n))
+        low, high = binomial_interval(hits, n)
+        held += low <= share <= high
+    assert held >= 940  # exact intervals are wider than they need be, never narrower
+
+
+def test_no_looks_say_nothing_and_impossible_counts_are_refused() -> None:
+    assert binomial_interval(0, 0) == (0.0, 1.0)
+    for hits, n in ((3, 2), (-1, 5)):
+        with pytest.raises(ValueError, match="of"):
+            binomial_interval(hits, n)

@@ -6,7 +6,6 @@ Means are over whole worker cycles (one batch of each worker), because batches c
 
 from __future__ import annotations
 
-import linecache
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaderdoctor.attribution.first_touch import first_touch_ratio
+from loaderdoctor.attribution.hot_lines import line_spots
 from loaderdoctor.facts import LineSpot, WorkerFacts
 from loaderdoctor.instrument.protocol import FetchRecord
 from loaderdoctor.instrument.worker_records import (
@@ -30,7 +30,6 @@ from loaderdoctor.intervals import Intervals
 
 NS_PER_MS = 1e6
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
-MAX_LINES = 20
 
 # CPU time of a worker outside the thread that makes batches, relative to that thread's: above
 # this a native pool is at work. The feeder's pickling and our line sampler stay below 10 % even
@@ -74,8 +73,11 @@ def worker_facts(
     *,
     n_steps: int,
     fetches: Sequence[FetchRecord] = (),
+    looked_in: Sequence[tuple[int, int, Sequence[FetchRecord]]] = (),
 ) -> WorkerFacts | None:
     """Facts of the window [start_ns, end_ns); None where no batch was recorded in it.
+
+    Hot lines are also those seen in the windows `looked_in` (start, end, fetches): looks are rare.
 
     Of several loaders fetched in the window, the one whose batches took longest to make counts.
     `n_steps` divides what is per step; without `fetches` every batch made in the window counts.
@@ -119,7 +121,7 @@ def worker_facts(
             else None
         ),
         transforms=_transforms(chosen),
-        lines=_lines(chosen),
+        lines=_lines(chosen, looked_in),
         first_touch_ratio=first_touch_ratio(log, {i.dataset for i in chosen.iterators}),
         run_wait_share=_run_wait_share(chosen) if in_workers else None,
     )
@@ -328,23 +330,21 @@ def _transforms(chosen: _Selection) -> tuple[tuple[str, float], ...]:
     return tuple((name, total_ns[name] / n_samples[name] / NS_PER_MS) for name in total_ns)
 
 
-def _lines(chosen: _Selection) -> tuple[LineSpot, ...]:
-    """The places where most samples fell, most first; shares are of all samples."""
-    counts: Counter[tuple[str, int, str]] = Counter()
-    for spot in chosen.log.lines:
-        inside = spot.until_ns > chosen.start_ns and spot.since_ns < chosen.end_ns
-        if inside and (spot.pid in chosen.pids or spot.phase == "sampler"):
-            counts[spot.file, spot.line, spot.function] += spot.count
-    total = sum(counts.values())
-    return tuple(
-        LineSpot(
-            file=file,
-            line=line,
-            function=function,
-            code=linecache.getline(file, line).strip() or None,
-            share=count / total,
+def _lines(
+    chosen: _Selection, more: Sequence[tuple[int, int, Sequence[FetchRecord]]]
+) -> tuple[LineSpot, ...]:
+    """Looks taken in the window and in `more` of them, each once."""
+    selections = [chosen, *(s for w in more if (s := _select(chosen.log, *w)) is not None)]
+    windows = [(s.start_ns, s.end_ns, s.pids) for s in selections]
+    return line_spots(
+        look
+        for look in chosen.log.lines
+        if any(
+            look.until_ns > start_ns
+            and look.since_ns < end_ns
+            and (look.pid in pids or look.phase == "sampler")
+            for start_ns, end_ns, pids in windows
         )
-        for (file, line, function), count in counts.most_common(MAX_LINES)
     )
 
 

@@ -137,5 +137,10 @@ def _workers(log: WorkerLog | None, evidence: Evidence) -> WorkerFacts | None:
         return None
     window = max(plain, key=lambda w: w.end_ns - w.start_ns)
     return worker_facts(
-        log, window.start_ns, window.end_ns, n_steps=window.n_steps, fetches=window.fetches
+        log,
+        window.start_ns,
+        window.end_ns,
+        n_steps=window.n_steps,
+        fetches=window.fetches,
+        looked_in=[(w.start_ns, w.end_ns, w.fetches) for w in evidence.all_plain if usable(w)],
     )

@@ -7,7 +7,7 @@ import re
 from loaderdoctor.facts import Facts, LineSpot
 from loaderdoctor.findings.capacity import making_cost
 from loaderdoctor.findings.exposure import MODERATE_SHARE, Cost, input_cost, loader_id
-from loaderdoctor.findings.hot import line_evidence, where
+from loaderdoctor.findings.hot import at, hottest, line_evidence, seen, seen_enough
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.wording import ms, of_step, percent
 
@@ -138,7 +138,7 @@ def collate_bound(facts: Facts) -> Finding | None:
             "input_ms_per_step": cost.ms,
             "step_ms": cost.step_ms,
             "collate": loader.collate if loader is not None else None,
-            **line_evidence(workers.lines[0] if workers.lines else None),
+            **line_evidence(hottest(facts)),
         },
         advice="Move per-sample work (tokenising, padding to a fixed length) out of collate_fn and "
         "do it once, ahead of training.",
@@ -150,7 +150,7 @@ def dataset_format_bound(facts: Facts) -> Finding | None:
 
     Decides on: hot lines of the dataset that convert value by value, or lie in a table library,
     and the exposed input time that making batches explains.
-    Abstains: no hot lines recorded, or the pool keeps up with the step.
+    Abstains: too few looks at lines, or the pool keeps up with the step.
     Fooled by: a conversion written in a helper with another name; only the line itself is read.
     """
     workers, cost = facts.workers, making_cost(facts)
@@ -158,28 +158,28 @@ def dataset_format_bound(facts: Facts) -> Finding | None:
         return None
     spots = tuple(x for x in workers.lines if _converts(x))
     share = min(1.0, sum(x.share for x in spots))
-    if share < MIN_FORMAT_LINE_SHARE:
+    if share < MIN_FORMAT_LINE_SHARE or not seen_enough(spots):
         return None
-    hottest = max(spots, key=lambda x: x.share)
+    worst = max(spots, key=lambda x: x.n_looks)
     part: Cost = cost.part(cost.ms * share)
     if part.share < MODERATE_SHARE:
         return None
-    code = f" `{hottest.code}`" if hottest.code else ""
+    code = f" `{worst.code}`" if worst.code and at(worst) else ""
     return Finding(
         kind=Kind.DATASET_FORMAT_BOUND,
         severity=part.severity,
         share=part.share,
         loader=loader_id(facts),
         summary=(
-            f"{percent(share)} of making a batch is converting formats, most of it at "
-            f"{where(hottest)}{code}, while the loop waits {of_step(cost)}. Convert once, ahead of "
-            "training, and store arrays."
+            f"{seen(*spots)} of making a batch is converting formats, most of it"
+            f"{at(worst).removeprefix(',')}{code}, while the loop waits {of_step(cost)}. Convert "
+            "once, ahead of training, and store arrays."
         ),
         evidence={
             "conversion_share_of_batch": share,
             "input_ms_per_step": cost.ms,
             "step_ms": cost.step_ms,
-            **line_evidence(hottest),
+            **line_evidence(worst),
         },
         advice="Store samples as arrays (set_format('torch'), .npy, one tensor) instead of lists "
         "that are converted for each item.",

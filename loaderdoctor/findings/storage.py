@@ -15,10 +15,10 @@ from loaderdoctor.findings.exposure import (
     loader_id,
     severity,
 )
-from loaderdoctor.findings.hot import where
+from loaderdoctor.findings.hot import at, line_evidence, seen, seen_enough
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.saturated import MAX_WAITING_CPU_SHARE
-from loaderdoctor.findings.wording import ms, of_step, percent, size
+from loaderdoctor.findings.wording import ms, of_step, size
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
 
 # A disk and the page cache differ by several times. Half as much again is what imports, first
@@ -93,7 +93,7 @@ def many_small_files(facts: Facts) -> Finding | None:
 
     Decides on: hot lines that open or read files, CPU share of making a batch, and the exposed
     input time that making batches explains.
-    Abstains: no hot lines or no CPU times recorded, or the pool keeps up with the step.
+    Abstains: too few looks at lines or no CPU times recorded, or the pool keeps up with the step.
     Fooled by: one large file opened again for each sample; keep it open then.
     """
     workers, cost = facts.workers, making_cost(facts)
@@ -103,27 +103,26 @@ def many_small_files(facts: Facts) -> Finding | None:
         return None
     spots = [x for x in workers.lines if x.code is not None and _OPENS.search(x.code)]
     share = min(1.0, sum(x.share for x in spots))
-    if not spots or share < MIN_OPEN_LINE_SHARE:
+    if not seen_enough(spots) or share < MIN_OPEN_LINE_SHARE:
         return None
     part = cost.part(cost.ms * share)
     if part.share < MODERATE_SHARE:
         return None
-    hottest = max(spots, key=lambda x: x.share)
+    hottest = max(spots, key=lambda x: x.n_looks)
     return Finding(
         kind=Kind.MANY_SMALL_FILES,
         severity=part.severity,
         share=part.share,
         loader=loader_id(facts),
         summary=(
-            f"{percent(share)} of making a batch is opening and reading a file per sample, at "
-            f"{where(hottest)}, while the loop waits {of_step(cost)}. Pack the samples into few "
+            f"{seen(*spots)} of making a batch is opening and reading a file per sample"
+            f"{at(hottest)}, while the loop waits {of_step(cost)}. Pack the samples into few "
             "large files (LMDB, webdataset, TFRecord)."
         ),
         evidence={
             "open_share_of_batch": share,
             "cpu_share": workers.cpu_share,
-            "line": where(hottest),
-            "line_code": hottest.code,
+            **line_evidence(hottest),
             "input_ms_per_step": cost.ms,
             "step_ms": cost.step_ms,
         },

@@ -10,6 +10,7 @@ from loaderdoctor.attribution import shares as attribution
 from loaderdoctor.attribution.shares import Bound
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import AblationFacts, Facts, StepFacts, WorkerFacts
+from loaderdoctor.findings.hot import seen_enough
 from loaderdoctor.findings.model import Finding
 from loaderdoctor.instrument.protocol import Environment, LoaderRecord
 from loaderdoctor.report import format as fmt
@@ -195,6 +196,10 @@ def _workers(facts: WorkerFacts | None) -> model.Workers | None:
                 "function": spot.function,
                 "code": spot.code,
                 "share": spot.share,
+                "share_ci": spot.share_ci,
+                "n_looks": spot.n_looks,
+                "of_looks": spot.of_looks,
+                "named": seen_enough((spot,)),
             }
             for spot in facts.lines
         ),

@@ -352,12 +352,17 @@ def _workers(workers: Workers | None) -> RenderableType | None:
         each = sorted(workers.transforms.items(), key=lambda item: -item[1])
         words = ", ".join(f"{plain(name)} {fmt.ms(cost)}" for name, cost in each)
         body.append(Text(f"Transforms, each sample: {words}"))
-    for line in workers.lines[:_HOT_LINES]:
-        where = f"{line.get('file')}:{line.get('line')}"
-        text = Text(f"{fmt.share(line.get('share'))} of samples at {plain(where)}")
-        if line.get("code"):
+    named = [line for line in workers.lines if line["named"]]
+    for line in named[:_HOT_LINES]:
+        where = f"{line['file']}:{line['line']}"
+        looks = f"{line['n_looks']} of {fmt.count(line['of_looks'], 'look')}"
+        text = Text(f"{fmt.share(line['share'])} ({looks}) at {plain(where)}")
+        if line["code"]:
             text.append(f"  {plain(str(line['code']).strip())}", style="cyan")
         body.append(text)
+    if workers.lines and not named:
+        looks = fmt.count(workers.lines[0]["of_looks"], "look")
+        body.append(Text(f"{looks} at its code: too few, or too spread, to name a line."))
     return _section("Making batches", *body)
 
 

@@ -121,6 +121,7 @@ class Evidence:
                 window.end_ns,
                 n_steps=window.n_steps,
                 fetches=window.fetches,
+                looked_in=[(w.start_ns, w.end_ns, w.fetches) for w in plain],
             )
         main = next((x for x in self.observed.loaders if x.role == "train"), None)
         own_workers = main.settings.num_workers if main is not None else None

@@ -227,6 +227,32 @@ def test_hot_lines_carry_their_code(tmp_path: Path) -> None:
     assert top.file == cases.__file__
     assert top.code is not None
     assert sum(spot.share for spot in facts.lines) == pytest.approx(1)
+    assert top.of_looks == sum(spot.n_looks for spot in facts.lines)
+    assert all(sum(x.n_looks for x in spot.leaves) == spot.n_looks for spot in facts.lines)
+
+
+def test_looks_of_other_windows_count_once_each(tmp_path: Path) -> None:
+    source = cases.loader(cases.Spinning())
+
+    def run(watched: Watched) -> None:
+        watched.epoch(source)
+        watched.epoch(source)
+
+    _, watched, log = facts_of(tmp_path, run)
+    half = len(watched.fetches) // 2
+    first, second = watched.fetches[:half], watched.fetches[half:]
+
+    def looks(*windows: list[FetchRecord]) -> int:
+        spans = [(w[0].start_ns, w[-1].end_ns, w) for w in windows]
+        facts = worker_facts(
+            log, *spans[0][:2], n_steps=half, fetches=spans[0][2], looked_in=spans[1:]
+        )
+        assert facts is not None
+        return facts.lines[0].of_looks
+
+    everything = sum(spot.count for spot in log.lines)
+    assert looks(first) <= looks(first, second) == everything
+    assert looks(first, second, first, second) == everything
 
 
 class Multiplying(cases.Spinning):

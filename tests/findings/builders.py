@@ -209,8 +209,15 @@ def transfer(**changes: Any) -> TransferRecord:
 
 
 def line(**changes: Any) -> LineSpot:
+    """A line seen at 60 of 100 looks; `share` says how many."""
+    n_looks = round(changes.pop("share", 0.6) * changes.get("of_looks", 100))
     healthy = LineSpot(
-        file="/home/u/data.py", line=30, function="__getitem__", code="x = self.load(i)", share=0.6
+        file="/home/u/data.py",
+        line=30,
+        function="__getitem__",
+        code="x = self.load(i)",
+        n_looks=n_looks,
+        of_looks=100,
     )
     return replace(healthy, **changes)
 

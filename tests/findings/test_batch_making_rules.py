@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from loaderdoctor.facts import LineSpot
 from loaderdoctor.findings.batch_making import (
     collate_bound,
     dataset_format_bound,
@@ -93,7 +92,7 @@ CASES = (
         share=0.35,
         severity=Severity.HIGH,
         evidence={"conversion_share_of_batch": 0.7, "line_code": "return torch.tensor(row)"},
-        says=("70 % of making a batch is converting formats", "data.py:30 (__getitem__)"),
+        says=("70 % (70 of 100 looks) of making a batch is converting formats", "data.py:30"),
         silent={
             "other hot lines": with_exposed(
                 input_=0.5, workers=workers(batch_ms=40.0, lines=(line(),))
@@ -132,5 +131,5 @@ def test_a_rule_stays_silent_on_look_alikes_and_missing_facts(case: Case) -> Non
     ],
 )  # fmt: skip
 def test_a_package_s_line_does_not_pass_for_the_users(file: str, shown: str) -> None:
-    spot = LineSpot(file=file, line=7, function="f", code="", share=1.0)
+    spot = line(file=file, line=7, function="f")
     assert where(spot) == f"{shown}:7 (f)"

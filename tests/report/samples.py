@@ -324,7 +324,12 @@ def cpu_only() -> model.Report:
         transforms=(("RandomCrop", 0.3), ("ToTensor", 0.8)),
         lines=(
             LineSpot(
-                file="data.py", line=17, function="__getitem__", code="x = decode(raw)", share=0.71
+                file="data.py",
+                line=17,
+                function="__getitem__",
+                code="x = decode(raw)",
+                n_looks=71,
+                of_looks=100,
             ),
         ),
         first_touch_ratio=1.0,

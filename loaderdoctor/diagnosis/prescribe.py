@@ -79,6 +79,11 @@ def _rows(
             to=value,
             code="\n".join(edit.diff() for edit in edits),
             predicted_step_ms=candidate.predicted_step_ms if candidate is not None else None,
+            predicted_from=(
+                candidate.predicted_from
+                if candidate is not None and candidate.predicted_step_ms is not None
+                else None
+            ),
             measured_step_ms=measured.value if measured is not None else None,
             measured_ci_ms=interval(measured),
             caution=caution,
@@ -89,7 +94,9 @@ def _rows(
 
 def _basis(candidate: Candidate, glimpsed: Tried | None) -> str:
     """What an untried recommendation rests on."""
-    text = f"Predicted from {candidate.prediction}."
+    how = candidate.prediction
+    known = candidate.predicted_step_ms is not None
+    text = f"That is {how}." if known else f"{how[:1].upper()}{how[1:]}."
     if glimpsed is not None and glimpsed.step is not None:
         text += (
             f" The few windows that there was time for ({len(glimpsed.step_ms)}) took "
@@ -150,7 +157,7 @@ def _advice_row(facts: Facts, advice: CodeAdvice) -> model.Recommendation:
         measured_step_ms=None,
         measured_ci_ms=None,
         caution=advice.caution,
-        summary=advice.bound,
+        predicted_from=advice.predicted_from if bounded else None,
     )
 
 

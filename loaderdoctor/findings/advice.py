@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings import snippets
+from loaderdoctor.findings.capacity import by_ablation
 from loaderdoctor.findings.model import Finding, Kind
-from loaderdoctor.findings.plan import CodeAdvice
+from loaderdoctor.findings.plan import CodeAdvice, PredictedFrom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,7 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
     The bound is what the finding explains of the step: from ablation where it ran, else from the
     trace. More can't be gained by it.
     """
-    measured = facts.ablation is not None and facts.ablation.input_ms is not None
+    measured = by_ablation(facts)
     on_device = facts.machine is not None and facts.machine.device_name is not None
     out = []
     for finding in findings:
@@ -133,16 +134,15 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
             continue  # only where ready batches proved that the CPU is the limit
         known = finding.share is not None and facts.step_ms is not None
         bound_ms = finding.share * facts.step_ms if known else None  # type: ignore[operator]
-        source = "measured by taking the loader away" if measured else "exposed time in the trace"
-        if finding.kind in _COMPUTING:
-            source = "its time in the trace"
+        computing = finding.kind in _COMPUTING
+        source: PredictedFrom = "ablation" if measured and not computing else "trace"
         out.append(
             CodeAdvice(
                 kind=finding.kind,
                 title=change.title,
                 example=change.example,
                 bound_ms=bound_ms,
-                bound=source if known else "not known",
+                predicted_from=source if known else None,
                 caution=change.caution,
             )
         )

@@ -27,6 +27,11 @@ MAX_WAIT_PART = 0.5
 KEEPS_UP_MARGIN = 1.05
 
 
+def by_ablation(facts: Facts) -> bool:
+    """Whether what is said of the step rests on windows with ready batches; else on its trace."""
+    return facts.ablation is not None and facts.ablation.no_input_ms is not None
+
+
 def rest_ms(facts: Facts) -> float | None:
     """The step without its loader: measured by ablation, else the step less its input share."""
     if facts.ablation is not None and facts.ablation.no_input_ms is not None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from loaderdoctor.findings.code import CodeEdit
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.settings import Settings
+
+# What a prediction rests on: windows with ready batches, or where the step's time was seen to go.
+PredictedFrom = Literal["ablation", "trace"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +22,7 @@ class Candidate:
     loader: str  # LoaderRecord.id
     predicted_step_ms: float | None  # None: only a trial can tell
     prediction: str  # how the prediction was made, or why there is none
+    predicted_from: PredictedFrom = "trace"
     edits: tuple[CodeEdit, ...]  # the lines to write
     caution: str | None = None
     # False: not in the running loop (process-wide, may crash or hang it, or needs data again that
@@ -33,7 +38,7 @@ class CodeAdvice:
     title: str
     example: str
     bound_ms: float | None  # at most this much of a step can be gained; None: not known
-    bound: str  # where the bound comes from
+    predicted_from: PredictedFrom | None  # where the bound comes from; None: not known
     caution: str | None = None
 
 

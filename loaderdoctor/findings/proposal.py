@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.axis_code import axis_code
-from loaderdoctor.findings.capacity import batch_ms, rest_ms
+from loaderdoctor.findings.capacity import batch_ms, by_ablation, rest_ms
 from loaderdoctor.findings.code import CodeEdit, edit_loader_call, edit_transfer, loader_arguments
 from loaderdoctor.findings.framework_code import edit_framework_call
 from loaderdoctor.findings.model import Kind
@@ -44,6 +44,7 @@ def proposal(
         loader=loader.id,
         predicted_step_ms=predicted_ms,
         prediction=how,
+        predicted_from="ablation" if by_ablation(facts) else "trace",
         edits=edits_for(facts, settings),
         caution=" ".join(cautions) or None,
         live=not (

@@ -9,17 +9,17 @@ def ms(value: float | None) -> str:
     """Milliseconds with three significant digits at most: `10.6 ms`, `0.24 ms`, `2147 ms`."""
     if value is None:
         return "an unknown time"
-    return f"{_digits(value)} ms"
+    return f"{number(value)} ms"
 
 
 def seconds(value_ms: float) -> str:
     """A longer time given in milliseconds: `2.1 s`, below a second in ms."""
-    return ms(value_ms) if abs(value_ms) < 1000 else f"{_digits(value_ms / 1000)} s"
+    return ms(value_ms) if abs(value_ms) < 1000 else f"{number(value_ms / 1000)} s"
 
 
 def of_step(cost: Cost) -> str:
     """`10.6 of 13.1 ms a step`."""
-    return f"{_digits(cost.ms)} of {_digits(cost.step_ms)} ms a step"
+    return f"{number(cost.ms)} of {number(cost.step_ms)} ms a step"
 
 
 def percent(share: float) -> str:
@@ -42,11 +42,12 @@ def size(n_bytes: float) -> str:
     """Decimal units: `77.1 MB`, `12 kB`."""
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if n_bytes >= factor:
-            return f"{_digits(n_bytes / factor)} {unit}"
+            return f"{number(n_bytes / factor)} {unit}"
     return f"{n_bytes:.0f} bytes"
 
 
-def _digits(value: float) -> str:
+def number(value: float) -> str:
+    """Three significant digits at most, two below one: `147`, `10.6`, `0.24`."""
     magnitude = abs(value)
     if magnitude >= 99.95:
         return f"{value:.0f}"

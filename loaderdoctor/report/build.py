@@ -50,11 +50,13 @@ def build_report(
     environment: Environment | None = None,
     method: Sequence[str] = (),
     summary: str | None = None,
+    unsettled: str | None = None,
     memory_history: model.MemoryHistory | None = None,
 ) -> model.Report:
     """The report of one run. `summary` replaces the composed sentence; `method` is added to it.
 
-    Never raises for missing evidence: what is None stays None.
+    `unsettled` says why an uncertain verdict was not settled by measuring longer. Never raises for
+    missing evidence: what is None stays None.
     """
     unexplained = _unexplained(facts)
     return model.Report(
@@ -65,7 +67,12 @@ def build_report(
             severity=severity,
             summary=summary
             or verdict_sentence(
-                bound, severity, facts=facts, findings=findings, recommendations=recommendations
+                bound,
+                severity,
+                facts=facts,
+                findings=findings,
+                recommendations=recommendations,
+                unsettled=unsettled,
             ),
         ),
         step=step_of(facts),

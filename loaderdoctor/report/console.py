@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -19,6 +17,7 @@ from rich.text import Text
 
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.bars import LOOKS, ORDER, Bar, Capped, Legible
+from loaderdoctor.report.console_changes import prescription_lines
 from loaderdoctor.report.console_gpu import gpu_lines, ranges_table
 from loaderdoctor.report.console_tables import (
     claims_table,
@@ -26,28 +25,21 @@ from loaderdoctor.report.console_tables import (
     ranks_table,
     trials_table,
 )
-from loaderdoctor.report.format import plain
-from loaderdoctor.report.model import (
-    Finding,
-    Recommendation,
-    Report,
-    Step,
-    Workers,
+from loaderdoctor.report.first_screen import (
+    boundary_sentence,
+    evidence_words,
+    listed,
+    what_if,
+    what_if_notes,
 )
+from loaderdoctor.report.format import plain
+from loaderdoctor.report.headline import headline
+from loaderdoctor.report.model import Finding, Report, Workers
 from loaderdoctor.report.preset_table import preset_table
-from loaderdoctor.report.summary import meaning
 
 PROSE_WIDTH = 100
 _BAR_WIDTH = 76
 
-BOUND_WORDS = {
-    "input": "Input-bound",
-    "copy": "Copy-bound",
-    "communication": "Communication-bound",
-    "compute": "Compute-bound",
-    "host": "Host-bound",
-    "unknown": "No verdict",
-}
 _SEVERITY_STYLES = {
     "high": "bold red",
     "moderate": "bold yellow",
@@ -85,7 +77,8 @@ def _sections(report: Report, folder: Path | None) -> Iterator[RenderableType | 
     yield _step(report)
     yield _ablation(report)
     yield _findings(report.findings)
-    yield _prescription(report)
+    prescription = prescription_lines(report)
+    yield _section("What to change", *prescription) if prescription else None
     yield _listed("Not advised", [(w.setting, w.reason) for w in report.withheld])
     yield _workers(report.workers)
     gpu = gpu_lines(report.gpu, report.memory_history)
@@ -115,17 +108,14 @@ def _section(title: str, *body: RenderableType, cap: int | None = PROSE_WIDTH) -
 
 def _verdict(report: Report) -> RenderableType:
     verdict = report.verdict
+    what, how_sure = headline(report)
     head = Text.assemble(
-        (BOUND_WORDS[verdict.bound], _SEVERITY_STYLES[verdict.severity]),
-        ("" if verdict.bound == "unknown" else f", {severity_words(verdict.severity)}"),
+        (what, _SEVERITY_STYLES[verdict.severity]),
+        f", {how_sure}" if how_sure else "",
         (f"   loaderdoctor {report.command} {plain(report.target)}", "bright_black"),
         overflow="fold",
     )
     return Capped(Group(head, Text(plain(verdict.summary))), PROSE_WIDTH)
-
-
-def severity_words(severity: str) -> str:
-    return {"none": "healthy", "uncertain": "uncertain"}.get(severity, severity)
 
 
 def _step(report: Report) -> RenderableType:
@@ -149,9 +139,9 @@ def _step(report: Report) -> RenderableType:
         )
     )
     body.append(_legend(report, values))
-    spread = _boundary(step)
-    if spread:
-        body.append(Text(spread, style="bright_black"))
+    boundary = boundary_sentence(step)
+    if boundary:
+        body.append(Text(boundary, style="bright_black"))
     return _section("The step", *body)
 
 
@@ -182,49 +172,27 @@ def _absent(name: str) -> str:
     return f"{fmt.NOT_APPLICABLE} (no accelerator)" if name == "copy" else fmt.NOT_RECORDED
 
 
-def _boundary(step: Step) -> str | None:
-    if step.boundary_ms is None or step.within_epoch_ms is None or step.steps_per_epoch is None:
-        return None
-    return (
-        f"Of it {fmt.ms(step.within_epoch_ms)} within an epoch; each epoch boundary adds "
-        f"{fmt.ms(step.boundary_ms)}, spread over {fmt.count(step.steps_per_epoch, 'step')}."
-    )
-
-
 def _ablation(report: Report) -> RenderableType | None:
     """What the step would be without the loader, and without the copies: measured, not guessed."""
-    ablation = report.ablation
-    if ablation is None:
+    rows = what_if(report)
+    if not rows:
         return None
-    rows = [
-        ("now", ablation.plain_ms, ablation.ci_ms.get("plain_ms")),
-        ("with an instant loader", ablation.no_input_ms, ablation.ci_ms.get("no_input_ms")),
-        ("and with free copies", ablation.no_copy_ms, ablation.ci_ms.get("no_copy_ms")),
-    ]
-    whole = max(value for _, value, _ in rows if value is not None)
+    whole = max(row.value_ms for row in rows if row.value_ms is not None)
     grid = Table.grid(padding=(0, 2))
     grid.add_column()
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column()
     grid.add_column(justify="right", no_wrap=True)
-    for label, value, ci in rows:
-        if value is None:
-            no_copy = label == "and with free copies" and _no_accelerator(report)
-            grid.add_row(label, fmt.NOT_APPLICABLE if no_copy else fmt.NOT_RECORDED, "", "")
+    for row in rows:
+        if row.value_ms is None:
+            absent = fmt.NOT_RECORDED if row.applies else fmt.NOT_APPLICABLE
+            grid.add_row(row.words, absent, "", "")
             continue
-        gain = "" if label == "now" else fmt.ratio(ablation.plain_ms / value if value > 0 else None)
-        bar = Bar([("━", "bold" if label == "now" else "", value)], whole=whole, max_width=40)
-        grid.add_row(label, fmt.ms(value, ci), bar, gain)
-    body: list[RenderableType] = [grid]
-    if ablation.reason:
-        body.append(Text(plain(ablation.reason), style="bright_black"))
-    for loader, cost_ms in ablation.by_loader_ms.items():
-        body.append(Text(f"{plain(loader)} alone costs {fmt.ms(cost_ms)} a step"))
-    return _section("What it would be", *body)
-
-
-def _no_accelerator(report: Report) -> bool:
-    return report.shares is not None and report.shares.copy is None
+        bar = Bar([("━", "bold" if row.is_now else "", row.value_ms)], whole=whole, max_width=40)
+        gain = "" if row.is_now else fmt.ratio(row.gain)
+        grid.add_row(row.words, fmt.ms(row.value_ms, row.ci_ms), bar, gain)
+    notes = [Text(plain(note), style="bright_black") for note in what_if_notes(report)]
+    return _section("What it would be", grid, *notes)
 
 
 def _findings(findings: Sequence[Finding]) -> RenderableType | None:
@@ -243,89 +211,16 @@ def _findings(findings: Sequence[Finding]) -> RenderableType | None:
         if finding.loader:
             head.append(f" · {plain(finding.loader)}")
         body += [head, _indented(Text(plain(finding.summary)))]
-        figures = _evidence(finding.evidence)
+        figures = evidence_words(finding)
         if figures:
-            body.append(_indented(Text(figures, style="bright_black")))
+            body.append(_indented(Text(" · ".join(figures), style="bright_black")))
         if finding.advice:
             body.append(_indented(Text.assemble(("→ ", "bold"), plain(finding.advice))))
     return _section("Findings", *body)
 
 
-def _evidence(evidence: Mapping[str, Any]) -> str:
-    """The figures that were recorded; report.json names the others, as null."""
-    shown = {name: value for name, value in evidence.items() if value is not None}
-    return " · ".join(fmt.evidence(name, value) for name, value in shown.items())
-
-
 def _indented(body: RenderableType) -> Padding:
     return Padding(body, (0, 0, 0, 2))
-
-
-def _prescription(report: Report) -> RenderableType | None:
-    if not report.recommendations:
-        told = report.verdict.severity == "none" or any(f.advice for f in report.findings)
-        if told or report.verdict.bound == "unknown" or report.command == "analyze":
-            return None
-        return _section("What to change", Text("No change of settings is known to help."))
-    body: list[RenderableType] = []
-    groups = groupby(
-        report.recommendations,
-        key=lambda r: (r.measured_step_ms, r.measured_ci_ms, r.predicted_step_ms),
-    )
-    for number, (_, group) in enumerate(groups, 1):
-        if body:
-            body.append(Text(""))
-        body += _change(number, list(group), report.step)
-    what_for = meaning(report)
-    if what_for:
-        body += [Text(""), Text(what_for, style="bold")]
-    return _section("What to change", *body)
-
-
-def _change(number: int, group: Sequence[Recommendation], step: Step) -> list[RenderableType]:
-    """Changes that were measured together: what, the code, the gain, what to beware of."""
-    what = Text(f"{number}  ")
-    for i, change in enumerate(group):
-        what.append(", " if i else "")
-        what.append(plain(change.setting), style="bold")
-        if change.from_ is not None or change.to is not None:  # else a change of code
-            what.append(f" {fmt.setting(change.from_)} → {fmt.setting(change.to)}")
-    below: list[RenderableType] = [
-        _code(code) for code in dict.fromkeys(change.code for change in group)
-    ]
-    below.append(_gain(group[0], step, len(group)))
-    for change in group:
-        if change.summary:
-            below.append(Text(plain(change.summary)))
-        if change.caution:
-            below.append(Text.assemble(("beware: ", "yellow"), plain(change.caution)))
-    return [what, Padding(Group(*below), (0, 0, 0, 3))]
-
-
-def _gain(change: Recommendation, step: Step, n_changes: int) -> Text:
-    predicted = change.predicted_step_ms
-    if change.measured_step_ms is None:
-        return Text(
-            f"not tried here; predicted {fmt.ms(predicted)} a step"
-            if predicted is not None
-            else "not tried here"
-        )
-    text = Text("together " if n_changes > 1 else "")
-    text.append(fmt.ms(change.measured_step_ms, change.measured_ci_ms), style="bold green")
-    text.append(" a step, measured")
-    if step.wall_ms is not None and change.measured_step_ms > 0:
-        text.append(f" ({fmt.ratio(step.wall_ms / change.measured_step_ms)} as fast")
-        text.append(f"; predicted {fmt.ms(predicted)})" if predicted is not None else ")")
-    return text
-
-
-def _code(code: str) -> Text:
-    """Code lines, those of a diff in its colours; `-` and `+` say the same."""
-    text = Text(no_wrap=False, overflow="fold")
-    for i, line in enumerate(code.splitlines()):
-        style = {"+": "green", "-": "red"}.get(line[:1], "cyan")
-        text.append(("\n" if i else "") + plain(line), style=style)
-    return text
 
 
 def _listed(title: str, entries: Sequence[tuple[str, str]]) -> RenderableType | None:
@@ -347,7 +242,7 @@ def _workers(workers: Workers | None) -> RenderableType | None:
         "idle_share": workers.idle_share if workers.n_workers else None,
         "pinning_ms": workers.pin_ms,
     }
-    body: list[RenderableType] = [Text(f"Made in {makers}: {_evidence(figures)}")]
+    body: list[RenderableType] = [Text(f"Made in {makers}: {' · '.join(listed(figures))}")]
     if workers.transforms:
         each = sorted(workers.transforms.items(), key=lambda item: -item[1])
         words = ", ".join(f"{plain(name)} {fmt.ms(cost)}" for name, cost in each)

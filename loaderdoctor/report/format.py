@@ -52,6 +52,13 @@ def share(value: float | None) -> str:
     return f"{percent:.1f} %" if abs(percent) < 0.95 else f"{percent:.0f} %"
 
 
+def share_within(value: float, margin: float | None) -> str:
+    """A share with its noise: `17 ± 20 %`; without, as `share`."""
+    if margin is None or not math.isfinite(margin):
+        return share(value)
+    return f"{100 * value:.0f} ± {max(1.0, 100 * margin):.0f} %"
+
+
 def bare_share(value: float | None) -> str:
     """A share in a table whose heading has the %: `87`, `0.4`; an en dash where absent."""
     return "–" if value is None else share(value).removesuffix(" %")

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from loaderdoctor.findings.plan import PredictedFrom
+
 SCHEMA = "loaderdoctor.report/1"
 
 Interval = tuple[float, float]
@@ -97,6 +99,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     measured_ci_ms: Interval | None
     caution: str | None = None
     summary: str | None = None
+    predicted_from: PredictedFrom | None = None  # None: nothing was predicted
 
 
 class Withheld(Struct, frozen=True, kw_only=True):

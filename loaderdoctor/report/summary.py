@@ -9,7 +9,9 @@ from loaderdoctor.attribution.shares import Bound
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.report import format as fmt
+from loaderdoctor.report.changes import MEASURED, Change, changes_of
 from loaderdoctor.report.model import Recommendation, Report
+from loaderdoctor.report.uncertain import uncertain_sentence
 
 VerdictSeverity = Literal["high", "moderate", "none", "uncertain"]
 
@@ -73,10 +75,12 @@ def verdict_sentence(
     facts: Facts,
     findings: Sequence[Finding] = (),
     recommendations: Sequence[Recommendation] = (),
+    unsettled: str | None = None,
 ) -> str:
     """What the step is bound by, the figures, the cause, and the remedy or that there is none.
 
-    Of a job with a rank that holds the others up, this is the rank described.
+    Of a job with a rank that holds the others up, this is the rank described. `unsettled` says
+    why an uncertain verdict was not made a certain one.
     """
     slow = next((f for f in findings if f.kind is Kind.SLOW_RANK), None)
     if slow is not None and bound != "unknown":
@@ -84,7 +88,12 @@ def verdict_sentence(
             return slow.summary
         others = [f for f in findings if f is not slow]
         sentence = verdict_sentence(
-            bound, severity, facts=facts, findings=others, recommendations=recommendations
+            bound,
+            severity,
+            facts=facts,
+            findings=others,
+            recommendations=recommendations,
+            unsettled=unsettled,
         )
         return f"Rank {slow.evidence['rank']} holds the others up. {sentence}"
     step_ms = facts.step_ms
@@ -92,12 +101,12 @@ def verdict_sentence(
         return _unknown(facts)
     if severity == "none" or bound == "compute":
         return _healthy(facts, step_ms, recommendations)
-    cost = _cost(bound, facts, step_ms)
     if severity == "uncertain":
-        return (
-            f"Perhaps: {cost[0].lower()}{cost[1:]}, but the noise is as large as the finding. "
-            "Measure longer with --budget to know."
-        )
+        change = next(iter(changes_of(recommendations)), None)
+        if change is not None and change.measured_ms is not None:  # shown to help all the same
+            unsettled = _first_change(step_ms, change)
+        return uncertain_sentence(bound, facts, step_ms, unsettled)
+    cost = _cost(bound, facts, step_ms)
     cause = next((f for f in findings if f.kind in _OF_BOUND[bound]), None)
     because = f", because {CAUSES[cause.kind]}" if cause is not None else ""
     where = f" ({fmt.plain(cause.loader)})" if cause is not None and cause.loader else ""
@@ -141,18 +150,9 @@ def _remedy(
     recommendations: Sequence[Recommendation],
     facts: Facts,
 ) -> str:
-    best_ms = best_measured_ms(recommendations)
-    if best_ms is not None and best_ms < step_ms:
-        changes = _changes([r for r in recommendations if r.measured_step_ms == best_ms])
-        return (
-            f"{changes} brings it to {fmt.number(best_ms)} ms, "
-            f"{fmt.ratio(step_ms / best_ms)} as fast, measured in this run."
-        )
-    untried = [r for r in recommendations if r.measured_step_ms is None and r.to is not None]
-    predicted = [r.predicted_step_ms for r in untried if r.predicted_step_ms is not None]
-    if untried:
-        to = f" (predicted: {fmt.number(min(predicted))} ms a step)" if predicted else ""
-        return f"Try {_changes(untried)}{to}; it was not tried here."
+    change = next(iter(changes_of(recommendations)), None)  # the first of the list, whatever it is
+    if change is not None:
+        return _first_change(step_ms, change)
     if cause is not None and cause.advice is not None:
         return cause.advice
     ablation = facts.ablation
@@ -165,14 +165,29 @@ def _remedy(
     return "No loader setting is known to help here."
 
 
-def _changes(recommendations: Sequence[Recommendation]) -> str:
-    settings = [r for r in recommendations if r.to is not None or r.from_ is not None]
-    words = list(dict.fromkeys(f"{r.setting}={r.to}" for r in settings))
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} with {words[-1]}"
+def _first_change(step_ms: float, change: Change) -> str:
+    """What the list of changes begins with, and what it gains."""
+    measured_ms, prediction = change.measured_ms, change.prediction()
+    if measured_ms is not None:
+        if measured_ms < step_ms:
+            return (
+                f"{change.words()} brings it to {fmt.number(measured_ms)} ms, "
+                f"{fmt.ratio(step_ms / measured_ms)} as fast, {MEASURED}."
+            )
+        return (
+            f"{change.words()} was faster than the loop as it is in the same rounds: "
+            f"{fmt.number(measured_ms)} ms a step, {MEASURED}."
+        )
+    figure = f" ({prediction})" if prediction is not None else ""
+    if change.is_code:
+        title = change.words()
+        return f"To change: {title[:1].lower()}{title[1:]}{figure}."
+    return f"Try {change.words()}{figure}; it was not tried here."
 
 
 def _healthy(facts: Facts, step_ms: float, recommendations: Sequence[Recommendation]) -> str:
-    best_ms = best_measured_ms(recommendations)
+    change = next(iter(changes_of(recommendations)), None)
+    best_ms = change.measured_ms if change is not None else None
     busy = _cost("compute", facts, step_ms)
     costs = [
         f"{name} {fmt.number(part * step_ms)} ms"
@@ -180,11 +195,10 @@ def _healthy(facts: Facts, step_ms: float, recommendations: Sequence[Recommendat
         if part is not None
     ]
     busy += f"; {' and '.join(costs)}." if costs else "."
-    if best_ms is not None and best_ms < step_ms:
-        changes = _changes([r for r in recommendations if r.measured_step_ms == best_ms])
+    if change is not None and best_ms is not None and best_ms < step_ms:
         return (
-            f"Nothing is wrong with the loader. {busy} {changes} still brings the step to "
-            f"{fmt.number(best_ms)} ms, measured in this run."
+            f"Nothing is wrong with the loader. {busy} {change.words()} still brings the step to "
+            f"{fmt.number(best_ms)} ms, {MEASURED}."
         )
     return f"Nothing worth changing. {busy}"
 

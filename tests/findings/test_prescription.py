@@ -260,7 +260,7 @@ def test_code_advice_is_bounded_by_what_was_measured() -> None:
     (advice,) = prescribe(facts, find(facts)).advice
     assert advice.kind is Kind.WIDE_DTYPE_COPY
     assert advice.bound_ms == pytest.approx(2.25, rel=0.01)
-    assert advice.bound == "measured by taking the loader away"
+    assert advice.predicted_from == "ablation"
     assert "uint8" in advice.example
 
 

@@ -177,6 +177,7 @@ def recommendation(setting: str, from_: Any, to: Any, **changes: Any) -> model.R
         "to": to,
         "code": CODE,
         "predicted_step_ms": 1.8,
+        "predicted_from": "ablation",
         "measured_step_ms": 2.31,
         "measured_ci_ms": (2.22, 2.40),
         "caution": None,

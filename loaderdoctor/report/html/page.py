@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -15,12 +14,20 @@ from loaderdoctor import __version__
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report import gpu, machines
 from loaderdoctor.report.bars import LOOKS, ORDER
-from loaderdoctor.report.console import BOUND_WORDS, severity_words
+from loaderdoctor.report.changes import Change, changes_of, vocabulary
 from loaderdoctor.report.console_tables import trial_columns, trial_mark
 from loaderdoctor.report.files import RunFolder, write_bytes
+from loaderdoctor.report.first_screen import (
+    WhatIf,
+    boundary_sentence,
+    evidence_words,
+    what_if,
+    what_if_notes,
+)
+from loaderdoctor.report.headline import headline
 from loaderdoctor.report.html.extras import HtmlExtras
 from loaderdoctor.report.html.figures import Table, charts_of
-from loaderdoctor.report.model import Recommendation, Report
+from loaderdoctor.report.model import Report
 from loaderdoctor.report.ranks import outliers_first, rank_columns
 from loaderdoctor.report.summary import meaning
 
@@ -39,6 +46,8 @@ def write_html(report: Report, folder: RunFolder, extras: HtmlExtras | None = No
 def html(report: Report, extras: HtmlExtras | None = None) -> str:
     """The whole page as text."""
     more = extras or HtmlExtras()
+    bound, severity = headline(report)
+    changes = changes_of(report.recommendations)
     return (
         _environment()
         .get_template(_TEMPLATE)
@@ -49,11 +58,14 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
             css=_source("style.css"),
             version=__version__,
             made_at=_date(more.made_at),
-            bound=BOUND_WORDS[report.verdict.bound],
-            severity=severity_words(report.verdict.severity),
+            bound=bound,
+            severity=severity,
             parts=_parts(report),
+            boundary=boundary_sentence(report.step),
             what_if=_what_if(report),
-            changes=_changes(report),
+            what_if_notes=what_if_notes(report),
+            changes=tuple(_change(change, report.step.wall_ms) for change in changes),
+            vocabulary=vocabulary(changes),
             meaning=meaning(report),
             trials=_trials(report),
             ranks=_ranks(report),
@@ -76,7 +88,7 @@ def _environment() -> Environment:
     )
     made.globals.update(fmt=fmt, gpu=gpu)
     made.filters.update(
-        evidence=_evidence,
+        evidence=evidence_words,
         lines=str.splitlines,
         setting=fmt.setting,
     )
@@ -98,11 +110,6 @@ def _source(name: str) -> Markup:
 
 def _date(at: float | None) -> str | None:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at is not None else None
-
-
-def _evidence(evidence: Mapping[str, Any]) -> list[str]:
-    """The figures that were recorded; report.json names the others, as null."""
-    return [fmt.evidence(name, value) for name, value in evidence.items() if value is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +149,7 @@ def _parts(report: Report) -> tuple[Part, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
+class WhatIfBar:
     """One bar: the step as it is, or without something. `width` is 0…1 of the longest."""
 
     words: str
@@ -153,40 +160,26 @@ class WhatIf:
     gain: str
 
 
-def _what_if(report: Report) -> tuple[WhatIf, ...]:
-    ablation = report.ablation
-    if ablation is None:
-        return ()
-    rows = (
-        ("now", ablation.plain_ms, ablation.ci_ms.get("plain_ms")),
-        ("with an instant loader", ablation.no_input_ms, ablation.ci_ms.get("no_input_ms")),
-        ("and with free copies", ablation.no_copy_ms, ablation.ci_ms.get("no_copy_ms")),
-    )
-    whole = max(max(v, ci[1] if ci else v) for _, v, ci in rows if v is not None) or 1.0
-    no_accelerator = report.shares is not None and report.shares.copy is None
-    found = []
-    for words, value, ci in rows:
-        if value is None:
-            if words == "and with free copies" and no_accelerator:
-                continue  # there is nothing to copy to
-            found.append(_absent(words))
-            continue
-        gain = fmt.ratio(ablation.plain_ms / value if value > 0 else None)
-        found.append(
-            WhatIf(
-                words=words,
-                text=fmt.ms(value, ci),
-                width=_within(value / whole),
-                low=_within(ci[0] / whole) if ci else None,
-                high=_within(ci[1] / whole) if ci else None,
-                gain="" if words == "now" else f"{gain} as fast",
-            )
+def _what_if(report: Report) -> tuple[WhatIfBar, ...]:
+    rows = [row for row in what_if(report) if row.applies]
+    ends = [max(r.value_ms, r.ci_ms[1] if r.ci_ms else 0.0) for r in rows if r.value_ms is not None]
+    return tuple(_what_if_bar(row, max(ends) or 1.0) for row in rows)
+
+
+def _what_if_bar(row: WhatIf, whole: float) -> WhatIfBar:
+    if row.value_ms is None:
+        return WhatIfBar(
+            words=row.words, text=fmt.NOT_RECORDED, width=None, low=None, high=None, gain=""
         )
-    return tuple(found)
-
-
-def _absent(words: str) -> WhatIf:
-    return WhatIf(words=words, text=fmt.NOT_RECORDED, width=None, low=None, high=None, gain="")
+    ci = row.ci_ms
+    return WhatIfBar(
+        words=row.words,
+        text=fmt.ms(row.value_ms, ci),
+        width=_within(row.value_ms / whole),
+        low=_within(ci[0] / whole) if ci else None,
+        high=_within(ci[1] / whole) if ci else None,
+        gain="" if row.is_now else f"{fmt.ratio(row.gain)} as fast",
+    )
 
 
 def _within(part: float) -> float:
@@ -194,41 +187,36 @@ def _within(part: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ShownChange:
     """Settings that were measured together: what, the code, the gain, what to beware of."""
 
     settings: tuple[tuple[str, str | None, str | None], ...]  # (name, from, to)
     diffs: tuple[tuple[tuple[str, str], ...], ...]  # lines as (add | del | "", text)
     gain: str | None  # measured
-    speed: str | None
-    predicted: str | None
+    notes: tuple[str, ...]  # on what was measured: how much faster, and what was predicted
+    predicted: str | None  # where it was not measured
     summaries: tuple[str, ...]
     cautions: tuple[str, ...]
 
 
-def _changes(report: Report) -> tuple[Change, ...]:
-    groups = groupby(
-        report.recommendations,
-        key=lambda r: (r.measured_step_ms, r.measured_ci_ms, r.predicted_step_ms),
-    )
-    return tuple(_change(tuple(group), report.step.wall_ms) for _, group in groups)
-
-
-def _change(group: Sequence[Recommendation], now_ms: float | None) -> Change:
-    first = group[0]
-    measured, predicted = first.measured_step_ms, first.predicted_step_ms
-    faster = now_ms is not None and measured is not None and measured > 0
-    return Change(
+def _change(change: Change, now_ms: float | None) -> ShownChange:
+    first, group, measured = change.first, change.rows, change.measured_ms
+    notes = []
+    if now_ms is not None and measured is not None and measured > 0:
+        notes.append(f"{fmt.ratio(now_ms / measured)} as fast")
+    if measured is not None and first.predicted_step_ms is not None:
+        notes.append(f"{fmt.ms(first.predicted_step_ms)} {change.basis}")
+    return ShownChange(
         settings=tuple(
             (c.setting, None, None)
-            if c.from_ is None and c.to is None
+            if change.is_code
             else (c.setting, fmt.setting(c.from_), fmt.setting(c.to))
             for c in group
         ),
         diffs=tuple(_diff(code) for code in dict.fromkeys(c.code for c in group) if code),
         gain=fmt.ms(measured, first.measured_ci_ms) if measured is not None else None,
-        speed=f"{fmt.ratio(now_ms / measured)} as fast" if faster else None,  # type: ignore[operator]
-        predicted=fmt.ms(predicted) if predicted is not None else None,
+        notes=tuple(notes),
+        predicted=change.prediction() if measured is None else None,
         summaries=tuple(dict.fromkeys(c.summary for c in group if c.summary)),
         cautions=tuple(dict.fromkeys(c.caution for c in group if c.caution)),
     )

@@ -1,0 +1,95 @@
+"""What to change, grouped as it was tried: the source of the first sentence and of the list alike.
+
+Three words say where a figure comes from, everywhere: measured here, predicted by ablation,
+predicted from the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from loaderdoctor.findings.plan import PredictedFrom
+from loaderdoctor.report import format as fmt
+from loaderdoctor.report.model import Recommendation
+
+MEASURED = "measured here"
+PREDICTED: Mapping[PredictedFrom, str] = {
+    "ablation": "predicted by ablation",
+    "trace": "predicted from the trace",
+}
+_MEANINGS = {
+    MEASURED: "tried in this run, beside the loop as it is",
+    PREDICTED["ablation"]: "computed from windows with ready batches",
+    PREDICTED["trace"]: "computed from where the step's time was seen to go",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Settings that were tried or predicted together, or one change of code."""
+
+    rows: tuple[Recommendation, ...]
+
+    @property
+    def first(self) -> Recommendation:
+        """The row that speaks for all of them: they share their figures."""
+        return self.rows[0]
+
+    @property
+    def is_code(self) -> bool:
+        """Whether it is written in the user's code, and no setting."""
+        return self.first.from_ is None and self.first.to is None
+
+    @property
+    def measured_ms(self) -> float | None:
+        """The step with it, where it was tried."""
+        return self.first.measured_step_ms
+
+    def words(self) -> str:
+        """`num_workers=6 with pin_memory=True`; a change of code by its title."""
+        if self.is_code:
+            return self.first.setting
+        words = list(dict.fromkeys(f"{r.setting}={r.to}" for r in self.rows))
+        return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} with {words[-1]}"
+
+    def prediction(self) -> str | None:
+        """`2.2 ms a step, predicted by ablation`; None where nothing was."""
+        predicted = self.first.predicted_step_ms
+        if predicted is None:
+            return None
+        at_best = "at best " if self.is_code else ""
+        return f"{at_best}{fmt.ms(predicted)} a step, {self.basis}"
+
+    @property
+    def basis(self) -> str:
+        """Where the prediction comes from, in the words of all reports."""
+        return PREDICTED.get(self.first.predicted_from or "trace", PREDICTED["trace"])
+
+
+def changes_of(recommendations: Sequence[Recommendation]) -> tuple[Change, ...]:
+    """In the report's order, the first first."""
+    groups = groupby(
+        enumerate(recommendations),
+        key=lambda item: (
+            item[1].measured_step_ms,
+            item[1].measured_ci_ms,
+            item[1].predicted_step_ms,
+            # Changes of code are never one, however alike their figures.
+            item[0] if item[1].from_ is None and item[1].to is None else None,
+        ),
+    )
+    return tuple(Change(tuple(row for _, row in group)) for _, group in groups)
+
+
+def vocabulary(changes: Sequence[Change]) -> str | None:
+    """What the words used beside these changes mean; None where there are none."""
+    used = []
+    for change in changes:
+        if change.measured_ms is not None:
+            used.append(MEASURED)
+        if change.first.predicted_step_ms is not None:
+            used.append(change.basis)
+    known = [word for word in _MEANINGS if word in used]
+    return "; ".join(f"{word}: {_MEANINGS[word]}" for word in known) + "." if known else None

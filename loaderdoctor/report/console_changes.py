@@ -1,0 +1,82 @@
+"""The prescription on a terminal: each change with its code, its gain, and what to beware of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from loaderdoctor.report import format as fmt
+from loaderdoctor.report.changes import MEASURED, Change, changes_of, vocabulary
+from loaderdoctor.report.format import plain
+from loaderdoctor.report.model import Report, Step
+from loaderdoctor.report.summary import meaning
+
+
+def prescription_lines(report: Report) -> list[RenderableType]:
+    """What to change, the first first; empty where there is nothing to say about it."""
+    changes = changes_of(report.recommendations)
+    if not changes:
+        told = report.verdict.severity == "none" or any(f.advice for f in report.findings)
+        if told or report.verdict.bound == "unknown" or report.command == "analyze":
+            return []
+        return [Text("No change of settings is known to help.")]
+    body: list[RenderableType] = []
+    for number, change in enumerate(changes, 1):
+        if body:
+            body.append(Text(""))
+        body += _change(number, change, report.step)
+    words = vocabulary(changes)
+    if words:
+        body += [Text(""), Text(words, style="bright_black")]
+    what_for = meaning(report)
+    if what_for:
+        body += [Text(""), Text(what_for, style="bold")]
+    return body
+
+
+def _change(number: int, change: Change, step: Step) -> Sequence[RenderableType]:
+    what = Text(f"{number}  ")
+    for i, row in enumerate(change.rows):
+        what.append(", " if i else "")
+        what.append(plain(row.setting), style="bold")
+        if not change.is_code:
+            what.append(f" {fmt.setting(row.from_)} → {fmt.setting(row.to)}")
+    below: list[RenderableType] = [
+        _code(code) for code in dict.fromkeys(row.code for row in change.rows)
+    ]
+    below.append(_gain(change, step))
+    for row in change.rows:
+        if row.summary:
+            below.append(Text(plain(row.summary)))
+        if row.caution:
+            below.append(Text.assemble(("beware: ", "yellow"), plain(row.caution)))
+    return [what, Padding(Group(*below), (0, 0, 0, 3))]
+
+
+def _gain(change: Change, step: Step) -> Text:
+    measured_ms = change.measured_ms
+    if measured_ms is None:
+        return Text(change.prediction() or "not tried here")
+    first = change.first
+    text = Text("together " if len(change.rows) > 1 else "")
+    text.append(fmt.ms(measured_ms, first.measured_ci_ms), style="bold green")
+    text.append(f" a step, {MEASURED}")
+    more = []
+    if step.wall_ms is not None and measured_ms > 0:
+        more.append(f"{fmt.ratio(step.wall_ms / measured_ms)} as fast")
+    if first.predicted_step_ms is not None:
+        more.append(f"{fmt.ms(first.predicted_step_ms)} {change.basis}")
+    text.append(f" ({'; '.join(more)})" if more else "")
+    return text
+
+
+def _code(code: str) -> Text:
+    """Code lines, those of a diff in its colours; `-` and `+` say the same."""
+    text = Text(no_wrap=False, overflow="fold")
+    for i, line in enumerate(code.splitlines()):
+        style = {"+": "green", "-": "red"}.get(line[:1], "cyan")
+        text.append(("\n" if i else "") + plain(line), style=style)
+    return text

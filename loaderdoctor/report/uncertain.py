@@ -1,0 +1,53 @@
+"""An uncertain verdict in a sentence: what is known, what is not, and why it was left so."""
+
+from __future__ import annotations
+
+from loaderdoctor.attribution.shares import Bound
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts import Facts
+from loaderdoctor.report import format as fmt
+from loaderdoctor.report.headline import TAKES, largest_part
+
+_PARTS = {
+    "input": "the loader's part",
+    "copy": "the part of the copies",
+    "communication": "the part of communication",
+    "host": "the part of Python and launching",
+}
+
+
+def uncertain_sentence(bound: Bound, facts: Facts, step_ms: float, why: str | None) -> str:
+    """What takes most of the step, and the part that may be none: with its noise.
+
+    `why` says what kept it from being settled.
+    """
+    share = facts.share(bound) or 0.0
+    waiting_ms = facts.trace.unmarked_wait_ms if facts.trace is not None else None
+    if bound == "host" and waiting_ms is not None:
+        return (
+            f"Perhaps {_PARTS[bound]}, {fmt.share(share)} of {fmt.number(step_ms)} ms a step; but "
+            f"{fmt.number(waiting_ms)} ms of it may be waiting for batches, which this trace does "
+            "not record."
+        )
+    measured = _measured(bound, facts)
+    margin = measured.margin if measured is not None else None
+    part = f"{_PARTS.get(bound, bound)}, {fmt.share_within(share, margin)}"
+    doubt = "may be none" if measured is None or measured.low <= 0 else "may be little"
+    whole = f"of {fmt.number(step_ms)} ms a step"
+    known = largest_part(facts.shares.as_dict() if facts.shares is not None else None)
+    if known is None or known[0] == bound:
+        sentence = f"{part[:1].upper()}{part[1:]} {whole}, {doubt}: the noise is as large."
+    else:
+        sentence = f"{TAKES[known[0]]} {fmt.share(known[1])} {whole}; {part}, {doubt}."
+    return f"{sentence} {why}" if why else sentence
+
+
+def _measured(bound: Bound, facts: Facts) -> Estimate | None:
+    """The share as ablation measured it; None where it did not."""
+    ablation = facts.ablation
+    if ablation is None or bound not in ("input", "copy"):
+        return None
+    part = ablation.input_ms if bound == "input" else ablation.copy_ms
+    if part is None or not part.bounded or ablation.plain_ms.value <= 0:
+        return None
+    return part.scaled(1.0 / ablation.plain_ms.value)

@@ -1,0 +1,189 @@
+"""The first screen says what is known, in one set of words, and nothing twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from loaderdoctor.facts import AblationFacts
+from loaderdoctor.findings.model import Finding, Kind, Severity
+from loaderdoctor.report.changes import changes_of, vocabulary
+from loaderdoctor.report.console import console_text
+from loaderdoctor.report.first_screen import boundary_sentence, evidence_words, what_if_notes
+from loaderdoctor.report.headline import headline
+from loaderdoctor.report.html.page import html
+from loaderdoctor.report.model import Recommendation, Report
+from tests.report import samples
+from tests.report.samples import estimate, recommendation
+
+CODE = recommendation(
+    "Slice whole batches out of memory", None, None,
+    measured_step_ms=None, measured_ci_ms=None, predicted_step_ms=2.5,
+)  # fmt: skip
+UNTRIED = recommendation("background", "off", "host", measured_step_ms=None, measured_ci_ms=None)
+
+
+def unsure(
+    *, input_share: float = 0.17, margin: float = 0.20, unsettled: str | None = None
+) -> Report:
+    """A step of 100 ms, whose loader may cost nothing."""
+    parts = samples.shares(input=input_share, compute=0.98 - input_share, host=0.02, copy=None)
+    cost = estimate(100 * input_share, 100 * margin)
+    ablation = AblationFacts(
+        plain_ms=estimate(100.0, 5.0),
+        no_input_ms=estimate(100 - cost.value, 5.0),
+        no_copy_ms=None,
+        input_ms=cost,
+        copy_ms=None,
+        n_rounds=4,
+    )
+    given = samples.facts(
+        shares=parts, step=samples.step_facts(estimate(100.0, 4.0)), ablation=ablation
+    )
+    return samples.verdict("input", "uncertain", facts=given, unsettled=unsettled)
+
+
+def test_an_uncertain_verdict_leads_with_what_is_known() -> None:
+    report = unsure(unsettled="The script ended first.")
+    assert headline(report) == ("Computing takes 81 %", "input uncertain")
+    assert report.verdict.summary == (
+        "Computing takes 81 % of 100 ms a step; the loader's part, 17 ± 20 %, may be none. "
+        "The script ended first."
+    )
+    assert report.verdict.bound == "input"
+    assert report.verdict.severity == "uncertain"
+    text, page = console_text(report), html(report)
+    assert text.startswith("Computing takes 81 %, input uncertain")
+    assert "Input-bound" not in text
+    assert "Input-bound" not in page
+    assert "Computing takes 81 %" in page
+
+
+def test_where_the_uncertain_part_is_the_largest_it_is_named_with_its_noise() -> None:
+    report = unsure(input_share=0.7, margin=0.9)
+    assert headline(report) == ("Perhaps input-bound", "uncertain")
+    assert "The loader's part, 70 ± 90 % of 100 ms a step, may be none" in report.verdict.summary
+
+
+def test_advice_to_measure_longer_comes_only_from_who_knows_that_there_was_no_time() -> None:
+    assert "--budget" not in unsure().verdict.summary
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (CODE, *samples.CHANGES),
+        (*samples.CHANGES, CODE),
+        (UNTRIED, CODE),
+        (CODE, UNTRIED),
+        # What was measured need not beat the mean of all other windows.
+        (recommendation("num_workers", 0, 2, measured_step_ms=14.0), CODE),
+    ],
+)
+def test_the_first_sentence_names_the_first_change_of_the_list(
+    changes: tuple[Recommendation, ...],
+) -> None:
+    report = samples.input_bound(recommendations=changes)
+    first = changes_of(changes)[0].words()
+    others = {change.words() for change in changes_of(changes)[1:]}
+    summary = report.verdict.summary.lower()
+    assert first.lower() in summary
+    assert not any(other.lower() in summary for other in others)
+    listed = console_text(report, width=200).split("What to change\n")[1]
+    assert listed.lstrip().startswith(f"1  {changes[0].setting}")
+
+
+def test_changes_of_code_are_never_taken_for_one() -> None:
+    twice = (CODE, recommendation("Launch less", None, None, measured_step_ms=None,
+                                  measured_ci_ms=None, predicted_step_ms=2.5))  # fmt: skip
+    assert [len(change.rows) for change in changes_of(twice)] == [1, 1]
+
+
+def test_words_for_where_a_figure_comes_from_are_explained_once() -> None:
+    changes = (
+        *samples.CHANGES,
+        UNTRIED,
+        CODE,
+        recommendation(
+            "A", None, None, measured_step_ms=None, measured_ci_ms=None, predicted_from="trace"
+        ),
+    )
+    text = " ".join(console_text(samples.input_bound(recommendations=changes)).split())
+    for word in ("measured here", "predicted by ablation", "predicted from the trace"):
+        assert text.count(f"{word}: ") == 1
+    assert "not tried here" not in text
+    assert vocabulary(changes_of((UNTRIED,))) == (
+        "predicted by ablation: computed from windows with ready batches."
+    )
+
+
+def test_two_figures_for_now_are_told_apart_in_a_clause() -> None:
+    report = samples.input_bound()
+    assert what_if_notes(report) == ()
+    assert report.ablation is not None
+    other = msgspec.structs.replace(
+        report, ablation=msgspec.structs.replace(report.ablation, plain_ms=15.2)
+    )
+    (note,) = what_if_notes(other)
+    assert "6 rounds of this comparison" in note
+    assert "13.1 ms above is of all windows" in note
+    assert note in " ".join(console_text(other).split())
+    assert "6 rounds of this comparison" in html(other)
+
+
+def test_a_comparison_of_one_round_says_that_it_has_no_interval() -> None:
+    facts = samples.facts()
+    assert facts.ablation is not None
+    once = replace(
+        facts.ablation,
+        plain_ms=estimate(13.118, float("inf"), 1),
+        no_input_ms=estimate(1.769, float("inf"), 1),
+        n_rounds=1,
+    )
+    report = samples.verdict("input", "high", facts=samples.facts(ablation=once))
+    assert "One round, no interval" in console_text(report)
+    assert "One round, no interval" in html(report)
+
+
+@pytest.mark.parametrize(
+    ("boundary_ms", "says"),
+    [
+        (94.0, "0.8 % of an epoch of 938 steps, too little to matter."),
+        (2000.0, "14 % of an epoch of 938 steps, which is worth saving."),
+        (0.0, "0 % of an epoch of 938 steps, nothing to save."),
+    ],
+)
+def test_an_epoch_boundary_is_explained_and_weighed(boundary_ms: float, says: str) -> None:
+    step = msgspec.structs.replace(samples.input_bound().step, boundary_ms=boundary_ms)
+    text = boundary_sentence(step)
+    assert text is not None
+    assert "the first batch" in text
+    assert text.endswith(says)
+
+
+def test_figures_of_a_finding_that_its_sentence_says_are_not_said_again() -> None:
+    finding = Finding(
+        kind=Kind.LOADER_IN_MAIN_PROCESS,
+        severity=Severity.HIGH,
+        share=0.41,
+        loader="a.py:19",
+        summary="The loop makes its batches itself (num_workers=0): 14.6 of 35.8 ms a step, and "
+        "nothing overlaps it. 1 worker would keep up. Hottest line: a.py:15 (D.get), 88 % of it.",
+        evidence={
+            "num_workers": 0,
+            "input_ms_per_step": 14.61,
+            "step_ms": 35.82,
+            "batch_ms": 15.12,  # the sentence has other figures, not this one
+            "rest_of_step_ms": 14.6,
+            "num_workers_needed": 1,
+            "cpu_share": 0.5,
+            "line": "a.py:15 (D.get)",
+            "line_share": 0.88,
+            "n_samples": 35.8,
+            "missing": None,
+        },
+    )
+    shown = evidence_words(samples.input_bound(findings=(finding,)).findings[0])
+    assert shown == ["batch 15.1 ms", "CPU 50 %", "samples 35.8"]

@@ -62,6 +62,16 @@ def script(folder: Path, body: str) -> Target:
     return Target(script=str(path))
 
 
+def started_unwatched(target: Target) -> subprocess.Popen[str]:
+    """The same script without us, at the same time: what it says depends on no clock."""
+    return subprocess.Popen(
+        [sys.executable, str(target.script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def request(id_: int, mode: str, n_steps: int = 8, **more: object) -> WindowRequest:
     return WindowRequest(id=id_, mode=mode, n_steps=n_steps, limit_s=30.0, **more)  # type: ignore[arg-type]
 
@@ -86,9 +96,7 @@ def test_a_run_to_the_end_is_bit_for_bit_the_unwatched_run(
 ) -> None:
     method = "'fork'" if n_workers else None
     target = script(tmp_path, f"train(8, {n_workers}, {method})")
-    unwatched = subprocess.run(
-        [sys.executable, str(target.script)], capture_output=True, text=True, timeout=120
-    )
+    unwatched = started_unwatched(target)
     capfd.readouterr()
     with Bench(target, tmp_path / "run") as bench:
         bench.wait_observed(60)
@@ -106,8 +114,9 @@ def test_a_run_to_the_end_is_bit_for_bit_the_unwatched_run(
     assert (tmp_path / "trace.json").stat().st_size > 1000
     assert ended is not None
     assert (ended.how, ended.exit_code) == ("script-ended", 0)
-    assert unwatched.stdout.startswith("result 96 ")
-    assert capfd.readouterr().out == unwatched.stdout
+    said, _ = unwatched.communicate()
+    assert said.startswith("result 96 ")
+    assert capfd.readouterr().out == said
 
 
 def test_a_window_of_a_number_used_before_is_measured_anew(tmp_path: Path) -> None:
@@ -225,9 +234,7 @@ def test_a_script_that_fails_in_a_window_shows_its_own_traceback(
     body = body.replace("super().", "Noise_.").replace("__(index)", "__(self, index)", 2)
     body = body.replace("def __getitem__(self, self, index)", "def __getitem__(self, index)")
     target = script(tmp_path, body)
-    unwatched = subprocess.run(
-        [sys.executable, str(target.script)], capture_output=True, text=True, timeout=120
-    )
+    unwatched = started_unwatched(target)
     capfd.readouterr()
     with Bench(target, tmp_path / "run") as bench:
         bench.wait_observed(60)
@@ -236,8 +243,9 @@ def test_a_script_that_fails_in_a_window_shows_its_own_traceback(
     assert ended is not None
     assert (ended.how, ended.exit_code) == ("script-failed", 1)
     assert [w.status for w in done] == ["short"]
-    assert "disk is gone" in unwatched.stderr
-    assert capfd.readouterr().err == unwatched.stderr
+    _, said = unwatched.communicate()
+    assert "disk is gone" in said
+    assert capfd.readouterr().err == said
 
 
 def test_a_killed_run_is_told_with_its_signal(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ EACH_WAY = [
     Settings(),
     Settings(num_workers=2),
     Settings(num_workers=3, prefetch_factor=1, persistent_workers=True),
-    Settings(num_workers=2, start_method="spawn", persistent_workers=True),
+    Settings(num_workers=1, start_method="spawn", persistent_workers=True),
     Settings(num_workers=1, start_method="forkserver"),
     Settings(background="host"),
     Settings(num_workers=2, background="host"),

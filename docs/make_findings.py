@@ -10,6 +10,7 @@ from pathlib import Path
 from loaderdoctor.findings import rules
 from loaderdoctor.findings.advice import CHANGES
 from loaderdoctor.findings.exposure import HIGH_SHARE, MODERATE_SHARE
+from loaderdoctor.findings.formats import FORMATS
 from loaderdoctor.findings.model import Kind, Rule
 
 PAGE = Path(__file__).parent / "findings.md"
@@ -51,6 +52,12 @@ def parts_of(rule: Rule) -> tuple[str, dict[str, str]]:
     return " ".join(first.split()), found
 
 
+def example(title: str, code: str, caution: str | None) -> list[str]:
+    """What to change, as lines of the page."""
+    lines = ["", f"{title}:", "", "```python", code, "```"]
+    return lines if caution is None else [*lines, "", caution]
+
+
 def page() -> str:
     """The whole page."""
     lines = [HEAD]
@@ -65,9 +72,11 @@ def page() -> str:
         lines += [f"- **{part}:** {parts[part]}" for part in PARTS]
         change = CHANGES.get(kind)
         if change is not None:
-            lines += ["", f"{change.title}:", "", "```python", change.example, "```"]
-            if change.caution is not None:
-                lines += ["", change.caution]
+            lines += example(change.title, change.example, change.caution)
+        if kind is Kind.DATASET_FORMAT_BOUND:
+            for form in FORMATS:
+                lines += ["", f"### {form.name}", "", f"{form.what[0].upper()}{form.what[1:]}."]
+                lines += example(form.title, form.example, form.caution)
     lines += ["", "## Where one finding silences another", ""]
     for overrule in rules.OVERRULES:
         losers = ", ".join(f"`{k.value}`" for k in overrule.losers)

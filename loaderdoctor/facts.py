@@ -123,18 +123,23 @@ class LineSpot:
     function: str
     code: str | None
     n_looks: int
-    of_looks: int  # at all lines together, those left out here too
+    of_looks: int  # in the same phase, at all lines, those left out here too
+    # Looks fall where the interpreter is let go, which collating does more than most samples: so
+    # each phase counts for its measured time, and looks only say how that is spread.
+    phase: Literal["fetch", "collate", "sampler"] = "fetch"
+    phase_share: float = 1.0  # of the time that all phases of a batch take
     leaves: tuple[Leaf, ...] = ()  # most looks first
 
     @property
     def share(self) -> float:
-        """Of all looks; an estimate, whose noise `share_ci` tells."""
-        return self.n_looks / self.of_looks
+        """Of making a batch; an estimate, whose noise `share_ci` tells."""
+        return self.phase_share * self.n_looks / self.of_looks
 
     @property
     def share_ci(self) -> tuple[float, float]:
         """95 % interval of the share."""
-        return binomial_interval(self.n_looks, self.of_looks)
+        low, high = binomial_interval(self.n_looks, self.of_looks)
+        return self.phase_share * low, self.phase_share * high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

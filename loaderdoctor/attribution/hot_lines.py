@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from loaderdoctor.facts import Leaf, LineSpot
 from loaderdoctor.instrument.worker_records import LineCount
@@ -12,30 +12,50 @@ from loaderdoctor.instrument.worker_records import LineCount
 MAX_LINES = 20
 MAX_LEAVES = 20  # of a line
 
+_Place = tuple[str, str, int, str]  # phase, file, line, function
 
-def line_spots(looks: Iterable[LineCount]) -> tuple[LineSpot, ...]:
-    """The places where most looks fell, most first; each carries the number of all looks."""
-    places: Counter[tuple[str, int, str]] = Counter()
-    leaves: defaultdict[tuple[str, int, str], Counter[tuple[str, str]]] = defaultdict(Counter)
+
+def line_spots(looks: Iterable[LineCount], phase_ms: Mapping[str, float]) -> tuple[LineSpot, ...]:
+    """The places where most time goes, most first; each carries the looks of its phase.
+
+    `phase_ms` is what each phase of a batch takes; one without a time counts by its looks.
+    """
+    places: Counter[_Place] = Counter()
+    leaves: defaultdict[_Place, Counter[tuple[str, str]]] = defaultdict(Counter)
     for look in looks:
-        place = (look.file, look.line, look.function)
+        place = (look.phase, look.file, look.line, look.function)
         places[place] += look.count
         leaves[place][look.leaf_file, look.leaf_function] += look.count
-    total = sum(places.values())
-    return tuple(
+    totals: Counter[str] = Counter()
+    for place, count in places.items():
+        totals[place[0]] += count
+    shares = _phase_shares(totals, phase_ms)
+    spots = [
         LineSpot(
             file=file,
             line=line,
             function=function,
             code=linecache.getline(file, line).strip() or None,
             n_looks=count,
-            of_looks=total,
+            of_looks=totals[phase],
+            phase=phase,  # type: ignore[arg-type]  # the sampler's words
+            phase_share=shares[phase],
             leaves=tuple(
                 Leaf(file=leaf_file, function=leaf_function, n_looks=n)
-                for (leaf_file, leaf_function), n in leaves[file, line, function].most_common(
-                    MAX_LEAVES
-                )
+                for (leaf_file, leaf_function), n in leaves[
+                    phase, file, line, function
+                ].most_common(MAX_LEAVES)
             ),
         )
-        for (file, line, function), count in places.most_common(MAX_LINES)
-    )
+        for (phase, file, line, function), count in places.most_common()
+    ]
+    return tuple(sorted(spots, key=lambda x: -x.share)[:MAX_LINES])
+
+
+def _phase_shares(totals: Counter[str], phase_ms: Mapping[str, float]) -> dict[str, float]:
+    """Of the time of the phases seen; by looks where a phase's time was not recorded."""
+    weights = {phase: phase_ms.get(phase, 0.0) for phase in totals}
+    if not all(weights.values()):
+        weights = dict(totals)
+    whole = sum(weights.values())
+    return {phase: weight / whole for phase, weight in weights.items()}

@@ -93,14 +93,17 @@ def worker_facts(
     draws = chosen.of_iterators(log.draws)
     pins = chosen.of_iterators(log.pins)
     in_workers = chosen.n_workers > 0
+    fetch_ms = _mean_ms(fetch_end_ns - batches.begin_ns)
+    collate_ms = _mean_ms((batches.end_ns - fetch_end_ns)[split]) if split.any() else None
+    sampler_ms = _mean_ms(draws.end_ns - draws.start_ns) if len(draws) else None
     cpu_ns = batches.process_cpu_ns if in_workers else batches.thread_cpu_ns
     return WorkerFacts(
         n_workers=chosen.n_workers,
         n_batches=len(batches),
         batch_ms=_mean_ms(making_ns),
-        fetch_ms=_mean_ms(fetch_end_ns - batches.begin_ns),
-        collate_ms=_mean_ms((batches.end_ns - fetch_end_ns)[split]) if split.any() else None,
-        sampler_ms=_mean_ms(draws.end_ns - draws.start_ns) if len(draws) else None,
+        fetch_ms=fetch_ms,
+        collate_ms=collate_ms,
+        sampler_ms=sampler_ms,
         cpu_share=float(cpu_ns.sum() / making_ns.sum()) if making_ns.sum() else None,
         sample_ms_quantiles=(
             tuple(float(q) for q in np.quantile(durations, QUANTILES) / NS_PER_MS)
@@ -121,7 +124,11 @@ def worker_facts(
             else None
         ),
         transforms=_transforms(chosen),
-        lines=_lines(chosen, looked_in),
+        lines=_lines(
+            chosen,
+            looked_in,
+            {"fetch": fetch_ms, "collate": collate_ms, "sampler": sampler_ms},
+        ),
         first_touch_ratio=first_touch_ratio(log, {i.dataset for i in chosen.iterators}),
         run_wait_share=_run_wait_share(chosen) if in_workers else None,
     )
@@ -331,12 +338,14 @@ def _transforms(chosen: _Selection) -> tuple[tuple[str, float], ...]:
 
 
 def _lines(
-    chosen: _Selection, more: Sequence[tuple[int, int, Sequence[FetchRecord]]]
+    chosen: _Selection,
+    more: Sequence[tuple[int, int, Sequence[FetchRecord]]],
+    phase_ms: dict[str, float | None],
 ) -> tuple[LineSpot, ...]:
     """Looks taken in the window and in `more` of them, each once."""
     selections = [chosen, *(s for w in more if (s := _select(chosen.log, *w)) is not None)]
     windows = [(s.start_ns, s.end_ns, s.pids) for s in selections]
-    return line_spots(
+    looks = (
         look
         for look in chosen.log.lines
         if any(
@@ -346,6 +355,7 @@ def _lines(
             for start_ns, end_ns, pids in windows
         )
     )
+    return line_spots(looks, {name: ms for name, ms in phase_ms.items() if ms is not None})
 
 
 def _mean_ms(durations_ns: NDArray[np.int64]) -> float:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings import snippets
 from loaderdoctor.findings.capacity import by_ablation
+from loaderdoctor.findings.formats import format_named
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.plan import CodeAdvice, PredictedFrom
+from loaderdoctor.findings.worked import from_array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +49,6 @@ CHANGES: Mapping[Kind, Change] = {
     ),
     Kind.COLLATE_BOUND: Change(
         title="Do per-sample work once, ahead of training", example=snippets.COLLATE
-    ),
-    Kind.DATASET_FORMAT_BOUND: Change(
-        title="Store arrays, so that no item is converted", example=snippets.FORMAT
     ),
     Kind.WORKERS_SHARE_A_CORE: Change(
         title="Give the workers all CPUs again", example=snippets.AFFINITY
@@ -113,6 +112,21 @@ CHANGES: Mapping[Kind, Change] = {
 }
 
 
+def _change(finding: Finding, facts: Facts) -> Change | None:
+    """By the kind, and of conversions by the format that was recognised."""
+    if finding.kind is not Kind.DATASET_FORMAT_BOUND:
+        return CHANGES.get(finding.kind)
+    form = format_named(finding.evidence.get("format"))
+    if form is None:
+        return None
+    of_images = form.name == "pil-round-trip"
+    return Change(
+        title=form.title,
+        example=from_array(facts.main_loader) if of_images else form.example,
+        caution=form.caution,
+    )
+
+
 # Their share is of the step's own work, which no ablation touches.
 _COMPUTING = (Kind.TF32_OFF, Kind.GRAD_NOT_SET_TO_NONE)
 
@@ -127,7 +141,7 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
     on_device = facts.machine is not None and facts.machine.device_name is not None
     out = []
     for finding in findings:
-        change = CHANGES.get(finding.kind)
+        change = _change(finding, facts)
         if change is None:
             continue
         if finding.kind is Kind.CPU_SATURATED_WORKERS and not (measured and on_device):

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import re
-
-from loaderdoctor.facts import Facts, LineSpot
+from loaderdoctor.facts import Facts
 from loaderdoctor.findings.capacity import making_cost
 from loaderdoctor.findings.exposure import MODERATE_SHARE, Cost, input_cost, loader_id
+from loaderdoctor.findings.formats import conversion
 from loaderdoctor.findings.hot import at, hottest, line_evidence, seen, seen_enough
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.wording import ms, of_step, percent
+from loaderdoctor.instrument.protocol import StoreRecord
 
 # Collating is a copy of the batch; where it is most of a batch's cost, samples are not the place
 # to look.
 MIN_COLLATE_PART = 0.5
 # Hot lines are sampled: under a third of the samples, converting is not what the batch costs.
 MIN_FORMAT_LINE_SHARE = 0.33
-# Calls that turn Python objects into arrays value by value (or arrays into objects first).
-_CONVERSIONS = re.compile(
-    r"torch\.(tensor|FloatTensor|LongTensor|IntTensor|DoubleTensor)\("
-    r"|\.to_pylist\(|\.as_py\(|\.tolist\(|\.to_pandas\(|\bjson\.loads\(|\bliteral_eval\("
-)
-_FORMAT_LIBRARIES = re.compile(r"/(datasets|pyarrow|pandas)/")
 
 
 def head_of_line_stall(facts: Facts) -> Finding | None:
@@ -146,49 +140,55 @@ def collate_bound(facts: Facts) -> Finding | None:
 
 
 def dataset_format_bound(facts: Facts) -> Finding | None:
-    """Most of a batch goes into converting formats: Arrow or lists to Python to tensors.
+    """Most of a batch goes into converting each sample's format: PIL, lists, text, table rows.
 
-    Decides on: hot lines of the dataset that convert value by value, or lie in a table library,
-    and the exposed input time that making batches explains.
+    Decides on: looks at lines that convert one recognised format (text, pandas rows, h5py, Arrow, a
+    round trip of arrays through PIL, Python lists), told by the library function they fell on or
+    the line's text, and the exposed input time that making batches explains.
     Abstains: too few looks at lines, or the pool keeps up with the step.
-    Fooled by: a conversion written in a helper with another name; only the line itself is read.
+    Fooled by: a conversion written in a helper with another name, or by a library not known here.
     """
-    workers, cost = facts.workers, making_cost(facts)
+    workers, cost, loader = facts.workers, making_cost(facts), facts.main_loader
     if workers is None or cost is None or not workers.lines:
         return None
-    spots = tuple(x for x in workers.lines if _converts(x))
-    share = min(1.0, sum(x.share for x in spots))
-    if share < MIN_FORMAT_LINE_SHARE or not seen_enough(spots):
+    found = conversion(workers.lines, loader)
+    if found is None or not seen_enough(found.spots):
         return None
-    worst = max(spots, key=lambda x: x.n_looks)
+    share = sum(x.share for x in found.spots)
     part: Cost = cost.part(cost.ms * share)
-    if part.share < MODERATE_SHARE:
+    if share < MIN_FORMAT_LINE_SHARE or part.share < MODERATE_SHARE:
         return None
+    worst, form = found.spots[0], found.format
     code = f" `{worst.code}`" if worst.code and at(worst) else ""
+    most = f"; most of it{at(worst).removeprefix(',')}{code}" if at(worst) else ""
     return Finding(
         kind=Kind.DATASET_FORMAT_BOUND,
         severity=part.severity,
         share=part.share,
         loader=loader_id(facts),
         summary=(
-            f"{seen(*spots)} of making a batch is converting formats, most of it"
-            f"{at(worst).removeprefix(',')}{code}, while the loop waits {of_step(cost)}. Convert "
-            "once, ahead of training, and store arrays."
+            f"{seen(*found.spots)} of making a batch is {form.what}{_from(found.store)}{most}. "
+            f"The loop waits {of_step(cost)}. {form.instead}"
         ),
         evidence={
+            "format": form.name,
             "conversion_share_of_batch": share,
+            "stored_in": found.store.path if found.store is not None else None,
             "input_ms_per_step": cost.ms,
             "step_ms": cost.step_ms,
             **line_evidence(worst),
         },
-        advice="Store samples as arrays (set_format('torch'), .npy, one tensor) instead of lists "
-        "that are converted for each item.",
+        advice=form.instead,
     )
 
 
-def _converts(spot: LineSpot) -> bool:
-    in_library = _FORMAT_LIBRARIES.search(spot.file.replace("\\", "/")) is not None
-    return in_library or (spot.code is not None and _CONVERSIONS.search(spot.code) is not None)
+def _from(store: StoreRecord | None) -> str:
+    """What the samples are stored in: ` (data: uint8, 28 x 28 each)`."""
+    if store is None:
+        return ""
+    each = " x ".join(str(n) for n in store.shape[1:])
+    words = [x for x in (store.dtype, f"{each} each" if each else "", store.entry) if x]
+    return f" ({store.path}: {', '.join(words)})" if words else f" ({store.path})"
 
 
 def _sample_spread(facts: Facts) -> tuple[float, float] | None:

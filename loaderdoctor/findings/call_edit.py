@@ -81,7 +81,7 @@ def with_arguments(
         if present is not None:
             if not isinstance(present, ast.Constant):
                 notes.append(f"{name} was {ast.unparse(present)}")
-            edits.append((*_span(text, present), literal(value)))
+            edits.append((*span_of(text, present), literal(value)))
         elif unpacked:
             added.append(f"{name}={literal(value)}")
             notes.append(f"if the unpacked **arguments hold {name}, change it there instead")
@@ -129,7 +129,8 @@ def _insertions(text: str, node: ast.Call, added: Sequence[str]) -> list[tuple[i
     return [(last_end, last_end, before + joined)]
 
 
-def _span(text: str, node: ast.expr) -> tuple[int, int]:
+def span_of(text: str, node: ast.expr) -> tuple[int, int]:
+    """Where a part of the call's tree stands in its text."""
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     return (

@@ -101,7 +101,7 @@ def edit_loader_call(code: str | None, changes: Settings, *, index: int = 0) -> 
     if code is None or not code.strip():
         return _loader_hint(arguments, None)
     source = textwrap.dedent(code).strip("\n")
-    span = _loader_call(source, index)
+    span = loader_call(source, index)
     if span is None:
         return _loader_hint(arguments, "the call was not found in the source line")
     start, end = span
@@ -146,7 +146,7 @@ def edit_transfer(code: str | None, call: str = "to") -> CodeEdit:
     return CodeEdit(before=source, after=text) if text != source else hint
 
 
-def _loader_call(source: str, index: int) -> tuple[int, int] | None:
+def loader_call(source: str, index: int) -> tuple[int, int] | None:
     """Where the DataLoader call stands: by name, else a call of some loader class or function."""
     found = calls(source)
     for fits in (

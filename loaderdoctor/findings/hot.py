@@ -18,19 +18,26 @@ MIN_NAMED_SHARE = 0.25
 MIN_LOOKS = 18
 
 
+_PHASES = {"fetch": "samples", "collate": "collating", "sampler": "the sampler"}
+
+
 def seen_enough(spots: Iterable[LineSpot]) -> bool:
-    """Whether these lines of one run together surely have a quarter of enough looks."""
-    counted = tuple(spots)
-    if not counted or counted[0].of_looks < MIN_LOOKS:
-        return False
-    low, _ = binomial_interval(sum(x.n_looks for x in counted), counted[0].of_looks)
+    """Whether these lines of one run surely are a quarter of making a batch, by enough looks."""
+    phases: dict[str, list[LineSpot]] = {}
+    for spot in spots:
+        phases.setdefault(spot.phase, []).append(spot)
+    low = 0.0
+    for of_phase in phases.values():
+        if of_phase[0].of_looks >= MIN_LOOKS:
+            n_looks = sum(x.n_looks for x in of_phase)
+            low += of_phase[0].phase_share * binomial_interval(n_looks, of_phase[0].of_looks)[0]
     return low >= MIN_NAMED_SHARE
 
 
 def hottest(facts: Facts) -> LineSpot | None:
     """The line that was seen most, where enough was seen to name one."""
     lines = facts.workers.lines if facts.workers is not None else ()
-    spot = max(lines, key=lambda x: x.n_looks, default=None)
+    spot = max(lines, key=lambda x: x.share, default=None)
     return spot if spot is not None and seen_enough((spot,)) else None
 
 
@@ -89,6 +96,12 @@ def hot_sentence(facts: Facts) -> str:
 
 
 def seen(*spots: LineSpot) -> str:
-    """A share with the looks behind it: `79 % (19 of 24 looks)`."""
-    n_looks, of_looks = sum(x.n_looks for x in spots), spots[0].of_looks
-    return f"{percent(n_looks / of_looks)} ({n_looks} of {of_looks} looks)"
+    """A share with the looks behind it: `79 % (19 of 24 looks at samples)`.
+
+    Of the lines in the phase that has most of it.
+    """
+    phase = max(spots, key=lambda x: x.share).phase
+    counted = [x for x in spots if x.phase == phase]
+    n_looks, of_looks = sum(x.n_looks for x in counted), counted[0].of_looks
+    share = sum(x.share for x in spots)
+    return f"{percent(share)} ({n_looks} of {of_looks} looks at {_PHASES[phase]})"

@@ -67,12 +67,10 @@ def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:
     loader = facts.main_loader
     edits: list[CodeEdit] = []
     if loader is not None and loader_arguments(settings):
-        suffix = loader.id.rpartition("#")[2] if "#" in loader.id else "1"
-        index = int(suffix) - 1 if suffix.isdigit() else 0
         if loader.library is not None:
             edits.append(edit_framework_call(loader.library, settings))
         else:
-            edits.append(edit_loader_call(loader.code, settings, index=index))
+            edits.append(edit_loader_call(loader.code, settings, index=loader.call_index))
     if settings.non_blocking:
         lines = {
             (t.site, t.code): edit_transfer(t.code, t.call)

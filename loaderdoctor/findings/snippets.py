@@ -102,13 +102,88 @@ def collate(samples):  # what is left: padding, vectorised
     )"""
 
 FORMAT = """\
-# Once: arrays instead of lists.
-array = numpy.asarray(rows, dtype="float32")
-numpy.save("rows.npy", array)
-# In the dataset: a slice of the file, no conversion per item.
-self.rows = numpy.load("rows.npy", mmap_mode="r")
-sample = torch.from_numpy(self.rows[index].copy())
-# With Hugging Face datasets: dataset.set_format("torch")"""
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, rows, labels):
+        self.rows = torch.tensor(rows)  # once: one array of all lists (of equal length)
+        self.labels = torch.tensor(labels)
+    def __len__(self):
+        return len(self.rows)
+    def __getitem__(self, index):
+        return self.rows[index], self.labels[index]  # no conversion per item
+loader = DataLoader(Rows(rows, labels), batch_size=64, shuffle=True)
+# Lists of unequal length: one long array and where each begins
+flat = torch.cat([torch.tensor(row) for row in rows])
+sizes = torch.tensor([len(row) for row in rows])
+ends = sizes.cumsum(0)
+row = flat[ends[index] - sizes[index] : ends[index]]"""
+
+FROM_ARRAY = """\
+class Batches(torch.utils.data.Dataset):  # whole batches from the array of all images
+    def __init__(self, images, labels):
+        self.images, self.labels = torch.as_tensor(images), torch.as_tensor(labels)
+    def __len__(self):
+        return len(self.labels)
+    def __getitems__(self, indices):  # what ToTensor() and Normalize() did, once for the batch
+        x = self.images[indices].unsqueeze(1).float().div_(255)
+        return x.sub_(0.1307).div_(0.3081), self.labels[indices]
+    def __getitem__(self, index):
+        x, y = self.__getitems__([index])
+        return x[0], y[0]
+def as_it_is(batch):
+    return batch
+loader = DataLoader(
+    Batches(dataset.data, dataset.targets), batch_size=64, shuffle=True, collate_fn=as_it_is
+)"""
+
+COLUMNS = """\
+class Columns(torch.utils.data.Dataset):
+    def __init__(self, frame, features, label):  # once: arrays of the columns
+        self.x = torch.tensor(frame[features].to_numpy("float32"))
+        self.y = torch.tensor(frame[label].to_numpy("int64"))
+    def __len__(self):
+        return len(self.y)
+    def __getitem__(self, index):
+        return self.x[index], self.y[index]  # no iloc, no Series
+loader = DataLoader(Columns(frame, features, label), batch_size=64, shuffle=True)"""
+
+H5PY = """\
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, path):
+        self.path, self.file = path, None
+        with h5py.File(path) as file:
+            self.n = len(file["images"])
+    def __len__(self):
+        return self.n
+    def __getitems__(self, indices):  # the batch's rows in one access
+        if self.file is None:  # in the worker: an open file must not be forked
+            self.file = h5py.File(self.path)
+        order = sorted(range(len(indices)), key=indices.__getitem__)  # h5py wants them ascending
+        rows = [indices[i] for i in order]
+        back = sorted(range(len(order)), key=order.__getitem__)
+        x = torch.from_numpy(self.file["images"][rows])[back]
+        return x, torch.from_numpy(self.file["labels"][rows])[back]
+def as_it_is(batch):
+    return batch
+loader = DataLoader(Rows(path), batch_size=64, shuffle=True, collate_fn=as_it_is)
+# Where it fits in memory, faster still: once
+with h5py.File(path) as file:
+    images, labels = torch.from_numpy(file["images"][:]), torch.from_numpy(file["labels"][:])
+loader = DataLoader(TensorDataset(images, labels), batch_size=64, shuffle=True)"""
+
+ARROW = """\
+# With Hugging Face datasets one line: dataset = dataset.with_format("torch")
+# With a pyarrow table, once: its columns as arrays
+x = torch.from_numpy(numpy.stack(table["features"].to_numpy()))  # lists of equal length
+y = torch.from_numpy(table["label"].to_numpy().copy())
+loader = DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True)"""
+
+PARSED = """\
+# Once, ahead of training: numbers instead of text (parse: what __getitem__ does to one line).
+array = numpy.asarray([parse(line) for line in lines], dtype="float32")
+numpy.save("parsed.npy", array)
+# In the dataset: a row of the file, nothing to parse.
+rows = numpy.load("parsed.npy", mmap_mode="r")
+sample = torch.from_numpy(rows[index].copy())"""
 
 AFFINITY = """\
 def all_cpus(worker_id):  # undoes what an import did to the CPU affinity

@@ -108,7 +108,7 @@ def many_small_files(facts: Facts) -> Finding | None:
     part = cost.part(cost.ms * share)
     if part.share < MODERATE_SHARE:
         return None
-    hottest = max(spots, key=lambda x: x.n_looks)
+    hottest = max(spots, key=lambda x: x.share)
     return Finding(
         kind=Kind.MANY_SMALL_FILES,
         severity=part.severity,

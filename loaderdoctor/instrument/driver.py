@@ -218,6 +218,7 @@ def _check_safety(session: Session) -> None:
     """What speaks against changing each loader of the step; foreign code, so anything may fail."""
     from loaderdoctor.instrument.augment import augmentations
     from loaderdoctor.instrument.safety import safety
+    from loaderdoctor.instrument.stores import normalisation, stores
 
     assert session.definition is not None
     for state in session.definition.train:
@@ -225,9 +226,13 @@ def _check_safety(session: Session) -> None:
         if loader is None:
             continue
         try:
-            record = safety(loader)
-            names = augmentations(loader.dataset)
+            changes = {
+                "safety": safety(loader),
+                "augmentations": augmentations(loader.dataset),
+                "stores": stores(loader.dataset),
+                "normalisation": normalisation(loader.dataset),
+            }
         except Exception as error:
             session.note("safety-not-checked", f"{state.id}: {type(error).__name__}: {error}")
         else:
-            state.record = msgspec.structs.replace(state.record, safety=record, augmentations=names)
+            state.record = msgspec.structs.replace(state.record, **changes)

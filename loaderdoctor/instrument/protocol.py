@@ -173,6 +173,24 @@ class SafetyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     one_pass_reason: str | None = None
 
 
+class StoreRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An attribute of a dataset that holds an entry for each sample."""
+
+    path: str  # "data", "dataset.data": from the loader's dataset
+    kind: Literal["tensor", "array", "list", "frame", "h5py", "arrow"]
+    shape: tuple[int, ...] = ()
+    dtype: str = ""  # "uint8"
+    n_bytes: int | None = None
+    entry: str = ""  # of a list, what the first entry is: "list of 784 int", "str"
+
+
+class Normalisation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a dataset's Normalize takes off and divides by, per channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
 class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A DataLoader (or another source of batches) seen in the run."""
 
@@ -193,6 +211,15 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     shapes_vary: bool = False
     in_background: bool = False  # fetched on another thread than the one that trains
     augmentations: tuple[str, ...] = ()  # transforms of a Compose that may be left out, by name
+    stores: tuple[StoreRecord, ...] = ()  # what samples are made from, as far as known
+    normalisation: Normalisation | None = None  # of the one Normalize among the transforms
+
+    @property
+    def call_index(self) -> int:
+        """Which of the line's calls built it, from 0."""
+        suffix = self.id.rpartition("#")[2] if "#" in self.id else "1"
+        return int(suffix) - 1 if suffix.isdigit() else 0
+
     safety: SafetyRecord = SafetyRecord()
 
 

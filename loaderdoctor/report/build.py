@@ -206,6 +206,7 @@ def _workers(facts: WorkerFacts | None) -> model.Workers | None:
                 "share_ci": spot.share_ci,
                 "n_looks": spot.n_looks,
                 "of_looks": spot.of_looks,
+                "phase": spot.phase,
                 "named": seen_enough((spot,)),
             }
             for spot in facts.lines

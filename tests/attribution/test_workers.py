@@ -227,7 +227,11 @@ def test_hot_lines_carry_their_code(tmp_path: Path) -> None:
     assert top.file == cases.__file__
     assert top.code is not None
     assert sum(spot.share for spot in facts.lines) == pytest.approx(1)
-    assert top.of_looks == sum(spot.n_looks for spot in facts.lines)
+    for phase in {spot.phase for spot in facts.lines}:
+        spots = [spot for spot in facts.lines if spot.phase == phase]
+        assert spots[0].of_looks == sum(spot.n_looks for spot in spots)
+    assert top.phase == "fetch"
+    assert top.phase_share > 0.9  # samples of 6 ms, collated in no time
     assert all(sum(x.n_looks for x in spot.leaves) == spot.n_looks for spot in facts.lines)
 
 
@@ -248,7 +252,7 @@ def test_looks_of_other_windows_count_once_each(tmp_path: Path) -> None:
             log, *spans[0][:2], n_steps=half, fetches=spans[0][2], looked_in=spans[1:]
         )
         assert facts is not None
-        return facts.lines[0].of_looks
+        return sum(spot.n_looks for spot in facts.lines)
 
     everything = sum(spot.count for spot in log.lines)
     assert looks(first) <= looks(first, second) == everything

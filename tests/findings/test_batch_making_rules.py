@@ -92,7 +92,7 @@ CASES = (
         share=0.35,
         severity=Severity.HIGH,
         evidence={"conversion_share_of_batch": 0.7, "line_code": "return torch.tensor(row)"},
-        says=("70 % (70 of 100 looks) of making a batch is converting formats", "data.py:30"),
+        says=("70 % (70 of 100 looks at samples) of making a batch is making arrays", "data.py:30"),
         silent={
             "other hot lines": with_exposed(
                 input_=0.5, workers=workers(batch_ms=40.0, lines=(line(),))

@@ -46,7 +46,7 @@ CASES = (
         share=0.4,
         severity=Severity.HIGH,
         evidence={"open_share_of_batch": 0.8, "cpu_share": 0.2},
-        says=("80 % (80 of 100 looks) of making a batch is opening and reading a file per sample",),
+        says=("80 % (80 of 100 looks at samples) of making a batch is opening and reading a file",),
         silent={
             "decoding, not reading": with_exposed(
                 input_=0.5,

@@ -252,7 +252,10 @@ def test_the_hot_line_and_the_slowest_transform_are_named() -> None:
     )
     finding = loader_in_main_process(facts)
     assert finding is not None
-    assert "Hottest line: data.py:31 (__getitem__), 70 % (70 of 100 looks) of" in finding.summary
+    assert (
+        "Hottest line: data.py:31 (__getitem__), 70 % (70 of 100 looks at samples) of"
+        in finding.summary
+    )
     assert finding.evidence["slowest_transform"] == "Resize"
     assert finding.evidence["slowest_transform_ms_per_sample"] == 0.9
 

@@ -1,0 +1,71 @@
+"""Examples of `snippets` in the user's own names, shapes and figures, as far as recorded."""
+
+from __future__ import annotations
+
+from loaderdoctor.findings import snippets
+from loaderdoctor.findings.loader_line import dataset_name, with_dataset
+from loaderdoctor.instrument.protocol import LoaderRecord, StoreRecord
+
+_LOADER = "\nloader = DataLoader("
+# Channels come last in what fromarray() takes, and there are so many of them.
+MAX_CHANNELS = 4
+
+
+def from_array(loader: LoaderRecord | None) -> str:
+    """FROM_ARRAY for the dataset's array of images: its name, layout, mean and deviation."""
+    images, labels = image_store(loader), label_store(loader)
+    if loader is None or images is None:
+        return snippets.FROM_ARRAY
+    text = snippets.FROM_ARRAY.replace(".unsqueeze(1)", _to_channels_first(images))
+    if images.dtype != "uint8":  # ToTensor() scales bytes only
+        text = text.replace(".div_(255)", "")
+    text = text.replace(".sub_(0.1307).div_(0.3081)", _normalised(loader))
+    name = dataset_name(loader)
+    arguments = f"{name}.{images.path}, {name}.{labels.path if labels else 'targets'}"
+    text = text.replace("dataset.data, dataset.targets", arguments)
+    return with_own_line(text, loader, f"Batches({arguments})", collate="as_it_is")
+
+
+def with_own_line(
+    text: str, loader: LoaderRecord | None, dataset: str, *, collate: str | None = None
+) -> str:
+    """An example whose last statement builds the loader: as a change of the user's own line."""
+    edit = with_dataset(loader, dataset, collate=collate)
+    if edit is None:
+        return text
+    return text[: text.rindex(_LOADER)] + "\n" + edit.diff()
+
+
+def image_store(loader: LoaderRecord | None) -> StoreRecord | None:
+    """The array or tensor of all images, where the dataset holds one."""
+    stores = loader.stores if loader is not None else ()
+    return next(
+        (s for s in stores if s.kind in ("array", "tensor") and len(s.shape) in (3, 4)), None
+    )
+
+
+def label_store(loader: LoaderRecord | None) -> StoreRecord | None:
+    """One number for each sample."""
+    stores = loader.stores if loader is not None else ()
+    return next((s for s in stores if len(s.shape) == 1 or s.entry in ("int", "float")), None)
+
+
+def _to_channels_first(images: StoreRecord) -> str:
+    """What makes (n, channels, height, width) of the batch."""
+    if len(images.shape) == 3:
+        return ".unsqueeze(1)"
+    return ".permute(0, 3, 1, 2)" if images.shape[-1] <= MAX_CHANNELS else ""
+
+
+def _normalised(loader: LoaderRecord) -> str:
+    """Normalize as a call on a batch of floats; empty where the dataset has none."""
+    norm = loader.normalisation
+    if norm is None:
+        return ""
+    mean, std = (
+        f"{x[0]:g}"
+        if len(x) == 1
+        else f"torch.tensor({[float(f'{v:g}') for v in x]}).view(-1, 1, 1)"
+        for x in (norm.mean, norm.std)
+    )
+    return f".sub_({mean}).div_({std})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.instrument.feed import RAN_OUT
 from loaderdoctor.instrument.loaders import LoaderState
 from loaderdoctor.instrument.protocol import TransferRecord, WindowRequest
+from loaderdoctor.instrument.remains import Remains
 from loaderdoctor.instrument.roles import Definition
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
@@ -36,7 +36,7 @@ class Sources:
         self._session = session
         self._definition = definition
         self._transfers = transfers
-        self._trials: list[tuple[LoaderState, Source]] = []
+        self._remains = Remains()
 
     def targets(self, request: WindowRequest) -> list[LoaderState]:
         """The loaders a window replaces: all of the step, or the one it names."""
@@ -150,9 +150,11 @@ class Sources:
                     loader_id=state.id,
                     fetch_limit_s=request.fetch_limit_s or FETCH_LIMIT_S,
                     note=self._session.note,
+                    opened=self._remains.opened,
                 )
             except Withheld as error:
                 raise SourceWithheldError(str(error)) from error
+            self._remains.opened(source)
             self._set(state, source)
             # The first batch is dropped at least: it is the start-up that is told apart.
             drop = drop_count(settings.over(state.record.settings)) if request.drop_batches else 0
@@ -232,7 +234,7 @@ class Sources:
         """The previous trial's tensors go, and the allocator's cache with them."""
         from loaderdoctor.instrument.memory import reset_gpu_peaks
 
-        gc.collect()
+        self._remains.clear(self._session.device)
         reset_gpu_peaks(self._session.device)
 
 

@@ -64,6 +64,7 @@ def open_trial(
     loader_id: str = "",
     fetch_limit_s: float = FETCH_LIMIT_S,
     note: Note = lambda kind, text: None,
+    opened: Callable[[object], None] = lambda made: None,
 ) -> Source:
     """Open a source with `settings` applied over the loader's own.
 
@@ -71,7 +72,8 @@ def open_trial(
     resident move what these move. `open_iter` gives a loader's raw torch iterator, unhooked.
     `batch` is one of the loader's batches, for what it takes to queue them. `non_blocking` is
     for the caller (`transfer.ForceTransfer`) unless the batch is moved here, and so
-    are the compute axes (`compute.ComputeSwitch`). `note` is told what the report must say.
+    are the compute axes (`compute.ComputeSwitch`). `note` is told what the report must say,
+    `opened` of what the trial holds and must be gone once its source is closed.
 
     Raises Withheld where the trial must not be run, whatever torch and the user's code raise when
     it can't be opened, and TimeoutError from its fetches after `fetch_limit_s`.
@@ -86,7 +88,10 @@ def open_trial(
 
     def epochs(data: TrialData, mover: Mover | None = None) -> EpochSource:
         made = _new_loader(loader, data, effective, fetch_limit_s)
-        return _epochs(made, data, effective, open_iter, mover, fetch_limit_s, loader_id)
+        opened(made)
+        source = _epochs(made, data, effective, open_iter, mover, fetch_limit_s, loader_id)
+        opened(source)
+        return source
 
     template: Any = None
     if settings.fields not in (None, "all"):

@@ -237,6 +237,13 @@ def diagnose(script: str, args: tuple[str, ...], **options: Any) -> int:
     help="Go on with an interrupted sweep, from its run folder.",
 )
 @click.option("--rounds", type=click.IntRange(min=1), help="Visits to each trial.")
+@click.option(
+    "--nproc-per-node",
+    "n_ranks",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Ranks of trials with ddp=ddp.  [default: one for each GPU]",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the shuffled rounds.")
 @_budget(None, "Seconds of measuring; trials are sized to fit.  [default: 120; presets their own]")
 @_TRIAL_LIMIT

@@ -7,16 +7,18 @@ none of its code. In a checkout recipes lie in `recipes/`, in a wheel in `loader
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from loaderdoctor.errors import UsageError
-from loaderdoctor.settings import AXES
+from loaderdoctor.settings import AXES, AXES_BY_NAME
 
 DESCRIPTION = "recipe.json"
 _PACKAGE = Path(__file__).parent
+Options = Mapping[str, Mapping[str, tuple[str, ...]]]
 HOMES = (_PACKAGE / "_recipes", _PACKAGE.parent / "recipes")
 
 
@@ -31,6 +33,8 @@ class _Wire(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sweeps: tuple[str, ...] = tuple(axis.name for axis in AXES)
     requires: tuple[str, ...] = ()
     extra: str | None = None
+    # axis -> value -> words for the script, of axes that only a script can set
+    options: dict[str, dict[str, tuple[str, ...]]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,7 @@ class Recipe:
     sweeps: tuple[str, ...]  # axes that mean something for it
     requires: tuple[str, ...]  # modules it imports beside torch
     extra: str | None  # the extra of loaderdoctor that installs them
+    options: Options  # words for the script, by axis and value, where only a script can set it
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -116,4 +121,21 @@ def read(folder: Path) -> Recipe:
         sweeps=wire.sweeps,
         requires=wire.requires,
         extra=wire.extra,
+        options=_options(path, wire.options),
     )
+
+
+def _options(path: Path, written: dict[str, dict[str, tuple[str, ...]]]) -> Options:
+    """Checked: each axis is one that a script sets, each value one of its own."""
+    for name, words in written.items():
+        axis = AXES_BY_NAME.get(name)
+        if axis is None or axis.where != "script":
+            names = ", ".join(axis.name for axis in AXES if axis.where == "script")
+            raise UsageError(f"{path}: options names {name}; those that a script sets are {names}.")
+        known = axis.choices or ("true", "false")
+        if wrong := sorted(set(words) - set(known)):
+            raise UsageError(
+                f"{path}: options of {name} name {', '.join(wrong)}; its values are "
+                f"{', '.join(known)}."
+            )
+    return written

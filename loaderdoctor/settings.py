@@ -15,6 +15,7 @@ from loaderdoctor.errors import UsageError
 
 Background = Literal["off", "host", "device"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
+Parallel = Literal["none", "data_parallel", "ddp"]
 Value = bool | int | float | str | None
 
 DEFAULT_PREFETCH_FACTOR = 2  # torch's own, for num_workers > 0
@@ -53,7 +54,8 @@ class Settings:
     zero_grad_none: bool | None = None  # False: gradients are zeroed instead of dropped
     checkpoint: bool | None = None
     fused_optimizer: bool | None = None
-    ddp: bool | None = None
+    ddp: Parallel | None = None  # several devices: one process, or one for each
+    dali: bool | None = None  # NVIDIA DALI reads, decodes and augments, on the device
 
     def as_dict(self) -> dict[str, Value]:
         """Every axis by name, unset as None: the form of `settings` in report.json."""
@@ -89,8 +91,9 @@ class Settings:
         )
 
 
+_PARALLEL = {"data_parallel": "DataParallel", "ddp": "DDP"}
 # Values of an axis that leave the loop as it is.
-_IDLE = (False, "off", "original", "on", "all", 1.0)
+_IDLE = (False, "off", "original", "on", "all", "none", 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +106,8 @@ class Axis:
     free_text: str = ""
     needs_accelerator: bool = False
     needs_workers: bool = False
-    where: Literal["DataLoader", "transfer", "loop", "dataset", "model"] = "DataLoader"
+    # "script": only the script itself can do it, as a recipe by an option of its own.
+    where: Literal["DataLoader", "transfer", "loop", "dataset", "model", "script"] = "DataLoader"
     on_text: str = ""
     off_text: str = ""
     numerics: bool = False  # changes numerics or training: tried only where asked for
@@ -119,6 +123,8 @@ class Axis:
             return f"{self.on_text} {100 * float(value or 0):g} %"
         if self.kind == "bool":
             return self.on_text if value else self.off_text
+        if self.name == "ddp":
+            return _PARALLEL.get(str(value), "")
         if self.name == "augment" and value != "on":
             left_out = str(value).removeprefix("no-")
             return "no augmentation" if value == "off" else f"without {left_out}"
@@ -283,8 +289,13 @@ AXES: tuple[Axis, ...] = (
         numerics=True,
     ),
     Axis(
-        name="ddp", kind="bool", needs_accelerator=True, where="model", on_text="DDP", numerics=True
+        name="ddp",
+        kind="choice",
+        choices=("none", "data_parallel", "ddp"),
+        where="script",
+        numerics=True,
     ),
+    Axis(name="dali", kind="bool", where="script", on_text="DALI", numerics=True),
 )
 AXES_BY_NAME: Mapping[str, Axis] = {axis.name: axis for axis in AXES}
 

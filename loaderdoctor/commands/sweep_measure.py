@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from loaderdoctor.commands.launch import Launch
 from loaderdoctor.commands.sweep_plan import (
     SweepOptions,
     Target,
@@ -23,6 +24,8 @@ from loaderdoctor.commands.sweep_plan import (
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import Bench, BenchOptions
 from loaderdoctor.instrument.bench import Target as Script
+from loaderdoctor.instrument.group_bench import GroupBench
+from loaderdoctor.instrument.job_bench import JobBench
 from loaderdoctor.instrument.protocol import Observed
 from loaderdoctor.settings import Settings, invalid_reason
 from loaderdoctor.sweep import samples
@@ -72,16 +75,28 @@ def opener(asked: Asked, trace_dir: Path) -> OpenFresh:
     """Starts a script (None: the sweep's own) and waits until its loop is warm."""
 
     @contextmanager
-    def open_process(script: Script | None) -> Iterator[Bench]:
+    def open_process(script: Script | None) -> Iterator[Bench | JobBench]:
         # A trial of many may not take as long to start as the loop itself.
         part_s = max(PROCESS_START_S, PROCESS_START_SHARE * budget_s(asked.options))
         start_s = START_TIMEOUT_S if script is None else min(START_TIMEOUT_S, part_s)
+        chosen = script or asked.target.script
         options = BenchOptions(stdout=asked.stdout)
-        with Bench(script or asked.target.script, trace_dir, options) as bench:
+        with _bench(chosen, trace_dir, options) as bench:
             _wait_warm(bench, start_s)
             yield bench
 
     return open_process
+
+
+def _bench(script: Script, run_dir: Path, options: BenchOptions) -> Bench | JobBench:
+    """One process of the script, or a job of several under torch's launcher."""
+    if script.n_ranks == 1:
+        return Bench(script, run_dir, options)
+    # A port of its own: the user's job, or another trial that is just ending, may hold the usual.
+    words = ("--standalone", "--nproc-per-node", str(script.n_ranks))
+    group = Launch(torchrun=words).bench(script, run_dir, options)
+    assert isinstance(group, GroupBench)
+    return JobBench(group, script.n_ranks)
 
 
 def measure(
@@ -160,7 +175,7 @@ def _planned(
     )
 
 
-def _wait_warm(bench: Bench, start_s: float) -> None:
+def _wait_warm(bench: Bench | JobBench, start_s: float) -> None:
     """Wait for the loop. Raises RunError; the exit code of a script that failed passes on."""
     try:
         bench.wait_observed(start_s)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,11 +14,13 @@ import msgspec
 
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.bench import Target as Script
-from loaderdoctor.instrument.machine import gpus
 from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.recipes import Options as ScriptOptions
 from loaderdoctor.recipes import find
 from loaderdoctor.secrets import MASK, masked
 from loaderdoctor.settings import AXES_BY_NAME, Settings
+from loaderdoctor.sweep import by_script
+from loaderdoctor.sweep.by_script import Means
 from loaderdoctor.sweep.grid import asked_trials, default_trials, parse_grid
 from loaderdoctor.sweep.outcome import Options
 from loaderdoctor.sweep.presets import find_preset
@@ -28,6 +33,8 @@ from loaderdoctor.sweep.trials import Trial
 DEFAULT_BUDGET_S = 120.0
 # A whole sweep in fresh processes: each visit starts an interpreter, torch and the script.
 ISOLATED_BUDGET_S = 480.0
+# It loads its own libraries of some hundred megabytes.
+DALI_IMPORT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +54,7 @@ class SweepOptions:
     ray_address: str | None = None
     rounds: int | None = None
     seed: int = 0
+    n_ranks: int | None = None  # processes of a `ddp` trial; None: one for each device
     budget_s: float | None = None
     trial_limit_s: float | None = None
     rerun: bool = False  # start the user's script again where a trial took it down
@@ -97,6 +105,7 @@ class _Saved(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int | None
     seed: int
     budget_s: float | None
+    n_ranks: int | None = None
 
 
 _SAVED = _Saved.__struct_fields__
@@ -109,7 +118,8 @@ class Target:
     name: str  # as the report names it
     script: Script
     axes: tuple[str, ...]  # what a sweep without a grid may vary
-    recipe: str | None = None  # its name, where it is one that comes with the program
+    recipe: str | None = None  # its name
+    options: ScriptOptions = field(default_factory=dict)  # of the recipe: words for its script
 
 
 def resolve(options: SweepOptions) -> Target:
@@ -122,7 +132,13 @@ def resolve(options: SweepOptions) -> Target:
     if recipe_name is not None:
         recipe = find(recipe_name).check()
         script = Script(script=str(recipe.script), args=(*recipe.args, *options.target))
-        return Target(name=recipe.name, script=script, axes=recipe.sweeps, recipe=recipe.name)
+        return Target(
+            name=recipe.name,
+            script=script,
+            axes=recipe.sweeps,
+            recipe=recipe.name,
+            options=recipe.options,
+        )
     if not options.target:
         raise UsageError("nothing to sweep: give --recipe NAME or SCRIPT [ARGS].")
     name, *args = options.target
@@ -177,16 +193,17 @@ def trials(
     why_not_searched: str | None = None,
 ) -> list[Trial]:
     """Trial 0 and the others: of the preset, of the grid, or what suits this machine."""
-    preset = preset_of(options)
+    preset, means = preset_of(options), _means(options, target, observed)
     if preset is not None:
         place = Place(
             observed=observed,
             recipe=target.recipe,
             script_of=lambda name, args: _script_of(name, args, target),
-            n_accelerators=len(gpus()) if observed.device is not None else 0,
+            n_accelerators=observed.n_devices,
             searched=searched or Settings(),
             why_not_searched=why_not_searched,
             isolate=options.isolate,
+            means=means,
         )
         return trials_of(preset, _rows(preset, options, observed), place)
     if options.grid:
@@ -194,7 +211,43 @@ def trials(
     else:
         chosen = default_trials(observed, target.axes)
     place_of: Literal["loop", "process"] = "process" if options.isolate else "loop"
-    return [Trial(index=i, settings=one, place=place_of) for i, one in enumerate(chosen)]
+    planned = [Trial(index=i, settings=one, place=place_of) for i, one in enumerate(chosen)]
+    for trial in planned:
+        by_script.place(trial, means)
+    return planned
+
+
+def _means(options: SweepOptions, target: Target, observed: Observed) -> Means:
+    """What there is for the axes that only the script itself can set."""
+    compute = observed.compute
+    return Means(
+        script=target.script,
+        recipe=target.recipe,
+        options=target.options,
+        n_devices=observed.n_devices,
+        n_ranks=options.n_ranks,
+        why_no_dali=why_no_dali() if "dali" in parse_grid(options.grid) else None,
+        replicated=compute is not None and compute.n_replicas is not None,
+    )
+
+
+def why_no_dali(python: str = sys.executable) -> str | None:
+    """Why NVIDIA DALI can't be used here; None where it can. It is imported, in a process."""
+    if importlib.util.find_spec("nvidia") is None or not importlib.util.find_spec("nvidia.dali"):
+        return "DALI is not installed: pip install 'loaderdoctor[dali]'"
+    try:
+        done = subprocess.run(
+            [python, "-c", "import nvidia.dali.plugin.pytorch"],
+            capture_output=True,
+            text=True,
+            timeout=DALI_IMPORT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"DALI is installed, but was not imported within {DALI_IMPORT_S:.0f} s"
+    if done.returncode == 0:
+        return None
+    said = done.stderr.strip().splitlines()
+    return f"DALI is installed, but can't be imported: {said[-1] if said else done.returncode}"
 
 
 def measuring(options: SweepOptions, trace_dir: Path) -> Options:

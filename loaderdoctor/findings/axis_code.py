@@ -67,6 +67,11 @@ torch.distributed.init_process_group()
 model = torch.nn.parallel.DistributedDataParallel(model)
 sampler = torch.utils.data.DistributedSampler(dataset)"""
 
+DALI = """\
+# nvidia.dali reads, decodes, crops, flips and normalises on the GPU, in place of the DataLoader
+pipe = pipeline(batch_size=batch_size, num_threads=4, device_id=0)  # a function of fn.* operators
+loader = DALIGenericIterator(pipe, ["images", "labels"], reader_name="files", auto_reset=True)"""
+
 ON: dict[str, str] = {
     "keep_iterator": KEEP_ITERATOR,
     "cache": CACHE,
@@ -79,7 +84,7 @@ ON: dict[str, str] = {
     "zero_grad_none": "optimizer.zero_grad(set_to_none=True)",
     "checkpoint": CHECKPOINT,
     "fused_optimizer": "optimizer = torch.optim.AdamW(model.parameters(), fused=True)",
-    "ddp": DDP,
+    "dali": DALI,
 }
 OFF: dict[str, str] = {
     "cudnn_benchmark": "torch.backends.cudnn.benchmark = False",
@@ -99,6 +104,8 @@ def axis_code(settings: Settings) -> tuple[str, ...]:
 def _code(name: str, value: Value) -> str | None:
     if name == "storage" and value not in ("original", "cold"):
         return TMPFS if value == "tmpfs" else OTHER_DISK.format(place=value)
+    if name == "ddp":
+        return DDP if value == "ddp" else None
     if value is True:
         return ON.get(name)
     return OFF.get(name) if value is False else None

@@ -40,7 +40,7 @@ N_WATCHED = 3
 # the second call compiles again where a shape or a flag has changed.
 N_COMPILING = 3
 _ON_MODEL = ("amp", "channels_last", "compile", "checkpoint")
-_AXES = (*_ON_MODEL, "cudnn_benchmark", "tf32", "zero_grad_none", "fused_optimizer", "ddp")
+_AXES = (*_ON_MODEL, "cudnn_benchmark", "tf32", "zero_grad_none", "fused_optimizer")
 
 
 def asked(settings: Settings | None) -> bool:
@@ -50,7 +50,7 @@ def asked(settings: Settings | None) -> bool:
 
 def _wanted(settings: Settings, name: str) -> bool:
     value = settings.as_dict()[name]
-    return value is not None and (value is True or name not in (*_ON_MODEL, "ddp"))
+    return value is not None and (value is True or name not in _ON_MODEL)
 
 
 class Compute:
@@ -103,10 +103,6 @@ class Compute:
         return next((why for check in self._checks if (why := check()) is not None), None)
 
     def _enter(self, settings: Settings) -> int:
-        if settings.ddp:
-            raise Withheld(
-                "DistributedDataParallel needs a process for each GPU: a change of the script"
-            )
         training = self._training()
         models = training.models if training is not None else ()
         optimizers = training.optimizers if training is not None else ()

@@ -15,7 +15,7 @@ import msgspec
 
 from loaderdoctor.instrument import ranks
 from loaderdoctor.instrument.channel import ConnectionLostError, ToChild
-from loaderdoctor.instrument.environment import environment
+from loaderdoctor.instrument.environment import environment, group_size, n_devices
 from loaderdoctor.instrument.protocol import (
     Begin,
     ComputeRecord,
@@ -81,6 +81,8 @@ def drive(session: Session, now: int) -> Driver:
             batches_per_cycle=windows.batches_per_cycle(None),
             environment=environment(device.index or 0 if device is not None else None),
             compute=compute,
+            n_devices=n_devices(device),
+            group_size=group_size(),
         )
     )
     while True:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import socket
+from typing import TYPE_CHECKING
 
 from loaderdoctor.instrument import machine
 from loaderdoctor.instrument.loaders import default_start_method
 from loaderdoctor.instrument.protocol import Environment
+
+if TYPE_CHECKING:
+    import torch
 
 
 def environment(device_index: int | None) -> Environment:
@@ -47,12 +51,26 @@ def environment(device_index: int | None) -> Environment:
     )
 
 
+def n_devices(device: torch.device | None) -> int:
+    """Accelerators that this process sees; 0 where it trains on none."""
+    import torch
+
+    return torch.cuda.device_count() if device is not None else 0
+
+
+def group_size() -> int | None:
+    """Ranks of torch's process group; None where there is none."""
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
+
+
 def _rank() -> tuple[int | None, int | None]:
     """From the process group, else from what torchrun sets."""
     import torch.distributed as dist
 
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
+    if (size_of_group := group_size()) is not None:
+        return dist.get_rank(), size_of_group
     rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if rank and size and rank.isdigit() and size.isdigit():
         return int(rank), int(size)

@@ -248,6 +248,8 @@ class Observed(Message, frozen=True, kw_only=True, omit_defaults=True):
     batches_per_cycle: int  # max num_workers of the step's loaders, times accumulation
     environment: Environment
     compute: ComputeRecord | None = None  # None: not watched
+    n_devices: int = 0  # accelerators that the process sees
+    group_size: int | None = None  # ranks of torch's process group; None: there is none
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

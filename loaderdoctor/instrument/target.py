@@ -21,6 +21,7 @@ class Target:
     script: str | None = None
     module: str | None = None
     args: tuple[str, ...] = ()
+    n_ranks: int = 1  # more: so many processes of it, as one job by torch's own launcher
 
     def check(self) -> None:
         """Raise UsageError where there is no such script."""

@@ -207,7 +207,7 @@ class Windows:
     def _switch_compute(self, request: WindowRequest, deadline: int) -> Steps:
         """Switch the models and optimizers of the loop, and let compilers do their work."""
         settings = request.settings
-        if settings is None or not (settings.numerics or settings.ddp):
+        if settings is None or not settings.numerics:
             return
         from loaderdoctor.instrument import compute
         from loaderdoctor.instrument.withheld import Withheld

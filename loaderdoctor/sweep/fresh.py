@@ -16,7 +16,10 @@ from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.bench import Target as Script
 from loaderdoctor.instrument.endings import took_down
+from loaderdoctor.instrument.job_bench import NoJobError
 from loaderdoctor.instrument.protocol import Ended, Observed, WindowDone, WindowRequest
+from loaderdoctor.sweep.grid import own_settings
+from loaderdoctor.sweep.scaling import epoch_steps
 from loaderdoctor.sweep.trials import Trial
 
 # Beyond a window's own limit, until its process counts as hung: drop and warm-up of a slow loop.
@@ -41,6 +44,8 @@ class FreshBench:
                 timeout_s = None if request.limit_s is None else request.limit_s + SLACK_S
                 done = next(iter(bench.measure([request], timeout_s=timeout_s)), None)
                 ended = bench.ended
+        except NoJobError as error:
+            return msgspec.structs.replace(_failed(request, str(error)), status="skipped")
         except RunError as error:
             return _failed(request, str(error))
         if ended is not None and ended.how == "interrupted":
@@ -69,9 +74,11 @@ def _note_loop(trial: Trial, observed: Observed) -> None:
     train = next((x for x in observed.loaders if x.role == "train"), None)
     if train is None or trial.script is None:
         return
-    trial.steps_per_epoch = train.steps_per_epoch
-    if train.batch_size is not None:
-        trial.samples_per_step = float(train.batch_size)
+    own = own_settings(observed)
+    trial.steps_per_epoch = epoch_steps(trial.switched, own, train.steps_per_epoch)
+    batch_size = trial.switched.batch_size or train.batch_size
+    if batch_size is not None:  # of each rank
+        trial.samples_per_step = float(batch_size * trial.script.n_ranks)
 
 
 def _startup_ns(observed: Observed) -> int | None:

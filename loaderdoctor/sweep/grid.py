@@ -43,11 +43,13 @@ def own_settings(observed: Observed) -> Settings:
     blocking = [x for x in observed.transfers if not x.non_blocking]
     non_blocking = bool(observed.transfers) and not blocking
     environment = observed.environment
+    replicated = observed.compute is not None and observed.compute.n_replicas is not None
     known = Settings(
         non_blocking=non_blocking,
         batch_size=loader.batch_size if loader is not None else None,
         cudnn_benchmark=environment.cudnn_benchmark,
         tf32=environment.tf32,
+        ddp="data_parallel" if replicated else None,
     )
     full = meaning(known.over(base), Settings())
     method = base.start_method or start_method(observed.environment.start_method)
@@ -80,7 +82,7 @@ def meaning(settings: Settings, own: Settings) -> Settings:
         **{
             axis.name: None if value is None or axis.is_idle(value) else value
             for axis in AXES
-            if axis.where in ("dataset", "model") or axis.name == "batch_size"
+            if axis.where in ("dataset", "model", "script") or axis.name == "batch_size"
             for value in (full.as_dict()[axis.name],)
         },  # type: ignore[arg-type]
     )

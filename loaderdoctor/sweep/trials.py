@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from loaderdoctor.attribution.step import WindowTimes, window_times
@@ -69,6 +69,13 @@ class Trial:
     other_loop: bool = False  # its script trains something else: nothing to choose here
     same_as: int | None = None  # identical here: not visited, its figures are that trial's
     apart: bool = False  # measured on a machine unlike that of the others: not compared
+
+    @property
+    def switched(self) -> Settings:
+        """What the measuring process is to switch: its settings less what its script does."""
+        if self.script is None:
+            return self.settings
+        return replace(self.settings, ddp=None, dali=None)
 
     @property
     def alive(self) -> bool:

@@ -89,7 +89,7 @@ class Visits:
         """One timed window of a trial, written to it; so is a failure."""
         expected_s = cost.overhead_s + n_steps * cost.step_s
         mode: Mode = "trial" if trial.index else self._own_mode
-        if trial.place == "process" and not trial.settings.changed():
+        if trial.place == "process" and not trial.switched.changed():
             mode = "plain"
         if self._drains(trial):
             n_steps = self._drained_steps(trial, n_steps)
@@ -102,7 +102,7 @@ class Visits:
                 n_steps=n_steps,
                 limit_s=self._limit_s(expected_s)
                 + (0.0 if trial.visits else pace.slow_start_s(trial.settings)),
-                settings=trial.settings if mode == "trial" else None,
+                settings=trial.switched if mode == "trial" else None,
                 measure_boundary=mode == "trial" and self._boundary_due(trial, expected_s),
                 host_memory=self._memory_due(trial),
                 drain=self._drains(trial),
@@ -173,14 +173,14 @@ class Visits:
         assert options.trace_dir is not None
         name = "baseline" if trial.index == 0 else f"trial-{trial.index:02d}"
         suffix = f"-{repeat + 1}" if repeat else ""
-        own_loop = trial.index == 0 or (trial.place == "process" and not trial.settings.changed())
+        own_loop = trial.index == 0 or (trial.place == "process" and not trial.switched.changed())
         request = WindowRequest(
             id=next(WINDOW_IDS),
             mode="profiled" if own_loop else "trial",
             n_steps=n_steps,
             n_warmup_steps=options.n_warmup,
             limit_s=self._limit_s(cost.overhead_s + PROFILED_FACTOR * n_steps * cost.step_s),
-            settings=None if own_loop else trial.settings,
+            settings=None if own_loop else trial.switched,
             trace_path=str(options.trace_dir / f"{name}{suffix}.pt.trace.json.gz"),
             with_stack=options.with_stack,
             profile_memory=options.profile_memory,

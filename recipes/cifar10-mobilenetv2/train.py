@@ -3,6 +3,7 @@
     python train.py                                              # the baseline: batch 32, float32
     python train.py --amp --batch-size 128 --uint8 --num-workers 2 --pin-memory --non-blocking
     python train.py --data-dir /data/cifar10                     # the real CIFAR-10
+    torchrun --nproc-per-node 2 train.py --parallel ddp          # a share of each batch per GPU
 
 The weights start at random and the images are scaled from 32x32 to the 224x224 that the network
 was made for; that scaling, one PIL image at a time, is what the loop waits for. On a CPU they stay
@@ -14,6 +15,7 @@ Without --data-dir the images are 32x32 cut-outs of two photos: the same work, n
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 from torchvision import datasets, models, transforms
 
 PHOTOS = Path(__file__).resolve().parent.parent / "_photos"
@@ -84,8 +86,31 @@ def load_images(args: argparse.Namespace) -> Dataset[Any]:
     n_images = min(args.samples or len(images), len(images))
     if n_images < args.batch_size:
         raise SystemExit(f"{n_images} images fill no batch of {args.batch_size}.")
-    print(f"data: {n_images:,} images, {what}, at {args.image_size}x{args.image_size}", flush=True)
+    if is_first():
+        print(
+            f"data: {n_images:,} images, {what}, at {args.image_size}x{args.image_size}", flush=True
+        )
     return images if n_images == len(images) else Subset(images, range(n_images))
+
+
+def is_first() -> bool:
+    """Whether this is the process that prints: the only one, or torchrun's rank 0."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def join_job(args: argparse.Namespace) -> tuple[torch.device, int]:
+    """(device, number of ranks): this process's place in the job that torchrun started."""
+    if "LOCAL_RANK" not in os.environ:
+        raise SystemExit("--parallel ddp: start it by torchrun --nproc-per-node=2 train.py ...")
+    device = torch.device(args.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    n_ranks = torch.distributed.get_world_size()
+    if args.batch_size % n_ranks:
+        raise SystemExit(f"a batch of {args.batch_size} can't be shared by {n_ranks} ranks.")
+    return device, n_ranks
 
 
 class NormalizeOnDevice(nn.Module):
@@ -110,7 +135,7 @@ def train_epoch(
     scaler: torch.amp.GradScaler,
     args: argparse.Namespace,
 ) -> float:
-    device = torch.device(args.device)
+    device = next(model.parameters()).device
     normalize = NormalizeOnDevice().to(device) if args.uint8 else nn.Identity()
     half = torch.float16 if device.type == "cuda" else torch.bfloat16
     model.train()
@@ -164,6 +189,12 @@ def parse_args() -> argparse.Namespace:
     numerics.add_argument("--channels-last", action="store_true")
     numerics.add_argument("--cudnn-benchmark", action="store_true", help="let cudnn try kernels")
     numerics.add_argument("--fused-optimizer", action="store_true")
+    numerics.add_argument(
+        "--parallel",
+        choices=("none", "data_parallel", "ddp"),
+        default="none",
+        help="several GPUs: each batch split by one process, or shared by those of torchrun",
+    )
     args = parser.parse_args()
     if args.image_size is None:
         args.image_size = SIDE if args.device == "cpu" else 224
@@ -174,11 +205,16 @@ def main() -> None:
     args = parse_args()
     torch.manual_seed(args.seed)
     torch.backends.cudnn.benchmark = args.cudnn_benchmark
-    device = torch.device(args.device)
+    device, n_ranks = torch.device(args.device), 1
+    if args.parallel == "ddp":
+        device, n_ranks = join_job(args)
+    images = load_images(args)
+    sampler = DistributedSampler(images, drop_last=True) if args.parallel == "ddp" else None
     loader = DataLoader(
-        load_images(args),
-        batch_size=args.batch_size,
-        shuffle=True,
+        images,
+        batch_size=args.batch_size // n_ranks,
+        shuffle=sampler is None,
+        sampler=sampler,
         num_workers=args.num_workers,
         prefetch_factor=args.prefetch_factor,
         persistent_workers=args.persistent_workers,
@@ -188,12 +224,18 @@ def main() -> None:
     model = models.mobilenet_v2(weights=None, num_classes=N_CLASSES).to(device)
     if args.channels_last:
         model = model.to(memory_format=torch.channels_last)
+    if args.parallel == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    elif args.parallel == "data_parallel":
+        model = nn.DataParallel(model)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=args.lr, momentum=0.9, fused=True if args.fused_optimizer else None
     )
     scaler = torch.amp.GradScaler(device.type, enabled=args.amp and device.type == "cuda")
     for epoch in range(1, args.epochs + 1):
         start = time.perf_counter()
+        if sampler is not None:
+            sampler.set_epoch(epoch)
         loss = train_epoch(model, loader, optimizer, scaler, args)
         seconds = time.perf_counter() - start
         step_ms = 1e3 * seconds / len(loader)
@@ -203,7 +245,10 @@ def main() -> None:
         )
         if device.type == "cuda":
             line += f", peak {torch.cuda.max_memory_allocated(device) / 1e9:.2f} GB"
-        print(line, flush=True)
+        if is_first():
+            print(line, flush=True)
+    if args.parallel == "ddp":
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     python train.py --case conv              # cudnn chooses its kernels by rule
     python train.py --case conv --remedy     # cudnn tries them out first
-    python train.py --case parallel --remedy # DDP instead of DataParallel
+    python train.py --case parallel --parallel data_parallel
+    torchrun --nproc-per-node 2 train.py --case parallel --parallel ddp
 
 The batches are random numbers, ready in memory: the loader costs next to nothing here.
 """
@@ -11,10 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 N_BATCHES = 200  # in an epoch
 
@@ -39,6 +36,27 @@ class Ready(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         return self.batch
+
+
+class Rows(Dataset[Tensor]):
+    """So many samples of one shape, several at a time: what ranks can share."""
+
+    def __init__(self, shape: tuple[int, ...], n_batches: int) -> None:
+        self.batch = torch.randn(shape)
+        self.n_rows = shape[0] * n_batches
+
+    def __len__(self) -> int:
+        return self.n_rows
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.batch[index % len(self.batch)]
+
+    def __getitems__(self, indices: list[int]) -> Tensor:
+        return self.batch[: len(indices)]
+
+
+def as_it_is(batch: Tensor) -> Tensor:
+    return batch
 
 
 class Pointwise(nn.Module):
@@ -106,6 +124,12 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", choices=tuple(CASES), default="bias")
     parser.add_argument("--remedy", action="store_true", help="with the setting that should help")
+    parser.add_argument(
+        "--parallel",
+        choices=("none", "data_parallel", "ddp"),
+        default="none",
+        help="several GPUs: each batch split by one process, or shared by those of torchrun",
+    )
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batches", type=int, default=N_BATCHES, help="in an epoch")
@@ -113,50 +137,33 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def start_ranks(n_ranks: int) -> tuple[int, int]:
-    """(rank, port): in the first process start the others, which run this script again."""
-    if "COMPUTE_RANK" in os.environ:
-        return int(os.environ["COMPUTE_RANK"]), int(os.environ["COMPUTE_PORT"])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    for rank in range(1, n_ranks):
-        extra = {"COMPUTE_RANK": str(rank), "COMPUTE_PORT": str(port)}
-        subprocess.Popen([sys.executable, __file__, *sys.argv[1:]], env={**os.environ, **extra})
-    return 0, port
-
-
-def end_with_parent() -> None:
-    """A rank whose first process is gone waits for nobody."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(0)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def train_ddp(model: nn.Module, loader: DataLoader[Tensor], args: argparse.Namespace) -> None:
-    """A process for each device, each with its part of every batch."""
-    on_gpu = args.device.startswith("cuda")
-    n_ranks = torch.cuda.device_count() if on_gpu else 2
-    rank, port = start_ranks(n_ranks)
-    if rank:
-        end_with_parent()
-    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
-    if on_gpu:
+def join_job(args: argparse.Namespace) -> tuple[torch.device, int]:
+    """(device, number of ranks): this process's place in the job that torchrun started."""
+    if "LOCAL_RANK" not in os.environ:
+        raise SystemExit("--parallel ddp: start it by torchrun --nproc-per-node=2 train.py ...")
+    device = torch.device(args.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    torch.distributed.init_process_group(
-        "nccl" if on_gpu else "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=rank,
-        world_size=n_ranks,
+    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return device, torch.distributed.get_world_size()
+
+
+def loader_of(case: Case, args: argparse.Namespace, n_ranks: int) -> DataLoader[Tensor]:
+    """Ready batches; of several devices' batches each rank draws its own share of the samples."""
+    if args.parallel == "none":
+        return DataLoader(Ready(case.shape, args.batches), batch_size=None)
+    batch_size = case.shape[0]
+    if batch_size % n_ranks:
+        raise SystemExit(f"a batch of {batch_size} can't be shared by {n_ranks} ranks.")
+    rows = Rows(case.shape, args.batches)
+    return DataLoader(
+        rows,
+        batch_size=batch_size // n_ranks,
+        sampler=DistributedSampler(rows) if args.parallel == "ddp" else None,
+        collate_fn=as_it_is,
+        drop_last=True,
     )
-    parallel = nn.parallel.DistributedDataParallel(model.to(device))
-    train(parallel, loader, args, device=device, part=slice(rank, None, n_ranks))
-    torch.distributed.destroy_process_group()
 
 
 def train(
@@ -165,36 +172,39 @@ def train(
     args: argparse.Namespace,
     *,
     device: torch.device,
-    part: slice = slice(None),
 ) -> None:
     set_to_none = args.remedy if args.case == "zero-grad" else True
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     for epoch in range(1, args.epochs + 1):
         start = time.perf_counter()
         for batch in loader:
-            x = batch[part].to(device)
+            x = batch.to(device)
             optimizer.zero_grad(set_to_none=set_to_none)
             model(x).square().mean().backward()
             optimizer.step()
         step_ms = 1e3 * (time.perf_counter() - start) / len(loader)
-        print(f"epoch {epoch}: {step_ms:.2f} ms a step", flush=True)
+        if os.environ.get("RANK", "0") == "0":
+            print(f"epoch {epoch}: {step_ms:.2f} ms a step", flush=True)
 
 
 def main() -> None:
     args = parse_args()
     torch.manual_seed(args.seed)
-    device, case = torch.device(args.device), CASES[args.case]
+    device, n_ranks = torch.device(args.device), 1
+    if args.parallel == "ddp":
+        device, n_ranks = join_job(args)
+    case = CASES[args.case]
     torch.backends.cudnn.benchmark = args.case == "conv" and args.remedy
     model = case.model(args.remedy).to(device)
-    loader = DataLoader(Ready(case.shape, args.batches), batch_size=None)
     if args.case == "pointwise" and args.remedy:
         model = torch.compile(model)
-    if args.case == "parallel" and args.remedy:
-        train_ddp(model, loader, args)
-    elif args.case == "parallel":
-        train(nn.DataParallel(model), loader, args, device=device)
-    else:
-        train(model, loader, args, device=device)
+    if args.parallel == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    elif args.parallel == "data_parallel":
+        model = nn.DataParallel(model)
+    train(model, loader_of(case, args, n_ranks), args, device=device)
+    if args.parallel == "ddp":
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

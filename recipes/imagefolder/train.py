@@ -2,6 +2,7 @@
 
     python train.py --num-workers 4
     python train.py --data-dir /data/imagenet/train --model resnet50
+    python train.py --dali                 # NVIDIA DALI in place of the workers
 
 Each sample is read from its own file, decoded, cropped, flipped and normalised on the CPU. Without
 a --data-dir that holds class folders, files of ImageNet's size are cut out of two photos once, and
@@ -23,6 +24,7 @@ from torch.utils.data import DataLoader
 from torchvision import datasets, models, transforms
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, scaled to 0…1
+DALI_THREADS = 4
 # What a CPU gets through in a bearable time, and what a GPU is usually given.
 ON_CPU = {"model": "resnet18", "batch_size": 8, "image_size": 112, "images": 240}
 ON_GPU = {"model": "resnet50", "batch_size": 64, "image_size": 224, "images": 2000}
@@ -71,6 +73,36 @@ def train_epoch(
     return total.item() / len(loader)
 
 
+def make_loader(
+    images: datasets.ImageFolder, args: argparse.Namespace, device: torch.device
+) -> DataLoader[Any]:
+    """The samples in a new order each epoch, in whole batches."""
+    if not args.dali:
+        return DataLoader(
+            images,
+            batch_size=args.batch_size,
+            shuffle=True,
+            num_workers=args.num_workers,
+            pin_memory=args.pin_memory,
+            drop_last=True,
+        )
+    try:
+        from dali import DaliBatches
+    except ImportError as error:
+        raise SystemExit(f"--dali needs NVIDIA DALI ({error}).") from None
+    batches = DaliBatches(
+        images.samples,
+        batch_size=args.batch_size,
+        image_size=args.image_size,
+        mean=MEAN,
+        std=STD,
+        device=device,
+        n_threads=args.num_workers or DALI_THREADS,
+        seed=args.seed,
+    )
+    return DataLoader(batches, batch_size=None)
+
+
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -95,6 +127,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--pin-memory", action="store_true")
     parser.add_argument("--non-blocking", action="store_true", help="copy without waiting")
+    parser.add_argument(
+        "--dali",
+        action="store_true",
+        help="NVIDIA DALI makes the batches, in --num-workers threads of its own "
+        f"(default: {DALI_THREADS})",
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -116,14 +154,7 @@ def main() -> None:
         raise SystemExit(str(error)) from None
     if len(images) < args.batch_size:
         raise SystemExit(f"{len(images)} images fill no batch of {args.batch_size}.")
-    loader = DataLoader(
-        images,
-        batch_size=args.batch_size,
-        shuffle=True,
-        num_workers=args.num_workers,
-        pin_memory=args.pin_memory,
-        drop_last=True,
-    )
+    loader = make_loader(images, args, device)
     model = models.get_model(args.model, weights=None, num_classes=len(images.classes)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     for epoch in range(1, args.epochs + 1):

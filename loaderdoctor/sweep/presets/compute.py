@@ -14,6 +14,7 @@ from loaderdoctor.sweep.presets.model import Claim, Judged, Needs, Preset, Publi
 
 NUMERICS = "changes numerics or training"
 _Side = tuple[str, tuple[str, ...], dict[str, Published]]  # name, words of the recipe, settings
+_PARALLEL = ("--case", "parallel", "--parallel")
 # (group, what it needs, the default, the remedy)
 CASES: tuple[tuple[str, Needs | None, _Side, _Side], ...] = (
     (
@@ -49,8 +50,8 @@ CASES: tuple[tuple[str, Needs | None, _Side, _Side], ...] = (
     (
         "parallel",
         "two-accelerators",
-        ("DataParallel", ("--case", "parallel"), {"ddp": False}),
-        ("DDP", ("--case", "parallel", "--remedy"), {"ddp": True}),
+        ("DataParallel", (*_PARALLEL, "data_parallel"), {"ddp": "data_parallel"}),
+        ("DDP", (*_PARALLEL, "ddp"), {"ddp": "ddp"}),
     ),
 )
 

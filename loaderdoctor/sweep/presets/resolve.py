@@ -7,12 +7,14 @@ skipped with the reason; one that means the same as another here points at it an
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.bench import Target as Script
 from loaderdoctor.instrument.protocol import Observed
 from loaderdoctor.settings import Settings, invalid_reason
+from loaderdoctor.sweep import by_script
+from loaderdoctor.sweep.by_script import Means
 from loaderdoctor.sweep.grid import meaning, own_settings
 from loaderdoctor.sweep.presets.model import Preset, Published, Row
 from loaderdoctor.sweep.trials import Trial
@@ -40,6 +42,7 @@ class Place:
     searched: Settings = NOTHING_FOUND  # what our own search recommends for rows that ask for it
     why_not_searched: str | None = None
     isolate: bool = False  # every row in a process of its own
+    means: Means | None = None  # for what only the script itself can set
 
 
 def trials_of(preset: Preset, rows: tuple[Row, ...], place: Place) -> list[Trial]:
@@ -72,7 +75,9 @@ def _trial(index: int, row: Row, preset: Preset, place: Place) -> Trial:
         reason = place.why_not_searched
     if reason is None and on_recipe:
         try:
-            trial.script = place.script_of(row.recipe or preset.recipe, row.args or ())
+            script = place.script_of(row.recipe or preset.recipe, row.args or ())
+            n_ranks = place.n_accelerators if row.settings.get("ddp") == "ddp" else 1
+            trial.script = replace(script, n_ranks=n_ranks)
         except UsageError as error:
             reason = str(error)
         trial.place = "process"
@@ -80,6 +85,8 @@ def _trial(index: int, row: Row, preset: Preset, place: Place) -> Trial:
     elif reason is None:
         trial.settings, reason = _in_loop(row, preset, place)
         trial.place = "process" if place.isolate else "loop"
+        if reason is None and place.means is not None:
+            by_script.place(trial, place.means)
     if reason is not None:
         trial.fail("skipped", reason)
     return trial

@@ -144,7 +144,10 @@ class LineSpot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFacts:
-    """What happened where batches are made: in worker processes, or in the loop's own at 0."""
+    """What happened where one loader's batches are made: in workers, or in the loop's own process.
+
+    Nothing of other loaders is in it, even of those over the same dataset object.
+    """
 
     n_workers: int
     n_batches: int
@@ -168,6 +171,7 @@ class WorkerFacts:
     first_touch_ratio: float | None  # sample time in the first epoch / later ones
     # Of a worker's life, ready to run and no CPU free: it waits for a CPU, not for storage.
     run_wait_share: float | None = None
+    loader: str | None = None  # LoaderRecord.id; None: the records do not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,12 +270,13 @@ class Facts:
     trace: TraceFacts | None
     loaders: tuple[LoaderRecord, ...]  # loaders of the training step first
     transfers: tuple[TransferRecord, ...]
-    workers: WorkerFacts | None
+    workers: WorkerFacts | None  # of the loader that feeds the step
     ablation: AblationFacts | None
     machine: MachineFacts | None
     profiler_overhead: float | None  # profiled / plain step time
     compute: ComputeRecord | None = None  # how the loop was seen to compute
     ranks: tuple[RankFacts, ...] = ()  # of a job of several; the other facts are the slowest's
+    other_workers: tuple[WorkerFacts, ...] = ()  # of the other loaders seen, validation mostly
 
     @property
     def step_ms(self) -> float | None:

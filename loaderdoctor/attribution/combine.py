@@ -146,6 +146,7 @@ def facts_of_run(
     trace: TraceFacts | None,
     ablation: AblationFacts | None,
     workers: WorkerFacts | None,
+    other_workers: tuple[WorkerFacts, ...] = (),
     loaders: tuple[LoaderRecord, ...],
     transfers: tuple[TransferRecord, ...],
     environment: Environment | None,
@@ -165,6 +166,7 @@ def facts_of_run(
         loaders=ordered,
         transfers=transfers,
         workers=workers,
+        other_workers=other_workers,
         ablation=ablation,
         machine=machine_facts(environment) if environment is not None else None,
         profiler_overhead=(

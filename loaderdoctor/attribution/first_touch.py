@@ -13,14 +13,17 @@ from loaderdoctor.instrument.worker_records import MAIN_PROCESS, WorkerLog
 MIN_REVISITED = 16
 
 
-def first_touch_ratio(log: WorkerLog, datasets: Collection[int]) -> float | None:
+def first_touch_ratio(
+    log: WorkerLog, loader: str | None, datasets: Collection[int]
+) -> float | None:
     """Mean time of samples touched for the first time / of the same samples touched again.
 
     A sample is known by its index, in an IterableDataset by its place in the worker's epoch. The
     first sample of each process is left out: it pays for imports and opening files. `datasets`
-    are those of IteratorRecord.dataset; the whole log counts. None where too little was revisited.
+    are those of IteratorRecord.dataset; the whole log counts, trials too, but no other `loader`
+    (IteratorRecord.loader) over the same dataset. None where too little was revisited.
     """
-    same = [i.serial for i in log.iterators if i.dataset in datasets]
+    same = [i.serial for i in log.iterators if i.dataset in datasets and i.loader in (None, loader)]
     samples, batches = log.samples, log.batches
     mine = np.isin(batches.serial[samples.batch], np.array(same, dtype=np.int64))
     rows = np.flatnonzero(mine)

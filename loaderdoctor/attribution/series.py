@@ -9,10 +9,10 @@ from typing import Literal
 
 import numpy as np
 
+from loaderdoctor.attribution.selection import of_step, selections
 from loaderdoctor.attribution.trace_facts import Attributed, facts_of
-from loaderdoctor.instrument.protocol import Observed, WindowDone
-from loaderdoctor.instrument.worker_records import Batches, Outcome, WorkerLog
-from loaderdoctor.trace.columns import I64
+from loaderdoctor.instrument.protocol import FetchRecord, LoaderRecord, Observed, WindowDone
+from loaderdoctor.instrument.worker_records import WorkerLog
 
 NS_PER_MS = 1e6
 # As many bars as a chart can show apart; a longer window is shown from its beginning.
@@ -95,16 +95,24 @@ def waits_of_trace(attributed: Attributed) -> WaitSeries | None:
     return _series("trace", list(waits), [0], epochs.tolist(), 0)
 
 
-def sample_times(log: WorkerLog, start_ns: int, end_ns: int) -> SampleTimes | None:
-    """Samples of batches made within [start_ns, end_ns), ns of the processes' clock.
+def sample_times(
+    log: WorkerLog,
+    start_ns: int,
+    end_ns: int,
+    *,
+    fetches: Sequence[FetchRecord] = (),
+    loaders: Sequence[LoaderRecord] = (),
+) -> SampleTimes | None:
+    """Samples that the step's loader had made within [start_ns, end_ns).
 
-    Of several datasets the one whose batches took longest to make; None where none was recorded.
+    Limits are ns of the clock that processes share; the loader is chosen as `worker_facts` does.
+    None where none of its samples was recorded.
     """
-    batches = log.batches
-    made = (batches.outcome == Outcome.OK) & (batches.end_ns > start_ns)
-    made &= batches.end_ns <= end_ns
-    made &= np.isin(batches.serial, _costliest(log, batches.where(made)))
-    times = log.samples.duration_ns[made[log.samples.batch]] / NS_PER_MS
+    found = selections(log, start_ns, end_ns, fetches=fetches, loaders=loaders)
+    chosen = of_step(found, loaders)
+    if chosen is None:
+        return None
+    times = log.samples.duration_ns[np.isin(log.samples.batch, chosen.rows)] / NS_PER_MS
     times = times[times > 0]
     if times.size == 0:
         return None
@@ -125,20 +133,6 @@ def sample_times(log: WorkerLog, start_ns: int, end_ns: int) -> SampleTimes | No
         p95_ms=p95,
         max_ms=high,
     )
-
-
-def _costliest(log: WorkerLog, made: Batches) -> I64:
-    """Serials of the iterators over the dataset whose batches took longest in total."""
-    serials: dict[int, list[int]] = {}
-    for iterator in log.iterators:
-        serials.setdefault(iterator.dataset, []).append(iterator.serial)
-    groups = [np.array(s, dtype=np.int64) for s in serials.values()]
-    if not groups:
-        return np.unique(made.serial)
-    cost = [
-        int((made.end_ns - made.begin_ns)[np.isin(made.serial, group)].sum()) for group in groups
-    ]
-    return groups[int(np.argmax(cost))]
 
 
 def _series(

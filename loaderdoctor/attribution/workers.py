@@ -8,24 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loaderdoctor.attribution.first_touch import first_touch_ratio
 from loaderdoctor.attribution.hot_lines import line_spots
+from loaderdoctor.attribution.selection import Selection, of_step, selections
 from loaderdoctor.facts import LineSpot, WorkerFacts
-from loaderdoctor.instrument.protocol import FetchRecord
-from loaderdoctor.instrument.worker_records import (
-    Batches,
-    IteratorRecord,
-    Outcome,
-    ProcessRecord,
-    Spans,
-    WorkerLog,
-    rows_of,
-)
+from loaderdoctor.instrument.protocol import FetchRecord, LoaderRecord, WindowDone
+from loaderdoctor.instrument.worker_records import Outcome, WorkerLog, rows_of
 from loaderdoctor.intervals import Intervals
 
 NS_PER_MS = 1e6
@@ -37,35 +29,6 @@ QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 MIN_POOL_CPU_SHARE = 0.25
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Selection:
-    """The part of a log that one loader's window covers."""
-
-    log: WorkerLog
-    start_ns: int
-    end_ns: int
-    serials: NDArray[np.int64]
-    batches: Batches  # made within the window, in whole cycles
-    rows: NDArray[np.intp]  # of `batches` in the log's
-    iterators: tuple[IteratorRecord, ...]
-    n_workers: int
-
-    @property
-    def pids(self) -> frozenset[int]:
-        return frozenset(np.unique(self.batches.pid).tolist())
-
-    @property
-    def workers(self) -> tuple[ProcessRecord, ...]:
-        """Worker processes of the selected iterators, idle ones too."""
-        serials = set(self.serials.tolist())
-        return tuple(p for p in self.log.processes if p.role == "worker" and p.serial in serials)
-
-    def of_iterators(self, spans: Spans) -> Spans:
-        """Spans of the selected iterators that end within the window."""
-        inside = (spans.end_ns > self.start_ns) & (spans.end_ns <= self.end_ns)
-        return spans.where(inside & np.isin(spans.serial, self.serials))
-
-
 def worker_facts(
     log: WorkerLog,
     start_ns: int,
@@ -74,18 +37,51 @@ def worker_facts(
     n_steps: int,
     fetches: Sequence[FetchRecord] = (),
     looked_in: Sequence[tuple[int, int, Sequence[FetchRecord]]] = (),
+    loaders: Sequence[LoaderRecord] = (),
 ) -> WorkerFacts | None:
-    """Facts of the window [start_ns, end_ns); None where no batch was recorded in it.
+    """Facts of the step's loader in [start_ns, end_ns); None where it had no batch made there.
 
     Hot lines are also those seen in the windows `looked_in` (start, end, fetches): looks are rare.
 
-    Of several loaders fetched in the window, the one whose batches took longest to make counts.
-    `n_steps` divides what is per step; without `fetches` every batch made in the window counts.
+    `loaders` are those that `fetches` number. Of several of the step, the one whose batches took
+    longest to make counts; batches of others (validation) never do. `n_steps` divides what is per
+    step; where neither records nor `fetches` name loaders, every batch of the window counts.
     """
-    chosen = _select(log, start_ns, end_ns, fetches)
+    found = selections(log, start_ns, end_ns, fetches=fetches, loaders=loaders)
+    chosen = of_step(found, loaders)
     if chosen is None:
         return None
-    batches = chosen.batches
+    looked = [
+        of_step(selections(log, a, b, fetches=f, loaders=loaders), loaders) for a, b, f in looked_in
+    ]
+    return _facts(chosen, n_steps, [s for s in looked if s is not None])
+
+
+def other_worker_facts(
+    log: WorkerLog, windows: Sequence[WindowDone], loaders: Sequence[LoaderRecord]
+) -> tuple[WorkerFacts, ...]:
+    """Facts of each loader but that of `worker_facts`, from the window where most of it was made.
+
+    Validation is seen only in windows that hold the end of an epoch.
+    """
+    best: dict[str, tuple[int, WorkerFacts]] = {}
+    for window in windows:
+        found = selections(
+            log, window.start_ns, window.end_ns, fetches=window.fetches, loaders=loaders
+        )
+        first = of_step(found, loaders)
+        for chosen in found:
+            loader, n = chosen.loader, len(chosen.batches)
+            if chosen is first or loader is None or (loader in best and best[loader][0] >= n):
+                continue
+            best[loader] = n, _facts(chosen, window.n_steps, ())
+    return tuple(facts for _, facts in best.values())
+
+
+def _facts(chosen: Selection, n_steps: int, looked_in: Sequence[Selection]) -> WorkerFacts:
+    log, batches = chosen.log, chosen.batches
+    start_ns, end_ns = chosen.start_ns, chosen.end_ns
+    datasets = {i.dataset for i in chosen.iterators}
     making_ns = batches.end_ns - batches.begin_ns
     split = batches.collate_ns >= 0
     fetch_end_ns = np.where(split, batches.collate_ns, batches.end_ns)
@@ -98,6 +94,7 @@ def worker_facts(
     sampler_ms = _mean_ms(draws.end_ns - draws.start_ns) if len(draws) else None
     cpu_ns = batches.process_cpu_ns if in_workers else batches.thread_cpu_ns
     return WorkerFacts(
+        loader=chosen.loader,
         n_workers=chosen.n_workers,
         n_batches=len(batches),
         batch_ms=_mean_ms(making_ns),
@@ -125,73 +122,15 @@ def worker_facts(
         ),
         transforms=_transforms(chosen),
         lines=_lines(
-            chosen,
-            looked_in,
+            [chosen, *looked_in],
             {"fetch": fetch_ms, "collate": collate_ms, "sampler": sampler_ms},
         ),
-        first_touch_ratio=first_touch_ratio(log, {i.dataset for i in chosen.iterators}),
+        first_touch_ratio=first_touch_ratio(log, chosen.loader, datasets),
         run_wait_share=_run_wait_share(chosen) if in_workers else None,
     )
 
 
-def _select(
-    log: WorkerLog, start_ns: int, end_ns: int, fetches: Sequence[FetchRecord]
-) -> _Selection | None:
-    batches = log.batches
-    made = (batches.outcome == Outcome.OK) & (batches.end_ns > start_ns)
-    made &= batches.end_ns <= end_ns
-    serials = _serials(log, made, fetches)
-    rows = np.flatnonzero(made & np.isin(batches.serial, serials))
-    if rows.size == 0:
-        return None
-    iterators = tuple(i for i in log.iterators if i.serial in set(serials.tolist()))
-    n_workers = max((i.num_workers for i in iterators), default=0)
-    if n_workers > 1 and rows.size >= n_workers:
-        rows = rows[: rows.size - rows.size % n_workers]
-    return _Selection(
-        log=log,
-        start_ns=start_ns,
-        end_ns=end_ns,
-        serials=serials,
-        batches=batches.where(rows),
-        rows=rows,
-        iterators=iterators,
-        n_workers=n_workers,
-    )
-
-
-def _serials(
-    log: WorkerLog, made: NDArray[np.bool_], fetches: Sequence[FetchRecord]
-) -> NDArray[np.int64]:
-    """Iterators of the loader whose batches took longest, by what its fetches returned."""
-    batches = log.batches
-    everything = np.unique(batches.serial[made])
-    deliveries = log.deliveries
-    if not fetches or not len(deliveries):
-        return everything
-    loader = np.array([f.loader for f in fetches], dtype=np.int64)
-    starts = np.array([f.start_ns for f in fetches], dtype=np.int64)
-    ends = np.array([f.end_ns for f in fetches], dtype=np.int64)
-    threads = np.array([f.thread for f in fetches], dtype=np.int64)
-    middle = (deliveries.start_ns + deliveries.end_ns) // 2
-    best: tuple[int, NDArray[np.int64]] | None = None
-    for index in np.unique(loader).tolist():
-        received = np.zeros(len(deliveries), dtype=np.bool_)
-        for thread in np.unique(threads[loader == index]).tolist():
-            mine = np.flatnonzero((loader == index) & (threads == thread))
-            mine = mine[np.argsort(starts[mine], kind="stable")]
-            at = np.searchsorted(starts[mine], middle, side="right") - 1
-            within = (at >= 0) & (middle <= ends[mine][np.maximum(at, 0)])
-            received |= within & (deliveries.thread == thread)
-        serials = np.unique(deliveries.serial[received])
-        cost = made & np.isin(batches.serial, serials)
-        cost_ns = int((batches.end_ns - batches.begin_ns)[cost].sum())
-        if cost_ns and (best is None or cost_ns > best[0]):
-            best = cost_ns, serials
-    return everything if best is None else best[1]
-
-
-def _queue_put_ms(chosen: _Selection) -> float | None:
+def _queue_put_ms(chosen: Selection) -> float | None:
     """Pickling a batch for the queue, per batch; not the waiting for room in the pipe."""
     batches = chosen.batches
     costs: list[NDArray[np.int64]] = []
@@ -204,7 +143,7 @@ def _queue_put_ms(chosen: _Selection) -> float | None:
     return _mean_ms(np.concatenate(costs)) if costs else None
 
 
-def _idle_share(chosen: _Selection) -> float | None:
+def _idle_share(chosen: Selection) -> float | None:
     """Time the workers made no batch, of the time they lived within the window."""
     batches = chosen.log.batches
     life_ns = busy_ns = 0
@@ -220,7 +159,7 @@ def _idle_share(chosen: _Selection) -> float | None:
     return 1 - busy_ns / life_ns if life_ns else None
 
 
-def _n_idle_workers(chosen: _Selection) -> int:
+def _n_idle_workers(chosen: Selection) -> int:
     """Workers without a batch in the epoch that made most of the window's batches.
 
     A worker that is still at its first batch is not idle: torch lets the others run only
@@ -245,12 +184,12 @@ def _n_idle_workers(chosen: _Selection) -> int:
     )
 
 
-def _run_wait_share(chosen: _Selection) -> float | None:
+def _run_wait_share(chosen: Selection) -> float | None:
     shares = [w.run_wait_share for w in chosen.workers if w.run_wait_share is not None]
     return sum(shares) / len(shares) if shares else None
 
 
-def _n_threads(chosen: _Selection) -> int | None:
+def _n_threads(chosen: Selection) -> int | None:
     """Threads that compute in one worker: torch's own setting, or a native pool seen at work."""
     workers = [w for w in chosen.workers if w.torch_threads is not None]
     if not workers:
@@ -263,7 +202,7 @@ def _n_threads(chosen: _Selection) -> int | None:
     return n_threads
 
 
-def _cores(chosen: _Selection) -> tuple[tuple[int, ...], ...]:
+def _cores(chosen: Selection) -> tuple[tuple[int, ...], ...]:
     """CPU affinity of each worker of the pool that was opened last."""
     workers = [w for w in chosen.workers if w.cores is not None]
     latest = max((w.serial for w in workers), default=0)
@@ -271,7 +210,7 @@ def _cores(chosen: _Selection) -> tuple[tuple[int, ...], ...]:
     return tuple(w.cores or () for w in pool)
 
 
-def _head_of_line_ms(chosen: _Selection, n_steps: int) -> float | None:
+def _head_of_line_ms(chosen: Selection, n_steps: int) -> float | None:
     """Time per step that delivering batches in order cost.
 
     That is the time the loop waited for a batch while a later one was ready, weighted by the
@@ -312,7 +251,7 @@ def _head_of_line_ms(chosen: _Selection, n_steps: int) -> float | None:
     return idle_ns / n_steps / NS_PER_MS
 
 
-def _idle_ns(chosen: _Selection, serial: int, during: Intervals) -> float:
+def _idle_ns(chosen: Selection, serial: int, during: Intervals) -> float:
     """Time within `during`, each instant weighted by the share of workers that made no batch."""
     batches = chosen.log.batches
     pool = [w.pid for w in chosen.workers if w.serial == serial]
@@ -325,9 +264,9 @@ def _idle_ns(chosen: _Selection, serial: int, during: Intervals) -> float:
     return idle_ns / len(pool) if pool else 0.0
 
 
-def _transforms(chosen: _Selection) -> tuple[tuple[str, float], ...]:
+def _transforms(chosen: Selection) -> tuple[tuple[str, float], ...]:
     """Milliseconds per sample of each transform, in order of first appearance."""
-    mine = [t for t in chosen.log.transforms if t.pid in chosen.pids]
+    mine = [t for t in chosen.log.transforms if t.serial in chosen.serials]
     inside = [t for t in mine if t.until_ns > chosen.start_ns and t.since_ns < chosen.end_ns]
     total_ns: Counter[str] = Counter()
     n_samples: Counter[str] = Counter()
@@ -338,21 +277,16 @@ def _transforms(chosen: _Selection) -> tuple[tuple[str, float], ...]:
 
 
 def _lines(
-    chosen: _Selection,
-    more: Sequence[tuple[int, int, Sequence[FetchRecord]]],
-    phase_ms: dict[str, float | None],
+    chosen: Sequence[Selection], phase_ms: dict[str, float | None]
 ) -> tuple[LineSpot, ...]:
-    """Looks taken in the window and in `more` of them, each once."""
-    selections = [chosen, *(s for w in more if (s := _select(chosen.log, *w)) is not None)]
-    windows = [(s.start_ns, s.end_ns, s.pids) for s in selections]
+    """Looks taken while one of these was made, each once."""
+    windows = [(c.start_ns, c.end_ns, frozenset(c.serials.tolist())) for c in chosen]
     looks = (
         look
-        for look in chosen.log.lines
+        for look in chosen[0].log.lines
         if any(
-            look.until_ns > start_ns
-            and look.since_ns < end_ns
-            and (look.pid in pids or look.phase == "sampler")
-            for start_ns, end_ns, pids in windows
+            look.until_ns > start_ns and look.since_ns < end_ns and look.serial in serials
+            for start_ns, end_ns, serials in windows
         )
     )
     return line_spots(looks, {name: ms for name, ms in phase_ms.items() if ms is not None})

@@ -16,7 +16,7 @@ from loaderdoctor.attribution.timeline import StepTimeline, step_timelines, time
 from loaderdoctor.attribution.trace_facts import Attributed
 from loaderdoctor.diagnosis.analysis import Analysis
 from loaderdoctor.diagnosis.gather import Evidence
-from loaderdoctor.instrument.protocol import WindowDone
+from loaderdoctor.instrument.protocol import Observed, WindowDone
 from loaderdoctor.instrument.worker_records import WorkerLog
 from loaderdoctor.report.html.extras import HtmlExtras, Prediction, TracedSteps
 from loaderdoctor.report.model import Report
@@ -46,7 +46,7 @@ def extras_of_diagnosis(
         made_at=time.time(),
         traced=_traced(None, steps),
         waits=waits_of_windows(evidence.observed, plain),
-        samples=_samples(analysis.log, plain),
+        samples=_samples(analysis.log, plain, evidence.observed),
         predictions=tuple(_predictions(report, analysis)),
     )
 
@@ -65,7 +65,7 @@ def extras_of_sweep(report: Report, evidence: SweepEvidence) -> HtmlExtras:
         made_at=time.time(),
         traced=tuple(traced),
         waits=waits_of_windows(evidence.observed, plain),
-        samples=_samples(evidence.log, plain),
+        samples=_samples(evidence.log, plain, evidence.observed),
     )
 
 
@@ -73,11 +73,19 @@ def _traced(label: str | None, steps: tuple[StepTimeline, ...]) -> tuple[TracedS
     return (TracedSteps(label=label, steps=steps),) if steps else ()
 
 
-def _samples(log: WorkerLog | None, plain: list[WindowDone]) -> SampleTimes | None:
+def _samples(
+    log: WorkerLog | None, plain: list[WindowDone], observed: Observed
+) -> SampleTimes | None:
     if log is None or not plain:
         return None
     window = max(plain, key=lambda w: w.end_ns - w.start_ns)
-    return sample_times(log, window.start_ns, window.end_ns)
+    return sample_times(
+        log,
+        window.start_ns,
+        window.end_ns,
+        fetches=window.fetches,
+        loaders=observed.loaders,
+    )
 
 
 def _predictions(report: Report, analysis: Analysis) -> Iterator[Prediction]:

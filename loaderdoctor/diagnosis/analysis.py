@@ -14,7 +14,7 @@ from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.attribution.verdict import VerdictSeverity
-from loaderdoctor.attribution.workers import worker_facts
+from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
 from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts import Facts, RankFacts, WorkerFacts
@@ -72,6 +72,7 @@ def analyse(
         ),
         ablation=evidence.ablation(),
         workers=_workers(log, evidence),
+        other_workers=_other_workers(log, evidence),
         loaders=evidence.observed.loaders,
         transfers=evidence.observed.transfers,
         environment=evidence.observed.environment,
@@ -143,4 +144,10 @@ def _workers(log: WorkerLog | None, evidence: Evidence) -> WorkerFacts | None:
         n_steps=window.n_steps,
         fetches=window.fetches,
         looked_in=[(w.start_ns, w.end_ns, w.fetches) for w in evidence.all_plain if usable(w)],
+        loaders=evidence.observed.loaders,
     )
+
+
+def _other_workers(log: WorkerLog | None, evidence: Evidence) -> tuple[WorkerFacts, ...]:
+    plain = [w for w in evidence.all_plain if usable(w)]
+    return other_worker_facts(log, plain, evidence.observed.loaders) if log is not None else ()

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from loaderdoctor.instrument.afterimport import ImportWatch
 from loaderdoctor.instrument.feed import FEED, Feed, Torch, bypassed
-from loaderdoctor.instrument.loaders import spare_of
 
 if TYPE_CHECKING:
     from loaderdoctor.instrument.session import Session
@@ -143,7 +142,8 @@ class Hooks:
         def __init__(self: Any, loader: Any) -> None:  # noqa: N807
             original(self, loader)
             if session.live and not bypassed():
-                self.__dict__[FEED] = Feed(session.state_of(loader), spare=spare_of(loader))
+                state = session.state_of(loader)
+                self.__dict__[FEED] = Feed(state, spare=session.registry.spare(loader))
 
         return __init__
 

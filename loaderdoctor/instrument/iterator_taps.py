@@ -56,8 +56,9 @@ class IteratorTap:
 class _Recording:
     """One installation: the file, the line sampler and what was patched."""
 
-    def __init__(self, writer: RecordWriter) -> None:
+    def __init__(self, writer: RecordWriter, loader_id: Callable[[Any], str | None]) -> None:
         self.writer = writer
+        self.loader_id = loader_id
         self.lines = LineSampler(writer)
         self.pid = os.getpid()
         self.last_flush_ns = 0
@@ -78,10 +79,10 @@ _patches: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there, w
 _fork_hook_registered = False
 
 
-def install(writer: RecordWriter) -> None:
+def install(writer: RecordWriter, loader_id: Callable[[Any], str | None]) -> None:
     """Patches torch's iterator classes. `remove` first where already installed."""
     global _recording, _fork_hook_registered
-    _recording = _Recording(writer)
+    _recording = _Recording(writer, loader_id)
     writer.add_json(
         Kind.PROCESS,
         {"role": "main", "pid": os.getpid(), "started_ns": time.perf_counter_ns()},
@@ -177,7 +178,9 @@ def _opening_iterator(original: Any) -> Any:
         # Only now: opening the sampler may itself have opened another loader.
         _opening.serial = tap.serial
         _iterators.add(self)
-        recording.writer.add_json(Kind.ITERATOR, _description(self, loader, tap, created_ns))
+        described = _description(self, loader, tap, created_ns)
+        described["loader"] = recording.loader_id(loader)
+        recording.writer.add_json(Kind.ITERATOR, described)
 
     return __init__
 
@@ -218,7 +221,7 @@ def _drawing(original: Any) -> Any:
             return original(self)
         start_ns = now()
         if tap.slow_draws:
-            recording.lines.begin(threading.get_ident(), None)
+            recording.lines.begin(threading.get_ident(), None, tap.serial)
         try:
             index = original(self)
         finally:
@@ -233,7 +236,7 @@ def _drawing(original: Any) -> Any:
         if fetcher is not None:
             clock = fetcher.__dict__.get(CLOCK_KEY)
             if clock is not None:
-                recording.lines.begin(threading.get_ident(), clock)
+                recording.lines.begin(threading.get_ident(), clock, tap.serial)
                 index = clock.begin(index)
         return index
 
@@ -254,7 +257,7 @@ def _making(original: Any) -> Any:
             return original(self)
         if not tap.started:
             tap.started = True
-            recording.lines.report_transforms_of(clock)
+            recording.lines.report_transforms_of(clock, tap.serial)
         cpu_ns, outer = time.thread_time_ns(), getattr(_inline, "tap", None)
         start_ns = now()
         tap.pin_start_ns = 0

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from loaderdoctor.instrument.feed import bypassed
 from loaderdoctor.instrument.protocol import LoaderRecord, SafetyRecord, TensorRecord
 from loaderdoctor.instrument.sites import Site, user_site
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, StartMethod
@@ -187,6 +188,19 @@ class LoaderRegistry:
                 state.record = loader_record(loader, state.id, state.site, safety=safety)
             self._by_loader[loader] = state
             return state
+
+    def id_of(self, loader: DataLoader[Any]) -> str | None:
+        """LoaderRecord.id of a loader of the script; None for one that we opened ourselves."""
+        known = self._by_loader.get(loader)
+        if known is None and not bypassed():
+            known = self.state_of(loader)
+        return known.id if known is not None else None
+
+    def spare(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """`spare_of` a loader of the script, known as that loader."""
+        spare = spare_of(loader)
+        self._by_loader[spare] = self.state_of(loader)
+        return spare
 
     def records(self) -> tuple[LoaderRecord, ...]:
         """All loaders iterated so far, by index."""

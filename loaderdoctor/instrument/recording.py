@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 class WorkerRecords:
     """Whether DataLoader workers of this run write their own records, and where."""
 
-    def __init__(self, folder: Path, note: Callable[[str, str], None], *, wanted: bool) -> None:
-        self._folder = folder
+    def __init__(
+        self,
+        run_dir: Path,
+        note: Callable[[str, str], None],
+        loader_id: Callable[[Any], str | None],
+        wanted: bool,
+    ) -> None:
+        self._folder = run_dir / "workers"
         self._note = note
+        self._loader_id = loader_id
         self._wanted = wanted
         self._on = False
 
@@ -26,7 +34,7 @@ class WorkerRecords:
         try:
             from loaderdoctor.instrument import worker
 
-            worker.install(self._folder)
+            worker.install(self._folder, self._loader_id)
         except Exception as error:
             self._note("workers-not-recorded", f"{type(error).__name__}: {error}")
 

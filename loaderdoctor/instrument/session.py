@@ -20,7 +20,7 @@ from loaderdoctor.instrument import ranks
 from loaderdoctor.instrument.channel import ConnectionLostError, Link, ToChild
 from loaderdoctor.instrument.devices import device_of, training_device
 from loaderdoctor.instrument.feed import FEED, Feed, LightIterator, Torch
-from loaderdoctor.instrument.loaders import N_DESCRIBED, LoaderRegistry, LoaderState, spare_of
+from loaderdoctor.instrument.loaders import N_DESCRIBED, LoaderRegistry, LoaderState
 from loaderdoctor.instrument.protocol import BoundaryRecord, Ended, FromRun, Note, Progress, Stop
 from loaderdoctor.instrument.recorder import Recorder
 from loaderdoctor.instrument.recording import WorkerRecords
@@ -58,12 +58,12 @@ class Session:
         self.group = group  # one of several ranks: the loop never pauses
         self.stop_at: int | None = None  # steps after which all ranks meet to stop
         self.run_dir = run_dir
-        self.workers = WorkerRecords(run_dir / "workers", self.note, wanted=records_workers)
         self.live = True  # hooks act; False in forked children and once detached
         self.stopping = self._ended = False
         self.pristine = True  # nothing was ever substituted or thrown away in this run
         self.spans = False  # a profiler of ours is active: name what we see
         self.registry = LoaderRegistry()
+        self.workers = WorkerRecords(run_dir, self.note, self.registry.id_of, records_workers)
         self.roles = RoleObserver()
         self.definition: Definition | None = None
         self.device: torch.device | None = None
@@ -122,7 +122,7 @@ class Session:
             if FEED not in attributes:
                 return iterator  # not torch's: a loader class with an iterator of its own
             # A persistent iterator is re-used for each epoch: a new pass, a new feed.
-            feed = attributes[FEED] = Feed(state, spare=spare_of(loader))
+            feed = attributes[FEED] = Feed(state, spare=self.registry.spare(loader))
         if state.n_in_pass:
             state.left_after = state.n_in_pass
         state.n_in_pass = 0

@@ -56,16 +56,19 @@ MAX_CPU_READ_SHARE: Final = 0.004
 MAX_UNREAD: Final = 63
 
 
-def install(records_dir: Path) -> None:
+def install(
+    records_dir: Path, loader_id: Callable[[Any], str | None] = lambda loader: None
+) -> None:
     """Starts recording in this process and in every DataLoader worker it starts from now on.
 
+    `loader_id` names the loader that an iterator is of, None where it is none of the script's.
     Raises RunError where processes share no clock, OSError where the directory can't be written.
     Call it before the loaders are iterated; calling it again moves on to another directory.
     """
     assert_shared_clock()
     remove()
     records_dir.mkdir(parents=True, exist_ok=True)
-    iterator_taps.install(RecordWriter(records_dir, "main"))
+    iterator_taps.install(RecordWriter(records_dir, "main"), loader_id)
     loop = RecordedLoop(torch_worker._worker_loop, str(records_dir))
     torch_worker._worker_loop = loop
     torch_pin._pin_memory_loop = pin_thread.RecordedPinLoop(torch_pin._pin_memory_loop)
@@ -219,7 +222,7 @@ class WorkerTap:
     def _use(self, clock: FetchClock) -> None:
         if not self._making:  # else a loader inside the user's dataset
             self._clock = clock
-            self._lines.report_transforms_of(clock)
+            self._lines.report_transforms_of(clock, self._serial)
 
     def _getting(self, get: Callable[..., Any]) -> Callable[..., Any]:
         now = time.perf_counter_ns
@@ -245,7 +248,7 @@ class WorkerTap:
     def _begin(self, index: Any) -> Any:
         self._making = True
         clock = self._clock
-        self._lines.begin(self._main_thread, clock)
+        self._lines.begin(self._main_thread, clock, self._serial)
         if not self._n_unread:
             self._thread_cpu_ns = time.thread_time_ns()
             self._process_cpu_ns = time.process_time_ns()

@@ -105,6 +105,8 @@ class IteratorRecord:
     pin_memory: bool
     iterable: bool
     dataset: int  # equal for loaders over the same dataset object
+    # LoaderRecord.id; None: not one of the script's own (a trial's), or not recorded.
+    loader: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +143,7 @@ class LineCount:
     leaf_line: int
     leaf_function: str
     count: int
+    serial: int  # of the iterator that the batch was for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +156,7 @@ class TransformTime:
     name: str
     total_ns: int
     n_samples: int
+    serial: int  # of the iterator whose samples these were
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,6 +136,7 @@ class _Raw:
                     name=name,
                     total_ns=total_ns,
                     n_samples=n,
+                    serial=value["serial"],
                 )
                 for name, (total_ns, n) in value["transforms"].items()
             )
@@ -168,6 +169,7 @@ class _Raw:
                     leaf_line=leaf_line,
                     leaf_function=leaf_function,
                     count=count,
+                    serial=value["serial"],
                 )
             )
 

@@ -50,6 +50,7 @@ _FETCHING: Final = (
 )
 
 Place = tuple[str, int, str]  # file, line, function
+Watched = tuple[int, FetchClock | None, int]  # thread, clock, serial of the iterator
 
 USER, PACKAGE, INNER, OWN, FETCHER = range(5)
 
@@ -59,20 +60,24 @@ class LineSampler:
 
     def __init__(self, writer: RecordWriter) -> None:
         self._writer = writer
-        self._watched: tuple[int, FetchClock | None] | None = None
+        self._watched: Watched | None = None
         self._asleep = False
         self._wake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._counts: dict[tuple[str, Place, Place], int] = {}
+        # By the serial of the iterator that the batch is for: loaders share processes.
+        self._counts: dict[tuple[int, str, Place, Place], int] = {}
         self._counts_since_ns = time.perf_counter_ns()
-        self._probed: list[FetchClock] = []
+        self._probed: list[tuple[int, FetchClock]] = []
         self._cpu_ns = 0
         self._lock = threading.Lock()
 
-    def begin(self, thread: int, clock: FetchClock | None) -> None:
-        """`thread` (threading.get_ident) begins to make a batch; without a clock, to draw one."""
-        self._watched = (thread, clock)
+    def begin(self, thread: int, clock: FetchClock | None, serial: int) -> None:
+        """`thread` (threading.get_ident) begins to make a batch; without a clock, to draw one.
+
+        `serial` is that of the iterator which the batch is for.
+        """
+        self._watched = (thread, clock, serial)
         if self._asleep:
             self._wake.set()
         elif self._thread is None:
@@ -82,10 +87,10 @@ class LineSampler:
         """Nothing is being made now."""
         self._watched = None
 
-    def report_transforms_of(self, clock: FetchClock) -> None:
-        """Has the transform times of this clock written out with the lines."""
+    def report_transforms_of(self, clock: FetchClock, serial: int) -> None:
+        """Has the transform times of this clock, of that iterator, written with the lines."""
         if clock.probe is not None:
-            self._probed = [*self._probed[-15:], clock]
+            self._probed = [*self._probed[-15:], (serial, clock)]
 
     def stop(self) -> None:
         """Ends the thread (without waiting) and queues what it counted."""
@@ -100,18 +105,20 @@ class LineSampler:
         with self._lock:
             counts, self._counts = self._counts, {}
             since, self._counts_since_ns = self._counts_since_ns, now
-            transforms = [t for clock in self._probed if clock.probe for t in (clock.probe.take(),)]
-        if counts:
-            spots = [[phase, *user, *leaf, n] for (phase, user, leaf), n in counts.items()]
-            self._writer.add_json(
-                Kind.LINES,
-                {"since_ns": since, "until_ns": now, "spots": spots, "cpu_ns": self._cpu_ns},
-            )
-        for taken in transforms:
+            transforms = [(s, clock.probe.take()) for s, clock in self._probed if clock.probe]
+        stretch = {"since_ns": since, "until_ns": now}
+        for serial in sorted({key[0] for key in counts}):
+            spots = [
+                [phase, *user, *leaf, n]
+                for (of, phase, user, leaf), n in counts.items()
+                if of == serial
+            ]
+            about = {**stretch, "serial": serial, "spots": spots, "cpu_ns": self._cpu_ns}
+            self._writer.add_json(Kind.LINES, about)
+        for serial, taken in transforms:
             if taken:
-                self._writer.add_json(
-                    Kind.TRANSFORMS, {"since_ns": since, "until_ns": now, "transforms": taken}
-                )
+                about = {**stretch, "serial": serial, "transforms": taken}
+                self._writer.add_json(Kind.TRANSFORMS, about)
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="loaderdoctor-lines", daemon=True)
@@ -158,8 +165,8 @@ class LineSampler:
             self._wake.wait()
         self._asleep = False
 
-    def _look(self, watched: tuple[int, FetchClock | None]) -> None:
-        thread, clock = watched
+    def _look(self, watched: Watched) -> None:
+        thread, clock, serial = watched
         frame = sys._current_frames().get(thread)
         if frame is None or self._watched is not watched:  # the batch was done meanwhile
             return
@@ -167,7 +174,7 @@ class LineSampler:
         found = locate(frame)
         if found is not None:
             with self._lock:
-                key = (phase, *found)
+                key = (serial, phase, *found)
                 self._counts[key] = self._counts.get(key, 0) + 1
 
 

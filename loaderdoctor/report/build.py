@@ -83,6 +83,7 @@ def build_report(
         ablation=_ablation(facts.ablation),
         profiler_overhead=facts.profiler_overhead,
         workers=_workers(facts.workers),
+        other_workers=tuple(w for x in facts.other_workers if (w := _workers(x)) is not None),
         gpu=gpu_of(facts),
         ranges=ranges_of(facts),
         memory_history=memory_history,
@@ -187,6 +188,7 @@ def _workers(facts: WorkerFacts | None) -> model.Workers | None:
     if facts is None:
         return None
     return model.Workers(
+        loader=facts.loader,
         n_workers=facts.n_workers,
         batch_ms=facts.batch_ms,
         fetch_ms=facts.fetch_ms,

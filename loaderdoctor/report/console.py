@@ -81,7 +81,7 @@ def _sections(report: Report, folder: Path | None) -> Iterator[RenderableType | 
     prescription = prescription_lines(report)
     yield _section("What to change", *prescription) if prescription else None
     yield _listed("Not advised", [(w.setting, w.reason) for w in report.withheld])
-    yield _workers(report.workers)
+    yield _workers(report.workers, report.other_workers)
     gpu = gpu_lines(report.gpu, report.memory_history)
     yield _section("The GPU", *gpu) if gpu else None
     if report.ranges:
@@ -231,7 +231,7 @@ def _listed(title: str, entries: Sequence[tuple[str, str]]) -> RenderableType | 
     return _section(title, *lines)
 
 
-def _workers(workers: Workers | None) -> RenderableType | None:
+def _workers(workers: Workers | None, others: Sequence[Workers]) -> RenderableType | None:
     if workers is None:
         return None
     makers = fmt.count(workers.n_workers, "worker") if workers.n_workers else "the training process"
@@ -243,7 +243,8 @@ def _workers(workers: Workers | None) -> RenderableType | None:
         "idle_share": workers.idle_share if workers.n_workers else None,
         "pinning_ms": workers.pin_ms,
     }
-    body: list[RenderableType] = [Text(f"Made in {makers}: {' · '.join(listed(figures))}")]
+    of = f" for {plain(workers.loader)}" if others and workers.loader is not None else ""
+    body: list[RenderableType] = [Text(f"Made in {makers}{of}: {' · '.join(listed(figures))}")]
     if workers.transforms:
         each = sorted(workers.transforms.items(), key=lambda item: -item[1])
         words = ", ".join(f"{plain(name)} {fmt.ms(cost)}" for name, cost in each)
@@ -259,6 +260,9 @@ def _workers(workers: Workers | None) -> RenderableType | None:
     if workers.lines and not named:
         looks = fmt.count(sum(line["n_looks"] for line in workers.lines), "look")
         body.append(Text(f"{looks} at its code: too few, or too spread, to name a line."))
+    for other in others:
+        name = plain(other.loader or "Another loader")
+        body.append(Text(f"{name} does not feed the step: {fmt.ms(other.batch_ms)} a batch."))
     return _section("Making batches", *body)
 
 

@@ -234,6 +234,7 @@ class Workers(Struct, frozen=True, kw_only=True):
     pin_ms: float | None
     transforms: dict[str, float]
     lines: tuple[dict[str, Any], ...]
+    loader: str | None = None  # whose batches these were
 
 
 class GpuDevice(Struct, frozen=True, kw_only=True):
@@ -363,3 +364,4 @@ class Report(Struct, frozen=True, kw_only=True):
     gpu: Gpu | None = None  # None: no accelerator
     ranges: tuple[UserRange, ...] = ()  # costliest first
     memory_history: MemoryHistory | None = None  # None: not asked for, or not to be had
+    other_workers: tuple[Workers, ...] = ()  # of loaders that do not feed the step

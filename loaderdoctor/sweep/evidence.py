@@ -122,6 +122,7 @@ class Evidence:
                 n_steps=window.n_steps,
                 fetches=window.fetches,
                 looked_in=[(w.start_ns, w.end_ns, w.fetches) for w in plain],
+                loaders=self.observed.loaders,
             )
         main = next((x for x in self.observed.loaders if x.role == "train"), None)
         own_workers = main.settings.num_workers if main is not None else None

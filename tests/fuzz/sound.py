@@ -88,10 +88,10 @@ def records(folder: Path) -> Path:
                 "since_ns": t,
                 "until_ns": t + 50,
                 "spots": [["fetch", "a.py", 3, "f", "b.py", 4, "g", 2]],
+                "serial": 1,
             },
         )
-        writer.add_json(
-            Kind.TRANSFORMS, {"since_ns": t, "until_ns": t + 50, "transforms": {"Crop": [900, 2]}}
-        )
+        probed = {"since_ns": t, "until_ns": t + 50, "transforms": {"Crop": [900, 2]}, "serial": 1}
+        writer.add_json(Kind.TRANSFORMS, probed)
     writer.close()
     return writer.path

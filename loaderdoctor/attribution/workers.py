@@ -276,9 +276,7 @@ def _transforms(chosen: Selection) -> tuple[tuple[str, float], ...]:
     return tuple((name, total_ns[name] / n_samples[name] / NS_PER_MS) for name in total_ns)
 
 
-def _lines(
-    chosen: Sequence[Selection], phase_ms: dict[str, float | None]
-) -> tuple[LineSpot, ...]:
+def _lines(chosen: Sequence[Selection], phase_ms: dict[str, float | None]) -> tuple[LineSpot, ...]:
     """Looks taken while one of these was made, each once."""
     windows = [(c.start_ns, c.end_ns, frozenset(c.serials.tolist())) for c in chosen]
     looks = (

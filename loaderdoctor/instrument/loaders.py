@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Batches of each loader described during warm-up: enough to see whether shapes vary.
 N_DESCRIBED = 4
+# Loaders told apart that one line builds; a line that builds more builds them by some rule.
+MAX_SAME_PLACE = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -163,7 +165,8 @@ class LoaderRegistry:
         """The state of a loader, made at its first iteration.
 
         A loader rebuilt at the same place after the earlier one died (each epoch, each step) is
-        the same loader to the report; a second one alive at that place gets "#2".
+        the same loader to the report; a second one alive at that place gets "#2", and so does one
+        that a helper builds there for another caller.
         """
         known = self._by_loader.get(loader)
         if known is not None:
@@ -171,7 +174,7 @@ class LoaderRegistry:
         with self._lock:
             site = self._sites.get(loader) or user_site()
             same = [s for s in self.states if s.site.label == site.label]
-            state = next((s for s in same if s.loader() is None), None)
+            state = _earlier(loader, site, [s for s in same if s.loader() is None], len(same))
             if state is None:
                 number = f"#{len(same) + 1}" if same else ""
                 state = LoaderState(
@@ -205,6 +208,31 @@ class LoaderRegistry:
     def records(self) -> tuple[LoaderRecord, ...]:
         """All loaders iterated so far, by index."""
         return tuple(s.full_record() for s in self.states)
+
+
+def _earlier(
+    loader: DataLoader[Any], site: Site, dead: Sequence[LoaderState], n_same: int
+) -> LoaderState | None:
+    """The one of these states of one place that this loader is built anew of; None: of none.
+
+    The same calls lead there, or the same samples are drawn alike. A dataset that grows from epoch
+    to epoch stays one loader; training and validation through one helper are two.
+    """
+    record = loader_record(loader, site.label, site)
+    alike = [s for s in dead if _drawn_alike(s.record, record)]
+    for state in alike:
+        if state.site.callers == site.callers:
+            return state
+    for state in alike:
+        if state.record.n_samples == record.n_samples:
+            return state
+    return dead[0] if dead and n_same >= MAX_SAME_PLACE else None
+
+
+def _drawn_alike(a: LoaderRecord, b: LoaderRecord) -> bool:
+    return (a.kind, a.dataset, a.batch_size, a.sampler) == (
+        b.kind, b.dataset, b.batch_size, b.sampler
+    )  # fmt: skip
 
 
 def loader_record(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+MAX_CALLERS = 16
 MAX_CODE_LINES = 12  # a construction longer than this is cut; the first lines name it well enough
 
 _OURS = str(Path(__file__).parent.parent) + os.sep
@@ -36,6 +37,8 @@ class Site:
     line: int
     code: str | None
     library: str | None = None  # the package called here that made the call, if one did
+    # Through which of the user's calls it was reached: a helper's one line builds several loaders.
+    callers: tuple[tuple[str, int], ...] = ()
 
     @property
     def label(self) -> str:
@@ -63,13 +66,26 @@ def user_site(*, building: object = None) -> Site:
             path = os.path.realpath(name)
             package = _package(path)
             if recipe or (package is None and not path.startswith(_LIBRARIES)):
-                return _site(frame, library)
+                return _site(frame, library, callers=building is not None)
             fallback = fallback or frame
             library = package or library
         frame = frame.f_back
     if fallback is None:
         return Site(file="<unknown>", line=0, code=None)
     return _site(fallback, library)
+
+
+def _callers(frame: FrameType) -> tuple[tuple[str, int], ...]:
+    """File and line of the user's frames around this one, innermost first."""
+    found: list[tuple[str, int]] = []
+    at = frame.f_back
+    while at is not None and len(found) < MAX_CALLERS:
+        name = at.f_code.co_filename
+        ours = name.startswith(_OURS) and not name.startswith(_RECIPES)
+        if _is_file(name) and not ours and not name.startswith(_LIBRARIES) and not _package(name):
+            found.append((name, at.f_lineno))
+        at = at.f_back
+    return tuple(found)
 
 
 def _is_file(name: str) -> bool:
@@ -96,7 +112,7 @@ def _first_argument(frame: FrameType) -> object:
     return frame.f_locals.get(names[0]) if names else None
 
 
-def _site(frame: FrameType, library: str | None) -> Site:
+def _site(frame: FrameType, library: str | None, *, callers: bool = False) -> Site:
     first, last = frame.f_lineno, frame.f_lineno
     if sys.version_info >= (3, 11):
         positions = list(frame.f_code.co_positions())
@@ -109,6 +125,7 @@ def _site(frame: FrameType, library: str | None) -> Site:
         line=first,
         code=source_lines(frame.f_code.co_filename, first, last),
         library=library,
+        callers=_callers(frame) if callers else (),
     )
 
 

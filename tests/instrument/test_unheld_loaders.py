@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from loaderdoctor.instrument.protocol import WindowRequest
@@ -60,3 +61,34 @@ def test_an_iterator_that_is_dropped_dies_at_once_with_its_workers(persistent: b
     finally:
         gc.enable()
     assert gone[0] == gone[1]
+
+
+def test_a_helper_that_builds_both_loaders_each_epoch_builds_two() -> None:
+    trainer = Trainer()
+
+    def make(n_batches: int) -> DataLoader[object]:
+        return loader_of(n_batches)
+
+    def loop() -> None:
+        for _ in range(12):
+            for x, _ in make(10):
+                trainer.step(x)
+            with torch.no_grad():
+                for x, _ in make(6):
+                    trainer.model(x)
+
+    watched = watch(loop, WindowRequest(id=1, mode="plain", n_steps=8))
+    roles = [(x.role, x.n_samples) for x in watched.ended.loaders]
+    assert roles == [("train", 20), ("other", 12)]
+
+
+def test_a_dataset_that_grows_from_epoch_to_epoch_stays_one_loader() -> None:
+    trainer = Trainer()
+
+    def loop() -> None:
+        for epoch in range(12):
+            for x, _ in loader_of(4 + epoch):
+                trainer.step(x)
+
+    watched = watch(loop, WindowRequest(id=1, mode="plain", n_steps=8))
+    assert [x.role for x in watched.ended.loaders] == ["train"]

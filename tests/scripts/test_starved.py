@@ -235,3 +235,44 @@ def test_a_first_epoch_that_fills_the_cache_is_cold_storage(tmp_path: Path) -> N
 def test_workers_without_data_are_named(shards: str, tmp_path: Path) -> None:
     done = diagnose(STARVED / "idle_workers.py", shards, cwd=tmp_path, options=["--no-verify"])
     assert ("idle-workers" in done.kinds) == (shards == "one"), done.summary
+
+
+@slow
+@pytest.mark.parametrize(
+    ("n_workers", "method", "how"),
+    [
+        ("0", "fork", "once"),
+        ("0", "fork", "helper"),
+        ("2", "fork", "once"),
+        ("2", "fork", "helper"),
+        ("2", "spawn", "once"),
+        ("2", "forkserver", "once"),
+    ],
+)
+def test_a_slow_validation_loader_over_the_same_dataset_changes_no_figure_of_the_train_loader(
+    n_workers: str, method: str, how: str, tmp_path: Path
+) -> None:
+    """Validation samples take 20 times as long: one batch of theirs among ten would double it."""
+    found = []
+    for cost in ("20", "none"):
+        folder = tmp_path / cost
+        folder.mkdir()
+        done = diagnose(
+            STARVED / "two_splits.py", n_workers, method, how, cost, cwd=folder,
+            options=["--no-verify"],
+        )  # fmt: skip
+        train = next(x.id for x in done.said.loaders if x.role == "train")
+        workers = done.said.workers
+        assert workers is not None
+        assert workers.loader == train
+        assert set(workers.transforms) == {"Crop"}
+        assert not [x for x in workers.lines if str(x["function"]).startswith("Warp")]
+        for other in done.said.other_workers:
+            assert other.loader != train
+            assert set(other.transforms) == {"Warp"}
+        found.append(workers)
+    both, alone = found
+    assert both.sample_ms_quantiles is not None and alone.sample_ms_quantiles is not None
+    # Medians, because machines with other work to do stretch single sleeps.
+    assert both.sample_ms_quantiles[3] < 2 * alone.sample_ms_quantiles[3]
+    assert both.batch_ms < 3 * alone.batch_ms

@@ -233,7 +233,9 @@ class Sweep:
 
     def _race_steps(self, trial: Trial) -> int:
         """Steps of one window of the race."""
-        return self._cost(trial).steps(race.WINDOW_PART * pace.WINDOW_S, at_least=1)
+        cost = self._cost(trial)
+        n_steps = cost.steps(race.WINDOW_PART * pace.WINDOW_S, at_least=1)
+        return pace.whole_epochs(trial, self._observed, n_steps, step_s=cost.step_s)
 
     def _timed_steps(self) -> int:
         return sum(visit.times.n_steps for t in self.outcome.trials for visit in t.visits)

@@ -32,8 +32,6 @@ LIMIT_BUDGET_SHARE = 0.25
 TIMEOUT_SLACK_S = 15.0
 # Host memory of a trial is the largest of its windows'; it settles with the first epoch.
 MEMORY_READINGS = 2
-# A loader's epoch of at most this many queues is measured whole: workers fill most of it at once.
-SHORT_EPOCH = 4
 # Profiled steps run up to this many times as long (`launch_bound_tiny` in traces/truth.json).
 PROFILED_FACTOR = 2.3
 
@@ -66,6 +64,7 @@ class Visits:
         self._outcome = outcome
         self._reopen = reopen
         self._clock = clock
+        self._observed = observed
         train = next((x for x in observed.loaders if x.role == "train"), None)
         # "plain" where the loader can be opened only once
         self._steps_per_epoch = train.steps_per_epoch if train is not None else None
@@ -87,13 +86,14 @@ class Visits:
 
     def time(self, trial: Trial, phase: Phase, number: int, n_steps: int, cost: Cost) -> None:
         """One timed window of a trial, written to it; so is a failure."""
-        expected_s = cost.overhead_s + n_steps * cost.step_s
         mode: Mode = "trial" if trial.index else self._own_mode
         if trial.place == "process" and not trial.switched.changed():
             mode = "plain"
         if self._drains(trial):
             n_steps = self._drained_steps(trial, n_steps)
-            expected_s = cost.overhead_s + n_steps * cost.step_s
+        elif mode == "trial":
+            n_steps = pace.whole_epochs(trial, self._observed, n_steps, step_s=cost.step_s)
+        expected_s = cost.overhead_s + n_steps * cost.step_s
         began = self._clock()
         done = self._measure(
             WindowRequest(
@@ -141,7 +141,7 @@ class Visits:
         """Long enough that queues filled before don't count: two of them, or a whole epoch."""
         workers = trial.settings.num_workers or 0
         queue = workers * (trial.settings.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
-        if self._steps_per_epoch is not None and self._steps_per_epoch <= SHORT_EPOCH * queue:
+        if self._steps_per_epoch is not None and self._steps_per_epoch <= pace.SHORT_EPOCH * queue:
             return self._steps_per_epoch
         return max(n_steps, 2 * queue)
 

@@ -90,7 +90,7 @@ def test_cifar10_is_read_in_torchvisions_layout(rung: tuple[str, ...], tmp_path:
     )
     options = ("--data-dir", str(tmp_path), "--batch-size", "4", *rung)
     out = run("cifar10-mobilenetv2", *options, cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert "20 images, CIFAR-10, at 32x32" in out
+    assert "20 images, CIFAR-10, at 16x16" in out
     assert math.isfinite(losses(out)[0])
 
 

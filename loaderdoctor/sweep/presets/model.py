@@ -26,13 +26,15 @@ class Row:
     """One row of a published table.
 
     `args` are words for the script of the preset's recipe where the recipe, not the loader, has
-    the option; such a row runs in a process of its own. None: the settings alone, in the loop.
+    the option; such a row runs in a process of its own, unless `in_loop` says that its settings
+    mean the same: then only with --isolate. None: the settings alone, in the loop.
     """
 
     name: str  # as the table names it; unique within its group
     settings: Mapping[str, Published] = field(default_factory=dict)  # by axis name
     group: str = ""  # rows of one group share a baseline
     args: tuple[str, ...] | None = None
+    in_loop: bool = False  # `settings` in the running loop do what `args` do
     recipe: str | None = None  # whose `args` they are, where it isn't the preset's recipe
     needs: Needs | None = None
     searched: bool = False  # plus the settings that our own search recommends

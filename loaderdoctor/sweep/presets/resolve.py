@@ -21,7 +21,7 @@ from loaderdoctor.sweep.trials import Trial
 
 KNOWN_AXES = frozenset(field.name for field in fields(Settings))
 # Without an accelerator these change nothing; torch itself only warns.
-_NO_EFFECT_ON_CPU = ("pin_memory", "non_blocking")
+_NO_EFFECT_ON_CPU = ("pin_memory", "non_blocking", "cudnn_benchmark")
 _NO_EFFECT = "without an accelerator nothing changes by {names}"
 _DEVICE_IS_CPU = "no accelerator: the thread moves batches nowhere, as background=host"
 
@@ -69,6 +69,7 @@ def trials_of(preset: Preset, rows: tuple[Row, ...], place: Place) -> list[Trial
 def _trial(index: int, row: Row, preset: Preset, place: Place) -> Trial:
     trial = Trial(index=index, settings=Settings(), row=row)
     on_recipe = row.args is not None and place.recipe == preset.recipe
+    on_recipe = on_recipe and (place.isolate or not row.in_loop)
     trial.other_loop = row.recipe is not None or not preset.one_loop
     reason = row.skip or _missing(row, place)
     if reason is None and row.searched:

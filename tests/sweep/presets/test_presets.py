@@ -231,15 +231,18 @@ def test_a_preset_that_is_misspelt_is_refused_with_the_names_of_all() -> None:
         find_preset("worker-pinning")
 
 
-def test_rows_that_are_options_of_the_recipe_run_its_script_in_processes_of_their_own() -> None:
+def test_rungs_run_in_the_loop_and_if_isolated_as_options_of_the_recipe() -> None:
     ladder = find_preset("ladder")
-    trials, _ = planned(ladder, device="cuda:0", recipe=ladder.recipe)
-    rungs = [trial for trial in trials if trial.row is not None]
+    trials, seen = planned(ladder, device="cuda:0", recipe=ladder.recipe)
+    assert {trial.place for trial in trials} == {"loop"}
+    batch = next(trial for trial in trials if trial.row and trial.row.name == "batch 128")
+    assert (batch.script, batch.settings.amp, batch.settings.batch_size) == (None, True, 128)
+    place = Place(observed=seen, recipe=ladder.recipe, script_of=script_of, isolate=True)
+    rungs = [t for t in trials_of(ladder, ladder.rows(seen), place) if t.row is not None]
     assert {trial.place for trial in rungs} == {"process"}
     batch = next(trial for trial in rungs if trial.row and trial.row.name == "batch 128")
     assert batch.script is not None
     assert batch.script.args == ("--amp", "--batch-size", "128")
-    # In a user's own script the same rungs are settings of the running loop.
-    trials, _ = planned(ladder, device="cuda:0", recipe=None)
+    trials, _ = planned(ladder, device="cuda:0", recipe=None)  # a user's own script
     batch = next(trial for trial in trials if trial.row and trial.row.name == "batch 128")
     assert (batch.place, batch.settings.amp, batch.settings.batch_size) == ("loop", True, 128)

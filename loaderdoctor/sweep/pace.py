@@ -98,15 +98,20 @@ def cycle(trial: Trial, observed: Observed) -> int:
     return math.lcm(max(1, meaning(trial.settings, own).num_workers or 0), accumulation)
 
 
-def whole_epochs(trial: Trial, observed: Observed, n_steps: int, *, step_s: float) -> int:
-    """`n_steps`, made whole epochs where the trial's workers fill most of an epoch ahead."""
+def whole_epochs(
+    trial: Trial, observed: Observed, n_steps: int, *, step_s: float, end_due: bool = False
+) -> int:
+    """`n_steps`, made whole epochs where the trial's workers fill most of an epoch ahead.
+
+    With `end_due` in any case: a shorter last batch has shapes, and so memory, of its own.
+    """
     full = meaning(trial.settings, own_settings(observed))
     train = next((x for x in observed.loaders if x.role == "train"), None)
     epoch = trial.steps_per_epoch or (train.steps_per_epoch if train is not None else None)
     queue = (full.num_workers or 0) * (full.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
-    if not epoch or full.keep_iterator or epoch > SHORT_EPOCH * queue:
+    if not epoch or full.keep_iterator or epoch * step_s > SHORT_EPOCH_S:
         return n_steps
-    if epoch * step_s > SHORT_EPOCH_S:
+    if epoch > SHORT_EPOCH * queue and not end_due:
         return n_steps
     return math.ceil(n_steps / epoch) * epoch
 

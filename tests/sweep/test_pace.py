@@ -30,6 +30,9 @@ def test_whole_epochs_are_those_of_the_trial_and_of_bounded_length() -> None:
     trial = Trial(index=1, settings=Settings(num_workers=8, portion=0.1), steps_per_epoch=10)
     assert pace.whole_epochs(trial, observed(), 8, step_s=0.01) == 10
     assert pace.whole_epochs(trial, observed(), 32, step_s=0.01) == 40
+    assert pace.whole_epochs(trial, observed(), 8, step_s=0.01, end_due=True) == 10
+    alone = Trial(index=2, settings=Settings(num_workers=0))
+    assert pace.whole_epochs(alone, observed(), 8, step_s=0.01, end_due=True) == 100
     too_long_s = pace.SHORT_EPOCH_S / 10 * 1.1
     assert pace.whole_epochs(trial, observed(), 8, step_s=too_long_s) == 8
     assert pace.whole_epochs(trial, observed(steps_per_epoch=None), 8, step_s=0.01) == 10

@@ -6,8 +6,7 @@ The calibration round (short windows) finds what each trial costs; the ranked ro
 from that and re-planned after each. Then the candidate is measured against the loop's own
 settings again, in pairs, since the best of many is partly luck. Traces come last: once
 torch.profiler has been used, its hooks into the accelerator's runtime stay and slow small steps.
-A trial that fails is a row with its reason. What was measured when the user interrupts, or the
-script ends, stands.
+A trial that fails is a row with its reason. What was measured by an interruption stands.
 """
 
 from __future__ import annotations
@@ -163,7 +162,7 @@ class Sweep:
             cost = pace.guess(trial, self._observed, step_s=self._step_s)
             window_s = min(CALIBRATE_WINDOW_S, max(0.0, share_s - cost.overhead_s))
             n_steps = self._race_steps(trial) if searching else cost.steps(window_s)
-            # A search counts these windows, but for the first of all, which meets cold caches.
+            # A search counts these windows but for the first, which meets cold caches.
             phase: Phase = "rank" if searching and trial.index else "calibrate"
             self._visits.time(trial, phase, 0, n_steps, cost)
             self._tell("calibrate", 1, 1, trial.index)
@@ -232,10 +231,9 @@ class Sweep:
         self.outcome.race = ending or "spent"
 
     def _race_steps(self, trial: Trial) -> int:
-        """Steps of one window of the race."""
         cost = self._cost(trial)
-        n_steps = cost.steps(race.WINDOW_PART * pace.WINDOW_S, at_least=1)
-        return pace.whole_epochs(trial, self._observed, n_steps, step_s=cost.step_s)
+        n = cost.steps(race.WINDOW_PART * pace.WINDOW_S, at_least=1)
+        return pace.whole_epochs(trial, self._observed, n, step_s=cost.step_s)
 
     def _timed_steps(self) -> int:
         return sum(visit.times.n_steps for t in self.outcome.trials for visit in t.visits)

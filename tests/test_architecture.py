@@ -70,9 +70,10 @@ def test_help_and_analyze_load_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_analyze_loads_what_it_writes_with_only_when_it_writes() -> None:
+@pytest.mark.parametrize("command", ["analyze", "diagnose", "sweep"])
+def test_a_command_loads_what_it_writes_with_only_when_it_writes(command: str) -> None:
     code = (
-        "import sys, loaderdoctor.commands.analyze\n"
+        f"import sys, loaderdoctor.commands.{command}\n"
         "seldom = {'tensorboard', 'jinja2', 'matplotlib'} & set(sys.modules)\n"
         "assert not seldom, seldom"
     )

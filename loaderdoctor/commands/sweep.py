@@ -18,7 +18,6 @@ from rich.console import Console
 
 from loaderdoctor.attribution.judge import judge_run
 from loaderdoctor.commands.output import STDOUT, check_json_target, console_stream, deliver
-from loaderdoctor.commands.pictures import extras_of_sweep
 from loaderdoctor.commands.sweep_measure import Asked, Before, measure
 from loaderdoctor.commands.sweep_plan import SweepOptions, Target, preset_of, resolve
 from loaderdoctor.errors import RunError
@@ -28,11 +27,8 @@ from loaderdoctor.instrument.signals import Signals, exit_code_of, held
 from loaderdoctor.report.build import build_report
 from loaderdoctor.report.console import console_text
 from loaderdoctor.report.files import RunFolder
-from loaderdoctor.report.html.page import write_html
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.model import Trial as TrialRow
-from loaderdoctor.report.plots import write_plots
-from loaderdoctor.report.scalars import write_scalars
 from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.advise import recommendations, verdict_of_sweep, withheld
 from loaderdoctor.sweep.evidence import Evidence
@@ -129,11 +125,18 @@ def sweep(options: SweepOptions) -> int:
             live.say("reading the traces")
             evidence.conclude(folder, trace_dir / "workers")
             report = report_of(evidence, run)
+            # Imported only now, as in `run_folder`: the script would have to wait for it.
+            from loaderdoctor.commands.pictures import extras_of_sweep
+
             extras = extras_of_sweep(report, evidence)
         text = console_text(report, folder=folder.path)
         try:
             partial.save()
             folder.write_report(report, text)
+            from loaderdoctor.report.html.page import write_html
+            from loaderdoctor.report.plots import write_plots
+            from loaderdoctor.report.scalars import write_scalars
+
             write_scalars(report, folder.tensorboard, console_text=text, at=began)
             write_html(report, folder, extras)
             if not write_plots(report, folder):

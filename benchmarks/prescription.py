@@ -61,6 +61,8 @@ def with_advice(source: str, recommendations: list[dict[str, Any]]) -> str:
     for row in recommendations:
         removed = [line[2:] for line in row["code"].splitlines() if line.startswith("- ")]
         added = [line[2:] for line in row["code"].splitlines() if line.startswith("+ ")]
+        if row["setting"] == "cache":  # the class stands before the line that uses it
+            added = [*row["code"].partition("\n- ")[0].splitlines(), *added]
         if removed and "\n".join(removed) != "\n".join(added):
             source = _replaced(source, removed, added)
     for row in recommendations:  # after the diffs, which name the loop's line as it was
@@ -157,6 +159,8 @@ def row_of(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     script, edited = SCRIPTS / f"{name}.py", SCRIPTS / f".edited_{name}.py"
     report = diagnose(script, args.budget, folder)
     advice = [r for r in report["recommendations"] if r["measured_step_ms"] is not None]
+    # What was measured apart from the first is another way, and not to be added to it.
+    advice = [r for r in advice if r["measured_step_ms"] == advice[0]["measured_step_ms"]]
     row: dict[str, Any] = {
         "script": name,
         "verdict": f"{report['verdict']['bound']} {report['verdict']['severity']}",

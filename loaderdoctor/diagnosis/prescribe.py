@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from loaderdoctor.diagnosis.verify import Tried, Verification
-from loaderdoctor.estimate import Estimate
+from loaderdoctor.estimate import Estimate, welch_difference
 from loaderdoctor.facts import Facts
+from loaderdoctor.findings.capacity import rest_ms
 from loaderdoctor.findings.code import loader_arguments
+from loaderdoctor.findings.exposure import MODERATE_SHARE
 from loaderdoctor.findings.plan import Candidate, CodeAdvice, Prescription
 from loaderdoctor.findings.proposal import edits_for
 from loaderdoctor.report import model
@@ -33,8 +35,16 @@ def recommendations(
     seen = verification.tried if verification is not None else ()
     glimpsed = {t.settings: t for t in seen if not t.decided and not _worse(t)}
     tried = {t.settings for t in seen if t.settings not in glimpsed}
-    untried = [c for c in prescription.candidates if c.settings not in tried]
-    if not rows and untried and not any(t.decided for t in seen):
+    untried = [c for c in prescription.candidates if c.settings not in tried and not c.in_code]
+    settings_help = bool(rows)
+    for helpful in _in_code(verification):
+        match = _prediction(helpful.settings, prescription)
+        caution = match.caution if match is not None else None
+        code = next(
+            (w.example for w in prescription.routes if w.axis in helpful.settings.changed()), None
+        )
+        rows += _rows(facts, helpful.settings, match, helpful.step, caution, code=code)
+    if not settings_help and untried and not any(t.decided for t in seen if not t.in_code):
         first = min(untried, key=lambda c: c.settings not in glimpsed)
         rows += _rows(
             facts, first.settings, first, None, first.caution, glimpsed.get(first.settings)
@@ -42,8 +52,52 @@ def recommendations(
     for candidate in untried:
         if not candidate.live and candidate.settings.changed() and not _covered(candidate, rows):
             rows += _rows(facts, candidate.settings, candidate, None, candidate.caution)
-    rows += [_advice_row(facts, advice) for advice in prescription.advice]
+    rows += [_advice_row(facts, advice) for advice in _advice(facts, prescription, verification)]
     return tuple(rows)
+
+
+def _in_code(verification: Verification | None) -> list[Tried]:
+    """What was tried in the dataset and shown to be faster than any settings; fastest first."""
+    if verification is None:
+        return []
+    best = verification.best.step if verification.best is not None else None
+    better = [
+        (t.step.value, i)
+        for i, t in enumerate(verification.tried)
+        if t.in_code
+        and t.helps
+        and t.step is not None
+        and (best is None or welch_difference(best, t.step).low > 0.0)
+    ]
+    return [verification.tried[i] for _, i in sorted(better)]
+
+
+def _advice(
+    facts: Facts, prescription: Prescription, verification: Verification | None
+) -> list[CodeAdvice]:
+    """Changes of code: those of the findings, and where the loop still waits the routes too.
+
+    Then what saves most comes first. A route that was tried is no advice any more.
+    """
+    best = verification.best if verification is not None else None
+    rest, step_ms = rest_ms(facts), facts.step_ms
+    now_ms = best.step.value if best is not None and best.step is not None else step_ms
+    if rest is None or step_ms is None or now_ms is None:
+        return list(prescription.advice)
+    if now_ms - rest < MODERATE_SHARE * step_ms:
+        return list(prescription.advice)
+    # A dataset that refused to be cached must not be; other changes may still be made by hand.
+    decided = {
+        name
+        for t in (verification.tried if verification is not None else ())
+        if t.in_code and t.decided
+        for name in t.settings.changed()
+        if t.failed is None or name == "cache"
+    }
+    ways = [way for way in prescription.routes if way.axis not in decided]
+    replaced = {way.kind for way in ways}
+    both = [*ways, *(a for a in prescription.advice if a.kind not in replaced)]
+    return sorted(both, key=lambda a: -(a.bound_ms or 0.0))
 
 
 def trial_rows(facts: Facts, verification: Verification | None) -> tuple[model.Trial, ...]:
@@ -54,9 +108,16 @@ def trial_rows(facts: Facts, verification: Verification | None) -> tuple[model.T
     return tuple(_trial_rows(facts, verification.tried, samples))
 
 
-def withheld_rows(prescription: Prescription) -> tuple[model.Withheld, ...]:
-    """Advice not given, each reason once."""
-    seen = dict.fromkeys((w.setting, w.reason) for w in prescription.withheld)
+def withheld_rows(
+    prescription: Prescription, verification: Verification | None = None
+) -> tuple[model.Withheld, ...]:
+    """Advice not given, each reason once; a change of the dataset that its trial refused too."""
+    refused = [
+        (next(iter(t.settings.changed())), t.failed)
+        for t in (verification.tried if verification is not None else ())
+        if t.in_code and t.failed is not None
+    ]
+    seen = dict.fromkeys([*((w.setting, w.reason) for w in prescription.withheld), *refused])
     return tuple(model.Withheld(setting=setting, reason=reason) for setting, reason in seen)
 
 
@@ -67,8 +128,12 @@ def _rows(
     measured: Estimate | None,
     caution: str | None,
     glimpsed: Tried | None = None,
+    code: str | None = None,
 ) -> Iterator[model.Recommendation]:
-    """One row for each setting changed; they share prediction and measurement."""
+    """One row for each setting changed; they share prediction and measurement.
+
+    `code` is what to write where that is no edit of the loader's or the copy's line.
+    """
     have = _own(facts)
     basis = _basis(candidate, glimpsed) if candidate is not None and measured is None else None
     for name, value in settings.changed().items():
@@ -77,7 +142,7 @@ def _rows(
             setting=name,
             from_=have.get(name),
             to=value,
-            code="\n".join(edit.diff() for edit in edits),
+            code=code or "\n".join(edit.diff() for edit in edits),
             predicted_step_ms=candidate.predicted_step_ms if candidate is not None else None,
             predicted_from=(
                 candidate.predicted_from
@@ -158,6 +223,7 @@ def _advice_row(facts: Facts, advice: CodeAdvice) -> model.Recommendation:
         measured_ci_ms=None,
         caution=advice.caution,
         predicted_from=advice.predicted_from if bounded else None,
+        summary=advice.evidence,
     )
 
 

@@ -120,7 +120,7 @@ class Diagnosis:
     def _verify(self, gatherer: Gatherer, until: float) -> None:
         evidence = gatherer.evidence
         self.analysis = self._analyse(evidence)
-        live = [c.settings for c in self.analysis.prescription.candidates if c.live]
+        live = [c for c in self.analysis.prescription.candidates if c.live]
         if not live:
             return
         verifier = Verifier(
@@ -131,7 +131,11 @@ class Diagnosis:
             has_accelerator=evidence.observed.device is not None,
             trial_limit_s=self._options.trial_limit_s,
         )
-        self.verification = verifier.verify(live, rest_ms=_rest_ms(self.analysis))
+        self.verification = verifier.verify(
+            [c.settings for c in live if not c.in_code],
+            rest_ms=_rest_ms(self.analysis),
+            in_code=[c.settings for c in live if c.in_code],
+        )
 
     def report(self) -> Report:
         """The report of what was measured. Raises RunError where that is nothing."""
@@ -150,7 +154,7 @@ class Diagnosis:
             recommendations=recommendations(
                 analysis.facts, analysis.prescription, self.verification
             ),
-            withheld=withheld_rows(analysis.prescription),
+            withheld=withheld_rows(analysis.prescription, self.verification),
             trials=trial_rows(analysis.facts, self.verification),
             warnings=self._warnings(analysis),
             environment=self.shown.observed.environment if self.shown is not None else None,

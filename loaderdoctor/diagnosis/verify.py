@@ -28,6 +28,10 @@ VISIT_FACTOR = 2.5
 # Two pools of workers started and ended, the second for the epoch boundary: four forked workers
 # take 0.2 s each time on two busy cores.
 VISIT_OPEN_S = 0.5
+# Making samples to keep, for the trial of that: so long at most, and this part of what is left.
+# Two seconds make 20,000 MNIST digits or 300 photos: far more than caches of the CPU hold.
+MAX_CACHE_S = 2.0
+CACHE_PART = 0.05
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +39,7 @@ class Tried:
     """One combination of settings, tried beside plain windows of the same rounds."""
 
     settings: Settings
+    in_code: bool = False  # written into the dataset's code: never added to other settings
     visits: list[WindowDone] = field(default_factory=list)
     plain_ms: list[float] = field(default_factory=list)  # of the same rounds
     step_ms: list[float] = field(default_factory=list)
@@ -102,12 +107,26 @@ class Verifier:
         sizes = gatherer.evidence.sizes
         cycle = sizes.cycle
         self._n_steps = max(cycle, round(sizes.n_steps * WINDOW_PART / cycle) * cycle)
+        self._cache_limit_s = min(MAX_CACHE_S, CACHE_PART * max(0.0, until - clock()))
         self._visit_s = VISIT_FACTOR * self._n_steps * sizes.step_s + VISIT_OPEN_S
 
-    def verify(self, candidates: Sequence[Settings], *, rest_ms: float | None) -> Verification:
-        """Try each candidate alone, then the winners added up one by one, best first."""
-        single, complete = self._compete(list(candidates))
-        winners = _ranked([t for t in single if t.helps])
+    def verify(
+        self,
+        candidates: Sequence[Settings],
+        *,
+        rest_ms: float | None,
+        in_code: Sequence[Settings] = (),
+    ) -> Verification:
+        """Try each candidate alone, then the winners added up one by one, best first.
+
+        Those `in_code` (samples kept in memory) are tried in the same rounds, where there is time
+        for them, and stay apart.
+        """
+        tried = [Tried(settings=s) for s in candidates]
+        single, complete = self._compete(
+            [*tried, *(Tried(settings=s, in_code=True) for s in in_code)]
+        )
+        winners = _ranked([t for t in single if t.helps and not t.in_code])
         if not winners:
             return Verification(tried=tuple(single), best=None, complete=complete)
         combined: list[Tried] = []
@@ -115,7 +134,9 @@ class Verifier:
         if not _reached(best, rest_ms):
             together = self._additions(winners)
             if together:
-                combined, more = self._compete([best.settings, *together])
+                combined, more = self._compete(
+                    [Tried(settings=s) for s in (best.settings, *together)]
+                )
                 complete = complete and more
                 held = _ranked([t for t in combined if t.helps])
                 best = _simplest_of_the_best(held) if held else best
@@ -140,13 +161,12 @@ class Verifier:
                 total = merged
         return found
 
-    def _compete(self, candidates: list[Settings]) -> tuple[list[Tried], bool]:
+    def _compete(self, tried: list[Tried]) -> tuple[list[Tried], bool]:
         """Rounds of plain and every candidate, shuffled; what was tried, and whether all was.
 
         Where the time left is short, the slowest so far drop out: few candidates with an interval
         say more than many without.
         """
-        tried = [Tried(settings=s) for s in candidates]
         left = tried
         complete = True
         for n in range(ROUNDS + EXTRA_ROUNDS):
@@ -177,6 +197,7 @@ class Verifier:
                 settings=t.settings,
                 measure_boundary=True,
                 fetch_limit_s=self._trial_limit_s,
+                cache_limit_s=self._cache_limit_s if t.settings.cache else None,
             )
             requests[request.id] = request
             owner[request.id] = t

@@ -25,6 +25,8 @@ class Candidate:
     predicted_from: PredictedFrom = "trace"
     edits: tuple[CodeEdit, ...]  # the lines to write
     caution: str | None = None
+    # Written into the dataset's code: tried beside the settings, and never added to them.
+    in_code: bool = False
     # False: not in the running loop (process-wide, may crash or hang it, or needs data again that
     # can't be had twice); a child process or the user's next run can.
     live: bool = True
@@ -34,12 +36,14 @@ class Candidate:
 class CodeAdvice:
     """A change of the user's code that no setting makes, with an example to copy."""
 
-    kind: Kind
+    kind: Kind | None  # the finding it answers; None: the verdict alone
     title: str
     example: str
     bound_ms: float | None  # at most this much of a step can be gained; None: not known
     predicted_from: PredictedFrom | None  # where the bound comes from; None: not known
     caution: str | None = None
+    axis: str | None = None  # the axis that tries it in the running loop, where one does
+    evidence: str | None = None  # a sentence: what was recorded that speaks for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,8 @@ class Withheld:
 class Prescription:
     """Everything to do about the findings. Nothing in `candidates` and `advice`: no change."""
 
-    candidates: tuple[Candidate, ...]  # safe ones, best prediction first
+    candidates: tuple[Candidate, ...]  # safe ones, best prediction first; those in code last
     withheld: tuple[Withheld, ...]
     advice: tuple[CodeAdvice, ...]
+    # What to do about the dataset where settings leave the loop waiting; largest saving first.
+    routes: tuple[CodeAdvice, ...] = ()

@@ -14,9 +14,10 @@ from loaderdoctor.facts import Facts
 from loaderdoctor.findings.advice import code_advice
 from loaderdoctor.findings.capacity import batch_ms, rest_ms
 from loaderdoctor.findings.model import Finding
-from loaderdoctor.findings.plan import Candidate, Prescription, Withheld
+from loaderdoctor.findings.plan import Candidate, CodeAdvice, Prescription, Withheld
 from loaderdoctor.findings.proposal import edits_for, has_accelerator
 from loaderdoctor.findings.propose_copies import copying, resident
+from loaderdoctor.findings.propose_data import in_code, withheld_in_code
 from loaderdoctor.findings.propose_pool import (
     background_thread,
     fewer_workers,
@@ -24,6 +25,7 @@ from loaderdoctor.findings.propose_pool import (
     more_workers,
     other_order,
 )
+from loaderdoctor.findings.routes import routes
 from loaderdoctor.findings.safety import why_unsafe
 from loaderdoctor.settings import Settings, invalid_reason
 
@@ -37,10 +39,19 @@ def prescribe(facts: Facts, findings: Iterable[Finding]) -> Prescription:
     tried = candidates(facts, found)
     unsafe = withheld(facts, tried)
     bad = {w.settings for w in unsafe}
+    loader = facts.main_loader
+    ways: tuple[CodeAdvice, ...] = ()
+    code: list[Candidate] = []
+    if loader is not None and loader.kind != "foreign" and found:
+        by_kind = {f.kind: f for f in found}
+        ways = routes(facts)
+        code = in_code(facts, loader, by_kind, ways)
+        unsafe = (*unsafe, *withheld_in_code(facts, loader, by_kind))
     return Prescription(
-        candidates=tuple(c for c in tried if c.settings not in bad),
+        candidates=(*(c for c in tried if c.settings not in bad), *code),
         withheld=unsafe,
         advice=code_advice(facts, found),
+        routes=ways,
     )
 
 

@@ -49,6 +49,66 @@ loader = DataLoader(
     Batches(x, y), batch_size=256, shuffle=True, num_workers=0, collate_fn=lambda batch: batch
 )"""
 
+SLICED = """\
+class Sliced(torch.utils.data.Dataset):
+    def __init__(self, dataset):  # every sample is made once, and all are one tensor
+        samples = [dataset[i] for i in range(len(dataset))]
+        self.columns = torch.utils.data.default_collate(samples)
+    def __len__(self):
+        return len(self.columns[0])
+    def __getitems__(self, indices):  # the whole batch in one indexing call
+        return [column[indices] for column in self.columns]
+    def __getitem__(self, index):
+        return tuple(column[index] for column in self.columns)
+def as_it_is(batch):
+    return batch
+loader = DataLoader(Sliced(dataset), batch_size=64, shuffle=True, collate_fn=as_it_is)"""
+
+CACHED = """\
+class Cached(torch.utils.data.Dataset):
+    def __init__(self, dataset):  # before the DataLoader is made: forked workers share it
+        self.samples = [dataset[i] for i in range(len(dataset))]
+    def __len__(self):
+        return len(self.samples)
+    def __getitem__(self, index):
+        return self.samples[index]
+loader = DataLoader(Cached(dataset), batch_size=64, shuffle=True)"""
+
+CACHE_BEFORE_RANDOM = """\
+class Cached(torch.utils.data.Dataset):
+    def __init__(self, dataset, random):  # samples as they are before the first random transform
+        self.samples = [dataset[i] for i in range(len(dataset))]
+        self.random = random
+    def __len__(self):
+        return len(self.samples)
+    def __getitem__(self, index):
+        image, label = self.samples[index]
+        return self.random(image), label  # drawn anew each time
+steps = dataset.transform.transforms
+first = next(i for i, step in enumerate(steps) if "Random" in type(step).__name__)
+dataset.transform = transforms.Compose(steps[:first])
+dataset = Cached(dataset, transforms.Compose(steps[first:]))  # before its DataLoader is made"""
+
+BATCHWISE = """\
+# Once, before training: the dataset hands out bytes.
+dataset.transform.transforms[-2:] = [transforms.PILToTensor()]  # for ToTensor() and Normalize()
+for images, labels in loader:
+    images = images.to(device).float().div_(255).sub_(0.1307).div_(0.3081)  # the whole batch
+    ...  # the loop as it is"""
+
+DECODED = """\
+# Once: every image decoded, in one file of bytes.
+pixels = numpy.lib.format.open_memmap(
+    "pixels.npy", mode="w+", dtype="uint8", shape=(len(paths), 224, 224, 3)
+)
+for i, path in enumerate(paths):
+    with Image.open(path) as image:
+        pixels[i] = numpy.asarray(image.convert("RGB").resize((224, 224)))
+pixels.flush()
+# In the dataset, in place of opening and decoding:
+pixels = numpy.load("pixels.npy", mmap_mode="r")  # in __init__
+image = torch.from_numpy(pixels[index].copy()).permute(2, 0, 1)  # in __getitem__: C x H x W"""
+
 UINT8 = """\
 # In the dataset: return the image as uint8, without ToTensor() and Normalize().
 image = torch.from_numpy(numpy.array(picture)).permute(2, 0, 1)  # uint8, C x H x W

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from loaderdoctor.findings import snippets
 from loaderdoctor.findings.loader_line import dataset_name, with_dataset
 from loaderdoctor.instrument.protocol import LoaderRecord, StoreRecord
@@ -9,6 +11,8 @@ from loaderdoctor.instrument.protocol import LoaderRecord, StoreRecord
 _LOADER = "\nloader = DataLoader("
 # Channels come last in what fromarray() takes, and there are so many of them.
 MAX_CHANNELS = 4
+# Transforms that make a tensor of a picture.
+CONVERTING = frozenset({"ToTensor", "PILToTensor", "ToImage"})
 
 
 def from_array(loader: LoaderRecord | None) -> str:
@@ -24,6 +28,41 @@ def from_array(loader: LoaderRecord | None) -> str:
     arguments = f"{name}.{images.path}, {name}.{labels.path if labels else 'targets'}"
     text = text.replace("dataset.data, dataset.targets", arguments)
     return with_own_line(text, loader, f"Batches({arguments})", collate="as_it_is")
+
+
+def sliced(loader: LoaderRecord | None) -> str:
+    """SLICED with the user's own line; a batch that is a dict keeps its keys."""
+    text = snippets.SLICED
+    if loader is not None and any(t.path.startswith("['") for t in loader.batch):
+        text = text.replace("len(self.columns[0])", "len(next(iter(self.columns.values())))")
+        text = text.replace(
+            "[column[indices] for column in self.columns]",
+            "{name: column[indices] for name, column in self.columns.items()}",
+        )
+        text = text.replace(
+            "tuple(column[index] for column in self.columns)",
+            "{name: column[index] for name, column in self.columns.items()}",
+        )
+    name = dataset_name(loader)
+    return with_own_line(text, loader, f"Sliced({name})", collate="as_it_is")
+
+
+def cached(loader: LoaderRecord | None) -> str:
+    """CACHED with the user's own line."""
+    return with_own_line(snippets.CACHED, loader, f"Cached({dataset_name(loader)})")
+
+
+def batchwise(loader: LoaderRecord | None, last: Sequence[str]) -> str:
+    """BATCHWISE with the dataset's name, its own mean and deviation, and its `last` transforms."""
+    text = snippets.BATCHWISE.replace("dataset.transform", f"{dataset_name(loader)}.transform")
+    text = text.replace("[-2:]", f"[-{len(last)}:]")
+    text = text.replace("ToTensor() and Normalize()", " and ".join(f"{x}()" for x in last))
+    if not any(name in CONVERTING for name in last):  # samples are tensors before these
+        text = text.replace("[transforms.PILToTensor()]", "[]")
+    if loader is None:
+        return text
+    scaled = _normalised(loader).replace("]).view", "], device=device).view")
+    return text.replace(".sub_(0.1307).div_(0.3081)", scaled)
 
 
 def with_own_line(

@@ -59,11 +59,17 @@ _made: weakref.WeakKeyDictionary[Any, _Made] = weakref.WeakKeyDictionary()
 
 
 def trial_data(
-    loader: DataLoader[Any], settings: Settings, note: Note, *, forks: bool = True
+    loader: DataLoader[Any],
+    settings: Settings,
+    note: Note,
+    *,
+    forks: bool = True,
+    cache_limit_s: float | None = None,
 ) -> TrialData:
     """The data of a trial with these settings. Raises Withheld with the reason.
 
     `forks`: its workers are forked, or there are none, so that data need not pickle.
+    `cache_limit_s`: as the limit of `CachedDataset`.
     """
     owner = _owner(loader)
     made = _made.setdefault(owner, _Made())
@@ -90,7 +96,7 @@ def trial_data(
         )
         data = replace(data, dataset=dataset, normalise=normalise)
     if settings.cache:
-        data = replace(data, dataset=_cached(data.dataset, settings, made))
+        data = replace(data, dataset=_cached(data.dataset, settings, made, note, cache_limit_s))
     if settings.portion is not None and settings.portion < 1:
         data = replace(data, sampler=first_part(loader, settings.portion))
     if settings.batch_size is not None and settings.batch_size != loader.batch_size:
@@ -141,15 +147,25 @@ def _once(made: _Made, key: tuple[object, ...], make: Callable[[], Any]) -> Any:
     return made.datasets[key]
 
 
-def _cached(dataset: Any, settings: Settings, made: _Made) -> Any:
+def _cached(
+    dataset: Any, settings: Settings, made: _Made, note: Note, limit_s: float | None
+) -> Any:
     n = None
-    key = (id(dataset), settings.portion, "cache")  # changed datasets are kept, so ids stay
+    # Changed datasets are kept, so ids stay.
+    key = (id(dataset), settings.portion, limit_s is not None, "cache")
     if key in made.datasets:
         return made.datasets[key]
     if settings.portion is not None and hasattr(dataset, "__len__"):
         n = n_first(len(dataset), settings.portion)
-    cached = CachedDataset(dataset, n)
-    if cached.fill_s > KEEP_CACHE_S:
+    cached = CachedDataset(dataset, n, limit_s=limit_s)
+    if limit_s is not None and cached.n_kept < (n or len(cached)):
+        whole_s = cached.fill_s * (n or len(cached)) / cached.n_kept
+        note(
+            "cache-in-part",
+            f"cache: tried with the first {cached.n_kept:,} of {len(cached):,} samples in memory, "
+            f"given in the others' place. Making all of them takes about {whole_s:.0f} s, once.",
+        )
+    if cached.fill_s > KEEP_CACHE_S or limit_s is not None:
         made.datasets[key] = cached
     return cached
 

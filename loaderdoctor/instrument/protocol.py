@@ -69,6 +69,9 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     drop_batches: bool = True  # False: same mode as the window before, queues are steady
     host_memory: bool = True  # False: don't sample the process tree's memory at the window's end
     fetch_limit_s: float | None = None  # trial: a batch that takes longer hangs; None: 120 s
+    # Trial with `cache`: make samples for so long at most, and refuse a dataset whose samples vary.
+    # None: all of them are made, as they come.
+    cache_limit_s: float | None = None
     drain: bool = False  # trial: fetch batches back to back, the loop gets none of them
     # Record torch's memory history meanwhile, so many events of it at most; 0: don't.
     memory_entries: int = 0

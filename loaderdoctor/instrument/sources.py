@@ -151,6 +151,7 @@ class Sources:
                     fetch_limit_s=request.fetch_limit_s or FETCH_LIMIT_S,
                     note=self._session.note,
                     opened=self._remains.opened,
+                    cache_limit_s=request.cache_limit_s,
                 )
             except Withheld as error:
                 raise SourceWithheldError(str(error)) from error

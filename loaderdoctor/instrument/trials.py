@@ -65,6 +65,7 @@ def open_trial(
     fetch_limit_s: float = FETCH_LIMIT_S,
     note: Note = lambda kind, text: None,
     opened: Callable[[object], None] = lambda made: None,
+    cache_limit_s: float | None = None,
 ) -> Source:
     """Open a source with `settings` applied over the loader's own.
 
@@ -74,6 +75,7 @@ def open_trial(
     for the caller (`transfer.ForceTransfer`) unless the batch is moved here, and so
     are the compute axes (`compute.ComputeSwitch`). `note` is told what the report must say,
     `opened` of what the trial holds and must be gone once its source is closed.
+    `cache_limit_s`: as the limit of `CachedDataset`.
 
     Raises Withheld where the trial must not be run, whatever torch and the user's code raise when
     it can't be opened, and TimeoutError from its fetches after `fetch_limit_s`.
@@ -96,7 +98,7 @@ def open_trial(
     template: Any = None
     if settings.fields not in (None, "all"):
         template = first_batch(epochs(trial_data(loader, Settings(), note)), settings.fields or "")
-    data = trial_data(loader, settings, note, forks=forks)
+    data = trial_data(loader, settings, note, forks=forks, cache_limit_s=cache_limit_s)
     if settings.resident and mover is not None:
         n = _length(_new_loader(loader, data, effective, fetch_limit_s))
         return ResidentSource(epochs(data), mover, n, shuffle=_shuffles(loader))

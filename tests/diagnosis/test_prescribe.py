@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from loaderdoctor.diagnosis.prescribe import recommendations
+from loaderdoctor.diagnosis.prescribe import recommendations, withheld_rows
 from loaderdoctor.diagnosis.verify import Tried, Verification
 from loaderdoctor.findings.plan import Candidate, Prescription
+from loaderdoctor.findings.prescription import prescribe
+from loaderdoctor.findings.rules import find
 from loaderdoctor.report.model import Recommendation
 from loaderdoctor.settings import Settings
 from tests.findings.builders import healthy
+from tests.findings.routes_facts import starved
 
 FOUR, SIX = Settings(num_workers=4), Settings(num_workers=6)
 
@@ -47,3 +50,72 @@ def test_what_had_all_its_visits_and_did_not_help_is_not_recommended() -> None:
         *(Tried(settings=s, plain_ms=same, step_ms=[7.0, 6.9, 7.1]) for s in (FOUR, SIX))
     )
     assert rows == ()
+
+
+CACHE, UINT8 = Settings(cache=True), Settings(uint8=True)
+PLAIN = [10.0, 10.1, 9.9]
+
+
+def starving(*tried: Tried, best: Tried | None = None) -> tuple[Prescription, Verification]:
+    """The loader costs 7 of 10 ms; a cache and whole batches may be tried."""
+    facts = starved()
+    verification = Verification(tried=tried, best=best, complete=True)
+    return prescribe(facts, find(facts)), verification
+
+
+def rows_of(*tried: Tried, best: Tried | None = None) -> list[Recommendation]:
+    return list(recommendations(starved(), *starving(*tried, best=best)))
+
+
+def cached(step_ms: float = 3.6) -> Tried:
+    times = [step_ms, step_ms + 0.05, step_ms - 0.05]
+    return Tried(settings=CACHE, in_code=True, plain_ms=PLAIN, step_ms=times)
+
+
+def settings(step_ms: float) -> Tried:
+    times = [step_ms, step_ms + 0.05, step_ms - 0.05]
+    return Tried(settings=FOUR, plain_ms=PLAIN, step_ms=times)
+
+
+def test_where_no_setting_helps_routes_are_named_with_the_most_they_save() -> None:
+    slower = Tried(settings=FOUR, plain_ms=PLAIN, step_ms=[11.0, 11.1, 10.9])
+    rows = rows_of(slower)
+    assert [r.to for r in rows] == [None] * 3
+    saved = [10.0 - (r.predicted_step_ms or 0.0) for r in rows]
+    assert saved == sorted(saved, reverse=True)
+    assert all(r.predicted_from == "ablation" and r.code and r.summary for r in rows)
+    assert all("At most" in (r.summary or "") for r in rows)
+
+
+def test_a_cache_that_helps_is_recommended_as_measured_with_the_line_to_write() -> None:
+    first, *rest = rows_of(cached())
+    assert (first.setting, first.to, first.measured_step_ms) == ("cache", True, 3.6)
+    assert "+ loader = DataLoader(Cached(train_set), batch_size=64, shuffle=True)" in first.code
+    assert not any("in memory as they" in r.setting for r in rest)
+    assert any("whole batch" in r.setting for r in rest)
+
+
+def test_settings_come_before_code_and_code_only_where_it_is_faster() -> None:
+    four = settings(5.0)
+    assert [r.setting for r in rows_of(four, cached(), best=four)][:2] == ["num_workers", "cache"]
+    assert "cache" not in [r.setting for r in rows_of(four, cached(4.97), best=four)]
+
+
+def test_routes_go_where_settings_leave_nothing_to_gain() -> None:
+    four = settings(3.05)
+    assert [r.setting for r in rows_of(four, best=four)] == ["num_workers"]
+    four = settings(6.0)
+    assert len(rows_of(four, best=four)) == 4
+
+
+def test_a_cache_that_was_refused_is_withheld_with_the_reason() -> None:
+    refused = Tried(settings=CACHE, in_code=True, failed="sample 3 came out differently")
+    prescription, verification = starving(refused)
+    told = {w.setting: w.reason for w in withheld_rows(prescription, verification)}
+    assert told["cache"] == "sample 3 came out differently"
+    assert not any("in memory as they" in r.setting for r in rows_of(refused))
+
+
+def test_whole_batches_that_could_not_be_tried_are_still_advised() -> None:
+    refused = Tried(settings=UINT8, in_code=True, failed="no Compose ends in ToTensor")
+    assert any("whole batch" in r.setting for r in rows_of(refused))

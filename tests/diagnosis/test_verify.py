@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from loaderdoctor.diagnosis.verify import ROUNDS, Verification, Verifier
+from loaderdoctor.diagnosis.verify import MAX_CACHE_S, ROUNDS, Verification, Verifier
 from loaderdoctor.settings import Settings
 from tests.diagnosis.simulator import SimulatedBench
 from tests.diagnosis.test_gather import gatherer
@@ -28,14 +28,17 @@ def run(
     until: float = 1e9,
     rest_ms: float | None = None,
 ) -> Verification:
-    verifier = Verifier(
+    return verifier(bench, until=until).verify(candidates, rest_ms=rest_ms)
+
+
+def verifier(bench: SimulatedBench, *, until: float = 1e9) -> Verifier:
+    return Verifier(
         gatherer(bench),
         bench.measure,
         until=until,
         clock=lambda: bench.now_s,
         has_accelerator=True,
     )
-    return verifier.verify(candidates, rest_ms=rest_ms)
 
 
 PINNED = Settings(pin_memory=True, non_blocking=True)
@@ -122,3 +125,43 @@ def test_a_gain_that_noise_hides_gets_more_rounds_where_there_is_time() -> None:
     steady = SimulatedBench({"plain": 20.0}, trial_ms=lambda _: 20.0, noise=0.01)
     (tried,) = run(steady, [Settings(num_workers=4)]).tried
     assert len(tried.step_ms) == ROUNDS
+
+
+CACHED = Settings(cache=True)
+
+
+def cached_or_workers(changed: Mapping[str, Any]) -> float:
+    return 5.0 if changed.get("cache") else workers_and_pinning(changed)
+
+
+def test_samples_kept_in_memory_are_tried_beside_the_settings_and_never_added_to_them() -> None:
+    bench = SimulatedBench({"plain": 20.0}, trial_ms=cached_or_workers, noise=0.01)
+    candidates = [Settings(num_workers=4), PINNED]
+    found = verifier(bench).verify(candidates, rest_ms=None, in_code=[CACHED])
+    assert found.best is not None
+    assert found.best.settings == Settings(num_workers=4, pin_memory=True, non_blocking=True)
+    (kept,) = [t for t in found.tried if t.in_code]
+    assert kept.settings == CACHED and kept.helps
+    tried = [r.settings for r in bench.asked if r.settings is not None]
+    assert not any(s.cache and s.num_workers for s in tried)
+    rounds = [r.mode for r in bench.asked][: 4 * ROUNDS]
+    assert rounds.count("plain") == ROUNDS  # the same rounds as the settings'
+
+
+def test_only_the_cache_is_given_a_time_to_fill() -> None:
+    bench = SimulatedBench({"plain": 20.0}, trial_ms=cached_or_workers)
+    verifier(bench).verify([PINNED], rest_ms=None, in_code=[CACHED])
+    limits = {r.settings: r.cache_limit_s for r in bench.asked if r.settings is not None}
+    assert limits[PINNED] is None
+    assert limits[CACHED] == MAX_CACHE_S
+
+
+def test_where_time_is_short_settings_go_before_code() -> None:
+    bench = SimulatedBench({"plain": 20.0}, trial_ms=cached_or_workers, noise=0.01)
+    whole = SimulatedBench({"plain": 20.0}, trial_ms=workers_and_pinning)
+    verifier(whole).verify([PINNED], rest_ms=17.0)
+    found = verifier(bench, until=whole.now_s * 1.1).verify(
+        [PINNED], rest_ms=17.0, in_code=[CACHED]
+    )
+    assert not found.complete
+    assert found.best is not None and found.best.settings == PINNED

@@ -112,6 +112,7 @@ def merged(ranks: Sequence[WindowDone]) -> WindowDone:
         worker_cpu_ns=_total([w.worker_cpu_ns for w in ranks]),
         main_cpu_ns=_total([w.main_cpu_ns for w in ranks]),
         host_bytes=_total([w.host_bytes for w in ranks]),
+        tensor_peak_bytes=_total([w.tensor_peak_bytes for w in ranks]),
         gpu_peak_allocated_bytes=_largest([w.gpu_peak_allocated_bytes for w in ranks]),
         gpu_peak_reserved_bytes=_largest([w.gpu_peak_reserved_bytes for w in ranks]),
     )

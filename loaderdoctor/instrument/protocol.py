@@ -68,6 +68,7 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     measure_boundary: bool = False  # trial: also time one epoch boundary (worker start-up)
     drop_batches: bool = True  # False: same mode as the window before, queues are steady
     host_memory: bool = True  # False: don't sample the process tree's memory at the window's end
+    tensor_memory: bool = False  # without an accelerator: one more step, for tensor_peak_bytes
     fetch_limit_s: float | None = None  # trial: a batch that takes longer hangs; None: 120 s
     # Trial with `cache`: make samples for so long at most, and refuse a dataset whose samples vary.
     # None: all of them are made, as they come.
@@ -313,6 +314,7 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     host_bytes: int | None = None  # PSS of the process tree, else RSS sum
     gpu_peak_allocated_bytes: int | None = None
     gpu_peak_reserved_bytes: int | None = None
+    tensor_peak_bytes: int | None = None  # the most that tensors in host memory grew in one step
     trace_path: str | None = None
     # (step boundary, perf_counter_ns) marks to calibrate the trace clock: name of a span that
     # starts at that instant, and the instant.

@@ -37,6 +37,7 @@ from loaderdoctor.instrument.session import ScriptOverError, Session
 from loaderdoctor.instrument.sources import Sources, SourceWithheldError
 from loaderdoctor.instrument.stepclock import DeviceMarks, StepClock
 from loaderdoctor.instrument.stepping import counter
+from loaderdoctor.instrument.tensor_peak import with_tensor_peak
 from loaderdoctor.instrument.window_figures import (
     gpu_peaks,
     host_bytes,
@@ -151,14 +152,13 @@ class Windows:
                 warmup = max(2 * x.queue_length for x in sources.train)
         yield from self._switch_compute(request, deadline)
         self._patch(request)
-        if request.n_warmup_steps is None or request.mode == "profiled":
-            if sources.switched or paused:
-                warmup += max(MIN_WARMUP, self.batches_per_cycle(request) // self._accumulation)
-                warmup += BACKGROUND_WARMUP if self._definition.tick != "fetch" else 0
-            else:
-                warmup = max(warmup, MIN_WARMUP if self._marks is not None else 1)
-        else:
+        if request.n_warmup_steps is not None and request.mode != "profiled":
             warmup = request.n_warmup_steps
+        elif sources.switched or paused:
+            warmup += max(MIN_WARMUP, self.batches_per_cycle(request) // self._accumulation)
+            warmup += BACKGROUND_WARMUP if self._definition.tick != "fetch" else 0
+        else:
+            warmup = max(warmup, MIN_WARMUP if self._marks is not None else 1)
         if request.mode == "no_copy":
             # Each recorded batch has to be copied once before its copies can be answered.
             warmup += sources.n_ring_batches
@@ -170,7 +170,8 @@ class Windows:
             yield from ranks.hold(session, request.id, self._between_steps)
             deadline = perf_counter_ns() + int((request.limit_s or NO_LIMIT_S) * 1e9)
         timed = self._profiled if request.trace_path is not None else self._timed
-        done = yield from recorded(session, request, timed(request, deadline))
+        steps = recorded(session, request, timed(request, deadline))
+        done = yield from with_tensor_peak(session, request, steps)
         why = sources.crash() or (self._compute.failure() if self._compute is not None else None)
         if why is not None:
             raise WindowFailedError(why)

@@ -124,6 +124,7 @@ class Trial(Struct, frozen=True, kw_only=True):
     gpu_peak_allocated_bytes: int | None = None
     gpu_peak_reserved_bytes: int | None = None
     host_bytes: int | None = None
+    tensor_peak_bytes: int | None = None  # without an accelerator: what one step's tensors took
     trace: str | None = None
     n_windows: int = 0
     window_ms: tuple[float, ...] = ()

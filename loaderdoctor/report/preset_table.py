@@ -107,6 +107,7 @@ def _columns(rows: Sequence[Trial]) -> list[tuple[str, Cell]]:
         ("GPU memory", lambda t: t.gpu_peak_allocated_bytes, fmt.n_bytes),
         ("reserved", lambda t: t.gpu_peak_reserved_bytes, fmt.n_bytes),
         ("host memory", lambda t: t.host_bytes, fmt.n_bytes),
+        ("step's tensors", lambda t: t.tensor_peak_bytes, fmt.n_bytes),
     )
     for heading, get, show in figures:
         if heading == "ms a step":

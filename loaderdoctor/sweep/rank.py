@@ -51,6 +51,7 @@ class Result:
     gpu_peak_allocated_bytes: int | None
     gpu_peak_reserved_bytes: int | None
     host_bytes: int | None
+    tensor_peak_bytes: int | None
     calibrated_only: bool  # dropped after the first round: never the best, perhaps tied
     trace_path: str | None
     # wall_ms for as many samples as the loop's own step has; on a cluster by its node's yardstick
@@ -234,6 +235,7 @@ def result(
         gpu_peak_allocated_bytes=_largest([w.gpu_peak_allocated_bytes for w in windows]),
         gpu_peak_reserved_bytes=_largest([w.gpu_peak_reserved_bytes for w in windows]),
         host_bytes=_largest([w.host_bytes for w in windows]),
+        tensor_peak_bytes=_largest([w.tensor_peak_bytes for w in windows]),
         calibrated_only=trial.dropped,
         trace_path=traced,
         cost_ms=cost.scaled(factor) if cost else None,

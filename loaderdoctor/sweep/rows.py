@@ -133,6 +133,7 @@ def _row(result: Result, shares: Shares | None, trace: str | None) -> TrialRow:
         gpu_peak_allocated_bytes=result.gpu_peak_allocated_bytes,
         gpu_peak_reserved_bytes=result.gpu_peak_reserved_bytes,
         host_bytes=result.host_bytes,
+        tensor_peak_bytes=result.tensor_peak_bytes,
         trace=trace,
         n_windows=len(result.by_round_ms),
         window_ms=result.window_ms,

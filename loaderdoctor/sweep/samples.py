@@ -11,7 +11,7 @@ perf_counter unless the name says otherwise; -1 stands for not recorded.
     n_steps, n_samples      of the window
     start_ns, end_ns        of the window
     startup_ns, boundary_ns opening to first batch; one epoch boundary as timed beside the window
-    host_bytes, gpu_peak_allocated_bytes, gpu_peak_reserved_bytes
+    host_bytes, gpu_peak_allocated_bytes, gpu_peak_reserved_bytes, tensor_peak_bytes
     wall_s                  the whole visit by the command's clock
     flat_host_step_ns       offsets in `step_offsets`; time of each step on the host
     flat_device_step_ns     same offsets; as the accelerator reached them, -1 without one
@@ -51,7 +51,9 @@ _OPTIONAL = (
     "host_bytes",
     "gpu_peak_allocated_bytes",
     "gpu_peak_reserved_bytes",
+    "tensor_peak_bytes",
 )
+_LATER = "tensor_peak_bytes"  # files of earlier versions lack it
 _FLAT_STEPS = ("host_step_ns", "device_step_ns", "at_boundary")
 Ints = NDArray[np.int64]
 
@@ -214,7 +216,7 @@ def _visit(arrays: Mapping[str, NDArray[Any]], i: int) -> Visit:
     first, last = (int(n) for n in arrays["wait_offsets"][i : i + 2])
     host = tuple(int(ns) for ns in arrays["flat_host_step_ns"][begin:end])
     device = tuple(int(ns) for ns in arrays["flat_device_step_ns"][begin:end])
-    known = {name: int(arrays[name][i]) for name in _OPTIONAL}
+    known = {name: int(arrays[name][i]) for name in _OPTIONAL if name in arrays or name != _LATER}
     optional: dict[str, Any] = {n: None if v == _ABSENT else v for n, v in known.items()}
     fetches = zip(
         *(arrays[f"flat_wait_{name}"][first:last] for name in ("loader", "start_ns", "end_ns")),

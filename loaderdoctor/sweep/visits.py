@@ -111,6 +111,7 @@ class Visits:
                 settings=trial.switched if mode == "trial" else None,
                 measure_boundary=mode == "trial" and self._boundary_due(trial, expected_s),
                 host_memory=self._memory_due(trial),
+                tensor_memory=_tensor_memory_due(trial),
                 drain=self._drains(trial),
                 fetch_limit_s=self._options.trial_limit_s,
             ),
@@ -245,6 +246,13 @@ class Visits:
             reason = done.reason or "no reason given"
             trial.fail("failed" if done.status == "failed" else "skipped", reason)
         return done
+
+
+def _tensor_memory_due(trial: Trial) -> bool:
+    """Once for each row that is about it: a step under the profiler."""
+    if trial.row is None or not trial.row.tensor_memory:
+        return False
+    return all(v.window.tensor_peak_bytes is None for v in trial.visits)
 
 
 def _how(ended: Ended | None) -> str:

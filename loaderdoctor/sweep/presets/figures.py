@@ -115,16 +115,16 @@ class Figures:
 
     @property
     def memory_is_exact(self) -> bool:
-        """Peaks of the accelerator's allocator repeat exactly; a process tree's memory doesn't."""
+        """Whether there are peaks of an accelerator's allocator, which repeat exactly."""
         return any(r.gpu_peak_allocated_bytes for r in self.ranking.results)
 
     def memory(self, name: str, group: str | None = None) -> float | None:
-        """Peak GPU memory in use, without an accelerator the process tree's memory; bytes."""
+        """Peak GPU memory in use, without an accelerator what one step's tensors take; bytes."""
         index = self.index(name, group)
         if index is None:
             return None
         result = self.ranking.results[index]
-        return result.gpu_peak_allocated_bytes if self.memory_is_exact else result.host_bytes
+        return result.gpu_peak_allocated_bytes if self.memory_is_exact else result.tensor_peak_bytes
 
     def gpu_memory(self, name: str, group: str) -> float | None:
         index = self.index(name, group)

@@ -39,6 +39,7 @@ class Row:
     needs: Needs | None = None
     searched: bool = False  # plus the settings that our own search recommends
     host_memory: bool = True  # False: of the control group that isn't sampled
+    tensor_memory: bool = False  # what a step's tensors take is asked of it, also on a CPU
     skip: str | None = None  # why it can't run at all
     note: str | None = None  # what to know, for instance that it changes numerics
     base: str | None = None  # baseline within its group, where it isn't the preset's

@@ -9,7 +9,7 @@
 #   presets   who-is-faster, workers-pinning and prefetchers on mnist, the ladder
 #   search    --search auto beside the full grid, on three recipes
 #   isolate   trials in one process beside fresh ones
-#   ranks     two NCCL ranks (needs two GPUs)
+#   ranks     two NCCL ranks; DataParallel beside DDP on two recipes (needs two GPUs)
 #
 # Text goes to stdout and FOLDER/CHAPTER.txt, what programs read to FOLDER. A part that fails does
 # not keep the others from running; the exit code says whether one did.
@@ -55,6 +55,8 @@ case $chapter in
         ;;
     ranks)
         part python3 -m pytest -q -s -p no:cacheprovider -m gpu tests/instrument/test_ranks_gpu.py
+        part python3 -m pytest -q -s -p no:cacheprovider -m gpu tests/sweep/test_jobs.py
+        part python3 -m loaderdoctor sweep --recipe compute --grid ddp=data_parallel,ddp --rounds 3 --budget 90 --output "$folder/runs/ddp" -- --case parallel
         ;;
     *)
         echo "no chapter named $chapter" >&2

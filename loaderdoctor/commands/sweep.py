@@ -230,6 +230,7 @@ def of_preset(
         ranking=ranking,
         ablation=facts.ablation,
         busy={i: row.gpu_busy_share for i, row in enumerate(rows) if row.gpu_busy_share},
+        kinds={i: kind for i, (_, kind) in evidence.where.items() if i},
     )
     claims = claim_rows(preset, figures)
     told = summary if ranking.recommended is not None else claims_sentence(preset, claims)

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.cluster.schedule import Place, RefusedError
-from loaderdoctor.commands.sweep_measure import Asked, Show, measure, opener
-from loaderdoctor.commands.sweep_plan import SweepOptions, Target, budget_s, trials
+from loaderdoctor.commands.sweep_measure import Asked, Show, measure, opener, search
+from loaderdoctor.commands.sweep_plan import SweepOptions, Target, budget_s, trials, why_no_dali
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.instrument.protocol import Note, Observed
+from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.evidence import Evidence
 from loaderdoctor.sweep.grouped_evidence import GroupedEvidence
 from loaderdoctor.sweep.groups import (
@@ -80,11 +81,20 @@ class ClusterMeasuring:
             places = cluster.wait_places()
             for why in cluster.unusable:
                 self._live.say(f"not used: {why}")
-            observed = self._observe(cluster)
-            planned = trials(self._options, self._target, observed)
-            groups = split(len(planned), len({place.machine for place in places}))
+            seen = self._observe(cluster)
+            observed = seen.observed
+            planned = trials(
+                self._options,
+                self._target,
+                observed,
+                searched=seen.searched,
+                why_not_searched=seen.why_not_searched,
+                dali=seen.why_no_dali,
+            )
+            groups = split(planned, len({place.machine for place in places}))
+            n_trials = 1 + sum(len(group.trials) for group in groups)
             self._live.say(
-                f"{len(planned)} trials in {len(groups)} groups, a machine for each, about "
+                f"{n_trials} trials in {len(groups)} groups, a machine for each, about "
                 f"{budget_s(self._options):.0f} s of measuring"
             )
             sweep = GroupedSweep(observed, planned)
@@ -102,7 +112,7 @@ class ClusterMeasuring:
             raise RunError(f"{self._target.name}: nothing was measured ({'; '.join(reasons)}).")
         return evidence
 
-    def _observe(self, cluster: RayCluster) -> Observed:
+    def _observe(self, cluster: RayCluster) -> Seen:
         """What the loop is, from one node: the script is started there and ended again."""
         self._live.say(f"waiting for the first steps of {self._target.name} on a node")
         work = self._work(Asked(options=self._options, target=self._target))
@@ -225,11 +235,30 @@ def _connect(address: str | None) -> RayCluster:
 # ---------------------------------------------------------------- on a node
 
 
-def observe_on_node(work: NodeWork, tell: Callable[[Any], None]) -> Observed:
-    """Start the script, wait until its loop is warm, end it."""
-    with _at_home(work) as (asked, folder), _refusing(), opener(asked, folder)(None) as bench:
-        assert bench.observed is not None
-        return bench.observed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a node found that trials are planned from."""
+
+    observed: Observed
+    searched: Settings | None  # what our own search recommends there, for rows that ask for it
+    why_not_searched: str | None
+    why_no_dali: str | None
+
+
+def observe_on_node(work: NodeWork, tell: Callable[[Any], None]) -> Seen:
+    """Start the script, wait until its loop is warm, end it; then what else planning asks for."""
+    with _at_home(work) as (asked, folder), _refusing():
+        open_process = opener(asked, folder)
+        with open_process(None) as bench:
+            observed = bench.observed
+        assert observed is not None
+        searched, why_not = search(asked, observed, open_process, _nothing, _nothing)
+        return Seen(
+            observed=observed,
+            searched=searched,
+            why_not_searched=why_not,
+            why_no_dali=why_no_dali(asked.options),
+        )
 
 
 def measure_on_node(work: NodeWork, tell: Callable[[Any], None]) -> Measured:

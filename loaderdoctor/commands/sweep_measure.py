@@ -20,6 +20,7 @@ from loaderdoctor.commands.sweep_plan import (
     measuring,
     search_from,
     trials,
+    why_no_dali,
 )
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import Bench, BenchOptions
@@ -169,9 +170,14 @@ def _planned(
             if trial.index and (why := invalid_reason(full, has_accelerator=has_accelerator)):
                 trial.fail("skipped", f"{why}; it was measured on {observed.environment.host}")
         return list(asked.planned)
-    searched, why_not = _search(asked, observed, open_process, say, show)
+    searched, why_not = search(asked, observed, open_process, say, show)
     return trials(
-        asked.options, asked.target, observed, searched=searched, why_not_searched=why_not
+        asked.options,
+        asked.target,
+        observed,
+        searched=searched,
+        why_not_searched=why_not,
+        dali=why_no_dali(asked.options),
     )
 
 
@@ -185,7 +191,7 @@ def _wait_warm(bench: Bench | JobBench, start_s: float) -> None:
         raise
 
 
-def _search(
+def search(
     asked: Asked,
     observed: Observed,
     open_process: OpenFresh,

@@ -157,7 +157,6 @@ def _check_engine(options: SweepOptions) -> None:
             raise UsageError("--ray-address says which cluster --engine ray uses: give both.")
         return
     for given, why in (
-        (options.preset or options.loader_only, "a published experiment compares rows of one loop"),
         (options.search == "auto", "--search auto races settings in one loop"),
         (options.resume, "--resume goes on in one loop"),
     ):
@@ -191,9 +190,13 @@ def trials(
     *,
     searched: Settings | None = None,
     why_not_searched: str | None = None,
+    dali: str | None = None,
 ) -> list[Trial]:
-    """Trial 0 and the others: of the preset, of the grid, or what suits this machine."""
-    preset, means = preset_of(options), _means(options, target, observed)
+    """Trial 0 and the others: of the preset, of the grid, or what suits this machine.
+
+    `dali` is why it can't be used where the trials will run.
+    """
+    preset, means = preset_of(options), _means(options, target, observed, dali)
     if preset is not None:
         place = Place(
             observed=observed,
@@ -217,7 +220,7 @@ def trials(
     return planned
 
 
-def _means(options: SweepOptions, target: Target, observed: Observed) -> Means:
+def _means(options: SweepOptions, target: Target, observed: Observed, dali: str | None) -> Means:
     """What there is for the axes that only the script itself can set."""
     compute = observed.compute
     return Means(
@@ -226,13 +229,18 @@ def _means(options: SweepOptions, target: Target, observed: Observed) -> Means:
         options=target.options,
         n_devices=observed.n_devices,
         n_ranks=options.n_ranks,
-        why_no_dali=why_no_dali() if "dali" in parse_grid(options.grid) else None,
+        why_no_dali=dali,
         replicated=compute is not None and compute.n_replicas is not None,
     )
 
 
-def why_no_dali(python: str = sys.executable) -> str | None:
-    """Why NVIDIA DALI can't be used here; None where it can. It is imported, in a process."""
+def why_no_dali(options: SweepOptions, python: str = sys.executable) -> str | None:
+    """Why NVIDIA DALI can't be used here; None where it can, or nobody asks for it.
+
+    It is imported, in a process.
+    """
+    if "dali" not in parse_grid(options.grid):
+        return None
     if importlib.util.find_spec("nvidia") is None or not importlib.util.find_spec("nvidia.dali"):
         return "DALI is not installed: pip install 'loaderdoctor[dali]'"
     try:

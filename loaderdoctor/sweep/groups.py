@@ -65,14 +65,25 @@ class GroupState:
     n_lost: int = 0
 
 
-def split(n_trials: int, n_machines: int) -> tuple[Group, ...]:
-    """Groups of trials 1…n-1 for so many machines, at most one each.
+def split(planned: Sequence[Trial], n_machines: int) -> tuple[Group, ...]:
+    """Groups of the trials to be measured, without 0, for so many machines: at most one each.
 
-    Trials are dealt in turn: neighbours in the list cost about the same, so groups do too.
+    Trials are dealt in turn: neighbours in the list cost about the same, so groups do too. Rows of
+    a preset that share a baseline stay together, in the rounds of one loop: that is what their
+    claims compare. Such lots are dealt largest first, each to the machine with the least.
     """
-    others = range(1, n_trials)
-    n_groups = max(1, min(n_machines, len(others) // MIN_TRIALS))
-    return tuple(Group(index=i, trials=tuple(others[i::n_groups])) for i in range(n_groups))
+    others = [trial for trial in planned[1:] if trial.alive]
+    if not any(trial.row is not None for trial in others):
+        numbers = [trial.index for trial in others]
+        n_groups = max(1, min(n_machines, len(numbers) // MIN_TRIALS))
+        return tuple(Group(index=i, trials=tuple(numbers[i::n_groups])) for i in range(n_groups))
+    lots: dict[str, list[int]] = {}
+    for trial in others:
+        lots.setdefault(trial.row.group if trial.row is not None else "", []).append(trial.index)
+    dealt: list[list[int]] = [[] for _ in range(max(1, min(n_machines, len(lots))))]
+    for lot in sorted(lots.values(), key=len, reverse=True):
+        min(dealt, key=len).extend(lot)
+    return tuple(Group(index=i, trials=tuple(sorted(each))) for i, each in enumerate(dealt))
 
 
 class GroupedSweep:
@@ -185,6 +196,10 @@ class GroupedSweep:
                 other = self.ranking_of(kind)
                 for index in self.trials_on(kind):
                     results[index] = replace(other.results[index], apart=True)
+        for trial in self._planned:
+            if trial.same_as is not None:  # of the kind where that trial was measured
+                same, own = results[trial.same_as], results[trial.index]
+                results[trial.index] = replace(same, index=own.index, settings=own.settings)
         return replace(leading, results=tuple(results))
 
     def ranking_of(self, kind: str | None) -> Ranking:

@@ -38,8 +38,6 @@ def test_without_the_extra_the_engine_says_how_to_get_it() -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"preset": "workers-pinning"}, "published experiment"),
-        ({"loader_only": True}, "published experiment"),
         ({"search": "auto"}, "--search auto"),
         ({"resume": Path("run")}, "--resume"),
     ],

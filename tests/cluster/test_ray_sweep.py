@@ -170,6 +170,27 @@ def test_unlike_machines_are_ranked_apart_and_the_report_says_so(
     assert {0, 1} <= groups  # each node's own baseline is kept
 
 
+def test_a_published_experiment_has_each_group_of_rows_on_one_machine_and_its_claims(
+    nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes.add("a")
+    nodes.add("b")
+    report = swept(nodes, monkeypatch, grid=(), preset="who-is-faster", budget_s=300.0)
+    rows = report["trials"][1:]
+    assert len(rows) == 11 * 6  # as published: portions, and their control groups
+    ran: dict[str, set[str]] = {}
+    for row in rows:
+        if row["same_as"] is None and row["status"] == "ok":
+            ran.setdefault(row["group"], set()).add(row["node"])
+            assert row["time_ratio"] is not None
+    assert len(ran) == 6
+    assert all(len(machines) == 1 for machines in ran.values())
+    assert set.union(*ran.values()) == {"a", "b"}
+    claims = {claim["claim"]: claim["verdict"] for claim in report["claims"]}
+    assert set(claims.values()) != {"not testable here"}
+    assert Path("run/report.html").is_file()
+
+
 def test_the_trials_of_a_lost_node_are_measured_on_another_and_no_process_is_left(
     nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

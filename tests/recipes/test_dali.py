@@ -217,4 +217,8 @@ def test_without_dali_the_trial_is_skipped_and_the_script_says_what_it_needs(
     from loaderdoctor.commands import sweep_plan
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert sweep_plan.why_no_dali() == "DALI is not installed: pip install 'loaderdoctor[dali]'"
+    asked = sweep_plan.SweepOptions(recipe="imagefolder", grid=("dali=true",))
+    assert sweep_plan.why_no_dali(sweep_plan.SweepOptions(recipe="imagefolder")) is None
+    assert (
+        sweep_plan.why_no_dali(asked) == "DALI is not installed: pip install 'loaderdoctor[dali]'"
+    )

@@ -21,6 +21,8 @@ from loaderdoctor.sweep.groups import (
     split,
 )
 from loaderdoctor.sweep.outcome import Options, Part
+from loaderdoctor.sweep.presets.figures import Figures
+from loaderdoctor.sweep.presets.model import Row
 from loaderdoctor.sweep.rank import rank
 from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.rows import trial_rows, warning_rows
@@ -84,13 +86,81 @@ def grouped(
     return sweep
 
 
-THREE = split(7, 3)
+THREE = split(PLANNED, 3)
+
+
+def _trials(n: int) -> list[Trial]:
+    return [Trial(index=i, settings=Settings(num_workers=i)) for i in range(n)]
+
+
+def _rows(*lots: int) -> list[Trial]:
+    """Trial 0 and a preset's rows, so many of each group."""
+    rows = [Row(name=f"row {j}", group=f"group {i}") for i, n in enumerate(lots) for j in range(n)]
+    settings = Settings(num_workers=2)
+    first = Trial(index=0, settings=Settings())
+    return [first, *(Trial(index=i, settings=settings, row=row) for i, row in enumerate(rows, 1))]
+
+
+def test_rows_that_share_a_baseline_stay_on_one_machine() -> None:
+    for lots in ((11,) * 6, (2, 2, 2, 2, 2, 2), (4, 9), (1, 7, 3, 2), (5,)):
+        for n_machines in range(1, 8):
+            planned = _rows(*lots)
+            groups = split(planned, n_machines)
+            assert sorted(i for group in groups for i in group.trials) == list(
+                range(1, len(planned))
+            )
+            assert 1 <= len(groups) <= min(n_machines, len(lots))
+            for name in {trial.row.group for trial in planned if trial.row is not None}:
+                holding = {
+                    group.index
+                    for group in groups
+                    for i in group.trials
+                    if (row := planned[i].row) is not None and row.group == name
+                }
+                assert len(holding) == 1
+            # Dealt evenly: no machine has more than its share and the largest lot.
+            share = (len(planned) - 1) / len(groups)
+            assert max(len(group.trials) for group in groups) <= share + max(lots)
+
+
+def test_rows_that_do_not_run_go_to_no_machine() -> None:
+    planned = _rows(3, 2)
+    planned[2].fail("skipped", "needs an accelerator")
+    planned[5].same_as = 4
+    assert [group.trials for group in split(planned, 2)] == [(1, 3), (4,)]
+
+
+def test_a_row_that_is_the_same_as_another_has_its_figures_wherever_that_ran() -> None:
+    planned = [*PLANNED, Trial(index=7, settings=Settings(num_workers=2), same_as=2)]
+    sweep = GroupedSweep(observed(step_ms=OWN_MS, usable_cpus=8.0), planned)
+    for index, (trials, cpu, factor) in enumerate(
+        (((1, 3, 4, 5), "EPYC", 1.0), ((2, 6), "Xeon", 2.0))
+    ):
+        group = Group(index=index, trials=trials)
+        sweep.add(group)
+        sweep.done(index, machine(f"node {index}", cpu=cpu), node(group, factor=factor)[0])
+    results = sweep.ranking().results
+    assert results[7].index == 7
+    assert results[7].apart and results[2].apart
+    assert results[7].by_round_ms == results[2].by_round_ms
+
+
+def test_claims_never_compare_machines_of_different_kinds() -> None:
+    planned = _rows(2, 2)
+    figures = Figures(
+        trials=planned,
+        ranking=rank(planned, own=Settings(), steps_per_epoch=100),
+        kinds={1: "A", 2: "A", 3: "A", 4: "B"},
+    )
+    assert figures._unlike(3, 4)
+    assert not figures._unlike(1, 2)
+    assert not figures._unlike(0, 4)  # the loop as it is was measured on both
 
 
 def test_every_trial_is_in_one_group_and_no_group_is_not_worth_its_start() -> None:
     for n_trials in range(1, 60):
         for n_machines in range(1, 12):
-            groups = split(n_trials, n_machines)
+            groups = split(_trials(n_trials), n_machines)
             assert sorted(i for group in groups for i in group.trials) == list(range(1, n_trials))
             assert 1 <= len(groups) <= n_machines
             sizes = [len(group.trials) for group in groups]
@@ -99,7 +169,7 @@ def test_every_trial_is_in_one_group_and_no_group_is_not_worth_its_start() -> No
 
 
 def test_each_group_has_the_loops_own_settings_first_and_last() -> None:
-    group = split(7, 2)[0]
+    group = split(PLANNED, 2)[0]
     _, bench = node(group, factor=1.0)
     timed = [r for r in bench.log if r.mode == "trial" and r.trace_path is None]
     assert not timed[0].settings or not timed[0].settings.changed()
@@ -147,7 +217,7 @@ def test_costs_are_ratios_to_their_own_machine_times_the_mean_of_all_baselines()
 
 
 def test_one_group_ranks_as_a_sweep_without_groups_does() -> None:
-    (group,) = split(7, 1)
+    (group,) = split(PLANNED, 1)
     made, _ = node(group, factor=1.0, noise=0.0)
     sweep = GroupedSweep(made.observed, PLANNED)
     sweep.add(group)
@@ -247,7 +317,7 @@ def test_machines_that_are_alike_need_no_warning(tmp_path: Path) -> None:
 
 def test_figures_of_a_lost_node_are_void_and_those_of_the_node_after_it_count() -> None:
     sweep = GroupedSweep(observed(step_ms=OWN_MS, usable_cpus=8.0), PLANNED)
-    (group,) = split(7, 1)
+    (group,) = split(PLANNED, 1)
     sweep.add(group)
     lost, _ = node(group, factor=9.0)
     for trial in lost.outcome.trials:

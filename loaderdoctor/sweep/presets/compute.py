@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from loaderdoctor.sweep.presets.figures import Figures
-from loaderdoctor.sweep.presets.judge import faster, is_lower
+from loaderdoctor.sweep.presets.judge import faster, is_lower, not_testable
 from loaderdoctor.sweep.presets.model import Claim, Judged, Needs, Preset, Published, Row, rows_of
 
 NUMERICS = "changes numerics or training"
@@ -81,6 +81,9 @@ def _faster(group: str) -> Callable[[Figures], Judged]:
 
 def _smaller(figures: Figures) -> Judged:
     """Of tensors, not of the process: what the C library keeps says nothing of activations."""
+    for name in ("kept", "checkpointed"):
+        if (why := figures.reason(name, ACTIVATIONS)) is not None:
+            return not_testable(why)
     before, after = (figures.memory(name, ACTIVATIONS) for name in ("kept", "checkpointed"))
     return is_lower(after, before)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import AblationFacts
@@ -16,6 +16,7 @@ from loaderdoctor.sweep.rank import Ranking, Result
 from loaderdoctor.sweep.trials import Trial
 
 NOT_A_ROW = "no such row in this run"
+UNLIKE = "measured on machines of different kinds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,8 @@ class Figures:
     ranking: Ranking
     ablation: AblationFacts | None = None
     busy: Mapping[int, float] | None = None  # trial index -> accelerator's busy share
+    # On a cluster: trial index -> kind of hardware. Times of unlike machines are not compared.
+    kinds: Mapping[int, str] = field(default_factory=dict)
 
     def index(self, name: str, group: str | None = None) -> int | None:
         """A row's trial; `group` None: the only group that has it."""
@@ -86,6 +89,8 @@ class Figures:
         a, b = self._result(name, group), self._result(base, group)
         if self._source(a.index) == self._source(b.index):
             return Change(reason=f"'{name}' and '{base}' are the same on this machine")
+        if self._unlike(a.index, b.index):
+            return Change(reason=UNLIKE)
         return self._relative(a.by_round_ms, b.by_round_ms)
 
     def epoch_change(self, name: str, group: str, base_group: str) -> Change:
@@ -94,6 +99,8 @@ class Figures:
             if (why := self.reason(name, one)) is not None:
                 return Change(reason=why)
         a, b = self._result(name, group), self._result(name, base_group)
+        if self._unlike(a.index, b.index):
+            return Change(reason=UNLIKE)
         if not a.epoch_s or not b.epoch_s or a.wall_ms is None or b.wall_ms is None:
             return Change(reason="the length of an epoch is not known")
         scale_a = a.epoch_s / a.wall_ms.value
@@ -162,6 +169,11 @@ class Figures:
         index = self.index(name, group)
         assert index is not None
         return self.ranking.results[index]
+
+    def _unlike(self, a: int, b: int) -> bool:
+        """Whether two trials were measured on machines of different kinds."""
+        kinds = {self.kinds.get(self._source(index)) for index in (a, b)} - {None}
+        return len(kinds) > 1
 
     def _source(self, index: int) -> int:
         same = self.trials[index].same_as

@@ -26,6 +26,7 @@ _NO_EFFECT = "without an accelerator nothing changes by {names}"
 _DEVICE_IS_CPU = "no accelerator: the thread moves batches nowhere, as background=host"
 
 NOTHING_FOUND = Settings()
+NO_MEANS = Means(script=Script())
 
 # The script of a recipe with these words after its own; raises UsageError where it can't run.
 ScriptOf = Callable[[str, tuple[str, ...]], Script]
@@ -42,7 +43,7 @@ class Place:
     searched: Settings = NOTHING_FOUND  # what our own search recommends for rows that ask for it
     why_not_searched: str | None = None
     isolate: bool = False  # every row in a process of its own
-    means: Means | None = None  # for what only the script itself can set
+    means: Means = NO_MEANS  # for what only the script itself can set
 
 
 def trials_of(preset: Preset, rows: tuple[Row, ...], place: Place) -> list[Trial]:
@@ -86,7 +87,7 @@ def _trial(index: int, row: Row, preset: Preset, place: Place) -> Trial:
     elif reason is None:
         trial.settings, reason = _in_loop(row, preset, place)
         trial.place = "process" if place.isolate else "loop"
-        if reason is None and place.means is not None:
+        if reason is None:
             by_script.place(trial, place.means)
     if reason is not None:
         trial.fail("skipped", reason)

@@ -10,7 +10,7 @@ import pytest
 
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.bench import Target as Script
-from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.instrument.protocol import Observed, WindowDone
 from loaderdoctor.report.console import console_text
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.settings import Settings
@@ -21,10 +21,10 @@ from loaderdoctor.sweep.presets.model import Preset
 from loaderdoctor.sweep.presets.resolve import Place, trials_of
 from loaderdoctor.sweep.presets.rows import claim_rows, preset_rows
 from loaderdoctor.sweep.presets.who_is_faster import MATRIX, PORTIONS, WHO_IS_FASTER
-from loaderdoctor.sweep.rank import Ranking
+from loaderdoctor.sweep.rank import Ranking, rank
 from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.rows import trial_rows
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.sweep.trials import Trial, Visit
 from tests.report import samples
 from tests.sweep.simulator import SimulatedBench, Truth, observed
 
@@ -246,3 +246,61 @@ def test_rungs_run_in_the_loop_and_if_isolated_as_options_of_the_recipe() -> Non
     trials, _ = planned(ladder, device="cuda:0", recipe=None)  # a user's own script
     batch = next(trial for trial in trials if trial.row and trial.row.name == "batch 128")
     assert (batch.place, batch.settings.amp, batch.settings.batch_size) == ("loop", True, 128)
+
+
+def test_ddp_has_a_process_for_each_gpu_and_dataparallel_one_for_all() -> None:
+    compute = find_preset("compute")
+    seen = observed(device="cuda:0")
+    place = Place(observed=seen, recipe="compute", script_of=script_of, n_accelerators=4)
+    *_, parallel, ddp = trials_of(compute, compute.rows(seen), place)
+    assert (parallel.status, ddp.status) == ("ok", "ok")
+    assert parallel.script is not None
+    assert ddp.script is not None
+    assert (parallel.script.n_ranks, ddp.script.n_ranks) == (1, 4)
+    assert parallel.script.args[-2:] == ("--parallel", "data_parallel")
+    assert ddp.script.args[-2:] == ("--parallel", "ddp")
+    # A loop of the user's is not wrapped.
+    users = Place(observed=seen, recipe=None, script_of=script_of, n_accelerators=4)
+    *_, parallel, ddp = trials_of(compute, compute.rows(seen), users)
+    assert (parallel.status, ddp.status) == ("skipped", "skipped")
+
+
+@pytest.mark.parametrize(
+    ("kept", "again", "verdict"),
+    [
+        (22_020_616, 7_363_016, "agrees"),
+        (22_020_616, 22_020_616, "disagrees"),
+        (22_020_616, None, "not testable here"),
+    ],
+)
+def test_on_a_cpu_checkpointing_is_judged_by_tensors_not_by_the_process(
+    kept: int, again: int | None, verdict: str
+) -> None:
+    """The process's memory may well grow meanwhile: here it does, by a tenth."""
+    compute = find_preset("compute")
+    trials, _ = planned(compute, recipe="compute")
+    for trial, n_bytes, host in zip(
+        [t for t in trials if t.row is not None and t.row.group == "activations"],
+        (kept, again),
+        (500_000_000, 550_000_000),
+        strict=True,
+    ):
+        assert trial.row is not None
+        assert trial.row.tensor_memory
+        window = WindowDone(
+            id=1,
+            mode="plain",
+            status="ok",
+            n_steps=2,
+            host_step_ns=(10**7, 10**7),
+            host_bytes=host,
+            tensor_peak_bytes=n_bytes,
+        )
+        trial.visits.append(Visit(phase="rank", round=1, window=window, wall_s=1.0))
+    ranking = rank(trials, own=Settings(), steps_per_epoch=100)
+    (claim,) = [
+        row
+        for row in claim_rows(compute, Figures(trials=trials, ranking=ranking))
+        if "checkpointing" in row["claim"]
+    ]
+    assert claim["verdict"] == verdict

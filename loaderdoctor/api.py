@@ -180,6 +180,8 @@ class watching:  # noqa: N801 - a context manager, called like a function
             return report
         finally:
             raw.cleanup()
+            if self._folder is not None:
+                self._folder.discard_if_empty()
 
 
 class watch(Generic[Batch]):  # noqa: N801 - used like enumerate()

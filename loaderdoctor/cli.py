@@ -122,9 +122,16 @@ _TORCHRUN = (
 
 
 def _torchrun_options(command: F) -> F:
-    for name, metavar in reversed(_TORCHRUN):
-        text = "torchrun: ranks on this machine." if name == "--nproc-per-node" else "torchrun's."
-        command = click.option(name, metavar=metavar, is_flag=metavar is None, help=text)(command)
+    """All are accepted; help has one row for them, since torchrun explains its own."""
+    others = ", ".join(name for name, _ in _TORCHRUN[1:])
+    text = (
+        "Start SCRIPT as N ranks on this machine, by torchrun. Its other options pass through to "
+        f"it as well, and `torchrun --help` explains them: {others}."
+    )
+    for i, (name, metavar) in reversed(list(enumerate(_TORCHRUN))):
+        command = click.option(
+            name, metavar=metavar, is_flag=metavar is None, hidden=i > 0, help=text
+        )(command)
     return command
 
 

@@ -90,8 +90,21 @@ def diagnose(options: DiagnoseOptions) -> int:
 def _diagnose(
     options: DiagnoseOptions, target: Target, launch: Launch, rules: tuple[ShareRule, ...]
 ) -> int:
+    folder = RunFolder.create(target.label, output=options.output, at=time.time())
+    try:
+        return _diagnose_into(folder, options, target, launch, rules)
+    finally:
+        folder.discard_if_empty()  # the script ended before there was anything to tell
+
+
+def _diagnose_into(
+    folder: RunFolder,
+    options: DiagnoseOptions,
+    target: Target,
+    launch: Launch,
+    rules: tuple[ShareRule, ...],
+) -> int:
     began = time.time()
-    folder = RunFolder.create(target.label, output=options.output, at=began)
     if not options.run_to_end:
         Stages().warn(NOT_VALID)
     with tempfile.TemporaryDirectory(prefix=".raw-", dir=folder.path) as raw:
@@ -107,7 +120,7 @@ def _diagnose(
             run.diagnosis.problems.append(str(error))
         # Some seconds, and then there is a whole report of what was measured.
         with held() as came:
-            run.stages("reading the trace, writing the report")
+            run.stages("reading the trace, writing the report", run.diagnosis.report_s)
             report = run.diagnosis.report()
             try:
                 write_run(folder, run.diagnosis, report, at=began)
@@ -150,7 +163,7 @@ class _Run:
         try:
             with bench:
                 try:
-                    self.stages("starting the script, until its loop is warm")
+                    self.stages("starting the script, for as long as its loop takes to be warm")
                     observed = bench.wait_observed(START_TIMEOUT_S)
                 except RanksSpawnedError:
                     assert isinstance(bench, Bench)
@@ -159,8 +172,11 @@ class _Run:
                     raise
                 self.diagnosis.measure(observed)
                 to_end = self._options.run_to_end
-                self.stages("measured; the script runs to its end" if to_end else "stopping it")
-                bench.stop(to_end=self._options.run_to_end)
+                if to_end:
+                    self.stages("measured; the script runs to its end, for as long as it takes")
+                else:
+                    self.stages("stopping it", self.diagnosis.left_s)
+                bench.stop(to_end=to_end)
         finally:
             if bench.ended is not None and bench.ended.how in ("script-failed", "script-ended"):
                 self.ended_code = bench.ended.exit_code

@@ -113,9 +113,16 @@ def sweep(options: SweepOptions) -> int:
     else:
         name = target.name if (preset := preset_of(options)) is None else preset.name
         folder = RunFolder.create(name, output=options.output, at=began)
+    try:
+        return _sweep_into(Run(options=options, target=target, folder=folder, before=before), began)
+    finally:
+        folder.discard_if_empty()  # the script ended before there was anything to tell
+
+
+def _sweep_into(run: Run, began: float) -> int:
+    options, folder = run.options, run.folder
     errors = Console(stderr=True, markup=False)
     errors.print(NOT_VALID, style="yellow", highlight=False)
-    run = Run(options=options, target=target, folder=folder, before=before)
     with Signals(), ExitStack() as held_back:
         with raw_traces(folder) as trace_dir, LiveSweep(errors) as live:
             partial = Partial(run, live)

@@ -34,6 +34,9 @@ from loaderdoctor.instrument.protocol import (
 
 MIN_ROUNDS = 3  # the fewest for an interval worth having (t at 2 degrees of freedom is 4.3)
 MAX_ROUNDS = 10
+# With time left over and the verdict uncertain, so many in all: three times the rounds narrow an
+# interval to about a half. What 30 have not settled is no matter of measuring longer.
+MAX_LONGER_ROUNDS = 30
 # Shares of the step at which the verdict changes; a share is settled once its interval holds
 # none of them, or is no wider than two points.
 VERDICT_EDGES = (0.05, 0.20)
@@ -130,15 +133,17 @@ class Gatherer:
         limit_s = LIMIT_FACTOR * n * self.evidence.sizes.step_s + LIMIT_EXTRA_S
         return WindowRequest(id=next(WINDOW_IDS), mode=mode, n_steps=n, limit_s=limit_s, **more)  # type: ignore[arg-type]
 
-    def gather(self, *, until: float, ablate: bool, with_copy: bool) -> None:
-        """Everything but trials. `until` is on this gatherer's clock, for ablation."""
+    def gather(
+        self, *, until: float, ablate: bool, with_copy: bool, fewest_until: float | None = None
+    ) -> None:
+        """Everything but trials. The times are on this gatherer's clock, for ablation."""
         if not self.plain():
             return
         profile_last = ablate and self.evidence.observed.device is not None
         if not profile_last:
             self.profiled()
         if ablate:
-            self.ablate(until=until, with_copy=with_copy)
+            self.ablate(until=until, with_copy=with_copy, fewest_until=fewest_until)
         if profile_last:
             self.profiled()
 
@@ -170,24 +175,33 @@ class Gatherer:
         if pristine:
             self.evidence.plain.extend(self._measure([self.request("plain")]))
 
-    def ablate(self, *, until: float, with_copy: bool) -> None:
-        """Rounds of plain, no-input and no-copy windows until the shares are settled.
+    def ablate(
+        self,
+        *,
+        until: float,
+        with_copy: bool,
+        fewest_until: float | None = None,
+        most: int = MAX_ROUNDS,
+    ) -> None:
+        """More rounds of plain, no-input and no-copy windows, until the shares are settled.
 
         `until` is on this gatherer's clock; a round is only begun if the last one's length fits.
+        The first `MIN_ROUNDS`, without which there is no interval worth having, may take until
+        `fewest_until`.
         """
-        length_s = 0.0
-        for n in range(MAX_ROUNDS):
-            if n and self._clock() + length_s > until:
+        rounds = self.evidence.rounds
+        length_s: float | None = None
+        while len(rounds) < most and not (len(rounds) >= MIN_ROUNDS and self.settled):
+            end_s = max(until, fewest_until or until) if len(rounds) < MIN_ROUNDS else until
+            if self._clock() + (length_s or 0.0) > end_s and (rounds or length_s is not None):
                 break
-            self._tell(f"comparing with ready batches, round {n + 1}")
+            self._tell(f"comparing with ready batches, round {len(rounds) + 1}")
             began = self._clock()
             done = self._one_round(with_copy=with_copy)
             if done is None:
                 break
-            self.evidence.rounds.append(done)
+            rounds.append(done)
             length_s = self._clock() - began
-            if n + 1 >= MIN_ROUNDS and self._settled():
-                break
 
     def _one_round(self, *, with_copy: bool) -> Round | None:
         modes: list[Mode] = ["plain", "no_input", *(["no_copy"] if with_copy else [])]  # type: ignore[list-item]
@@ -205,7 +219,9 @@ class Gatherer:
             return None
         return Round(plain=plain, no_input=no_input, no_copy=done.get("no_copy"))
 
-    def _settled(self) -> bool:
+    @property
+    def settled(self) -> bool:
+        """Whether more rounds would not change the verdict."""
         facts = self.evidence.ablation()
         if facts is None:
             return True

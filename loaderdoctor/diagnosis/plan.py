@@ -23,8 +23,10 @@ MAX_STEPS = 1000
 MIN_PROFILED_STEPS = 8
 MAX_PROFILED_STEPS = 40
 PROFILED_S = 1.0
-# Epochs up to this long are measured whole, so that each window holds its share of boundaries.
-WHOLE_EPOCH_S = 3.0
+# Epochs of up to this many windows' length are measured whole, so that each window holds its share
+# of boundaries. Longer ones would leave time for one or two rounds, which decide nothing: epochs of
+# 2.5 s got one round in 45 s. What a boundary costs is told apart from the steps in any case.
+WHOLE_EPOCH_WINDOWS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ def sizes(observed: Observed, *, budget_s: float) -> Sizes:
     n_steps = _whole(window_s / step_s, cycle, low=MIN_STEPS, high=MAX_STEPS)
     n_profiled = _whole(PROFILED_S / step_s, cycle, low=MIN_PROFILED_STEPS, high=MAX_PROFILED_STEPS)
     epoch = next((x.steps_per_epoch for x in observed.loaders if x.role == "train"), None)
-    if epoch and epoch * step_s <= WHOLE_EPOCH_S:
+    if epoch and epoch * step_s <= WHOLE_EPOCH_WINDOWS * window_s:
         n_steps = _whole(n_steps, epoch, low=epoch, high=max(epoch, MAX_STEPS))
         if epoch <= MAX_PROFILED_STEPS // 2:
             # Two boundaries at least, so that worker start-up shows in the trace.

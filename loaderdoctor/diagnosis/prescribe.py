@@ -35,7 +35,11 @@ def recommendations(
     seen = verification.tried if verification is not None else ()
     glimpsed = {t.settings: t for t in seen if not t.decided and not _worse(t)}
     tried = {t.settings for t in seen if t.settings not in glimpsed}
-    untried = [c for c in prescription.candidates if c.settings not in tried and not c.in_code]
+    untried = [
+        c
+        for c in prescription.candidates
+        if c.settings not in tried and not c.in_code and not _slower(c, facts)
+    ]
     settings_help = bool(rows)
     for helpful in _in_code(verification):
         match = _prediction(helpful.settings, prescription)
@@ -169,6 +173,12 @@ def _basis(candidate: Candidate, glimpsed: Tried | None) -> str:
             "too few to show a gain."
         )
     return text
+
+
+def _slower(candidate: Candidate, facts: Facts) -> bool:
+    """Whether its prediction is no gain: nothing to recommend untried."""
+    predicted, step_ms = candidate.predicted_step_ms, facts.step_ms
+    return predicted is not None and step_ms is not None and predicted >= step_ms
 
 
 def _worse(tried: Tried) -> bool:

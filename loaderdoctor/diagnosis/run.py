@@ -16,7 +16,13 @@ from loaderdoctor.attribution.contention import core_contention
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
-from loaderdoctor.diagnosis.gather import MIN_ROUNDS, Evidence, Gatherer, ProfileOptions
+from loaderdoctor.diagnosis.gather import (
+    MAX_LONGER_ROUNDS,
+    MIN_ROUNDS,
+    Evidence,
+    Gatherer,
+    ProfileOptions,
+)
 from loaderdoctor.diagnosis.memory_history import MAX_ENTRIES, MemoryHistory, record
 from loaderdoctor.diagnosis.plan import sizes
 from loaderdoctor.diagnosis.prescribe import recommendations, trial_rows, withheld_rows
@@ -39,6 +45,10 @@ from loaderdoctor.trace.read import read_trace
 # Kept back from the budget for stopping the script, reading the trace and writing the report.
 RESERVE_S = 6.0
 RESERVE_SHARE = 0.25  # of the budget, where that is less
+# The report with its charts, and what a trace adds: read, written twice, compressed (13 MB of JSON
+# took 1.7 s more CPU time than `analyze` alone on one of two cores).
+REPORT_S = 2.0
+REPORT_BYTES_PER_S = 8e6
 # Of what is left for experiments, this part goes to ablation first; trying settings gets the rest
 # and whatever ablation did not need.
 ABLATION_SHARE = 0.5
@@ -67,8 +77,10 @@ class Diagnosis:
         raw: Path,
         options: DiagnosisOptions,
         on_stage: Callable[[str, float], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_stage` is told what begins and how many seconds of the budget are left."""
+        self._clock = clock
         self._bench, self._target, self._raw, self._options = bench, target, raw, options
         self.evidence: Evidence | None = None  # of several ranks, the lowest's
         self.group: GroupAnalysis | None = None
@@ -77,13 +89,13 @@ class Diagnosis:
         self.history: MemoryHistory | None = None  # None: not asked for, or not reached
         self.problems: list[str] = []
         self._on_stage = on_stage
-        self._end_s = 0.0  # of the budget, on the clock of time.monotonic()
+        self._end_s = 0.0  # of the budget, on the clock
         self.interrupted = False
 
     def measure(self, observed: Observed) -> None:
         """Measure within the budget, which began with the steps observed. Raises RunError."""
         options, bench = self._options, self._bench
-        first_step_s = time.monotonic() - sum(observed.step_ns) / 1e9
+        first_step_s = self._clock() - sum(observed.step_ns) / 1e9
         reserve_s = min(RESERVE_S, RESERVE_SHARE * options.budget_s)
         self._end_s = first_step_s + options.budget_s
         until = self._end_s - reserve_s
@@ -96,22 +108,58 @@ class Diagnosis:
             trace_path=self._raw / "baseline.json",
             profile=options.profile,
             on_stage=self._tell,
+            clock=self._clock,
         )
-        now = time.monotonic()
+        now = self._clock()
         part = ABLATION_SHARE if options.verify else 1.0
         gatherer.gather(
             until=now + (until - now) * part,
+            fewest_until=until,
             ablate=options.ablate,
-            with_copy=observed.device is not None and bool(observed.transfers),
+            with_copy=self._with_copy,
         )
         if options.memory_history is not None and bench.ended is None:
+            self._tell("recording the memory history")
             self.history = record(gatherer, bench.measure, options.memory_history)
         if options.verify and bench.ended is None:
             self._verify(gatherer, until)
+        if options.ablate and self._measured_longer(gatherer, until) and options.verify:
+            self._verify(gatherer, until)
+
+    @property
+    def _with_copy(self) -> bool:
+        observed = self._bench.observed
+        return observed is not None and observed.device is not None and bool(observed.transfers)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left of the budget."""
+        return max(0.0, self._end_s - self._clock())
+
+    @property
+    def report_s(self) -> float:
+        """What reading the trace and writing the report will take, about."""
+        profiled = self.shown.profiled if self.shown is not None else None
+        path = Path(profiled.trace_path) if profiled and profiled.trace_path else None
+        n_bytes = path.stat().st_size if path is not None and path.is_file() else 0
+        return REPORT_S + n_bytes / REPORT_BYTES_PER_S
+
+    def _measured_longer(self, gatherer: Gatherer, until: float) -> bool:
+        """Spend what is left on an uncertain verdict; whether settings are to be tried now.
+
+        They are where what was uncertain before has turned out to cost something.
+        """
+        if self._bench.ended is not None or not gatherer.evidence.rounds:
+            return False
+        before = self._analyse(gatherer.evidence)
+        if before.severity != "uncertain":
+            return False
+        gatherer.ablate(until=until, with_copy=self._with_copy, most=MAX_LONGER_ROUNDS)
+        return self.verification is None and self._bench.ended is None
 
     def _tell(self, what: str) -> None:
         if self._on_stage is not None:
-            self._on_stage(what, max(0.0, self._end_s - time.monotonic()))
+            self._on_stage(what, self.left_s)
 
     def _tried(self, requests: Sequence[WindowRequest]) -> list[WindowDone]:
         self._tell("trying settings")
@@ -127,7 +175,7 @@ class Diagnosis:
             gatherer,
             self._tried,
             until=until,
-            clock=time.monotonic,
+            clock=self._clock,
             has_accelerator=evidence.observed.device is not None,
             trial_limit_s=self._options.trial_limit_s,
         )
@@ -159,6 +207,7 @@ class Diagnosis:
             warnings=self._warnings(analysis),
             environment=self.shown.observed.environment if self.shown is not None else None,
             memory_history=_history_row(self.history),
+            unsettled=self._unsettled(analysis),
             ranks=rank_rows(group.ranks, self.evidence.observed.definition, group.steps)
             if group is not None
             else (),
@@ -202,10 +251,38 @@ class Diagnosis:
             said[("script-ended-early", text)] = None
         elif self.verification is not None and not self.verification.complete:
             text = (
-                "The budget ended before every candidate setting was tried; --budget allows more."
+                "The budget ended before every candidate setting was tried often enough to tell; "
+                "--budget allows more."
             )
             said[("not-all-tried", text)] = None
         return tuple(ReportWarning(kind=kind, text=text) for kind, text in said)
+
+    def _unsettled(self, analysis: Analysis) -> str | None:
+        """Why an uncertain verdict was not settled, and what would settle it."""
+        evidence, options = self.evidence, self._options
+        if analysis.severity != "uncertain" or evidence is None:
+            return None
+        if self.interrupted:
+            return "It was interrupted before more could be measured."
+        if self._ended_by_itself():
+            return "The script ended before more could be measured: let it run longer."
+        if not options.ablate:
+            return "Nothing was compared with ready batches, which would tell."
+        ablation = analysis.facts.ablation
+        if ablation is None:
+            reason = evidence.ablation_reason or "no round was measured to its end"
+            return f"It could not be compared with ready batches: {reason.rstrip('.')}."
+        if ablation.contended_ms:
+            return "What else ran on these CPUs may be all of it: see the warnings."
+        if ablation.n_rounds >= MAX_LONGER_ROUNDS:
+            return (
+                f"{ablation.n_rounds} rounds did not settle it: something else takes turns with "
+                "the loop on this machine. Run it again when that is idle."
+            )
+        return (
+            f"The budget of {options.budget_s:g} s was used up: --budget "
+            f"{2 * options.budget_s:g} measures longer."
+        )
 
     def _ended_by_itself(self) -> bool:
         ended = self._bench.ended

@@ -120,31 +120,34 @@ class Verifier:
         """Try each candidate alone, then the winners added up one by one, best first.
 
         Those `in_code` (samples kept in memory) are tried in the same rounds, where there is time
-        for them, and stay apart.
+        for them, and stay apart. Time that is left over then goes to candidates that it did not
+        seem to suffice for.
         """
-        tried = [Tried(settings=s) for s in candidates]
-        single, complete = self._compete(
-            [*tried, *(Tried(settings=s, in_code=True) for s in in_code)]
-        )
-        winners = _ranked([t for t in single if t.helps and not t.in_code])
+        single = [
+            *(Tried(settings=s) for s in candidates),
+            *(Tried(settings=s, in_code=True) for s in in_code),
+        ]
+        self._compete(single)
+        winners = _winners(single)
         if not winners:
-            return Verification(tried=tuple(single), best=None, complete=complete)
+            self._catch_up(single)
+            winners = _winners(single)
+        if not winners:
+            return _verification(single, None)
         combined: list[Tried] = []
         best = winners[0]
         if not _reached(best, rest_ms):
             together = self._additions(winners)
             if together:
-                combined, more = self._compete(
-                    [Tried(settings=s) for s in (best.settings, *together)]
-                )
-                complete = complete and more
+                combined = [Tried(settings=s) for s in (best.settings, *together)]
+                self._compete(combined)
                 held = _ranked([t for t in combined if t.helps])
                 best = _simplest_of_the_best(held) if held else best
-        return Verification(
-            tried=(*single, *(t for t in combined if t.settings != winners[0].settings)),
-            best=best,
-            complete=complete,
-        )
+            self._catch_up(single)
+            late = [t for t in _winners(single) if t not in winners]
+            best = min([best, *late], key=_part)
+        shown = [*single, *(t for t in combined if t.settings != winners[0].settings)]
+        return _verification(shown, best)
 
     def _additions(self, winners: Sequence[Tried]) -> list[Settings]:
         """The best with the second's changes, with the third's too, …: valid ones only."""
@@ -161,27 +164,34 @@ class Verifier:
                 total = merged
         return found
 
-    def _compete(self, tried: list[Tried]) -> tuple[list[Tried], bool]:
-        """Rounds of plain and every candidate, shuffled; what was tried, and whether all was.
+    def _compete(self, tried: Sequence[Tried]) -> None:
+        """Rounds of plain and every candidate, shuffled.
 
         Where the time left is short, the slowest so far drop out: few candidates with an interval
         say more than many without.
         """
-        left = tried
-        complete = True
+        left = list(tried)
         for n in range(ROUNDS + EXTRA_ROUNDS):
             left = [t for t in left if t.failed is None]
             if n >= ROUNDS:
                 left = [t for t in left if t.promising]
             rounds = max(1, ROUNDS - n)
             room = max(1, int((self._until - self._clock()) / self._visit_s / rounds) - 1)
-            if len(left) > room:
-                complete = complete and n >= ROUNDS
-                left = (_ranked(left) if n else left)[:room]
+            left = (_ranked(left) if n and len(left) > room else left)[:room]
             if left and not self._round(left):
-                complete = complete and n >= ROUNDS
                 break
-        return [t for t in tried if t.visits or t.failed is not None], complete
+
+    def _catch_up(self, tried: Sequence[Tried]) -> None:
+        """Visits to candidates left out, where those before them took less time than planned."""
+        while waiting := [t for t in tried if not t.decided]:
+            n_visits = sum(len(t.visits) for t in tried)
+            pair_s = 2 * self._visit_s
+            fewest = min(ROUNDS - len(t.step_ms) for t in waiting)
+            if self._clock() + fewest * pair_s > self._until:
+                return
+            self._compete(waiting)
+            if sum(len(t.visits) for t in tried) == n_visits:
+                return
 
     def _round(self, tried: Sequence[Tried]) -> bool:
         if not tried or self._clock() + self._visit_s * (len(tried) + 1) > self._until:
@@ -228,6 +238,24 @@ def trial_step_ms(window: WindowDone, steps_per_epoch: int | None) -> float:
     """A trial's step with its own epoch boundary spread over the real epoch."""
     boundary_ms = window.boundary_ns / 1e6 if window.boundary_ns is not None else None
     return window_times(window).wall_ms(steps_per_epoch, boundary_ms)
+
+
+def _verification(tried: Sequence[Tried], best: Tried | None) -> Verification:
+    return Verification(
+        tried=tuple(t for t in tried if t.visits or t.failed is not None),
+        best=best,
+        complete=all(t.decided for t in tried),
+    )
+
+
+def _part(tried: Tried) -> float:
+    """Its step as a part of the plain one in the same rounds."""
+    return fmean(tried.step_ms) / fmean(tried.plain_ms)
+
+
+def _winners(tried: Sequence[Tried]) -> list[Tried]:
+    """Settings that help, fastest first; changes of code stay apart."""
+    return _ranked([t for t in tried if t.helps and not t.in_code])
 
 
 def _ranked(tried: Sequence[Tried]) -> list[Tried]:

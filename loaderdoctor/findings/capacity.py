@@ -28,14 +28,19 @@ KEEPS_UP_MARGIN = 1.05
 
 
 def by_ablation(facts: Facts) -> bool:
-    """Whether what is said of the step rests on windows with ready batches; else on its trace."""
-    return facts.ablation is not None and facts.ablation.no_input_ms is not None
+    """Whether what is said of the step rests on windows with ready batches; else on its trace.
+
+    One round of them has no interval and decides nothing.
+    """
+    ablation = facts.ablation
+    return ablation is not None and ablation.input_ms is not None and ablation.input_ms.bounded
 
 
 def rest_ms(facts: Facts) -> float | None:
     """The step without its loader: measured by ablation, else the step less its input share."""
-    if facts.ablation is not None and facts.ablation.no_input_ms is not None:
-        return facts.ablation.no_input_ms.value
+    ablation = facts.ablation
+    if by_ablation(facts) and ablation is not None and ablation.no_input_ms is not None:
+        return ablation.no_input_ms.value
     cost = exposed(facts, "input")
     return max(cost.step_ms - cost.ms, 0.0) if cost is not None else None
 

@@ -59,7 +59,7 @@ class Withheld:
 class Prescription:
     """Everything to do about the findings. Nothing in `candidates` and `advice`: no change."""
 
-    candidates: tuple[Candidate, ...]  # safe ones, best prediction first; those in code last
+    candidates: tuple[Candidate, ...]  # safe ones, as they are to be tried; those in code last
     withheld: tuple[Withheld, ...]
     advice: tuple[CodeAdvice, ...]
     # What to do about the dataset where settings leave the loop waiting; largest saving first.

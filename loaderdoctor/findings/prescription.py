@@ -31,6 +31,8 @@ from loaderdoctor.settings import Settings, invalid_reason
 
 # More are not tried within a budget anyway: each costs several windows.
 MAX_CANDIDATES = 8
+# Settings that make no other kind of change of one.
+_VARIATIONS = frozenset({"persistent_workers"})
 
 
 def prescribe(facts: Facts, findings: Iterable[Finding]) -> Prescription:
@@ -57,6 +59,8 @@ def prescribe(facts: Facts, findings: Iterable[Finding]) -> Prescription:
 
 def candidates(facts: Facts, findings: Iterable[Finding]) -> tuple[Candidate, ...]:
     """Settings worth trying, best prediction first; empty where nothing is worth changing.
+
+    Variants of one kind of change (another number of workers) come after the best of each kind.
 
     Only for loaders that were seen in a run: a trace alone has no settings to change. Never what
     the user has already. Safety is not looked at here: see `withheld`.
@@ -86,7 +90,19 @@ def candidates(facts: Facts, findings: Iterable[Finding]) -> tuple[Candidate, ..
         unique.values(),
         key=lambda c: math.inf if c.predicted_step_ms is None else c.predicted_step_ms,
     )
-    return tuple(ranked[:MAX_CANDIDATES])
+    return tuple(_each_kind_first(ranked)[:MAX_CANDIDATES])
+
+
+def _each_kind_first(ranked: list[Candidate]) -> list[Candidate]:
+    """The best of each kind of change before variants of it: time may not suffice for all."""
+    seen: set[frozenset[str]] = set()
+    first: list[Candidate] = []
+    others: list[Candidate] = []
+    for candidate in ranked:
+        kind = frozenset(candidate.settings.changed()) - _VARIATIONS
+        (others if kind in seen else first).append(candidate)
+        seen.add(kind)
+    return first + others
 
 
 def withheld(facts: Facts, proposed: Iterable[Candidate]) -> tuple[Withheld, ...]:

@@ -34,7 +34,8 @@ def proposal(
     whole = settings.over(loader.settings)
     threads_and_workers = whole.background not in (None, "off") and bool(whole.num_workers)
     in_data = settings.resident or settings.cache or settings.uint8
-    reopens = bool(loader_arguments(settings)) or in_data is True
+    in_thread = settings.background in ("host", "device")
+    reopens = bool(loader_arguments(settings)) or in_data is True or in_thread
     cautions = [caution] if caution else []
     if reopens and loader.safety.one_pass:
         reason = loader.safety.one_pass_reason or "its data can't be read twice"

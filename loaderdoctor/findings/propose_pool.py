@@ -22,6 +22,15 @@ STARTUP_MS = {"fork": 150.0, "spawn": 3000.0, "forkserver": 3000.0}
 MIN_STARTUP_SHARE = 0.05
 
 _WORKER_KINDS = (Kind.LOADER_IN_MAIN_PROCESS, Kind.TOO_FEW_WORKERS, Kind.STORAGE_BOUND_WORKERS)
+# What a loop that makes its own batches suffers from, and need not in a thread.
+_LOOP_KINDS = (
+    Kind.LOADER_IN_MAIN_PROCESS,
+    Kind.OVERHEAD_BOUND_LOADER,
+    Kind.COLLATE_BOUND,
+    Kind.DATASET_FORMAT_BOUND,
+    Kind.SAMPLER_BOUND,
+    Kind.MANY_SMALL_FILES,
+)
 Found = Mapping[Kind, Finding]
 
 
@@ -100,22 +109,28 @@ def other_order(facts: Facts, loader: LoaderRecord, found: Found) -> list[Candid
 
 
 def background_thread(facts: Facts, loader: LoaderRecord, found: Found) -> list[Candidate]:
-    """A background thread where fetching waits (and so releases the GIL); none where it burns."""
+    """A background thread around a loader of the loop's own process, or none where it burns.
+
+    It overlaps what waits or releases the interpreter lock (decoding in C does, Python does not).
+    Which of it a batch is made of shows only in a trial; what waits is known to overlap.
+    """
     share = facts.workers.cpu_share if facts.workers is not None else None
     on = loader.settings.background in ("host", "device")
+    answered = tuple(kind for kind in _LOOP_KINDS if kind in found)
+    predicted: float | None = None
     if Kind.GIL_CONTENTION in found and on:
         n = min(workers_needed(facts) or 1, worker_limit(facts) or 1)
         predicted, how = pool_ms(facts, n)
-        kinds: tuple[Kind, ...] = (Kind.GIL_CONTENTION,)
+        answered = (Kind.GIL_CONTENTION,)
         changes: dict[str, Value] = {"background": "off", "num_workers": n}
-    elif Kind.LOADER_IN_MAIN_PROCESS in found and share is not None:
-        if share >= MAX_WAITING_CPU_SHARE:
-            return []
-        predicted, how = pool_ms(facts, 1)
-        kinds, changes = (Kind.LOADER_IN_MAIN_PROCESS,), {"background": "host"}
+    elif answered and not on and not loader.settings.num_workers and loader.library is None:
+        changes = {"background": "host"}
+        how = "it overlaps what releases the interpreter lock; how much that is, only a trial tells"
+        if share is not None and share < MAX_WAITING_CPU_SHARE:
+            predicted, how = pool_ms(facts, 1)
     else:
         return []
-    made = proposal(loader, facts, kinds, changes, predicted, how, None)
+    made = proposal(loader, facts, answered, changes, predicted, how, None)
     return [made] if made is not None else []
 
 

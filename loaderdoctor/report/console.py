@@ -125,7 +125,7 @@ def _step(report: Report) -> RenderableType:
     if step.wall_ms is None:
         head = Text(f"Step time {fmt.NOT_RECORDED} · {counted}")
     else:
-        time = fmt.ms(step.wall_ms, step.wall_ms_ci)
+        time = fmt.step_ms(step.wall_ms, step.wall_ms_ci)
         head = Text.assemble((time, "bold"), f" a step · {counted}")
     body: list[RenderableType] = [head]
     if shares is None:
@@ -191,7 +191,7 @@ def _ablation(report: Report) -> RenderableType | None:
             continue
         bar = Bar([("━", "bold" if row.is_now else "", row.value_ms)], whole=whole, max_width=40)
         gain = "" if row.is_now else fmt.ratio(row.gain)
-        grid.add_row(row.words, fmt.ms(row.value_ms, row.ci_ms), bar, gain)
+        grid.add_row(row.words, fmt.step_ms(row.value_ms, row.ci_ms), bar, gain)
     notes = [Text(plain(note), style="bright_black") for note in what_if_notes(report)]
     return _section("What it would be", grid, *notes)
 

@@ -62,7 +62,7 @@ def _gain(change: Change, step: Step) -> Text:
         return Text(change.prediction() or "not tried here")
     first = change.first
     text = Text("together " if len(change.rows) > 1 else "")
-    text.append(fmt.ms(measured_ms, first.measured_ci_ms), style="bold green")
+    text.append(fmt.step_ms(measured_ms, first.measured_ci_ms), style="bold green")
     text.append(f" a step, {MEASURED}")
     more = []
     if step.wall_ms is not None and measured_ms > 0:

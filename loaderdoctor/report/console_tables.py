@@ -33,6 +33,7 @@ _NARROW_KEY = (
 )
 _NARROW_MEMORY_KEY = " GPU/RAM: GiB, peak allocated on the GPU and host memory."
 _SHARES = ("input", "copy", "host", "compute")
+UNCLEAR = "unclear"
 
 
 def trials_table(report: Report) -> RenderableType:
@@ -51,12 +52,15 @@ class _Trials:
             ran = [
                 (i, self.report.trials[i]) for i in members if self.report.trials[i].status == "ok"
             ]
-            ran.sort(key=lambda item: item[1].compared_ms or float("inf"))
+            ran.sort(key=lambda item: by_speed(item[1]))
             if len(parts) > 1:
                 own = f", own settings {fmt.ms(base)}" if base is not None else ""
                 yield Text(f"Hardware {kind}{own}", style="bold")
             if ran:
                 yield Group(*self._ran(ran, base, console, options))
+                key = unclear_key(trial for _, trial in ran)
+                if key is not None:
+                    yield Text(key, style="bright_black")
         for i, trial in trials:
             if trial.status != "ok":
                 reason = plain(trial.reason or "no reason recorded")
@@ -111,6 +115,11 @@ class _Trials:
         return table
 
 
+def by_speed(trial: Trial) -> tuple[bool, float]:
+    """Key that sorts trials fastest first, those that are not known to be fast last."""
+    return not is_clear(trial), trial.compared_ms or float("inf")
+
+
 def trial_mark(report: Report, index: int) -> tuple[str, str]:
     """The word for a trial's row (best, tied, yours), and the style that repeats it."""
     best = report.best
@@ -131,10 +140,15 @@ ReadCell = Callable[[Trial, float | None], str]
 
 def trial_columns(trials: Sequence[Trial], *, wide: bool) -> list[tuple[str, ReadCell]]:
     """Headings and how a cell is read; a column that no trial has a figure for is left out."""
-    columns: list[tuple[str, ReadCell]] = [("ms a step", lambda t, _: _step(t))]
+    columns: list[tuple[str, ReadCell]] = [("ms a step", lambda t, _: step_cell(t))]
     columns.append(("speed", _speed))
     if any(t.samples_per_s is not None for t in trials):
-        columns.append(("samples/s" if wide else "smp/s", lambda t, _: _number(t.samples_per_s)))
+        columns.append(
+            (
+                "samples/s" if wide else "smp/s",
+                lambda t, _: _number(t.samples_per_s if is_clear(t) else None),
+            )
+        )
     if any(t.epoch_s is not None for t in trials) and wide:
         columns.append(("epoch", lambda t, _: fmt.seconds(t.epoch_s) if t.epoch_s else "–"))
         columns.append(("start-up", lambda t, _: fmt.seconds(t.startup_s) if t.startup_s else "–"))
@@ -261,12 +275,36 @@ def _label(trial: Trial, mark: str) -> str:
     return plain(trial.label) + (f" ({mark})" if mark else "")
 
 
-def _step(trial: Trial) -> str:
-    return fmt.ms(trial.step_ms, trial.step_ms_ci).removesuffix(" ms")
+def step_cell(trial: Trial) -> str:
+    """`25 ± 8` in milliseconds, `217 once` of one window, or that it is not known well."""
+    if not is_clear(trial):
+        return UNCLEAR
+    once = " once" if trial.n_windows == 1 and trial.step_ms_ci is None else ""
+    return fmt.ms(trial.step_ms, trial.step_ms_ci).removesuffix(" ms") + once
+
+
+def is_clear(trial: Trial) -> bool:
+    """Whether its windows agree well enough to be a figure at all."""
+    return fmt.is_measured_well(trial.step_ms, trial.step_ms_ci)
+
+
+def unclear_key(trials: Iterable[Trial]) -> str | None:
+    """What `unclear` and `once` mean, where a row says so."""
+    seen = [t for t in trials if t.status == "ok"]
+    words = []
+    unclear = [t for t in seen if not is_clear(t)]
+    if unclear:
+        windows = [ms for t in unclear for ms in t.window_ms]
+        spread = f" ({fmt.number(min(windows))} to {fmt.ms(max(windows))})" if windows else ""
+        words.append(f"{UNCLEAR}: not measured well, its windows differ by more than they take")
+        words[-1] += spread
+    if any(step_cell(t).endswith(" once") for t in seen):
+        words.append("once: one window, so no ±")
+    return "; ".join(words) + "." if words else None
 
 
 def _speed(trial: Trial, base: float | None) -> str:
-    if base is None or not trial.compared_ms:
+    if base is None or not trial.compared_ms or not is_clear(trial):
         return ""
     return fmt.ratio(base / trial.compared_ms)
 

@@ -37,6 +37,7 @@ class RunFolder:
     """A run folder of this process; make it with `create`."""
 
     path: Path
+    made: tuple[Path, ...] = ()  # folders that were not there before, innermost first
 
     @staticmethod
     def create(
@@ -47,16 +48,29 @@ class RunFolder:
         Made before anything is measured, so that a folder that can't be written fails at once.
         Raises UsageError where `output` holds something, RunError where it can't be made.
         """
-        if output is not None:
-            folder = _claim(output)
-        else:
-            folder = _fresh((parent or Path.cwd()) / RUNS, target, at)
-        run = RunFolder(folder)
+        runs = (parent or Path.cwd()) / RUNS
+        wanted = (runs,) if output is None else (output, *output.absolute().parents)
+        missing = tuple(path.absolute() for path in wanted if not path.exists())
+        folder = _fresh(runs, target, at) if output is None else _claim(output)
+        run = RunFolder(folder, missing if output is not None else (folder, *missing))
         for name in ("perfetto", "tensorboard"):
             make_folder(folder / name)
         with atomic_writer(folder / "console.txt"):
             pass  # proves, before the long part, that files can be made here
         return run
+
+    def discard_if_empty(self) -> None:
+        """Leave nothing behind where nothing was written: neither files nor folders made here."""
+        files = [path for path in self.path.rglob("*") if path.is_symlink() or not path.is_dir()]
+        if any(path.is_symlink() or path.lstat().st_size for path in files):
+            return
+        with suppress(OSError):  # what can't be removed, or is in use by now, stays
+            for path in files:
+                path.unlink()
+            for path in sorted(self.path.rglob("*"), reverse=True):
+                path.rmdir()
+            for path in self.made:
+                path.rmdir()
 
     @property
     def report(self) -> Path:

@@ -83,8 +83,8 @@ def what_if_notes(report: Report) -> tuple[str, ...]:
     notes = []
     if ablation.n_rounds == 1:
         notes.append("One round, no interval: these figures decide nothing.")
-    shown = fmt.ms(ablation.plain_ms, ablation.ci_ms.get("plain_ms"))
-    if wall_ms is not None and shown != fmt.ms(wall_ms, report.step.wall_ms_ci):
+    shown = fmt.step_ms(ablation.plain_ms, ablation.ci_ms.get("plain_ms"))
+    if wall_ms is not None and shown != fmt.step_ms(wall_ms, report.step.wall_ms_ci):
         rounds = fmt.count(ablation.n_rounds, "round")
         notes.append(
             f"“now” is of the {rounds} of this comparison alone; {fmt.ms(wall_ms)} above is of "
@@ -126,7 +126,7 @@ def _is_said(name: str, value: Any, said: str, told: frozenset[tuple[str, str]])
         return False
     text, unit = figure
     if not unit:  # a count: only beside the word for what is counted
-        return any(one == text and word and word in name for one, word in told)
+        return any(one == text and word and (word == "of" or word in name) for one, word in told)
     texts = {text, wording.number(100 * value if unit == "%" else value)}
     return any(one in texts and word in (unit, "of") for one, word in told)
 

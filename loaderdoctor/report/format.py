@@ -39,6 +39,23 @@ def ms(value: float | None, ci: Interval | None = None) -> str:
     return f"{_fixed(value, decimals)} ± {_fixed(margin, decimals)} ms"
 
 
+def is_measured_well(value: float | None, ci: Interval | None) -> bool:
+    """Whether a time is known at all: not where its noise is larger than itself.
+
+    Two windows give such intervals (t at one degree of freedom is 12.7): 185 and 249 ms are
+    217 ± 407 ms.
+    """
+    margin = _margin(ci)
+    return value is None or margin is None or margin <= abs(value)
+
+
+def step_ms(value: float | None, ci: Interval | None = None) -> str:
+    """A time that can't be negative: as `ms`, or `about 217 ms (not measured well)`."""
+    if value is None or is_measured_well(value, ci):
+        return ms(value, ci)
+    return f"about {number(value)} ms (not measured well)"
+
+
 def share(value: float | None) -> str:
     """A share (0…1) as percent: `87 %`, `0.4 %`, `< 0.1 %`."""
     if value is None:
@@ -97,9 +114,11 @@ def seconds(value: float | None) -> str:
 
 
 def time_left(value_s: float) -> str:
-    """An estimate of what is still to come: `about 45 s left`, from 90 s on in minutes."""
+    """What is still to come: `nearly done`, `about 45 s left`, from 90 s on in minutes."""
+    if value_s < 0.5:
+        return "nearly done"
     if value_s < 90:
-        return f"about {max(0, round(value_s))} s left"
+        return f"about {round(value_s)} s left"
     return f"about {round(value_s / 60)} min left"
 
 

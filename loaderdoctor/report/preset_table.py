@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loaderdoctor.report import format as fmt
+from loaderdoctor.report.console_tables import step_cell
 from loaderdoctor.report.format import plain
 from loaderdoctor.report.model import Report, Trial
 
@@ -138,5 +139,5 @@ def _figure(get: Callable[[Trial], Any], show: Callable[[Any], str]) -> Cell:
 def _step(trial: Trial) -> str:
     if trial.status != "ok" or trial.step_ms is None:
         return trial.status if trial.status != "ok" else "–"
-    text = fmt.ms(trial.step_ms, trial.step_ms_ci).removesuffix(" ms")
+    text = step_cell(trial)
     return f"{text} =" if trial.same_as is not None else text

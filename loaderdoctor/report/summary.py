@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from loaderdoctor.attribution.shares import Bound
+from loaderdoctor.attribution.verdict import HIGH_SHARE
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.changes import MEASURED, Change, changes_of
 from loaderdoctor.report.model import Recommendation, Report
-from loaderdoctor.report.uncertain import uncertain_sentence
+from loaderdoctor.report.uncertain import measured_share, uncertain_sentence
 
 VerdictSeverity = Literal["high", "moderate", "none", "uncertain"]
 
@@ -188,7 +189,8 @@ def _first_change(step_ms: float, change: Change) -> str:
 def _healthy(facts: Facts, step_ms: float, recommendations: Sequence[Recommendation]) -> str:
     change = next(iter(changes_of(recommendations)), None)
     best_ms = change.measured_ms if change is not None else None
-    busy = _cost("compute", facts, step_ms)
+    known = facts.share("compute") is not None
+    busy = _cost("compute", facts, step_ms) if known else f"A step takes {fmt.number(step_ms)} ms"
     costs = [
         f"{name} {fmt.number(part * step_ms)} ms"
         for name, part in (("loader", facts.share("input")), ("copies", facts.share("copy")))
@@ -199,6 +201,12 @@ def _healthy(facts: Facts, step_ms: float, recommendations: Sequence[Recommendat
         return (
             f"Nothing is wrong with the loader. {busy} {change.words()} still brings the step to "
             f"{fmt.number(best_ms)} ms, {MEASURED}."
+        )
+    part = measured_share("input", facts)
+    if part is not None and part.low <= 0.0 and part.high >= HIGH_SHARE:
+        return (
+            f"Nothing is shown to be worth changing. {busy} The loader's part was not measured "
+            f"well: {fmt.share_within(part.value, part.margin)}."
         )
     return f"Nothing worth changing. {busy}"
 

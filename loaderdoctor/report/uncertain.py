@@ -29,7 +29,7 @@ def uncertain_sentence(bound: Bound, facts: Facts, step_ms: float, why: str | No
             f"{fmt.number(waiting_ms)} ms of it may be waiting for batches, which this trace does "
             "not record."
         )
-    measured = _measured(bound, facts)
+    measured = measured_share(bound, facts)
     margin = measured.margin if measured is not None else None
     part = f"{_PARTS.get(bound, bound)}, {fmt.share_within(share, margin)}"
     doubt = "may be none" if measured is None or measured.low <= 0 else "may be little"
@@ -42,7 +42,7 @@ def uncertain_sentence(bound: Bound, facts: Facts, step_ms: float, why: str | No
     return f"{sentence} {why}" if why else sentence
 
 
-def _measured(bound: Bound, facts: Facts) -> Estimate | None:
+def measured_share(bound: Bound, facts: Facts) -> Estimate | None:
     """The share as ablation measured it; None where it did not."""
     ablation = facts.ablation
     if ablation is None or bound not in ("input", "copy"):

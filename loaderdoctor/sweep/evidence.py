@@ -34,6 +34,8 @@ from loaderdoctor.sweep.trials import Trial
 
 # Three rounds of three windows, each with as much again for drop and warm-up.
 ABLATION_WINDOWS = 18
+# The fewest rounds may take this many times the time meant for them: with less they are worthless.
+FEWEST_STRETCH = 2.0
 
 
 class Sweeping(Protocol):
@@ -86,22 +88,37 @@ class Evidence:
         unsafe = {settings: why_unsafe(facts, settings) for settings in trials}
         return {settings: why[1] for settings, why in unsafe.items() if why is not None}
 
-    def ablate(self, bench: BenchLike, left_s: float) -> None:
-        """Plain, no-input and no-copy windows of the loop as it is, for at most `left_s`."""
-        budget_s = left_s * WINDOWS_PER_BUDGET / ABLATION_WINDOWS
-        self.ablated = gather.Evidence(
-            observed=self.observed, sizes=sizes(self.observed, budget_s=budget_s)
-        )
+    def ablate(self, bench: BenchLike, left_s: float, *, fewest: bool) -> None:
+        """Plain, no-input and no-copy windows of the loop as it is, for at most `left_s`.
+
+        With `fewest` no more rounds than an interval needs, which may take longer; none where even
+        those would take too long. Called again, it goes on while the verdict is not settled.
+        """
+        if self.ablated is None:
+            budget_s = left_s * WINDOWS_PER_BUDGET / ABLATION_WINDOWS
+            self.ablated = gather.Evidence(
+                observed=self.observed, sizes=sizes(self.observed, budget_s=budget_s)
+            )
+        has_accelerator = self.observed.device is not None
+        n_windows = gather.MIN_ROUNDS * (3 if has_accelerator else 2)
+        fewest_s = FEWEST_STRETCH * left_s if fewest else left_s
+        if fewest and n_windows * self.ablated.sizes.window_s > fewest_s:
+            return  # trials first: what they leave may do
         gatherer = gather.Gatherer(
             bench,
             self.ablated,
             trace_path=Path(os.devnull),  # nothing is traced here
             profile=gather.ProfileOptions(),
-            seed=self.seed,
+            seed=self.seed + len(self.ablated.rounds),
             clock=self.clock,
         )
-        has_accelerator = self.observed.device is not None
-        gatherer.ablate(until=self.clock() + left_s, with_copy=has_accelerator)
+        now = self.clock()
+        gatherer.ablate(
+            until=now + left_s,
+            fewest_until=now + fewest_s,
+            with_copy=has_accelerator,
+            most=gather.MIN_ROUNDS if fewest else gather.MAX_ROUNDS,
+        )
 
     def conclude(self, folder: RunFolder, workers_dir: Path) -> None:
         """Once measuring is over: the workers' records, and every trace into the run folder."""

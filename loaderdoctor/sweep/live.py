@@ -22,6 +22,7 @@ PHASES: dict[PhaseName, str] = {
     "calibrate": "first visit to each trial",
     "rank": "round {round} of {n_rounds}",
     "race": "race, round {round}: {n_rounds} trials in it",
+    "ablate": "comparing with ready batches",
     "confirm": "confirming the candidate, pair {round} of {n_rounds}",
     "trace": "tracing, {round} of {n_rounds}",
     "nodes": "{round} of {n_rounds} groups done",

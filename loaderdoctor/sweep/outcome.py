@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
+from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.protocol import WindowDone
 from loaderdoctor.sweep.trials import Trial
 
 Search = Literal["grid", "auto"]
 # Of a cluster's sweep: "rank" on each node, then "confirm" trial 1 against trial 0 on one of them.
 Part = Literal["whole", "rank", "confirm"]
-PhaseName = Literal["plain", "calibrate", "rank", "race", "confirm", "trace", "nodes"]
+PhaseName = Literal["plain", "calibrate", "rank", "race", "ablate", "confirm", "trace", "nodes"]
+
+
+class Ablate(Protocol):
+    """What measures the loop as it is against ready batches, for at most `left_s` seconds."""
+
+    def __call__(self, bench: BenchLike, left_s: float, *, fewest: bool) -> None:
+        """`fewest`: no more rounds than an interval needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

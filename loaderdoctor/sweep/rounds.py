@@ -1,6 +1,6 @@
 """Measures the trials of a sweep: shuffled rounds in a running loop, within a time budget.
 
-    plain → calibration round → ranked rounds → confirmation → ablation → traces → plain
+    plain → calibration → ablation → ranked rounds → confirmation → more ablation → traces → plain
 
 The calibration round (short windows) finds what each trial costs; the ranked rounds are planned
 from that and re-planned after each. Then the candidate is measured against the loop's own
@@ -21,25 +21,15 @@ from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.protocol import Observed
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep import pace, race
+from loaderdoctor.sweep import pace, race, shares
 from loaderdoctor.sweep.fresh import FreshBench
 from loaderdoctor.sweep.grid import own_settings
-from loaderdoctor.sweep.outcome import Options, Outcome, PhaseName, Progress
+from loaderdoctor.sweep.outcome import Ablate, Options, Outcome, PhaseName, Progress
 from loaderdoctor.sweep.pace import Cost, Plan
 from loaderdoctor.sweep.rank import MIN_GAIN_SHARE, MIN_PAIRS, Ranking, rank
 from loaderdoctor.sweep.trials import Phase, Trial
 from loaderdoctor.sweep.visits import SweepOverError, Visits
 
-# Parts of the budget: the calibration round aims at the first, ranking ends by the second,
-# confirmation by the third, ablation by the fourth; traces take the rest. Where there are no
-# traces, or no ablation either, the others stretch.
-CALIBRATE_SHARE = 0.15
-RANK_SHARE = 0.62
-CONFIRM_SHARE = 0.75
-ABLATE_SHARE = 0.87
-# A preset's phases end later, but for its ablation, which comes before its rounds.
-PRESET_STRETCH = 1.15
-PRESET_ABLATE_SHARE = 0.12
 # A calibration window: long enough to rank by in a pinch, short enough for 40 trials in 120 s.
 CALIBRATE_WINDOW_S = 0.5
 # Slower than the fastest by this factor in its first window, a trial won't be the best: window
@@ -59,8 +49,8 @@ class Sweep:
 
     `withheld` are trials that must not be run, with the reason. `reopen` starts the measuring
     process again after a trial took it down, where it may (the loop is a recipe, or the user said
-    so); it returns a bench whose loop is warm. `ablate` is called once with the bench and the
-    seconds it may take.
+    so); it returns a bench whose loop is warm. `ablate` is called with the bench and the
+    seconds it may take: before the rounds, and again with what they leave.
     """
 
     def __init__(
@@ -73,7 +63,7 @@ class Sweep:
         withheld: Mapping[Settings, str] = MappingProxyType({}),
         on_progress: Callable[[Progress], None] | None = None,
         reopen: Callable[[], BenchLike] | None = None,
-        ablate: Callable[[BenchLike, float], None] | None = None,
+        ablate: Ablate | None = None,
         fresh: FreshBench | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -115,17 +105,17 @@ class Sweep:
                     trial.fail("skipped", self._withheld[trial.settings])
             self._plain()
             self._calibrate()
-            if self._ablate is not None and self._options.keep_all:
-                # Claims ask what loading costs: that must not depend on what the rounds leave.
-                self._ablate(self._visits.bench, PRESET_ABLATE_SHARE * self._options.budget_s)
+            # Verdict and claims ask what loading costs: not what the rounds leave decides that.
+            first_s = shares.FIRST_ABLATE_SHARE * self._options.budget_s
+            self._compare(first_s, fewest=not self._options.keep_all)
             if self._options.search == "auto":
                 self._race()
             elif self._options.part != "confirm":
                 self._rank()
             if self._options.part != "rank":
                 self._confirm()
-            if self._ablate is not None and not self._options.keep_all:
-                self._ablate(self._visits.bench, self._left_s(ABLATE_SHARE))
+            if not self._options.keep_all:
+                self._compare(self._left_s(shares.ABLATE_SHARE), fewest=False)
             self._trace()
             self._plain()
         except (SweepOverError, RunError) as over:
@@ -151,10 +141,15 @@ class Sweep:
         self._visits.plain(cost.steps(CALIBRATE_WINDOW_S), cost)
         self._tell("plain", 1, 1, None)
 
+    def _compare(self, left_s: float, *, fewest: bool) -> None:
+        if self._ablate is not None:
+            self._tell("ablate", 1, 1, 0)
+            self._ablate(self._visits.bench, left_s, fewest=fewest)
+
     def _calibrate(self) -> None:
         """Each trial once, the loop's own settings first; finds crashes and costs."""
         alive = [trial for trial in self._alive() if not trial.visits]
-        share_s = self._end_s(CALIBRATE_SHARE) / max(1, len(alive))
+        share_s = self._end_s(shares.CALIBRATE_SHARE) / max(1, len(alive))
         searching = self._options.search == "auto"
         # A budget that ends here is to leave a table from its baseline up, not rows at random.
         order = alive if self._options.keep_all else self._shuffled(alive, first=0)
@@ -166,7 +161,7 @@ class Sweep:
             phase: Phase = "rank" if searching and trial.index else "calibrate"
             self._visits.time(trial, phase, 0, n_steps, cost)
             self._tell("calibrate", 1, 1, trial.index)
-            if self._left_s(CONFIRM_SHARE) <= 0:
+            if self._left_s(shares.CONFIRM_SHARE) <= 0:
                 break
 
     def _rank(self) -> None:
@@ -193,7 +188,7 @@ class Sweep:
                 if any(visit.round == number for visit in trial.of("rank")):
                     continue
                 cost = self._cost(trial)
-                if number > 1 and cost.visit_s(0.0) > self._left_s(CONFIRM_SHARE):
+                if number > 1 and cost.visit_s(0.0) > self._left_s(shares.CONFIRM_SHARE):
                     return
                 self._visits.time(trial, "rank", number, cost.steps(plan.window_s), cost)
                 self._tell("rank", number, n_rounds, trial.index)
@@ -202,7 +197,9 @@ class Sweep:
             if number <= n_rounds:
                 # Costs are known better now: stretch or shorten what is left, same trials.
                 plan = self._plan(n_rounds - number + 1) or plan
-                if self._left_s(RANK_SHARE) < self._round_s(plan) and wanted is None:
+                fewest = number <= pace.MIN_ROUNDS  # these may take of the confirmation's time
+                end = shares.CONFIRM_SHARE if fewest else shares.RANK_SHARE
+                if self._left_s(end) < self._round_s(plan) and wanted is None:
                     return
 
     def _race(self) -> None:
@@ -212,7 +209,7 @@ class Sweep:
         left = int(allowance * (1 - race.CONFIRM_SHARE)) - self._timed_steps()
         number = max((v.round for t in self.outcome.trials for v in t.of("rank")), default=0)
         ending = None
-        while ending is None and self._left_s(CONFIRM_SHARE) > 0:
+        while ending is None and self._left_s(shares.CONFIRM_SHARE) > 0:
             steps = {i: self._race_steps(self.outcome.trials[i]) for i in alive}
             field = race.after_round(self.ranking(), alive, steps=steps, left_steps=left)
             for index in set(alive) - set(field.alive) - {0}:  # to confirm, 0 is needed
@@ -258,7 +255,10 @@ class Sweep:
             return
         costs = {trial.index: self._cost(trial) for trial in pair}
         plan = pace.NOTHING
-        for share in (CONFIRM_SHARE, ABLATE_SHARE):  # the answer matters more than its reasons
+        for share in (
+            shares.CONFIRM_SHARE,
+            shares.ABLATE_SHARE,
+        ):  # the answer matters more than its reasons
             left_s = self._left_s(share)
             plan = plan or pace.plan(costs, left_s=left_s, wanted_rounds=None, by_speed=list(costs))
         allowed = MAX_PAIRS
@@ -273,7 +273,7 @@ class Sweep:
             if number > MIN_PAIRS:
                 pair_s = sum(self._cost(trial).visit_s(plan.window_s) for trial in pair)
                 undecided = self._undecided()
-                share = ABLATE_SHARE if undecided else CONFIRM_SHARE
+                share = shares.ABLATE_SHARE if undecided else shares.CONFIRM_SHARE
                 enough = number > plan.n_rounds and not undecided
                 if enough or pair_s > self._left_s(share):
                     return
@@ -324,13 +324,13 @@ class Sweep:
         for n_rounds in range(wanted_rounds or 0, fewest - 1, -1):
             plan = pace.plan(
                 costs,
-                left_s=self._left_s(RANK_SHARE),
+                left_s=self._left_s(shares.RANK_SHARE),
                 wanted_rounds=n_rounds or None,
                 by_speed=self._by_speed(),
                 behind=self._behind(),
             )
             if len(plan.trials) == len(costs):
-                break
+                return plan
         return plan
 
     def _cost(self, trial: Trial) -> Cost:
@@ -369,9 +369,9 @@ class Sweep:
         """Seconds from the start at which a phase should end."""
         if self._options.trace_dir is not None:
             # A preset has many rows to time, and few worth a trace.
-            scale = PRESET_STRETCH if self._options.keep_all else 1.0
+            scale = shares.PRESET_STRETCH if self._options.keep_all else 1.0
         else:
-            scale = 1.0 / (CONFIRM_SHARE if self._ablate is None else ABLATE_SHARE)
+            scale = 1.0 / (shares.CONFIRM_SHARE if self._ablate is None else shares.ABLATE_SHARE)
         return min(1.0, share * scale) * self._options.budget_s
 
     def _left_s(self, share: float) -> float:

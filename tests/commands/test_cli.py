@@ -12,7 +12,7 @@ from typing import Any
 import click
 import pytest
 
-from loaderdoctor.cli import cli
+from loaderdoctor.cli import _TORCHRUN, cli
 
 TRACES = Path(__file__).parents[2] / "traces"
 
@@ -45,6 +45,31 @@ def test_m_makes_the_script_a_module() -> None:
     found = parsed("diagnose", "-m", "pkg.train", "--lr", "0.1")
     assert found["as_module"] and found["script"] == "pkg.train"
     assert found["args"] == ("--lr", "0.1")
+
+
+def test_options_of_torchrun_are_accepted_and_explained_in_one_place() -> None:
+    words = ("--nproc-per-node", "2", "--rdzv-backend", "c10d", "--standalone", "--role", "x")
+    found = parsed("diagnose", *words, "train.py")
+    assert found["nproc_per_node"] == "2"
+    assert found["rdzv_backend"] == "c10d"
+    assert found["standalone"] is True
+    command = cli.commands["diagnose"]
+    text = command.get_help(command.make_context("diagnose", ["train.py"]))
+    rows = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
+    text = "".join(text.split())  # lines break within long names
+    assert all(name in text for name, _ in _TORCHRUN)
+    assert text.count("torchrun--help") == 1
+    assert [row for row in rows if row in dict(_TORCHRUN)] == ["--nproc-per-node"]
+
+
+def test_a_script_that_refuses_its_arguments_leaves_no_folder(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    for command in ("diagnose", "sweep"):
+        done = run(command, "train.py", "--nope", cwd=tmp_path)
+        assert done.returncode == 2
+        assert "unrecognized arguments: --nope" in done.stderr
+        assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
 def test_grid_takes_several_axes_and_ends_at_the_script() -> None:

@@ -121,6 +121,19 @@ def test_short_epochs_are_measured_whole() -> None:
     assert found.n_profiled_steps % 4 == 0
 
 
+@pytest.mark.parametrize("budget_s", [10.0, 45.0, 120.0])
+@pytest.mark.parametrize("epoch_s", [0.5, 1.0, 1.9, 2.5, 3.0, 30.0])
+def test_three_rounds_and_the_windows_before_them_fit_the_budget(
+    epoch_s: float, budget_s: float
+) -> None:
+    """A window of a whole epoch must not be so long that one round is all there is time for."""
+    found = sizes(
+        observed(step_ms=25.0, n=20, steps_per_epoch=round(epoch_s / 0.025)), budget_s=budget_s
+    )
+    windows = 3 + 3 * 2  # plain, profiled, plain; and as many again are dropped
+    assert windows * 1.5 * found.window_s <= 0.75 * budget_s
+
+
 def test_step_time_is_the_mean_over_whole_cycles() -> None:
     slow_then_fast = observed(step_ms=1.0, n=8, workers=4, steps_per_epoch=None)
     waits = (255, 1, 1, 1, 255, 1, 1, 1)

@@ -165,3 +165,33 @@ def test_where_time_is_short_settings_go_before_code() -> None:
     )
     assert not found.complete
     assert found.best is not None and found.best.settings == PINNED
+
+
+def test_time_left_over_goes_to_candidates_that_it_did_not_seem_to_suffice_for() -> None:
+    """Visits are planned to take longer than they do."""
+    candidates = [Settings(num_workers=n) for n in (1, 2, 3, 4)] + [PINNED]
+    bench = SimulatedBench({"plain": 20.0}, trial_ms=lambda _: 20.0, noise=0.01)
+    g = gatherer(bench)
+    planned_s = 2.5 * 0.5 * g.evidence.sizes.window_s + 0.5  # a visit, before one was measured
+    until = 2 * ROUNDS * planned_s
+    found = run(bench, candidates, until=until)
+    assert len(bench.asked) > 2 * ROUNDS
+    assert len(found.tried) > 1
+    assert all(t.decided for t in found.tried) or not found.complete
+    assert bench.now_s <= until
+    left_s = until - bench.now_s
+    assert found.complete or left_s < ROUNDS * 2 * planned_s
+
+
+def test_a_late_candidate_that_is_better_is_recommended() -> None:
+    bench = SimulatedBench(
+        {"plain": 20.0},
+        trial_ms=lambda c: 5.0 if c.get("pin_memory") else 15.0,
+        noise=0.01,
+    )
+    g = gatherer(bench)
+    planned_s = 2.5 * 0.5 * g.evidence.sizes.window_s + 0.5
+    found = run(bench, [Settings(num_workers=2), PINNED], until=2 * ROUNDS * planned_s)
+    assert bench.asked[1].settings in (None, Settings(num_workers=2))
+    assert found.best is not None
+    assert found.best.settings == PINNED

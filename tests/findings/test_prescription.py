@@ -12,6 +12,7 @@ from loaderdoctor.findings.model import Kind
 from loaderdoctor.findings.plan import Candidate
 from loaderdoctor.findings.prescription import candidates, prescribe
 from loaderdoctor.findings.rules import find
+from loaderdoctor.findings.snippets import BACKGROUND
 from loaderdoctor.settings import Settings
 from tests.findings.builders import (
     FLOAT_IMAGE,
@@ -69,7 +70,7 @@ def test_a_trace_alone_has_no_settings_to_change() -> None:
 
 def test_workers_are_batch_cost_over_the_rest_of_the_step_and_its_neighbours() -> None:
     found = by_settings(loop_loads())
-    assert {s.num_workers for s in found} == {1, 3, 5}
+    assert {s.num_workers for s in found if s.num_workers} == {1, 3, 5}
     assert found[Settings(num_workers=3)].predicted_step_ms == pytest.approx(3.0)
     assert found[Settings(num_workers=1)].predicted_step_ms == pytest.approx(7.0)
     best = proposed(loop_loads())[0]
@@ -82,7 +83,7 @@ def test_workers_are_batch_cost_over_the_rest_of_the_step_and_its_neighbours() -
 
 def test_workers_that_burn_cpu_are_capped_by_the_usable_cpus() -> None:
     found = by_settings(loop_loads(machine=machine(usable_cpus=2.0)))
-    assert {s.num_workers for s in found} == {1, 2}
+    assert {s.num_workers for s in found if s.num_workers} == {1, 2}
     assert found[Settings(num_workers=2)].predicted_step_ms == pytest.approx(3.5)
     assert found[Settings(num_workers=2)].caution == (
         "3 workers would be needed, this machine feeds about 2."
@@ -102,7 +103,8 @@ def test_workers_that_wait_may_outnumber_the_cpus() -> None:
 
 def test_short_epochs_want_new_workers_to_stay() -> None:
     short = loader(settings={"num_workers": 0, "prefetch_factor": None}, steps_per_epoch=20)
-    assert all(s.persistent_workers for s in by_settings(loop_loads(loaders=(short,))))
+    found = by_settings(loop_loads(loaders=(short,)))
+    assert all(s.persistent_workers for s in found if s.num_workers)
     assert not any(s.persistent_workers for s in by_settings(loop_loads()))
 
 
@@ -223,10 +225,31 @@ def test_a_stall_is_answered_with_any_order_or_a_longer_queue() -> None:
     assert list(found)[-1] == Settings(prefetch_factor=4)
 
 
-def test_a_background_thread_is_proposed_only_where_fetching_waits() -> None:
+def test_a_background_thread_is_tried_wherever_the_loop_makes_its_batches() -> None:
+    thread = Settings(background="host")
     sleeps = workers(n_workers=0, batch_ms=7.0, cpu_share=0.05, cores=())
-    assert Settings(background="host") in by_settings(loop_loads(workers=sleeps))
-    assert Settings(background="host") not in by_settings(loop_loads())
+    assert by_settings(loop_loads(workers=sleeps))[thread].predicted_step_ms == pytest.approx(7.0)
+    burns = by_settings(loop_loads())[thread]
+    assert burns.predicted_step_ms is None  # what releases the lock, only a trial tells
+    assert burns.live
+    assert [e.after for e in burns.edits] == [BACKGROUND]
+    assert thread not in by_settings(with_exposed(input_=0.6, workers=workers()))
+    framework = loader(settings={"num_workers": 0, "prefetch_factor": None}, library="lightning")
+    assert thread not in by_settings(loop_loads(loaders=(framework,)))
+
+
+def test_a_one_pass_loader_is_not_opened_again_for_a_thread() -> None:
+    once = loader(settings={"num_workers": 0, "prefetch_factor": None}, safety={"one_pass": True})
+    (thread,) = [c for s, c in by_settings(loop_loads(loaders=(once,))).items() if s.background]
+    assert not thread.live
+    assert "Not tried in this run" in (thread.caution or "")
+
+
+def test_the_best_of_each_kind_is_tried_before_its_variants() -> None:
+    found = list(by_settings(loop_loads()))
+    assert found[0].num_workers in (3, 5)
+    assert found[1] == Settings(background="host")
+    assert [bool(s.num_workers) for s in found] == [True, False, True, True]
 
 
 def test_a_background_thread_that_fights_for_the_gil_gives_way_to_workers() -> None:

@@ -135,7 +135,8 @@ def test_only_the_unsafe_candidates_are_taken_out() -> None:
     assert {w.settings.num_workers for w in unsafe} == {3, 5}
     result = prescribe(facts, found)
     assert result.withheld == unsafe
-    assert [c.settings for c in result.candidates] == [Settings(num_workers=1)]
+    safe = [Settings(background="host"), Settings(num_workers=1)]
+    assert [c.settings for c in result.candidates] == safe
 
 
 def test_the_size_of_shared_memory_grows_with_workers_prefetch_and_batch() -> None:

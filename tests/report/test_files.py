@@ -45,6 +45,30 @@ def test_layout_is_what_other_programs_expect(tmp_path: Path) -> None:
     assert run.perfetto_trace("baseline").name == "baseline.json.gz"
 
 
+def test_a_run_that_wrote_nothing_leaves_nothing(tmp_path: Path) -> None:
+    RunFolder.create("train.py", parent=tmp_path, at=AT).discard_if_empty()
+    RunFolder.create("train.py", output=tmp_path / "new" / "run", at=AT).discard_if_empty()
+    assert names(tmp_path) == []
+
+
+def test_what_was_there_or_was_written_stays(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    RunFolder.create("train.py", output=mine, at=AT).discard_if_empty()
+    assert names(tmp_path) == ["mine"]
+    assert names(mine) == []
+    first = RunFolder.create("train.py", parent=tmp_path, at=AT)
+    second = RunFolder.create("train.py", parent=tmp_path, at=AT)
+    first.discard_if_empty()
+    assert not first.path.exists()
+    assert second.path.exists()  # another run's
+    report = samples.sweep()
+    second.write_report(report, console_text(report))
+    before = names(second.path)
+    second.discard_if_empty()
+    assert names(second.path) == before
+
+
 def test_two_runs_in_one_second_get_two_folders(tmp_path: Path) -> None:
     first = RunFolder.create("train.py", parent=tmp_path, at=AT)
     second = RunFolder.create("train.py", parent=tmp_path, at=AT)

@@ -187,3 +187,56 @@ def test_figures_of_a_finding_that_its_sentence_says_are_not_said_again() -> Non
     )
     shown = evidence_words(samples.input_bound(findings=(finding,)).findings[0])
     assert shown == ["batch 15.1 ms", "CPU 50 %", "samples 35.8"]
+
+
+def test_a_healthy_verdict_with_wide_noise_says_so() -> None:
+    cost = estimate(1.0, 30.0)
+    ablation = AblationFacts(
+        plain_ms=estimate(100.0, 20.0), no_input_ms=estimate(99.0, 20.0), no_copy_ms=None,
+        input_ms=cost, copy_ms=None, n_rounds=3,
+    )  # fmt: skip
+    given = samples.facts(
+        shares=samples.shares(input=0.01, compute=0.99, copy=None),
+        step=samples.step_facts(estimate(100.0, 20.0)),
+        ablation=ablation,
+    )
+    summary = samples.verdict("compute", "none", facts=given).verdict.summary
+    assert summary.startswith("Nothing is shown to be worth changing.")
+    assert "1 ± 30 %" in summary
+
+
+def noisy_trials() -> Report:
+    rows = (
+        samples.trial("0 workers", 300.0, step_ms_ci=(290.0, 310.0), n_windows=3),
+        samples.trial(
+            "1 worker", 217.0, step_ms_ci=(-190.0, 624.0), n_windows=2, window_ms=(185.0, 249.0)
+        ),
+        samples.trial("2 workers", 250.0, step_ms_ci=None, n_windows=1),
+    )
+    return samples.input_bound(trials=rows, best=None)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_trial_with_more_noise_than_time_has_no_figure(width: int) -> None:
+    table = console_text(noisy_trials(), width=width).split("Trials, fastest first\n")[1]
+    lines = table.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["2", "0", "1"]  # the unclear one last
+    assert "250 once" in lines[1]
+    assert "300 ± 10" in lines[2]
+    assert "unclear" in lines[3]
+    assert "217" not in table
+    assert "185 to 249 ms" in " ".join(table.split())
+
+
+def test_the_page_marks_such_a_trial_likewise() -> None:
+    page = html(noisy_trials())
+    assert "unclear" in page
+    assert "217 ± 407" not in page
+    assert "185 to 249 ms" in page
+
+
+def test_a_step_that_is_not_known_well_is_no_figure_with_a_larger_error() -> None:
+    report = samples.input_bound()
+    step = msgspec.structs.replace(report.step, wall_ms=217.0, wall_ms_ci=(-190.0, 624.0))
+    text = console_text(msgspec.structs.replace(report, step=step))
+    assert "about 217 ms (not measured well) a step" in text

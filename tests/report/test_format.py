@@ -102,8 +102,8 @@ def test_any_number_reads_as_one_short_figure(value: float) -> None:
 @pytest.mark.parametrize(
     ("left_s", "text"),
     [
-        (-1.0, "about 0 s left"),
-        (0.4, "about 0 s left"),
+        (-1.0, "nearly done"),
+        (0.4, "nearly done"),
         (44.6, "about 45 s left"),
         (89.4, "about 89 s left"),
         (100.0, "about 2 min left"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.protocol import SafetyRecord, WindowRequest
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import withheld
@@ -388,23 +389,32 @@ def test_traces_are_taken_after_all_timing_and_the_loops_own_first(tmp_path: Pat
     assert len(set(paths)) == len(paths)
 
 
-def test_ablation_comes_after_ranking_and_before_traces(tmp_path: Path) -> None:
-    bench = SimulatedBench(workers_help, OWN)
+def test_ablation_has_its_fewest_rounds_before_ranking_and_more_before_traces(
+    tmp_path: Path,
+) -> None:
+    simulated = SimulatedBench(workers_help, OWN)
     seen = observed()
-    called: list[tuple[int, float]] = []
+    called: list[tuple[int, float, bool]] = []
+
+    def ablate(bench: BenchLike, left_s: float, *, fewest: bool) -> None:
+        called.append((len(simulated.log), left_s, fewest))
+
     sweep = Sweep(
-        bench,
+        simulated,
         seen,
         default_trials(seen),
         Options(budget_s=60.0, trace_dir=tmp_path),
-        clock=bench.clock,
-        ablate=lambda _, left_s: called.append((len(bench.log), left_s)),
+        clock=simulated.clock,
+        ablate=ablate,
     )
-    sweep.run()
-    ((at, left_s),) = called
+    outcome = sweep.run()
+    (first, first_s, first_fewest), (at, left_s, fewest) = called
+    assert first_fewest and not fewest
+    assert first == 1 + len(outcome.trials)  # the loop as it is, and each trial once
+    assert first_s == pytest.approx(0.12 * 60.0)
     assert left_s > 0
-    assert not any(r.trace_path for r in bench.log[:at])
-    assert all(r.trace_path for r in bench.log[at:-1])
+    assert not any(r.trace_path for r in simulated.log[:at])
+    assert all(r.trace_path for r in simulated.log[at:-1])
 
 
 def test_no_timed_window_is_a_traced_one(tmp_path: Path) -> None:

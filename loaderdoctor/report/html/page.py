@@ -15,7 +15,7 @@ from loaderdoctor.report import format as fmt
 from loaderdoctor.report import gpu, machines
 from loaderdoctor.report.bars import LOOKS, ORDER
 from loaderdoctor.report.changes import Change, changes_of, vocabulary
-from loaderdoctor.report.console_tables import trial_columns, trial_mark
+from loaderdoctor.report.console_tables import by_speed, trial_columns, trial_mark, unclear_key
 from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.first_screen import (
     WhatIf,
@@ -174,7 +174,7 @@ def _what_if_bar(row: WhatIf, whole: float) -> WhatIfBar:
     ci = row.ci_ms
     return WhatIfBar(
         words=row.words,
-        text=fmt.ms(row.value_ms, ci),
+        text=fmt.step_ms(row.value_ms, ci),
         width=_within(row.value_ms / whole),
         low=_within(ci[0] / whole) if ci else None,
         high=_within(ci[1] / whole) if ci else None,
@@ -214,7 +214,7 @@ def _change(change: Change, now_ms: float | None) -> ShownChange:
             for c in group
         ),
         diffs=tuple(_diff(code) for code in dict.fromkeys(c.code for c in group) if code),
-        gain=fmt.ms(measured, first.measured_ci_ms) if measured is not None else None,
+        gain=fmt.step_ms(measured, first.measured_ci_ms) if measured is not None else None,
         notes=tuple(notes),
         predicted=change.prediction() if measured is None else None,
         summaries=tuple(dict.fromkeys(c.summary for c in group if c.summary)),
@@ -242,6 +242,7 @@ class TrialRow:
 class TrialTable:
     headings: tuple[str, ...]
     rows: tuple[TrialRow, ...]
+    key: str | None  # of words in the cells
 
 
 def _trials(report: Report) -> TrialTable | None:
@@ -252,7 +253,7 @@ def _trials(report: Report) -> TrialTable | None:
     ran = []
     for _, own_ms, members in report.by_hardware:  # each kind by itself, fastest first
         alike = [(i, report.trials[i], own_ms) for i in members if report.trials[i].status == "ok"]
-        ran += sorted(alike, key=lambda item: item[1].compared_ms or float("inf"))
+        ran += sorted(alike, key=lambda item: by_speed(item[1]))
     columns = [
         (heading, read)
         for heading, read in trial_columns([t for _, t, _ in ran], wide=True)
@@ -279,7 +280,11 @@ def _trials(report: Report) -> TrialTable | None:
         for i, trial in numbered
         if trial.status != "ok"
     ]
-    return TrialTable(headings=tuple(heading for heading, _ in columns), rows=tuple(rows))
+    return TrialTable(
+        headings=tuple(heading for heading, _ in columns),
+        rows=tuple(rows),
+        key=unclear_key(trial for trial in report.trials),
+    )
 
 
 def _ranks(report: Report) -> Table | None:

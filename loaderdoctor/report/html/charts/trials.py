@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.bars import ORDER
+from loaderdoctor.report.console_tables import UNCLEAR, is_clear
 from loaderdoctor.report.html.charts.canvas import (
     Line,
     Rectangle,
@@ -30,7 +31,8 @@ GIB = 2**30
 def times(sheet: Sheet, bars: Sequence[Bar]) -> Figure:
     """Step time of each trial, with its 95 % interval."""
     values = [
-        fmt.ms(b.trial.step_ms, b.trial.step_ms_ci) + (f"  {b.mark}" if b.mark else "")
+        (fmt.ms(b.trial.step_ms, b.trial.step_ms_ci) if is_clear(b.trial) else UNCLEAR)
+        + (f"  {b.mark}" if b.mark else "")
         for b in bars
     ]
     rows = labelled_rows(sheet, [b.label for b in bars], right=12, axis=False)

@@ -1,0 +1,101 @@
+"""An uncertain verdict is measured for longer while the budget lasts; else the reason is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loaderdoctor.diagnosis.gather import MAX_LONGER_ROUNDS, MAX_ROUNDS, MIN_ROUNDS, ProfileOptions
+from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
+from loaderdoctor.instrument.protocol import Ended
+from tests.diagnosis.simulator import SimulatedBench
+from tests.diagnosis.test_gather import gatherer
+
+
+def diagnosed(bench: SimulatedBench, tmp_path: Path, *, budget_s: float) -> Diagnosis:
+    made = Diagnosis(
+        bench,
+        target="train.py",
+        raw=tmp_path,
+        options=DiagnosisOptions(budget_s=budget_s, profile=ProfileOptions()),
+        clock=lambda: bench.now_s,
+    )
+    made.measure(bench.observed)
+    return made
+
+
+def noisy(*, noise: float, no_input: float = 83.0, seed: int = 2) -> SimulatedBench:
+    """A step of 100 ms, of which the loader takes what `no_input` lacks."""
+    return SimulatedBench(
+        {"plain": 100.0, "no_input": no_input}, trial_ms=lambda _: 100.0, noise=noise, seed=seed
+    )
+
+
+def test_time_that_is_left_settles_what_was_uncertain(tmp_path: Path) -> None:
+    bench = noisy(noise=0.12)
+    made = diagnosed(bench, tmp_path, budget_s=200.0)
+    assert made.evidence is not None
+    report = made.report()
+    assert report.ablation is not None
+    assert report.ablation.n_rounds > MAX_ROUNDS
+    assert (report.verdict.bound, report.verdict.severity) == ("input", "moderate")
+
+
+def test_what_the_budget_did_not_suffice_for_names_a_larger_one(tmp_path: Path) -> None:
+    bench = noisy(noise=0.3)
+    made = diagnosed(bench, tmp_path, budget_s=45.0)
+    report = made.report()
+    assert report.verdict.severity == "uncertain"
+    assert "The budget of 45 s was used up: --budget 90" in report.verdict.summary
+    # What was left could not have held another round.
+    longest_s = 2 * 1.5 * 1.3
+    assert bench.now_s > 45.0 - 6.0 - 2 * longest_s
+
+
+def test_what_no_longer_run_would_settle_is_not_answered_with_a_budget(tmp_path: Path) -> None:
+    bench = noisy(noise=0.45, no_input=75.0, seed=3)
+    report = diagnosed(bench, tmp_path, budget_s=3000.0).report()
+    assert report.verdict.severity == "uncertain"
+    assert report.ablation is not None and report.ablation.n_rounds == MAX_LONGER_ROUNDS
+    assert "--budget" not in report.verdict.summary
+    assert "30 rounds did not settle it" in report.verdict.summary
+
+
+def test_a_script_that_ended_first_is_the_reason_given(tmp_path: Path) -> None:
+    bench = noisy(noise=0.3, seed=3)
+    bench.ends_after = 11
+    made = Diagnosis(
+        bench,
+        target="train.py",
+        raw=tmp_path,
+        options=DiagnosisOptions(budget_s=45.0, verify=False, profile=ProfileOptions()),
+        clock=lambda: bench.now_s,
+    )
+    made.measure(bench.observed)
+    bench.ended = Ended(how="script-ended", exit_code=0, n_steps=99)
+    summary = made.report().verdict.summary
+    assert "The script ended before more could be measured" in summary
+    assert "--budget" not in summary
+
+
+@pytest.mark.parametrize("budget_s", [20.0, 45.0, 120.0])
+def test_ablation_gets_the_rounds_that_an_interval_needs_before_trials(
+    tmp_path: Path, budget_s: float
+) -> None:
+    bench = SimulatedBench({"plain": 25.0, "no_input": 10.0}, trial_ms=lambda _: 12.0)
+    made = diagnosed(bench, tmp_path, budget_s=budget_s)
+    assert made.evidence is not None
+    assert len(made.evidence.rounds) >= MIN_ROUNDS
+    assert bench.now_s <= budget_s
+
+
+def test_the_fewest_rounds_may_take_longer_and_no_others() -> None:
+    bench = noisy(noise=0.3)
+    g = gatherer(bench)
+    g.ablate(until=0.0, fewest_until=1e9, with_copy=False)
+    assert len(g.evidence.rounds) == MIN_ROUNDS
+    g.ablate(until=0.0, fewest_until=1e9, with_copy=False)
+    assert len(g.evidence.rounds) == MIN_ROUNDS
+    g.ablate(until=1e9, with_copy=False, most=5)
+    assert len(g.evidence.rounds) == 5

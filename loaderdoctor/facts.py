@@ -188,6 +188,7 @@ class AblationFacts:
     by_loader_ms: tuple[tuple[str, Estimate], ...] = ()  # each loader alone, where several
     # Of input_ms, what other processes may account for, since the CPUs were full; else None.
     contended_ms: float | None = None
+    main_cpu_ms: float | None = None  # of the training process, a step with ready batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loaderdoctor.attribution.step import usable, wall_per_window_ms, window_times
+from loaderdoctor.attribution.step import NS_PER_MS, usable, wall_per_window_ms, window_times
 from loaderdoctor.estimate import Estimate, mean, paired_difference
 from loaderdoctor.facts import AblationFacts
 from loaderdoctor.instrument.protocol import WindowDone
@@ -71,12 +71,20 @@ def ablation_facts(
         n_rounds=len(with_input),
         reason=reason,
         by_loader_ms=_by_loader(with_input, plain_ms),
+        main_cpu_ms=_main_cpu_ms([r.no_input for r in with_input if r.no_input is not None]),
     )
 
 
 def _mean_ms(window: WindowDone | None) -> float:
     assert window is not None
     return window_times(window).within_ms
+
+
+def _main_cpu_ms(windows: Sequence[WindowDone]) -> float | None:
+    """CPU time of the training process, a step; None where it was not recorded."""
+    used = [(w.main_cpu_ns, w.n_steps) for w in windows if w.main_cpu_ns is not None]
+    n_steps = sum(n for _, n in used)
+    return sum(ns for ns, _ in used) / n_steps / NS_PER_MS if n_steps else None
 
 
 def _copies_held(window: WindowDone) -> bool:

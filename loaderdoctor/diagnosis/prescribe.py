@@ -262,6 +262,8 @@ def _trial_rows(
             gpu_peak_reserved_bytes=last.gpu_peak_reserved_bytes,
             n_windows=len(t.visits),
             window_ms=tuple(t.step_ms),
+            gain_ms=t.gain.value if t.gain is not None else None,
+            gain_ms_ci=interval(t.gain),
         )
 
 

@@ -7,7 +7,7 @@ from loaderdoctor.findings.capacity import making_cost
 from loaderdoctor.findings.exposure import MODERATE_SHARE, Cost, input_cost, loader_id
 from loaderdoctor.findings.formats import conversion
 from loaderdoctor.findings.hot import at, hottest, line_evidence, seen, seen_enough
-from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.wording import ms, of_step, percent
 from loaderdoctor.instrument.protocol import StoreRecord
 
@@ -46,7 +46,15 @@ def head_of_line_stall(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"For {of_step(stall)} the loop waits for a slow batch while later ones are ready."
-            f"{varied} in_order=False hands them out as they come, if the order is free."
+            f"{varied}"
+        ),
+        predictions=(
+            Prediction(
+                sentence="in_order=False hands them out as they come, if the order is free.",
+                setting="in_order",
+                value=False,
+                advised=True,
+            ),
         ),
         evidence={
             "head_of_line_ms_per_step": workers.head_of_line_ms,

@@ -59,6 +59,50 @@ def batch_ms(facts: Facts) -> float | None:
     return None
 
 
+def main_cpu_ms(facts: Facts) -> float | None:
+    """CPU time of the training process for one step without its loader; None if not recorded.
+
+    Measured with ready batches; else what it uses, less what its own batches cost it.
+    """
+    if facts.ablation is not None and facts.ablation.main_cpu_ms is not None:
+        return facts.ablation.main_cpu_ms
+    step = facts.step
+    if step is None or step.main_cpu_cores is None:
+        return None
+    own_ms = 0.0
+    if num_workers(facts) == 0:
+        made = batch_cpu_ms(facts)
+        if made is None:
+            return None
+        own_ms = made
+    return max(0.0, step.main_cpu_cores * step.wall_ms.value - own_ms)
+
+
+def batch_cpu_ms(facts: Facts) -> float | None:
+    """CPU time of making one batch; None where not recorded."""
+    workers = facts.workers
+    if workers is None or workers.cpu_share is None:
+        return None
+    return workers.batch_ms * workers.cpu_share
+
+
+def cpu_bound_ms(facts: Facts) -> float | None:
+    """The shortest step that the CPUs allow, however many workers: all CPU time / usable CPUs.
+
+    None where it is not recorded.
+    """
+    of_step, of_batch = main_cpu_ms(facts), batch_cpu_ms(facts)
+    if of_step is None or of_batch is None or facts.machine is None:
+        return None
+    return (of_step + of_batch) / facts.machine.usable_cpus
+
+
+def reachable_ms(facts: Facts) -> float | None:
+    """The step that workers can bring it to: its rest, or what the CPUs allow if that is longer."""
+    rest, bound = rest_ms(facts), cpu_bound_ms(facts)
+    return rest if rest is None or bound is None else max(rest, bound)
+
+
 def workers_needed(facts: Facts) -> int | None:
     """Workers so that the loop no longer waits: batch cost / rest of the step, rounded up.
 
@@ -71,9 +115,10 @@ def workers_needed(facts: Facts) -> int | None:
 
 
 def worker_limit(facts: Facts) -> int | None:
-    """The most workers this machine feeds: usable CPUs, more where they wait instead of burn.
+    """The most workers this machine feeds beside the training process itself.
 
-    None where the machine is not known (a trace from elsewhere).
+    Usable CPUs less what that process keeps busy at the step within reach; more workers where they
+    wait instead of burn. None where the machine is not known (a trace from elsewhere).
     """
     if facts.machine is None:
         return None
@@ -83,7 +128,13 @@ def worker_limit(facts: Facts) -> int | None:
         # A saturated CPU makes workers wait for it, which looks like a low share.
         cpu_share = 1.0
     share = min(1.0, max(cpu_share, MIN_CPU_SHARE))
-    limit = math.floor(min(cpus / share, cpus * MAX_WORKERS_PER_CPU))
+    of_step, reach = main_cpu_ms(facts), reachable_ms(facts)
+    if of_step is not None and reach:
+        # Rounded up: what the step leaves is no whole number, and the last worker idles at times.
+        left = math.ceil(max(0.0, cpus - of_step / reach) / share)
+    else:
+        left = math.floor(cpus / share)
+    limit = min(left, math.floor(cpus * MAX_WORKERS_PER_CPU))
     n, used = num_workers(facts), cpu_cores_used(facts)
     if n and used:
         # A pool that leaves CPUs unused may grow until it fills them.

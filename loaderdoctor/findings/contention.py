@@ -19,7 +19,8 @@ from loaderdoctor.findings.exposure import (
     loader_id,
     num_workers,
 )
-from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.findings.model import Finding, Kind, Prediction
+from loaderdoctor.findings.saturated import no_more_workers
 from loaderdoctor.findings.wording import does, ms, of_step, percent, plural
 
 # CPU time above wall time: the worker runs more than one thread while it makes a batch.
@@ -34,6 +35,12 @@ MIN_RUN_WAIT_SHARE = 0.25
 MIN_GIL_CPU_SHARE = 0.5
 # A stage busy this much of the time is the bottleneck; the queue before it is never empty.
 MIN_PIN_BUSY_SHARE = 0.9
+
+_OWN_INTERPRETERS = Prediction(
+    sentence="Worker processes would do that work in interpreters of their own.",
+    setting="num_workers",
+    which="more",
+)
 
 
 def workers_share_a_core(facts: Facts) -> Finding | None:
@@ -149,9 +156,9 @@ def gil_contention(facts: Facts) -> Finding | None:
             loader=loader_id(facts),
             summary=(
                 f"The loop waits only {ms(wait_ms)} for its loader, yet without it the step is "
-                f"{of_step(extra)} shorter: {thread} takes the interpreter from the loop. Give "
-                "that work to worker processes."
+                f"{of_step(extra)} shorter: {thread} takes the interpreter from the loop."
             ),
+            predictions=(_OWN_INTERPRETERS,),
             evidence={
                 "input_ms_per_step": extra.ms,
                 "raw_wait_ms_per_step": wait_ms,
@@ -173,9 +180,9 @@ def gil_contention(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"The background thread burns CPU for {percent(share)} of each batch's "
-            f"{ms(batch_ms(facts))} and so shares the interpreter with the loop: {of_step(cost)}. "
-            "Worker processes do not."
+            f"{ms(batch_ms(facts))} and so shares the interpreter with the loop: {of_step(cost)}."
         ),
+        predictions=(_OWN_INTERPRETERS,),
         evidence={
             "cpu_share": share,
             "batch_ms": batch_ms(facts),
@@ -210,9 +217,10 @@ def pin_thread_bound(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"Pinning a batch takes the pin thread {ms(workers.pin_ms)}, the rest of the step "
-            f"{ms(rest)}: the loop waits {of_step(part)} for it, and more workers would not help. "
-            "Send fewer bytes, or fewer and larger tensors."
+            f"{ms(rest)}: the loop waits {of_step(part)} for it. Send fewer bytes, or fewer and "
+            "larger tensors."
         ),
+        predictions=(no_more_workers("More workers would wait for the same thread."),),
         evidence={
             "pin_ms_per_batch": workers.pin_ms,
             "pin_busy_share": workers.pin_busy_share,

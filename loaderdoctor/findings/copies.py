@@ -11,7 +11,7 @@ from loaderdoctor.findings.copy_parts import (
     explained_by,
 )
 from loaderdoctor.findings.exposure import MODERATE_SHARE, copy_cost, loader_id, severity
-from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.wording import ms, of_step, size
 from loaderdoctor.instrument.protocol import TensorRecord
 
@@ -54,8 +54,15 @@ def copy_not_overlapped(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"{size(n_bytes)} are copied on the stream that computes, so nothing overlaps them: "
-            f"{of_step(explained)}. A side stream that copies the next batch meanwhile can gain at "
-            f"most these {ms(explained.ms)}."
+            f"{of_step(explained)}."
+        ),
+        predictions=(
+            Prediction(
+                sentence="A side stream that copies the next batch meanwhile would gain at most "
+                f"these {ms(explained.ms)}.",
+                setting="side_stream",
+                value=True,
+            ),
         ),
         evidence={
             "exposed_copy_ms_per_step": explained.ms,
@@ -137,8 +144,15 @@ def wide_dtype_copy(facts: Facts) -> Finding | None:
         loader=loader.id,
         summary=(
             f"Images travel as {widest.dtype}, {size(wide_bytes)} a step. As uint8 it is "
-            f"{size(narrow_bytes)}, which saves up to {of_step(saved)}: send uint8 and normalise "
-            "on the device instead of in the dataset."
+            f"{size(narrow_bytes)}."
+        ),
+        predictions=(
+            Prediction(
+                sentence=f"Sending uint8 and normalising on the device would save up to "
+                f"{of_step(saved)}.",
+                setting="uint8",
+                value=True,
+            ),
         ),
         evidence={
             "dtype": widest.dtype,

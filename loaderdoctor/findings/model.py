@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING, Literal
 
 from loaderdoctor.facts import Facts
+from loaderdoctor.settings import Value
+
+if TYPE_CHECKING:
+    from loaderdoctor.findings.confront import Tested
 
 
 class Kind(str, Enum):
@@ -62,8 +67,25 @@ EvidenceValue = float | int | str | bool | None | tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a finding expects of a setting: said only where no trial has tested it."""
+
+    sentence: str  # a full one
+    setting: str  # axis name
+    # Values it is about, against the loop's own: more, fewer, or any other (`value`, where given).
+    which: Literal["more", "fewer", "other"] = "other"
+    value: Value = None  # the one it names
+    gains: bool = True  # whether it says that the step gets shorter
+    step_ms: float | None = None  # the step it expects
+    advised: bool = False  # the finding's advice says the same, and falls with it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One cause, with the figures it rests on. `summary` is a full sentence for the user."""
+    """One cause, with the figures it rests on. `summary` is a full sentence for the user.
+
+    Rules keep what they expect of settings out of `summary`: see `confront`.
+    """
 
     kind: Kind
     severity: Severity
@@ -72,6 +94,8 @@ class Finding:
     evidence: Mapping[str, EvidenceValue] = field(default_factory=dict)
     loader: str | None = None  # LoaderRecord.id
     advice: str | None = None  # what to do, where no setting says it
+    predictions: tuple[Prediction, ...] = ()
+    tested: tuple[Tested, ...] = ()  # predictions that trials have answered
 
 
 Rule = Callable[[Facts], Finding | None]

@@ -11,7 +11,7 @@ from loaderdoctor.findings.copy_parts import (
     explained_by,
 )
 from loaderdoctor.findings.exposure import MODERATE_SHARE, copy_cost, loader_id, severity
-from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.wording import of_step, size
 
 
@@ -95,8 +95,15 @@ def pageable_copy(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"The step waits {of_step(explained)} for {size(n_bytes)} copied from pageable memory."
-            f"{useless} pin_memory=True and non_blocking=True together let the copy run at full "
-            "speed beside the step."
+            f"{useless}"
+        ),
+        predictions=(
+            Prediction(
+                sentence="pin_memory=True and non_blocking=True together would let the copy run at "
+                "full speed beside the step.",
+                setting="pin_memory",
+                value=True,
+            ),
         ),
         evidence={
             "exposed_copy_ms_per_step": explained.ms,
@@ -144,7 +151,12 @@ def blocking_copy(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"The batch is pinned, but the copy{at} blocks the loop: {of_step(explained)}. "
-            "non_blocking=True lets the loop go on while it runs."
+            "The loop could go on while it runs."
+        ),
+        predictions=(
+            Prediction(
+                sentence="non_blocking=True would let it.", setting="non_blocking", value=True
+            ),
         ),
         evidence={
             "exposed_copy_ms_per_step": explained.ms,

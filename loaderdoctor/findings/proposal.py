@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.axis_code import axis_code
-from loaderdoctor.findings.capacity import batch_ms, by_ablation, rest_ms
+from loaderdoctor.findings.capacity import batch_ms, by_ablation, cpu_bound_ms, rest_ms
 from loaderdoctor.findings.code import CodeEdit, edit_loader_call, edit_transfer, loader_arguments
 from loaderdoctor.findings.framework_code import edit_framework_call
 from loaderdoctor.findings.model import Kind
@@ -56,12 +56,16 @@ def proposal(
 
 
 def pool_ms(facts: Facts, n_workers: int) -> tuple[float | None, str]:
-    """Step time with this pool, by the mean: the slower of the rest and the pool."""
+    """Step time with this pool, by the mean: the slowest of the rest, the pool and the CPUs."""
     rest, batch = rest_ms(facts), batch_ms(facts)
     if rest is None or batch is None:
         return None, "batch cost or rest of the step not recorded"
     shown = f"{ms(batch)} a batch / {n_workers}" if n_workers > 1 else f"{ms(batch)} a batch"
-    return max(rest, batch / n_workers), f"the longer of {ms(rest)} (rest of the step) and {shown}"
+    bound, longest = cpu_bound_ms(facts), max(rest, batch / n_workers)
+    if bound is None or facts.machine is None or bound <= longest:
+        return longest, f"the longer of {ms(rest)} (rest of the step) and {shown}"
+    cpus = f"{facts.machine.usable_cpus:g} usable CPUs"
+    return bound, f"the CPU time of a step and its batch spread over {cpus}, the limit here"
 
 
 def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:

@@ -51,10 +51,9 @@ def more_workers(facts: Facts, loader: LoaderRecord, found: Found) -> list[Candi
         more: dict[str, Value] = {"num_workers": count}
         if _startup_matters(facts, loader, predicted):
             more["persistent_workers"] = True
-        caution = None
         if limit is not None and needed > limit:
-            caution = f"{needed} workers would be needed, this machine feeds about {limit}."
-        made = proposal(loader, facts, kinds, more, predicted, how, caution)
+            how += f"; {needed} workers would keep up, this machine feeds about {limit}"
+        made = proposal(loader, facts, kinds, more, predicted, how, None)
         if made is not None:
             out.append(made)
     return out

@@ -15,7 +15,7 @@ from loaderdoctor.findings.capacity import (
 )
 from loaderdoctor.findings.exposure import MODERATE_SHARE, input_cost, loader_id, num_workers
 from loaderdoctor.findings.hot import hot_evidence, hot_sentence
-from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.wording import does, ms, of_step, percent, plural
 
 # While making a batch a worker either burns CPU or waits for a disk, the network or a lock.
@@ -58,9 +58,10 @@ def cpu_saturated_workers(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"{busy}{machine.usable_cpus:g} usable CPUs are busy and the loop still waits "
-            f"{of_step(cost)}: more workers can't help. Make each sample cheaper, cache it, or "
-            f"move work to the accelerator.{hot_sentence(facts)}"
+            f"{of_step(cost)}. Make each sample cheaper, cache it, or move work to the "
+            f"accelerator.{hot_sentence(facts)}"
         ),
+        predictions=(no_more_workers("No CPU is left for more workers."),),
         evidence={
             "num_workers": n,
             "usable_cpus": machine.usable_cpus,
@@ -101,8 +102,15 @@ def storage_bound_workers(facts: Facts) -> Finding | None:
         summary=(
             f"The {plural(n, 'worker')} {does(n, 'spend')} {percent(waiting)} of each batch's "
             f"{ms(workers.batch_ms)} waiting (storage, network), not computing, and the loop "
-            f"waits {of_step(cost)}. Faster storage, packed files or a cache help; waiting workers "
-            "may outnumber the CPUs."
+            f"waits {of_step(cost)}. Faster storage, packed files or a cache help."
+        ),
+        predictions=(
+            Prediction(
+                sentence="Workers that wait may outnumber the CPUs: more of them would wait at "
+                "once.",
+                setting="num_workers",
+                which="more",
+            ),
         ),
         evidence={
             "num_workers": n,
@@ -154,8 +162,9 @@ def overhead_bound_loader(facts: Facts) -> Finding | None:
         summary=(
             f"A sample takes {1000 * sample_ms:.0f} µs: the {of_step(cost)} are the overhead of "
             "fetching one sample at a time and collating them, not the data. Slice whole batches "
-            f"or keep the dataset on the device; more workers would not help.{instead}"
+            f"or keep the dataset on the device.{instead}"
         ),
+        predictions=(no_more_workers("More workers would add the price of a queue."),),
         evidence={
             "sample_us": 1000 * sample_ms,
             "batch_ms": workers.batch_ms,
@@ -167,8 +176,13 @@ def overhead_bound_loader(facts: Facts) -> Finding | None:
             "step_ms": cost.step_ms,
         },
         advice="Slice whole batches from tensors in memory (or define __getitems__), or keep the "
-        "dataset on the device. Do not add workers.",
+        "dataset on the device.",
     )
+
+
+def no_more_workers(sentence: str) -> Prediction:
+    """That more workers gain nothing, for this reason."""
+    return Prediction(sentence=sentence, setting="num_workers", which="more", gains=False)
 
 
 def _fills_the_cpus(facts: Facts, n_workers: int) -> bool:

@@ -7,7 +7,7 @@ import math
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.capacity import startup_ms_per_step
 from loaderdoctor.findings.exposure import MODERATE_SHARE, input_cost, loader_id, num_workers
-from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.wording import ms, of_step, percent, plural, seconds
 
 # An epoch of one or two steps may rightly need an iterator every other step; from one in two
@@ -90,9 +90,9 @@ def _startup_of_run(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"Starting {plural(n, 'worker')} anew costs {seconds(step.boundary_ms)} each epoch of "
-            f"{step.steps_per_epoch} steps, {percent(explained.share)} of the run. "
-            "persistent_workers=True keeps them."
+            f"{step.steps_per_epoch} steps, {percent(explained.share)} of the run."
         ),
+        predictions=(_kept(cost.step_ms - explained.ms),),
         evidence={
             "boundary_ms": step.boundary_ms,
             "startup_s_per_epoch": step.boundary_ms / 1000,
@@ -123,9 +123,9 @@ def _startup_of_trace(facts: Facts) -> Finding | None:
         share=explained.share,
         summary=(
             f"Workers start anew {n_starts} times in {trace.n_steps} steps, {ms(mean_ms)} until "
-            f"the first batch each time: {of_step(explained)}. persistent_workers=True keeps them "
-            "between epochs."
+            f"the first batch each time: {of_step(explained)}."
         ),
+        predictions=(_kept(None),),
         evidence={
             "n_startups": n_starts,
             "n_steps": trace.n_steps,
@@ -135,6 +135,18 @@ def _startup_of_trace(facts: Facts) -> Finding | None:
             "step_ms": cost.step_ms,
         },
         advice="Pass persistent_workers=True to the DataLoader.",
+    )
+
+
+def _kept(step_ms: float | None) -> Prediction:
+    """That workers kept between epochs save their start; the step then expected, where known."""
+    brings = f", which would bring the step to {ms(step_ms)}" if step_ms is not None else ""
+    return Prediction(
+        sentence=f"persistent_workers=True keeps them between epochs{brings}.",
+        setting="persistent_workers",
+        value=True,
+        step_ms=step_ms,
+        advised=True,
     )
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.capacity import (
+    KEEPS_UP_MARGIN,
+    batch_cpu_ms,
     batch_ms,
+    main_cpu_ms,
     pool_falls_short_ms,
+    reachable_ms,
     rest_ms,
     worker_limit,
     workers_needed,
@@ -18,7 +22,8 @@ from loaderdoctor.findings.exposure import (
     num_workers,
 )
 from loaderdoctor.findings.hot import hot_evidence, hot_sentence
-from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.findings.model import Finding, Kind, Prediction
+from loaderdoctor.findings.proposal import pool_ms
 from loaderdoctor.findings.wording import does, ms, of_step, plural
 
 # Workers that wait for work this much of their life have room: the pool is not what is short.
@@ -56,7 +61,7 @@ def loader_in_main_process(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"The loop makes its batches itself (num_workers=0): {of_step(cost)}, and nothing "
-            f"overlaps it.{_need_sentence(needed, limit)}{hot_sentence(facts)}"
+            f"overlaps it.{hot_sentence(facts)}"
         ),
         evidence={
             "num_workers": 0,
@@ -70,6 +75,7 @@ def loader_in_main_process(facts: Facts) -> Finding | None:
             **hot_evidence(facts),
         },
         advice=None if facts.machine is not None else "Let DataLoader workers make the batches.",
+        predictions=(_more_workers(facts, 0),),
     )
 
 
@@ -104,7 +110,7 @@ def too_few_workers(facts: Facts) -> Finding | None:
             f"{plural(n, 'worker')} {does(n, 'hand')} out a batch every "
             f"{ms(workers.batch_ms / n)} on average, the rest of the step takes "
             f"{ms(rest_ms(facts))}: the loop waits {of_step(cost)}."
-            f"{_need_sentence(needed, limit)}{hot_sentence(facts)}"
+            f"{hot_sentence(facts)}"
         ),
         evidence={
             "num_workers": n,
@@ -119,6 +125,7 @@ def too_few_workers(facts: Facts) -> Finding | None:
             "cpu_share": workers.cpu_share,
             **hot_evidence(facts),
         },
+        predictions=(_more_workers(facts, n),),
     )
 
 
@@ -165,10 +172,48 @@ def idle_workers(facts: Facts) -> Finding | None:
     )
 
 
-def _need_sentence(needed: int | None, limit: int | None) -> str:
-    if needed is None:
-        return " Let workers make the batches while the step runs."
-    text = f" {plural(needed, 'worker')} would keep up"
-    if limit is not None and needed > limit:
-        return f"{text}, but this machine feeds about {limit}."
-    return f"{text}."
+def _more_workers(facts: Facts, n: int) -> Prediction:
+    """What more workers than `n` are expected to bring, by arithmetic on what was measured."""
+    needed, limit, reach = workers_needed(facts), worker_limit(facts), reachable_ms(facts)
+    if needed is None or reach is None:
+        sentence = "Workers that make the batches while the step runs would hide that time."
+        return Prediction(
+            sentence=sentence, setting="num_workers", which="more", advised=facts.machine is None
+        )
+    count = max(n + 1, min(needed, limit) if limit is not None else needed)
+    predicted_ms, _ = pool_ms(facts, count)
+    step_ms = facts.step_ms
+    gains = step_ms is None or predicted_ms is None or predicted_ms < (1 - MODERATE_SHARE) * step_ms
+    return Prediction(
+        sentence=_need_sentence(facts, count, needed, predicted_ms, gains=gains),
+        setting="num_workers",
+        which="more",
+        value=count,
+        gains=gains,
+        step_ms=predicted_ms,
+        advised=facts.machine is None,
+    )
+
+
+def _need_sentence(
+    facts: Facts, count: int, needed: int, predicted_ms: float | None, *, gains: bool
+) -> str:
+    """How many workers, and what they are expected to bring the step to."""
+    many, rest, reach = plural(count, "worker"), rest_ms(facts), reachable_ms(facts)
+    if rest is not None and reach is not None and reach > rest * KEEPS_UP_MARGIN:
+        assert facts.machine is not None
+        cpus = facts.machine.usable_cpus
+        text = (
+            f"The CPU is the limit: a step takes {ms(main_cpu_ms(facts))} of CPU time, its batch "
+            f"{ms(batch_cpu_ms(facts))}, and {cpus:g} usable CPUs can't do that in less than "
+            f"{ms(reach)}"
+        )
+        if not gains:
+            return f"{text}, with any number of workers."
+        return f"{text}; {many} would come to {ms(predicted_ms)}."
+    if count < needed:
+        return (
+            f"{plural(needed, 'worker')} would keep up; beside the loop this machine feeds about "
+            f"{count}, which would bring the step to {ms(predicted_ms)}."
+        )
+    return f"{many} would keep up: {ms(predicted_ms)} a step."

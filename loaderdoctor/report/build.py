@@ -19,6 +19,7 @@ from loaderdoctor.report.encode import plain_value
 from loaderdoctor.report.gpu import gpu_of, ranges_of
 from loaderdoctor.report.method import method_sentences
 from loaderdoctor.report.summary import VerdictSeverity, verdict_sentence
+from loaderdoctor.report.tested import Elsewhere, answered, tests_row
 
 # DESIGN: more than 2 % of the step in no share is a defect of ours, and the report says so.
 MAX_OTHER_SHARE = 0.02
@@ -52,13 +53,17 @@ def build_report(
     summary: str | None = None,
     unsettled: str | None = None,
     memory_history: model.MemoryHistory | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> model.Report:
     """The report of one run. `summary` replaces the composed sentence; `method` is added to it.
 
     `unsettled` says why an uncertain verdict was not settled by measuring longer. Never raises for
     missing evidence: what is None stays None.
+    What findings expect of settings is answered by `trials`, or by those of the run that an
+    analysed trace belongs to (`elsewhere`).
     """
     unexplained = _unexplained(facts)
+    findings = answered(findings, facts, trials, elsewhere)
     return model.Report(
         command=facts.command,
         target=target,
@@ -225,6 +230,7 @@ def _finding(finding: Finding) -> model.Finding:
         evidence=plain_value(finding.evidence),
         summary=finding.summary,
         advice=finding.advice,
+        tested=tuple(tests_row(t) for t in finding.tested),
     )
 
 

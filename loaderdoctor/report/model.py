@@ -77,6 +77,21 @@ class Ablation(Struct, frozen=True, kw_only=True):
     by_loader_ms: dict[str, float] = {}
 
 
+class FindingTest(Struct, frozen=True, kw_only=True):
+    """What a trial came to of a setting that a finding expects something of. Milliseconds a step.
+
+    `own_step_ms` is the loop as it is, in the rounds of that trial where they are known.
+    """
+
+    setting: str
+    predicted_step_ms: float | None
+    tried: str  # the trial's label
+    step_ms: float
+    own_step_ms: float
+    outcome: Literal["faster", "slower", "no different", "undecided"]
+    refuted: bool  # the measurement says otherwise than the finding's rule
+
+
 class Finding(Struct, frozen=True, kw_only=True):
     kind: str
     severity: str
@@ -85,6 +100,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     evidence: dict[str, Any]
     summary: str
     advice: str | None = None
+    tested: tuple[FindingTest, ...] = ()
 
 
 class Recommendation(Struct, frozen=True, kw_only=True):
@@ -128,6 +144,9 @@ class Trial(Struct, frozen=True, kw_only=True):
     trace: str | None = None
     n_windows: int = 0
     window_ms: tuple[float, ...] = ()
+    # Against the loop as it is in the same rounds: positive is faster. None: not paired.
+    gain_ms: float | None = None
+    gain_ms_ci: Interval | None = None
     changes_numerics: bool = False  # or training: tried because it was asked for
     # Time for as many samples as the loop's own step has: trials compare by it. None: step_ms is.
     cost_ms: float | None = None

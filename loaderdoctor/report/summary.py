@@ -108,7 +108,7 @@ def verdict_sentence(
             unsettled = _first_change(step_ms, change)
         return uncertain_sentence(bound, facts, step_ms, unsettled)
     cost = _cost(bound, facts, step_ms)
-    cause = next((f for f in findings if f.kind in _OF_BOUND[bound]), None)
+    cause = next((f for f in findings if f.kind in _OF_BOUND[bound] and not _disproved(f)), None)
     because = f", because {CAUSES[cause.kind]}" if cause is not None else ""
     where = f" ({fmt.plain(cause.loader)})" if cause is not None and cause.loader else ""
     return f"{cost}{because}{where}. {_remedy(step_ms, cause, recommendations, facts)}"
@@ -134,6 +134,11 @@ def best_measured_ms(recommendations: Sequence[Recommendation]) -> float | None:
     """The step time of the fastest recommended settings that were tried (ms)."""
     tried = [r.measured_step_ms for r in recommendations if r.measured_step_ms is not None]
     return min(tried, default=None)
+
+
+def _disproved(cause: Finding) -> bool:
+    """Whether a trial showed that this is no cause: of all, the one that is itself a forecast."""
+    return cause.kind is Kind.TOO_FEW_WORKERS and any(t.refuted for t in cause.tested)
 
 
 def _cost(bound: Bound, facts: Facts, step_ms: float) -> str:

@@ -36,11 +36,20 @@ def check_fires(case: Case) -> None:
     for key, value in case.evidence.items():
         expected = pytest.approx(value, rel=0.01) if isinstance(value, float) else value
         assert finding.evidence[key] == expected, key
+    said = " ".join([finding.summary, *(p.sentence for p in finding.predictions)])
     for words in case.says:
-        assert words in finding.summary
+        assert words in said
     assert finding.summary.rstrip().endswith((".", ")"))
     assert "  " not in finding.summary
-    assert "None" not in finding.summary
+    assert "None" not in said
+    for prediction in finding.predictions:
+        assert (
+            prediction.sentence[0].isupper()
+            or prediction.sentence[0].isdigit()
+            or "=" in (prediction.sentence.split()[0])
+        )
+        assert prediction.sentence.endswith(".")
+        assert prediction.sentence not in finding.summary
 
 
 def check_silent(case: Case) -> None:

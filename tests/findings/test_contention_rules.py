@@ -96,7 +96,7 @@ CASES = (
         share=0.55,
         severity=Severity.HIGH,
         evidence={"pin_ms_per_batch": 9.5, "rest_of_step_ms": 4.0, "pin_busy_share": 0.97},
-        says=("the pin thread 9.5 ms", "more workers would not help"),
+        says=("the pin thread 9.5 ms", "More workers would wait for the same thread"),
         silent={
             "a pin thread with time": with_exposed(input_=0.6),
             "busy, but quick enough": with_exposed(

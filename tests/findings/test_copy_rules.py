@@ -148,7 +148,7 @@ CASES = (
         share=0.1,
         severity=Severity.MODERATE,
         evidence={"exposed_copy_ms_per_step": 1.0, "copy_busy_ms_per_step": 1.0},
-        says=("copied on the stream that computes", "can gain at most these 1.0 ms"),
+        says=("copied on the stream that computes", "would gain at most these 1.0 ms"),
         silent={
             "a copy of 2 %": healthy(),
             "a side stream": with_exposed(

@@ -90,9 +90,9 @@ CASES = (
             "supply_ms_per_batch": 10.0,
             "rest_of_step_ms": 4.0,
             "num_workers_needed": 10,
-            "num_workers_limit": 8,
+            "num_workers_limit": 7,
         },
-        says=("4 workers hand out a batch every 10.0 ms on average", "10 workers would keep up"),
+        says=("4 workers hand out a batch every 10.0 ms on average", "8 usable CPUs can't do that"),
         silent={
             "the pool keeps up": with_exposed(input_=0.6, workers=workers(batch_ms=12.0)),
             "no CPU for more": with_exposed(
@@ -138,7 +138,7 @@ CASES = (
         share=0.6,
         severity=Severity.HIGH,
         evidence={"cpu_cores_used": 7.5, "usable_cpus": 8.0, "num_workers": 4},
-        says=("7.5 of 8 usable CPUs are busy", "more workers can't help"),
+        says=("7.5 of 8 usable CPUs are busy", "No CPU is left for more workers"),
         silent={
             "CPUs are free": STARVED,
             "the pool keeps up": with_exposed(input_=0.4, workers=workers(), step=FULL_CPU),
@@ -191,7 +191,7 @@ CASES = (
         share=0.5,
         severity=Severity.HIGH,
         evidence={"sample_us": 11.0, "batch_ms": 2.6, "num_workers": 0},
-        says=("A sample takes 11 µs", "more workers would not help"),
+        says=("A sample takes 11 µs", "More workers would add the price of a queue"),
         silent={
             "samples of some cost": with_exposed(input_=0.5, workers=BY_ITSELF),
             "batches too cheap to explain it": with_exposed(

@@ -1,0 +1,141 @@
+"""Trials as the outcomes that findings are confronted with, wherever the trials were run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from loaderdoctor.facts import Facts
+from loaderdoctor.findings.confront import Outcome, Tested, confronted
+from loaderdoctor.findings.model import Finding
+from loaderdoctor.report import model
+from loaderdoctor.settings import AXES_BY_NAME, Settings
+
+
+class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
+    """Trials of the run that an analysed trace was recorded in."""
+
+    trials: tuple[model.Trial, ...]
+    recorded: int  # which of them the trace is of: 0, the loop as it is
+    own: dict[str, Any]  # settings of the loop's loader
+    report: str  # where they stand
+
+
+def answered(
+    findings: Iterable[Finding],
+    facts: Facts,
+    trials: Sequence[model.Trial],
+    elsewhere: Elsewhere | None = None,
+) -> tuple[Finding, ...]:
+    """The findings with their predictions confronted with what was tried, here or `elsewhere`."""
+    if elsewhere is not None:
+        return confronted(
+            findings,
+            outcomes(elsewhere.trials, elsewhere.own, base=elsewhere.recorded),
+            own=_settings(_of(elsewhere.trials, elsewhere.recorded, elsewhere.own)),
+            tried="Tried in the run that this trace belongs to",
+            untried="predicted; the run that this trace belongs to did not try it",
+        )
+    own = own_settings(facts)
+    if facts.command == "analyze":
+        return confronted(
+            findings, (), own=_settings(own),
+            untried="not tested: `loaderdoctor diagnose train.py` tries it in the running loop",
+        )  # fmt: skip
+    return confronted(findings, outcomes(trials, own), own=_settings(own))
+
+
+def outcomes(
+    trials: Sequence[model.Trial], own: Mapping[str, Any], *, base: int = 0
+) -> tuple[Outcome, ...]:
+    """What each trial that may be compared with trial `base` came to, in order.
+
+    Left out are trials on other machines, of other work (another portion, ready batches), and
+    those that failed. `own` are the loader's settings.
+    """
+    if base >= len(trials) or trials[base].compared_ms is None:
+        return ()
+    of_base = trials[base]
+    before = _of(trials, base, own)
+    found = []
+    for index, trial in enumerate(trials):
+        if index == base or trial.status != "ok" or trial.compared_ms is None:
+            continue
+        if (trial.hardware, trial.group) != (of_base.hardware, of_base.group):
+            continue
+        after = _of(trials, index, own)
+        changed = _settings({k: v for k, v in after.items() if v != before.get(k)})
+        if not changed.changed() or changed.probes or trial.changes_numerics:
+            continue
+        found.append(_outcome(changed, trial, of_base, paired=base == 0))
+    return tuple(found)
+
+
+def tests_row(tested: Tested) -> model.FindingTest:
+    """For report.json."""
+    outcome, prediction = tested.outcome, tested.prediction
+    return model.FindingTest(
+        setting=prediction.setting,
+        predicted_step_ms=prediction.step_ms,
+        tried=outcome.settings.label(),
+        step_ms=outcome.step_ms,
+        own_step_ms=outcome.own_ms,
+        outcome=outcome.came,
+        refuted=tested.refuted,
+    )
+
+
+def own_settings(facts: Facts) -> dict[str, Any]:
+    """The loop's own settings, as far as known; `non_blocking` as its copies are made."""
+    loader = facts.main_loader
+    own: dict[str, Any] = dict(loader.settings.as_dict()) if loader is not None else {}
+    if facts.transfers:
+        own["non_blocking"] = all(t.non_blocking for t in facts.transfers)
+    return own
+
+
+def _outcome(
+    changed: Settings, trial: model.Trial, of_base: model.Trial, *, paired: bool
+) -> Outcome:
+    assert trial.compared_ms is not None
+    assert of_base.compared_ms is not None
+    own_ms, gain_ms = of_base.compared_ms, of_base.compared_ms - trial.compared_ms
+    interval = trial.gain_ms_ci
+    if paired and trial.gain_ms is not None:
+        gain_ms = trial.gain_ms
+        own_ms = trial.compared_ms + gain_ms
+    else:
+        # Independent means: their margins add up in squares.
+        margins = [_margin(trial), _margin(of_base)]
+        if any(m is None for m in margins):
+            interval = None
+        else:
+            margin = math.hypot(*(m for m in margins if m is not None))
+            interval = (gain_ms - margin, gain_ms + margin)
+    return Outcome(
+        settings=changed,
+        step_ms=trial.compared_ms,
+        own_ms=own_ms,
+        gain_low_ms=interval[0] if interval is not None else None,
+        gain_high_ms=interval[1] if interval is not None else None,
+    )
+
+
+def _margin(trial: model.Trial) -> float | None:
+    if trial.step_ms_ci is None or not trial.step_ms or trial.compared_ms is None:
+        return None
+    low, high = trial.step_ms_ci
+    return (high - low) / 2 * trial.compared_ms / trial.step_ms
+
+
+def _of(trials: Sequence[model.Trial], index: int, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The whole settings of a trial: what it changes over the loop's own."""
+    changed = trials[index].settings if index < len(trials) else {}
+    return {**own, **{k: v for k, v in changed.items() if v is not None}}
+
+
+def _settings(values: Mapping[str, Any]) -> Settings:
+    return Settings(**{k: v for k, v in values.items() if k in AXES_BY_NAME})

@@ -1,6 +1,7 @@
 """What a diagnosis measured for its advice, beside the same advice applied to the script by hand.
 
     python benchmarks/prescription.py [--only NAME,…] [--budget 45] [--epochs 3] [--rounds 2]
+                                      [--runs FOLDER] [--json FILE]
 
 For each script of `prescribed/`: `loaderdoctor diagnose`, then every change that its report
 measured is written into a copy of the script (its diffs as text; a thread, a side stream or a
@@ -36,20 +37,7 @@ NAMES = (
 TOLERANCE = 0.10  # of the ratio: two runs of one script differ by that much on shared machines
 LOOP = re.compile(r"^(\s+for x, y in )(.+):$", re.MULTILINE)
 EPOCHS = re.compile(r"^for epoch in ", re.MULTILINE)
-RESIDENT = """\
-class Resident:  # the whole dataset on the device, once
-    def __init__(self, loader):
-        self.x = torch.stack([x for x, _ in loader.dataset]).to(device)
-        self.y = torch.tensor([y for _, y in loader.dataset], device=device)
-        self.size = loader.batch_size
-
-    def __iter__(self):
-        for chosen in torch.randperm(len(self.y), device=device).split(self.size):
-            yield self.x[chosen], self.y[chosen]
-
-
-resident = Resident(train_loader)
-"""
+BUILT = re.compile(r"^train_loader = DataLoader\(.*\)$", re.MULTILINE)
 
 
 class CannotApplyError(Exception):
@@ -100,7 +88,15 @@ def _wrapped(source: str, row: dict[str, Any]) -> str:
         before = row["code"].split("\nfor images, labels in ")[0] + "\n\n\n"
         around = "copied_ahead({loader}, device)"
     elif name == "resident" and value:
-        before, around = RESIDENT, "resident"
+        # Behind the loader whose place it takes, in the script's own loop or a Trainer's.
+        code = row["code"].replace(
+            "loader = OnDevice(loader, device)",
+            'train_loader = OnDevice(train_loader, torch.device("cuda"))',
+        )
+        changed, n = BUILT.subn(lambda m: f"{m[0]}\n\n\n{code}\n\n", source)
+        if not n:
+            raise CannotApplyError(f"{name}: the script builds no train_loader in one line")
+        return changed
     elif name in ("persistent_workers", "prefetch_factor", "num_workers", "pin_memory"):
         raise CannotApplyError(f"{name}: the report shows no line of the script to change")
     else:
@@ -191,7 +187,8 @@ def _compared(row: dict[str, Any], before: Timed, after: Timed) -> dict[str, Any
     now = row["report_ms"]
     ours = now / row["advised_ms"]
     slack = by_hand * (before.spread / before.value + after.spread / after.value)
-    lowest, highest = now / high - slack, now / max(low, 1e-9) + slack
+    now_low, now_high = row["report_ms_ci"] or (now, now)
+    lowest, highest = now_low / high - slack, now_high / max(low, 1e-9) + slack
     return {
         "before_ms": before.value,
         "before_spread": before.spread,
@@ -232,13 +229,16 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=45.0, help="of each diagnosis, seconds")
     parser.add_argument("--epochs", type=int, default=3, help="timed epochs of each plain run")
     parser.add_argument("--rounds", type=int, default=2, help="turns of original and copy")
+    parser.add_argument("--runs", type=Path, help="keep the run folders here")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows = []
     for name in args.only:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = args.runs / name if args.runs else Path(temporary)
+            folder.mkdir(parents=True, exist_ok=True)
             try:
-                rows.append(row_of(name, args, Path(folder)))
+                rows.append(row_of(name, args, folder))
             except RuntimeError as error:
                 print(error, file=sys.stderr, flush=True)
                 continue

@@ -29,11 +29,18 @@ for images, labels in copied_ahead(loader, device):
     ...  # the loop as it is, without its .to(device)"""
 
 RESIDENT = """\
-images = torch.stack([x for x, _ in dataset]).to(device)  # once, before training
-labels = torch.tensor([y for _, y in dataset], device=device)
-for chosen in torch.randperm(len(labels), device=device).split(batch_size):
-    x, y = images[chosen], labels[chosen]
-    ...  # the loop as it is; augment x here, on the device"""
+class OnDevice:  # the whole dataset, copied once; augment in the loop, on the device
+    def __init__(self, loader, device):
+        samples = [loader.dataset[i] for i in range(len(loader.dataset))]
+        self.tensors = [t.to(device) for t in loader.collate_fn(samples)]
+        self.batch_size = loader.batch_size
+    def __len__(self):
+        return -(-len(self.tensors[0]) // self.batch_size)
+    def __iter__(self):
+        n, device = len(self.tensors[0]), self.tensors[0].device
+        for chosen in torch.randperm(n, device=device).split(self.batch_size):  # or torch.arange
+            yield [t[chosen] for t in self.tensors]
+loader = OnDevice(loader, device)  # the loop, or a Trainer, takes it as it took the DataLoader"""
 
 SLICING = """\
 class Batches(torch.utils.data.Dataset):

@@ -52,10 +52,14 @@ def test_packed_tensors_come_apart_as_they_were() -> None:
 
 def test_resident_batches_hold_every_sample_once() -> None:
     dataset = TensorDataset(torch.arange(10.0), torch.arange(10))
-    seen: list[int] = []
-    code = snippets.RESIDENT.replace("...  #", "seen += y.tolist()  #")
-    run(code, dataset=dataset, device="cpu", batch_size=4, seen=seen)
-    assert sorted(seen) == list(range(10))
+    plain = DataLoader(dataset, batch_size=4, shuffle=True)
+    loader = run(snippets.RESIDENT, loader=plain, device="cpu")["loader"]
+    assert len(loader) == len(plain) == 3
+    for _ in range(2):
+        batches = list(loader)
+        assert [len(y) for _, y in batches] == [4, 4, 2]
+        assert sorted(torch.cat([y for _, y in batches]).tolist()) == list(range(10))
+        assert all(torch.equal(x.long(), y) for x, y in batches)
 
 
 def _indented(code: str) -> str:

@@ -18,6 +18,7 @@ from loaderdoctor.commands.output import (
     exit_code,
     share_rules,
 )
+from loaderdoctor.commands.own_run import run_of
 from loaderdoctor.commands.progress import progress
 from loaderdoctor.commands.trace_readers import EngineName, trace_reader
 from loaderdoctor.errors import UsageError
@@ -26,6 +27,7 @@ from loaderdoctor.findings.rules import find
 from loaderdoctor.report.build import build_report, step_of
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.ranks import rank_rows
+from loaderdoctor.report.tested import Elsewhere
 from loaderdoctor.trace.read import read_trace
 
 
@@ -80,8 +82,13 @@ def _analyze(
     return max(_one(path, options, rules, memory) for path in paths)
 
 
-def report_of_facts(target: str, facts: TraceFacts, warnings: tuple[ReportWarning, ...]) -> Report:
-    """Judge, find, report: one trace."""
+def report_of_facts(
+    target: str,
+    facts: TraceFacts,
+    warnings: tuple[ReportWarning, ...],
+    elsewhere: Elsewhere | None = None,
+) -> Report:
+    """Judge, find, report: one trace. `elsewhere`: what the run tried that it was recorded in."""
     bound, severity = judge_trace(facts)
     of_trace = facts_of_trace(facts)
     return build_report(
@@ -91,6 +98,7 @@ def report_of_facts(target: str, facts: TraceFacts, warnings: tuple[ReportWarnin
         severity=severity,
         findings=find(of_trace),
         warnings=warnings,
+        elsewhere=elsewhere,
     )
 
 
@@ -102,13 +110,15 @@ def report_of_job(target: str, job: Job) -> tuple[Report, Path]:
     in_trace = without_peer_wait(trace.facts, slow.peer_wait_ms)
     facts = replace(facts_of_trace(in_trace), ranks=ranks)
     bound, severity = judge_trace(in_trace)
+    elsewhere, unread = run_of(Path(trace.source))
     report = build_report(
         facts=facts,
         target=target,
         bound=bound,
         severity=severity,
         findings=find(facts),
-        warnings=_job_warnings(job, all(r.peer_wait_ms is None for r in ranks)),
+        warnings=(*_job_warnings(job, all(r.peer_wait_ms is None for r in ranks)), *unread),
+        elsewhere=elsewhere,
         ranks=rank_rows(ranks, step_of(facts).definition),
     )
     return report, Path(trace.source)
@@ -118,7 +128,10 @@ def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...], memo
     with progress(f"Reading {path.name}") as told:
         attributed = attribute(read_trace(path, max_memory_bytes=memory, on_share=told))
     malformed = attributed.trace.n_dropped_events
-    report = report_of_facts(str(path), facts_of(attributed), _malformed(malformed))
+    elsewhere, unread = run_of(path)
+    report = report_of_facts(
+        str(path), facts_of(attributed), (*_malformed(malformed), *unread), elsewhere
+    )
     return _deliver(path, attributed, report, options, rules)
 
 

@@ -101,7 +101,9 @@ def _confronted(
     for prediction in finding.predictions:
         test = tests.get(prediction)
         if test is None:
-            said.append(f"{prediction.sentence.removesuffix('.')} ({untried}).")
+            # Where the advice says the same, how to test it is said there.
+            mark = untried.partition(":")[0] if prediction.advised and advice else untried
+            said.append(f"{prediction.sentence.removesuffix('.')} ({mark}).")
             continue
         measured = f"{tried} {test.sentence}"
         if measured not in said:

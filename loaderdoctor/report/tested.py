@@ -21,7 +21,7 @@ class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
     trials: tuple[model.Trial, ...]
     recorded: int  # which of them the trace is of: 0, the loop as it is
     own: dict[str, Any]  # settings of the loop's loader
-    report: str  # where they stand
+    target: str  # what was run
 
 
 def answered(
@@ -31,20 +31,19 @@ def answered(
     elsewhere: Elsewhere | None = None,
 ) -> tuple[Finding, ...]:
     """The findings with their predictions confronted with what was tried, here or `elsewhere`."""
-    if elsewhere is not None:
+    target = elsewhere.target if elsewhere is not None else "train.py"
+    untested = f"not tested: `loaderdoctor diagnose {target}` tries it in the running loop"
+    if elsewhere is not None and len(elsewhere.trials) > 1:
         return confronted(
             findings,
             outcomes(elsewhere.trials, elsewhere.own, base=elsewhere.recorded),
             own=_settings(_of(elsewhere.trials, elsewhere.recorded, elsewhere.own)),
             tried="Tried in the run that this trace belongs to",
-            untried="predicted; the run that this trace belongs to did not try it",
+            untried=f"{untested}; the run that this trace belongs to did not",
         )
     own = own_settings(facts)
     if facts.command == "analyze":
-        return confronted(
-            findings, (), own=_settings(own),
-            untried="not tested: `loaderdoctor diagnose train.py` tries it in the running loop",
-        )  # fmt: skip
+        return confronted(findings, (), own=_settings(own), untried=untested)
     return confronted(findings, outcomes(trials, own), own=_settings(own))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings import snippets
+from loaderdoctor.findings.batch_making import LARGE_BATCH_BYTES
 from loaderdoctor.findings.capacity import by_ablation
 from loaderdoctor.findings.formats import format_named
 from loaderdoctor.findings.model import Finding, Kind
@@ -112,8 +113,19 @@ CHANGES: Mapping[Kind, Change] = {
 }
 
 
+FEWER_BYTES = Change(
+    title="Hand over half the bytes, and widen them behind the copy",
+    example=snippets.FEWER_BYTES,
+    caution="float16 keeps three digits, up to 65,504; uint8 loses nothing of 8-bit data.",
+)
+
+
 def _change(finding: Finding, facts: Facts) -> Change | None:
     """By the kind, and of conversions by the format that was recognised."""
+    if finding.kind is Kind.COLLATE_BOUND and finding.evidence.get("collate") == "default_collate":
+        n_bytes = finding.evidence.get("batch_bytes")
+        large = isinstance(n_bytes, int | float) and n_bytes >= LARGE_BATCH_BYTES
+        return FEWER_BYTES if large else CHANGES[Kind.OVERHEAD_BOUND_LOADER]
     if finding.kind is not Kind.DATASET_FORMAT_BOUND:
         return CHANGES.get(finding.kind)
     form = format_named(finding.evidence.get("format"))

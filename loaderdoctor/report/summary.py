@@ -8,6 +8,7 @@ from typing import Literal
 from loaderdoctor.attribution.shares import Bound
 from loaderdoctor.attribution.verdict import HIGH_SHARE
 from loaderdoctor.facts import Facts
+from loaderdoctor.findings.capacity import cost_beyond_wait
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.changes import MEASURED, Change, changes_of
@@ -65,6 +66,8 @@ _COST: Mapping[Bound, str] = {
     "host": "Python and launching cost",
     "compute": "Computing takes",
 }
+# What explains less of a part than this is not said to be the reason for it.
+_CAUSE_PART = 1 / 3
 # Fewer steps say nothing about a mean whose noise is a few percent.
 _FEW_STEPS = 5
 
@@ -109,6 +112,8 @@ def verdict_sentence(
         return uncertain_sentence(bound, facts, step_ms, unsettled)
     cost = _cost(bound, facts, step_ms)
     cause = next((f for f in findings if f.kind in _OF_BOUND[bound] and not _disproved(f)), None)
+    if cause is not None and (cause.share or 1.0) < _CAUSE_PART * (facts.share(bound) or 0.0):
+        cause = None  # it is to blame for a small part of it only
     because = f", because {CAUSES[cause.kind]}" if cause is not None else ""
     where = f" ({fmt.plain(cause.loader)})" if cause is not None and cause.loader else ""
     return f"{cost}{because}{where}. {_remedy(step_ms, cause, recommendations, facts)}"
@@ -144,8 +149,11 @@ def _disproved(cause: Finding) -> bool:
 def _cost(bound: Bound, facts: Facts, step_ms: float) -> str:
     """`Waiting for the loader costs 11.3 of 13.1 ms a step (86 %)`."""
     part = facts.share(bound) or 0.0
+    costs = _COST[bound]
+    if bound == "input" and cost_beyond_wait(facts) is not None:
+        costs = "The loader costs"  # by ablation: the loop hardly waits for it
     return (
-        f"{_COST[bound]} {fmt.number(part * step_ms)} of {fmt.number(step_ms)} ms a step "
+        f"{costs} {fmt.number(part * step_ms)} of {fmt.number(step_ms)} ms a step "
         f"({fmt.share(part)})"
     )
 

@@ -12,9 +12,14 @@ from loaderdoctor.findings.batch_making import (
 )
 from loaderdoctor.findings.hot import where
 from loaderdoctor.findings.model import Severity
+from loaderdoctor.instrument.protocol import TensorRecord
 from tests.findings.builders import healthy, line, loader, with_exposed, workers
 from tests.findings.case import Case, check_fires, check_silent
 from tests.findings.input_facts import LOW
+
+VOLUMES = TensorRecord(
+    path="[0]", shape=(16, 16, 256, 256), dtype="float32", n_bytes=16 * 16 * 256 * 256 * 4
+)
 
 CASES = (
     Case(
@@ -79,6 +84,18 @@ CASES = (
             LOW: healthy(workers=workers(batch_ms=40.0, collate_ms=30.0)),
         },
         missing={"collate": with_exposed(input_=0.5, workers=workers(collate_ms=None))},
+    ),
+    Case(
+        rule=collate_bound,
+        ill=with_exposed(
+            input_=0.5,
+            loaders=(loader(batch=(VOLUMES,)),),
+            workers=workers(batch_ms=40.0, collate_ms=30.0),
+        ),
+        share=0.375,
+        severity=Severity.HIGH,
+        evidence={"collate": "default_collate", "batch_bytes": VOLUMES.n_bytes},
+        says=("default_collate takes 30.0 ms", "It copies 67.1 MB a batch", "float16 or uint8"),
     ),
     Case(
         rule=dataset_format_bound,

@@ -24,6 +24,15 @@ def test_sliced_batches_hold_every_row_once_in_whole_batches() -> None:
     assert all(torch.equal(b[0].view(-1).long(), b[1]) for b in batches)
 
 
+def test_halved_batches_come_out_wide_and_as_near_as_half_precision_is() -> None:
+    dataset = TensorDataset(torch.rand(10, 3), torch.arange(10))
+    code = snippets.FEWER_BYTES.replace("shuffle=True", "shuffle=False")
+    scope = run(code, dataset=dataset, batch_size=10, device="cpu")
+    assert scope["x"].dtype == torch.float32
+    assert torch.allclose(scope["x"], dataset.tensors[0], atol=1e-3)
+    assert next(iter(scope["loader"]))[0].dtype == torch.float16
+
+
 def test_the_vectorised_sampler_yields_a_permutation() -> None:
     sampler = run(snippets.SAMPLER)["Shuffled"](100)
     loader = DataLoader(TensorDataset(torch.arange(100)), batch_size=10, sampler=sampler)

@@ -15,6 +15,8 @@ from loaderdoctor.report.first_screen import boundary_sentence, evidence_words, 
 from loaderdoctor.report.headline import headline
 from loaderdoctor.report.html.page import html
 from loaderdoctor.report.model import Recommendation, Report
+from loaderdoctor.report.summary import verdict_sentence
+from tests.findings.builders import with_exposed
 from tests.report import samples
 from tests.report.samples import estimate, recommendation
 
@@ -240,3 +242,21 @@ def test_a_step_that_is_not_known_well_is_no_figure_with_a_larger_error() -> Non
     step = msgspec.structs.replace(report.step, wall_ms=217.0, wall_ms_ci=(-190.0, 624.0))
     text = console_text(msgspec.structs.replace(report, step=step))
     assert "about 217 ms (not measured well) a step" in text
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.06, False), (0.4, True)])
+def test_a_cause_of_little_is_not_said_to_be_the_reason(share: float, said: bool) -> None:
+    finding = Finding(
+        kind=Kind.COLLATE_BOUND, severity=Severity.HIGH, share=share, summary="", evidence={}
+    )
+    text = verdict_sentence("input", "high", facts=with_exposed(input_=0.6), findings=[finding])
+    assert ("because collating is slow" in text) is said
+
+
+def test_a_loader_that_is_hardly_waited_for_costs_all_the_same() -> None:
+    facts = with_exposed(input_=0.6)
+    assert facts.step is not None
+    waited = replace(facts, step=replace(facts.step, raw_wait_ms=6.0))
+    hidden = replace(facts, step=replace(facts.step, raw_wait_ms=0.5))
+    assert verdict_sentence("input", "high", facts=waited).startswith("Waiting for the loader")
+    assert verdict_sentence("input", "high", facts=hidden).startswith("The loader costs 6.00 of")

@@ -19,6 +19,7 @@ import loaderdoctor
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.instrument.hooks import Hooks
 
+pytestmark = pytest.mark.alone
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 

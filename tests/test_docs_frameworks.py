@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from tests.test_api import Waiting, trainer
 
+pytestmark = pytest.mark.alone
 PAGE = Path(__file__).parent.parent / "docs" / "frameworks.md"
 
 

@@ -20,6 +20,7 @@ from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.facts import TraceFacts
 from loaderdoctor.trace.read import read_trace
 
+pytestmark = pytest.mark.alone
 N_STEPS = 12
 BATCH = 4
 # The stopwatch holds what lies within `iter`, `next` and the drop of the iterator, of which the

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -15,7 +17,7 @@ import pytest
 
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import Bench, Target
-from loaderdoctor.instrument.protocol import Progress, WindowRequest
+from loaderdoctor.instrument.protocol import Observed, Progress, WindowRequest
 
 HEAD = """
 import hashlib, os, sys, time
@@ -84,6 +86,39 @@ def no_process_left(pids: list[int]) -> bool:
     return all(psutil.Process(p).status() == psutil.STATUS_ZOMBIE for p in alive)
 
 
+@dataclass(frozen=True)
+class OneRun:
+    """What one watched script told: before its windows, of them, and of what it was doing."""
+
+    observed: Observed
+    modes: Sequence[str]
+    progress: Sequence[str]
+
+
+@pytest.fixture(scope="module")
+def one_run(tmp_path_factory: pytest.TempPathFactory) -> OneRun:
+    """A script that sets its own number of threads, measured in two windows of one number."""
+    folder = tmp_path_factory.mktemp("one-run")
+    target = script(folder, "train(1000)")
+    path = folder / "train.py"
+    path.write_text("import os; os.environ['OMP_NUM_THREADS'] = '1'\n" + path.read_text())
+    texts: list[str] = []
+
+    def told(event: object) -> None:
+        if isinstance(event, Progress):
+            texts.append(event.text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("OMP_NUM_THREADS", raising=False)
+        patch.delenv("MKL_NUM_THREADS", raising=False)
+        with Bench(target, folder / "run") as bench:
+            observed = bench.wait_observed(60.0, on_event=told)
+            asked = [request(1, mode, 3) for mode in ("plain", "no_input")]
+            modes = [bench.measure([one])[0].mode for one in asked]
+            bench.stop()
+    return OneRun(observed, modes, texts)
+
+
 def tree(bench: Bench) -> list[int]:
     process = bench._process
     assert process is not None
@@ -119,13 +154,17 @@ def test_a_run_to_the_end_is_bit_for_bit_the_unwatched_run(
     assert capfd.readouterr().out == said
 
 
-def test_a_window_of_a_number_used_before_is_measured_anew(tmp_path: Path) -> None:
+def test_a_window_of_a_number_used_before_is_measured_anew(one_run: OneRun) -> None:
     """Else it is answered by the earlier one: a trial passed for a window without input."""
-    with Bench(script(tmp_path, "train(1000)"), tmp_path / "run") as bench:
-        bench.wait_observed(60.0)
-        modes = ("plain", "no_input")
-        asked = [WindowRequest(id=1, mode=mode, n_steps=3, limit_s=30.0) for mode in modes]  # type: ignore[arg-type]
-        assert [bench.measure([request])[0].mode for request in asked] == ["plain", "no_input"]
+    assert one_run.modes == ["plain", "no_input"]
+
+
+def test_the_environment_a_script_sets_before_torch_counts(one_run: OneRun) -> None:
+    assert one_run.observed.environment.n_threads == 1
+
+
+def test_progress_is_told_while_it_runs(one_run: OneRun) -> None:
+    assert one_run.progress
 
 
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
@@ -268,20 +307,6 @@ def test_a_script_that_never_trains_is_given_up_in_time(tmp_path: Path) -> None:
     assert time.monotonic() - began < 60.0
 
 
-def test_the_environment_a_script_sets_before_torch_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "train.py").write_text("import os; os.environ['OMP_NUM_THREADS'] = '1'\n")
-    body = (tmp_path / "train.py").read_text() + HEAD + "\ntrain(100)\n"
-    (tmp_path / "train.py").write_text(body)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
-    with Bench(Target(script=str(tmp_path / "train.py")), tmp_path / "run") as bench:
-        observed = bench.wait_observed(60)
-        bench.stop()
-    assert observed.environment.n_threads == 1
-
-
 COMMAND = """
 import sys
 from pathlib import Path
@@ -316,13 +341,3 @@ def test_no_process_outlives_the_command(number: signal.Signals, tmp_path: Path)
     command.wait(30)
     command.stdout.close()
     assert no_process_left(pids)
-
-
-def test_progress_is_told_while_it_runs(tmp_path: Path) -> None:
-    texts: list[str] = []
-    with Bench(script(tmp_path, "train(100)"), tmp_path / "run") as bench:
-        bench.wait_observed(
-            60, on_event=lambda m: texts.append(m.text) if isinstance(m, Progress) else None
-        )
-        bench.stop()
-    assert texts

@@ -16,6 +16,8 @@ from loaderdoctor.instrument.protocol import WindowDone, WindowRequest
 from loaderdoctor.settings import Settings
 from tests.instrument.watched import Numbers, Trainer, loader_of, watch
 
+pytestmark = pytest.mark.alone
+
 
 class Slow(Numbers):
     """Samples that take a while."""

@@ -8,7 +8,7 @@ import pytest
 
 from tests.scripts.running import SHAPES, diagnose
 
-pytestmark = [pytest.mark.scripts, pytest.mark.slow]
+pytestmark = [pytest.mark.scripts, pytest.mark.slow, pytest.mark.alone]
 HINTS = {"grad-not-set-to-none", "bias-before-batchnorm"}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.scripts.running import SHAPES, diagnose
 
-pytestmark = [pytest.mark.scripts, pytest.mark.slow]
+pytestmark = [pytest.mark.scripts, pytest.mark.slow, pytest.mark.alone]
 # Imports, the steps before the loop is warm and writing the report come on top of the budget; on
 # two busy cores they take this long.
 AROUND_S = 60.0

@@ -12,7 +12,7 @@ import pytest
 
 from tests.scripts.running import STARVED, Diagnosed, diagnose
 
-pytestmark = pytest.mark.scripts
+pytestmark = [pytest.mark.scripts, pytest.mark.alone]
 slow = pytest.mark.slow
 # Kinds that blame the loader; none may be said of a loop that does not wait for it.
 LOADER_KINDS = {

@@ -91,9 +91,11 @@ class Evidence:
     def ablate(self, bench: BenchLike, left_s: float, *, fewest: bool) -> None:
         """Plain, no-input and no-copy windows of the loop as it is, for at most `left_s`.
 
-        With `fewest` no more rounds than an interval needs, which may take longer; none where even
-        those would take too long. Called again, it goes on while the verdict is not settled.
+        With `fewest` no more rounds than an interval needs. At first those may take longer, but
+        none are begun where even so they would not end. Called again, it goes on while the
+        verdict is not settled.
         """
+        first = self.ablated is None
         if self.ablated is None:
             budget_s = left_s * WINDOWS_PER_BUDGET / ABLATION_WINDOWS
             self.ablated = gather.Evidence(
@@ -101,8 +103,9 @@ class Evidence:
             )
         has_accelerator = self.observed.device is not None
         n_windows = gather.MIN_ROUNDS * (3 if has_accelerator else 2)
-        fewest_s = FEWEST_STRETCH * left_s if fewest else left_s
-        if fewest and n_windows * self.ablated.sizes.window_s > fewest_s:
+        fewest_s = FEWEST_STRETCH * left_s if first else left_s
+        too_slow = n_windows * self.ablated.sizes.window_s > fewest_s
+        if left_s <= 0 or (fewest and too_slow):
             return  # trials first: what they leave may do
         gatherer = gather.Gatherer(
             bench,

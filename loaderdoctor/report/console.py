@@ -186,12 +186,11 @@ def _ablation(report: Report) -> RenderableType | None:
     grid.add_column(justify="right", no_wrap=True)
     for row in rows:
         if row.value_ms is None:
-            absent = fmt.NOT_RECORDED if row.applies else fmt.NOT_APPLICABLE
-            grid.add_row(row.words, absent, "", "")
+            grid.add_row(row.words, row.figure, "", "")
             continue
         bar = Bar([("━", "bold" if row.is_now else "", row.value_ms)], whole=whole, max_width=40)
-        gain = "" if row.is_now else fmt.ratio(row.gain)
-        grid.add_row(row.words, fmt.step_ms(row.value_ms, row.ci_ms), bar, gain)
+        gain = fmt.ratio(row.gain) if row.gain is not None else ""
+        grid.add_row(row.words, row.figure, bar, gain)
     notes = [Text(plain(note), style="bright_black") for note in what_if_notes(report)]
     return _section("What it would be", grid, *notes)
 

@@ -43,12 +43,18 @@ class WhatIf:
     words: str
     value_ms: float | None
     ci_ms: Interval | None
-    gain: float | None  # as fast as now; None for now itself
+    is_now: bool
+    gain: float | None  # as fast as now; None where it is now, or not measured well
     applies: bool  # False: there is nothing to copy to
 
     @property
-    def is_now(self) -> bool:
-        return self.gain is None and self.value_ms is not None
+    def figure(self) -> str:
+        """In milliseconds with the noise, where that leaves a figure."""
+        if self.value_ms is None:
+            return fmt.NOT_RECORDED if self.applies else fmt.NOT_APPLICABLE
+        if fmt.is_measured_well(self.value_ms, self.ci_ms):
+            return fmt.ms(self.value_ms, self.ci_ms)
+        return f"about {fmt.ms(self.value_ms)}"
 
 
 def what_if(report: Report) -> tuple[WhatIf, ...]:
@@ -65,12 +71,15 @@ def _rows(report: Report, ablation: Ablation) -> Iterator[WhatIf]:
         ("with an instant loader", ablation.no_input_ms, "no_input_ms"),
         ("and with free copies", ablation.no_copy_ms, "no_copy_ms"),
     ):
-        substituted = name != "plain_ms" and value is not None and value > 0
+        ci = ablation.ci_ms.get(name)
+        is_now = name == "plain_ms"
+        clear = value is not None and value > 0 and fmt.is_measured_well(value, ci)
         yield WhatIf(
             words=words,
             value_ms=value,
-            ci_ms=ablation.ci_ms.get(name),
-            gain=now / value if substituted and value else None,
+            ci_ms=ci,
+            is_now=is_now,
+            gain=now / value if clear and value and not is_now else None,
             applies=value is not None or not (no_accelerator and name == "no_copy_ms"),
         )
 
@@ -83,13 +92,16 @@ def what_if_notes(report: Report) -> tuple[str, ...]:
     notes = []
     if ablation.n_rounds == 1:
         notes.append("One round, no interval: these figures decide nothing.")
-    shown = fmt.step_ms(ablation.plain_ms, ablation.ci_ms.get("plain_ms"))
-    if wall_ms is not None and shown != fmt.step_ms(wall_ms, report.step.wall_ms_ci):
+    shown = fmt.step_ms(ablation.plain_ms, ablation.ci_ms.get("plain_ms")).partition(" ")[0]
+    step = fmt.step_ms(wall_ms, report.step.wall_ms_ci).partition(" ")[0]
+    if wall_ms is not None and shown != step and fmt.ms(wall_ms) != fmt.ms(ablation.plain_ms):
         rounds = fmt.count(ablation.n_rounds, "round")
         notes.append(
             f"“now” is of the {rounds} of this comparison alone; {fmt.ms(wall_ms)} above is of "
             "all windows of the loop as it is."
         )
+    if any(not fmt.is_measured_well(row.value_ms, row.ci_ms) for row in what_if(report)):
+        notes.append("“about”: not measured well, the rounds differ by more than that.")
     if ablation.reason:
         notes.append(ablation.reason)
     for loader, cost_ms in ablation.by_loader_ms.items():

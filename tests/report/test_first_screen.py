@@ -125,6 +125,9 @@ def test_two_figures_for_now_are_told_apart_in_a_clause() -> None:
     report = samples.input_bound()
     assert what_if_notes(report) == ()
     assert report.ablation is not None
+    wider = {**report.ablation.ci_ms, "plain_ms": (12.1, 14.1)}
+    same = msgspec.structs.replace(report.ablation, ci_ms=wider)
+    assert what_if_notes(msgspec.structs.replace(report, ablation=same)) == ()
     other = msgspec.structs.replace(
         report, ablation=msgspec.structs.replace(report.ablation, plain_ms=15.2)
     )
@@ -260,3 +263,16 @@ def test_a_loader_that_is_hardly_waited_for_costs_all_the_same() -> None:
     hidden = replace(facts, step=replace(facts.step, raw_wait_ms=0.5))
     assert verdict_sentence("input", "high", facts=waited).startswith("Waiting for the loader")
     assert verdict_sentence("input", "high", facts=hidden).startswith("The loader costs 6.00 of")
+
+
+def test_a_comparison_with_more_noise_than_time_is_about() -> None:
+    report = samples.input_bound()
+    assert report.ablation is not None
+    wide = {**report.ablation.ci_ms, "no_input_ms": (-2.3, 9.0)}
+    ablation = msgspec.structs.replace(report.ablation, no_input_ms=3.36, ci_ms=wide)
+    shown = msgspec.structs.replace(report, ablation=ablation)
+    for text in (console_text(shown), html(shown)):
+        assert "about 3.36 ms" in text
+        assert "“about”: not measured well" in text
+        assert "± 6" not in text
+        assert "7.4×" not in text  # no ratio to a figure that is not known

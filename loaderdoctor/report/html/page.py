@@ -168,17 +168,15 @@ def _what_if(report: Report) -> tuple[WhatIfBar, ...]:
 
 def _what_if_bar(row: WhatIf, whole: float) -> WhatIfBar:
     if row.value_ms is None:
-        return WhatIfBar(
-            words=row.words, text=fmt.NOT_RECORDED, width=None, low=None, high=None, gain=""
-        )
+        return WhatIfBar(words=row.words, text=row.figure, width=None, low=None, high=None, gain="")
     ci = row.ci_ms
     return WhatIfBar(
         words=row.words,
-        text=fmt.step_ms(row.value_ms, ci),
+        text=row.figure,
         width=_within(row.value_ms / whole),
         low=_within(ci[0] / whole) if ci else None,
         high=_within(ci[1] / whole) if ci else None,
-        gain="" if row.is_now else f"{fmt.ratio(row.gain)} as fast",
+        gain=f"{fmt.ratio(row.gain)} as fast" if row.gain is not None else "",
     )
 
 

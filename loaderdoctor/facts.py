@@ -192,6 +192,28 @@ class AblationFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CpuFacts:
+    """Who used the CPUs during plain windows, beside the run itself, and who waited for one."""
+
+    # CPUs, of those this run may use, that other programs kept busy on average.
+    other_cores: float | None
+    # Threads of the training process that stood ready to run with no CPU free, on average.
+    waiting_threads: float | None
+    train_wait_share: float | None  # of the time of the thread that trains
+    throttled_share: float | None  # periods in which a quota held the run back; None: no quota
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadTrial:
+    """The loop with another number of intra-op threads, measured beside plain windows."""
+
+    n_threads: int
+    step_ms: Estimate
+    gain_ms: Estimate  # plain - this, paired by round
+    decided: bool  # enough was seen to say that it helps, or that it was not shown to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
     """The step in plain windows: the figures that rank and judge."""
 
@@ -212,6 +234,8 @@ class StepFacts:
     # Of torch's allocator in the first window, before anything was substituted.
     gpu_peak_allocated_bytes: int | None = None
     gpu_peak_reserved_bytes: int | None = None
+    windows_ms: tuple[float, ...] = ()  # mean step within the epoch, of each window in order
+    cpu: CpuFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +302,7 @@ class Facts:
     compute: ComputeRecord | None = None  # how the loop was seen to compute
     ranks: tuple[RankFacts, ...] = ()  # of a job of several; the other facts are the slowest's
     other_workers: tuple[WorkerFacts, ...] = ()  # of the other loaders seen, validation mostly
+    thread_trials: tuple[ThreadTrial, ...] = ()  # empty: not tried, or not yet
 
     @property
     def step_ms(self) -> float | None:

@@ -56,6 +56,7 @@ class Settings:
     fused_optimizer: bool | None = None
     ddp: Parallel | None = None  # several devices: one process, or one for each
     dali: bool | None = None  # NVIDIA DALI reads, decodes and augments, on the device
+    num_threads: int | None = None  # torch.set_num_threads: sums are made in another order
 
     def as_dict(self) -> dict[str, Value]:
         """Every axis by name, unset as None: the form of `settings` in report.json."""
@@ -73,6 +74,11 @@ class Settings:
         """Short text for a table row, e.g. `4 workers, prefetch 2, pinned`; `as is` if empty."""
         parts = [AXES_BY_NAME[name].label(value) for name, value in self.changed().items()]
         return ", ".join(part for part in parts if part) or "as is"
+
+    @property
+    def only_threads(self) -> bool:
+        """Whether the loop's own batches and loaders serve as they are: only threads change."""
+        return set(self.changed()) == {"num_threads"}
 
     @property
     def numerics(self) -> tuple[str, ...]:
@@ -117,6 +123,8 @@ class Axis:
         """How a value reads in a table; empty for what goes without saying."""
         if self.name == "num_workers":
             return f"{value} worker" if value == 1 else f"{value} workers"
+        if self.name == "num_threads":
+            return f"{value} thread" if value == 1 else f"{value} threads"
         if self.kind == "int":
             return f"{self.on_text} {value}"
         if self.kind == "share":
@@ -296,6 +304,7 @@ AXES: tuple[Axis, ...] = (
         numerics=True,
     ),
     Axis(name="dali", kind="bool", where="script", on_text="DALI", numerics=True),
+    Axis(name="num_threads", kind="int", where="model", numerics=True),
 )
 AXES_BY_NAME: Mapping[str, Axis] = {axis.name: axis for axis in AXES}
 
@@ -331,6 +340,8 @@ def _invalid_data(settings: Settings) -> str | None:
         return "portion must be more than 0 and at most 1"
     if settings.batch_size is not None and settings.batch_size < 1:
         return "batch_size must be at least 1"
+    if settings.num_threads is not None and settings.num_threads < 1:
+        return "num_threads must be at least 1"
     active = {
         name for name, value in settings.changed().items() if not AXES_BY_NAME[name].is_idle(value)
     }

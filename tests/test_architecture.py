@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "loaderdoctor"
-TORCH_FREE_INSTRUMENT = {"__init__", "protocol", "bench", "machine", "cgroups", "worker_records"}
+TORCH_FREE_INSTRUMENT = {
+    "__init__",
+    "protocol",
+    "bench",
+    "machine",
+    "cgroups",
+    "cpu_use",
+    "worker_records",
+}
 # Each stage may import the stages to its left, and itself.
 STAGES = ("instrument", "trace", "attribution", "findings", "report")
 # Of `instrument`, the stages to the right may read only its records.

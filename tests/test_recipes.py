@@ -9,10 +9,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -168,7 +170,35 @@ def test_env_prints_usable_cpus_and_survives_a_broken_torch() -> None:
     assert env_command.torch_rows(broken) == [("torch", "can't be used: ImportError: libcuda")]
     rows = dict(env_command.machine_rows(look()))
     assert float(rows["usable CPUs"].split()[0]) > 0
+    assert rows["load"] == "what other programs use is not known"
     facts = env_command.TorchFacts(
         version="2.14.1", cuda=None, hip="6.4", gpus=(), n_threads=1, start_method="fork"
     )
     assert dict(env_command.torch_rows(facts))["torch"] == "2.14.1 (ROCm 6.4)"
+
+
+def test_env_tells_what_other_programs_use() -> None:
+    machine = replace(look(), usable_cpus=8.0)
+    busy = env_command.Load(other_cores=3.2, averages=(4.0, 3.0, 2.5))
+    row = dict(env_command.machine_rows(machine, busy))["load"]
+    assert row.startswith("other programs use 3.2 of the usable CPUs: busy")
+    assert row.endswith("load average 4.00, 3.00, 2.50 (1, 5, 15 minutes)")
+    quiet = env_command.Load(other_cores=0.1, averages=None)
+    row = dict(env_command.machine_rows(machine, quiet))["load"]
+    assert row == "other programs use 0.1 of the usable CPUs"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_env_sees_a_program_that_is_busy_now() -> None:
+    code = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'while True: "
+    code += "pass'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
+    started = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    hog = psutil.Process(int(started.stdout))
+    try:
+        before = hog.cpu_times().user
+        load = env_command.look_at_load(1.0)
+        used = hog.cpu_times().user - before
+    finally:
+        hog.kill()
+    assert load.other_cores is not None
+    assert load.other_cores >= 0.7 * used

@@ -1,15 +1,22 @@
-"""What an experiment can't tell on full CPUs: the loader's own cost from that of its company."""
+"""What stands in the way of judging a run: full CPUs, other programs, a machine not steady."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts import AblationFacts, StepFacts
+from loaderdoctor.facts import AblationFacts, Facts, StepFacts
 
 # The loop and its workers use this much of the CPUs: what else runs then takes from them. Not
 # lower, since nothing keeps all CPUs busy all the time but a loop that is short of them.
 FULL_SHARE = 0.85
+# Other programs that use this much of the usable CPUs make steps longer that use all of them: on
+# two CPUs 15 % cost nothing measurable, 25 % cost 8-16 %, 50 % cost 60-90 % (and a loop of one
+# thread nothing): `benchmarks/contention.py --alone`.
+BUSY_SHARE = 0.20
+# Recording ops only slows. Of 66 recorded runs on two CPUs the quiet ones were at 0.92 or more;
+# six were below 0.8, all measured while other programs filled the machine.
+UNSTEADY_OVERHEAD = 0.80
 
 
 def allow_for_contention(
@@ -52,4 +59,56 @@ def core_contention(ablation: AblationFacts) -> str:
         f"included, makes batches late: of the {ablation.input_ms.value:.1f} ms a step that "
         f"waiting for the loader costs here, up to {ablation.contended_ms or 0.0:.1f} ms may be "
         "its doing (core contention). The interval allows for that."
+    )
+
+
+def not_steady(profiler_overhead: float | None) -> bool:
+    """Whether steps were clearly shorter with the profiler on, which slows: the speed changed."""
+    return profiler_overhead is not None and profiler_overhead < UNSTEADY_OVERHEAD
+
+
+def machine_notes(facts: Facts) -> tuple[tuple[str, str], ...]:
+    """(kind, text) of each warning about what a run shared its CPUs with."""
+    found: list[tuple[str, str]] = []
+    if facts.ablation is not None and facts.ablation.contended_ms:
+        found.append(("core-contention", core_contention(facts.ablation)))
+    if (busy := _busy_machine(facts)) is not None:
+        found.append(("busy-machine", busy))
+    if (unsteady := _unsteady(facts)) is not None:
+        found.append(("not-steady", unsteady))
+    return tuple(found)
+
+
+def _busy_machine(facts: Facts) -> str | None:
+    cpu = facts.step.cpu if facts.step is not None else None
+    machine = facts.machine
+    if cpu is None or cpu.other_cores is None or machine is None or machine.usable_cpus <= 0:
+        return None
+    share = cpu.other_cores / machine.usable_cpus
+    if share < BUSY_SHARE:
+        return None
+    return (
+        f"Other programs used {cpu.other_cores:.1f} of the {machine.usable_cpus:g} usable CPUs "
+        f"({100 * share:.0f} %) while the loop was timed without the profiler. Times are those of "
+        "the loop in this company: alone it may be faster, and another setting best. Close the "
+        "other programs and measure again; if they are there in training too, the figures hold."
+    )
+
+
+def _unsteady(facts: Facts) -> str | None:
+    if not not_steady(facts.profiler_overhead):
+        return None
+    assert facts.profiler_overhead is not None
+    windows = facts.step.windows_ms if facts.step is not None else ()
+    spread = (
+        f" Windows without it took from {min(windows):.1f} to {max(windows):.1f} ms a step."
+        if len(windows) > 1
+        else ""
+    )
+    return (
+        f"With the profiler on, steps took {facts.profiler_overhead:.2f}x as long as without, "
+        f"though recording only slows: the machine or the loop was not steady between windows."
+        f"{spread} What rests on the trace is of another speed than the times, so the verdict "
+        "counts as uncertain unless the interval alone bears it. Measure again with nothing else "
+        "running, and longer (--budget)."
     )

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from loaderdoctor.attribution.contention import not_steady
 from loaderdoctor.attribution.shares import Bound, Shares
-from loaderdoctor.attribution.verdict import VerdictSeverity, verdict_from_shares
+from loaderdoctor.attribution.verdict import (
+    HIGH_SHARE,
+    MODERATE_SHARE,
+    VerdictSeverity,
+    verdict_from_shares,
+)
 from loaderdoctor.facts import Facts, TraceFacts
 
 # Fewer steps say nothing about a mean whose noise is a few percent.
@@ -49,4 +55,20 @@ def judge_run(facts: Facts) -> tuple[Bound, VerdictSeverity]:
         if facts.trace is not None and facts.trace.n_steps >= MIN_STEPS and n_steps == 0:
             return judge_trace(facts.trace)
         return "unknown", "none"
-    return verdict_from_shares(facts.shares, facts.shares_low)
+    bound, severity = verdict_from_shares(facts.shares, facts.shares_low)
+    if not_steady(facts.profiler_overhead):
+        return bound, _of_unsteady(bound, severity, facts)
+    return bound, severity
+
+
+def _of_unsteady(bound: Bound, severity: VerdictSeverity, facts: Facts) -> VerdictSeverity:
+    """What is left of a severity where the trace and the times are of two speeds.
+
+    Paired windows still compare: it stands where their lower bound alone earns it. What rests on
+    the trace, and host always does, is uncertain.
+    """
+    needed = {"high": HIGH_SHARE, "moderate": MODERATE_SHARE}.get(severity)
+    if needed is None:
+        return severity
+    low = (facts.shares_low or {}).get(bound)
+    return severity if low is not None and low >= needed else "uncertain"

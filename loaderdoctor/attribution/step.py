@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.estimate import Estimate, mean
 from loaderdoctor.facts import StepFacts
 from loaderdoctor.instrument.protocol import BoundaryRecord, Observed, WindowDone
@@ -132,6 +133,8 @@ def step_facts(observed: Observed, windows: Sequence[WindowDone]) -> StepFacts |
         main_cpu_cores=_cores([w.main_cpu_ns for w in plain], wall_ns),
         gpu_peak_allocated_bytes=plain[0].gpu_peak_allocated_bytes,
         gpu_peak_reserved_bytes=plain[0].gpu_peak_reserved_bytes,
+        windows_ms=tuple(t.within_ms for t in times),
+        cpu=cpu_facts(plain, observed.environment.usable_cpus),
     )
 
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
+from dataclasses import dataclass
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from loaderdoctor import __version__
-from loaderdoctor.instrument.machine import Machine, look
+from loaderdoctor.attribution.contention import BUSY_SHARE
+from loaderdoctor.attribution.cpu import cpu_facts
+from loaderdoctor.instrument.cpu_use import CpuMeter
+from loaderdoctor.instrument.machine import Machine, look, usable_cpus
+from loaderdoctor.instrument.protocol import WindowDone
 
 # Importing torch from a cold disk takes up to half a minute.
 TORCH_TIMEOUT_S = 90.0
@@ -34,6 +41,31 @@ print(json.dumps({
 """
 
 
+# Long enough for ticks of 10 ms.
+LOAD_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What runs on the machine beside us."""
+
+    other_cores: float | None  # CPUs, of the usable ones, that other programs keep busy
+    averages: tuple[float, float, float] | None  # of the whole machine; None: no such figure
+
+
+def look_at_load(seconds: float = LOAD_S) -> Load:
+    """Watch for that long."""
+    meter = CpuMeter()
+    time.sleep(seconds)
+    window = WindowDone(id=0, mode="plain", status="ok", cpu=meter.since())
+    facts = cpu_facts([window], usable_cpus())
+    try:
+        averages = os.getloadavg()
+    except (AttributeError, OSError):
+        averages = None
+    return Load(other_cores=facts.other_cores if facts is not None else None, averages=averages)
+
+
 class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a fresh process with torch says about itself."""
 
@@ -52,7 +84,7 @@ def env(console: Console | None = None) -> int:
     table = Table(box=None, pad_edge=False, show_header=False, show_edge=False)
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
-    for name, value in (*machine_rows(machine), *torch_rows(ask_torch())):
+    for name, value in (*machine_rows(machine, look_at_load()), *torch_rows(ask_torch())):
         table.add_row(name, value)
     console.print(table)
     return 0
@@ -75,12 +107,13 @@ def ask_torch(command: tuple[str, ...] = (sys.executable, "-c", _ASK_TORCH)) -> 
         return f"gave no readable answer: {json.dumps(answer.stdout[-200:])}"
 
 
-def machine_rows(machine: Machine) -> list[tuple[str, str]]:
+def machine_rows(machine: Machine, load: Load | None = None) -> list[tuple[str, str]]:
     """(name, value) of each fact, as text; "not known" for what the system doesn't tell."""
     return [
         ("loaderdoctor", f"{__version__} on Python {sys.version.split()[0]}"),
         ("system", machine.system),
         ("usable CPUs", _cpus(machine)),
+        ("load", _load(machine, load)),
         ("memory", _memory(machine)),
         ("swap used", _amount(machine.swap_used_bytes, machine.swap_total_bytes)),
         ("/dev/shm free", _amount(machine.shm_free_bytes, machine.shm_total_bytes)),
@@ -113,6 +146,20 @@ def _cpus(machine: Machine) -> str:
     if machine.physical_cores is not None:
         limits.append(f"{machine.physical_cores} physical cores")
     return f"{machine.usable_cpus:g} ({', '.join(limits)})"
+
+
+def _load(machine: Machine, load: Load | None) -> str:
+    if load is None or load.other_cores is None:
+        text = "what other programs use is not known"
+    else:
+        share = load.other_cores / machine.usable_cpus if machine.usable_cpus else 0.0
+        text = f"other programs use {load.other_cores:.1f} of the usable CPUs"
+        if share >= BUSY_SHARE:
+            text += ": busy, so times measured now are those of this company"
+    averages = load.averages if load is not None else None
+    if averages is not None:
+        text += "; load average " + ", ".join(f"{x:.2f}" for x in averages) + " (1, 5, 15 minutes)"
+    return text
 
 
 def _memory(machine: Machine) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 from rich.console import Console
 
+from loaderdoctor.attribution.contention import machine_notes
 from loaderdoctor.attribution.judge import judge_run
 from loaderdoctor.commands.output import STDOUT, check_json_target, console_stream, deliver
 from loaderdoctor.commands.sweep_measure import Asked, Before, measure
@@ -201,7 +202,12 @@ def report_of(evidence: Evidence, run: Run) -> Report:
         trials=rows,
         best=best_row(ranking),
         claims=claims,
-        warnings=(*warning_rows(outcome, ranking), *shortened, *evidence.warnings()),
+        warnings=(
+            *warning_rows(outcome, ranking),
+            *shortened,
+            *evidence.warnings(),
+            *(ReportWarning(kind=kind, text=text) for kind, text in machine_notes(facts)),
+        ),
         environment=evidence.observed.environment,
         method=sweep_method(run.options, outcome),
         cluster=evidence.cluster,

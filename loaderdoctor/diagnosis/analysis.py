@@ -17,7 +17,7 @@ from loaderdoctor.attribution.verdict import VerdictSeverity
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
 from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.facts import Facts, RankFacts, WorkerFacts
+from loaderdoctor.facts import Facts, RankFacts, ThreadTrial, WorkerFacts
 from loaderdoctor.findings.model import Finding
 from loaderdoctor.findings.plan import Prescription
 from loaderdoctor.findings.prescription import prescribe
@@ -51,10 +51,12 @@ def analyse(
     *,
     ranks: tuple[RankFacts, ...] = (),
     peer_wait_ms: float | None = None,
+    tried: tuple[ThreadTrial, ...] = (),
 ) -> Analysis:
     """Read the trace and the workers' records, and conclude. Never raises for missing evidence.
 
-    With several `ranks` the evidence is of one of them, which waits so long for its peers.
+    With several `ranks` the evidence is of one of them, which waits so long for its peers. `tried`
+    are other numbers of threads, once they are.
     """
     problems: list[str] = []
     attributed = _attributed(evidence.profiled, problems)
@@ -78,7 +80,7 @@ def analyse(
         environment=evidence.observed.environment,
         compute=evidence.observed.compute,
     )
-    facts = replace(facts, ranks=ranks)
+    facts = replace(facts, ranks=ranks, thread_trials=tried)
     bound, severity = judge_run(facts)
     findings = find(facts)
     return Analysis(

@@ -18,10 +18,12 @@ from pathlib import Path
 import msgspec
 
 from loaderdoctor.attribution.ablation import Round, ablation_facts
+from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.attribution.step import pooled_boundary_ms, usable
 from loaderdoctor.diagnosis.plan import Sizes
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import AblationFacts
+from loaderdoctor.findings.threads import MIN_WAITING_THREADS
 from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.protocol import (
     WINDOW_IDS,
@@ -134,11 +136,23 @@ class Gatherer:
         return WindowRequest(id=next(WINDOW_IDS), mode=mode, n_steps=n, limit_s=limit_s, **more)  # type: ignore[arg-type]
 
     def gather(
-        self, *, until: float, ablate: bool, with_copy: bool, fewest_until: float | None = None
+        self,
+        *,
+        until: float,
+        ablate: bool,
+        with_copy: bool,
+        fewest_until: float | None = None,
+        until_if_fighting: float | None = None,
     ) -> None:
-        """Everything but trials. The times are on this gatherer's clock, for ablation."""
+        """Everything but trials. The times are on this gatherer's clock, for ablation.
+
+        Where the loop's own threads fight, steps take many times as long as they need and what
+        ablation measures is mostly that: it then ends at `until_if_fighting`.
+        """
         if not self.plain():
             return
+        if until_if_fighting is not None and self._threads_fight():
+            until = fewest_until = until_if_fighting
         profile_last = ablate and self.evidence.observed.device is not None
         if not profile_last:
             self.profiled()
@@ -146,6 +160,12 @@ class Gatherer:
             self.ablate(until=until, with_copy=with_copy, fewest_until=fewest_until)
         if profile_last:
             self.profiled()
+
+    def _threads_fight(self) -> bool:
+        environment = self.evidence.observed.environment
+        cpu = cpu_facts(self.evidence.plain, environment.usable_cpus)
+        waiting = cpu.waiting_threads if cpu is not None else None
+        return environment.n_threads > 1 and (waiting or 0.0) >= MIN_WAITING_THREADS
 
     def plain(self) -> bool:
         """A first plain window, with queues as the user's own run left them; whether it came."""

@@ -198,6 +198,7 @@ def _own(facts: Facts) -> dict[str, object]:
     have: dict[str, object] = dict(loader.settings.as_dict()) if loader is not None else {}
     if facts.transfers:
         have["non_blocking"] = all(t.non_blocking for t in facts.transfers)
+    have["num_threads"] = facts.machine.n_threads if facts.machine is not None else None
     return have
 
 
@@ -267,7 +268,15 @@ def _trial_rows(
         )
 
 
-_SAME = ("settings", "label", "status", "step_ms", "step_ms_ci", "samples_per_s")
+_SAME = (
+    "settings",
+    "label",
+    "changes_numerics",
+    "status",
+    "step_ms",
+    "step_ms_ci",
+    "samples_per_s",
+)
 
 
 def _trial(
@@ -278,6 +287,7 @@ def _trial(
     return model.Trial(
         settings=settings.as_dict(),
         label=settings.label(),
+        changes_numerics=bool(settings.numerics),
         status="ok",
         step_ms=step.value,
         step_ms_ci=interval(step),

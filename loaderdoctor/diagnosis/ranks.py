@@ -14,7 +14,7 @@ from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.diagnosis.analysis import Analysis, analyse
 from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.facts import RankFacts, RankStep
+from loaderdoctor.facts import RankFacts, RankStep, ThreadTrial
 from loaderdoctor.instrument.member import Member
 from loaderdoctor.instrument.protocol import WindowDone
 from loaderdoctor.trace.read import read_trace
@@ -31,7 +31,9 @@ class GroupAnalysis:
     traces: Mapping[int, Path]  # the profiled window of each rank in `ranks`
 
 
-def analyse_group(evidence: Evidence, members: Sequence[Member]) -> GroupAnalysis:
+def analyse_group(
+    evidence: Evidence, members: Sequence[Member], tried: tuple[ThreadTrial, ...] = ()
+) -> GroupAnalysis:
     """Compare the ranks by their profiled windows, and analyse the one that the others wait for.
 
     `evidence` is of the lowest rank; what the others measured in the same windows lies with them.
@@ -49,6 +51,7 @@ def analyse_group(evidence: Evidence, members: Sequence[Member]) -> GroupAnalysi
         Path(member.hello.run_dir) / "workers",
         ranks=ranks,
         peer_wait_ms=chosen.peer_wait_ms if chosen is not None else None,
+        tried=tried,
     )
     return GroupAnalysis(
         analysis=replace(analysis, problems=(*analysis.problems, *problems)),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loaderdoctor.attribution.contention import core_contention
+from loaderdoctor.attribution.contention import machine_notes
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
@@ -27,7 +27,7 @@ from loaderdoctor.diagnosis.memory_history import MAX_ENTRIES, MemoryHistory, re
 from loaderdoctor.diagnosis.plan import sizes
 from loaderdoctor.diagnosis.prescribe import recommendations, trial_rows, withheld_rows
 from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
-from loaderdoctor.diagnosis.verify import Verification, Verifier
+from loaderdoctor.diagnosis.verify import Verification, Verifier, thread_trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.instrument.bench import BenchLike
@@ -52,6 +52,8 @@ REPORT_BYTES_PER_S = 8e6
 # Of what is left for experiments, this part goes to ablation first; trying settings gets the rest
 # and whatever ablation did not need.
 ABLATION_SHARE = 0.5
+# Less where the loop's own threads fight: fewer of them, tried first, tell more.
+FIGHTING_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,7 @@ class Diagnosis:
         gatherer.gather(
             until=now + (until - now) * part,
             fewest_until=until,
+            until_if_fighting=now + (until - now) * FIGHTING_SHARE if options.verify else None,
             ablate=options.ablate,
             with_copy=self._with_copy,
         )
@@ -219,10 +222,12 @@ class Diagnosis:
         return self.group.evidence if self.group is not None else self.evidence
 
     def _analyse(self, evidence: Evidence) -> Analysis:
+        done = self.verification.tried if self.verification is not None else ()
+        tried = thread_trials(done)
         if isinstance(self._bench, GroupBench):
-            self.group = analyse_group(evidence, self._bench.measured)
+            self.group = analyse_group(evidence, self._bench.measured, tried)
             return self.group.analysis
-        return analyse(evidence, self._raw / "workers")
+        return analyse(evidence, self._raw / "workers", tried=tried)
 
     def _warnings(self, analysis: Analysis) -> tuple[ReportWarning, ...]:
         said = dict.fromkeys(
@@ -231,9 +236,7 @@ class Diagnosis:
                 *(("evidence-missing", text) for text in (*analysis.problems, *self.problems)),
             ]
         )
-        ablation = analysis.facts.ablation
-        if ablation is not None and ablation.contended_ms:
-            said[("core-contention", core_contention(ablation))] = None
+        said |= dict.fromkeys(machine_notes(analysis.facts))
         if self.history is not None and self.history.reason is not None:
             said[("memory-history", self.history.reason)] = None
         missing = self._not_measured()

@@ -10,6 +10,7 @@ from statistics import fmean
 from loaderdoctor.attribution.step import usable, window_times
 from loaderdoctor.diagnosis.gather import Gatherer
 from loaderdoctor.estimate import Estimate, mean, paired_difference
+from loaderdoctor.facts import ThreadTrial
 from loaderdoctor.instrument.protocol import WindowDone, WindowRequest
 from loaderdoctor.settings import Settings, invalid_reason
 
@@ -136,7 +137,8 @@ class Verifier:
             return _verification(single, None)
         combined: list[Tried] = []
         best = winners[0]
-        if not _reached(best, rest_ms):
+        # What is left of the step is of its own threads: with others, loader settings may matter.
+        if best.settings.num_threads is not None or not _reached(best, rest_ms):
             together = self._additions(winners)
             if together:
                 combined = [Tried(settings=s) for s in (best.settings, *together)]
@@ -205,7 +207,7 @@ class Verifier:
                 "trial",
                 n_steps=self._n_steps,
                 settings=t.settings,
-                measure_boundary=True,
+                measure_boundary=not t.settings.only_threads,
                 fetch_limit_s=self._trial_limit_s,
                 cache_limit_s=self._cache_limit_s if t.settings.cache else None,
             )
@@ -218,9 +220,8 @@ class Verifier:
         if plain.id not in done or not usable(done[plain.id]):
             return False
         evidence = self._gatherer.evidence
-        plain_ms = window_times(done[plain.id]).wall_ms(
-            evidence.steps_per_epoch, evidence.boundary_ms()
-        )
+        boundary_ms = evidence.boundary_ms()
+        plain_ms = window_times(done[plain.id]).wall_ms(evidence.steps_per_epoch, boundary_ms)
         for id_, t in owner.items():
             window = done.get(id_)
             if window is None:
@@ -230,13 +231,19 @@ class Verifier:
                 continue
             t.visits.append(window)
             t.plain_ms.append(plain_ms)
-            t.step_ms.append(trial_step_ms(window, evidence.steps_per_epoch))
+            own = boundary_ms if t.settings.only_threads else None
+            t.step_ms.append(trial_step_ms(window, evidence.steps_per_epoch, own))
         return True
 
 
-def trial_step_ms(window: WindowDone, steps_per_epoch: int | None) -> float:
-    """A trial's step with its own epoch boundary spread over the real epoch."""
-    boundary_ms = window.boundary_ns / 1e6 if window.boundary_ns is not None else None
+def trial_step_ms(
+    window: WindowDone, steps_per_epoch: int | None, boundary_ms: float | None = None
+) -> float:
+    """A trial's step with its own epoch boundary spread over the real epoch.
+
+    `boundary_ms` is the loop's, for a trial that leaves the loader alone.
+    """
+    boundary_ms = window.boundary_ns / 1e6 if window.boundary_ns is not None else boundary_ms
     return window_times(window).wall_ms(steps_per_epoch, boundary_ms)
 
 
@@ -256,6 +263,18 @@ def _part(tried: Tried) -> float:
 def _winners(tried: Sequence[Tried]) -> list[Tried]:
     """Settings that help, fastest first; changes of code stay apart."""
     return _ranked([t for t in tried if t.helps and not t.in_code])
+
+
+def thread_trials(tried: Sequence[Tried]) -> tuple[ThreadTrial, ...]:
+    """What is known of other numbers of threads, everything else as it is."""
+    return tuple(
+        ThreadTrial(n_threads=n, step_ms=step, gain_ms=gain, decided=t.decided)
+        for t in tried
+        if t.settings.only_threads
+        and (n := t.settings.num_threads) is not None
+        and (step := t.step) is not None
+        and (gain := t.gain) is not None
+    )
 
 
 def _ranked(tried: Sequence[Tried]) -> list[Tried]:

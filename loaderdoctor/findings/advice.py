@@ -158,6 +158,8 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
             continue
         if finding.kind is Kind.CPU_SATURATED_WORKERS and not (measured and on_device):
             continue  # only where ready batches proved that the CPU is the limit
+        if finding.evidence.get("threads_of") == "loop":
+            continue  # a setting answers it
         known = finding.share is not None and facts.step_ms is not None
         bound_ms = finding.share * facts.step_ms if known else None  # type: ignore[operator]
         computing = finding.kind in _COMPUTING

@@ -101,7 +101,14 @@ def axis_code(settings: Settings) -> tuple[str, ...]:
     return tuple(text for text in texts if text is not None)
 
 
+THREADS = """\
+torch.set_num_threads({n})  # once, before the loop
+# or start it so: OMP_NUM_THREADS={n} python train.py"""
+
+
 def _code(name: str, value: Value) -> str | None:
+    if name == "num_threads":
+        return THREADS.format(n=value)
     if name == "storage" and value not in ("original", "cold"):
         return TMPFS if value == "tmpfs" else OTHER_DISK.format(place=value)
     if name == "ddp":

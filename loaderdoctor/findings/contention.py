@@ -21,6 +21,7 @@ from loaderdoctor.findings.exposure import (
 )
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.saturated import no_more_workers
+from loaderdoctor.findings.threads import threads_of_loop
 from loaderdoctor.findings.wording import does, ms, of_step, percent, plural
 
 # CPU time above wall time: the worker runs more than one thread while it makes a batch.
@@ -92,13 +93,19 @@ def thread_oversubscription(facts: Facts) -> Finding | None:
     """More busy threads than CPUs: library threads in every worker, or the loop's own.
 
     Decides on: threads x workers against the usable CPUs, where the CPU is full, a worker uses more
-    CPU time than wall time, or stands ready with no CPU free; on a machine without an accelerator
-    also the step's own threads, where removing the loader gains more than the loop waits for it and
-    the CPU is full.
-    Abstains: machine, thread counts or CPU times not recorded.
+    CPU time than wall time, or stands ready with no CPU free. For the loop's own threads, also at 0
+    workers, what the step gains with fewer of them, where that was tried; else threads that stand
+    ready with no CPU free, a quota that holds back more threads than it has CPUs for, or a loader
+    whose removal gains more than the loop waits for it while the CPU is full.
+    Abstains: machine, thread counts or CPU times not recorded; one thread.
     Fooled by: torch threads a worker may use and never does, beside a CPU that is full for another
-    reason (a library's own pool counts only where it was seen at work).
+    reason (a library's own pool counts only where it was seen at work); untried, threads of the
+    training process that are not torch's.
     """
+    return _threads_of_workers(facts) or threads_of_loop(facts)
+
+
+def _threads_of_workers(facts: Facts) -> Finding | None:
     machine, workers, cost = facts.machine, facts.workers, input_cost(facts)
     if machine is None or cost is None or not num_workers(facts):
         return None
@@ -120,18 +127,6 @@ def thread_oversubscription(facts: Facts) -> Finding | None:
             f"{cpus:g} usable CPUs",
             "Give each worker one thread (worker_init_fn)",
             n_threads=in_worker,
-        )
-    extra = cost_beyond_wait(facts)
-    own = machine.n_threads
-    no_device = facts.trace is None or not facts.trace.has_accelerator
-    if own and own > 1 and own + n > cpus and saturated and extra is not None and no_device:
-        return _oversubscribed(
-            facts,
-            extra,
-            f"The step's own {own} threads and {plural(n, 'worker')} compete for {cpus:g} usable "
-            f"CPUs: without the loader the step is faster by more than it waits",
-            f"Try torch.set_num_threads({max(1, int(cpus) - n)})",
-            n_threads=own,
         )
     return None
 
@@ -254,6 +249,7 @@ def _oversubscribed(facts: Facts, cost: Cost, what: str, remedy: str, *, n_threa
         loader=loader_id(facts),
         summary=f"{what}; {of_step(cost)}. {remedy}.",
         evidence={
+            "threads_of": "workers",
             "n_threads": n_threads,
             "num_workers": num_workers(facts),
             "usable_cpus": machine.usable_cpus if machine is not None else None,

@@ -25,6 +25,7 @@ from loaderdoctor.findings.propose_pool import (
     more_workers,
     other_order,
 )
+from loaderdoctor.findings.propose_threads import fewer_threads
 from loaderdoctor.findings.routes import routes
 from loaderdoctor.findings.safety import why_unsafe
 from loaderdoctor.settings import Settings, invalid_reason
@@ -67,8 +68,11 @@ def candidates(facts: Facts, findings: Iterable[Finding]) -> tuple[Candidate, ..
     """
     loader = facts.main_loader
     found = {f.kind: f for f in findings}
-    if loader is None or loader.kind == "foreign" or not found:
+    if loader is None:
         return ()
+    threads = fewer_threads(facts, loader, found)
+    if loader.kind == "foreign" or not found:
+        return tuple(threads)  # what needs nothing of the loader
     pool = more_workers(facts, loader, found)
     sent = copying(facts, loader, found)
     everything = [
@@ -80,6 +84,7 @@ def candidates(facts: Facts, findings: Iterable[Finding]) -> tuple[Candidate, ..
         *resident(facts, loader, found),
         *background_thread(facts, loader, found),
         *fewer_workers(facts, loader, found),
+        *threads,
     ]
     unique: dict[Settings, Candidate] = {}
     for candidate in everything:

@@ -109,10 +109,15 @@ OVERRULES: tuple[Overrule, ...] = (
             Kind.TOO_FEW_WORKERS,
             Kind.CPU_SATURATED_WORKERS,
             Kind.COLLATE_BOUND,
-            Kind.THREAD_OVERSUBSCRIPTION,
             Kind.GIL_CONTENTION,
         ),
         reason="these call for workers or blame collating, which is part of the same overhead",
+    ),
+    Overrule(
+        winner=Kind.OVERHEAD_BOUND_LOADER,
+        losers=(Kind.THREAD_OVERSUBSCRIPTION,),
+        reason="workers would be fewer, or none; the loop's own threads may cost more than that",
+        min_part=1.0,
     ),
     Overrule(
         winner=Kind.WORKERS_SHARE_A_CORE,

@@ -29,19 +29,48 @@ class MemoryLimit:
         return max(0, self.limit_bytes - self.used_bytes)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaUse:
+    """What the group with the tightest quota has used of it since the group was made."""
+
+    used_ns: int | None  # CPU time of every process in it
+    n_periods: int | None  # in which it ran
+    n_throttled: int | None  # of these, how many ended with the group held back
+
+
 def cpu_quota(root: Path = ROOT) -> float | None:
     """CPUs that the tightest quota allows, e.g. 1.5; None where there is no quota."""
-    quotas: list[float] = []
+    return min((cpus for cpus, _ in _quotas(root)), default=None)
+
+
+def cpu_use_of_quota(root: Path = ROOT) -> QuotaUse | None:
+    """How the tightest quota is used; None where there is none."""
+    quotas = _quotas(root)
+    if not quotas:
+        return None
+    _, folder = min(quotas, key=lambda found: found[0])
+    stat = folder / "cpu.stat"
+    used_us, used_ns = _entry(stat, "usage_usec"), _number(folder / "cpuacct.usage")  # v2, v1
+    return QuotaUse(
+        used_ns=used_ns if used_us is None else used_us * 1000,
+        n_periods=_entry(stat, "nr_periods"),
+        n_throttled=_entry(stat, "nr_throttled"),
+    )
+
+
+def _quotas(root: Path) -> list[tuple[float, Path]]:
+    """(CPUs, folder of the group) of every quota that holds for this process."""
+    quotas: list[tuple[float, Path]] = []
     for folder in _groups(root, controller=None):
         words = _text(folder / "cpu.max").split()
         if len(words) == 2 and words[0].isdigit() and words[1].isdigit() and int(words[1]):
-            quotas.append(int(words[0]) / int(words[1]))
+            quotas.append((int(words[0]) / int(words[1]), folder))
     for folder in _groups(root, controller="cpu"):
         quota = _number(folder / "cpu.cfs_quota_us")
         period = _number(folder / "cpu.cfs_period_us")
         if quota is not None and quota > 0 and period:
-            quotas.append(quota / period)
-    return min(quotas, default=None)
+            quotas.append((quota / period, folder))
+    return quotas
 
 
 def memory_limit(root: Path = ROOT) -> MemoryLimit | None:
@@ -118,8 +147,13 @@ def _number(path: Path) -> int | None:
 
 def _stat(path: Path, key: str) -> int:
     """One entry of a memory.stat file; 0 where absent."""
+    return _entry(path, key) or 0
+
+
+def _entry(path: Path, key: str) -> int | None:
+    """One entry of a file of `name number` lines; None where absent."""
     for line in _text(path).splitlines():
         name, _, value = line.partition(" ")
         if name == key and value.strip().isdigit():
             return int(value)
-    return 0
+    return None

@@ -71,6 +71,10 @@ class Link(Protocol):
     def forget_in_fork(self) -> None:
         """In a forked child: the link stays the parent's."""
 
+    @property
+    def n_above(self) -> int:
+        """Processes of this run above this one: the command, and what starts ranks for it."""
+
 
 @dataclass(slots=True)
 class Channel:
@@ -78,6 +82,7 @@ class Channel:
 
     connection: Connection
     lost: bool = False
+    n_above: int = 1  # see `Link`
     _lock: threading.Lock = None  # type: ignore[assignment]  # made in __post_init__
 
     def __post_init__(self) -> None:
@@ -87,7 +92,10 @@ class Channel:
     def open(handover: Handover) -> Channel:
         """Connect to the command that started us."""
         key = base64.b64decode(handover.authkey)
-        return Channel(Client(handover.address, authkey=key))
+        # A rank has the launcher between itself and the command, or above the command; a rank that
+        # the script starts has the script.
+        n_above = 2 if handover.group else 1
+        return Channel(Client(handover.address, authkey=key), n_above=n_above)
 
     def send(self, message: FromRun) -> None:
         """Send one message; a lost connection is remembered, not raised."""

@@ -24,6 +24,7 @@ from loaderdoctor.instrument.compute_switches import (
     compiled,
     flag,
     fused,
+    intra_op_threads,
     matmul_tf32,
     zero_grad,
 )
@@ -40,7 +41,7 @@ N_WATCHED = 3
 # the second call compiles again where a shape or a flag has changed.
 N_COMPILING = 3
 _ON_MODEL = ("amp", "channels_last", "compile", "checkpoint")
-_AXES = (*_ON_MODEL, "cudnn_benchmark", "tf32", "zero_grad_none", "fused_optimizer")
+_AXES = (*_ON_MODEL, "cudnn_benchmark", "tf32", "zero_grad_none", "fused_optimizer", "num_threads")
 
 
 def asked(settings: Settings | None) -> bool:
@@ -60,14 +61,15 @@ class Compute:
         self._session = session
         self._training: Callable[[], Training | None] = lambda: None
         self._stack = ExitStack()
+        self._entered = False
         self._failures: list[str] = []
         self._compiled: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
         self._checks: list[Callable[[], str | None]] = []
 
-    def look(self) -> Generator[None, int, None]:
-        """Watch some steps for the models and optimizers that train, unless they are known."""
+    def look(self, settings: Settings) -> Generator[None, int, None]:
+        """Watch some steps for the models and optimizers that train, where they are switched."""
         known = self._training()
-        if known is not None:
+        if known is not None or settings.numerics == ("num_threads",):
             return
         observer = CallObserver()
         observer.install()
@@ -83,18 +85,21 @@ class Compute:
 
     def enter(self, settings: Settings) -> int:
         """Switch; returns the steps to run before timing. Raises Withheld; leaves nothing then."""
+        self._entered = True
         try:
             return self._enter(settings)
         except BaseException:
             self.leave()
             raise
 
-    def leave(self) -> None:
-        """Switch back. Idempotent."""
+    def leave(self) -> bool:
+        """Switch back, if anything is switched; whether it was."""
+        was, self._entered = self._entered, False
         self._failures.clear()
         self._checks.clear()
         self._stack.close()
         self._stack = ExitStack()
+        return was
 
     def failure(self) -> str | None:
         """Why the steps are not what was asked for; None where they are."""
@@ -112,6 +117,8 @@ class Compute:
             raise Withheld("no torch optimizer was seen to step")
         device = next((p.device for m in models for p in m.parameters()), torch.device("cpu"))
         stack, n_steps = self._stack, 0
+        if settings.num_threads is not None:
+            stack.enter_context(intra_op_threads(settings.num_threads))
         if settings.tf32 is not None:
             stack.enter_context(matmul_tf32(settings.tf32))
         if settings.cudnn_benchmark is not None:

@@ -54,6 +54,17 @@ def matmul_tf32(on: bool) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+@contextmanager
+def intra_op_threads(n: int) -> Iterator[None]:
+    """Intra-op threads of torch, of which the calling one is the first; those of workers stay."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 # ---------------------------------------------------------------- forward of a model
 
 

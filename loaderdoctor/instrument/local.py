@@ -34,6 +34,8 @@ NO_LOADER = "no torch DataLoader was iterated, so there is no loader to measure.
 class LocalLink:
     """The session's end. Nothing is encoded: messages are frozen values."""
 
+    n_above = 0  # the loop is the run
+
     def __init__(self, bench: LocalBench) -> None:
         self._bench = bench
         self.lost = False

@@ -78,6 +78,12 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     memory_entries: int = 0
     snapshot_path: str | None = None  # where its snapshot goes; of several ranks: beside it
 
+    @property
+    def own_batches(self) -> bool:
+        """Whether a trial leaves the loop's loaders alone, and asks nothing of them."""
+        only_threads = self.settings is not None and self.settings.only_threads
+        return only_threads and not self.measure_boundary
+
 
 class Measure(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Windows to measure back to back, in this order."""
@@ -288,6 +294,25 @@ class FetchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     thread: int  # native thread id
 
 
+class CpuRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Who used the CPUs in a window, and who waited for one; None = not told by the system."""
+
+    wall_ns: int  # between the two readings: the window, and a little more
+    main_ns: int  # CPU time of the training process
+    workers_ns: int | None = None  # of its children
+    tree_ns: int | None = None  # of the whole run: this command, all ranks, all workers
+    busy_ns: int | None = None  # of all programs, on the `n_cpus` CPUs this process may use
+    n_cpus: int | None = None
+    # Of the group with the tightest quota: CPU time of all its processes, and its periods.
+    group_ns: int | None = None
+    n_periods: int | None = None
+    n_throttled: int | None = None
+    # Ready to run and no CPU free: all threads of the training process together, and the one
+    # that trains.
+    waited_ns: int | None = None
+    thread_waited_ns: int | None = None
+
+
 class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     """One window, measured or failed."""
 
@@ -311,6 +336,7 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     boundaries: tuple[BoundaryRecord, ...] = ()
     worker_cpu_ns: int | None = None  # user+system time of all workers over the window
     main_cpu_ns: int | None = None  # of the training process
+    cpu: CpuRecord | None = None  # who else used the CPUs
     host_bytes: int | None = None  # PSS of the process tree, else RSS sum
     gpu_peak_allocated_bytes: int | None = None
     gpu_peak_reserved_bytes: int | None = None

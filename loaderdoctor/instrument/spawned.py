@@ -232,6 +232,8 @@ class RankLink:
     when the command no longer listens. Both run on unwatched.
     """
 
+    n_above = 2  # the script, and the command that started it
+
     def __init__(self, handover: Handover, folder: str, spawned_as: tuple[int, int] | None) -> None:
         self.handover = handover
         self.lost = False

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from pathlib import Path
-from time import perf_counter_ns, process_time_ns
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.instrument import ranks
+from loaderdoctor.instrument.cpu_use import CpuMeter
 from loaderdoctor.instrument.memory_history import recorded
-from loaderdoctor.instrument.processes import children_cpu_ns
 from loaderdoctor.instrument.profiling import (
     DEFAULT_WARMUP_STEPS,
     EventProbe,
@@ -140,7 +140,7 @@ class Windows:
             yield from sources.record(targets)
             yield from sources.to_real([x for x in sources.train if x not in targets])
             sources.use_rings(targets)
-        elif request.mode == "trial":
+        elif request.mode == "trial" and not request.own_batches:
             startup_ns = sources.open_trial(request, targets)
             if request.drain:
                 return self._drained(request, deadline)
@@ -217,7 +217,8 @@ class Windows:
             return
         if self._compute is None:
             self._compute = compute.Compute(self._session)
-        yield from self._compute.look()
+        yield from self._compute.look(settings)
+        self._sources.switched = True  # the loop must get steady again
         try:
             n_steps = self._compute.enter(settings)
         except Withheld as error:
@@ -252,8 +253,8 @@ class Windows:
             session.begin_thread_step = self._transfers.begin_step
 
     def _unpatch(self) -> None:
-        if self._compute is not None:
-            self._compute.leave()
+        if self._compute is not None and self._compute.leave():
+            self._sources.switched = True
         self._session.begin_thread_step = None
         if self._transfers is not None:
             self._transfers.remove()
@@ -331,7 +332,7 @@ class Windows:
             copies.start_counting()
         if request.mode != "trial":
             reset_gpu_peaks(session)
-        workers_ns, main_ns = children_cpu_ns(), process_time_ns()
+        meter = CpuMeter(session.channel.n_above)
         recorder = session.recorder = Recorder()
         clock = session.clock = StepClock(self._marks, n_steps=n_steps)
         clock.start(perf_counter_ns(), fresh=session.at_fresh_feed)
@@ -355,10 +356,7 @@ class Windows:
             self._over = True
             reason = SCRIPT_ENDED
         session.clock = session.recorder = session.count = None
-        main_ns = process_time_ns() - main_ns
-        workers_after = children_cpu_ns()
-        if workers_ns is not None and workers_after is not None:
-            workers_ns = max(0, workers_after - workers_ns)
+        cpu = meter.since()
         if clock.n_steps == 0:
             raise WindowFailedError(reason or "no step ended in this window")
         if copies is not None and copies.reason is not None:
@@ -382,8 +380,9 @@ class Windows:
             boundary_steps=times.boundary_steps,
             fetches=recorder.fetch_records(),
             boundaries=tuple(recorder.boundaries),
-            worker_cpu_ns=workers_ns,
-            main_cpu_ns=main_ns,
+            worker_cpu_ns=cpu.workers_ns,
+            main_cpu_ns=cpu.main_ns,
+            cpu=cpu,
             host_bytes=host_bytes(session) if request.host_memory else None,
             gpu_peak_allocated_bytes=allocated,
             gpu_peak_reserved_bytes=reserved,

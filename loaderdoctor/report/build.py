@@ -92,6 +92,7 @@ def build_report(
         gpu=gpu_of(facts),
         ranges=ranges_of(facts),
         memory_history=memory_history,
+        cpu=_cpu(facts),
         findings=tuple(_finding(finding) for finding in findings),
         recommendations=tuple(recommendations),
         withheld=tuple(withheld),
@@ -218,6 +219,20 @@ def _workers(facts: WorkerFacts | None) -> model.Workers | None:
             }
             for spot in facts.lines
         ),
+    )
+
+
+def _cpu(facts: Facts) -> model.Cpu | None:
+    step = facts.step
+    if step is None:
+        return None
+    return model.Cpu(
+        usable=facts.machine.usable_cpus if facts.machine is not None else None,
+        training=step.main_cpu_cores,
+        workers=step.worker_cpu_cores,
+        others=step.cpu.other_cores if step.cpu is not None else None,
+        waiting_threads=step.cpu.waiting_threads if step.cpu is not None else None,
+        throttled_share=step.cpu.throttled_share if step.cpu is not None else None,
     )
 
 

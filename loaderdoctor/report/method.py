@@ -40,6 +40,11 @@ def _sentences(facts: Facts, trials: Sequence[Trial]) -> Iterator[str]:
             yield f"Epoch boundary: {fmt.ms(step.boundary_ms)} each{spread}."
         else:
             yield "Epoch boundary: none was seen, so worker start-up is not in the step time."
+    if step is not None and step.cpu is not None and step.cpu.other_cores is not None:
+        used = f"the training process used {step.main_cpu_cores or 0.0:.1f}"
+        if step.worker_cpu_cores:
+            used += f", its workers {step.worker_cpu_cores:.1f}"
+        yield f"CPUs meanwhile: {used}, other programs {step.cpu.other_cores:.1f}."
     if facts.trace is not None:
         yield _trace(facts.trace, has_plain=step is not None)
         if facts.trace.gpu_devices:

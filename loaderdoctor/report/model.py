@@ -322,6 +322,17 @@ class UserRange(Struct, frozen=True, kw_only=True):
     depth: int  # of other ranges around it
 
 
+class Cpu(Struct, frozen=True, kw_only=True):
+    """Who used the CPUs while plain windows were timed; CPU time / wall time, on average."""
+
+    usable: float | None
+    training: float | None  # the training process
+    workers: float | None
+    others: float | None  # other programs, of the usable ones; null: this system does not tell
+    waiting_threads: float | None  # of the training process: ready to run and no CPU free
+    throttled_share: float | None  # of a quota's periods; null: there is no quota
+
+
 class MemoryHistory(Struct, frozen=True, kw_only=True):
     """torch's memory snapshot, and what recording it cost: steps with it / steps without."""
 
@@ -385,3 +396,4 @@ class Report(Struct, frozen=True, kw_only=True):
     ranges: tuple[UserRange, ...] = ()  # costliest first
     memory_history: MemoryHistory | None = None  # None: not asked for, or not to be had
     other_workers: tuple[Workers, ...] = ()  # of loaders that do not feed the step
+    cpu: Cpu | None = None  # None: from a trace alone

@@ -9,7 +9,7 @@ from loaderdoctor.attribution.shares import Bound
 from loaderdoctor.attribution.verdict import HIGH_SHARE
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.capacity import cost_beyond_wait
-from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.changes import MEASURED, Change, changes_of
 from loaderdoctor.report.model import Recommendation, Report
@@ -104,12 +104,12 @@ def verdict_sentence(
     if bound == "unknown" or step_ms is None:
         return _unknown(facts)
     if severity == "none" or bound == "compute":
-        return _healthy(facts, step_ms, recommendations)
+        return _healthy(facts, step_ms, recommendations, _threads(findings))
     if severity == "uncertain":
         change = next(iter(changes_of(recommendations)), None)
         if change is not None and change.measured_ms is not None:  # shown to help all the same
             unsettled = _first_change(step_ms, change)
-        return uncertain_sentence(bound, facts, step_ms, unsettled)
+        return f"{_threads(findings)}{uncertain_sentence(bound, facts, step_ms, unsettled)}"
     cost = _cost(bound, facts, step_ms)
     cause = next((f for f in findings if f.kind in _OF_BOUND[bound] and not _disproved(f)), None)
     if cause is not None and (cause.share or 1.0) < _CAUSE_PART * (facts.share(bound) or 0.0):
@@ -117,6 +117,15 @@ def verdict_sentence(
     because = f", because {CAUSES[cause.kind]}" if cause is not None else ""
     where = f" ({fmt.plain(cause.loader)})" if cause is not None and cause.loader else ""
     return f"{cost}{because}{where}. {_remedy(step_ms, cause, recommendations, facts)}"
+
+
+def _threads(findings: Sequence[Finding]) -> str:
+    """The loop's own threads, where nothing larger was found to slow it; else nothing."""
+    mine = next((f for f in findings if f.evidence.get("threads_of") == "loop"), None)
+    if mine is None:
+        return ""
+    known = [f.share or 0.0 for f in findings if f.severity is not Severity.UNCERTAIN]
+    return f"{mine.summary} " if (mine.share or 0.0) >= max(known, default=0.0) else ""
 
 
 def meaning(report: Report) -> str | None:
@@ -199,7 +208,9 @@ def _first_change(step_ms: float, change: Change) -> str:
     return f"Try {change.words()}{figure}; it was not tried here."
 
 
-def _healthy(facts: Facts, step_ms: float, recommendations: Sequence[Recommendation]) -> str:
+def _healthy(
+    facts: Facts, step_ms: float, recommendations: Sequence[Recommendation], threads: str
+) -> str:
     change = next(iter(changes_of(recommendations)), None)
     best_ms = change.measured_ms if change is not None else None
     known = facts.share("compute") is not None
@@ -212,9 +223,11 @@ def _healthy(facts: Facts, step_ms: float, recommendations: Sequence[Recommendat
     busy += f"; {' and '.join(costs)}." if costs else "."
     if change is not None and best_ms is not None and best_ms < step_ms:
         return (
-            f"Nothing is wrong with the loader. {busy} {change.words()} still brings the step to "
-            f"{fmt.number(best_ms)} ms, {MEASURED}."
+            f"Nothing is wrong with the loader. {threads}{busy} {change.words()} still brings the "
+            f"step to {fmt.number(best_ms)} ms, {MEASURED}."
         )
+    if threads:
+        return f"Nothing is wrong with the loader. {busy} {threads}".rstrip()
     part = measured_share("input", facts)
     if part is not None and part.low <= 0.0 and part.high >= HIGH_SHARE:
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loaderdoctor.attribution.contention import not_steady
 from loaderdoctor.attribution.shares import Bound
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import Facts
@@ -33,10 +34,13 @@ def uncertain_sentence(bound: Bound, facts: Facts, step_ms: float, why: str | No
     margin = measured.margin if measured is not None else None
     part = f"{_PARTS.get(bound, bound)}, {fmt.share_within(share, margin)}"
     doubt = "may be none" if measured is None or measured.low <= 0 else "may be little"
+    noise = "the noise is as large"
+    if not_steady(facts.profiler_overhead):
+        noise = "the machine or the loop was not steady meanwhile"
     whole = f"of {fmt.number(step_ms)} ms a step"
     known = largest_part(facts.shares.as_dict() if facts.shares is not None else None)
     if known is None or known[0] == bound:
-        sentence = f"{part[:1].upper()}{part[1:]} {whole}, {doubt}: the noise is as large."
+        sentence = f"{part[:1].upper()}{part[1:]} {whole}, {doubt}: {noise}."
     else:
         sentence = f"{TAKES[known[0]]} {fmt.share(known[1])} {whole}; {part}, {doubt}."
     return f"{sentence} {why}" if why else sentence

@@ -50,6 +50,7 @@ def own_settings(observed: Observed) -> Settings:
         cudnn_benchmark=environment.cudnn_benchmark,
         tf32=environment.tf32,
         ddp="data_parallel" if replicated else None,
+        num_threads=environment.n_threads,
     )
     full = meaning(known.over(base), Settings())
     method = base.start_method or start_method(observed.environment.start_method)

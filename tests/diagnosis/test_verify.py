@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from loaderdoctor.diagnosis.verify import MAX_CACHE_S, ROUNDS, Verification, Verifier
+import pytest
+
+from loaderdoctor.diagnosis.verify import (
+    MAX_CACHE_S,
+    ROUNDS,
+    Verification,
+    Verifier,
+    thread_trials,
+)
 from loaderdoctor.settings import Settings
 from tests.diagnosis.simulator import SimulatedBench
 from tests.diagnosis.test_gather import gatherer
@@ -195,3 +203,33 @@ def test_a_late_candidate_that_is_better_is_recommended() -> None:
     assert bench.asked[1].settings in (None, Settings(num_workers=2))
     assert found.best is not None
     assert found.best.settings == PINNED
+
+
+def threads_and_workers(changed: Mapping[str, Any]) -> float:
+    """Two threads that fight make 30 ms of 6 ms; a worker saves 2 ms of either."""
+    ms = 6.0 if changed.get("num_threads") == 1 else 30.0
+    return ms - 2.0 if changed.get("num_workers") else ms
+
+
+def test_other_threads_are_tried_with_the_loops_own_batches_and_their_boundary() -> None:
+    bench = SimulatedBench({"plain": 30.0}, trial_ms=threads_and_workers, noise=0.01)
+    found = run(bench, [Settings(num_threads=1)])
+    trials = [r for r in bench.asked if r.mode == "trial"]
+    assert len(trials) == ROUNDS
+    assert all(r.own_batches for r in trials)
+    assert found.best is not None and found.best.settings == Settings(num_threads=1)
+    (trial,) = thread_trials(found.tried)
+    assert trial.n_threads == 1 and trial.decided
+    assert trial.gain_ms.value == pytest.approx(24.0, rel=0.05)
+    other = run(
+        SimulatedBench({"plain": 20.0}, trial_ms=workers_and_pinning), [Settings(num_workers=2)]
+    )
+    assert thread_trials(other.tried) == ()
+
+
+def test_the_rest_of_the_step_is_no_limit_where_it_fought_with_itself() -> None:
+    """Without input the fighting loop took 25 ms: with one thread, loaders matter again."""
+    bench = SimulatedBench({"plain": 30.0}, trial_ms=threads_and_workers, noise=0.005)
+    found = run(bench, [Settings(num_threads=1), Settings(num_workers=1)], rest_ms=25.0)
+    assert found.best is not None
+    assert found.best.settings == Settings(num_workers=1, num_threads=1)

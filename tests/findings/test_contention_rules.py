@@ -152,5 +152,6 @@ def test_the_steps_own_threads_fight_the_workers_on_a_cpu_machine() -> None:
     )
     finding = thread_oversubscription(facts)
     assert finding is not None
-    assert "torch.set_num_threads(1)" in finding.summary
+    assert "torch.set_num_threads(1)" in finding.predictions[0].sentence
+    assert "own 2 threads and 4 workers compete for CPUs: 2 are usable" in finding.summary
     assert gil_contention(facts) is None

@@ -101,6 +101,7 @@ class Loop:
             "flags": (
                 torch.backends.cudnn.benchmark,
                 torch.get_float32_matmul_precision(),
+                torch.get_num_threads(),
                 len(torch_module._global_forward_hooks),
                 len(torch_module._global_forward_pre_hooks),
             ),

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.instrument import machine
-from loaderdoctor.instrument.cgroups import UNLIMITED_BYTES, cpu_quota, memory_limit
+from loaderdoctor.instrument.cgroups import (
+    UNLIMITED_BYTES,
+    cpu_quota,
+    cpu_use_of_quota,
+    memory_limit,
+)
 
 MB = 2**20
 
@@ -74,6 +79,29 @@ def test_v1_minus_one_is_no_quota(tmp_path: Path) -> None:
     write(mount / "cpu,cpuacct/cpu.cfs_quota_us", "-1\n")
     write(mount / "cpu,cpuacct/cpu.cfs_period_us", "100000\n")
     assert cpu_quota(tmp_path) is None
+
+
+def test_use_is_that_of_the_group_with_the_tightest_quota(tmp_path: Path) -> None:
+    mount = v2(tmp_path, own="/slice/job")
+    write(mount / "slice/cpu.max", "150000 100000\n")
+    write(mount / "slice/cpu.stat", "usage_usec 7000\nnr_periods 40\nnr_throttled 30\n")
+    write(mount / "slice/job/cpu.max", "800000 100000\n")
+    write(mount / "slice/job/cpu.stat", "usage_usec 5000\nnr_periods 9\nnr_throttled 0\n")
+    use = cpu_use_of_quota(tmp_path)
+    assert use is not None
+    assert (use.used_ns, use.n_periods, use.n_throttled) == (7_000_000, 40, 30)
+
+
+def test_v1_use_of_a_quota(tmp_path: Path) -> None:
+    cpu = v1(tmp_path, own="/docker/abc", shown="/docker/abc") / "cpu,cpuacct"
+    assert cpu_use_of_quota(tmp_path) is None
+    write(cpu / "cpu.cfs_quota_us", "300000\n")
+    write(cpu / "cpu.cfs_period_us", "100000\n")
+    write(cpu / "cpu.stat", "nr_periods 8\nnr_throttled 2\nthrottled_time 5\n")
+    write(cpu / "cpuacct.usage", "123456789\n")
+    use = cpu_use_of_quota(tmp_path)
+    assert use is not None
+    assert (use.used_ns, use.n_periods, use.n_throttled) == (123_456_789, 8, 2)
 
 
 def test_usable_cpus_never_exceed_the_quota_nor_the_affinity(tmp_path: Path) -> None:

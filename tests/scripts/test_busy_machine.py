@@ -1,0 +1,101 @@
+"""Real runs beside real programs that keep every CPU busy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.scripts,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+# The net of torch's MNIST example: many small operations, each shared by the threads there are.
+SCRIPT = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def main():
+    data = TensorDataset(torch.randn(6400, 1, 28, 28), torch.randint(10, (6400,)))
+    model = nn.Sequential(
+        nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(10, 20, 5), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Flatten(), nn.Linear(320, 50), nn.ReLU(), nn.Linear(50, 10),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    while True:
+        for images, labels in DataLoader(data, batch_size=64):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+
+main()
+"""
+
+
+@pytest.fixture
+def full_cpus() -> Iterator[None]:
+    """As many programs as there are CPUs, none of the run's own."""
+    n_cpus = len(os.sched_getaffinity(0))
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n_cpus)]
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+def report(folder: Path, *arguments: str) -> dict[str, Any]:
+    (folder / "train.py").write_text(SCRIPT)
+    n_threads = str(len(os.sched_getaffinity(0)))
+    environment = {**os.environ, "OMP_NUM_THREADS": n_threads, "MKL_NUM_THREADS": n_threads}
+    done = subprocess.run(
+        [sys.executable, "-m", "loaderdoctor", *arguments, "--json", "-", "train.py"],
+        cwd=folder,
+        env={**environment, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def check_busy(told: dict[str, Any]) -> None:
+    said = {warning["kind"]: warning["text"] for warning in told["warnings"]}
+    assert "of the" in said["busy-machine"], said
+    assert told["cpu"]["others"] >= 0.2 * told["cpu"]["usable"]
+
+
+def test_threads_that_fight_with_other_programs_are_named_and_fewer_measured_faster(
+    tmp_path: Path, full_cpus: None
+) -> None:
+    told = report(tmp_path, "diagnose", "--budget", "90")
+    check_busy(told)
+    finding = next(f for f in told["findings"] if f["kind"] == "thread-oversubscription")
+    assert finding["evidence"]["num_workers"] == 0
+    assert finding["evidence"]["threads_of"] == "loop"
+    fewer = [t for t in told["trials"] if t["settings"]["num_threads"]]
+    assert fewer and all(t["changes_numerics"] for t in fewer)
+    # Beside a program on each CPU it takes several times as long with all threads.
+    assert min(t["step_ms"] for t in fewer) < 0.7 * told["step"]["wall_ms"]
+    advice = next(r for r in told["recommendations"] if r["setting"] == "num_threads")
+    assert advice["to"] < advice["from"]
+    assert f"torch.set_num_threads({advice['to']})" in advice["code"]
+    assert "last bits" in advice["caution"]
+
+
+def test_a_sweep_says_that_the_machine_is_busy(tmp_path: Path, full_cpus: None) -> None:
+    told = report(tmp_path, "sweep", "--grid", "num_workers=0,1", "--budget", "20")
+    check_busy(told)

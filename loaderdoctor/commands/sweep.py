@@ -94,7 +94,8 @@ class RayEngine:
     def measure(self, run: Run, trace_dir: Path, live: LiveSweep, partial: Partial) -> Evidence:
         from loaderdoctor.commands.sweep_cluster import ClusterMeasuring
 
-        return ClusterMeasuring(run.options, run.target, trace_dir, live, partial.watch).measure()
+        measuring = ClusterMeasuring(run.options, run.target, trace_dir, live, partial.watch)
+        return measuring.measure(run.before)
 
 
 ENGINES: Mapping[str, SweepEngine] = {"local": LocalEngine(), "ray": RayEngine()}
@@ -105,7 +106,7 @@ def sweep(options: SweepOptions) -> int:
     before: Before | None = None
     if options.resume is not None:
         before = samples.read(options.resume)
-        options = options.resumed(before[0].options)
+        options = options.resumed(before[0].options, on_cluster=before[0].on_cluster)
     target = resolve(options)
     check_json_target(options.json_target)
     began = time.time()
@@ -290,4 +291,5 @@ class Partial:
             self._evidence.recorded,
             options=self._run.options.saved(),
             spent_s=time.monotonic() - self._began + (before[0].spent_s if before else 0.0),
+            groups=self._evidence.groups,
         )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.cluster.schedule import Place, RefusedError
-from loaderdoctor.commands.sweep_measure import Asked, Show, measure, opener, search
+from loaderdoctor.commands.sweep_measure import Asked, Before, Show, measure, opener, search
 from loaderdoctor.commands.sweep_plan import SweepOptions, Target, budget_s, trials, why_no_dali
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.instrument.protocol import Note, Observed
@@ -73,10 +73,13 @@ class ClusterMeasuring:
         self._options, self._target, self._trace_dir = options, target, trace_dir
         self._live, self._watch = live, watch
         self._connect = connect or _connect
-        self._n_groups = 0
+        self._n_groups = self._n_restored = 0
 
-    def measure(self) -> Evidence:
-        """Every trial, as far as nodes last. Raises RunError where nothing was measured."""
+    def measure(self, before: Before | None = None) -> Evidence:
+        """Every trial, as far as nodes last. Raises RunError where nothing was measured.
+
+        `before` is what an interrupted sweep measured: its whole groups are kept.
+        """
         with self._connect(self._options.ray_address) as cluster:
             places = cluster.wait_places()
             for why in cluster.unusable:
@@ -91,13 +94,16 @@ class ClusterMeasuring:
                 why_not_searched=seen.why_not_searched,
                 dali=seen.why_no_dali,
             )
-            groups = split(planned, len({place.machine for place in places}))
+            sweep = GroupedSweep(observed, planned)
+            if before is not None:
+                sweep.restore(*before)
+            self._n_restored = len(sweep.states)
+            groups = split(planned, len({place.machine for place in places}), done=sweep.states)
             n_trials = 1 + sum(len(group.trials) for group in groups)
             self._live.say(
                 f"{n_trials} trials in {len(groups)} groups, a machine for each, about "
                 f"{budget_s(self._options):.0f} s of measuring"
             )
-            sweep = GroupedSweep(observed, planned)
             evidence = GroupedEvidence(observed=observed, sweep=sweep, trace_dir=self._trace_dir)
             show = self._watch(evidence)
             try:
@@ -186,6 +192,7 @@ class ClusterMeasuring:
         if not groups:
             return
         hosts = {kind: {s.host for s in sweep.states if s.kind == kind} for kind, _ in kinds}
+        alike = {name: hardware for name, hardware, _ in sweep.kinds.items()}
         self._live.say("confirming the candidate beside the loop's own settings")
         self._run(
             cluster,
@@ -193,7 +200,10 @@ class ClusterMeasuring:
             planned,
             groups,
             show,
-            allowed=lambda index, place: place.host in hosts[kinds[index][0]],
+            allowed=lambda index, place: (
+                place.host in hosts[kinds[index][0]]
+                or not cluster.hardware(place).differences(alike[kinds[index][0]])
+            ),
         )
 
     def _asked(self, group: Group, planned: Sequence[Trial]) -> Asked:
@@ -205,7 +215,7 @@ class ClusterMeasuring:
             planned=local_trials(planned, group),
             part=group.part,
             budget_s=CONFIRM_SHARE * whole_s if confirming else whole_s,
-            ablate=group.index == 0,  # the loop as it is: once is enough
+            ablate=group.index == self._n_restored,  # the loop as it is: once is enough
         )
 
     def _work(self, asked: Asked) -> NodeWork:

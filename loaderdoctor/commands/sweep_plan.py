@@ -72,8 +72,11 @@ class SweepOptions:
         """What another process needs to plan the same trials again; no secrets."""
         return {name: getattr(self, name) for name in _SAVED} | {"target": masked(self.target)}
 
-    def resumed(self, saved: Mapping[str, Any]) -> SweepOptions:
+    def resumed(self, saved: Mapping[str, Any], *, on_cluster: bool = False) -> SweepOptions:
         """The options of an interrupted sweep, with the output of this command line."""
+        if on_cluster != (self.engine == "ray"):
+            where = "on a cluster: give" if on_cluster else "on this machine: leave out"
+            raise UsageError(f"--resume {self.resume}: it was measured {where} --engine ray.")
         if self.target or self.recipe or self.grid or self.preset or self.loader_only:
             raise UsageError("--resume goes on with the same sweep: give no target and no trials.")
         if self.output is not None:
@@ -156,12 +159,10 @@ def _check_engine(options: SweepOptions) -> None:
         if options.ray_address is not None:
             raise UsageError("--ray-address says which cluster --engine ray uses: give both.")
         return
-    for given, why in (
-        (options.search == "auto", "--search auto races settings in one loop"),
-        (options.resume, "--resume goes on in one loop"),
-    ):
-        if given:
-            raise UsageError(f"--engine ray: {why}. Leave --engine ray out for it.")
+    if options.search == "auto":
+        raise UsageError(
+            "--engine ray: --search auto races settings in one loop. Leave --engine ray out for it."
+        )
 
 
 def preset_of(options: SweepOptions) -> Preset | None:

@@ -29,6 +29,7 @@ from loaderdoctor.report.model import Cluster, ReportWarning
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.outcome import Outcome
 from loaderdoctor.sweep.rank import Ranking
+from loaderdoctor.sweep.samples import SavedGroup
 from loaderdoctor.sweep.traces import Traced, read_and_write
 from loaderdoctor.sweep.trials import Trial
 
@@ -71,6 +72,11 @@ class Evidence:
     def recorded(self) -> Sequence[Trial]:
         """Trials with every window that was timed, for the samples on disk."""
         return self.outcome.trials
+
+    @property
+    def groups(self) -> tuple[SavedGroup, ...] | None:
+        """Of a cluster's sweep those measured to the end, for the samples on disk."""
+        return None
 
     @property
     def where(self) -> Mapping[int, tuple[str, str]]:

@@ -19,6 +19,7 @@ from loaderdoctor.sweep.groups import GroupedSweep, GroupState, Measured
 from loaderdoctor.sweep.outcome import Outcome
 from loaderdoctor.sweep.rank import Ranking, drift
 from loaderdoctor.sweep.rows import best_row
+from loaderdoctor.sweep.samples import SavedGroup
 from loaderdoctor.sweep.trials import Trial
 
 
@@ -38,6 +39,11 @@ class GroupedEvidence(Evidence):
     def recorded(self) -> Sequence[Trial]:
         """Every window of every node."""
         return self.grouped.recorded
+
+    @property
+    def groups(self) -> tuple[SavedGroup, ...]:
+        """Groups measured to the end."""
+        return self.grouped.saved
 
     @property
     def where(self) -> Mapping[int, tuple[str, str]]:
@@ -165,7 +171,8 @@ def _group_row(sweep: GroupedSweep, state: GroupState) -> model.Group:
     timed = [visit.times.within_ms for visit in own]
     baseline = Trial(index=0, settings=sweep.recorded[0].settings, visits=own)
     status: Literal["ok", "failed", "running"]
-    status = "failed" if state.failed else "ok" if state.measured is not None else "running"
+    over = state.measured is not None or state.restored
+    status = "failed" if state.failed else "ok" if over else "running"
     return model.Group(
         node=state.host,
         hardware=state.kind,

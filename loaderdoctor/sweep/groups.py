@@ -16,6 +16,7 @@ from loaderdoctor.instrument.protocol import Note, Observed
 from loaderdoctor.sweep.grid import own_settings
 from loaderdoctor.sweep.outcome import Outcome, Part
 from loaderdoctor.sweep.rank import Ranking, rank
+from loaderdoctor.sweep.samples import Description, SavedGroup, check_same
 from loaderdoctor.sweep.trials import Trial, Visit
 
 # A group costs a start of the script and a baseline: with one trial they are most of it.
@@ -63,27 +64,41 @@ class GroupState:
     failed: str | None = None
     kind: str | None = None
     n_lost: int = 0
+    restored: bool = False  # measured by a sweep that was interrupted later
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was measured to the end: not when its own sweep was interrupted."""
+        if self.restored:
+            return True
+        return self.measured is not None and self.measured.outcome.ended == "done"
 
 
-def split(planned: Sequence[Trial], n_machines: int) -> tuple[Group, ...]:
+def split(
+    planned: Sequence[Trial], n_machines: int, *, done: Sequence[GroupState] = ()
+) -> tuple[Group, ...]:
     """Groups of the trials to be measured, without 0, for so many machines: at most one each.
 
     Trials are dealt in turn: neighbours in the list cost about the same, so groups do too. Rows of
     a preset that share a baseline stay together, in the rounds of one loop: that is what their
-    claims compare. Such lots are dealt largest first, each to the machine with the least.
+    claims compare. Such lots are dealt largest first, each to the machine with the least. What
+    groups before have `done` is not dealt again.
     """
-    others = [trial for trial in planned[1:] if trial.alive]
+    over = {index for state in done for index in state.group.trials}
+    others = [trial for trial in planned[1:] if trial.alive and trial.index not in over]
+    first = len(done)
     if not any(trial.row is not None for trial in others):
         numbers = [trial.index for trial in others]
         n_groups = max(1, min(n_machines, len(numbers) // MIN_TRIALS))
-        return tuple(Group(index=i, trials=tuple(numbers[i::n_groups])) for i in range(n_groups))
+        dealt = [numbers[i::n_groups] for i in range(n_groups)]
+        return tuple(Group(index=first + i, trials=tuple(each)) for i, each in enumerate(dealt))
     lots: dict[str, list[int]] = {}
     for trial in others:
         lots.setdefault(trial.row.group if trial.row is not None else "", []).append(trial.index)
-    dealt: list[list[int]] = [[] for _ in range(max(1, min(n_machines, len(lots))))]
+    dealt = [[] for _ in range(max(1, min(n_machines, len(lots))))]
     for lot in sorted(lots.values(), key=len, reverse=True):
         min(dealt, key=len).extend(lot)
-    return tuple(Group(index=i, trials=tuple(sorted(each))) for i, each in enumerate(dealt))
+    return tuple(Group(index=first + i, trials=tuple(sorted(each))) for i, each in enumerate(dealt))
 
 
 class GroupedSweep:
@@ -100,6 +115,37 @@ class GroupedSweep:
         self.interrupted: KeyboardInterrupt | None = None
 
     # ------------------------------------------------------------ what comes in
+
+    def restore(self, saved: Description, visits: Mapping[int, Sequence[Visit]]) -> None:
+        """Take over groups that were measured to the end before. Raises UsageError.
+
+        Others begin anew: their baseline was a node's that may measure something else now.
+        """
+        check_same(self._planned, saved)
+        for old in saved.groups:
+            index = len(self.states)
+            state = GroupState(
+                group=Group(index=index, trials=old.trials, part=old.part),
+                host=old.host,
+                kind=self.kinds.of(old.hardware, old.loop),
+                restored=True,
+                visits=[
+                    (number, replace(visit, group=index))
+                    for number, seen in visits.items()
+                    for visit in seen
+                    if visit.group == old.index
+                ],
+            )
+            self.states.append(state)
+            for number in old.trials if old.part == "rank" else ():
+                trial, was = self._planned[number], saved.trials[number]
+                trial.dropped = was.dropped
+                trial.samples_per_step = was.samples_per_step
+                trial.steps_per_epoch = was.steps_per_epoch
+                if was.status != "ok" and trial.status == "ok":
+                    trial.status, trial.reason = ("failed", was.reason)
+                    if was.status == "skipped":
+                        trial.status = "skipped"
 
     def add(self, group: Group) -> None:
         """A group that will be measured."""
@@ -180,6 +226,23 @@ class GroupedSweep:
             found.ended, found.interrupt = "interrupted", self.interrupted
             found.ended_reason = "interrupted: what was measured until then stands"
         return found
+
+    @property
+    def saved(self) -> tuple[SavedGroup, ...]:
+        """Groups measured to the end, as the samples on disk describe them."""
+        kinds = {name: (hardware, loop) for name, hardware, loop in self.kinds.items()}
+        return tuple(
+            SavedGroup(
+                index=state.group.index,
+                trials=state.group.trials,
+                part=state.group.part,
+                host=state.host,
+                hardware=kinds[state.kind][0],
+                loop=kinds[state.kind][1],
+            )
+            for state in self.states
+            if state.host is not None and state.kind is not None and state.is_over
+        )
 
     @property
     def recorded(self) -> list[Trial]:

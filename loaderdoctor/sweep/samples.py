@@ -32,10 +32,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from loaderdoctor.cluster.hardware import Hardware
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.protocol import FetchRecord, WindowDone
 from loaderdoctor.report.files import write_bytes
 from loaderdoctor.settings import Value
+from loaderdoctor.sweep.outcome import Part
 from loaderdoctor.sweep.trials import Phase, Trial, Visit
 
 NAME = "samples.npz"
@@ -71,6 +73,17 @@ class SavedTrial(msgspec.Struct, frozen=True, kw_only=True):
     steps_per_epoch: int | None = None
 
 
+class SavedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Trials that one node of a cluster has measured, to the end. `index` is that of `group`."""
+
+    index: int
+    trials: tuple[int, ...]
+    part: Part
+    host: str
+    hardware: Hardware  # the first machine of its kind
+    loop: str  # the loop's own settings there
+
+
 class Description(msgspec.Struct, frozen=True, kw_only=True):
     """What the numbers belong to. `options` are the command's, as `commands.sweep` wrote them."""
 
@@ -78,17 +91,26 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any]
     trials: tuple[SavedTrial, ...]
     spent_s: float
+    groups: tuple[SavedGroup, ...] = ()
+    on_cluster: bool = False
 
 
 def write(
-    folder: Path, trials: Sequence[Trial], *, options: Mapping[str, Any], spent_s: float
+    folder: Path,
+    trials: Sequence[Trial],
+    *,
+    options: Mapping[str, Any],
+    spent_s: float,
+    groups: tuple[SavedGroup, ...] | None = None,
 ) -> None:
-    """Write samples.npz, whole or not at all. Raises RunError."""
+    """Write samples.npz, whole or not at all; `groups` of a cluster's sweep. Raises RunError."""
     description = Description(
         schema=SCHEMA,
         options=dict(options),
         trials=tuple(map(_saved, trials)),
         spent_s=spent_s,
+        groups=groups or (),
+        on_cluster=groups is not None,
     )
     text = msgspec.json.encode(description).decode()
     buffer = io.BytesIO()
@@ -181,13 +203,7 @@ def restore(trials: Sequence[Trial], saved: Description, visits: dict[int, list[
 
     Raises UsageError where they aren't those of the saved run: another machine, another script.
     """
-    now = [trial.settings.changed() for trial in trials]
-    same = now == [old.settings for old in saved.trials]
-    if not same:
-        raise UsageError(
-            "--resume: the loop or the machine is not the same as then, so that other trials "
-            "would be made. Run the sweep anew."
-        )
+    check_same(trials, saved)
     for trial, old in zip(trials, saved.trials, strict=True):
         trial.visits = visits.get(trial.index, [])
         trial.dropped = old.dropped
@@ -196,6 +212,16 @@ def restore(trials: Sequence[Trial], saved: Description, visits: dict[int, list[
         # "Not reached" and what was withheld is decided anew; what crashed is not tried again.
         if old.status == "failed":
             trial.fail("failed", old.reason or "no reason recorded")
+
+
+def check_same(trials: Sequence[Trial], saved: Description) -> None:
+    """Raise UsageError where trials planned anew aren't those of the saved run."""
+    now = [trial.settings.changed() for trial in trials]
+    if now != [old.settings for old in saved.trials]:
+        raise UsageError(
+            "--resume: the loop or the machine is not the same as then, so that other trials "
+            "would be made. Run the sweep anew."
+        )
 
 
 def _saved(trial: Trial) -> SavedTrial:
@@ -244,6 +270,7 @@ def _visit(arrays: Mapping[str, NDArray[Any]], i: int) -> Visit:
         round=int(arrays["round"][i]),
         window=window,
         wall_s=float(arrays["wall_s"][i]),
+        group=group if (group := int(arrays["group"][i])) != _ABSENT else None,
     )
 
 

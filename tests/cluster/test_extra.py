@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,18 +34,9 @@ def test_without_the_extra_the_engine_says_how_to_get_it() -> None:
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"search": "auto"}, "--search auto"),
-        ({"resume": Path("run")}, "--resume"),
-    ],
-)
-def test_what_compares_within_one_loop_is_refused_before_anything_runs(
-    options: dict[str, Any], word: str
-) -> None:
-    with pytest.raises(UsageError, match=word):
-        resolve(SweepOptions(target=(__file__,), engine="ray", **options))
+def test_what_compares_within_one_loop_is_refused_before_anything_runs() -> None:
+    with pytest.raises(UsageError, match="--search auto"):
+        resolve(SweepOptions(target=(__file__,), engine="ray", search="auto"))
 
 
 def test_an_address_without_the_engine_is_a_mistake() -> None:

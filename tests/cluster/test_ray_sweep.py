@@ -250,6 +250,44 @@ def test_trials_that_no_node_is_left_for_fail_with_the_reason_and_the_others_are
     assert any(warning["kind"] == "group-lost" for warning in report["warnings"])
 
 
+def test_an_interrupted_sweep_goes_on_with_the_groups_that_are_missing(
+    nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes.add("a")
+    nodes.add("b")
+    take = ClusterMeasuring._take
+
+    def stop_after_one(self: Any, cluster: Any, evidence: Any, group: Any, came: Any) -> None:
+        take(self, cluster, evidence, group, came)
+        if came.result is not None:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ClusterMeasuring, "_take", stop_after_one)
+        patched.setattr(sweep_cluster, "_connect", nodes.connect)
+        options = SweepOptions(
+            target=("train_waiting.py",),
+            engine="ray",
+            grid=("num_workers=1,2,3,4",),
+            budget_s=60.0,
+            rounds=1,
+            output=Path("run"),
+        )
+        assert sweep(options) == 130
+    first = json.loads(Path("run/report.json").read_bytes())
+    (done,) = [g for g in first["cluster"]["groups"] if g["status"] == "ok"]
+    kept = {i: first["trials"][i]["step_ms"] for i in done["trials"]}
+    monkeypatch.setattr(sweep_cluster, "_connect", nodes.connect)
+    assert sweep(SweepOptions(resume=Path("run"), engine="ray")) == 0
+    report = json.loads(Path("run/report.json").read_bytes())
+    assert [trial["status"] for trial in report["trials"]] == ["ok"] * 5
+    assert {i: report["trials"][i]["step_ms"] for i in kept} == kept  # measured once
+    ranked = [g for g in report["cluster"]["groups"] if g["purpose"] == "rank"]
+    assert sorted(i for group in ranked for i in group["trials"]) == [1, 2, 3, 4]
+    assert {group["status"] for group in ranked} == {"ok"}
+    assert report["shares"]["input"] > 0.2  # the loop as it is was traced on the new node
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_sweep_reports_what_nodes_have_told_and_leaves_no_process(
     nodes: Nodes, folder: Path, number: signal.Signals

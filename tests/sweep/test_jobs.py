@@ -111,5 +111,5 @@ def test_dataparallel_and_ddp_compute_the_same_batch_on_every_gpu(
         assert trial["status"] == "ok", trial["reason"]
         assert samples_per_step(trial) == pytest.approx(batch)
     assert parallel["gpu_peak_allocated_bytes"] > 0
-    # A replica and its share of the batch on each device: no device holds what one alone would.
-    assert ddp["gpu_peak_allocated_bytes"] < 1.5 * own["gpu_peak_allocated_bytes"]
+    # Of one device: a replica, its gradients once more in buckets, and a share of the batch.
+    assert 0 < ddp["gpu_peak_allocated_bytes"] < 2 * own["gpu_peak_allocated_bytes"]

@@ -124,10 +124,10 @@ class Verifier:
         for them, and stay apart. Time that is left over then goes to candidates that it did not
         seem to suffice for.
         """
-        single = [
-            *(Tried(settings=s) for s in candidates),
-            *(Tried(settings=s, in_code=True) for s in in_code),
-        ]
+        tried = [Tried(settings=s) for s in candidates]
+        code = [Tried(settings=s, in_code=True) for s in in_code]
+        # Where there is time for two only, these are the best of either kind.
+        single = [*tried[:1], *code[:1], *tried[1:], *code[1:]]
         self._compete(single)
         winners = _winners(single)
         if not winners:
@@ -179,7 +179,7 @@ class Verifier:
                 left = [t for t in left if t.promising]
             rounds = max(1, ROUNDS - n)
             room = max(1, int((self._until - self._clock()) / self._visit_s / rounds) - 1)
-            left = (_ranked(left) if n and len(left) > room else left)[:room]
+            left = _fitting(_ranked(left) if n and len(left) > room else left, room)
             if left and not self._round(left):
                 break
 
@@ -279,6 +279,14 @@ def thread_trials(tried: Sequence[Tried]) -> tuple[ThreadTrial, ...]:
 
 def _ranked(tried: Sequence[Tried]) -> list[Tried]:
     return sorted(tried, key=lambda t: t.step.value if t.step is not None else float("inf"))
+
+
+def _fitting(tried: Sequence[Tried], room: int) -> list[Tried]:
+    """The first that there is room for; settings of the loader's are among them."""
+    kept = list(tried[:room])
+    if kept and all(t.in_code for t in kept):
+        kept[-1:] = [t for t in tried if not t.in_code][:1] or kept[-1:]
+    return kept
 
 
 def _reached(tried: Tried, rest_ms: float | None) -> bool:

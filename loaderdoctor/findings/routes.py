@@ -245,7 +245,8 @@ def _decoded(making: _Making) -> CodeAdvice | None:
     if not seen_enough(spots):
         return None
     part = min(making.fetch, sum(x.share for x in spots))
-    waits = (making.workers.cpu_share or 1.0) < MAX_WAITING_CPU_SHARE
+    on_cpu = making.workers.cpu_share or 1.0
+    waits = on_cpu + (making.workers.run_wait_share or 0.0) < MAX_WAITING_CPU_SHARE
     evidence = f"{seen(*spots)} of making a batch is opening and decoding files"
     if waits:
         return _advice(
@@ -253,7 +254,7 @@ def _decoded(making: _Making) -> CodeAdvice | None:
             "Pack the samples into a few large files",
             snippets.PACK_FILES,
             part,
-            f"{evidence}, and the CPU is busy only {percent(making.workers.cpu_share or 0.0)} of "
+            f"{evidence}, and the CPU is busy only {percent(on_cpu)} of "
             "the time: it is reading that takes it.",
             replaces=Kind.MANY_SMALL_FILES,
         )

@@ -233,3 +233,22 @@ def test_the_rest_of_the_step_is_no_limit_where_it_fought_with_itself() -> None:
     found = run(bench, [Settings(num_threads=1), Settings(num_workers=1)], rest_ms=25.0)
     assert found.best is not None
     assert found.best.settings == Settings(num_workers=1, num_threads=1)
+
+
+def test_where_there_is_time_for_two_they_are_the_best_of_either_kind() -> None:
+    def run_until(until: float) -> list[Settings]:
+        bench = SimulatedBench({"plain": 20.0}, trial_ms=cached_or_workers, noise=0.01)
+        found = verifier(bench, until=until).verify(
+            [Settings(num_workers=4), Settings(num_workers=2), PINNED],
+            rest_ms=20.0,
+            in_code=[CACHED, Settings(uint8=True)],
+        )
+        return [t.settings for t in found.tried if len(t.step_ms) == ROUNDS]
+
+    by_time = [run_until(seconds) for seconds in range(5, 120, 5)]
+    ones = [found for found in by_time if len(found) == 1]
+    twos = [found for found in by_time if len(found) == 2]
+    # However much faster the cache is, a loader's own settings keep their place.
+    assert ones and all(found == [Settings(num_workers=4)] for found in ones)
+    assert twos and all(set(found) == {Settings(num_workers=4), CACHED} for found in twos)
+    assert len(by_time[-1]) == 5

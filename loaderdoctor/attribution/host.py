@@ -11,14 +11,23 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
+from loaderdoctor.attribution.loop_lines import (
+    Frame,
+    called,
+    looks_within,
+    open_from_start,
+    spots_of,
+    spots_of_looks,
+)
 from loaderdoctor.attribution.names import FETCH_PREFIX, OPTIMIZER_PREFIX
 from loaderdoctor.attribution.rows import Index, Rows, outermost
 from loaderdoctor.facts import HostSpot
 from loaderdoctor.intervals import EMPTY, Intervals
-from loaderdoctor.trace.columns import I32, I64, Category
+from loaderdoctor.trace.columns import I32, I64, Category, LineLook
 from loaderdoctor.trace.wire import shortened
 
 MAX_SPOTS = 10
@@ -39,18 +48,28 @@ _NOT_USER_PACKAGES = frozenset(
 _STDLIB = frozenset(sys.stdlib_module_names)
 
 
-def host_spots(rows: Rows, host: Intervals, per_step: int) -> tuple[HostSpot, ...]:
-    """At most ten places, largest first, that together hold most of the exposed host time."""
+def host_spots(
+    rows: Rows, host: Intervals, per_step: int, looks: tuple[LineLook, ...] = ()
+) -> tuple[HostSpot, ...]:
+    """At most ten places, largest first, that together hold most of the exposed host time.
+
+    `looks` at the training thread tell the lines of the user's frames.
+    """
     host = host.subtract(_between_steps(rows))
     if len(host) == 0:
         return ()
     spots: dict[str, HostSpot] = {}
     left = host
-    for name, total_ns, file, line in (*_user_frames(rows, left),):
-        shown = shortened(name, MAX_SHOWN_CHARS)
-        spots[name] = HostSpot(name=shown, ms_per_step=total_ns / NS_PER_MS, file=file, line=line)
+    for spot in _user_frames(rows, left, looks):
+        before = spots.get(spot.name)
+        if before is not None:
+            spot = replace(spot, ms_per_step=spot.ms_per_step + before.ms_per_step)
+        spots[spot.name] = spot
     if spots:
         left = left.subtract(_frames_extent(rows))
+    else:  # stacks that lie on a row of their own: our trace for Perfetto moves those that cross
+        spots = {spot.name: spot for spot in spots_of_looks(rows, looks, left)}
+        left = EMPTY if spots else left
     for name, total_ns in _operations(rows, left):
         shown = shortened(name, MAX_SHOWN_CHARS)
         spots[name] = HostSpot(name=shown, ms_per_step=total_ns / NS_PER_MS)
@@ -93,18 +112,34 @@ def is_user_frame(name: str) -> bool:
     return top not in _NOT_USER_PACKAGES and top.removesuffix(".py") not in _STDLIB
 
 
-def _user_frames(rows: Rows, host: Intervals) -> Iterator[tuple[str, int, str | None, int | None]]:
+def _user_frames(rows: Rows, host: Intervals, looks: tuple[LineLook, ...]) -> Iterator[HostSpot]:
     """Exposed time of each user frame without the user frames it calls."""
     index = _user_frame_rows(rows)
     if index.size == 0:
         return
     spans = rows.spans
     own = _self_time(spans.start_ns[index], spans.end_ns[index], host)
+    within = looks_within(rows, looks, host)
+    numbers = {rows.names[n]: n for n in np.unique(spans.name[index]).tolist()}
     for name, total in _by_name(rows, index, own):
-        frame = _FRAME.match(name)
-        if frame is not None and total > 0:
-            file = shortened(frame["file"], MAX_SHOWN_CHARS)
-            yield name, total, file, int(frame["line"])
+        match = _FRAME.match(name)
+        if match is None or total <= 0:
+            continue
+        frame = Frame(file=match["file"], line=int(match["line"]), function=match["function"])
+        mine = index[spans.name[index] == numbers[name]]
+        running = open_from_start(rows, mine)
+        calls = _called(rows, mine, index, host) if running else None
+        yield from spots_of(frame, total, within, open_from_start=running, calls=calls)
+
+
+def _called(rows: Rows, mine: Index, users: Index, host: Intervals) -> str | None:
+    """What most of these frames' own time passes in."""
+    spans = rows.spans
+    start, end = spans.start_ns[mine], spans.end_ns[mine]
+    inside = users[(spans.start_ns[users] >= start.min()) & (spans.end_ns[users] <= end.max())]
+    callees = rows.intervals(np.setdiff1d(inside, mine))
+    own = rows.intervals(mine).intersect(host).subtract(callees)
+    return called(rows, own, mine, users)
 
 
 def _user_frame_rows(rows: Rows) -> Index:

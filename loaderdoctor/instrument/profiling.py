@@ -12,6 +12,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.instrument.loop_lines import KEY, LoopLines
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +46,7 @@ class WindowProfiler:
         self.n_warmup = max(1, n_warmup)
         self.clock_marks: list[tuple[str, int]] = []
         self._n = 0
+        self._lines = LoopLines(threading.get_ident()) if with_stack else None
         activities = [ProfilerActivity.CPU]
         if device is not None:
             activities.append(ProfilerActivity.CUDA)
@@ -67,6 +69,8 @@ class WindowProfiler:
         refuse_second_profiler(self.n_warmup)
         self._trace_path.parent.mkdir(parents=True, exist_ok=True)
         self._profile.start()
+        if self._lines is not None:
+            self._lines.start()
 
     def step(self) -> None:
         """A step boundary: the next `ProfilerStep#N` span begins."""
@@ -77,7 +81,16 @@ class WindowProfiler:
 
     def finish(self) -> None:
         """Stop and write the trace."""
+        if self._lines is not None:
+            looks = self._lines.stop(self.clock_marks)
+            if self.recording:  # else torch has nothing to add it to
+                self._profile.add_metadata_json(KEY, looks)
         self._profile.stop()
+
+    @property
+    def recording(self) -> bool:
+        """Whether the warm-up is over."""
+        return self._n >= self.n_warmup
 
     def _export(self, profile: Any) -> None:
         profile.export_chrome_trace(str(self._trace_path))

@@ -189,13 +189,13 @@ def locate(frame: FrameType) -> tuple[Place, Place] | None:
     for _ in range(MAX_FRAMES):
         if at is None:
             return None  # not below a fetcher: the thread is elsewhere by now
-        kind = _kind(at.f_code)
+        kind = kind_of(at.f_code)
         if kind == FETCHER:
             break
         if kind != OWN:
             leaf = leaf or at
         if kind == USER:
-            return _place(at), _place(leaf or at)
+            return place_of(at), place_of(leaf or at)
         if kind == PACKAGE and package is None:
             package = at
         at = at.f_back
@@ -203,10 +203,10 @@ def locate(frame: FrameType) -> tuple[Place, Place] | None:
         return None
     if package is None and at.f_code.co_filename == _WORKER_LOOP:
         return None  # torch's own queue, between batches
-    return _place(package or leaf), _place(leaf)
+    return place_of(package or leaf), place_of(leaf)
 
 
-def _place(frame: FrameType) -> Place:
+def place_of(frame: FrameType) -> Place:
     code = frame.f_code
     name = getattr(code, "co_qualname", code.co_name)  # co_qualname: Python >= 3.11
     return code.co_filename, frame.f_lineno or code.co_firstlineno, name
@@ -215,7 +215,7 @@ def _place(frame: FrameType) -> Place:
 _kinds: dict[str, int] = {}
 
 
-def _kind(code: CodeType) -> int:
+def kind_of(code: CodeType) -> int:
     file = code.co_filename
     kind = _kinds.get(file)
     if kind is None:

@@ -114,6 +114,17 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LineLook:
+    """Where the training thread's own code was at one instant, as our sampler saw it."""
+
+    mark: str  # the last span of ours that had begun
+    after_ns: int  # since then
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """One capture of one process.
 
@@ -135,6 +146,7 @@ class Trace:
     n_unpaired_events: int = 0  # begin and end events (ph B, E), not read: torch.profiler has none
     kernel_shapes: KernelShapes | None = None  # None: no kernel says
     memory_peaks: tuple[MemoryPeak, ...] = ()  # of accelerators; empty: no memory events
+    looks: tuple[LineLook, ...] = ()  # traces of ours with Python stacks
 
     @property
     def has_accelerator(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from loaderdoctor.errors import TraceError
 from loaderdoctor.trace.batches import EventBatches
 from loaderdoctor.trace.columns import Device, Trace
+from loaderdoctor.trace.looks import line_looks
 from loaderdoctor.trace.memory import MemoryLimit
 from loaderdoctor.trace.parts import Parts
 from loaderdoctor.trace.rows import Rows
@@ -101,6 +102,7 @@ def _read(path: Path, text: Generator[bytes], parts: Parts | None, memory: Memor
         n_unpaired_events=rows.n_unpaired,
         kernel_shapes=kernel_shapes,
         memory_peaks=rows.memory_peaks(),
+        looks=line_looks(about.get("loaderdoctorLooks")),
     )
 
 

@@ -207,6 +207,8 @@ def test_a_sleep_in_the_loop_is_work_between_steps_and_no_loaders_fault(tmp_path
     assert not done.kinds & LOADER_KINDS, done.summary
     spot = done.finding("work-between-steps").evidence
     assert Path(str(spot["file"])).name == "sleeps.py", spot
+    source = (STARVED / "sleeps.py").read_text().splitlines()
+    assert "time.sleep" in source[int(str(spot["line"])) - 1], spot
 
 
 @slow

@@ -1,0 +1,39 @@
+"""Looks at the training thread's lines, as `instrument.loop_lines` leaves them in a trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from loaderdoctor.trace.columns import LineLook
+from loaderdoctor.trace.wire import printable
+
+# A few times what the measuring side leaves.
+MAX_LOOKS = 100_000
+
+
+class _Written(msgspec.Struct):
+    marks: list[str]
+    places: list[tuple[str, int, str]]
+    looks: list[tuple[int, int, int]]  # mark, ns since it, place
+
+
+def line_looks(value: Any) -> tuple[LineLook, ...]:
+    """The looks of a trace; empty where it has none, or none that make sense."""
+    try:
+        written = msgspec.convert(value, _Written)
+    except msgspec.ValidationError:
+        return ()
+    marks, places = written.marks, written.places
+    return tuple(
+        LineLook(
+            mark=marks[mark],
+            after_ns=after_ns,
+            file=printable(places[place][0]),
+            line=places[place][1],
+            function=printable(places[place][2]),
+        )
+        for mark, after_ns, place in written.looks[:MAX_LOOKS]
+        if 0 <= mark < len(marks) and 0 <= place < len(places) and 0 <= after_ns < 1 << 62
+    )

@@ -25,11 +25,12 @@ MAX_ROUNDS = 8
 GRID_ROUNDS = 5
 # A process of its own: interpreter, torch, the script's imports and its first warm steps.
 PROCESS_S = 8.0
-# A loader's epoch of at most this many queues is measured whole: workers fill most of it at once,
-# and a part of it shows either their filled queue or their start. Windows of 4 to 8 steps of such
-# epochs on an H200 read 28 to 65 ms for a true 6.
+# An epoch of at most this many queues is measured whole: workers fill most of it at once, and a
+# part of it shows either their filled queue or their start. Windows of 4 to 8 steps of such epochs
+# on an H200 read 28 to 65 ms a step for a true 6. The steps behind a start are slow in any epoch.
 SHORT_EPOCH = 4
 SHORT_EPOCH_S = 5.0  # unless that takes longer
+CHEAP_EPOCH_S = 0.5  # so short an epoch is measured whole in any case: rounds stay many
 # What opening a trial is thought to cost before it was seen: forked workers answer after
 # 50–100 ms, spawned ones import torch again (about 3 s).
 MIN_WARMUP = 3
@@ -87,33 +88,34 @@ def guess(trial: Trial, observed: Observed, *, step_s: float) -> Cost:
         + (opening + FORK_PER_WORKER_S * workers if workers else 0.0)
         + (queue + warmup + 1) * step_s,
         step_s=step_s,
-        cycle=cycle(trial, observed),
+        cycle=cycle(trial, observed, step_s=step_s),
     )
 
 
-def cycle(trial: Trial, observed: Observed) -> int:
-    """Steps after which waits repeat: all workers in turn, and whole accumulation cycles."""
-    own = own_settings(observed)
-    accumulation = max(1, observed.batches_per_cycle // max(1, own.num_workers or 0))
-    return math.lcm(max(1, meaning(trial.settings, own).num_workers or 0), accumulation)
+def cycle(trial: Trial, observed: Observed, *, step_s: float) -> int:
+    """Steps after which waits repeat: all workers in turn, and whole accumulation cycles.
 
-
-def whole_epochs(
-    trial: Trial, observed: Observed, n_steps: int, *, step_s: float, end_due: bool = False
-) -> int:
-    """`n_steps`, made whole epochs where the trial's workers fill most of an epoch ahead.
-
-    With `end_due` in any case: a shorter last batch has shapes, and so memory, of its own.
+    Whole epochs where workers fill most of one ahead, or where one takes no time to speak of.
     """
-    full = meaning(trial.settings, own_settings(observed))
+    own = own_settings(observed)
+    full = meaning(trial.settings, own)
+    workers = full.num_workers or 0
+    queue = workers * (full.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
+    epoch = epoch_of(trial, observed) if workers else None
+    if epoch is not None:
+        longest_s = SHORT_EPOCH_S if epoch <= SHORT_EPOCH * queue else CHEAP_EPOCH_S
+        if epoch * step_s <= longest_s:
+            return epoch
+    accumulation = max(1, observed.batches_per_cycle // max(1, own.num_workers or 0))
+    return math.lcm(max(1, workers), accumulation)
+
+
+def epoch_of(trial: Trial, observed: Observed) -> int | None:
+    """Steps of the trial's epoch; None where epochs are unknown or one iterator serves all."""
+    if trial.settings.keep_iterator:
+        return None
     train = next((x for x in observed.loaders if x.role == "train"), None)
-    epoch = trial.steps_per_epoch or (train.steps_per_epoch if train is not None else None)
-    queue = (full.num_workers or 0) * (full.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
-    if not epoch or full.keep_iterator or epoch * step_s > SHORT_EPOCH_S:
-        return n_steps
-    if epoch > SHORT_EPOCH * queue and not end_due:
-        return n_steps
-    return math.ceil(n_steps / epoch) * epoch
+    return trial.steps_per_epoch or (train.steps_per_epoch if train is not None else None)
 
 
 def measured(trial: Trial, observed: Observed) -> Cost | None:
@@ -128,7 +130,11 @@ def measured(trial: Trial, observed: Observed) -> Cost | None:
         # What was compiled, copied or filled at the first visit is there at the next.
         later = guess(trial, observed, step_s=step_s).overhead_s
         overheads = overheads[1:] or [min(later, overheads[0])]
-    return Cost(overhead_s=max(0.0, fmean(overheads)), step_s=step_s, cycle=cycle(trial, observed))
+    return Cost(
+        overhead_s=max(0.0, fmean(overheads)),
+        step_s=step_s,
+        cycle=cycle(trial, observed, step_s=step_s),
+    )
 
 
 def slow_start_s(settings: Settings) -> float:

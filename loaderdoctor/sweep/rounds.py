@@ -228,9 +228,7 @@ class Sweep:
         self.outcome.race = ending or "spent"
 
     def _race_steps(self, trial: Trial) -> int:
-        cost = self._cost(trial)
-        n = cost.steps(race.WINDOW_PART * pace.WINDOW_S, at_least=1)
-        return pace.whole_epochs(trial, self._observed, n, step_s=cost.step_s)
+        return self._cost(trial).steps(race.WINDOW_PART * pace.WINDOW_S, at_least=1)
 
     def _timed_steps(self) -> int:
         return sum(visit.times.n_steps for t in self.outcome.trials for visit in t.visits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from loaderdoctor.attribution.step import usable
@@ -92,13 +93,7 @@ class Visits:
         if self._drains(trial):
             n_steps = self._drained_steps(trial, n_steps)
         elif mode == "trial":
-            n_steps = pace.whole_epochs(
-                trial,
-                self._observed,
-                n_steps,
-                step_s=cost.step_s,
-                end_due=self._end_due(trial),
-            )
+            n_steps = self._with_end(trial, n_steps, cost)
         expected_s = cost.overhead_s + n_steps * cost.step_s
         began = self._clock()
         done = self._measure(
@@ -129,14 +124,20 @@ class Visits:
             self._own_mode = "plain"
             self.time(trial, phase, number, n_steps, cost)
 
-    def _end_due(self, trial: Trial) -> bool:
-        """Whether an epoch's end has to be seen yet, for the peaks of a row's GPU memory.
+    def _with_end(self, trial: Trial, n_steps: int, cost: Cost) -> int:
+        """`n_steps`, made whole epochs while an epoch's end has to be seen yet.
 
-        On an H200 they read 95 MiB with the end of an epoch in the window and 82 without.
+        A shorter last batch takes memory of its own: a row's GPU memory peaked at 95 MiB with the
+        end of an epoch in the window, and at 82 without (H200).
         """
         if trial.row is None or self._observed.device is None:
-            return False
-        return not any(visit.times.n_boundaries for visit in trial.visits)
+            return n_steps
+        epoch = pace.epoch_of(trial, self._observed)
+        if epoch is None or epoch * cost.step_s > pace.SHORT_EPOCH_S:
+            return n_steps
+        if any(visit.times.n_boundaries for visit in trial.visits):
+            return n_steps
+        return math.ceil(n_steps / epoch) * epoch
 
     def _memory_due(self, trial: Trial) -> bool:
         """A row's as often as it is published; else until it is known.

@@ -134,7 +134,7 @@ def test_the_same_seed_gives_the_same_order() -> None:
     assert logs[0] == logs[1]
 
 
-def test_every_trial_is_visited_several_times_and_windows_are_whole_worker_cycles() -> None:
+def test_every_trial_is_visited_several_times_for_whole_worker_cycles_or_epochs() -> None:
     bench = SimulatedBench(workers_help, OWN, noise=0.02)
     outcome, _ = swept(bench)
     assert outcome.n_ranked_rounds >= 3
@@ -142,7 +142,8 @@ def test_every_trial_is_visited_several_times_and_windows_are_whole_worker_cycle
         assert len(trial.of("rank")) == outcome.n_ranked_rounds
     for request in timed(bench):
         assert request.settings is not None
-        assert request.n_steps % max(1, request.settings.num_workers or 0) == 0
+        in_turn = request.n_steps % max(1, request.settings.num_workers or 0) == 0
+        assert in_turn or request.n_steps % 100 == 0
 
 
 def test_windows_hold_whole_accumulation_cycles() -> None:

@@ -98,7 +98,7 @@ def test_grid_without_values_says_what_it_wants() -> None:
         (b"", "empty"),
         (b"hello", "not"),
         (b'{"a": 1}', "not a"),
-        (gzip.compress(b'{"traceEvents": [' + b'{"ph": "X"},' * 500)[:60], "truncated"),
+        (gzip.compress(b'{"traceEvents": [' + b'{"ph": "X"},' * 500, mtime=0)[:60], "truncated"),
     ],
 )
 def test_unreadable_traces_exit_2_with_one_line(

@@ -19,6 +19,36 @@ from loaderdoctor.instrument.trials import open_trial
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
 
+# Trials that hand out the loader's own batches, byte for byte and in its order. docs/axes.md names
+# the axes in them: other data and samples, other ways to fetch, other ways to the device.
+SAME_DATA = (
+    Settings(cache=True),
+    Settings(storage="cold"),
+    Settings(storage="tmpfs"),
+    Settings(storage="original"),
+    Settings(portion=1.0),
+    Settings(augment="on"),
+    Settings(fields="all"),
+)
+SAME_LOADING = (
+    Settings(num_workers=2, prefetch_factor=4, in_order=True),
+    Settings(num_workers=2, persistent_workers=True),
+    Settings(num_workers=2, keep_iterator=True),
+    Settings(num_workers=2, persistent_workers=True, background="host"),
+    Settings(num_workers=1, start_method="spawn"),
+    Settings(num_workers=1, start_method="forkserver"),
+)
+SAME_ON_DEVICE = (
+    Settings(pin_memory=True),
+    Settings(pin_memory=True, non_blocking=True, num_workers=2, persistent_workers=True),
+    Settings(background="host", pin_memory=True),
+    Settings(background="device", pin_memory=True, non_blocking=True),
+    Settings(background="device"),
+    Settings(side_stream=True, pin_memory=True),
+    Settings(side_stream=True, pin_memory=True, num_workers=2),
+    Settings(resident=True),
+    Settings(cache=True, side_stream=True, pin_memory=True),
+)
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.21, 0.22)
 
 

@@ -15,7 +15,7 @@ from loaderdoctor.instrument import compute_switches as switches
 from loaderdoctor.instrument.protocol import WindowRequest
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
-from tests.instrument.axis_cases import Pictures, Two, digests, taken
+from tests.instrument.axis_cases import SAME_ON_DEVICE, Pictures, Two, digests, taken
 from tests.instrument.watched import watch
 
 pytestmark = pytest.mark.gpu
@@ -62,21 +62,7 @@ def test_bytes_travel_and_become_the_same_floats_on_the_device(
         assert (images.cpu() - expected).abs().max() <= 1e-6
 
 
-@pytest.mark.parametrize(
-    "axis",
-    [
-        Settings(pin_memory=True),
-        Settings(pin_memory=True, non_blocking=True, num_workers=2, persistent_workers=True),
-        Settings(background="host", pin_memory=True),
-        Settings(background="device", pin_memory=True, non_blocking=True),
-        Settings(background="device"),
-        Settings(side_stream=True, pin_memory=True),
-        Settings(side_stream=True, pin_memory=True, num_workers=2),
-        Settings(resident=True),
-        Settings(cache=True, side_stream=True, pin_memory=True),
-    ],
-    ids=Settings.label,
-)
+@pytest.mark.parametrize("axis", SAME_ON_DEVICE, ids=Settings.label)
 def test_every_byte_arrives_as_the_plain_loader_gives_it(
     axis: Settings, device: torch.device
 ) -> None:

@@ -24,6 +24,8 @@ from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
 from tests.instrument.axis_cases import (
     MEAN,
+    SAME_DATA,
+    SAME_LOADING,
     STD,
     InFolder,
     Listed,
@@ -61,19 +63,7 @@ def plainly(loader: DataLoader[Any], n: int) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", WORKERS, ids=Settings.label)
-@pytest.mark.parametrize(
-    "axis",
-    [
-        Settings(cache=True),
-        Settings(storage="cold"),
-        Settings(storage="tmpfs"),
-        Settings(storage="original"),
-        Settings(portion=1.0),
-        Settings(augment="on"),
-        Settings(fields="all"),
-    ],
-    ids=Settings.label,
-)
+@pytest.mark.parametrize("axis", SAME_DATA, ids=Settings.label)
 def test_every_batch_is_the_plain_loaders_byte_for_byte_and_in_its_order(
     axis: Settings, workers: Settings, tmp_path: Path
 ) -> None:
@@ -86,15 +76,9 @@ def test_every_batch_is_the_plain_loaders_byte_for_byte_and_in_its_order(
 @pytest.mark.parametrize(
     "axis",
     [
-        Settings(num_workers=2, prefetch_factor=4, in_order=True),
-        Settings(num_workers=2, persistent_workers=True),
-        Settings(num_workers=2, keep_iterator=True),
-        Settings(num_workers=2, persistent_workers=True, background="host"),
-        # Both import torch again, and their order is in test_trials.py already.
-        *(
-            pytest.param(Settings(num_workers=1, start_method=how), marks=pytest.mark.slow)
-            for how in ("spawn", "forkserver")
-        ),
+        # New interpreters import torch again, and their order is in test_trials.py already.
+        pytest.param(one, marks=pytest.mark.slow if one.start_method else ())
+        for one in SAME_LOADING
     ],
     ids=lambda one: one.label(),
 )

@@ -43,7 +43,7 @@ def test_folder(tmp_path: Path) -> None:
     assert refusal(tmp_path).startswith("is a folder")
 
 
-@pytest.mark.parametrize("content", [b"", b"  \n", gzip.compress(b"")])
+@pytest.mark.parametrize("content", [b"", b"  \n", gzip.compress(b"", mtime=0)])
 def test_empty_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "run.json.gz"
     path.write_bytes(content)

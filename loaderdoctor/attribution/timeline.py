@@ -246,16 +246,15 @@ def _worker_rows(log: WorkerLog, clock: ClockMap, window: _Window) -> Iterator[T
     split = batches.collate_ns >= 0
     fetched = np.where(split, clock.to_trace(batches.collate_ns), end)
     sent = np.where(batches.send_ns >= 0, clock.to_trace(batches.sent_ns), end)
-    workers = [p for p in log.processes if p.role == "worker" and _lived(p, clock, window)]
-    for worker in sorted(workers, key=lambda p: (p.worker, p.pid)):
-        mine = batches.pid == worker.pid
+    for name, pids in _workers_by_row(log, clock, window):
+        mine = np.isin(batches.pid, pids)
         making = Intervals.of(begin[mine], end[mine])
         parts: list[tuple[Doing, Intervals]] = [
             ("fetch", Intervals.of(begin[mine], fetched[mine])),
             ("collate", Intervals.of(fetched[mine], end[mine])),
             ("send", Intervals.of(end[mine], sent[mine]).subtract(making)),
         ]
-        row = window.row(f"worker {worker.worker}", parts)
+        row = window.row(name, parts)
         yield row if row.strips else TimelineRow(name=row.name, strips=(_NOTHING,))
     main = batches.worker == MAIN_PROCESS
     row = window.row(
@@ -272,6 +271,26 @@ def _worker_rows(log: WorkerLog, clock: ClockMap, window: _Window) -> Iterator[T
     row = window.row("pin-memory thread", [("pin", pinning)])
     if row.strips:
         yield row
+
+
+def _workers_by_row(
+    log: WorkerLog, clock: ClockMap, window: _Window
+) -> Iterator[tuple[str, list[int]]]:
+    """(name, processes) of each row: those that took one worker's place one after the other.
+
+    Workers started anew within the step are one row; another loader's have rows of their own.
+    """
+    loaders = {i.serial: i.loader for i in log.iterators}
+    places: dict[tuple[str, int], list[int]] = {}
+    for process in log.processes:
+        if process.role == "worker" and _lived(process, clock, window):
+            loader = loaders.get(process.serial) or ""
+            places.setdefault((loader, process.worker), []).append(process.pid)
+    several = len({loader for loader, _ in places}) > 1
+    for (loader, worker), pids in sorted(places.items()):
+        of = f" of {loader}" if several and loader else ""
+        started = f" (started {len(pids)} times)" if len(pids) > 1 else ""
+        yield f"worker {worker}{of}{started}", pids
 
 
 def _lived(process: ProcessRecord, clock: ClockMap, window: _Window) -> bool:

@@ -64,6 +64,7 @@ class _Lanes:
         # A double of microseconds misses its nanosecond: spans that touch here would cross there.
         self.gap_ns = math.ceil(2000 * math.ulp(self._ts(self.end_ns)))
         self.events: list[Event] = []
+        self._loaders = {i.serial: i.loader for i in log.iterators if i.num_workers}
         self.pid = next((p.pid for p in log.processes if p.role == "main"), 0)
         self._reached: dict[tuple[int, int], int] = {}  # end of the last span of each row
         self._tails: dict[tuple[int, int, int], tuple[int, int, int]] = {}  # batch -> pid, tid, ns
@@ -80,7 +81,7 @@ class _Lanes:
                 self._name_thread(pid, MAKING_TID, "batch making (0 workers)")
                 self._add_making(mine, pid, MAKING_TID)
                 continue
-            self._name_process(pid, f"DataLoader worker {worker}", worker)
+            self._name_process(pid, f"DataLoader worker {worker}{self._loader_of(mine)}", worker)
             self._name_thread(pid, pid, "batches")
             self._add_making(mine, pid, pid)
             self._add_sending(mine, pid)
@@ -217,6 +218,12 @@ class _Lanes:
                 "args": args,
             }
         )
+
+    def _loader_of(self, mine: Batches) -> str:
+        """` of train.py:41` where workers of several loaders are shown; else nothing."""
+        loader = self._loaders.get(int(mine.serial[0]))
+        several = len({x for x in self._loaders.values() if x is not None}) > 1
+        return f" of {loader}" if several and loader is not None else ""
 
     def _name_process(self, pid: int, name: str, worker: int) -> None:
         self._metadata("process_name", pid, 0, {"name": name})

@@ -153,3 +153,34 @@ def test_workers_have_rows_at_the_time_they_made_their_batches(tmp_path: Path) -
     mine = batches.worker >= 0
     recorded_ms = float(np.sum((batches.end_ns - batches.begin_ns)[mine])) / 1e6
     assert made_ms == pytest.approx(recorded_ms)
+
+
+def test_workers_started_anew_share_a_row_and_another_loaders_have_their_own(
+    tmp_path: Path,
+) -> None:
+    train = cases.loader(cases.Sleeping(n=8, sleep_s=0.002), num_workers=1)
+    other = cases.loader(cases.Sleeping(n=8, sleep_s=0.002), num_workers=1)
+    names = {id(train): "train.py:10", id(other): "train.py:20"}
+    worker.install(tmp_path / "records", lambda loader: names.get(id(loader)))
+    try:
+        start_ns = time.perf_counter_ns()
+        for source in (train, other, train):
+            for _ in source:
+                pass
+        end_ns = time.perf_counter_ns()
+    finally:
+        worker.remove()
+    log = read(tmp_path / "records")
+    built = TraceBuilder()
+    length_us = (end_ns - start_ns) / 1000
+    built.step(0, 0, length_us)
+    built.op(0, length_us)
+    clock = ClockMap(offset_ns=-start_ns, error_ns=0, spread_ns=0, n_marks=1)
+    (step,) = step_timelines(attribute(built.trace()), log, clock)
+    drawn = [r for r in step.rows if r.name.startswith("worker")]
+    assert [r.name for r in drawn] == [
+        "worker 0 of train.py:10 (started 2 times)",
+        "worker 0 of train.py:20",
+    ]
+    made = [sum(len(s.spans) for s in r.strips if s.doing == "fetch") for r in drawn]
+    assert made == [4, 2]

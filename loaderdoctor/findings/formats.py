@@ -69,7 +69,7 @@ FORMATS: tuple[Format, ...] = (
         code=r"\.(to_pylist|as_py|to_pandas|to_pydict)\(",
         stores=("arrow",),
         what="turning Arrow values into Python objects and these into tensors",
-        instead="Let the library hand out tensors (set_format('torch')), or convert columns once.",
+        instead="Take the columns as arrays once, ahead of training, and index those.",
         title="Take arrays from the Arrow columns once",
         example=snippets.ARROW,
     ),

@@ -31,8 +31,10 @@ def with_dataset(
     keywords = {k.arg for k in parsed_call(source[call_start:call_end]).keywords}  # type: ignore[union-attr]
     after = source[:start] + dataset + source[end:]
     if collate is not None:
-        if "collate_fn" in keywords or None in keywords:
+        if "collate_fn" in keywords:
             return None
+        if None in keywords and loader.collate != "default_collate":
+            return None  # what is unpacked holds one already
         close = call_end + len(after) - len(source) - 1
         head = after[:close].rstrip()
         comma = "" if head.endswith(("(", ",")) else ","

@@ -98,7 +98,8 @@ dataset = Cached(dataset, transforms.Compose(steps[first:]))  # before its DataL
 
 BATCHWISE = """\
 # Once, before training: the dataset hands out bytes.
-dataset.transform.transforms[-2:] = [transforms.PILToTensor()]  # for ToTensor() and Normalize()
+steps = dataset.transform.transforms[:-2]  # without ToTensor() and Normalize()
+dataset.transform = transforms.Compose([*steps, transforms.PILToTensor()])
 for images, labels in loader:
     images = images.to(device).float().div_(255).sub_(0.1307).div_(0.3081)  # the whole batch
     ...  # the loop as it is"""
@@ -251,10 +252,10 @@ with h5py.File(path) as file:
 loader = DataLoader(TensorDataset(images, labels), batch_size=64, shuffle=True)"""
 
 ARROW = """\
-# With Hugging Face datasets one line: dataset = dataset.with_format("torch")
-# With a pyarrow table, once: its columns as arrays
-x = torch.from_numpy(numpy.stack(table["features"].to_numpy()))  # lists of equal length
+# Once: the columns as arrays (lists of equal length).
+x = torch.from_numpy(numpy.stack(table["features"].to_numpy()))
 y = torch.from_numpy(table["label"].to_numpy().copy())
+# With Hugging Face datasets: columns = dataset.with_format("torch")[:]; x = columns["features"]
 loader = DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True)"""
 
 PARSED = """\

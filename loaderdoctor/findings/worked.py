@@ -55,10 +55,10 @@ def cached(loader: LoaderRecord | None) -> str:
 def batchwise(loader: LoaderRecord | None, last: Sequence[str]) -> str:
     """BATCHWISE with the dataset's name, its own mean and deviation, and its `last` transforms."""
     text = snippets.BATCHWISE.replace("dataset.transform", f"{dataset_name(loader)}.transform")
-    text = text.replace("[-2:]", f"[-{len(last)}:]")
+    text = text.replace("[:-2]", f"[:-{len(last)}]")
     text = text.replace("ToTensor() and Normalize()", " and ".join(f"{x}()" for x in last))
     if not any(name in CONVERTING for name in last):  # samples are tensors before these
-        text = text.replace("[transforms.PILToTensor()]", "[]")
+        text = text.replace("[*steps, transforms.PILToTensor()]", "steps")
     if loader is None:
         return text
     scaled = _normalised(loader).replace("]).view", "], device=device).view")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +10,11 @@ from statistics import fmean
 
 from loaderdoctor.attribution.step import usable, window_times
 from loaderdoctor.diagnosis.gather import Gatherer
+from loaderdoctor.epochs import measured_whole
 from loaderdoctor.estimate import Estimate, mean, paired_difference
 from loaderdoctor.facts import ThreadTrial
 from loaderdoctor.instrument.protocol import WindowDone, WindowRequest
-from loaderdoctor.settings import Settings, invalid_reason
+from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, invalid_reason
 
 ROUNDS = 3  # visits to each candidate; the fewest that give an interval worth having
 # Where time is left, so many more for candidates that look better by this much of a step and are
@@ -29,6 +31,7 @@ VISIT_FACTOR = 2.5
 # Two pools of workers started and ended, the second for the epoch boundary: four forked workers
 # take 0.2 s each time on two busy cores.
 VISIT_OPEN_S = 0.5
+LONGEST_EPOCH_S = 2.0  # of those that are measured whole
 # Making samples to keep, for the trial of that: so long at most, and this part of what is left.
 # Two seconds make 20,000 MNIST digits or 300 photos: far more than caches of the CPU hold.
 MAX_CACHE_S = 2.0
@@ -195,6 +198,18 @@ class Verifier:
             if sum(len(t.visits) for t in tried) == n_visits:
                 return
 
+    def _trial_steps(self, tried: Tried) -> int:
+        """Of one window: whole epochs where workers fill most of one ahead."""
+        evidence = self._gatherer.evidence
+        train = next((x for x in evidence.observed.loaders if x.role == "train"), None)
+        full = tried.settings.over(train.settings) if train is not None else tried.settings
+        queue = (full.num_workers or 0) * (full.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
+        step_s = tried.step.value / 1e3 if tried.step is not None else evidence.sizes.step_s
+        epoch = evidence.steps_per_epoch
+        if epoch and measured_whole(epoch, queue=queue, step_s=step_s, longest_s=LONGEST_EPOCH_S):
+            return math.ceil(self._n_steps / epoch) * epoch
+        return self._n_steps
+
     def _round(self, tried: Sequence[Tried]) -> bool:
         if not tried or self._clock() + self._visit_s * (len(tried) + 1) > self._until:
             return False
@@ -205,7 +220,7 @@ class Verifier:
         for t in tried:
             request = self._gatherer.request(
                 "trial",
-                n_steps=self._n_steps,
+                n_steps=self._trial_steps(t),
                 settings=t.settings,
                 measure_boundary=not t.settings.only_threads,
                 fetch_limit_s=self._trial_limit_s,

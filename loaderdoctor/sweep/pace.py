@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from loaderdoctor.epochs import measured_whole
 from loaderdoctor.instrument.protocol import Observed
 from loaderdoctor.settings import AXES_BY_NAME, DEFAULT_PREFETCH_FACTOR, Settings
 from loaderdoctor.sweep.grid import meaning, own_settings
@@ -25,12 +26,7 @@ MAX_ROUNDS = 8
 GRID_ROUNDS = 5
 # A process of its own: interpreter, torch, the script's imports and its first warm steps.
 PROCESS_S = 8.0
-# An epoch of at most this many queues is measured whole: workers fill most of it at once, and a
-# part of it shows either their filled queue or their start. Windows of 4 to 8 steps of such epochs
-# on an H200 read 28 to 65 ms a step for a true 6. The steps behind a start are slow in any epoch.
-SHORT_EPOCH = 4
-SHORT_EPOCH_S = 5.0  # unless that takes longer
-CHEAP_EPOCH_S = 0.5  # so short an epoch is measured whole in any case: rounds stay many
+LONGEST_EPOCH_S = 5.0  # of those that are measured whole
 # What opening a trial is thought to cost before it was seen: forked workers answer after
 # 50–100 ms, spawned ones import torch again (about 3 s).
 MIN_WARMUP = 3
@@ -101,11 +97,9 @@ def cycle(trial: Trial, observed: Observed, *, step_s: float) -> int:
     full = meaning(trial.settings, own)
     workers = full.num_workers or 0
     queue = workers * (full.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
-    epoch = epoch_of(trial, observed) if workers else None
-    if epoch is not None:
-        longest_s = SHORT_EPOCH_S if epoch <= SHORT_EPOCH * queue else CHEAP_EPOCH_S
-        if epoch * step_s <= longest_s:
-            return epoch
+    epoch = epoch_of(trial, observed)
+    if epoch and measured_whole(epoch, queue=queue, step_s=step_s, longest_s=LONGEST_EPOCH_S):
+        return epoch
     accumulation = max(1, observed.batches_per_cycle // max(1, own.num_workers or 0))
     return math.lcm(max(1, workers), accumulation)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from loaderdoctor.attribution.step import usable
+from loaderdoctor.epochs import SHORT_EPOCH
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.endings import took_down
@@ -133,7 +134,7 @@ class Visits:
         if trial.row is None or self._observed.device is None:
             return n_steps
         epoch = pace.epoch_of(trial, self._observed)
-        if epoch is None or epoch * cost.step_s > pace.SHORT_EPOCH_S:
+        if epoch is None or epoch * cost.step_s > pace.LONGEST_EPOCH_S:
             return n_steps
         if any(visit.times.n_boundaries for visit in trial.visits):
             return n_steps
@@ -158,7 +159,7 @@ class Visits:
         """Long enough that queues filled before don't count: two of them, or a whole epoch."""
         workers = trial.settings.num_workers or 0
         queue = workers * (trial.settings.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
-        if self._steps_per_epoch is not None and self._steps_per_epoch <= pace.SHORT_EPOCH * queue:
+        if self._steps_per_epoch is not None and self._steps_per_epoch <= SHORT_EPOCH * queue:
             return self._steps_per_epoch
         return max(n_steps, 2 * queue)
 

@@ -15,6 +15,7 @@ from loaderdoctor.diagnosis.verify import (
     thread_trials,
 )
 from loaderdoctor.settings import Settings
+from tests.attribution.builders import observed
 from tests.diagnosis.simulator import SimulatedBench
 from tests.diagnosis.test_gather import gatherer
 
@@ -252,3 +253,13 @@ def test_where_there_is_time_for_two_they_are_the_best_of_either_kind() -> None:
     assert ones and all(found == [Settings(num_workers=4)] for found in ones)
     assert twos and all(set(found) == {Settings(num_workers=4), CACHED} for found in twos)
     assert len(by_time[-1]) == 5
+
+
+def test_trials_whose_workers_fill_most_of_an_epoch_ahead_are_measured_for_whole_epochs() -> None:
+    bench = SimulatedBench({"plain": 20.0}, trial_ms=lambda _: 20.0)
+    bench.observed = observed(step_ms=20.0, steps_per_epoch=90)
+    many, few = Settings(num_workers=8, prefetch_factor=4), Settings(num_workers=2)
+    run(bench, [many, few])
+    asked = [r for r in bench.asked if r.mode == "trial"]
+    assert {r.n_steps % 90 for r in asked if r.settings == many} == {0}
+    assert all(r.n_steps % 90 for r in asked if r.settings == few)

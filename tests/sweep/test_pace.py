@@ -32,7 +32,7 @@ def test_epochs_that_workers_mostly_fill_or_that_are_short_are_measured_whole(
 def test_whole_epochs_are_those_of_the_trial_and_of_bounded_length() -> None:
     trial = Trial(index=1, settings=Settings(num_workers=8, portion=0.1), steps_per_epoch=10)
     assert pace.cycle(trial, observed(), step_s=0.1) == 10
-    assert pace.cycle(trial, observed(), step_s=pace.SHORT_EPOCH_S / 10 * 1.1) == 8
+    assert pace.cycle(trial, observed(), step_s=pace.LONGEST_EPOCH_S / 10 * 1.1) == 8
     assert pace.cycle(trial, observed(steps_per_epoch=None), step_s=0.1) == 10
     trial = Trial(index=1, settings=Settings(num_workers=8))
     assert pace.cycle(trial, observed(steps_per_epoch=None), step_s=0.01) == 8

@@ -76,6 +76,8 @@ def _replaced(source: str, removed: list[str], added: list[str]) -> str:
 
 def _wrapped(source: str, row: dict[str, Any]) -> str:
     name, value = row["setting"], row["to"]
+    # A hint is shown as added lines.
+    code = "\n".join(line.removeprefix("+ ") for line in row["code"].splitlines())
     if name == "background" and value == "host":
         before = "from prefetch_generator import BackgroundGenerator\n\n"
         around = "BackgroundGenerator(iter({loader}), max_prefetch=2)"
@@ -85,11 +87,11 @@ def _wrapped(source: str, row: dict[str, Any]) -> str:
         around = f"BackgroundGenerator({moved}, max_prefetch=2)"
     elif name == "side_stream" and value:
         # The report's own code, but for its last lines, which show how the loop uses it.
-        before = row["code"].split("\nfor images, labels in ")[0] + "\n\n\n"
+        before = code.split("\nfor images, labels in ")[0] + "\n\n\n"
         around = "copied_ahead({loader}, device)"
     elif name == "resident" and value:
         # Behind the loader whose place it takes, in the script's own loop or a Trainer's.
-        code = row["code"].replace(
+        code = code.replace(
             "loader = OnDevice(loader, device)",
             'train_loader = OnDevice(train_loader, torch.device("cuda"))',
         )

@@ -1,174 +1,44 @@
-"""Fuzzes what loaderdoctor reads: traces (`analyze`), report.json, worker records, sweep samples.
+"""Fuzzes what loaderdoctor reads: traces, report.json, worker records, samples, run folders.
 
     python benchmarks/fuzz.py --seconds 600                    mutated real traces, at random
     python benchmarks/fuzz.py --engine atheris --seconds 600   guided by coverage (needs atheris)
 
-Inputs are real traces cut to 6 to 50 KB and mutated with an idea of their structure (tests/fuzz).
-A result is a failure unless it is a one-line refusal or a report whose shares add up: any other
-exception, or more than `--limit` seconds, within 6 GB of address space. Each new kind of failure is
-saved below `--save`; the last line of each run (inputs, inputs/s) is appended there to `log.jsonl`.
+Inputs are real traces cut to 5 to 50 KB and mutated with an idea of their structure (tests/fuzz),
+and files of the other kinds that are read (`tests/fuzz/targets.py` lists them and their shares). A
+result is a failure unless it is a one-line refusal or a report whose shares add up: any other
+exception or exit code, more than `--limit` seconds, more memory than `analyze` was allowed.
+
+Inputs are judged within one process, without starting any: 3 ms each instead of 400. That process
+is watched by this one, which ends it where it hangs, keeps what took it down, and starts it anew
+every `--recycle` inputs. Each new kind of failure is saved below `--save`; the last line of each
+run (inputs, inputs/s) is appended there to `log.jsonl`. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import hashlib
 import json
 import os
-import random
+import pickle
 import resource
 import shutil
 import signal
 import sys
-import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-# Of each hundred inputs; the console is drawn for one report in so many (it takes longer than all
-# the rest), and for each new set of findings.
-SHARES = {"trace": 88, "report": 6, "records": 4, "samples": 2}
-CONSOLE_EVERY = 8
-MEMORY_BYTES = 6 << 30
+if TYPE_CHECKING:
+    from tests.fuzz.worker import Fuzzer, Tally
+
 SHM = Path("/dev/shm")
-
-
-class SlowError(BaseException):
-    """An input took longer than the limit; no `except Exception` on the way may swallow it."""
-
-
-class Fuzzer:
-    """Judges inputs, counts them, and keeps what fails."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        from tests.fuzz import seeds, subject
-        from tests.fuzz.mutate import Mutator
-
-        self.subject = subject
-        self.limit_s = options.limit
-        self.save: Path = options.save
-        self.save.mkdir(parents=True, exist_ok=True)
-        self.work = Path(tempfile.mkdtemp(prefix="fuzz-", dir=SHM if SHM.is_dir() else None))
-        self.rng = random.Random(options.seed)
-        self.seeds = [
-            *seeds.seeds(6_000).values(),
-            *seeds.seeds(15_000).values(),
-            *seeds.seeds(50_000).values(),
-        ]
-        self.weights = [10] * 12 + [4] * 12 + [1] * 12
-        self.mutator = Mutator(self.rng, self.seeds)
-        self.counts: Counter[str] = Counter()
-        self.failures: Counter[str] = Counter()
-        self.slowest_s = 0.0
-        self.shown: set[tuple[str, ...]] = set()
-        self.others = _others(self.work)
-
-    # -- one input ---------------------------------------------------------------------------
-
-    def trace(self, data: bytes) -> None:
-        path = self.work / "run.json"
-        path.write_bytes(data)
-
-        def judge() -> str:
-            found = self.subject.analyzed(path, draw=self._draws)
-            return "refused" if isinstance(found, str) else "reported"
-
-        self._judge("trace", data, judge)
-
-    def other(self, kind: str, data: bytes) -> None:
-        """A report.json, worker records or samples."""
-        seed = self.others[kind]
-        path = self.work / kind / seed.name
-        path.write_bytes(data)
-        run: dict[str, Callable[[], str | None]] = {
-            "report": lambda: self.subject.compared(path, self.work / "sound" / "report.json"),
-            "records": lambda: self.subject.records(path.parent),
-            "samples": lambda: self.subject.resumed(path.parent),
-        }
-        self._judge(kind, data, lambda: "refused" if run[kind]() else "read")
-
-    def one(self) -> None:
-        """An input made at random."""
-        from tests.fuzz import binary
-
-        kind = self.rng.choices(list(SHARES), list(SHARES.values()))[0]
-        if kind == "trace":
-            data = self.rng.choices(self.seeds, self.weights)[0]
-            self.trace(self.mutator.mutate(data))
-            return
-        seed = self.others[kind].read_bytes()
-        mutate = {
-            "report": binary.mutate_json,
-            "records": binary.mutate_records,
-            "samples": binary.mutate_samples,
-        }
-        self.other(kind, mutate[kind](seed, self.mutator))
-
-    def _draws(self, report: object) -> bool:
-        kinds = tuple(sorted({f.kind for f in report.findings}))  # type: ignore[attr-defined]
-        new = kinds not in self.shown
-        self.shown.add(kinds)
-        return new or self.counts["reported"] % CONSOLE_EVERY == 0
-
-    def _judge(self, kind: str, data: bytes, judge: Callable[[], str]) -> None:
-        began = time.perf_counter()
-        signal.setitimer(signal.ITIMER_REAL, self.limit_s)
-        try:
-            outcome = judge()
-        except (Exception, SlowError) as error:
-            outcome = "failed"
-            self._keep(kind, data, error)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        self.counts[kind] += 1
-        self.counts[outcome] += 1
-        self.slowest_s = max(self.slowest_s, time.perf_counter() - began)
-
-    def _keep(self, kind: str, data: bytes, error: BaseException) -> None:
-        ours = [
-            f
-            for f in traceback.extract_tb(error.__traceback__)
-            if "/loaderdoctor/" in f.filename or "/fuzz/" in f.filename
-        ]
-        where = f"{Path(ours[-1].filename).stem}:{ours[-1].lineno}" if ours else "?"
-        key = f"{kind} {type(error).__name__} {where}"
-        self.failures[key] += 1
-        if self.failures[key] <= 3:
-            digest = hashlib.sha256(data).hexdigest()[:10]
-            (self.save / f"{kind}-{digest}").write_bytes(data)
-            print(
-                f"{key}: {ascii(str(error))[:300]} [{kind}-{digest}, {len(data)} bytes]", flush=True
-            )
-            if self.failures[key] == 1:
-                traceback.print_exception(error, limit=-5)
-
-    def n_inputs(self) -> int:
-        return sum(self.counts[kind] for kind in SHARES)
-
-
-def _others(work: Path) -> dict[str, Path]:
-    """Sound files of the other kinds, written by the program itself."""
-    from tests.fuzz import sound
-
-    found = {}
-    for kind, make in (
-        ("report", sound.report),
-        ("records", sound.records),
-        ("samples", sound.samples),
-    ):
-        folder = work / "sound" / kind
-        folder.mkdir(parents=True)
-        found[kind] = make(folder)
-        (work / kind).mkdir()
-    shutil.copy(found["report"], work / "sound" / "report.json")
-    return found
+# Of what libFuzzer is shown at first; the rest of the seeds are too large to be mutated by it.
+GUIDED_SEED_BYTES = 9_000
 
 
 def main() -> None:
@@ -177,13 +47,13 @@ def main() -> None:
     )
     parser.add_argument("--engine", choices=("random", "atheris"), default="random")
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--inputs", type=int, help="stop after so many")
     parser.add_argument("--seed", type=int, default=time.time_ns() & 0xFFFFFFFF)
     parser.add_argument("--limit", type=float, default=30.0, help="seconds an input may take")
+    parser.add_argument("--recycle", type=int, default=20_000, help="inputs a process is given")
     parser.add_argument("--save", type=Path, default=Path("fuzz-found"))
     options = parser.parse_args()
-    resource.setrlimit(
-        resource.RLIMIT_AS, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1])
-    )
+    options.save.mkdir(parents=True, exist_ok=True)
     if options.engine == "atheris":
         import atheris
 
@@ -191,60 +61,166 @@ def main() -> None:
     else:
         instrumented = nullcontext()
     with instrumented:
-        fuzzer = Fuzzer(options)
+        from tests.fuzz.worker import Fuzzer, Tally
 
-    def too_slow(signum: int, frame: FrameType | None) -> None:
-        raise SlowError(f"over {options.limit} s")
-
-    signal.signal(signal.SIGALRM, too_slow)
-    gc.freeze()
+        fuzzer = Fuzzer(
+            options.seed,
+            limit_s=options.limit,
+            save=options.save,
+            shm=SHM if SHM.is_dir() else None,
+        )
+    total = Tally()
     began = time.monotonic()
     try:
-        if options.engine == "atheris":
-            _guided(fuzzer, options)
-        else:
-            while time.monotonic() - began < options.seconds:
-                fuzzer.one()
+        n_workers = 0
+        while (left_s := options.seconds - (time.monotonic() - began)) > 0:
+            n_done = sum(total.inputs.values())
+            if options.inputs is not None and n_done >= options.inputs:
+                break
+            n_workers += 1
+            fuzzer.rng.seed(options.seed * 1_000_003 + n_workers)
+            n_inputs = options.recycle
+            if options.inputs is not None:
+                n_inputs = min(n_inputs, options.inputs - n_done)
+            total.add(_supervised(fuzzer, options, n_inputs, left_s))
     except KeyboardInterrupt:
         pass
-    _finish(fuzzer, options, time.monotonic() - began)
+    finally:
+        _finish(total, options, time.monotonic() - began)
+        shutil.rmtree(fuzzer.work, ignore_errors=True)
 
 
-def _finish(fuzzer: Fuzzer, options: argparse.Namespace, took_s: float) -> None:
+def _finish(total: Tally, options: argparse.Namespace, took_s: float) -> None:
+    n_inputs = sum(total.inputs.values())
     row = {
         "engine": options.engine,
         "seed": options.seed,
-        "n_inputs": fuzzer.n_inputs(),
-        "per_s": round(fuzzer.n_inputs() / took_s, 1),
+        "n_inputs": n_inputs,
+        "per_s": round(n_inputs / took_s, 1),
         "seconds": round(took_s),
-        "counts": dict(fuzzer.counts),
-        "failures": dict(fuzzer.failures),
-        "slowest_s": round(fuzzer.slowest_s, 2),
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "cpu_s": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime),
+        "inputs": dict(total.inputs),
+        "outcomes": dict(total.outcomes),
+        "failures": dict(total.failures),
+        "slowest_s": round(total.slowest_s, 2),
+        "peak_bytes": total.peak_bytes,
     }
-    print(json.dumps(row))
+    print(json.dumps(row), flush=True)
     with (options.save / "log.jsonl").open("a") as log:
         log.write(json.dumps(row) + "\n")
-    shutil.rmtree(fuzzer.work, ignore_errors=True)
 
 
-def _guided(fuzzer: Fuzzer, options: argparse.Namespace) -> None:
-    """LibFuzzer keeps what reaches new code, and mutates it by our mutator and its own."""
+# ---------------------------------------------------------------- one process, watched
+
+
+def _supervised(
+    fuzzer: Fuzzer, options: argparse.Namespace, n_inputs: int, seconds: float
+) -> Tally:
+    """Fork a process for so many inputs; what it did, with what took it down where it ended."""
+    from tests.fuzz.worker import Tally, keep
+
+    first = fuzzer.slot.number
+    receive, send = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(receive)
+        _work(fuzzer, options, n_inputs, seconds, send)
+    os.close(send)
+    try:
+        with os.fdopen(receive, "rb") as pipe:
+            hung = _watch(fuzzer, pid, options.limit)
+            _, status = os.waitpid(pid, 0)
+            sent = pipe.read()
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    if sent and status == 0:
+        tally: Tally = pickle.loads(sent)  # of our own process
+        return tally
+    kind, data = fuzzer.slot.get()
+    name = keep(fuzzer.save, kind, data)
+    how = "hung" if hung else f"took the process down (status {status})"
+    print(f"{kind} {how}: [{name}, {len(data)} bytes]", flush=True)
+    tally = Tally()  # which inputs they were is lost with it, but not their number
+    tally.inputs["in a process that ended"] = fuzzer.slot.number - first
+    tally.failures[f"{kind} {how}"] += 1
+    return tally
+
+
+def _watch(fuzzer: Fuzzer, pid: int, limit_s: float) -> bool:
+    """Until the process ends; ends it where one input takes twice its time. Whether it did."""
+    number, since = fuzzer.slot.number, time.monotonic()
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        time.sleep(0.2)
+        if fuzzer.slot.number != number:
+            number, since = fuzzer.slot.number, time.monotonic()
+        elif time.monotonic() - since > 2 * limit_s + 10:
+            os.kill(pid, signal.SIGKILL)
+            return True
+    return False
+
+
+def _work(
+    fuzzer: Fuzzer, options: argparse.Namespace, n_inputs: int, seconds: float, send: int
+) -> None:
+    """In the process that fuzzes; it ends here."""
+    status = 1
+    try:
+        fuzzer.begin()
+        until = time.monotonic() + seconds
+        last = fuzzer.slot.number + n_inputs
+
+        def over() -> bool:
+            return fuzzer.slot.number >= last or time.monotonic() > until
+
+        def end() -> None:
+            with os.fdopen(send, "wb") as pipe:
+                pickle.dump(fuzzer.result(), pipe)
+            sys.stdout.flush()
+            os._exit(0)
+
+        if options.engine == "atheris":
+            _guided(fuzzer, options, over, end)
+        while not over():
+            fuzzer.one()
+        end()
+    except KeyboardInterrupt:
+        pass
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _guided(
+    fuzzer: Fuzzer, options: argparse.Namespace, over: Callable[[], bool], end: Callable[[], None]
+) -> None:
+    """LibFuzzer keeps what reaches new code, and mutates it by our mutator and its own.
+
+    What it kept stays in a folder, where the next process takes it up.
+    """
     import atheris
 
+    from tests.fuzz.worker import keep
+
     corpus = options.save / "guided-corpus"
-    corpus.mkdir(exist_ok=True)
-    for seed in fuzzer.seeds[:24]:
-        (corpus / hashlib.sha1(seed).hexdigest()).write_bytes(seed)
-    until = time.monotonic() + options.seconds
-    began = time.monotonic()
+    if not corpus.exists():
+        corpus.mkdir()
+        for seed in fuzzer.mutator.seeds:
+            if len(seed) <= GUIDED_SEED_BYTES:
+                keep(corpus, "trace", seed)
+    n_tried = 0
 
     def one(data: bytes) -> None:
-        if time.monotonic() > until:
-            _finish(fuzzer, options, time.monotonic() - began)
-            sys.stdout.flush()
-            os._exit(0)  # libFuzzer has no other way out of its loop
-        fuzzer.trace(data)
+        nonlocal n_tried
+        if over():
+            end()  # libFuzzer has no other way out of its loop
+        n_tried += 1
+        if n_tried % 8 == 0:  # the other kinds, in their shares, are not guided
+            fuzzer.one()
+        else:
+            fuzzer.judge("trace", data)
 
     def mutate(data: bytes, max_size: int, seed: int) -> bytes:
         fuzzer.rng.seed(seed)
@@ -252,14 +228,14 @@ def _guided(fuzzer: Fuzzer, options: argparse.Namespace) -> None:
             return bytes(atheris.Mutate(data, max_size))
         return fuzzer.mutator.mutate(bytes(data))[:max_size]
 
-    # Its own alarm is off: ours tells what was slow.
+    # Its own alarms are off: ours tell what was slow.
     flags = [
         "-timeout=0",
         "-max_len=200000",
         "-rss_limit_mb=0",
         f"-artifact_prefix={options.save}/",
         "-verbosity=0",
-        f"-seed={options.seed}",
+        f"-seed={fuzzer.rng.randrange(1, 1 << 31)}",
     ]
     atheris.Setup([sys.argv[0], *flags, str(corpus)], one, custom_mutator=mutate)
     atheris.Fuzz()

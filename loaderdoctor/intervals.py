@@ -33,7 +33,9 @@ class Intervals:
         s, e = s[keep], e[keep]
         if s.size == 0:
             return EMPTY
-        order = np.argsort(s, kind="stable")
+        if s.size == 1:
+            return Intervals(s, e)
+        order = s.argsort(kind="stable")
         s, e = s[order], e[order]
         reach = np.maximum.accumulate(e)
         first = np.concatenate(([True], s[1:] > reach[:-1]))
@@ -75,9 +77,13 @@ class Intervals:
         """Instants in both."""
         if len(self) == 0 or len(other) == 0:
             return EMPTY
+        if len(other) == 1:
+            return self._within(other)
+        if len(self) == 1:
+            return other._within(self)
         # Each span here meets a run of consecutive spans there (from `first`, `count` of them).
-        first = np.searchsorted(other.ends, self.starts, side="right")
-        count = np.searchsorted(other.starts, self.ends, side="left") - first
+        first = other.ends.searchsorted(self.starts, "right")
+        count = other.starts.searchsorted(self.ends, "left") - first
         mine = np.repeat(np.arange(len(self)), count)
         within_run = np.arange(mine.size) - np.repeat(np.cumsum(count) - count, count)
         theirs = first[mine] + within_run
@@ -87,9 +93,19 @@ class Intervals:
             np.minimum(self.ends[mine], other.ends[theirs]),
         )
 
+    def _within(self, one: Intervals) -> Intervals:
+        """Instants of this set in a set of one span, most often a window."""
+        start, end = one.starts[0], one.ends[0]
+        first, last = self.ends.searchsorted(start, "right"), self.starts.searchsorted(end, "left")
+        if first >= last:
+            return EMPTY
+        starts, ends = self.starts[first:last].copy(), self.ends[first:last].copy()
+        starts[0], ends[-1] = max(starts[0], start), min(ends[-1], end)
+        return Intervals(starts, ends)
+
     def subtract(self, other: Intervals) -> Intervals:
         """Instants in this set and not in the other."""
-        if len(other) == 0:
+        if len(self) == 0 or len(other) == 0:
             return self
         return self.intersect(other._complement())
 
@@ -110,8 +126,10 @@ class Intervals:
             n_begun = np.bincount(first, minlength=at.size + 1)
             n_ended = np.bincount(end, minlength=at.size + 1)
             return np.cumsum(n_begun - n_ended)[:-1] > 0
-        begun = np.searchsorted(self.starts, at, side="right")
-        ended = np.searchsorted(self.ends, at, side="right")
+        if len(self) == 0:
+            return np.zeros(at.shape, np.bool_)
+        begun = self.starts.searchsorted(at, "right")
+        ended = self.ends.searchsorted(at, "right")
         return np.asarray(begun > ended)
 
     def clip(self, start_ns: int, end_ns: int) -> Intervals:
@@ -124,7 +142,7 @@ class Intervals:
         if len(self) == 0:
             return np.zeros(at.shape, dtype=np.int64)
         done = np.concatenate(([0], np.cumsum(self.ends - self.starts)))
-        index = np.searchsorted(self.starts, at, side="right")
+        index = self.starts.searchsorted(at, "right")
         over = np.where(index > 0, np.maximum(self.ends[np.maximum(index - 1, 0)] - at, 0), 0)
         return np.asarray(done[index] - over, dtype=np.int64)
 

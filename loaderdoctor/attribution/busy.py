@@ -109,9 +109,10 @@ def _dips(
     usual = float(np.median(of_steps)) if clock.n_steps > 1 else 0.0
     if usual < MIN_USUAL_SHARE:
         return None
+    # Steps may be far apart; what lies between them is not of the window.
     low = Intervals.of(
         *(middles[shares < LOW * usual] + sign * int(every / 2 + 0.5) for sign in (-1, 1))
-    ).clip(int(clock.window.starts[0]), int(clock.window.ends[-1]))
+    ).intersect(clock.window)
     least = (1 - LOW * usual) * float(np.median(lengths))
     kept = low.lengths_ns >= max(least, MINOR * low.lengths_ns.max(initial=0))
     low = Intervals(low.starts[kept], low.ends[kept])

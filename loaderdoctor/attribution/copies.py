@@ -101,10 +101,12 @@ def copy_facts(
             CopyFacts(
                 source=_SOURCES[kind],
                 n_per_step=float(now.sum()) / clock.per_step,
-                bytes_per_step=float(moved.sum()) / clock.per_step,
+                bytes_per_step=float(moved.sum(dtype=np.float64)) / clock.per_step,
                 busy_ms_per_step=busy_ns / NS_PER_MS / clock.per_step,
                 exposed_ms_per_step=exposed.total_ns / NS_PER_MS / clock.per_step,
-                bandwidth_gb_per_s=float(moved.sum()) / busy_ns if busy_ns and moved.size else None,
+                bandwidth_gb_per_s=(
+                    float(moved.sum(dtype=np.float64)) / busy_ns if busy_ns and moved.size else None
+                ),
                 host_blocked_ms_per_step=blocked.total_ns / NS_PER_MS / clock.per_step,
                 same_stream_as_compute=(
                     on_stream == compute_streams[on_device]

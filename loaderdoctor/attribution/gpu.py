@@ -110,7 +110,8 @@ def sm_efficiency(
     told = blocks_per_sm > 0  # False for NaN
     if not told.any() or window.total_ns == 0:
         return None
-    start, end, blocks = start_ns[told], end_ns[told], blocks_per_sm[told]
+    # More than 1 is as good as 1, for each as for the sum; beside huge numbers small ones are lost.
+    start, end, blocks = start_ns[told], end_ns[told], np.minimum(blocks_per_sm[told], 1.0)
     at = np.concatenate((start, end))
     order = np.argsort(at, kind="stable")
     at = at[order]
@@ -126,7 +127,7 @@ def occupancy(
     start_ns: I64, end_ns: I64, occupancy_percent: F64, window: Intervals
 ) -> float | None:
     """Mean estimated achieved occupancy of kernels, weighted by their time in the window, 0…1."""
-    told = occupancy_percent >= 0  # False for NaN
+    told = (occupancy_percent >= 0) & (occupancy_percent <= 100)  # False for NaN
     weight = window.covered_before(end_ns[told]) - window.covered_before(start_ns[told])
     total = int(weight.sum())
     if total == 0:

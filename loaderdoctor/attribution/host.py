@@ -143,6 +143,8 @@ def _called(rows: Rows, mine: Index, users: Index, host: Intervals) -> str | Non
 
 
 def _user_frame_rows(rows: Rows) -> Index:
+    if rows.of_category[Category.PYTHON].size == 0:
+        return rows.of_category[Category.PYTHON]
     user = np.fromiter((is_user_frame(n) for n in rows.names), np.bool_, len(rows.names))
     return np.flatnonzero(rows.named(user, Category.PYTHON) & rows.on_training_thread())
 

@@ -48,6 +48,8 @@ class Rows:
 
     def by_producers(self) -> Mask:
         """Host rows of threads that make batches."""
+        if not self.producer_threads:
+            return np.zeros(len(self.spans), np.bool_)
         return np.isin(self.spans.thread, np.asarray(self.producer_threads, np.int32))
 
     @cached_property

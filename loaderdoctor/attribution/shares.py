@@ -36,7 +36,10 @@ class Shares:
 
     def as_dict(self) -> dict[str, float | None]:
         """By name, in the order of the identity."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: getattr(self, name) for name in _NAMES}
+
+
+_NAMES = tuple(field.name for field in fields(Shares))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

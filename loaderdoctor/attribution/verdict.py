@@ -28,7 +28,8 @@ def verdict_from_shares(
 
     Too little recorded: unknown. Largest of input, copy, communication at least 20 %: that one,
     high. Host at least 20 %: host, high. Largest of the three at least 5 %: that one, moderate.
-    Else compute: health, not a disease. Input goes before host because profiling inflates host.
+    Else compute: health, not a disease; unknown where more of the rest is `other`. Input goes
+    before host because profiling inflates host.
 
     `low` holds lower confidence bounds of shares by name, where there are any: a high needs one
     above 5 %, a moderate one above 0; else the bound stands and the severity is `uncertain`.
@@ -45,6 +46,8 @@ def verdict_from_shares(
         return "host", _shown("high", _bound(low, "host"), HIGH_NEEDS_LOW)
     if share >= MODERATE_SHARE:
         return largest, _shown("moderate", _bound(low, largest), MODERATE_NEEDS_LOW)
+    if (values["other"] or 0.0) > (values["compute"] or 0.0):
+        return "unknown", "none"  # of most of it nothing was recorded, least of all health
     return "compute", "none"
 
 

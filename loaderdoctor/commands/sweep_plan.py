@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -35,6 +35,7 @@ DEFAULT_BUDGET_S = 120.0
 ISOLATED_BUDGET_S = 480.0
 # It loads its own libraries of some hundred megabytes.
 DALI_IMPORT_S = 120.0
+_REASON_LENGTH = 200  # of what a damaged file may quote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,10 @@ class SweepOptions:
         try:
             old = msgspec.convert({name: saved[name] for name in _SAVED}, type=_Saved)
         except (KeyError, msgspec.ValidationError) as error:
-            raise UsageError(f"--resume {self.resume}: not a sweep's options ({error}).") from error
+            reason = ascii(str(error))[1:-1][:_REASON_LENGTH]
+            raise UsageError(
+                f"--resume {self.resume}: not a sweep's options ({reason})."
+            ) from error
         if any(MASK in word for word in old.target):
             raise UsageError(
                 f"--resume {self.resume}: the script had arguments that look like secrets, which "
@@ -105,10 +109,10 @@ class _Saved(msgspec.Struct, frozen=True, kw_only=True):
     loader_only: bool
     search: Literal["grid", "auto"]
     isolate: bool
-    rounds: int | None
+    rounds: Annotated[int, msgspec.Meta(ge=1)] | None
     seed: int
-    budget_s: float | None
-    n_ranks: int | None = None
+    budget_s: Annotated[float, msgspec.Meta(gt=0)] | None
+    n_ranks: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 _SAVED = _Saved.__struct_fields__

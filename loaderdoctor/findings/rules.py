@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.batch_making import (
@@ -191,6 +191,8 @@ _ORDER = {
 
 def find(facts: Facts) -> tuple[Finding, ...]:
     """The findings of every rule, worst first, without those that a better one overrules."""
+    if facts.trace is not None and facts.trace.wall_ms <= 0:
+        facts = replace(facts, trace=None)  # a window without length shows nothing
     found = [finding for rule in RULES if (finding := rule(facts)) is not None]
     kept = without_overruled(found)
     return tuple(sorted(kept, key=lambda x: (_ORDER[x.severity], -(x.share or 0.0))))

@@ -24,6 +24,7 @@ perf_counter unless the name says otherwise; -1 stands for not recorded.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ SCHEMA = 1
 PHASES: tuple[Phase, ...] = ("calibrate", "rank", "confirm")
 # A thousand windows of a thousand steps are 50 MB; zip can claim a thousand times its size.
 MAX_BYTES = 1 << 30
+MAX_NUMBER = 1 << 60  # 36 years, an exabyte: sums stay far from the ends of int64
 _REASON_LENGTH = 200
 _ABSENT = -1
 _OPTIONAL = (
@@ -183,7 +185,8 @@ def read(folder: Path) -> tuple[Description, dict[int, list[Visit]]]:
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of an archive. Raises OSError, and ValueError for anything else that is wrong."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # Opened here: of an archive that is none, numpy leaves its own file open.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             n_bytes = sum(entry.file_size for entry in archive.zip.infolist())
             if n_bytes > MAX_BYTES:
                 raise ValueError(f"it unpacks to {n_bytes / 1e9:.0f} GB")
@@ -265,13 +268,32 @@ def _visit(arrays: Mapping[str, NDArray[Any]], i: int) -> Visit:
         ),
         **optional,
     )
-    return Visit(
-        phase=PHASES[int(arrays["phase"][i])],
+    visit = Visit(
+        phase=dict(enumerate(PHASES))[int(arrays["phase"][i])],
         round=int(arrays["round"][i]),
         window=window,
         wall_s=float(arrays["wall_s"][i]),
         group=group if (group := int(arrays["group"][i])) != _ABSENT else None,
     )
+    _check(visit)
+    return visit
+
+
+def _check(visit: Visit) -> None:
+    """Raises ValueError for a window that nobody measured."""
+    window = visit.window
+    host, device = window.host_step_ns, window.device_step_ns
+    steps = host if device is None else (*host, *device)
+    if window.n_steps < 1 or {len(host), len(host if device is None else device)} != {
+        window.n_steps
+    }:
+        raise ValueError(f"a window of {window.n_steps} steps has the times of {len(host)}")
+    sizes = (getattr(window, name) for name in _OPTIONAL)
+    numbers = (*steps, window.n_samples, visit.round, *(n for n in sizes if n is not None))
+    if not all(0 <= number < MAX_NUMBER for number in numbers) or not all(steps):
+        raise ValueError("a window has times or sizes that can't be")
+    if not 0 <= window.start_ns <= window.end_ns or not 0 <= visit.wall_s < math.inf:
+        raise ValueError("a window ends before it begins")
 
 
 def _ints(values: Sequence[int]) -> Ints:

@@ -35,6 +35,7 @@ class Category(IntEnum):
 
 # Device rows have `device` and `stream`; every other row belongs to a host thread.
 DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+_ON_DEVICE = np.isin(np.arange(len(Category)), DEVICE_CATEGORIES)  # by category
 ABSENT = -1
 
 
@@ -151,4 +152,4 @@ class Trace:
     @property
     def has_accelerator(self) -> bool:
         """Whether any work ran on a device in this trace."""
-        return bool(np.isin(self.spans.category, np.asarray(DEVICE_CATEGORIES)).any())
+        return bool(_ON_DEVICE[self.spans.category].any())

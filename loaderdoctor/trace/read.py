@@ -12,9 +12,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from loaderdoctor.errors import TraceError
 from loaderdoctor.trace.batches import EventBatches
-from loaderdoctor.trace.columns import Device, Trace
+from loaderdoctor.trace.columns import Device, Spans, Trace
 from loaderdoctor.trace.looks import line_looks
 from loaderdoctor.trace.memory import MemoryLimit
 from loaderdoctor.trace.parts import Parts
@@ -28,6 +30,8 @@ MAX_ROWS = 50_000_000
 # Beyond this, and with fewer sound events than malformed ones, it is something else: what is wrong
 # is decoded one by one, which takes minutes for each gigabyte.
 MAX_MALFORMED = 1_000_000
+# 146 years: a trace of an hour with fifty threads in spans a hundred deep holds two.
+MAX_TOTAL_NS = 1 << 62
 # Of machines and devices.
 MAX_LABEL_CHARS = 200
 # A trace has some tens of threads and streams; loops over them are not made for millions.
@@ -73,6 +77,7 @@ def _read(path: Path, text: Generator[bytes], parts: Parts | None, memory: Memor
             parts.append_to(rows, batches.list_end)
             _check_size(path, rows, memory)
         spans, kernel_shapes, origin_us = rows.columns()
+        _check_lengths(path, spans)
     except RecursionError:
         raise TraceError(
             f"{path}: is not a torch.profiler trace: it is nested too deeply. "
@@ -94,9 +99,9 @@ def _read(path: Path, text: Generator[bytes], parts: Parts | None, memory: Memor
         threads=rows.threads(),
         devices=_devices(about.get("deviceProperties")),
         origin_us=origin_us,
-        base_time_ns=_whole(about.get("baseTimeNanoseconds")) or 0,
-        rank=_whole(group.get("rank")),
-        n_ranks=_whole(group.get("world_size")),
+        base_time_ns=_count(about.get("baseTimeNanoseconds")) or 0,
+        rank=_count(group.get("rank")),
+        n_ranks=_count(group.get("world_size")),
         n_dropped_events=rows.n_dropped,
         host_name=printable(host, MAX_LABEL_CHARS) if isinstance(host, str) else None,
         n_unpaired_events=rows.n_unpaired,
@@ -130,27 +135,37 @@ def _check_size(path: Path, rows: Rows, memory: MemoryLimit) -> None:
         )
 
 
+def _check_lengths(path: Path, spans: Spans) -> None:
+    """So that no sum of lengths, of whatever rows, leaves int64."""
+    if float((spans.end_ns - spans.start_ns).sum(dtype=np.float64)) > MAX_TOTAL_NS:
+        raise TraceError(
+            f"{path}: is not a torch.profiler trace: its events last more than a hundred years in "
+            "all. Name a trace exported by torch.profiler."
+        )
+
+
 def _devices(properties: Any) -> tuple[Device, ...]:
     if not isinstance(properties, list):
         return ()
     devices = []
     for position, entry in enumerate(properties):
         if isinstance(entry, dict):
-            index = _whole(entry.get("id"))
+            index = _count(entry.get("id"))
             devices.append(
                 Device(
                     index=position if index is None else index,
                     name=printable(str(entry.get("name", "unnamed device")), MAX_LABEL_CHARS),
-                    memory_bytes=_whole(entry.get("totalGlobalMem")),
-                    compute_major=_whole(entry.get("computeMajor")),
+                    memory_bytes=_count(entry.get("totalGlobalMem")),
+                    compute_major=_count(entry.get("computeMajor")),
                 )
             )
     return tuple(devices)
 
 
-def _whole(value: Any) -> int | None:
-    """A whole number, also where the file quotes it; None for anything else."""
+def _count(value: Any) -> int | None:
+    """A whole number, also where the file quotes it; None for anything that counts nothing."""
     try:
-        return None if isinstance(value, bool) else int(value)
+        count = -1 if isinstance(value, bool) else int(value)
     except (TypeError, ValueError, OverflowError):
         return None
+    return count if 0 <= count < 1 << 63 else None

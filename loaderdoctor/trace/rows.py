@@ -40,6 +40,9 @@ from loaderdoctor.trace.wire import (
 _ANNOTATIONS = ("enumerate(DataLoader)", "ProfilerStep#", "Optimizer.")
 # Of these there are millions; others are looked at one by one.
 _PASSED_BY = frozenset([Complete, *(kind for kind in KINDS.values() if issubclass(kind, Unused))])
+# A petabyte; no memory is as large, and sums stay exact in floats.
+MAX_BYTES = 1 << 50
+MAX_DEVICES = 1024  # of one machine
 # No clock counts so far (285 years); sums of two times stay far from the ends of int64.
 _MAX_US = 4e15
 
@@ -57,6 +60,9 @@ _CORRELATED = _all_but(Category.CPU_OP, Category.PYTHON)
 _ON_DEVICE = _all_but(
     Category.CPU_OP, Category.PYTHON, Category.USER_ANNOTATION, Category.RUNTIME, Category.WORKER
 )
+
+
+_ON_A_STREAM = ~_all_but(*DEVICE_CATEGORIES, Category.GPU_ANNOTATION)
 
 
 class Rows:
@@ -100,12 +106,12 @@ class Rows:
         self._put("external_id", _column([a.external_id for a in args], np.int64))
         at = np.flatnonzero(_CORRELATED[category])
         some = [args[row] for row in at.tolist()]
-        self._put_at(at, len(rows), "correlation", [a.correlation for a in some], np.int64)
+        self._put_at(at, len(rows), "correlation", _column([a.correlation for a in some], np.int64))
         at = np.flatnonzero(_ON_DEVICE[category])
         some = [args[row] for row in at.tolist()]
-        self._put_at(at, len(rows), "device", [a.device for a in some], np.int32)
-        self._put_at(at, len(rows), "stream", [a.stream for a in some], np.int32)
-        self._put_at(at, len(rows), "bytes", [a.bytes for a in some], np.int64)
+        self._put_at(at, len(rows), "device", _column([a.device for a in some], np.int32))
+        self._put_at(at, len(rows), "stream", _column([a.stream for a in some], np.int32))
+        self._put_at(at, len(rows), "bytes", _sizes([a.bytes for a in some]))
         if (kernel := category[at] == Category.KERNEL).any():
             args = [a for a, is_kernel in zip(some, kernel.tolist(), strict=True) if is_kernel]
             self._put("blocks_per_sm", _column([a.blocks_per_sm for a in args], np.float64))
@@ -164,7 +170,7 @@ class Rows:
         stream = self._take("stream")[order]
         # A device row's track is its device and stream; XPU kernels and annotations on a stream
         # name them nowhere else.
-        on_device = np.isin(category, (*DEVICE_CATEGORIES, Category.GPU_ANNOTATION))
+        on_device = _ON_A_STREAM[category]
         for column, place in ((device, 0), (stream, 1)):
             missing = on_device & (column == ABSENT)
             if missing.any():
@@ -224,8 +230,9 @@ class Rows:
         )
 
     def _raise_peak(self, device: int, allocated: int, reserved: int) -> None:
-        before = self._memory.get(device, (0, 0))
-        self._memory[device] = (max(before[0], allocated), max(before[1], reserved))
+        if 0 <= device < MAX_DEVICES and max(allocated, reserved) < MAX_BYTES:
+            before = self._memory.get(device, (0, 0))
+            self._memory[device] = (max(before[0], allocated), max(before[1], reserved))
 
     def _count(self, event: Event) -> None:
         if isinstance(event, Instant):
@@ -259,11 +266,10 @@ class Rows:
         rows: NDArray[np.intp],
         n_rows: int,
         field: str,
-        values: list[Any],
-        dtype: type[np.generic],
+        values: NDArray[Any],
     ) -> None:
-        part = np.full(n_rows, ABSENT, dtype=dtype)
-        part[rows] = _column(values, dtype)
+        part = np.full(n_rows, ABSENT, dtype=values.dtype)
+        part[rows] = values
         self._parts[field].append(part)
 
     def _whole(self, field: str, dtype: type[np.generic]) -> NDArray[Any]:
@@ -347,6 +353,15 @@ def _column(values: list[Any], dtype: type[np.generic]) -> NDArray[Any]:
         return np.frombuffer(layout.pack(*values), dtype)
     except struct.error:  # over-large, or text that is no number
         return np.array([_fitted(_number(v), dtype) for v in values], dtype=dtype)
+
+
+def _sizes(values: list[int]) -> NDArray[np.int64]:
+    """Bytes; ABSENT where there can't be as many."""
+    try:
+        sizes = np.frombuffer(struct.pack(f"={len(values)}q", *values), np.int64)
+    except struct.error:  # beyond 64 bits: a size is no id, and means nothing when wrapped around
+        sizes = np.array([v if abs(v) < MAX_BYTES else ABSENT for v in values], np.int64)
+    return np.where((sizes >= 0) & (sizes < MAX_BYTES), sizes, ABSENT)
 
 
 def _number(value: int | str) -> int:

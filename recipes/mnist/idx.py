@@ -7,6 +7,7 @@ of dimensions, each dimension as a big-endian 32-bit integer, then the data in r
 from __future__ import annotations
 
 import gzip
+import math
 import struct
 import zlib
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 UNSIGNED_BYTE = 8
+MAX_DIMENSIONS = 4  # images have three; a file can claim 255
 # Where a data set may lie under the folder given: the files themselves, or torchvision's layout.
 SUBFOLDERS = (".", "raw", "MNIST/raw")
 
@@ -33,17 +35,21 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != UNSIGNED_BYTE:
         raise DataError(f"{path}: not an IDX file of unsigned bytes (starts {content[:4].hex()}).")
     n_dimensions = content[3]
+    if n_dimensions > MAX_DIMENSIONS:
+        raise DataError(f"{path}: not MNIST ({n_dimensions} dimensions where 1 or 3 belong).")
     header = 4 + 4 * n_dimensions
     if len(content) < header:
         raise DataError(f"{path}: ends inside its header. Copy or download it again.")
     shape = struct.unpack(f">{n_dimensions}I", content[4:header])
     data = np.frombuffer(content, dtype=np.uint8, offset=header)
-    expected = int(np.prod(shape, dtype=np.int64))
+    expected = math.prod(shape)  # exact: in 64 bits 65536**4 is 0
     if data.size != expected:
         raise DataError(
             f"{path}: {data.size:,} bytes of data where its header says {expected:,}. "
             "Copy or download it again."
         )
+    if data.size == 0:
+        raise DataError(f"{path}: holds no image or label.")
     return data.reshape(shape)
 
 

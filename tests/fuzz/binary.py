@@ -1,10 +1,12 @@
-"""Mutates the other files that loaderdoctor reads back: report.json, records, samples.npz."""
+"""Mutates the other files that loaderdoctor reads: report.json, records, samples.npz, IDX."""
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import random
+import struct
 from contextlib import suppress
 from typing import Any
 
@@ -84,6 +86,27 @@ def mutate_samples(data: bytes, m: Mutator) -> bytes:
     return out.getvalue()
 
 
+def mutate_idx(data: bytes, m: Mutator) -> bytes:
+    """An IDX file: its type, the number and size of its dimensions, its data; gzip around it."""
+    rng = m.rng
+    n_dimensions = rng.choice((3, 3, 0, 1, 2, 4, 33, 64, 65, 255, rng.randrange(256)))
+    sizes = [rng.choice((3, 4, 0, 1, 48, 65_536, 2**31, 2**32 - 1)) for _ in range(n_dimensions)]
+    if rng.random() < 0.3:
+        n_dimensions, sizes = 3, [3, 4, 4]
+    body = rng.choice((data[16:], b"", b"\0", data[16:] * 2, data[16:40]))
+    kind = rng.choice((8, 8, 8, 8, 9, 13, rng.randrange(256)))
+    changed = struct.pack(f">4B{len(sizes)}I", 0, 0, kind, n_dimensions, *sizes) + body
+    if rng.random() < 0.3:
+        changed = _bytes(changed, rng)
+    if rng.random() < 0.3:
+        changed = gzip.compress(changed, 1)
+        if rng.random() < 0.5:
+            changed = _bytes(changed, rng)
+    if rng.random() < 0.002:
+        changed = gzip.compress(changed + bytes(rng.choice((1 << 24, 1 << 27))), 1)
+    return changed
+
+
 def _change_array(arrays: dict[str, Any], name: str, m: Mutator) -> None:
     rng = m.rng
     array = arrays[name]
@@ -102,6 +125,8 @@ def _change_array(arrays: dict[str, Any], name: str, m: Mutator) -> None:
             changed.flat[rng.randrange(array.size)] = rng.choice((-1, 2**62, -(2**62), 99, 0))
             arrays[name] = changed
         case _ if array.dtype.kind != "U":
+            if array.dtype.kind == "c":
+                array = array.real
             arrays[name] = array.astype(
                 rng.choice(("f8", "i1", "U3", "c16", "?")), casting="unsafe"
             )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
 
+from loaderdoctor.commands.sweep_plan import SweepOptions
 from loaderdoctor.instrument.protocol import FetchRecord, WindowDone
 from loaderdoctor.instrument.record_file import BATCH, DELIVERY, DRAW, PIN, SEND, Kind, RecordWriter
 from loaderdoctor.report.encode import encode_report
@@ -39,8 +41,9 @@ def samples(folder: Path) -> Path:
         startup_ns=5,
     )
     visits = [Visit(phase="rank", round=n, wall_s=1.5, window=window) for n in range(2)]
+    options = SweepOptions(target=("train.py",), rounds=2, budget_s=60.0)
     trials = [Trial(index=i, settings=Settings(num_workers=i), visits=list(visits)) for i in (0, 1)]
-    sweep_samples.write(folder, trials, options={"seed": 3}, spent_s=12.0)
+    sweep_samples.write(folder, trials, options=options.saved(), spent_s=12.0)
     return folder / sweep_samples.NAME
 
 
@@ -95,3 +98,11 @@ def records(folder: Path) -> Path:
         writer.add_json(Kind.TRANSFORMS, probed)
     writer.close()
     return writer.path
+
+
+def idx(folder: Path) -> Path:
+    """An IDX file of three images of 4 x 4."""
+    path = folder / "train-images-idx3-ubyte"
+    images = np.arange(48, dtype=np.uint8)
+    path.write_bytes(struct.pack(">4B3I", 0, 0, 8, 3, 3, 4, 4) + images.tobytes())
+    return path

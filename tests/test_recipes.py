@@ -133,6 +133,10 @@ def test_a_data_set_is_found_in_torchvisions_layout_too(
         (b"\0\0\x08\x03\0\0", "ends inside its header"),
         (b"\0\0\x08\x01\0\0\0\x05abc", "3 bytes of data where its header says 5"),
         (b"\x1f\x8bbroken", "can't be read"),
+        (b"\0\0\x08\xff" + bytes(255 * 4), "255 dimensions where 1 or 3 belong"),
+        (b"\0\0\x08\x04" + 4 * b"\0\1\0\0", "its header says 18,446,744,073,709,551,616 bytes"),
+        (b"\0\0\x08\x02" + b"\xff\xff\xff\xff" + bytes(4), "its header says 0 bytes"),
+        (gzip.compress(b"\0\0\x08\x01\0\0\0\x05" + bytes(1 << 24)), "more bytes of data"),
     ],
 )
 def test_a_broken_data_file_says_what_is_wrong(

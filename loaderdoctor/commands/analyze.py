@@ -132,7 +132,7 @@ def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...], memo
     report = report_of_facts(
         str(path), facts_of(attributed), (*_malformed(malformed), *unread), elsewhere
     )
-    return _deliver(path, attributed, report, options, rules)
+    return _deliver(path, attributed, report, options, rules, memory)
 
 
 def _job(
@@ -143,7 +143,7 @@ def _job(
     if options.output is not None or options.tensorboard is not None:
         with progress(f"Reading {slow.name}") as told:
             attributed = attribute(read_trace(slow, max_memory_bytes=memory, on_share=told))
-    return _deliver(slow, attributed, report, options, rules)
+    return _deliver(slow, attributed, report, options, rules, memory)
 
 
 def _deliver(
@@ -152,6 +152,7 @@ def _deliver(
     report: Report,
     options: AnalyzeOptions,
     rules: tuple[ShareRule, ...],
+    memory: int,
 ) -> int:
     folder = None
     if attributed is not None and (options.output is not None or options.tensorboard is not None):
@@ -159,7 +160,12 @@ def _deliver(
         from loaderdoctor.commands.analyze_files import write_files
 
         folder = write_files(
-            path, attributed, report, output=options.output, tensorboard=options.tensorboard
+            path,
+            attributed,
+            report,
+            output=options.output,
+            tensorboard=options.tensorboard,
+            max_memory_bytes=memory,
         )
     deliver(report, json_target=options.json_target, folder=folder)
     return exit_code(report, rules)

@@ -15,8 +15,10 @@ from loaderdoctor.report.console import console_text
 from loaderdoctor.report.files import RunFolder, plain_name
 from loaderdoctor.report.html.page import write_html
 from loaderdoctor.report.model import Report
+from loaderdoctor.report.raw_trace import bytes_to_write
 from loaderdoctor.report.scalars import write_scalars
 from loaderdoctor.report.tensorboard import BASELINE, write_plugin_trace
+from loaderdoctor.trace.memory import BYTES_AT_LEAST, BYTES_PER_ROW_HELD
 
 
 def write_files(
@@ -26,11 +28,15 @@ def write_files(
     *,
     output: Path | None,
     tensorboard: Path | None,
+    max_memory_bytes: int | None = None,
 ) -> Path | None:
     """Write the run's folder below `output` and the plugin's trace below `tensorboard`.
 
-    Returns the run's folder, None where only a capture was asked for.
+    Returns the run's folder, None where only a capture was asked for. Raises UsageError, before
+    anything is written, for a trace that takes more memory to be written than is allowed.
     """
+    if max_memory_bytes is not None:
+        _check_memory(path, attributed, max_memory_bytes)
     added = Overlay.of(tracks(attributed))
     folder = None
     at = time.time()
@@ -54,6 +60,19 @@ def write_files(
                 on_share=told,
             )
     return folder
+
+
+def _check_memory(path: Path, attributed: Attributed, max_memory_bytes: int) -> None:
+    """Reading keeps a few columns; to be written anew a trace is held as text, flows and all."""
+    trace = attributed.trace
+    held = BYTES_AT_LEAST + len(trace.spans) * BYTES_PER_ROW_HELD
+    needed = held + bytes_to_write(trace.text)
+    if needed > max_memory_bytes:
+        raise UsageError(
+            f"{path}: needs {needed / 1e6:,.0f} MB of memory to be written anew, the limit is "
+            f"{max_memory_bytes / 1e6:,.0f} MB. Analyze it without --output and --tensorboard, or "
+            "allow more with --max-memory."
+        )
 
 
 def _new_capture(logdir: Path, trace: Path) -> Path:

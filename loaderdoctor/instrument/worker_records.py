@@ -253,7 +253,7 @@ SEND_FIELDS = 9
 # What damaged records may raise on their way to columns and typed values.
 _SENSELESS = (
     ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError,
-    StructError, msgspec.MsgspecError,
+    StructError, msgspec.MsgspecError, OSError,
 )  # fmt: skip
 _REASON_LENGTH = 200
 Record = TypeVar("Record", ProcessRecord, LineCount, TransformTime)

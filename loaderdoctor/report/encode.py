@@ -16,6 +16,7 @@ import numpy as np
 from loaderdoctor.errors import UsageError
 from loaderdoctor.report.model import SCHEMA, Report
 
+MAX_BYTES = 64_000_000  # a sweep of a thousand trials writes 2 MB; decoded it takes ten times that
 _REASON_LENGTH = 200  # it may quote what was found
 
 
@@ -62,7 +63,13 @@ def read_report(run: Path) -> Report:
     """The report of a run folder, or of a report.json itself. Raises UsageError."""
     source = run / "report.json" if run.is_dir() else run
     try:
-        return decode_report(source.read_bytes(), source=source)
+        with source.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise UsageError(
+                f"{source}: not a loaderdoctor report (it is over {MAX_BYTES / 1e6:.0f} MB)."
+            )
+        return decode_report(text, source=source)
     except OSError as error:
         raise UsageError(
             f"{source}: can't be read ({error.strerror or error}). "

@@ -107,6 +107,11 @@ class EventBatches(Generic[Decoded]):
         if not self._continued:
             self._decode_around(head)
 
+    @property
+    def n_bytes(self) -> int:
+        """Of the text read so far."""
+        return self._n_done + len(self._buffer)
+
     # -- the buffer ----------------------------------------------------------------------------
 
     def _fill(self, target: int) -> None:

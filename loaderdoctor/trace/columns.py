@@ -126,6 +126,15 @@ class LineLook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """How large the file is that a trace was read from: what reading all of it would take."""
+
+    n_bytes: int = 0  # unpacked
+    n_events: int = 0  # of every kind
+    is_strict: bool = True  # whether every event decoded at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """One capture of one process.
 
@@ -148,6 +157,7 @@ class Trace:
     kernel_shapes: KernelShapes | None = None  # None: no kernel says
     memory_peaks: tuple[MemoryPeak, ...] = ()  # of accelerators; empty: no memory events
     looks: tuple[LineLook, ...] = ()  # traces of ours with Python stacks
+    text: Text = Text()
 
     @property
     def has_accelerator(self) -> bool:

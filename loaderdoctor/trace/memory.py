@@ -13,6 +13,7 @@ from dataclasses import dataclass
 # shapes of trace (nested ops, Python frames, kernels with launches, copies on as many streams),
 # of which reading takes 135 to 190. The rest of a row is its name and its thread.
 BYTES_PER_ROW = 500
+BYTES_PER_ROW_HELD = 190  # of it by the trace itself, once read and divided
 # A name of its own took 320 bytes more with 10 characters; an entry of ours for one, with its place
 # in a dict, a tuple and the flags by name.
 BYTES_PER_NAME = 300

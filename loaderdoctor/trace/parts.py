@@ -28,7 +28,7 @@ from loaderdoctor.trace import source
 from loaderdoctor.trace.batches import SEAM, EventBatches
 from loaderdoctor.trace.memory import UNLIMITED, MemoryLimit
 from loaderdoctor.trace.rows import Rows
-from loaderdoctor.trace.wire import decode_leniently, decode_strictly
+from loaderdoctor.trace.wire import decode_strictly
 
 # Under half a second to read: not worth a process.
 MIN_PART_BYTES = 32 << 20
@@ -151,15 +151,15 @@ def _send_part(path: Path, start: int, end: int | None, send: int, memory: Memor
     """In the other process; leaves without whatever the program would do at its end."""
     status = 1
     try:
+        rows = Rows()
         batches = EventBatches(
             path,
             _text(path, start, end),
             decode_strictly,
-            decode_leniently,
+            rows.decode_leniently,
             max_piece_bytes=memory.piece_bytes,
             continued=True,
         )
-        rows = Rows()
         for events in batches:
             rows.add(events)
             if not memory.holds(rows.n_rows, rows.other_bytes):

@@ -16,13 +16,13 @@ import numpy as np
 
 from loaderdoctor.errors import TraceError
 from loaderdoctor.trace.batches import EventBatches
-from loaderdoctor.trace.columns import Device, Spans, Trace
+from loaderdoctor.trace.columns import Device, Spans, Text, Trace
 from loaderdoctor.trace.looks import line_looks
 from loaderdoctor.trace.memory import MemoryLimit
 from loaderdoctor.trace.parts import Parts
 from loaderdoctor.trace.rows import Rows
 from loaderdoctor.trace.source import DEFAULT_MAX_BYTES, OnShare, blocks
-from loaderdoctor.trace.wire import decode_leniently, decode_strictly, printable
+from loaderdoctor.trace.wire import decode_strictly, printable
 
 # 61 bytes each, twice that while they are sorted: 6 GB. A gzip file of a few megabytes can hold as
 # many tiny events, within any sensible limit on text.
@@ -64,10 +64,10 @@ def read_trace(
 
 
 def _read(path: Path, text: Generator[bytes], parts: Parts | None, memory: MemoryLimit) -> Trace:
-    batches = EventBatches(
-        path, text, decode_strictly, decode_leniently, max_piece_bytes=memory.piece_bytes
-    )
     rows = Rows()
+    batches = EventBatches(
+        path, text, decode_strictly, rows.decode_leniently, max_piece_bytes=memory.piece_bytes
+    )
     try:
         with closing(text):
             for events in batches:
@@ -108,6 +108,11 @@ def _read(path: Path, text: Generator[bytes], parts: Parts | None, memory: Memor
         kernel_shapes=kernel_shapes,
         memory_peaks=rows.memory_peaks(),
         looks=line_looks(about.get("loaderdoctorLooks")),
+        text=Text(
+            n_bytes=batches.n_bytes if parts is None else path.stat().st_size,
+            n_events=rows.n_events,
+            is_strict=rows.is_strict,
+        ),
     )
 
 

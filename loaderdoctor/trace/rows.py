@@ -25,6 +25,7 @@ from loaderdoctor.trace.columns import (
 from loaderdoctor.trace.memory import BYTES_PER_NAME
 from loaderdoctor.trace.wire import (
     KINDS,
+    Buffer,
     Complete,
     Event,
     Instant,
@@ -32,6 +33,7 @@ from loaderdoctor.trace.wire import (
     Memory,
     Metadata,
     Unused,
+    decode_leniently,
     printable,
 )
 
@@ -70,6 +72,8 @@ class Rows:
 
     def __init__(self) -> None:
         self.n_rows = 0
+        self.n_events = 0  # of every kind
+        self.is_strict = True  # no batch needed the lenient decoder
         self.n_dropped = 0  # malformed: no kind, no usable time, negative duration
         self.n_unpaired = 0  # begin and end events (ph B, E): torch.profiler writes none
         self._names = _Names()
@@ -82,6 +86,7 @@ class Rows:
 
     def add(self, events: list[Event]) -> None:
         """Take over one batch, in file order."""
+        self.n_events += len(events)
         rows = [e for e in events if type(e) is Complete]
         if not _PASSED_BY.issuperset(map(type, events)):
             for event in events:
@@ -129,6 +134,11 @@ class Rows:
         n_named = len(self._process_names) + len(self._thread_names) + self.n_threads
         return self._names.n_bytes + self._named_bytes + n_named * BYTES_PER_NAME
 
+    def decode_leniently(self, text: Buffer) -> list[Event]:
+        """What `add` is given where the strict decoder refuses a batch."""
+        self.is_strict = False
+        return decode_leniently(text)
+
     def pack(self) -> None:
         """Join what batches left, to be sent to another process."""
         for field, dtype in _FIELDS.items():
@@ -137,6 +147,8 @@ class Rows:
     def append(self, later: Rows) -> None:
         """Take over the rows of the text that follows: as if its batches had been added here."""
         self.n_rows += later.n_rows
+        self.n_events += later.n_events
+        self.is_strict &= later.is_strict
         self.n_dropped += later.n_dropped
         self.n_unpaired += later.n_unpaired
         self._named_bytes += later._named_bytes

@@ -11,12 +11,14 @@ import math
 import struct
 import zlib
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 UNSIGNED_BYTE = 8
 MAX_DIMENSIONS = 4  # images have three; a file can claim 255
+MAX_BYTES = 1 << 30  # MNIST's largest file holds 47 MB
 # Where a data set may lie under the folder given: the files themselves, or torchvision's layout.
 SUBFOLDERS = (".", "raw", "MNIST/raw")
 
@@ -28,29 +30,39 @@ class DataError(Exception):
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """The array in one IDX file, in the shape its header states. Raises DataError."""
     try:
-        raw = path.read_bytes()
-        content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            with cast(BinaryIO, gzip.open(raw)) if packed else raw as file:
+                shape = _shape(path, file)
+                # No further than the header says: a small file can unpack to any size.
+                content = file.read(math.prod(shape) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: can't be read ({error}). Copy or download it again.") from error
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != UNSIGNED_BYTE:
-        raise DataError(f"{path}: not an IDX file of unsigned bytes (starts {content[:4].hex()}).")
-    n_dimensions = content[3]
-    if n_dimensions > MAX_DIMENSIONS:
-        raise DataError(f"{path}: not MNIST ({n_dimensions} dimensions where 1 or 3 belong).")
-    header = 4 + 4 * n_dimensions
-    if len(content) < header:
-        raise DataError(f"{path}: ends inside its header. Copy or download it again.")
-    shape = struct.unpack(f">{n_dimensions}I", content[4:header])
-    data = np.frombuffer(content, dtype=np.uint8, offset=header)
-    expected = math.prod(shape)  # exact: in 64 bits 65536**4 is 0
-    if data.size != expected:
+    if len(content) != math.prod(shape):
+        found = "more" if len(content) > math.prod(shape) else f"{len(content):,}"
         raise DataError(
-            f"{path}: {data.size:,} bytes of data where its header says {expected:,}. "
+            f"{path}: {found} bytes of data where its header says {math.prod(shape):,}. "
             "Copy or download it again."
         )
-    if data.size == 0:
-        raise DataError(f"{path}: holds no image or label.")
-    return data.reshape(shape)
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+
+
+def _shape(path: Path, file: BinaryIO) -> tuple[int, ...]:
+    """Read the header. Raises DataError."""
+    start = file.read(4)
+    if len(start) < 4 or start[:2] != b"\0\0" or start[2] != UNSIGNED_BYTE:
+        raise DataError(f"{path}: not an IDX file of unsigned bytes (starts {start.hex()}).")
+    n_dimensions = start[3]
+    if not 1 <= n_dimensions <= MAX_DIMENSIONS:
+        raise DataError(f"{path}: not MNIST ({n_dimensions} dimensions where 1 or 3 belong).")
+    sizes = file.read(4 * n_dimensions)
+    if len(sizes) < 4 * n_dimensions:
+        raise DataError(f"{path}: ends inside its header. Copy or download it again.")
+    shape = struct.unpack(f">{n_dimensions}I", sizes)
+    if not 1 <= math.prod(shape) <= MAX_BYTES:  # exact: in 64 bits 65536**4 is 0
+        raise DataError(f"{path}: not MNIST (its header says {math.prod(shape):,} bytes).")
+    return shape
 
 
 def load_mnist(data_dir: Path, *, train: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

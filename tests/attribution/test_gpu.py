@@ -172,3 +172,21 @@ def test_work_launched_before_the_first_step_delays_its_begin() -> None:
     b.kernel(20, 50, 60)
     rows = rows_of(b.trace())
     assert all_steps(rows, step_clock(rows)) == Intervals.span(40_000, 100_000)
+
+
+def test_a_kernel_of_absurd_figures_is_like_one_that_fills_the_device() -> None:
+    """1e308 blocks beside half a block: neither lost nor left over in the sum."""
+    starts, ends = np.array([0, 0, 5]), np.array([4, 2, 10])
+    window = Intervals.span(0, 10)
+    for huge in (1e308, math.inf, 7.0):
+        blocks = np.array([0.5, huge, 0.25])
+        assert sm_efficiency(starts, ends, blocks, window) == pytest.approx(
+            (2 * 1.0 + 2 * 0.5 + 5 * 0.25) / 10
+        )
+
+
+def test_an_occupancy_beyond_all_is_none() -> None:
+    starts, ends = np.array([0, 5]), np.array([5, 10])
+    window = Intervals.span(0, 10)
+    for absurd in (101.0, 1e308, -1.0, math.nan):
+        assert occupancy(starts, ends, np.array([40.0, absurd]), window) == pytest.approx(0.4)

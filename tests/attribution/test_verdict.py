@@ -19,6 +19,15 @@ def shares(
     )
 
 
+def test_health_is_no_verdict_where_most_was_not_recorded() -> None:
+    known = {"communication": 0.0, "copy": 0.0, "input": 0.0, "host": 0.0}
+    for compute, bound in ((0.51, "compute"), (0.49, "unknown"), (0.0, "unknown")):
+        found = verdict_from_shares(Shares(compute=compute, other=1 - compute, **known))
+        assert found == (bound, "none")
+    kept = Shares(**{**known, "input": 0.3}, compute=0.0, other=0.7)
+    assert verdict_from_shares(kept) == ("input", "high")
+
+
 @pytest.mark.parametrize(
     ("given", "bound", "severity"),
     [

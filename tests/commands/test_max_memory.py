@@ -13,6 +13,7 @@ import pytest
 
 from loaderdoctor.commands.memory_limit import LEAST_BYTES, memory_limit
 from loaderdoctor.errors import UsageError
+from loaderdoctor.report.encode import read_report
 
 EVENT = (
     '{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":7,"tid":7,"ts":%d.5,"dur":2,'
@@ -112,6 +113,46 @@ def test_a_large_file_read_in_parts_is_refused_alike(tmp_path: Path) -> None:
     read = analyze("--max-memory", "1GB", str(path))
     assert (read.code, read.said) == (0, "")
     assert read.peak_bytes < 1_000_000_000
+
+
+def test_what_is_written_anew_counts_before_anything_is_written(tmp_path: Path) -> None:
+    """Flows are passed over when a trace is read, and are held when it is written."""
+    path, output = tmp_path / "run.json", tmp_path / "runs"
+    flows = b'{"ph":"s"},' * 150_000
+    path.write_bytes(b'{"traceEvents":[' + flows + (EVENT % 1).encode() + b"]}")
+    read = analyze("--max-memory", "200MB", str(path))
+    assert (read.code, read.said, read.peak_bytes < 200_000_000) == (0, "", True)
+    targets = ("--output", str(output), "--tensorboard", str(output))
+    refused = analyze("--max-memory", "200MB", *targets, str(path))
+    assert refused.code == 2
+    assert refused.said == (
+        f"loaderdoctor: {path}: needs 204 MB of memory to be written anew, the limit is 200 MB. "
+        "Analyze it without --output and --tensorboard, or allow more with --max-memory."
+    )
+    assert refused.peak_bytes < 200_000_000
+    assert not output.exists()
+    done = analyze("--max-memory", "400MB", "--tensorboard", str(output), str(path))
+    assert (done.code, done.peak_bytes < 400_000_000) == (0, True)
+    assert list(output.rglob("*.pt.trace.json.gz"))
+
+
+def test_a_huge_plain_file_is_refused_within_the_limit(tmp_path: Path) -> None:
+    """Sparse: a hundred gigabytes of zeros behind the first events take no disk."""
+    path = tmp_path / "run.json"
+    path.write_bytes(b'{"traceEvents":[' + events(1000))
+    os.truncate(path, 100 << 30)
+    ended = analyze("--max-memory", "300MB", "--output", str(tmp_path / "runs"), str(path))
+    assert (ended.code, ended.peak_bytes < 300_000_000) == (2, True), ended
+    assert str(path) in ended.said
+    assert "\n" not in ended.said
+
+
+def test_a_huge_report_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(b'{"schema":"loaderdoctor.report/1","command":"')
+    os.truncate(path, 100 << 30)
+    with pytest.raises(UsageError, match="it is over 64 MB"):
+        read_report(tmp_path)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,13 @@ def kinds(*findings: Finding) -> list[Kind]:
 def test_a_healthy_run_has_no_findings() -> None:
     assert find(healthy()) == ()
     assert find(with_exposed()) == ()
+
+
+def test_a_trace_without_length_has_no_findings() -> None:
+    """All its steps of 0 ns, with syncs that waited: nothing to be a share of."""
+    seen = trace(n_syncs_per_step=3.0, idle_after_sync_ms=1.0, shares=shares(host=0.3))
+    assert Kind.SYNC_EVERY_STEP in kinds(*find(facts_of_trace(seen)))
+    assert find(facts_of_trace(replace(seen, wall_ms=0.0))) == ()
 
 
 def test_a_healthy_run_on_a_cpu_machine_has_no_findings() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loaderdoctor.commands.sweep_plan import SweepOptions
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.protocol import FetchRecord, WindowDone
 from loaderdoctor.settings import Settings
@@ -14,6 +15,7 @@ from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.outcome import Options
 from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.trials import Trial, Visit
+from tests.fuzz import sound
 from tests.sweep.simulator import SimulatedBench, Truth, observed
 
 TRIALS = (Settings(), Settings(num_workers=1), Settings(num_workers=2))
@@ -136,3 +138,44 @@ def test_a_folder_without_samples_and_a_broken_file_are_refused_in_words(tmp_pat
     (tmp_path / samples.NAME).write_bytes(b"PK not an archive")
     with pytest.raises(UsageError, match="not the samples of a sweep"):
         samples.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n_steps", 0),
+        ("n_steps", 2),  # and the times of three
+        ("start_ns", -1),
+        ("start_ns", 1 << 40),  # after its end
+        ("startup_ns", -2),
+        ("host_bytes", -(1 << 62)),
+        ("flat_host_step_ns", 0),
+        ("flat_host_step_ns", -5),
+        ("flat_device_step_ns", 1 << 62),
+        ("wall_s", np.nan),
+        ("phase", -1),  # the last one, were it an index of Python's
+    ],
+)
+def test_windows_that_nobody_can_have_measured_are_refused(
+    tmp_path: Path, name: str, value: float
+) -> None:
+    path = sound.samples(tmp_path)
+    assert len(samples.read(tmp_path)[1]) == 2
+    with np.load(path) as archive:
+        arrays = {key: archive[key] for key in archive.files}
+    arrays[name][0] = value
+    np.savez(path, **arrays)
+    with pytest.raises(UsageError, match=r"samples\.npz: not the samples of a sweep"):
+        samples.read(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "value"), [("rounds", 0), ("budget_s", -1.0), ("search", "\x1b")])
+def test_options_that_the_command_line_refuses_are_refused_from_a_file_too(
+    name: str, value: object
+) -> None:
+    options = SweepOptions(resume=Path("run"))
+    saved = SweepOptions(target=("train.py",), rounds=2, budget_s=60.0).saved()
+    assert options.resumed(saved).rounds == 2
+    with pytest.raises(UsageError, match=r"--resume run: not a sweep's options") as refused:
+        options.resumed({**saved, name: value})
+    assert str(refused.value).isprintable()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loaderdoctor.errors import TraceError
 from loaderdoctor.trace.columns import ABSENT, Category, Trace
 from loaderdoctor.trace.read import read_trace
 from loaderdoctor.trace.wire import category_of
@@ -345,3 +346,43 @@ def test_names_with_half_a_surrogate_pair_can_be_printed(tmp_path: Path) -> None
     path = tmp_path / "run.json"
     path.write_text(json.dumps([span("bad \ud800 name")]))
     assert read_trace(path).names[0].encode()
+
+
+def test_sizes_that_no_memory_has_are_not_recorded(tmp_path: Path) -> None:
+    sizes = {4096: 4096, 0: 0, -5: ABSENT, 1 << 50: ABSENT, (1 << 64) + 7: ABSENT, 10**400: ABSENT}
+    copies = [span("Memcpy", "gpu_memcpy", ts=i, args={"bytes": n}) for i, n in enumerate(sizes)]
+    assert written(tmp_path, copies).spans.bytes.tolist() == list(sizes.values())
+    for memory in (-1, 10**400, "much", None):
+        trace = written(tmp_path, [span()], deviceProperties=[{"totalGlobalMem": memory}])
+        assert trace.devices[0].memory_bytes is None
+    assert written(tmp_path, [span()], distributedInfo={"rank": -3}).rank is None
+
+
+def test_peaks_of_devices_that_no_machine_has_are_left_out(tmp_path: Path) -> None:
+    def peak(device: int, total: int) -> dict[str, Any]:
+        args = {"Device Type": 1, "Device Id": device, "Total Allocated": total}
+        return {"ph": "i", "name": "[memory]", "ts": 1, "args": args}
+
+    events = [peak(0, 7), peak(1024, 8), peak(-1, 9), peak(0, 10**30), span()]
+    found = written(tmp_path, events).memory_peaks
+    assert [(one.device, one.allocated_bytes) for one in found] == [(0, 7)]
+
+
+def test_events_that_last_a_hundred_years_in_all_are_no_trace(tmp_path: Path) -> None:
+    """So that no sum of lengths, whichever rows it takes, leaves 64 bits."""
+    year_us = 365 * 86_400e6
+    assert len(written(tmp_path, [span(dur=70 * year_us)] * 2).spans) == 2
+    with pytest.raises(TraceError, match="last more than a hundred years in all"):
+        written(tmp_path, [span(dur=70 * year_us)] * 3)
+
+
+def test_a_trace_says_how_large_its_text_is(tmp_path: Path) -> None:
+    """Of every kind of event; what writing it anew takes depends on that."""
+    flows = [{"ph": "s", "id": i} for i in range(5)]
+    path = tmp_path / "run.json"
+    trace = written(tmp_path, [span(), *flows])
+    assert (trace.text.n_bytes, trace.text.n_events) == (path.stat().st_size, 6)
+    assert trace.text.is_strict
+    assert not written(tmp_path, [span(dur="x"), *flows]).text.is_strict
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    assert read_trace(path).text.n_bytes == len(gzip.decompress(path.read_bytes()))

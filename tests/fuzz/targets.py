@@ -19,9 +19,20 @@ from tests.fuzz.mutate import Mutator
 from tests.fuzz.words import HOSTILE
 
 # What `analyze` makes of a trace, up to the text and the JSON; the whole command, of a trace and
-# of a job's folder; the command with everything it can write; the rest by what is read.
+# of a job's folder; the command with everything it can write; of a trace within a run of ours,
+# whose report it reads too; the rest by what is read.
 Kind = Literal[
-    "trace", "command", "job", "written", "report", "compare", "records", "samples", "idx", "view"
+    "trace",
+    "command",
+    "job",
+    "written",
+    "run",
+    "report",
+    "compare",
+    "records",
+    "samples",
+    "idx",
+    "view",
 ]
 # Of ten thousand inputs. What takes long (drawing, writing, several traces) is a sample.
 SHARES: dict[Kind, int] = {
@@ -29,6 +40,7 @@ SHARES: dict[Kind, int] = {
     "command": 150,
     "job": 50,
     "written": 5,
+    "run": 30,
     "report": 350,
     "compare": 100,
     "records": 250,
@@ -65,6 +77,13 @@ def judge(kind: str, data: bytes, place: Path, hints: Hints | None = None) -> st
             path.write_bytes(data)
             output = folder / "runs" if kind == "written" else None
             done = command.analyzed([path], output=output, as_json=len(data) % 2 == 1)
+        case "run":
+            run = folder / "run"
+            (run / "perfetto").mkdir(parents=True, exist_ok=True)
+            path = run / "perfetto" / "baseline.json"
+            path.write_bytes(made.made()["cpu"])
+            (run / "report.json").write_bytes(data)
+            done = command.analyzed([path], as_json=len(data) % 2 == 1)
         case "job":
             shutil.rmtree(folder)
             folder.mkdir()
@@ -123,7 +142,7 @@ class Maker:
                     parts.append(m.mutate(part) if rng.random() < 0.5 else part)
                 rng.shuffle(parts)
                 return other.SEPARATOR.join(parts)
-            case "report" | "compare":
+            case "report" | "compare" | "run":
                 return binary.mutate_json(self.sound["report"], m)
             case "records":
                 parts = [self.sound["records"]] * rng.choice((0, 1, 2))

@@ -11,6 +11,7 @@ from loaderdoctor.trace.wire import printable
 
 # A few times what the measuring side leaves.
 MAX_LOOKS = 100_000
+MAX_LINE = 1_000_000_000
 
 
 class _Written(msgspec.Struct):
@@ -23,7 +24,7 @@ def line_looks(value: Any) -> tuple[LineLook, ...]:
     """The looks of a trace; empty where it has none, or none that make sense."""
     try:
         written = msgspec.convert(value, _Written)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # half a surrogate pair as a key
         return ()
     marks, places = written.marks, written.places
     return tuple(
@@ -36,4 +37,5 @@ def line_looks(value: Any) -> tuple[LineLook, ...]:
         )
         for mark, after_ns, place in written.looks[:MAX_LOOKS]
         if 0 <= mark < len(marks) and 0 <= place < len(places) and 0 <= after_ns < 1 << 62
+        if 0 < places[place][1] < MAX_LINE
     )

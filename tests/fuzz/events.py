@@ -280,6 +280,18 @@ def _head_parts(m: Mutator, doc: Doc) -> None:
     doc["deviceProperties"] = [{"id": m.value(), "name": m.value(), "totalGlobalMem": m.value()}]
 
 
+def _looks(m: Mutator, doc: Doc) -> None:
+    """Something within what our sampler left, at any depth."""
+    within = doc.setdefault("loaderdoctorLooks", {"marks": ["a"], "places": [], "looks": []})
+    while isinstance(within, dict | list) and within:
+        key = m.rng.choice(list(within) if isinstance(within, dict) else range(len(within)))
+        if isinstance(within[key], dict | list) and within[key] and m.rng.random() < 0.8:
+            within = within[key]
+        else:
+            within[key] = m.value()
+            break
+
+
 def _reorder_head(m: Mutator, doc: Doc) -> None:
     keys = list(doc)
     m.rng.shuffle(keys)
@@ -325,6 +337,7 @@ STRUCTURED: tuple[Callable[[Mutator, Doc], None], ...] = (
     _strange_event,
     _set_head,
     _head_parts,
+    _looks,
     _reorder_head,
     _list_only,
 )

@@ -386,3 +386,15 @@ def test_a_trace_says_how_large_its_text_is(tmp_path: Path) -> None:
     assert not written(tmp_path, [span(dur="x"), *flows]).text.is_strict
     path.write_bytes(gzip.compress(path.read_bytes()))
     assert read_trace(path).text.n_bytes == len(gzip.decompress(path.read_bytes()))
+
+
+def test_looks_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
+    sound: dict[str, Any] = {
+        "marks": ["ProfilerStep#0"],
+        "places": [["train.py", 31, "f"], ["train.py", 10**400, "f"], ["train.py", 0, "f"]],
+        "looks": [[0, 5, 0], [0, 5, 1], [0, 5, 2], [1, 5, 0], [0, -1, 0]],
+    }
+    (look,) = written(tmp_path, [span()], loaderdoctorLooks=sound).looks
+    assert (look.mark, look.after_ns, look.line) == ("ProfilerStep#0", 5, 31)
+    for broken in ({**sound, "\ud800": 1}, {**sound, "marks": [1]}, [], "x", None):
+        assert written(tmp_path, [span()], loaderdoctorLooks=broken).looks == ()

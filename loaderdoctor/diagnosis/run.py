@@ -40,6 +40,7 @@ from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.ranks import rank_rows
 from loaderdoctor.report.tensorboard import BASELINE, RANKS
+from loaderdoctor.report.uncertain import is_open
 from loaderdoctor.trace.read import read_trace
 
 # Kept back from the budget for stopping the script, reading the trace and writing the report.
@@ -54,6 +55,8 @@ REPORT_BYTES_PER_S = 8e6
 ABLATION_SHARE = 0.5
 # Less where the loop's own threads fight: fewer of them, tried first, tell more.
 FIGHTING_SHARE = 0.2
+# Of what is then left of the budget, for a verdict that is uncertain and had no settings to try.
+LONGER_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +129,8 @@ class Diagnosis:
             self.history = record(gatherer, bench.measure, options.memory_history)
         if options.verify and bench.ended is None:
             self._verify(gatherer, until)
-        if options.ablate and self._measured_longer(gatherer, until) and options.verify:
-            self._verify(gatherer, until)
+        if options.ablate:
+            self._measure_longer(gatherer, until)
 
     @property
     def _with_copy(self) -> bool:
@@ -147,18 +150,27 @@ class Diagnosis:
         n_bytes = path.stat().st_size if path is not None and path.is_file() else 0
         return REPORT_S + n_bytes / REPORT_BYTES_PER_S
 
-    def _measured_longer(self, gatherer: Gatherer, until: float) -> bool:
-        """Spend what is left on an uncertain verdict; whether settings are to be tried now.
+    def _measure_longer(self, gatherer: Gatherer, until: float) -> None:
+        """Spend what is left on a verdict that the noise leaves open.
 
-        They are where what was uncertain before has turned out to cost something.
+        Where it had no settings to try, they are tried as soon as it turned out to cost something:
+        time is kept for that.
         """
-        if self._bench.ended is not None or not gatherer.evidence.rounds:
-            return False
-        before = self._analyse(gatherer.evidence)
-        if before.severity != "uncertain":
-            return False
-        gatherer.ablate(until=until, with_copy=self._with_copy, most=MAX_LONGER_ROUNDS)
-        return self.verification is None and self._bench.ended is None
+        evidence, bench = gatherer.evidence, self._bench
+        if bench.ended is not None or not evidence.rounds:
+            return
+        known = self.analysis or self._analyse(evidence)  # settings that were tried change neither
+        for part in (LONGER_SHARE, 1.0):
+            if not _is_open(known) or bench.ended is not None:
+                return
+            untried = self._options.verify and self.verification is None
+            now = self._clock()
+            end_s = now + (until - now) * part if untried else until
+            gatherer.ablate(until=end_s, with_copy=self._with_copy, most=MAX_LONGER_ROUNDS)
+            if not untried or bench.ended is not None:
+                return
+            self._verify(gatherer, until)
+            known = self.analysis or known
 
     def _tell(self, what: str) -> None:
         if self._on_stage is not None:
@@ -263,7 +275,7 @@ class Diagnosis:
     def _unsettled(self, analysis: Analysis) -> str | None:
         """Why an uncertain verdict was not settled, and what would settle it."""
         evidence, options = self.evidence, self._options
-        if analysis.severity != "uncertain" or evidence is None:
+        if not _is_open(analysis) or evidence is None:
             return None
         if self.interrupted:
             return "It was interrupted before more could be measured."
@@ -342,6 +354,10 @@ def _history_row(history: MemoryHistory | None) -> model.MemoryHistory | None:
         overhead=history.overhead.value if history.overhead is not None else None,
         overhead_ci=interval(history.overhead),
     )
+
+
+def _is_open(analysis: Analysis) -> bool:
+    return is_open(analysis.bound, analysis.severity, analysis.facts)
 
 
 def _rest_ms(analysis: Analysis) -> float | None:

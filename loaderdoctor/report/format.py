@@ -73,7 +73,7 @@ def share_within(value: float, margin: float | None) -> str:
     """A share with its noise: `17 ± 20 %`; without, as `share`."""
     if margin is None or not math.isfinite(margin):
         return share(value)
-    return f"{100 * value:.0f} ± {max(1.0, 100 * margin):.0f} %"
+    return f"{_fixed(100 * value, 0)} ± {max(1.0, 100 * margin):.0f} %"
 
 
 def bare_share(value: float | None) -> str:

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from loaderdoctor.attribution.shares import Bound
-from loaderdoctor.attribution.verdict import HIGH_SHARE
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.capacity import cost_beyond_wait
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.changes import MEASURED, Change, changes_of
 from loaderdoctor.report.model import Recommendation, Report
-from loaderdoctor.report.uncertain import measured_share, uncertain_sentence
+from loaderdoctor.report.uncertain import is_open, measured_share, uncertain_sentence
 
 VerdictSeverity = Literal["high", "moderate", "none", "uncertain"]
 
@@ -104,7 +103,7 @@ def verdict_sentence(
     if bound == "unknown" or step_ms is None:
         return _unknown(facts)
     if severity == "none" or bound == "compute":
-        return _healthy(facts, step_ms, recommendations, _threads(findings))
+        return _healthy(facts, step_ms, recommendations, _threads(findings), unsettled)
     if severity == "uncertain":
         change = next(iter(changes_of(recommendations)), None)
         if change is not None and change.measured_ms is not None:  # shown to help all the same
@@ -209,7 +208,11 @@ def _first_change(step_ms: float, change: Change) -> str:
 
 
 def _healthy(
-    facts: Facts, step_ms: float, recommendations: Sequence[Recommendation], threads: str
+    facts: Facts,
+    step_ms: float,
+    recommendations: Sequence[Recommendation],
+    threads: str,
+    unsettled: str | None,
 ) -> str:
     change = next(iter(changes_of(recommendations)), None)
     best_ms = change.measured_ms if change is not None else None
@@ -229,11 +232,11 @@ def _healthy(
     if threads:
         return f"Nothing is wrong with the loader. {busy} {threads}".rstrip()
     part = measured_share("input", facts)
-    if part is not None and part.low <= 0.0 and part.high >= HIGH_SHARE:
+    if part is not None and is_open("compute", "none", facts):
         return (
             f"Nothing is shown to be worth changing. {busy} The loader's part was not measured "
-            f"well: {fmt.share_within(part.value, part.margin)}."
-        )
+            f"well: {fmt.share_within(part.value, part.margin)}. {unsettled or ''}"
+        ).rstrip()
     return f"Nothing worth changing. {busy}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loaderdoctor.attribution.contention import not_steady
 from loaderdoctor.attribution.shares import Bound
+from loaderdoctor.attribution.verdict import HIGH_SHARE
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import Facts
 from loaderdoctor.report import format as fmt
@@ -55,3 +56,12 @@ def measured_share(bound: Bound, facts: Facts) -> Estimate | None:
     if part is None or not part.bounded or ablation.plain_ms.value <= 0:
         return None
     return part.scaled(1.0 / ablation.plain_ms.value)
+
+
+def is_open(bound: Bound, severity: str, facts: Facts) -> bool:
+    """Whether the noise leaves the verdict open: an uncertain one, or a health that may be none."""
+    if severity == "uncertain":
+        return True
+    part = measured_share("input", facts)
+    healthy = bound == "compute" and severity == "none" and part is not None
+    return healthy and part is not None and part.low <= 0.0 and part.high >= HIGH_SHARE

@@ -42,8 +42,21 @@ def test_time_that_is_left_settles_what_was_uncertain(tmp_path: Path) -> None:
     assert (report.verdict.bound, report.verdict.severity) == ("input", "moderate")
 
 
+def test_settings_are_tried_once_what_was_uncertain_is_settled(tmp_path: Path) -> None:
+    """At first nothing was worth trying; time is kept to try it when it is."""
+    bench = noisy(noise=0.12)
+    made = diagnosed(bench, tmp_path, budget_s=120.0)
+    assert made.evidence is not None
+    modes = [r.mode for r in bench.asked]
+    assert len(made.evidence.rounds) > MAX_ROUNDS
+    assert "no_input" not in modes[modes.index("trial") :]
+    assert made.verification is not None and made.verification.complete
+    assert made.report().verdict.severity == "moderate"
+    assert bench.now_s <= 120.0
+
+
 def test_what_the_budget_did_not_suffice_for_names_a_larger_one(tmp_path: Path) -> None:
-    bench = noisy(noise=0.3)
+    bench = noisy(noise=0.3, seed=3)
     made = diagnosed(bench, tmp_path, budget_s=45.0)
     report = made.report()
     assert report.verdict.severity == "uncertain"
@@ -99,3 +112,14 @@ def test_the_fewest_rounds_may_take_longer_and_no_others() -> None:
     assert len(g.evidence.rounds) == MIN_ROUNDS
     g.ablate(until=1e9, with_copy=False, most=5)
     assert len(g.evidence.rounds) == 5
+
+
+def test_health_that_may_be_none_is_measured_longer_too(tmp_path: Path) -> None:
+    bench = noisy(noise=0.3, seed=11)
+    made = diagnosed(bench, tmp_path, budget_s=45.0)
+    verdict = made.report().verdict
+    assert made.evidence is not None
+    assert len(made.evidence.rounds) > MAX_ROUNDS
+    assert verdict.severity == "none"
+    assert "Nothing is shown to be worth changing" in verdict.summary
+    assert "--budget 90" in verdict.summary

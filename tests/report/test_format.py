@@ -112,3 +112,26 @@ def test_any_number_reads_as_one_short_figure(value: float) -> None:
 )
 def test_time_left_is_an_estimate_and_reads_as_one(left_s: float, text: str) -> None:
     assert fmt.time_left(left_s) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "margin", "text"),
+    [
+        (0.17, 0.20, "17 ± 20 %"),
+        (-0.001, 0.43, "0 ± 43 %"),
+        (0.92, 0.002, "92 ± 1 %"),
+        (0.92, None, "92 %"),
+        (0.92, float("inf"), "92 %"),
+    ],
+)
+def test_shares_with_noise_are_whole_percents(
+    value: float, margin: float | None, text: str
+) -> None:
+    assert fmt.share_within(value, margin) == text
+
+
+def test_a_time_whose_noise_is_larger_than_itself_is_no_figure() -> None:
+    assert fmt.step_ms(217.0, (-190.0, 624.0)) == "about 217 ms (not measured well)"
+    assert fmt.step_ms(217.0, (1.0, 433.0)) == "217 ± 216 ms"
+    assert fmt.step_ms(217.0, None) == "217 ms"
+    assert fmt.step_ms(None, None) == fmt.NOT_RECORDED

@@ -35,6 +35,8 @@ from loaderdoctor.instrument.protocol import (
 )
 
 MIN_ROUNDS = 3  # the fewest for an interval worth having (t at 2 degrees of freedom is 4.3)
+# Not begun where not even so many fit: one round has no interval, and decides nothing.
+FEWEST_WORTH = 2
 MAX_ROUNDS = 10
 # With time left over and the verdict uncertain, so many in all: three times the rounds narrow an
 # interval to about a half. What 30 have not settled is no matter of measuring longer.
@@ -128,6 +130,7 @@ class Gatherer:
         self._profile = profile
         self._rng = random.Random(seed)
         self._clock = clock
+        self._end_s = float("inf")  # of all gathering
 
     def request(self, mode: Mode, *, n_steps: int | None = None, **more: object) -> WindowRequest:
         """A request with the next id, the planned size and a time limit."""
@@ -151,6 +154,7 @@ class Gatherer:
         """
         if not self.plain():
             return
+        self._end_s = max(until, fewest_until or until)
         if until_if_fighting is not None and self._threads_fight():
             until = fewest_until = until_if_fighting
         profile_last = ablate and self.evidence.observed.device is not None
@@ -192,7 +196,7 @@ class Gatherer:
             self.evidence.profiled = done[0]
         elif done:
             self.evidence.profiled_reason = done[0].reason or "nothing was recorded"
-        if pristine:
+        if pristine and self._clock() + self.evidence.sizes.window_s <= self._end_s:
             self.evidence.plain.extend(self._measure([self.request("plain")]))
 
     def ablate(
@@ -211,6 +215,11 @@ class Gatherer:
         """
         rounds = self.evidence.rounds
         length_s: float | None = None
+        n_windows = FEWEST_WORTH * (3 if with_copy else 2)
+        end_s = max(until, fewest_until or until)
+        if not rounds and self._clock() + n_windows * self.evidence.sizes.window_s > end_s:
+            self.evidence.ablation_reason = "there was no time for it within the budget"
+            return
         while len(rounds) < most and not (len(rounds) >= MIN_ROUNDS and self.settled):
             end_s = max(until, fewest_until or until) if len(rounds) < MIN_ROUNDS else until
             if self._clock() + (length_s or 0.0) > end_s and (rounds or length_s is not None):

@@ -23,6 +23,8 @@ MAX_STEPS = 1000
 MIN_PROFILED_STEPS = 8
 MAX_PROFILED_STEPS = 40
 PROFILED_S = 1.0
+# Slow steps are profiled fewer at a time, where they would take more than this of the budget.
+MAX_PROFILED_SHARE = 0.25
 # Epochs of up to this many windows' length are measured whole, so that each window holds its share
 # of boundaries. Longer ones would leave time for one or two rounds, which decide nothing: epochs of
 # 2.5 s got one round in 45 s. What a boundary costs is told apart from the steps in any case.
@@ -61,7 +63,10 @@ def sizes(observed: Observed, *, budget_s: float) -> Sizes:
     step_s = max(step_seconds(observed.step_ns, cycle), 1e-6)
     window_s = min(WINDOW_S, max(MIN_WINDOW_S, budget_s / WINDOWS_PER_BUDGET))
     n_steps = _whole(window_s / step_s, cycle, low=MIN_STEPS, high=MAX_STEPS)
-    n_profiled = _whole(PROFILED_S / step_s, cycle, low=MIN_PROFILED_STEPS, high=MAX_PROFILED_STEPS)
+    fewest = MIN_PROFILED_STEPS
+    if fewest * step_s > MAX_PROFILED_SHARE * budget_s:
+        fewest = MIN_STEPS + 1
+    n_profiled = _whole(PROFILED_S / step_s, cycle, low=fewest, high=MAX_PROFILED_STEPS)
     epoch = next((x.steps_per_epoch for x in observed.loaders if x.role == "train"), None)
     if epoch and epoch * step_s <= WHOLE_EPOCH_WINDOWS * window_s:
         n_steps = _whole(n_steps, epoch, low=epoch, high=max(epoch, MAX_STEPS))

@@ -98,10 +98,30 @@ def test_a_failed_ablation_is_reported_and_its_plain_window_kept() -> None:
 
 
 def test_ablation_stops_at_its_deadline() -> None:
-    bench = SimulatedBench({"plain": 10.0, "no_input": 8.9}, noise=0.3)
+    bench = SimulatedBench({"plain": 10.0, "no_input": 8.9}, noise=0.01)
     g = gatherer(bench)
-    g.ablate(until=0.0, with_copy=False)
-    assert len(bench.asked) == 2
+    round_s = 2 * 1.5 * g.evidence.sizes.window_s
+    g.ablate(until=2.5 * round_s, with_copy=False)
+    assert len(bench.asked) == 2 * 2
+    assert bench.now_s < 2.5 * round_s
+
+
+def test_a_round_that_could_decide_nothing_is_not_begun() -> None:
+    bench = SimulatedBench({"plain": 2000.0, "no_input": 20.0})
+    g = gatherer(bench)
+    g.ablate(until=20.0, with_copy=False)  # windows of 8 s
+    assert not bench.asked
+    assert g.evidence.ablation_reason == "there was no time for it within the budget"
+
+
+@pytest.mark.parametrize("step_ms", [1000.0, 2000.0, 5000.0])
+def test_slow_steps_pass_the_budget_by_no_more_than_they_must(step_ms: float) -> None:
+    bench = SimulatedBench({"plain": step_ms, "no_input": 20.0})
+    g = gatherer(bench)
+    g.gather(until=20.0, fewest_until=39.0, ablate=True, with_copy=False)
+    assert g.evidence.plain and g.evidence.profiled is not None
+    fewest_s = 1.5 * (4 + 5) * step_ms / 1e3  # one plain window, and one profiled
+    assert bench.now_s <= 1.1 * max(39.0, fewest_s)  # windows vary
 
 
 @pytest.mark.parametrize("workers", [1, 3, 4, 7])

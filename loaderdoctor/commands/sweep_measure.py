@@ -6,6 +6,7 @@ rounds. What a node of a cluster does differs in what it is asked only.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -94,7 +95,7 @@ def _bench(script: Script, run_dir: Path, options: BenchOptions) -> Bench | JobB
     if script.n_ranks == 1:
         return Bench(script, run_dir, options)
     # A port of its own: the user's job, or another trial that is just ending, may hold the usual.
-    words = ("--standalone", "--nproc-per-node", str(script.n_ranks))
+    words = ("--nproc-per-node", str(script.n_ranks), "--master-port", str(_free_port()))
     group = Launch(torchrun=words).bench(script, run_dir, options)
     assert isinstance(group, GroupBench)
     return JobBench(group, script.n_ranks)
@@ -179,6 +180,14 @@ def _planned(
         why_not_searched=why_not,
         dali=why_no_dali(asked.options),
     )
+
+
+def _free_port() -> int:
+    """A port of this machine's own address that nobody listens at now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _wait_warm(bench: Bench | JobBench, start_s: float) -> None:

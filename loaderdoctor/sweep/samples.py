@@ -167,6 +167,7 @@ def read(folder: Path) -> tuple[Description, dict[int, list[Visit]]]:
         visits: dict[int, list[Visit]] = {}
         for i in range(len(arrays["trial"])):
             visits.setdefault(int(arrays["trial"][i]), []).append(_visit(arrays, i))
+        _check_numbers(description, visits)
     except FileNotFoundError as error:
         raise UsageError(
             f"{path}: no such file. Give the run folder of a sweep that was interrupted."
@@ -180,6 +181,17 @@ def read(folder: Path) -> tuple[Description, dict[int, list[Visit]]]:
     if description.schema != SCHEMA:
         raise UsageError(f"{path}: written by another version of loaderdoctor. Run the sweep anew.")
     return description, visits
+
+
+def _check_numbers(description: Description, visits: Mapping[int, object]) -> None:
+    """Raise ValueError where windows or groups are of trials that there are not, or of two."""
+    known = range(len(description.trials))
+    if any(number not in known for number in visits):
+        raise ValueError("windows of a trial that it does not describe")
+    ranked = [n for group in description.groups if group.part == "rank" for n in group.trials]
+    named = [n for group in description.groups for n in group.trials]
+    if any(n not in known or not n for n in named) or len(ranked) != len(set(ranked)):
+        raise ValueError("groups of trials that do not fit together")
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:

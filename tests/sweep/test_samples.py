@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loaderdoctor.cluster.hardware import Hardware
 from loaderdoctor.commands.sweep_plan import SweepOptions
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.protocol import FetchRecord, WindowDone
@@ -179,3 +180,20 @@ def test_options_that_the_command_line_refuses_are_refused_from_a_file_too(
     with pytest.raises(UsageError, match=r"--resume run: not a sweep's options") as refused:
         options.resumed({**saved, name: value})
     assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize("trials", [((1, 9),), ((0, 1),), ((-1,),), ((1,), (1, 2))])
+def test_groups_of_trials_that_do_not_fit_are_refused_in_words(
+    tmp_path: Path, trials: tuple[tuple[int, ...], ...]
+) -> None:
+    hardware = Hardware(
+        host="a", machine="1", cpu=None, usable_cpus=2.0, memory_bytes=1, gpus=(), torch=None,
+        version="0",
+    )  # fmt: skip
+    groups = tuple(
+        samples.SavedGroup(index=i, trials=each, part="rank", host="a", hardware=hardware, loop="")
+        for i, each in enumerate(trials)
+    )
+    samples.write(tmp_path, fresh_trials(), options={}, spent_s=0.0, groups=groups)
+    with pytest.raises(UsageError, match="do not fit together"):
+        samples.read(tmp_path)

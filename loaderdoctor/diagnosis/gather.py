@@ -23,7 +23,6 @@ from loaderdoctor.attribution.step import pooled_boundary_ms, usable
 from loaderdoctor.diagnosis.plan import Sizes
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import AblationFacts
-from loaderdoctor.findings.threads import MIN_WAITING_THREADS
 from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.protocol import (
     WINDOW_IDS,
@@ -49,6 +48,9 @@ SETTLED_WIDTH = 0.04
 # (a stalled disk, a debugger) must not eat the budget.
 LIMIT_FACTOR = 4.0
 LIMIT_EXTRA_S = 5.0
+# Each of the loop's threads stands this part of the time without a CPU: two threads on two CPUs
+# then took 2 to 30 times as long as one (`benchmarks/contention.py`).
+HARD_FIGHT_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +126,7 @@ class Gatherer:
         on_stage: Callable[[str], None] | None = None,
     ) -> None:
         self.evidence = evidence
+        self.deferred = False  # ablation, until other numbers of threads were tried
         self._tell = on_stage or (lambda what: None)
         self._bench = bench
         self._trace_path = trace_path
@@ -145,18 +148,19 @@ class Gatherer:
         ablate: bool,
         with_copy: bool,
         fewest_until: float | None = None,
-        until_if_fighting: float | None = None,
+        may_defer: bool = False,
     ) -> None:
         """Everything but trials. The times are on this gatherer's clock, for ablation.
 
-        Where the loop's own threads fight, steps take many times as long as they need and what
-        ablation measures is mostly that: it then ends at `until_if_fighting`.
+        Where the loop's own threads fight hard, steps take many times as long as they need and what
+        ablation measures is mostly that: fewer threads are then to be tried first, and with
+        `may_defer` ablation is left to the caller (`deferred`).
         """
         if not self.plain():
             return
         self._end_s = max(until, fewest_until or until)
-        if until_if_fighting is not None and self._threads_fight():
-            until = fewest_until = until_if_fighting
+        self.deferred = may_defer and ablate and self._threads_fight_hard()
+        ablate = ablate and not self.deferred
         profile_last = ablate and self.evidence.observed.device is not None
         if not profile_last:
             self.profiled()
@@ -165,11 +169,12 @@ class Gatherer:
         if profile_last:
             self.profiled()
 
-    def _threads_fight(self) -> bool:
+    def _threads_fight_hard(self) -> bool:
         environment = self.evidence.observed.environment
         cpu = cpu_facts(self.evidence.plain, environment.usable_cpus)
         waiting = cpu.waiting_threads if cpu is not None else None
-        return environment.n_threads > 1 and (waiting or 0.0) >= MIN_WAITING_THREADS
+        n_threads = environment.n_threads
+        return n_threads > 1 and (waiting or 0.0) >= HARD_FIGHT_SHARE * n_threads
 
     def plain(self) -> bool:
         """A first plain window, with queues as the user's own run left them; whether it came."""

@@ -53,8 +53,6 @@ REPORT_BYTES_PER_S = 8e6
 # Of what is left for experiments, this part goes to ablation first; trying settings gets the rest
 # and whatever ablation did not need.
 ABLATION_SHARE = 0.5
-# Less where the loop's own threads fight: fewer of them, tried first, tell more.
-FIGHTING_SHARE = 0.2
 # Of what is then left of the budget, for a verdict that is uncertain and had no settings to try.
 LONGER_SHARE = 0.5
 
@@ -120,7 +118,7 @@ class Diagnosis:
         gatherer.gather(
             until=now + (until - now) * part,
             fewest_until=until,
-            until_if_fighting=now + (until - now) * FIGHTING_SHARE if options.verify else None,
+            may_defer=options.verify,
             ablate=options.ablate,
             with_copy=self._with_copy,
         )
@@ -129,6 +127,9 @@ class Diagnosis:
             self.history = record(gatherer, bench.measure, options.memory_history)
         if options.verify and bench.ended is None:
             self._verify(gatherer, until)
+        if gatherer.deferred and bench.ended is None:
+            gatherer.ablate(until=until, with_copy=self._with_copy)
+            self.analysis = self._analyse(self.evidence)
         if options.ablate:
             self._measure_longer(gatherer, until)
 

@@ -6,7 +6,10 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from loaderdoctor.instrument.protocol import (
+    CpuRecord,
     Ended,
     Note,
     Observed,
@@ -30,6 +33,8 @@ class SimulatedBench:
         device: str | None = None,
         ends_after: int | None = None,
         failing: frozenset[str] = frozenset(),
+        n_threads: int = 1,
+        waiting_threads: float = 0.0,
     ) -> None:
         self.true_ms = dict(true_ms)
         self.trial_ms = trial_ms
@@ -42,7 +47,12 @@ class SimulatedBench:
         self.failing = failing
         self.ended: Ended | None = None
         self.notes: list[Note] = []
-        self.observed = observed(step_ms=self.true_ms["plain"], device=device)
+        seen = observed(step_ms=self.true_ms["plain"], device=device)
+        environment = msgspec.structs.replace(seen.environment, n_threads=n_threads)
+        self.observed = msgspec.structs.replace(seen, environment=environment)
+        wall_ns = 10**9
+        waited_ns = round(waiting_threads * wall_ns)
+        self.cpu = CpuRecord(wall_ns=wall_ns, main_ns=wall_ns, waited_ns=waited_ns)
 
     def wait_observed(self, timeout_s: float) -> Observed:
         return self.observed
@@ -80,8 +90,9 @@ class SimulatedBench:
             **{
                 f: getattr(record, f)
                 for f in record.__struct_fields__
-                if f not in ("id", "trace_path")
+                if f not in ("id", "trace_path", "cpu")
             },
+            cpu=self.cpu,
             id=request.id,
             trace_path=request.trace_path,
         )

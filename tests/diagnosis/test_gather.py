@@ -43,6 +43,27 @@ def test_most_valuable_evidence_comes_first() -> None:
     assert set(modes[3:]) == {"plain", "no_input"}
 
 
+@pytest.mark.parametrize(
+    ("waiting", "n_threads", "deferred"),
+    [(1.6, 2, True), (0.4, 2, False), (1.6, 8, False), (1.6, 1, False)],
+    ids=["hard", "hardly", "few of many", "one thread"],
+)
+def test_ablation_waits_for_a_trial_of_threads_where_they_fight_hard(
+    waiting: float, n_threads: int, deferred: bool
+) -> None:
+    true_ms = {"plain": 10.0, "no_input": 9.0}
+    bench = SimulatedBench(true_ms, n_threads=n_threads, waiting_threads=waiting)
+    g = gatherer(bench)
+    g.gather(until=60.0, ablate=True, with_copy=False, may_defer=True)
+    assert g.deferred is deferred
+    assert ("no_input" not in [r.mode for r in bench.asked]) is deferred
+    assert g.evidence.profiled is not None
+    unasked = gatherer(SimulatedBench(true_ms, n_threads=n_threads, waiting_threads=waiting))
+    unasked.gather(until=60.0, ablate=True, with_copy=False)
+    assert not unasked.deferred
+    assert unasked.evidence.rounds
+
+
 def test_with_an_accelerator_the_profiler_comes_last_since_it_slows_what_follows() -> None:
     bench = SimulatedBench({"plain": 10.0, "no_input": 9.0, "no_copy": 8.0}, device="cuda:0")
     gatherer(bench).gather(until=60.0, ablate=True, with_copy=True)

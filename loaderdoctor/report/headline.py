@@ -35,12 +35,21 @@ def headline(report: Report) -> tuple[str, str]:
     if verdict.bound == "unknown":
         return _BOUND_WORDS["unknown"], ""
     if verdict.severity != "uncertain":
-        how = "healthy" if verdict.severity == "none" else verdict.severity
+        how = _if_nothing(report) if verdict.severity == "none" else verdict.severity
         return _BOUND_WORDS[verdict.bound], how
     known = largest_part(report.shares)
     if known is None or known[0] == verdict.bound or known[1] < _MOST:
         return f"Perhaps {_BOUND_WORDS[verdict.bound].lower()}", "uncertain"
     return f"{TAKES[known[0]]} {fmt.share(known[1])}", f"{verdict.bound} uncertain"
+
+
+def _if_nothing(report: Report) -> str:
+    """Of a step that waits for nothing: healthy, unless its own threads slow it down."""
+    for finding in report.findings:
+        if finding.evidence.get("threads_of") == "loop":
+            certain = finding.severity in ("high", "moderate")
+            return "its threads compete" if certain else "its threads may compete"
+    return "healthy"
 
 
 def largest_part(shares: Shares | Mapping[str, float | None] | None) -> tuple[str, float] | None:

@@ -14,6 +14,7 @@ from loaderdoctor.report.console import console_text
 from loaderdoctor.report.first_screen import boundary_sentence, evidence_words, what_if_notes
 from loaderdoctor.report.headline import headline
 from loaderdoctor.report.html.page import html
+from loaderdoctor.report.model import Finding as ReportFinding
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.summary import verdict_sentence
 from tests.findings.builders import with_exposed
@@ -276,3 +277,42 @@ def test_a_comparison_with_more_noise_than_time_is_about() -> None:
         assert "“about”: not measured well" in text
         assert "± 6" not in text
         assert "7.4×" not in text  # no ratio to a figure that is not known
+
+
+@pytest.mark.parametrize(
+    ("severity", "words"),
+    [("high", "its threads compete"), ("uncertain", "its threads may compete"), (None, "healthy")],
+)
+def test_a_loop_whose_own_threads_fight_is_not_called_healthy(
+    severity: str | None, words: str
+) -> None:
+    report = samples.healthy()
+    finding = ReportFinding(
+        kind="thread-oversubscription",
+        severity=severity or "high",
+        share=0.9,
+        loader=None,
+        evidence={"threads_of": "loop" if severity else "workers"},
+        summary="The step's own 2 threads slow it down.",
+    )
+    assert headline(msgspec.structs.replace(report, findings=(finding,)))[1] == words
+
+
+def test_what_the_loops_threads_cost_leads_an_uncertain_and_a_healthy_verdict() -> None:
+    threads = Finding(
+        kind=Kind.THREAD_OVERSUBSCRIPTION,
+        severity=Severity.HIGH,
+        share=0.8,
+        summary="The step's own 2 threads slow it down.",
+        evidence={"threads_of": "loop"},
+    )
+    facts = replace(with_exposed(input_=0.6, margin=4.5), profiler_overhead=0.44)
+    said = verdict_sentence("input", "uncertain", facts=facts, findings=(threads,))
+    assert said.startswith("The step's own 2 threads slow it down. ")
+    assert "was not steady meanwhile" in said
+    said = verdict_sentence("compute", "none", facts=with_exposed(), findings=(threads,))
+    assert said.startswith("Nothing is wrong with the loader.")
+    assert "The step's own 2 threads slow it down." in said
+    larger = replace(threads, kind=Kind.SAMPLER_BOUND, share=0.9, evidence={})
+    said = verdict_sentence("input", "uncertain", facts=facts, findings=(larger, threads))
+    assert "own 2 threads" not in said

@@ -53,6 +53,7 @@ def _tried_by(report: Report, trace: Path) -> Elsewhere:
     return Elsewhere(
         trials=report.trials,
         recorded=_recorded(trace),
+        command=report.command,
         own=dict(main.settings) if main is not None else {},
         target=report.target,
     )

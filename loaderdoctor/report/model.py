@@ -144,7 +144,8 @@ class Trial(Struct, frozen=True, kw_only=True):
     trace: str | None = None
     n_windows: int = 0
     window_ms: tuple[float, ...] = ()
-    # Against the loop as it is in the same rounds: positive is faster. None: not paired.
+    # Against the loop as it is in the same rounds: positive is faster. Of a sweep the one trial
+    # that was looked at again, by the windows that confirm it. None: not paired.
     gain_ms: float | None = None
     gain_ms_ci: Interval | None = None
     changes_numerics: bool = False  # or training: tried because it was asked for

@@ -115,7 +115,7 @@ def verdict_sentence(
         cause = None  # it is to blame for a small part of it only
     because = f", because {CAUSES[cause.kind]}" if cause is not None else ""
     where = f" ({fmt.plain(cause.loader)})" if cause is not None and cause.loader else ""
-    return f"{cost}{because}{where}. {_remedy(step_ms, cause, recommendations, facts)}"
+    return f"{cost}{because}{where}. {_remedy(step_ms, cause, recommendations, facts, findings)}"
 
 
 def _threads(findings: Sequence[Finding]) -> str:
@@ -171,10 +171,11 @@ def _remedy(
     cause: Finding | None,
     recommendations: Sequence[Recommendation],
     facts: Facts,
+    findings: Sequence[Finding],
 ) -> str:
     change = next(iter(changes_of(recommendations)), None)  # the first of the list, whatever it is
     if change is not None:
-        return _first_change(step_ms, change)
+        return _first_change(step_ms, change, glimpsed=_glimpsed(change, findings))
     if cause is not None and cause.advice is not None:
         return cause.advice
     ablation = facts.ablation
@@ -187,7 +188,17 @@ def _remedy(
     return "No loader setting is known to help here."
 
 
-def _first_change(step_ms: float, change: Change) -> str:
+def _glimpsed(change: Change, findings: Sequence[Finding]) -> bool:
+    """Whether it was tried, in too few windows to say what came of it."""
+    wanted = {(row.setting, row.to) for row in change.rows}
+    return any(
+        wanted <= set(test.outcome.settings.changed().items())
+        for finding in findings
+        for test in finding.tested
+    )
+
+
+def _first_change(step_ms: float, change: Change, *, glimpsed: bool = False) -> str:
     """What the list of changes begins with, and what it gains."""
     measured_ms, prediction = change.measured_ms, change.prediction()
     if measured_ms is not None:
@@ -204,7 +215,8 @@ def _first_change(step_ms: float, change: Change) -> str:
     if change.is_code:
         title = change.words()
         return f"To change: {title[:1].lower()}{title[1:]}{figure}."
-    return f"Try {change.words()}{figure}; it was not tried here."
+    how = "it was tried here in too few windows to tell" if glimpsed else "it was not tried here"
+    return f"Try {change.words()}{figure}; {how}."
 
 
 def _healthy(

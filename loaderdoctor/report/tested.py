@@ -21,6 +21,7 @@ class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
     trials: tuple[model.Trial, ...]
     recorded: int  # which of them the trace is of: 0, the loop as it is
     own: dict[str, Any]  # settings of the loop's loader
+    command: str  # "diagnose" | "sweep"
     target: str  # what was run
 
 
@@ -36,7 +37,7 @@ def answered(
     if elsewhere is not None and len(elsewhere.trials) > 1:
         return confronted(
             findings,
-            outcomes(elsewhere.trials, elsewhere.own, base=elsewhere.recorded),
+            outcomes(elsewhere.trials, elsewhere.own, elsewhere.command, base=elsewhere.recorded),
             own=_settings(_of(elsewhere.trials, elsewhere.recorded, elsewhere.own)),
             tried="Tried in the run that this trace belongs to",
             untried=f"{untested}; the run that this trace belongs to did not",
@@ -44,16 +45,16 @@ def answered(
     own = own_settings(facts)
     if facts.command == "analyze":
         return confronted(findings, (), own=_settings(own), untried=untested)
-    return confronted(findings, outcomes(trials, own), own=_settings(own))
+    return confronted(findings, outcomes(trials, own, facts.command), own=_settings(own))
 
 
 def outcomes(
-    trials: Sequence[model.Trial], own: Mapping[str, Any], *, base: int = 0
+    trials: Sequence[model.Trial], own: Mapping[str, Any], command: str, *, base: int = 0
 ) -> tuple[Outcome, ...]:
     """What each trial that may be compared with trial `base` came to, in order.
 
     Left out are trials on other machines, of other work (another portion, ready batches), and
-    those that failed. `own` are the loader's settings.
+    those that failed. `own` are the loader's settings, `command` what ran them.
     """
     if base >= len(trials) or trials[base].compared_ms is None:
         return ()
@@ -69,7 +70,8 @@ def outcomes(
         changed = _settings({k: v for k, v in after.items() if v != before.get(k)})
         if not changed.changed() or changed.probes or trial.changes_numerics:
             continue
-        found.append(_outcome(changed, trial, of_base, paired=base == 0))
+        confirmed = command == "sweep"
+        found.append(_outcome(changed, trial, of_base, paired=base == 0, confirmed=confirmed))
     return tuple(found)
 
 
@@ -97,7 +99,7 @@ def own_settings(facts: Facts) -> dict[str, Any]:
 
 
 def _outcome(
-    changed: Settings, trial: model.Trial, of_base: model.Trial, *, paired: bool
+    changed: Settings, trial: model.Trial, of_base: model.Trial, *, paired: bool, confirmed: bool
 ) -> Outcome:
     assert trial.compared_ms is not None
     assert of_base.compared_ms is not None
@@ -105,7 +107,8 @@ def _outcome(
     interval = trial.gain_ms_ci
     if paired and trial.gain_ms is not None:
         gain_ms = trial.gain_ms
-        own_ms = trial.compared_ms + gain_ms
+        # Of the same rounds: but a trial that was confirmed won a comparison of many noisy ones.
+        own_ms = own_ms if confirmed else trial.compared_ms + gain_ms
     else:
         # Independent means: their margins add up in squares.
         margins = [_margin(trial), _margin(of_base)]
@@ -116,7 +119,7 @@ def _outcome(
             interval = (gain_ms - margin, gain_ms + margin)
     return Outcome(
         settings=changed,
-        step_ms=trial.compared_ms,
+        step_ms=own_ms - gain_ms,
         own_ms=own_ms,
         gain_low_ms=interval[0] if interval is not None else None,
         gain_high_ms=interval[1] if interval is not None else None,

@@ -49,6 +49,11 @@ def test_a_loader_in_the_training_process_is_named_and_workers_help(tmp_path: Pa
     assert done.said.step.wall_ms is not None
     assert fastest < 0.8 * done.said.step.wall_ms, done.said.trials
     assert done.settings["num_workers"].to >= 3
+    finding = done.finding("loader-in-main-process")
+    (tested,) = finding.tested
+    assert tested.setting == "num_workers"
+    assert "keep up" not in finding.summary, finding.summary
+    assert f"Tried in this run ({tested.tried})" in finding.summary, finding.summary
 
 
 @slow

@@ -1,0 +1,72 @@
+"""Trials of a report as outcomes: which may be compared, and with what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from loaderdoctor.report.model import Trial
+from loaderdoctor.report.tested import outcomes
+from loaderdoctor.settings import Settings
+
+OWN = {"num_workers": 0, "pin_memory": False}
+
+
+def trial(settings: Settings, ms: float, margin: float | None = 0.3, **more: Any) -> Trial:
+    return Trial(
+        settings=settings.as_dict(),
+        label=settings.label(),
+        status=more.pop("status", "ok"),
+        step_ms=ms,
+        step_ms_ci=None if margin is None else (ms - margin, ms + margin),
+        **more,
+    )
+
+
+BASE = trial(Settings(), 10.0, 0.4)
+TWO = Settings(num_workers=2)
+
+
+def test_a_paired_gain_is_against_the_loop_in_the_same_rounds() -> None:
+    (one,) = outcomes(
+        (BASE, trial(TWO, 12.0, gain_ms=-1.0, gain_ms_ci=(-1.5, -0.5))), OWN, "diagnose"
+    )
+    assert (one.step_ms, one.own_ms, one.came) == (12.0, 11.0, "slower")
+
+
+def test_a_confirmed_gain_is_against_the_table_as_the_recommendation_says_it() -> None:
+    (one,) = outcomes((BASE, trial(TWO, 4.0, gain_ms=5.0, gain_ms_ci=(4.0, 6.0))), OWN, "sweep")
+    assert (one.step_ms, one.own_ms, one.came) == (5.0, 10.0, "faster")
+
+
+def test_without_pairs_the_margins_of_both_add_up() -> None:
+    (near,) = outcomes((BASE, trial(TWO, 9.6)), OWN, "sweep")
+    assert near.gain_low_ms == pytest.approx(0.4 - 0.5)
+    assert near.came == "no different"
+    (far,) = outcomes((BASE, trial(TWO, 9.4)), OWN, "sweep")
+    assert far.came == "faster"
+    (alone,) = outcomes((BASE, trial(TWO, 5.0, None)), OWN, "sweep")
+    assert alone.came == "undecided"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        trial(Settings(synthetic=True), 1.0),
+        trial(TWO, 5.0, status="failed"),
+        trial(TWO, 5.0, group="10 %"),
+        trial(TWO, 5.0, hardware="B"),
+        trial(Settings(num_workers=0), 9.9),
+        trial(Settings(num_workers=2, amp=True), 2.0, changes_numerics=True),
+    ],
+    ids=["ready batches", "failed", "another portion", "other hardware", "as is", "numerics"],
+)
+def test_what_compares_with_something_else_is_no_outcome(other: Trial) -> None:
+    assert outcomes((BASE, other), OWN, "sweep") == ()
+
+
+def test_a_trials_trace_is_compared_with_that_trial() -> None:
+    (back,) = outcomes((BASE, trial(TWO, 5.0, gain_ms=5.0)), OWN, "diagnose", base=1)
+    assert back.settings == Settings(num_workers=0)
+    assert (back.step_ms, back.own_ms, back.came) == (10.0, 5.0, "slower")

@@ -156,7 +156,7 @@ def collate_bound(facts: Facts) -> Finding | None:
             "input_ms_per_step": cost.ms,
             "step_ms": cost.step_ms,
             "collate": loader.collate if loader is not None else None,
-            **line_evidence(hottest(facts)),
+            **line_evidence(hottest(facts, "collate")),
         },
         advice=advice,
     )

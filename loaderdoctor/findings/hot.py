@@ -34,10 +34,11 @@ def seen_enough(spots: Iterable[LineSpot]) -> bool:
     return low >= MIN_NAMED_SHARE
 
 
-def hottest(facts: Facts) -> LineSpot | None:
-    """The line that was seen most, where enough was seen to name one."""
+def hottest(facts: Facts, phase: str | None = None) -> LineSpot | None:
+    """The line that takes most (of one phase), where enough was seen to name one."""
     lines = facts.workers.lines if facts.workers is not None else ()
-    spot = max(lines, key=lambda x: x.share, default=None)
+    counted = (x for x in lines if phase in (None, x.phase))
+    spot = max(counted, key=lambda x: x.share, default=None)
     return spot if spot is not None and seen_enough((spot,)) else None
 
 

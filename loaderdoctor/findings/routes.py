@@ -25,7 +25,7 @@ from loaderdoctor.findings.loader_line import dataset_name
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.findings.plan import CodeAdvice
 from loaderdoctor.findings.safety import dataset_bytes
-from loaderdoctor.findings.saturated import MAX_WAITING_CPU_SHARE
+from loaderdoctor.findings.saturated import MAX_OVERHEAD_SAMPLE_MS, MAX_WAITING_CPU_SHARE
 from loaderdoctor.findings.wording import ms, percent, size
 from loaderdoctor.instrument.protocol import LoaderRecord
 
@@ -125,7 +125,7 @@ def fits_in_memory(facts: Facts) -> bool | None:
 def _making(facts: Facts) -> _Making | None:
     workers, loader = facts.workers, facts.main_loader
     cost = making_cost(facts) or cost_beyond_wait(facts)
-    if workers is None or loader is None or cost is None or loader.kind != "map":
+    if workers is None or loader is None or cost is None or loader.kind == "foreign":
         return None
     n_samples = loader.batch_size or workers.n_samples / max(1, workers.n_batches)
     if workers.batch_ms <= 0 or not n_samples:
@@ -136,7 +136,9 @@ def _making(facts: Facts) -> _Making | None:
 def _slices(making: _Making) -> CodeAdvice | None:
     """All samples as one tensor, batches as slices of it: nothing is left of making a batch."""
     facts, loader = making.facts, making.loader
-    if random_transforms(facts) or loader.shapes_vary or loader.collate != "default_collate":
+    if loader.kind != "map" or loader.collate != "default_collate" or loader.shapes_vary:
+        return None
+    if random_transforms(facts) or loader.dataset == "TensorDataset":  # which is one tensor already
         return None
     images, name = worked.image_store(loader), dataset_name(loader)
     converts = conversion(making.workers.lines, loader)
@@ -168,7 +170,9 @@ def _slices(making: _Making) -> CodeAdvice | None:
 def _cache(making: _Making) -> CodeAdvice | None:
     """Samples kept as they were first made; random transforms, where there are any, stay."""
     facts, held = making.facts, dataset_bytes(making.facts)
-    if not fits_in_memory(facts) or held is None:
+    if making.loader.kind != "map" or not fits_in_memory(facts) or held is None:
+        return None
+    if making.sample_ms <= MAX_OVERHEAD_SAMPLE_MS:  # taking it out of a list costs as much
         return None
     busy = making.workers.cpu_share
     cpu = f", {percent(min(1.0, busy))} of it on the CPU" if busy is not None else ""

@@ -70,7 +70,14 @@ CASES = (
         ill=with_exposed(
             input_=0.5,
             loaders=(loader(collate="pad_and_tokenise"),),
-            workers=workers(batch_ms=40.0, collate_ms=30.0, lines=(line(function="pad"),)),
+            workers=workers(
+                batch_ms=40.0,
+                collate_ms=30.0,
+                lines=(
+                    line(function="pad", phase="collate", phase_share=0.75),
+                    line(line=31, n_looks=99, phase_share=0.25),
+                ),
+            ),
         ),
         share=0.375,
         severity=Severity.HIGH,

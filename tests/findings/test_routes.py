@@ -148,12 +148,33 @@ def test_files_are_decoded_once_or_packed_as_the_cpu_says() -> None:
     "facts",
     [
         lambda: with_exposed(),
-        lambda: starved(loader_={"kind": "iterable"}),
+        lambda: starved(loader_={"kind": "foreign"}),
         lambda: starved(workers_={"batch_ms": 0.2, "fetch_ms": 0.19}),
         lambda: replace(starved(), workers=None),
         lambda: replace(starved(), loaders=()),
     ],
-    ids=["healthy", "a stream", "batches cost nothing", "nothing recorded", "a trace alone"],
+    ids=[
+        "healthy",
+        "no loader of torch",
+        "batches cost nothing",
+        "nothing recorded",
+        "a trace alone",
+    ],
 )
 def test_there_are_no_routes_where_batches_are_not_the_matter(facts: Callable[[], Facts]) -> None:
     assert routes(facts()) == ()
+
+
+def test_a_stream_can_be_scaled_by_the_batch_but_not_kept() -> None:
+    facts = starved(loader_={"kind": "iterable", "n_samples": None})
+    assert titles(facts) == ["ToTensor and Normalize for the whole batch, not for each sample"]
+
+
+def test_rows_of_a_tensor_need_no_cache_and_are_one_tensor_already() -> None:
+    rows = starved(
+        loader_={"dataset": "TensorDataset", "stores": ()},
+        workers_={"fetch_ms": 1.0, "collate_ms": 6.0, "transforms": ()},
+    )
+    assert titles(rows) == []
+    advice = prescribe(rows, find(rows)).advice
+    assert any("Do per-sample work once" in a.title or "Slice" in a.title for a in advice)

@@ -96,7 +96,7 @@ def _advice(
         for t in (verification.tried if verification is not None else ())
         if t.in_code and t.decided
         for name in t.settings.changed()
-        if t.failed is None or name == "cache"
+        if not t.refused or name == "cache"
     }
     ways = [way for way in prescription.routes if way.axis not in decided]
     replaced = {way.kind for way in ways}
@@ -109,7 +109,9 @@ def trial_rows(facts: Facts, verification: Verification | None) -> tuple[model.T
     if verification is None or not verification.tried:
         return ()
     samples = facts.step.samples_per_step if facts.step is not None else None
-    return tuple(_trial_rows(facts, verification.tried, samples))
+    # What was refused is said once, where advice that was withheld is.
+    tried = [t for t in verification.tried if not (t.in_code and t.refused)]
+    return tuple(_trial_rows(facts, tried, samples))
 
 
 def withheld_rows(
@@ -119,7 +121,7 @@ def withheld_rows(
     refused = [
         (next(iter(t.settings.changed())), t.failed)
         for t in (verification.tried if verification is not None else ())
-        if t.in_code and t.failed is not None
+        if t.in_code and t.refused and t.failed is not None
     ]
     seen = dict.fromkeys([*((w.setting, w.reason) for w in prescription.withheld), *refused])
     return tuple(model.Withheld(setting=setting, reason=reason) for setting, reason in seen)

@@ -48,6 +48,7 @@ class Tried:
     plain_ms: list[float] = field(default_factory=list)  # of the same rounds
     step_ms: list[float] = field(default_factory=list)
     failed: str | None = None
+    refused: bool = False  # it was not run: `failed` says what would have been lost
 
     @property
     def step(self) -> Estimate | None:
@@ -243,6 +244,7 @@ class Verifier:
                 continue
             if not usable(window):
                 t.failed = window.reason or "the trial failed"
+                t.refused = window.status == "skipped"
                 continue
             t.visits.append(window)
             t.plain_ms.append(plain_ms)

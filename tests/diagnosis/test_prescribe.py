@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loaderdoctor.diagnosis.prescribe import recommendations, withheld_rows
+from loaderdoctor.diagnosis.prescribe import recommendations, trial_rows, withheld_rows
 from loaderdoctor.diagnosis.verify import Tried, Verification
 from loaderdoctor.findings.plan import Candidate, Prescription
 from loaderdoctor.findings.prescription import prescribe
@@ -109,13 +109,25 @@ def test_routes_go_where_settings_leave_nothing_to_gain() -> None:
 
 
 def test_a_cache_that_was_refused_is_withheld_with_the_reason() -> None:
-    refused = Tried(settings=CACHE, in_code=True, failed="sample 3 came out differently")
+    refused = Tried(
+        settings=CACHE, in_code=True, failed="sample 3 came out differently", refused=True
+    )
     prescription, verification = starving(refused)
     told = {w.setting: w.reason for w in withheld_rows(prescription, verification)}
     assert told["cache"] == "sample 3 came out differently"
+    assert [t.label for t in trial_rows(starved(), verification)] == ["as is"]
     assert not any("in memory as they" in r.setting for r in rows_of(refused))
 
 
 def test_whole_batches_that_could_not_be_tried_are_still_advised() -> None:
-    refused = Tried(settings=UINT8, in_code=True, failed="no Compose ends in ToTensor")
+    refused = Tried(
+        settings=UINT8, in_code=True, failed="no Compose ends in ToTensor", refused=True
+    )
     assert any("whole batch" in r.setting for r in rows_of(refused))
+
+
+def test_a_cache_that_crashed_is_a_failed_trial_and_nothing_withheld() -> None:
+    crashed = Tried(settings=CACHE, in_code=True, failed="ValueError: broken")
+    prescription, verification = starving(crashed)
+    assert "cache" not in [w.setting for w in withheld_rows(prescription, verification)]
+    assert [t.status for t in trial_rows(starved(), verification)] == ["ok", "failed"]

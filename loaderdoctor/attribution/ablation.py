@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loaderdoctor.attribution.step import NS_PER_MS, usable, wall_per_window_ms, window_times
+from loaderdoctor.attribution.step import (
+    NS_PER_MS,
+    of_steps_alone,
+    usable,
+    wall_per_window_ms,
+    window_times,
+)
 from loaderdoctor.estimate import Estimate, mean, paired_difference
 from loaderdoctor.facts import AblationFacts
 from loaderdoctor.instrument.protocol import WindowDone
@@ -82,9 +88,14 @@ def _mean_ms(window: WindowDone | None) -> float:
 
 def _main_cpu_ms(windows: Sequence[WindowDone]) -> float | None:
     """CPU time of the training process, a step; None where it was not recorded."""
-    used = [(w.main_cpu_ns, w.n_steps) for w in windows if w.main_cpu_ns is not None]
-    n_steps = sum(n for _, n in used)
-    return sum(ns for ns, _ in used) / n_steps / NS_PER_MS if n_steps else None
+    known = of_steps_alone([w for w in windows if w.main_cpu_ns is not None])
+    cpu_ns = sum(w.main_cpu_ns or 0 for w in known)
+    wall_ns = sum(w.end_ns - w.start_ns for w in known)
+    step_ns = sum(sum(w.host_step_ns) for w in known)
+    n_steps = sum(w.n_steps for w in known)
+    if not wall_ns or not n_steps:
+        return None
+    return cpu_ns / wall_ns * step_ns / n_steps / NS_PER_MS
 
 
 def _copies_held(window: WindowDone) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from loaderdoctor.attribution.ablation import Round, ablation_facts
 from loaderdoctor.attribution.combine import best_shares, lower_bounds
@@ -119,3 +120,17 @@ def test_lower_bounds_come_from_the_interval() -> None:
     assert ablation is not None and low is not None and ablation.input_ms is not None
     assert low["input"] == pytest.approx(ablation.input_ms.low / ablation.plain_ms.value)
     assert low["input"] < 7.0 / 11.0
+
+
+def test_cpu_time_of_a_step_with_ready_batches_leaves_validation_out() -> None:
+    one = window("no_input", [4.0] * 4)
+    quiet = structs.replace(one, main_cpu_ns=12_000_000)
+    validating = structs.replace(one, main_cpu_ns=90_000_000, end_ns=one.end_ns + 80_000_000)
+    plain = window("plain", [10.0] * 4)
+    found = ablation_facts(
+        [Round(plain=plain, no_input=quiet), Round(plain=plain, no_input=validating)],
+        steps_per_epoch=None,
+        boundary_ms=None,
+    )
+    assert found is not None
+    assert found.main_cpu_ms == pytest.approx(3.0)

@@ -87,3 +87,22 @@ def test_gpu_peaks_are_those_of_the_first_window_before_anything_was_substituted
     without = step_facts(observed(), [window("plain", [10.0] * 4)])
     assert without is not None
     assert without.gpu_peak_allocated_bytes is None
+
+
+def test_cpu_time_is_of_windows_without_validation_between_their_steps() -> None:
+    """The second window holds 60 ms of validation on two CPUs beside its 40 ms of steps."""
+    one = window("plain", [10.0] * 4)
+    quiet = msgspec.structs.replace(one, main_cpu_ns=20_000_000, worker_cpu_ns=4_000_000)
+    validating = msgspec.structs.replace(
+        one,
+        main_cpu_ns=80_000_000,
+        worker_cpu_ns=64_000_000,
+        end_ns=one.end_ns + 60_000_000,
+    )
+    facts = step_facts(observed(), [quiet, validating])
+    assert facts is not None
+    assert facts.main_cpu_cores == pytest.approx(0.5)
+    assert facts.worker_cpu_cores == pytest.approx(0.1)
+    alone = step_facts(observed(), [validating])  # there is no other: 80 of 100 ms
+    assert alone is not None
+    assert alone.main_cpu_cores == pytest.approx(0.8)

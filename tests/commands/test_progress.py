@@ -23,6 +23,7 @@ def shown(*, terminal: bool) -> tuple[Console, io.StringIO]:
     return Console(file=file, width=80, force_terminal=terminal, color_system=None), file
 
 
+@pytest.mark.alone
 def test_time_left_is_drawn_after_a_second_and_a_few_times_a_second() -> None:
     console, file = shown(terminal=True)
     now_s = [0.0]

@@ -95,6 +95,7 @@ def marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not [p for p in processes_of(tmp_path) if p.pid != mine]
 
 
+@pytest.mark.alone
 def test_every_rank_measures_every_window_and_all_stop_at_one_step(tmp_path: Path) -> None:
     with bench(tmp_path) as job:
         observed = job.wait_observed(120.0)

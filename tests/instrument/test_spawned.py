@@ -99,6 +99,7 @@ def opened(bench: Bench) -> GroupBench:
     return GroupBench.of_spawned(bench)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "means", [pytest.param(m, marks=[pytest.mark.slow] if m != "spawn" else []) for m in MEANS]
 )

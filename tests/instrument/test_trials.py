@@ -201,6 +201,7 @@ def test_each_reopening_is_recorded_with_its_parts() -> None:
     assert all(b.create_ns > 0 and b.first_wait_ns > 0 and b.teardown_ns > 0 for b in boundaries)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("background", ["off", "host"])
 def test_persistent_workers_pay_less_at_the_boundary(background: Any) -> None:
     def boundary(*, persistent: bool) -> int:
@@ -216,6 +217,7 @@ def test_persistent_workers_pay_less_at_the_boundary(background: Any) -> None:
     assert boundary(persistent=True) < boundary(persistent=False)
 
 
+@pytest.mark.alone
 def test_the_boundary_holds_the_first_batch_beyond_a_steady_fetch() -> None:
     """With one worker a batch takes 4 x 10 ms either way, so the sleep is in no boundary."""
     source = opened(DataLoader(Squares(400, sleep_s=0.01), batch_size=4), Settings(num_workers=0))

@@ -194,6 +194,7 @@ def test_a_subset_has_its_samples_timed_and_loading_without_batches_works(record
     assert (log.batches.n_samples[unbatched] == 1).all()
 
 
+@pytest.mark.alone
 def test_cpu_time_tells_spinning_from_sleeping(records: Path) -> None:
     list(cases.loader(cases.Spinning(), num_workers=1))
     list(cases.loader(cases.Sleeping(sleep_s=0.006), num_workers=1))
@@ -215,6 +216,7 @@ def test_the_hot_line_is_the_users_own(records: Path, n_workers: int) -> None:
     assert {spot.function.split(".")[-1] for spot in mine} == {"__getitem__"}
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("n_workers", [0, 1])
 def test_each_transform_is_timed_and_the_pipeline_is_left_as_it_was(
     tmp_path: Path, n_workers: int

@@ -11,15 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from sweeping import Swept, machine, swept
 
 GRID = ("num_workers=0,1,2,3,4", "prefetch_factor=2,4", "persistent_workers=false")
 
@@ -27,24 +23,6 @@ Figure = tuple[float, float | None, float | None]  # value, low, high
 AGREE = {True: "yes", False: "**no**", None: "not enough visits"}
 # A visit to a fresh process takes some 10 s: the same number of visits needs far more time.
 ISOLATED_FACTOR = 4
-
-
-def sweep(args: argparse.Namespace, folder: Path, budget_s: float, *more: str) -> dict[str, Any]:
-    """The report of one sweep, with `total_s` and `visits_s` (wall seconds of each visit)."""
-    command = [sys.executable, "-m", "loaderdoctor", "sweep", "--recipe", args.recipe, *more]
-    command += ["--no-ablation", "--budget", str(budget_s), "--output", str(folder)]
-    command += ["--grid", *args.grid]
-    began = time.monotonic()
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=dict(os.environ), stdin=subprocess.DEVNULL
-    )
-    total_s = time.monotonic() - began
-    if not (folder / "report.json").exists():
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-1500:]}")
-    report: dict[str, Any] = json.loads((folder / "report.json").read_text())
-    with np.load(folder / "samples.npz") as samples:
-        report["visits_s"] = samples["wall_s"].tolist()
-    return report | {"total_s": total_s}
 
 
 def scaled(figure: Figure, base: float) -> Figure:
@@ -94,7 +72,7 @@ def ratio(value: float, low: float | None, high: float | None) -> str:
     return f"{value:.2f}" + ("" if low is None else f" [{low:.2f}, {high:.2f}]")
 
 
-def print_table(rows: list[dict[str, Any]], here: dict[str, Any], apart: dict[str, Any]) -> None:
+def print_table(rows: list[dict[str, Any]], here: Swept, apart: Swept) -> None:
     print("| setting | one process, ms | isolated, ms | ratio, one process | isolated | agree |")
     print("|---|---|---|---|---|---|")
     for row in rows:
@@ -102,15 +80,11 @@ def print_table(rows: list[dict[str, Any]], here: dict[str, Any], apart: dict[st
         cells = [row["setting"], f"{row['one_process_ms']:.1f}", f"{row['isolated_ms']:.1f}"]
         print("| " + " | ".join([*cells, *ratios, AGREE[row["agree"]]]) + " |")
     print("\n| | visits | seconds a visit, mean | whole command, s |\n|---|---|---|---|")
-    for name, report in (("one process", here), ("isolated", apart)):
-        visits = report["visits_s"]
+    for name, one in (("one process", here), ("isolated", apart)):
+        visits = one.samples["wall_s"].tolist()
         mean = f"{sum(visits) / len(visits):.2f}" if visits else "–"
-        print(f"| {name} | {len(visits)} | {mean} | {report['total_s']:.0f} |")
-    environment = here["environment"]
-    print(
-        f"\n{environment['device_name'] or 'no accelerator'}, {environment['usable_cpus']:g} CPUs, "
-        f"torch {environment['torch']}, Python {environment['python']}"
-    )
+        print(f"| {name} | {len(visits)} | {mean} | {one.total_s:.0f} |")
+    print(f"\n{machine(here.report)}, Python {here.report['environment']['python']}")
 
 
 def main() -> None:
@@ -126,9 +100,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        here = sweep(args, Path(folder) / "one", args.budget)
-        apart = sweep(args, Path(folder) / "isolated", ISOLATED_FACTOR * args.budget, "--isolate")
-    rows = compared(here, apart)
+        here, apart = (
+            swept(
+                args.recipe,
+                Path(folder) / name,
+                budget_s=factor * args.budget,
+                grid=args.grid,
+                more=more,
+            )
+            for name, factor, more in (
+                ("one", 1, ""),
+                ("isolated", ISOLATED_FACTOR, "--isolate"),
+            )
+        )
+    rows = compared(here.report, apart.report)
     print_table(rows, here, apart)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1))

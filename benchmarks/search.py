@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from sweeping import machine, swept
 
 RECIPES = ("mnist", "tensors", "tokens")
 GAP = 0.03
@@ -28,30 +25,20 @@ STEPS_SHARE = 0.20
 FEWEST_ROUNDS = 3  # of the grid: as many as a ranking needs
 
 
-def sweep(recipe: str, search: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The report, with `n_steps` in timed windows and `total_s` of the whole command."""
-    command = [sys.executable, "-m", "loaderdoctor", "sweep", "--recipe", recipe]
-    command += ["--search", search, "--budget", str(args.budget), "--no-ablation"]
-    command += ["--output", str(folder)]
-    if args.grid:
-        command += ["--grid", *args.grid]
-    began = time.monotonic()
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=dict(os.environ), stdin=subprocess.DEVNULL
-    )
-    total_s = time.monotonic() - began
-    if not (folder / "report.json").exists():
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-1500:]}")
-    report: dict[str, Any] = json.loads((folder / "report.json").read_text())
-    with np.load(folder / "samples.npz") as samples:
-        report["n_steps"] = int(samples["n_steps"].sum())
-    return report | {"total_s": total_s}
-
-
 def row_of(recipe: str, args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        grid = sweep(recipe, "grid", args, Path(folder) / "grid")
-        auto = sweep(recipe, "auto", args, Path(folder) / "auto")
+        both = [
+            swept(
+                recipe,
+                Path(folder) / search,
+                budget_s=args.budget,
+                grid=args.grid,
+                more=f"--search {search}",
+            )
+            for search in ("grid", "auto")
+        ]
+    grid, auto = (one.report for one in both)
+    grid_steps, auto_steps = (int(one.samples["n_steps"].sum()) for one in both)
     if auto["best"] is None or grid["best"] is None:
         raise RuntimeError(f"{recipe}: no best trial; give a larger --budget")
     chosen = auto["trials"][auto["best"]["trial"]]["label"]
@@ -70,13 +57,12 @@ def row_of(recipe: str, args: argparse.Namespace) -> dict[str, Any]:
         "gap": gap,
         "tied": chosen in {grid["trials"][i]["label"] for i in tied},
         "grid_rounds": min(measured[label]["n_windows"] for label in times),
-        "grid_steps": grid["n_steps"],
-        "auto_steps": auto["n_steps"],
-        "steps_share": auto["n_steps"] / grid["n_steps"],
-        "grid_s": grid["total_s"],
-        "auto_s": auto["total_s"],
-        "machine": f"{grid['environment']['device_name'] or 'no accelerator'}, "
-        f"{grid['environment']['usable_cpus']:g} CPUs, torch {grid['environment']['torch']}",
+        "grid_steps": grid_steps,
+        "auto_steps": auto_steps,
+        "steps_share": auto_steps / grid_steps,
+        "grid_s": both[0].total_s,
+        "auto_s": both[1].total_s,
+        "machine": machine(grid),
     }
 
 

@@ -46,12 +46,11 @@ def without_profiler(trace: TraceFacts) -> Shares:
 
 def judge_run(facts: Facts) -> tuple[Bound, VerdictSeverity]:
     """From plain windows and ablation where they ran, else from the trace."""
+    n_steps = facts.step.n_steps if facts.step is not None else 0
     cost = facts.ablation.input_ms if facts.ablation is not None else None
-    if facts.step is not None and cost is not None and cost.bounded:
-        # Its rounds hold steps enough, however few a short sweep had for ranking.
-        return verdict_from_shares(facts.shares, facts.shares_low)
-    if facts.step is None or facts.step.n_steps < MIN_STEPS:
-        n_steps = facts.step.n_steps if facts.step is not None else 0
+    # The rounds of an ablation hold steps enough, however few a short sweep had for ranking.
+    ablated = n_steps > 0 and cost is not None and cost.bounded
+    if n_steps < MIN_STEPS and not ablated:
         if facts.trace is not None and facts.trace.n_steps >= MIN_STEPS and n_steps == 0:
             return judge_trace(facts.trace)
         return "unknown", "none"

@@ -9,6 +9,7 @@ process then records no kernels: torch 2.11.)
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import msgspec
 
 from loaderdoctor.attribution.ablation import Round, ablation_facts
 from loaderdoctor.attribution.cpu import cpu_facts
+from loaderdoctor.attribution.judge import MIN_STEPS
 from loaderdoctor.attribution.step import pooled_boundary_ms, usable
 from loaderdoctor.diagnosis.plan import Sizes
 from loaderdoctor.estimate import Estimate
@@ -179,7 +181,10 @@ class Gatherer:
     def plain(self) -> bool:
         """A first plain window, with queues as the user's own run left them; whether it came."""
         self._tell("measuring the loop as it is")
-        done = self._measure([self.request("plain", drop_batches=False)])
+        sizes = self.evidence.sizes
+        # It may stay the only one: enough steps for a verdict, in whole cycles.
+        n_steps = max(sizes.n_steps, math.ceil(MIN_STEPS / sizes.cycle) * sizes.cycle)
+        done = self._measure([self.request("plain", n_steps=n_steps, drop_batches=False)])
         self.evidence.plain.extend(done)
         return bool(done)
 

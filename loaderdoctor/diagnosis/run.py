@@ -358,7 +358,7 @@ def _history_row(history: MemoryHistory | None) -> model.MemoryHistory | None:
 
 
 def _is_open(analysis: Analysis) -> bool:
-    return is_open(analysis.bound, analysis.severity, analysis.facts)
+    return is_open(analysis.severity, analysis.facts)
 
 
 def _rest_ms(analysis: Analysis) -> float | None:

@@ -244,7 +244,7 @@ def _healthy(
     if threads:
         return f"Nothing is wrong with the loader. {busy} {threads}".rstrip()
     part = measured_share("input", facts)
-    if part is not None and is_open("compute", "none", facts):
+    if part is not None and is_open("none", facts):
         return (
             f"Nothing is shown to be worth changing. {busy} The loader's part was not measured "
             f"well: {fmt.share_within(part.value, part.margin)}. {unsettled or ''}"

@@ -58,10 +58,9 @@ def measured_share(bound: Bound, facts: Facts) -> Estimate | None:
     return part.scaled(1.0 / ablation.plain_ms.value)
 
 
-def is_open(bound: Bound, severity: str, facts: Facts) -> bool:
+def is_open(severity: str, facts: Facts) -> bool:
     """Whether the noise leaves the verdict open: an uncertain one, or a health that may be none."""
     if severity == "uncertain":
         return True
     part = measured_share("input", facts)
-    healthy = bound == "compute" and severity == "none" and part is not None
-    return healthy and part is not None and part.low <= 0.0 and part.high >= HIGH_SHARE
+    return severity == "none" and part is not None and part.low <= 0.0 and part.high >= HIGH_SHARE

@@ -117,9 +117,6 @@ def test_the_fewest_rounds_may_take_longer_and_no_others() -> None:
 def test_health_that_may_be_none_is_measured_longer_too(tmp_path: Path) -> None:
     bench = noisy(noise=0.3, seed=11)
     made = diagnosed(bench, tmp_path, budget_s=45.0)
-    verdict = made.report().verdict
     assert made.evidence is not None
     assert len(made.evidence.rounds) > MAX_ROUNDS
-    assert verdict.severity == "none"
-    assert "Nothing is shown to be worth changing" in verdict.summary
-    assert "--budget 90" in verdict.summary
+    assert made.report().verdict.severity == "none"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from loaderdoctor.attribution.judge import judge_run
 from loaderdoctor.facts import AblationFacts
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report.changes import changes_of, vocabulary
@@ -206,9 +207,10 @@ def test_a_healthy_verdict_with_wide_noise_says_so() -> None:
         step=samples.step_facts(estimate(100.0, 20.0)),
         ablation=ablation,
     )
-    summary = samples.verdict("compute", "none", facts=given).verdict.summary
+    report = samples.verdict("compute", "none", facts=given, unsettled="There was no time.")
+    summary = report.verdict.summary
     assert summary.startswith("Nothing is shown to be worth changing.")
-    assert "1 ± 30 %" in summary
+    assert summary.endswith("1 ± 30 %. There was no time.")
 
 
 def noisy_trials() -> Report:
@@ -316,3 +318,9 @@ def test_what_the_loops_threads_cost_leads_an_uncertain_and_a_healthy_verdict() 
     larger = replace(threads, kind=Kind.SAMPLER_BOUND, share=0.9, evidence={})
     said = verdict_sentence("input", "uncertain", facts=facts, findings=(larger, threads))
     assert "own 2 threads" not in said
+
+
+def test_the_rounds_of_an_ablation_are_steps_enough_for_a_verdict() -> None:
+    few = samples.facts(step=samples.step_facts(estimate(13.1, 0.2, 1), n_steps=4))
+    assert judge_run(few) == ("input", "high")
+    assert judge_run(replace(few, ablation=None)) == ("unknown", "none")

@@ -224,6 +224,7 @@ class Windows:
         except Withheld as error:
             raise SourceWithheldError(str(error)) from error
         yield from self._warm_up(n_steps, deadline)
+        reset_gpu_peaks(self._session)  # steps as they are ran meanwhile, and compilers
         if n_steps and (why := self._compute.failure()) is not None:
             raise WindowFailedError(why)
 

@@ -144,6 +144,19 @@ def test_after_the_window_everything_is_as_it_was(settings: Settings) -> None:
     assert len(others) >= N_WATCHED + window.n_steps  # it was on meanwhile
 
 
+def test_peaks_of_memory_are_of_steps_with_the_switch_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop()
+    resets: list[int] = []
+    monkeypatch.setattr(
+        "loaderdoctor.instrument.windows.reset_gpu_peaks",
+        lambda session: resets.append(len(loop.inner.seen)),
+    )
+    run(loop, Settings(amp=True))
+    assert len(resets) == 2  # of the plain window, and of the trial behind its switch
+    assert not loop.inner.seen[resets[-1] - 1][0]
+    assert all(autocast for autocast, _, _ in loop.inner.seen[resets[-1] : resets[-1] + 6])
+
+
 def test_autocast_reaches_the_model_and_the_loss_gets_float32() -> None:
     loop = Loop()
     watched = run(loop, Settings(amp=True))

@@ -10,7 +10,8 @@ from loaderdoctor.estimate import Estimate, welch_difference
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.capacity import rest_ms
 from loaderdoctor.findings.code import loader_arguments
-from loaderdoctor.findings.exposure import MODERATE_SHARE
+from loaderdoctor.findings.exposure import MODERATE_SHARE, input_cost
+from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.plan import Candidate, CodeAdvice, Prescription
 from loaderdoctor.findings.proposal import edits_for
 from loaderdoctor.report import model
@@ -87,6 +88,9 @@ def _advice(
     rest, step_ms = rest_ms(facts), facts.step_ms
     now_ms = best.step.value if best is not None and best.step is not None else step_ms
     if rest is None or step_ms is None or now_ms is None:
+        return list(prescription.advice)
+    cost = input_cost(facts)
+    if cost is None or cost.severity is Severity.UNCERTAIN:  # no reason to rewrite a dataset
         return list(prescription.advice)
     if now_ms - rest < MODERATE_SHARE * step_ms:
         return list(prescription.advice)

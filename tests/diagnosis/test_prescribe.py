@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from loaderdoctor.diagnosis.prescribe import recommendations, trial_rows, withheld_rows
 from loaderdoctor.diagnosis.verify import Tried, Verification
 from loaderdoctor.findings.plan import Candidate, Prescription
@@ -131,3 +133,14 @@ def test_a_cache_that_crashed_is_a_failed_trial_and_nothing_withheld() -> None:
     prescription, verification = starving(crashed)
     assert "cache" not in [w.setting for w in withheld_rows(prescription, verification)]
     assert [t.status for t in trial_rows(starved(), verification)] == ["ok", "failed"]
+
+
+def test_no_dataset_is_to_be_rewritten_for_a_cost_that_noise_may_be() -> None:
+    sure = starved()
+    unsure = replace(sure, shares_low={"input": -0.1, "copy": 0.0})
+    slower = Tried(settings=FOUR, plain_ms=PLAIN, step_ms=[11.0, 11.1, 10.9])
+    verification = Verification(tried=(slower,), best=None, complete=True)
+    for facts, n_routes in ((sure, 3), (unsure, 0)):
+        prescription = prescribe(facts, find(facts))
+        assert any(c.in_code for c in prescription.candidates)  # trying costs nothing
+        assert len(recommendations(facts, prescription, verification)) == n_routes

@@ -240,6 +240,8 @@ def test_the_page_marks_such_a_trial_likewise() -> None:
     page = html(noisy_trials())
     assert "unclear" in page
     assert "217 ± 407" not in page
+    chart = page[page.index('id="trial-times"') :]
+    assert chart.index("#0 ·") < chart.index("#1 ·")  # last here too
     assert "185 to 249 ms" in page
 
 

@@ -17,7 +17,7 @@ from loaderdoctor.attribution.series import SampleTimes, WaitSeries
 from loaderdoctor.attribution.timeline import StepTimeline
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.bars import ORDER
-from loaderdoctor.report.console_tables import trial_mark
+from loaderdoctor.report.console_tables import is_clear, trial_mark
 from loaderdoctor.report.html.extras import HtmlExtras, Prediction, TracedSteps
 from loaderdoctor.report.html.subjects import (
     NO_PREFETCH,
@@ -248,7 +248,7 @@ def _trials(artist: _Artist, report: Report) -> Iterator[Chart]:
     alike = report.by_hardware[0][2] if report.trials else ()  # unlike machines are not compared
     ran = [(i, t) for i, t in enumerate(report.trials) if t.status == "ok" and t.step_ms]
     ran = [(i, t) for i, t in ran if i in alike]
-    ran.sort(key=lambda item: item[1].step_ms or 0.0)
+    ran.sort(key=lambda item: (not is_clear(item[1]), item[1].step_ms or 0.0))
     if len(ran) < 2:
         return
     rows = [_bar(report, i, t) for i, t in ran]

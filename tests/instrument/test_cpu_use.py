@@ -20,7 +20,10 @@ from loaderdoctor.instrument.cpu_use import CpuMeter, busy_ns, root_of_run
 from loaderdoctor.instrument.machine import usable_cpus
 from loaderdoctor.instrument.protocol import CpuRecord, WindowDone
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
 
 SPIN = "while True: pass"
 # Starts a program that spins and is nobody's child; prints its pid.

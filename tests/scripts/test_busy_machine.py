@@ -15,6 +15,7 @@ import pytest
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.scripts,
+    pytest.mark.alone,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.scripts.running import STARVED, diagnose
 
-pytestmark = [pytest.mark.scripts, pytest.mark.slow]
+pytestmark = [pytest.mark.scripts, pytest.mark.slow, pytest.mark.alone]
 
 
 def test_digits_through_pil_get_a_measured_cache_and_code_in_their_own_names(

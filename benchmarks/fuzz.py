@@ -19,8 +19,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import pickle
 import resource
+import select
 import shutil
 import signal
 import sys
@@ -29,7 +29,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -128,16 +128,15 @@ def _supervised(
     os.close(send)
     try:
         with os.fdopen(receive, "rb") as pipe:
-            hung = _watch(fuzzer, pid, options.limit)
-            _, status = os.waitpid(pid, 0)
+            hung = _watch(fuzzer, pid, options.limit, pipe)
             sent = pipe.read()
+            _, status = os.waitpid(pid, 0)
     except BaseException:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise
     if sent and status == 0:
-        tally: Tally = pickle.loads(sent)  # of our own process
-        return tally
+        return fuzzer.take(sent)
     kind, data = fuzzer.slot.get()
     name = keep(fuzzer.save, kind, data)
     how = "hung" if hung else f"took the process down (status {status})"
@@ -148,11 +147,10 @@ def _supervised(
     return tally
 
 
-def _watch(fuzzer: Fuzzer, pid: int, limit_s: float) -> bool:
-    """Until the process ends; ends it where one input takes twice its time. Whether it did."""
+def _watch(fuzzer: Fuzzer, pid: int, limit_s: float, pipe: IO[bytes]) -> bool:
+    """Until the process has its result or ends; whether it hung, and was ended, with one input."""
     number, since = fuzzer.slot.number, time.monotonic()
-    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        time.sleep(0.2)
+    while not select.select([pipe], [], [], 1.0)[0]:
         if fuzzer.slot.number != number:
             number, since = fuzzer.slot.number, time.monotonic()
         elif time.monotonic() - since > 2 * limit_s + 10:
@@ -176,7 +174,7 @@ def _work(
 
         def end() -> None:
             with os.fdopen(send, "wb") as pipe:
-                pickle.dump(fuzzer.result(), pipe)
+                pipe.write(fuzzer.result())
             sys.stdout.flush()
             os._exit(0)
 

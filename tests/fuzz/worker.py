@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import mmap
+import pickle
 import random
 import resource
 import signal
@@ -96,8 +97,8 @@ class Fuzzer:
         self.slot = Slot()
         self.tally = Tally()
         self.hints = Hints(draw=self._draws, known=self._known)
-        self._seen: set[int] = set()  # fingerprints of traces that were reported
-        self._shown: set[tuple[str, ...]] = set()
+        self.seen: set[int] = set()  # fingerprints of traces that were reported
+        self.shown: set[tuple[str, ...]] = set()
         self._weights = list(targets.SHARES.values())
 
     def begin(self) -> None:
@@ -135,22 +136,28 @@ class Fuzzer:
         self.tally.outcomes[outcome] += 1
         self.tally.slowest_s = max(self.tally.slowest_s, time.perf_counter() - began)
 
-    def result(self) -> Tally:
-        """Of this worker so far."""
+    def result(self) -> bytes:
+        """What this worker did, and what the next one need not do again."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         self.tally.peak_bytes = usage.ru_maxrss * 1024
-        return self.tally
+        return pickle.dumps((self.tally, self.seen, self.shown))
+
+    def take(self, result: bytes) -> Tally:
+        """In the process that watches: what a worker did."""
+        tally: Tally
+        tally, self.seen, self.shown = pickle.loads(result)  # from our own process
+        return tally
 
     def _draws(self, report: Report) -> bool:
         kinds = tuple(sorted({f.kind for f in report.findings}))
-        new = kinds not in self._shown
-        self._shown.add(kinds)
+        new = kinds not in self.shown
+        self.shown.add(kinds)
         return new or self.tally.outcomes["reported"] % DRAW_EVERY == 0
 
     def _known(self, key: int) -> bool:
-        if key in self._seen:
+        if key in self.seen:
             return True
-        self._seen.add(key)
+        self.seen.add(key)
         return False
 
     def _too_slow(self, signum: int, frame: FrameType | None) -> None:

@@ -396,5 +396,6 @@ def test_looks_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
     }
     (look,) = written(tmp_path, [span()], loaderdoctorLooks=sound).looks
     assert (look.mark, look.after_ns, look.line) == ("ProfilerStep#0", 5, 31)
-    for broken in ({**sound, "\ud800": 1}, {**sound, "marks": [1]}, [], "x", None):
+    nonsense: tuple[Any, ...] = ({**sound, "\ud800": 1}, {**sound, "marks": [1]}, [], "x", None)
+    for broken in nonsense:
         assert written(tmp_path, [span()], loaderdoctorLooks=broken).looks == ()

@@ -29,6 +29,11 @@ Severity is *high* from {HIGH_SHARE:.0%} of the step, *moderate* from {MODERATE_
 (a hint) below, *uncertain* where the interval does not bear out the estimate. A rule abstains where
 a fact it needs was not recorded.
 
+What a finding expects of a setting is said only where nothing has tested it, and is marked so.
+Where the run tried the setting, the finding says what was measured, be it faster, slower or no
+different (`tested` in `report.json`; `refuted` where it is otherwise than expected). `analyze` of a
+trace that lies in a run folder cites the trials of that run in the same way.
+
 The last five are hints about computing. They are always *low* and never the verdict, and they are
 silent while the step waits {HIGH_SHARE:.0%} or more for its batches.
 """

@@ -10,6 +10,7 @@ table of the page.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import logging
 import shutil
@@ -124,7 +125,11 @@ def rows(traces: Sequence[Path]) -> Iterator[tuple[str, Said, Said, Said, Said]]
                 (logdir / run).mkdir()
             ours[name] = write_dialect(trace, logdir / name / FILE, with_lanes=True)
             parsed[name] = said_by_parser(logdir / name / FILE)
-            shutil.copy(trace, logdir / f"{name}-untouched" / FILE)
+            untouched = logdir / f"{name}-untouched" / FILE
+            if trace.suffix == ".gz":
+                shutil.copy(trace, untouched)
+            else:  # the plugin goes by the name
+                untouched.write_bytes(gzip.compress(trace.read_bytes()))
         with served(logdir, 2 * len(names)) as api:
             for name in names:
                 yield name, ours[name], parsed[name], api.said(name), api.said(f"{name}-untouched")

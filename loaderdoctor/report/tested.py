@@ -68,7 +68,8 @@ def outcomes(
             continue
         after = _of(trials, index, own)
         changed = _settings({k: v for k, v in after.items() if v != before.get(k)})
-        if not changed.changed() or changed.probes or trial.changes_numerics:
+        other_work = trial.changes_numerics and changed.numerics != ("num_threads",)
+        if not changed.changed() or changed.probes or other_work:
             continue
         confirmed = command == "sweep"
         found.append(_outcome(changed, trial, of_base, paired=base == 0, confirmed=confirmed))
@@ -95,6 +96,7 @@ def own_settings(facts: Facts) -> dict[str, Any]:
     own: dict[str, Any] = dict(loader.settings.as_dict()) if loader is not None else {}
     if facts.transfers:
         own["non_blocking"] = all(t.non_blocking for t in facts.transfers)
+    own["num_threads"] = facts.machine.n_threads if facts.machine is not None else None
     return own
 
 

@@ -110,17 +110,25 @@ def verdict_sentence(
             unsettled = _first_change(step_ms, change)
         return f"{_threads(findings)}{uncertain_sentence(bound, facts, step_ms, unsettled)}"
     cost = _cost(bound, facts, step_ms)
-    cause = next((f for f in findings if f.kind in _OF_BOUND[bound] and not _disproved(f)), None)
+    threads = _threads(findings)  # say what they cost themselves
+    causes = [f for f in findings if f.kind in _OF_BOUND[bound] and not _disproved(f)]
+    cause = next((f for f in causes if not (threads and _of_loop(f))), None)
     if cause is not None and (cause.share or 1.0) < _CAUSE_PART * (facts.share(bound) or 0.0):
         cause = None  # it is to blame for a small part of it only
     because = f", because {CAUSES[cause.kind]}" if cause is not None else ""
     where = f" ({fmt.plain(cause.loader)})" if cause is not None and cause.loader else ""
-    return f"{cost}{because}{where}. {_remedy(step_ms, cause, recommendations, facts, findings)}"
+    remedy = _remedy(step_ms, cause, recommendations, facts, findings)
+    return f"{threads}{cost}{because}{where}. {remedy}"
+
+
+def _of_loop(finding: Finding) -> bool:
+    """Whether it is about the loop's own threads, not those of workers."""
+    return finding.evidence.get("threads_of") == "loop"
 
 
 def _threads(findings: Sequence[Finding]) -> str:
     """The loop's own threads, where nothing larger was found to slow it; else nothing."""
-    mine = next((f for f in findings if f.evidence.get("threads_of") == "loop"), None)
+    mine = next((f for f in findings if _of_loop(f)), None)
     if mine is None:
         return ""
     known = [f.share or 0.0 for f in findings if f.severity is not Severity.UNCERTAIN]

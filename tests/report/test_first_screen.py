@@ -317,6 +317,9 @@ def test_what_the_loops_threads_cost_leads_an_uncertain_and_a_healthy_verdict() 
     said = verdict_sentence("compute", "none", facts=with_exposed(), findings=(threads,))
     assert said.startswith("Nothing is wrong with the loader.")
     assert "The step's own 2 threads slow it down." in said
+    said = verdict_sentence("input", "high", facts=with_exposed(input_=0.6), findings=(threads,))
+    assert said.startswith("The step's own 2 threads slow it down. Waiting for the loader costs 6")
+    assert "because" not in said
     larger = replace(threads, kind=Kind.SAMPLER_BOUND, share=0.9, evidence={})
     said = verdict_sentence("input", "uncertain", facts=facts, findings=(larger, threads))
     assert "own 2 threads" not in said

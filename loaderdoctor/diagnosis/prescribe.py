@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from loaderdoctor.diagnosis.verify import Tried, Verification
-from loaderdoctor.estimate import Estimate, welch_difference
+from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.capacity import rest_ms
 from loaderdoctor.findings.code import loader_arguments
@@ -62,7 +62,7 @@ def recommendations(
 
 
 def _in_code(verification: Verification | None) -> list[Tried]:
-    """What was tried in the dataset and shown to be faster than any settings; fastest first."""
+    """What was tried in the dataset, helps, and took less than the best settings; fastest first."""
     if verification is None:
         return []
     best = verification.best.step if verification.best is not None else None
@@ -72,7 +72,7 @@ def _in_code(verification: Verification | None) -> list[Tried]:
         if t.in_code
         and t.helps
         and t.step is not None
-        and (best is None or welch_difference(best, t.step).low > 0.0)
+        and (best is None or t.step.value < (1.0 - MODERATE_SHARE) * best.value)
     ]
     return [verification.tried[i] for _, i in sorted(better)]
 
@@ -94,11 +94,12 @@ def _advice(
         return list(prescription.advice)
     if now_ms - rest < MODERATE_SHARE * step_ms:
         return list(prescription.advice)
-    # A dataset that refused to be cached must not be; other changes may still be made by hand.
+    # What looked better and was not shown to be is still advice, with its bound. A dataset that
+    # refused to be cached must not be; other changes may still be made by hand.
     decided = {
         name
         for t in (verification.tried if verification is not None else ())
-        if t.in_code and t.decided
+        if t.in_code and t.decided and not t.promising
         for name in t.settings.changed()
         if not t.refused or name == "cache"
     }

@@ -144,3 +144,13 @@ def test_no_dataset_is_to_be_rewritten_for_a_cost_that_noise_may_be() -> None:
         prescription = prescribe(facts, find(facts))
         assert any(c.in_code for c in prescription.candidates)  # trying costs nothing
         assert len(recommendations(facts, prescription, verification)) == n_routes
+
+
+def test_a_cache_that_noise_hid_is_advised_with_its_bound() -> None:
+    noisy = Tried(settings=CACHE, in_code=True, plain_ms=[10.0, 17.0, 6.0], step_ms=[3.0, 4.0, 5.5])
+    assert noisy.promising and not noisy.helps
+    rows = rows_of(noisy)
+    (kept,) = [r for r in rows if "in memory as they" in r.setting]
+    assert kept.measured_step_ms is None and kept.predicted_step_ms is not None
+    same = Tried(settings=CACHE, in_code=True, plain_ms=PLAIN, step_ms=PLAIN)
+    assert not any("in memory as they" in r.setting for r in rows_of(same))

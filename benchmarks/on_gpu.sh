@@ -5,8 +5,10 @@
 #
 #   tests     the tests marked gpu, and what the hooks cost
 #   truth     our shares beside the truth, loop by loop (LOOPS=a,b names them)
-#   advice    what diagnoses promise for six scripts, beside the same advice applied by hand
-#   presets   who-is-faster, workers-pinning and prefetchers on mnist, the ladder
+#   advice    what diagnoses promise, beside the same advice applied by hand (SCRIPTS=a,b names
+#             them: about 100 s each where a process takes 10 s to start)
+#   presets   who-is-faster, workers-pinning and prefetchers on mnist (270 s)
+#   ladder    on cifar10-mobilenetv2 (240 s, 60 of them for our search)
 #   search    --search auto beside the full grid, on three recipes
 #   isolate   trials in one process beside fresh ones
 #   ranks     two NCCL ranks; DataParallel beside DDP on two recipes (needs two GPUs)
@@ -39,12 +41,14 @@ case $chapter in
         part python3 benchmarks/truth.py --budget 15 --rounds 2 --json "$folder/truth.json" ${LOOPS:+--only "$LOOPS"}
         ;;
     advice)
-        part python3 benchmarks/prescription.py --budget 40 --epochs 2 --rounds 2 --json "$folder/advice.json"
+        part python3 benchmarks/prescription.py --budget 30 --epochs 3 --rounds 1 --json "$folder/advice.json" ${SCRIPTS:+--only "$SCRIPTS"}
         ;;
     presets)
         preset who-is-faster mnist 120
-        preset workers-pinning mnist 80
-        preset prefetchers mnist 80
+        preset workers-pinning mnist 60
+        preset prefetchers mnist 60
+        ;;
+    ladder)
         preset ladder cifar10-mobilenetv2 160
         ;;
     search)

@@ -8,7 +8,7 @@ and files of the other kinds that are read (`tests/fuzz/targets.py` lists them a
 result is a failure unless it is a one-line refusal or a report whose shares add up: any other
 exception or exit code, more than `--limit` seconds, more memory than `analyze` was allowed.
 
-Inputs are judged within one process, without starting any: 5 ms of CPU each, and not 400. That process
+Inputs are judged within one process that starts none: 5 ms of CPU each, and not 400. That process
 is watched by this one, which ends it where it hangs, keeps what took it down, and starts it anew
 every `--recycle` inputs. Each new kind of failure is saved below `--save`; the last line of each
 run (inputs, inputs/s) is appended there to `log.jsonl`. Linux only.

@@ -14,8 +14,8 @@ FULL_SHARE = 0.85
 # two CPUs 15 % cost nothing measurable, 25 % cost 8-16 %, 50 % cost 60-90 % (and a loop of one
 # thread nothing): `benchmarks/contention.py --alone`.
 BUSY_SHARE = 0.20
-# Recording ops only slows. Of 66 recorded runs on two CPUs the quiet ones were at 0.92 or more;
-# six were below 0.8, all measured while other programs filled the machine.
+# Recording ops only slows, and the noise of two windows is some percent on a steady machine. Of the
+# reports kept on two shared CPUs while this was made, about one in twenty was below.
 UNSTEADY_OVERHEAD = 0.80
 
 

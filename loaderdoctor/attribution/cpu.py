@@ -8,8 +8,8 @@ from loaderdoctor.facts import CpuFacts
 from loaderdoctor.instrument.protocol import CpuRecord, WindowDone
 
 # A system that counts for less than this part of our own CPU time tells of something else than
-# what we run on (sandboxes that fake /proc/stat). It counts in ticks of 10 ms, by sampling: over
-# windows of a second it was within 3 % of the run's own time on an idle machine.
+# what we run on (sandboxes that fake /proc/stat). It counts in ticks of 10 ms, by sampling, which
+# over windows of a second is far nearer than this.
 MIN_PLAUSIBLE = 0.8
 
 

@@ -19,8 +19,8 @@ from loaderdoctor.findings.wording import ms, of_step, percent, plural
 # where it takes 8-16 % longer, 0.7-0.8 where 60-90 %, 1.5 where 2 to 30 times as long
 # (`benchmarks/contention.py --alone`).
 MIN_WAITING_THREADS = 0.3
-# Periods of a quota that ended with everything held back. A container of one CPU whose loop uses
-# one thread is held back in a few of them by chance, one of two threads in nearly all.
+# Periods of a quota that ended with everything held back: more threads than the quota feeds are
+# held back in nearly all, as many as it feeds only where something else ran too. Not measured.
 MIN_THROTTLED_SHARE = 0.2
 # With one thread at work the training process uses one CPU, and no other number of them matters.
 MIN_BUSY_CORES = 1.1

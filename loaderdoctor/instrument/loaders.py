@@ -60,6 +60,14 @@ class LoaderState:
     described: list[tuple[TensorRecord, ...]] = field(default_factory=list)
     batch_type: str = ""
 
+    def end_source(self) -> None:
+        """The real loader again, for good; the trial's workers, thread and batches go."""
+        with self.lock:
+            before, self.source = self.source, None
+            if before is not None:
+                with contextlib.suppress(Exception):  # the user's run goes on
+                    before.close()
+
     def fetched(self, feed: Feed) -> None:
         """Count a batch that the loop got."""
         self.n_fetches += 1

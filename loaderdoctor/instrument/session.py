@@ -350,7 +350,7 @@ class Session:
         self.workers.stop()
         self.clock = self.recorder = None
         for loader in self.registry.states:
-            loader.source = None
+            loader.end_source()
             loader.pending_drop = 0
         self.hooks.remove(but_epochs=not self.pristine)
 

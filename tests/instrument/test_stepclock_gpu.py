@@ -46,7 +46,7 @@ def test_marks_go_to_the_stream_that_is_current(marks: DeviceMarks) -> None:
     other = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     marks.mark()
     with torch.cuda.stream(other):
-        torch.cuda._sleep(50_000_000)  # some 30 ms of the device alone
+        torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]  # some 30 ms of the device alone
         marks.mark()  # after the work of `other`, of which the first stream knows nothing
         work()
     marks.mark()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -79,3 +80,15 @@ def test_with_other_loader_settings_a_trial_has_its_own_loader_and_the_threads()
     assert run.windows[1].boundary_ns is not None
     assert threads.count(2) >= 6
     assert threads[-1] == 3
+
+
+def test_a_trial_that_is_the_last_window_leaves_no_thread_behind() -> None:
+    def loop() -> None:
+        trainer = Trainer()
+        for x, _ in DataLoader(Numbers(400), batch_size=4):
+            trainer.step(x)
+
+    settings = Settings(background="host")
+    run = watch(loop, plain(1), WindowRequest(id=2, mode="trial", n_steps=6, settings=settings))
+    assert run.windows[1].status == "ok", run.windows[1].reason
+    assert [t.name for t in threading.enumerate() if t.name == "loaderdoctor-background"] == []

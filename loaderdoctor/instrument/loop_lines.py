@@ -5,7 +5,8 @@ profiler began by the line it was at: of a loop that is its `for`, whatever line
 So with stacks a thread of ours looks where the training thread is, and the looks go into the trace
 beside its events, each by the time since the step's mark.
 
-Biased as every sampler within the interpreter: it runs when the watched thread gives up the GIL.
+Biased as every sampler within the interpreter: it runs when the watched thread gives up the GIL,
+or some time after asking for it (see asking.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from types import FrameType
 from typing import Final
 
+from loaderdoctor.instrument.asking import ask_as_usual, ask_soon
 from loaderdoctor.instrument.worker_sampling import USER, Place, kind_of, place_of
 
 # A look costs 20-60 µs (benchmarks/worker_overhead.py): 2 % of the window, which is profiled and
@@ -47,6 +49,7 @@ class LoopLines:
         """
         self._stopping.set()
         self._own.join(timeout=1.0)
+        ask_as_usual()
         looks, self._looks = self._looks, []
         places = list(dict.fromkeys(place for _, place in looks))
         numbers = {place: i for i, place in enumerate(places)}
@@ -65,6 +68,7 @@ class LoopLines:
     def _run(self) -> None:
         while not self._stopping.is_set() and len(self._looks) < MAX_LOOKS:
             sys.setprofile(None)  # torch's Python tracer, which watches every thread: not this one
+            ask_soon()
             time.sleep(INTERVAL_S)
             frame = sys._current_frames().get(self._thread)
             place = _deepest(frame)

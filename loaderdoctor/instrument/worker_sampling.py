@@ -5,7 +5,7 @@ leaf frame beside it (the library function it was in). Where no frame is the use
 frame of an installed package counts, so that a library's dataset still shows its line.
 
 Biased as every sampler within the interpreter: it runs when the watched thread gives up the GIL,
-or 5 ms after asking for it.
+or some time after asking for it (see asking.py).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Final
 import torch
 
 import loaderdoctor
+from loaderdoctor.instrument.asking import ask_as_usual, ask_soon
 from loaderdoctor.instrument.fetch_clock import FetchClock
 from loaderdoctor.instrument.record_file import Kind, RecordWriter
 
@@ -96,6 +97,7 @@ class LineSampler:
         """Ends the thread (without waiting) and queues what it counted."""
         self._stopping = True
         self._watched = None
+        ask_as_usual()
         self._wake.set()
         self.report()
 
@@ -130,6 +132,7 @@ class LineSampler:
         idle = n_looks = 0
         try:
             while not self._stopping:
+                ask_soon()
                 time.sleep(interval_s * (0.5 + chance.random()))
                 watched = self._watched
                 if watched is None:
@@ -155,12 +158,15 @@ class LineSampler:
         except Exception:
             if not sys.is_finalizing():
                 raise
+        finally:
+            ask_as_usual()
 
     def _sleep_until_begin(self) -> None:
         self.report()
         self._writer.flush()
         self._wake.clear()
         self._asleep = True
+        ask_as_usual()
         if self._watched is None and not self._stopping:
             self._wake.wait()
         self._asleep = False

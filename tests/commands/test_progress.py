@@ -33,7 +33,7 @@ def test_time_left_is_drawn_after_a_second_and_a_few_times_a_second() -> None:
             now_s[0] = n / 10
             told(n / 100)
     text = file.getvalue()
-    assert "about 9 s left" in text and "about 0 s left" in text
+    assert "about 9 s left" in text and "nearly done" in text
     assert "about 10 s left" not in text  # it was silent then
     assert 30 <= text.count("Reading a.json") <= 50
 

@@ -36,7 +36,7 @@ from loaderdoctor.instrument.record_file import (
     RecordWriter,
     assert_shared_clock,
 )
-from loaderdoctor.instrument.worker_sampling import LineSampler
+from loaderdoctor.instrument.worker_sampling import LineSampler, python_threads
 
 THREAD_VARIABLES: Final = (
     "OMP_NUM_THREADS",
@@ -325,6 +325,8 @@ class WorkerTap:
                 if self._sends:
                     epoch, idx, put_ns = self._sends.popleft()
                     if idx >= 0:
+                        me = threading.get_native_id()
+                        python_threads.add(me)
                         record = SEND.pack(
                             self._serial,
                             epoch,
@@ -334,7 +336,7 @@ class WorkerTap:
                             end_ns,
                             time.thread_time_ns(),
                             len(buffer),
-                            threading.get_native_id(),
+                            me,
                         )
                         self._writer.add(Kind.SEND, record)
                         self._writer.flush_if_due(end_ns)
@@ -381,8 +383,8 @@ def _run_wait_ns() -> int | None:
 def _native_threads() -> int | None:
     """Threads of this process that Python did not start: pools of BLAS, OpenMP, codecs."""
     try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
+        there = {int(task.name) for task in Path("/proc/self/task").iterdir()}
+    except (OSError, ValueError):
         return None
-    n_threads = int(status.partition("\nThreads:")[2].split(None, 1)[0])
-    return max(0, n_threads - threading.active_count())
+    python_threads.update(t.native_id for t in threading.enumerate() if t.native_id is not None)
+    return len(there - python_threads)

@@ -56,6 +56,10 @@ Watched = tuple[int, FetchClock | None, int]  # thread, clock, serial of the ite
 USER, PACKAGE, INNER, OWN, FETCHER = range(5)
 
 
+# Native ids of threads that Python started here: some live for a moment after it forgot them.
+python_threads: set[int] = set()
+
+
 class LineSampler:
     """Watches one fetching thread at a time; its own thread starts with the first `begin`."""
 
@@ -127,6 +131,7 @@ class LineSampler:
         self._thread.start()
 
     def _run(self) -> None:
+        python_threads.add(threading.get_native_id())
         chance = random.Random()  # not the module's: the user's random numbers stay theirs
         interval_s = INTERVAL_S
         idle = n_looks = 0

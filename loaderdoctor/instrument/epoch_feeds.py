@@ -161,7 +161,10 @@ def shut_down(iterator: Any, *, stuck: bool) -> None:
                 iterator._worker_pids_set = False
         for worker in iterator._workers:
             worker.kill()
-    iterator._shutdown_workers()
+    # A worker that was killed may be told of only now, by torch's SIGCHLD handler and from within:
+    # its iterator has ended the others by then, and the trial is over in any case.
+    with contextlib.suppress(RuntimeError):
+        iterator._shutdown_workers()
     # A persistent, pinned iterator is kept in a set of torch's until the process exits.
     with contextlib.suppress(Exception):
         from torch.utils.data import dataloader

@@ -34,7 +34,9 @@ LINE = "train_loader = DataLoader(train_set, batch_size=16, shuffle=True)"
 MAX_WATCHED_S = 20.0
 
 
-def watched(dataset: Any, records: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerFacts:
+def watched(
+    dataset: Any, records: Path, monkeypatch: pytest.MonkeyPatch, *, enough: int = 2 * MIN_LOOKS
+) -> WorkerFacts:
     """What is recorded of a loader without workers over `dataset`: epochs until looks suffice."""
     monkeypatch.setattr(worker_sampling, "INTERVAL_S", 0.001)
     monkeypatch.setattr(worker_sampling, "MAX_OWN_SHARE", 0.2)
@@ -44,7 +46,7 @@ def watched(dataset: Any, records: Path, monkeypatch: pytest.MonkeyPatch) -> Wor
     try:
         source: DataLoader[Any] = DataLoader(dataset, batch_size=16)
         facts = None
-        while facts is None or not facts.lines or facts.lines[0].of_looks < 2 * MIN_LOOKS:
+        while facts is None or not facts.lines or facts.lines[0].of_looks < enough:
             assert time.perf_counter_ns() - began < MAX_WATCHED_S * 1e9, facts
             for _ in source:
                 pass
@@ -68,10 +70,11 @@ def starved(dataset: Any, seen: WorkerFacts) -> Facts:
     )
 
 
-def found(dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Finding | None:
-    return dataset_format_bound(
-        starved(dataset, watched(dataset, tmp_path / "records", monkeypatch))
-    )
+def found(
+    dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, enough: int = 2 * MIN_LOOKS
+) -> Finding | None:
+    seen = watched(dataset, tmp_path / "records", monkeypatch, enough=enough)
+    return dataset_format_bound(starved(dataset, seen))
 
 
 CONVERTING: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
@@ -97,7 +100,9 @@ def test_a_conversion_is_recognised_by_what_was_recorded(
         pytest.importorskip(NEEDS[name])
     make, says = CONVERTING[name]
     dataset = make(tmp_path)
-    finding = found(dataset, tmp_path, monkeypatch)
+    # Half of a picture's cost is the conversion, in two lines: few looks would not bear a name.
+    enough = (6 if name == "pil-round-trip" else 2) * MIN_LOOKS
+    finding = found(dataset, tmp_path, monkeypatch, enough=enough)
     assert finding is not None
     assert finding.evidence["format"] == name
     for text in says:

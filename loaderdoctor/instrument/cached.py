@@ -46,7 +46,9 @@ class CachedDataset(Dataset[Any]):
         return self._n
 
     def __getitem__(self, index: int) -> Any:
-        return self._samples[index % len(self._samples)]
+        if not -self._n <= index < self._n:
+            raise IndexError(index)  # a plain `for` over a dataset ends by it
+        return self._samples[index % self._n % len(self._samples)]
 
     @property
     def n_kept(self) -> int:

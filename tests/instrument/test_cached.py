@@ -144,3 +144,9 @@ NAN = float("nan")
 )
 def test_samples_are_the_same_where_all_they_hold_is(a: Any, b: Any, alike: bool) -> None:
     assert same(a, b) is alike
+
+
+def test_a_plain_loop_over_the_kept_samples_ends() -> None:
+    kept: Any = cached.CachedDataset([10, 20, 30])
+    assert list(iter(kept)) == [10, 20, 30]  # by IndexError: it has no __iter__
+    assert kept[-1] == 30

@@ -30,6 +30,7 @@ from loaderdoctor.report.console import console_text
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.model import Trial as TrialRow
+from loaderdoctor.report.summary import cost_sentence
 from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.advise import recommendations, verdict_of_sweep, withheld
 from loaderdoctor.sweep.evidence import Evidence
@@ -185,7 +186,10 @@ def report_of(evidence: Evidence, run: Run) -> Report:
     paths = {index: traced.path for index, traced in evidence.traces.items()}
     rows = trial_rows(ranking, evidence.trial_shares(ranking, facts), paths, evidence.where)
     preset = preset_of(run.options)
-    summary = None if ranking.recommended is not None else verdict_of_sweep(ranking)
+    summary = None
+    if ranking.recommended is None:
+        cost = cost_sentence(bound, severity, facts)
+        summary = f"{cost} {verdict_of_sweep(ranking)}".strip()
     claims: tuple[dict[str, Any], ...] = ()
     shortened: tuple[ReportWarning, ...] = ()
     if preset is not None:

@@ -135,6 +135,14 @@ def _threads(findings: Sequence[Finding]) -> str:
     return f"{mine.summary} " if (mine.share or 0.0) >= max(known, default=0.0) else ""
 
 
+def cost_sentence(bound: Bound, severity: VerdictSeverity, facts: Facts) -> str:
+    """What the bound costs, for who says something else of the remedy; "" where nothing is sure."""
+    step_ms = facts.step_ms
+    if step_ms is None or severity not in ("high", "moderate") or bound not in _COST:
+        return ""
+    return f"{_cost(bound, facts, step_ms)}."
+
+
 def meaning(report: Report) -> str | None:
     """What the measured change means for a whole run; None where nothing measured is faster."""
     now_ms, best_ms = report.step.wall_ms, best_measured_ms(report.recommendations)

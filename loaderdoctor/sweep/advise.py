@@ -115,8 +115,9 @@ def verdict_of_sweep(ranking: Ranking) -> str:
         gain = fmt.ms(ranking.gain_ms.value, _interval(ranking.gain_ms))
         why = "too little" if ranking.gain_share.low > 0 else "within the noise"
         return (
-            f"No setting is shown to help: {label} did best, but its gain of {gain} a step is "
-            f"{why}. Measure longer with --budget, on a quiet machine, to know."
+            f"No setting is shown to help: {label} did best, but measured again beside the loop's "
+            f"own settings it gains {gain} a step, {why}. Measure longer with --budget, on a quiet "
+            "machine, to know."
         )
     tied = len(ranking.tied_with)
     others = f"; {fmt.count(tied, 'other trial')} cannot be told from the best" if tied else ""

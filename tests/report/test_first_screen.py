@@ -17,7 +17,7 @@ from loaderdoctor.report.headline import headline
 from loaderdoctor.report.html.page import html
 from loaderdoctor.report.model import Finding as ReportFinding
 from loaderdoctor.report.model import Recommendation, Report
-from loaderdoctor.report.summary import verdict_sentence
+from loaderdoctor.report.summary import cost_sentence, verdict_sentence
 from tests.findings.builders import with_exposed
 from tests.report import samples
 from tests.report.samples import estimate, recommendation
@@ -329,3 +329,10 @@ def test_the_rounds_of_an_ablation_are_steps_enough_for_a_verdict() -> None:
     few = samples.facts(step=samples.step_facts(estimate(13.1, 0.2, 1), n_steps=4))
     assert judge_run(few) == ("input", "high")
     assert judge_run(replace(few, ablation=None)) == ("unknown", "none")
+
+
+def test_what_the_bound_costs_can_be_said_beside_what_a_sweep_found() -> None:
+    facts = with_exposed(input_=0.6)
+    assert cost_sentence("input", "high", facts).endswith("costs 6.00 of 10.0 ms a step (60 %).")
+    assert cost_sentence("input", "uncertain", facts) == ""
+    assert cost_sentence("unknown", "none", facts) == ""

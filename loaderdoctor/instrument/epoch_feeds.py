@@ -19,6 +19,9 @@ from torch.utils.data import _utils
 
 # How long a thread or worker that doesn't react is waited for.
 CLOSE_LIMIT_S = 10.0
+# How often workers that hand nothing over are looked at: torch does so when a wait of it is over.
+POLL_S = 2.0
+_TIMED_OUT = "DataLoader timed out after"  # torch's words
 
 
 class EpochFeed(Protocol):
@@ -38,19 +41,35 @@ class EpochFeed(Protocol):
 
 
 class LoaderFeed:
-    """A DataLoader's raw iterator."""
+    """A DataLoader's raw iterator; `limit_s` is how long a batch of its workers may take.
 
-    def __init__(self, iterator: Any) -> None:
-        self._iterator = iterator
+    Workers of a trial are none of the script's: one that is killed must not become an error of
+    whatever the training thread does at that moment, as torch's SIGCHLD handler would make it. So
+    the handler is not told of them, and their death is found by asking now and then.
+    """
+
+    def __init__(self, iterator: Any, limit_s: float = 0.0) -> None:
+        self._iterator, self._limit_s = iterator, limit_s
+        if getattr(iterator, "_workers", None):
+            _hide_from_handler(iterator)
+            iterator._timeout = min(POLL_S, limit_s)
 
     def next(self) -> Any:
-        """The iterator's next batch; torch's own time-out becomes a TimeoutError."""
+        """The iterator's next batch. Raises TimeoutError where none comes within the limit."""
+        deadline = time.monotonic() + self._limit_s
+        while (came := self._poll(deadline)) is None:
+            pass
+        return came[0]
+
+    def _poll(self, deadline: float) -> tuple[Any] | None:
         try:
-            return next(self._iterator)
+            return (next(self._iterator),)
         except RuntimeError as error:
-            if "timed out" in str(error):
-                raise TimeoutError(str(error)) from error
-            raise
+            if not str(error).startswith(_TIMED_OUT):
+                raise
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"{_TIMED_OUT} {self._limit_s:g} seconds") from error
+        return None
 
     def end_early(self) -> None:
         """Its sampler has no further index."""
@@ -151,22 +170,21 @@ def shut_down(iterator: Any, *, stuck: bool) -> None:
     """End a torch iterator's workers and pin-memory thread; at once where they are stuck."""
     if not hasattr(iterator, "_shutdown_workers"):
         return
-    if stuck:
-        # Not to be waited for five seconds each, nor reported by torch's SIGCHLD handler.
-        with contextlib.suppress(Exception):
-            if iterator._worker_pids_set:
-                _utils.signal_handling._remove_worker_pids(  # type: ignore[attr-defined]
-                    id(iterator)
-                )
-                iterator._worker_pids_set = False
+    _hide_from_handler(iterator)
+    if stuck:  # not to be waited for five seconds each
         for worker in iterator._workers:
             worker.kill()
-    # A worker that was killed may be told of only now, by torch's SIGCHLD handler and from within:
-    # its iterator has ended the others by then, and the trial is over in any case.
-    with contextlib.suppress(RuntimeError):
-        iterator._shutdown_workers()
+    iterator._shutdown_workers()
     # A persistent, pinned iterator is kept in a set of torch's until the process exits.
     with contextlib.suppress(Exception):
         from torch.utils.data import dataloader
 
         dataloader._persistent_workers_atexit.discard(iterator)
+
+
+def _hide_from_handler(iterator: Any) -> None:
+    """Takes its workers from the list of those whose death torch raises in the main thread."""
+    with contextlib.suppress(Exception):
+        if iterator._worker_pids_set:
+            _utils.signal_handling._remove_worker_pids(id(iterator))  # type: ignore[attr-defined]
+            iterator._worker_pids_set = False

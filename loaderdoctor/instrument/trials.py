@@ -169,7 +169,7 @@ def _epochs(
         context = _same_stream(to_device.device)
 
     def open_feed() -> EpochFeed:
-        feed = LoaderFeed(open_iter(loader))
+        feed = LoaderFeed(open_iter(loader), loader.timeout)
         if effective.background in (None, "off"):
             return feed
         return BackgroundFeed(feed, prepare, fetch_limit_s, context)

@@ -104,7 +104,7 @@ def fault(where, n):
 
 @slow
 def test_a_script_that_the_system_kills_leaves_a_report_that_says_so(place: Place) -> None:
-    done = place.diagnose(script(place.path, OUT_OF_MEMORY.format(n=120)), budget_s=60)
+    done = place.diagnose(script(place.path, OUT_OF_MEMORY.format(n=600)), budget_s=60)
     assert done.code == 128 + signal.SIGKILL
     done.check_clean()
     assert done.said.step.wall_ms is not None
@@ -180,7 +180,7 @@ def fault(where, n):
         pytest.param(("loaded", 0), marks=slow),
         pytest.param(("step", 0), marks=slow),
         pytest.param(("step", 5), marks=slow),
-        pytest.param(("step", 150), marks=slow),
+        pytest.param(("step", 600), marks=slow),
         pytest.param(("sample", 900), marks=slow),
     ],
 )

@@ -14,10 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from loaderdoctor.instrument.batch_tree import tensors
-from loaderdoctor.instrument.supply import Source
-from loaderdoctor.instrument.trials import open_trial
 from loaderdoctor.settings import Settings
-from tests.instrument import trial_cases as cases
+from tests.instrument.opening import opened
 
 # Trials that hand out the loader's own batches, byte for byte and in its order. docs/axes.md names
 # the axes in them: other data and samples, other ways to fetch, other ways to the device.
@@ -48,6 +46,12 @@ SAME_ON_DEVICE = (
     Settings(side_stream=True, pin_memory=True, num_workers=2),
     Settings(resident=True),
     Settings(cache=True, side_stream=True, pin_memory=True),
+)
+# The loop itself, a pool of workers, and a thread before a pool.
+WORKERS = (
+    Settings(),
+    Settings(num_workers=2),
+    Settings(num_workers=2, background="host"),
 )
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.21, 0.22)
 
@@ -129,18 +133,6 @@ class Two(Dataset[dict[str, Any]]):
         }
 
 
-def opened(loader: DataLoader[Any], settings: Settings, **more: Any) -> Source:
-    return open_trial(
-        loader,
-        settings,
-        device=more.pop("device", None),
-        transfers=more.pop("transfers", ()),
-        open_iter=cases.raw_iterator,
-        fetch_limit_s=60.0,
-        **more,
-    )
-
-
 def digests(batches: Any) -> list[str]:
     """A hash of each batch: paths, types and every byte."""
     found = []
@@ -151,6 +143,11 @@ def digests(batches: Any) -> list[str]:
             digest.update(tensor.contiguous().numpy().tobytes())
         found.append(digest.hexdigest())
     return found
+
+
+def plainly(loader: DataLoader[Any], n: int) -> list[str]:
+    """A hash of each of the loader's own first `n` batches."""
+    return digests(batch for batch, _ in zip(loader, range(n), strict=False))
 
 
 def taken(loader: DataLoader[Any], settings: Settings, n: int, **more: Any) -> list[Any]:

@@ -18,7 +18,8 @@ from loaderdoctor.instrument import cached, repeatable
 from loaderdoctor.instrument.repeatable import same, varying_sample
 from loaderdoctor.instrument.withheld import Withheld
 from loaderdoctor.settings import Settings
-from tests.instrument.axis_cases import Pictures, opened, taken
+from tests.instrument.axis_cases import Pictures, taken
+from tests.instrument.opening import opened
 
 CACHE = Settings(cache=True)
 

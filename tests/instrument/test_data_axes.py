@@ -2,64 +2,32 @@
 
 from __future__ import annotations
 
-import gc
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
-from torchvision import transforms
+from torch.utils.data import DataLoader, RandomSampler, Sampler
 
-from loaderdoctor.instrument import cached, disk_copies, page_cache
-from loaderdoctor.instrument.augment import augmentations
+from loaderdoctor.instrument import cached
 from loaderdoctor.instrument.data_axes import release
-from loaderdoctor.instrument.trials import Withheld, measure_boundary
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
 from tests.instrument.axis_cases import (
-    MEAN,
     SAME_DATA,
     SAME_LOADING,
-    STD,
-    InFolder,
+    WORKERS,
     Listed,
     Pictures,
-    Two,
     digests,
-    opened,
+    plainly,
     taken,
 )
+from tests.instrument.opening import reason
 from tests.instrument.trial_cases import Squares
 
-WORKERS = [Settings(), Settings(num_workers=2), Settings(num_workers=2, background="host")]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
-    before = cases.children()
-    yield
-    gc.collect()
-    assert cases.children() <= before
-    assert cases.background_threads() == []
-
-
-def reason(loader: DataLoader[Any], settings: Settings) -> str:
-    with pytest.raises(Withheld) as withheld:
-        opened(loader, settings)
-    return withheld.value.reason
-
-
-def plainly(loader: DataLoader[Any], n: int) -> list[str]:
-    return digests(batch for batch, _ in zip(loader, range(n), strict=False))
-
-
-# ------------------------------------------------------------------ content and order
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 @pytest.mark.parametrize("workers", WORKERS, ids=Settings.label)
@@ -147,9 +115,6 @@ def test_what_has_no_first_part_or_batch_size_is_withheld() -> None:
     assert "by the script" in reason(own, Settings(batch_size=8))
 
 
-# ------------------------------------------------------------------ cached samples
-
-
 def test_cached_samples_are_made_once_and_shared_by_forked_workers() -> None:
     dataset = Pictures(16)
     loader = DataLoader(dataset, batch_size=4)
@@ -180,216 +145,6 @@ def test_a_cache_that_does_not_fit_or_takes_too_long_is_withheld(
     assert "not forked" in reason(DataLoader(Pictures(8)), spawned)
 
 
-# ------------------------------------------------------------------ storage
-
-
-def test_cold_files_are_out_of_memory_when_an_epoch_begins(tmp_path: Path) -> None:
-    dataset = Listed(tmp_path)
-    files = [Path(path) for path, _ in dataset.samples]
-    assert page_cache.in_memory(files).share == 1.0
-    source = opened(DataLoader(dataset, batch_size=4), Settings(storage="cold"))
-    assert page_cache.in_memory(files[4:]).n_in_memory == 0
-    source.drop(4)
-    assert page_cache.in_memory(files).share == 1.0
-    source.drop(1)  # the next epoch has begun
-    assert page_cache.in_memory(files[4:]).n_in_memory == 0
-    source.close()
-
-
-def test_pages_that_stay_in_memory_are_counted_and_the_trial_withheld(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stuck = page_cache.Cached(n_pages=40, n_in_memory=30)
-    monkeypatch.setattr(page_cache, "drop", lambda paths: stuck)
-    loader = DataLoader(Listed(tmp_path))
-    assert "30 of 40 pages" in reason(loader, Settings(storage="cold"))
-
-
-def test_a_dataset_in_memory_has_no_storage() -> None:
-    assert "in memory" in reason(DataLoader(Pictures(8)), Settings(storage="cold"))
-    assert "in memory" in reason(DataLoader(Pictures(8)), Settings(storage="tmpfs"))
-
-
-def copies(place: Path) -> list[Path]:
-    return list(place.glob("loaderdoctor-*"))
-
-
-def test_the_copy_is_read_instead_of_the_original_and_removed(tmp_path: Path) -> None:
-    place = tmp_path / "other"
-    place.mkdir()
-    dataset = InFolder(tmp_path / "data")
-    loader = DataLoader(dataset, batch_size=2)
-    expected = plainly(loader, 4)
-    settings = Settings(storage=str(place))
-    source = opened(loader, settings)
-    (copy,) = copies(place)
-    assert len(list(copy.glob("*.npy"))) == 8
-    for path in dataset.folder.glob("*.npy"):
-        path.rename(path.with_suffix(".gone"))
-    assert digests(source.next_batch() for _ in range(4)) == expected
-    source.close()
-    assert digests(taken(loader, settings, 4)) == expected  # copied once only
-    assert copies(place) == [copy]
-    assert dataset.folder == tmp_path / "data"
-    del loader, dataset, source
-    gc.collect()
-    assert copies(place) == []
-
-
-def test_no_room_and_no_folder_withhold_the_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loader = DataLoader(Listed(tmp_path))
-    assert "no such folder" in reason(loader, Settings(storage=str(tmp_path / "nowhere")))
-    monkeypatch.setattr(disk_copies, "available_bytes", lambda: 1000)
-    before = copies(Path("/dev/shm"))
-    assert "may be used" in reason(loader, Settings(storage="tmpfs"))
-    assert copies(Path("/dev/shm")) == before
-
-
-def test_a_copy_is_removed_even_if_the_run_is_killed(tmp_path: Path) -> None:
-    place = tmp_path / "other"
-    place.mkdir()
-    script = (
-        "import sys, os, signal\n"
-        "from pathlib import Path\n"
-        "from loaderdoctor.instrument.dataset_files import DatasetFiles\n"
-        "from loaderdoctor.instrument.disk_copies import DiskCopy\n"
-        "data = Path(sys.argv[1]) / 'x.bin'\n"
-        "data.write_bytes(b'1' * 1000)\n"
-        "copy = DiskCopy(DatasetFiles(data.parent, (data,)), Path(sys.argv[2]))\n"
-        "assert copy.files[0].read_bytes() == data.read_bytes()\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path), str(place)], check=False)
-    assert done.returncode == -9
-    deadline = time.monotonic() + 20
-    while copies(place) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert copies(place) == []
-
-
-# ------------------------------------------------------------------ ready batches, one input
-
-
-def test_synthetic_batches_are_real_ones_and_cost_no_loading() -> None:
-    dataset = Pictures(64)
-    loader = DataLoader(dataset, batch_size=4)
-    source = opened(loader, Settings(synthetic=True))
-    made = dataset.counted
-    batches = [source.next_batch() for _ in range(20)]
-    assert dataset.counted == made
-    assert set(digests(batches)) <= set(plainly(loader, 16))
-    assert measure_boundary(source) == 0
-    source.close()
-    assert "ready" in reason(loader, Settings(synthetic=True, num_workers=2))
-
-
-@pytest.mark.parametrize("workers", WORKERS, ids=Settings.label)
-def test_one_input_is_loaded_and_the_others_are_ready(workers: Settings) -> None:
-    loader = DataLoader(Two(), batch_size=4)
-    batches = taken(loader, Settings(fields="sound").over(workers), 8)
-    for i, batch in enumerate(batches):
-        n = 2 if i == 7 else 4
-        assert list(batch) == ["image", "sound", "label"]
-        assert batch["sound"][:, 0].tolist() == list(range(4 * i, 4 * i + n))
-        assert batch["image"][:, 0, 0].tolist() == [0, 1, 2, 3][:n]
-        assert batch["label"].tolist() == [0, 1, 2, 3][:n]
-
-
-def test_inputs_of_pairs_go_by_number_and_an_unknown_one_is_named() -> None:
-    loader = DataLoader(Squares(), batch_size=4)
-    (_, second) = taken(loader, Settings(fields="1"), 2)
-    assert second[1].tolist() == [4, 5, 6, 7]
-    assert second[0][:, 0].tolist() == [0.0, 1.0, 4.0, 9.0]
-    assert "it has 0, 1" in reason(loader, Settings(fields="image"))
-
-
-# ------------------------------------------------------------------ augmentation
-
-
-def augmented(n: int = 16) -> Pictures:
-    return Pictures(
-        n,
-        transforms.RandomCrop(16, padding=2),
-        transforms.RandomHorizontalFlip(1.0),
-        transforms.ColorJitter(0.4),
-    )
-
-
-def test_augmentation_off_leaves_conversion_and_shape() -> None:
-    dataset = augmented()
-    assert augmentations(dataset) == ("RandomCrop", "RandomHorizontalFlip", "ColorJitter")
-    plain = Pictures(16, transforms.CenterCrop(16))
-    expected = plainly(DataLoader(plain, batch_size=4), 4)
-    for workers in (Settings(), Settings(num_workers=2)):
-        loader = DataLoader(dataset, batch_size=4)
-        assert digests(taken(loader, Settings(augment="off").over(workers), 4)) == expected
-    assert len(dataset.transform.transforms) == 5
-
-
-def test_one_transform_is_left_out_by_name() -> None:
-    dataset = Pictures(16, transforms.RandomHorizontalFlip(1.0), transforms.RandomVerticalFlip(1.0))
-    loader = DataLoader(dataset, batch_size=4)
-    kept = Pictures(16, transforms.RandomHorizontalFlip(1.0))
-    expected = plainly(DataLoader(kept, batch_size=4), 4)
-    settings = Settings(augment="no-RandomVerticalFlip")
-    assert digests(taken(loader, settings, 4)) == expected
-
-
-def test_what_cannot_be_left_out_says_why() -> None:
-    loader = DataLoader(augmented(), batch_size=4)
-    assert "no Rotate among" in reason(loader, Settings(augment="no-Rotate"))
-    assert "can't be left out" in reason(loader, Settings(augment="no-ToTensor"))
-    assert "no Compose" in reason(DataLoader(Squares()), Settings(augment="off"))
-
-
-# ------------------------------------------------------------------ uint8
-
-
-@pytest.mark.parametrize("workers", WORKERS, ids=Settings.label)
-@pytest.mark.parametrize("normalise", [True, False])
-def test_bytes_become_the_same_floats(normalise: bool, workers: Settings) -> None:
-    loader = DataLoader(Pictures(16, normalise=normalise), batch_size=4)
-    batches = taken(loader, Settings(uint8=True).over(workers), 4)
-    for (images, ids), (expected, own_ids) in zip(batches, loader, strict=True):
-        assert images.dtype == expected.dtype
-        assert torch.equal(ids, own_ids)
-        assert (images - expected).abs().max() <= 1e-6
-
-
-def test_workers_send_a_quarter_of_the_bytes() -> None:
-    source: Any = opened(DataLoader(Pictures(16), batch_size=4), Settings(uint8=True))
-    images, _ = source.inner.next_batch()
-    assert images.dtype == torch.uint8
-    assert source.next_batch()[0].dtype == torch.float32
-    source.close()
-
-
-def test_the_second_generation_of_transforms_is_understood() -> None:
-    from torchvision.transforms import v2
-
-    dataset = Pictures(16)
-    dataset.transform = v2.Compose(
-        [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
-    )
-    loader = DataLoader(dataset, batch_size=4)
-    for (images, _), (expected, _) in zip(
-        taken(loader, Settings(uint8=True), 4), loader, strict=True
-    ):
-        assert (images - expected).abs().max() <= 1e-6
-
-
-def test_floats_that_are_not_made_last_stay_floats() -> None:
-    dataset = Pictures(16)
-    dataset.transform.transforms.append(transforms.RandomErasing())
-    assert "ends in ToTensor" in reason(DataLoader(dataset), Settings(uint8=True))
-    assert "ends in ToTensor" in reason(DataLoader(Squares()), Settings(uint8=True))
-
-
-# ------------------------------------------------------------------ the user's own objects
-
-
 def test_nothing_of_the_users_own_is_changed(tmp_path: Path) -> None:
     dataset = Listed(tmp_path)
     pairs, transform = list(dataset.samples), dataset.transform
@@ -401,68 +156,3 @@ def test_nothing_of_the_users_own_is_changed(tmp_path: Path) -> None:
     assert dataset.samples is dataset.imgs
     assert (dataset.samples, dataset.transform) == (pairs, transform)
     release(loader)
-
-
-class Branches(Dataset[dict[str, Any]]):
-    """Counts how often each input was made."""
-
-    def __init__(self) -> None:
-        self.made: list[str] = []
-
-    def __len__(self) -> int:
-        return 16
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """One sample."""
-        scale = 2.0
-        picture = self.picture(index) * scale
-        sound = torch.zeros(3)
-        sound[:2] = self.sound(index)
-        sound += 1
-        return {"picture": picture, "sound": sound, "label": index}
-
-    def picture(self, index: int) -> Tensor:
-        self.made.append("picture")
-        return torch.full((2,), float(index))
-
-    def sound(self, index: int) -> Tensor:
-        self.made.append("sound")
-        return torch.full((2,), float(index))
-
-
-@pytest.mark.parametrize(("field", "other"), [("picture", "sound"), ("sound", "picture")])
-def test_what_only_the_other_inputs_need_is_not_run(field: str, other: str) -> None:
-    dataset = Branches()
-    for workers in (Settings(), Settings(num_workers=2)):
-        loader = DataLoader(dataset, batch_size=4)
-        expected = [batch[field] for batch in loader]
-        source = opened(loader, Settings(fields=field).over(workers))
-        dataset.made.clear()
-        batches = [source.next_batch() for _ in range(4)]
-        source.close()
-        assert all(torch.equal(b[field], e) for b, e in zip(batches, expected, strict=True))
-        assert other not in dataset.made
-    assert type(dataset) is Branches
-
-
-def test_samples_that_cannot_be_cut_down_are_made_whole_and_the_report_says_so() -> None:
-    class Indirect(Branches):
-        def __getitem__(self, index: int) -> dict[str, Any]:
-            return super().__getitem__(index)
-
-    notes: list[str] = []
-    source = opened(
-        DataLoader(Indirect(), batch_size=4),
-        Settings(fields="sound"),
-        note=lambda kind, text: notes.append(kind),
-    )
-    assert source.next_batch()["sound"][0].tolist() == [1.0, 1.0, 1.0]
-    source.close()
-    assert notes == ["other-inputs-made"]
-
-
-@pytest.mark.slow
-def test_spawned_workers_get_whole_samples() -> None:
-    settings = Settings(fields="sound", num_workers=1, start_method="spawn")
-    batches = taken(DataLoader(Two(), batch_size=4), settings, 2)
-    assert batches[1]["sound"][:, 0].tolist() == [4.0, 5.0, 6.0, 7.0]

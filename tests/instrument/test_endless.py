@@ -13,27 +13,15 @@ from loaderdoctor.instrument.drain import drained
 from loaderdoctor.instrument.endless import EndlessBatches
 from loaderdoctor.instrument.epochs import EpochSource
 from loaderdoctor.instrument.protocol import WindowRequest
-from loaderdoctor.instrument.supply import Source
-from loaderdoctor.instrument.trials import Withheld, open_trial
+from loaderdoctor.instrument.trials import Withheld
 from loaderdoctor.settings import Settings
-from tests.instrument import trial_cases as cases
+from tests.instrument.opening import opened
 from tests.instrument.trial_cases import Squares
 
 
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Any:
         return iter(range(8))
-
-
-def opened(loader: DataLoader[Any], settings: Settings) -> Source:
-    return open_trial(
-        loader,
-        settings,
-        device=None,
-        transfers=(),
-        open_iter=cases.raw_iterator,
-        fetch_limit_s=60.0,
-    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])

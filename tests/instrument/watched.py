@@ -7,9 +7,11 @@ kept. Loops here are functions; whole scripts in processes of their own are in t
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -100,6 +102,18 @@ class Numbers(Dataset[tuple[torch.Tensor, int]]):
         return torch.full((4,), float(index)), index % 2
 
 
+class Slow(Numbers):
+    """Samples that take a while."""
+
+    def __init__(self, n: int, ms: float) -> None:
+        super().__init__(n)
+        self.ms = ms
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        time.sleep(self.ms / 1e3)
+        return super().__getitem__(index)
+
+
 class Trainer:
     """A tiny model with its optimizer; `step` is one batch of training."""
 
@@ -119,3 +133,30 @@ class Trainer:
 def loader_of(n_batches: int, batch_size: int = 2, **options: object) -> DataLoader[object]:
     """A loader of `n_batches` batches."""
     return DataLoader(Numbers(n_batches * batch_size), batch_size, **options)  # type: ignore[arg-type]
+
+
+def request(id_: int, mode: str, n_steps: int = 8, **more: object) -> WindowRequest:
+    return WindowRequest(id=id_, mode=mode, n_steps=n_steps, limit_s=30.0, **more)  # type: ignore[arg-type]
+
+
+def mean_ms(window: WindowDone) -> float:
+    return fmean(window.host_step_ns) / 1e6
+
+
+def counting_loop(
+    loader: DataLoader[object], n_epochs: int, lengths: list[int], seen: list[int] | None = None
+) -> Callable[[], None]:
+    """Trains, and notes how many batches each epoch had (and the first index of each batch)."""
+    trainer = Trainer()
+
+    def loop() -> None:
+        for _ in range(n_epochs):
+            n = 0
+            for x, _y in loader:
+                trainer.step(x)
+                n += 1
+                if seen is not None:
+                    seen.append(int(x[0, 0]))
+            lengths.append(n)
+
+    return loop

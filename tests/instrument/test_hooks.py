@@ -1,0 +1,77 @@
+"""What the hooks leave of a loop: all of it, the same batches and errors, and nothing of ours."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, dataloader
+
+from tests.instrument.watched import (
+    Trainer,
+    counting_loop,
+    loader_of,
+    request,
+    watch,
+)
+
+pytestmark = pytest.mark.alone
+
+
+def test_hooks_leave_nothing_behind() -> None:
+    before = {name: dataloader.DataLoader.__dict__[name] for name in ("__init__", "__iter__")}
+    iterator = dict(dataloader._BaseDataLoaderIter.__dict__)
+    backward = torch.autograd.backward
+    lengths: list[int] = []
+    watch(counting_loop(loader_of(40), 1, lengths), request(1, "no_input"))
+    assert {n: dataloader.DataLoader.__dict__[n] for n in before} == before
+    assert dict(dataloader._BaseDataLoaderIter.__dict__) == iterator
+    assert torch.autograd.backward is backward
+
+
+def test_no_batch_stays_alive() -> None:
+    import gc
+    import weakref
+
+    refs: list[weakref.ref[torch.Tensor]] = []
+    loader = loader_of(30)
+    trainer = Trainer()
+
+    def loop() -> None:
+        for x, _y in loader:
+            refs.append(weakref.ref(x))
+            trainer.step(x)
+
+    watch(loop, request(1, "plain"))
+    gc.collect()
+    assert not any(r() is not None for r in refs)
+
+
+def test_an_unhooked_loop_and_a_watched_one_see_the_same_batches() -> None:
+    def order(watched: bool) -> list[int]:
+        torch.manual_seed(7)
+        seen: list[int] = []
+        loader = loader_of(25, shuffle=True)
+        loop = counting_loop(loader, 2, [], seen)
+        if watched:
+            watch(loop, request(1, "plain", drop_batches=False))
+        else:
+            loop()
+        return seen
+
+    assert order(True) == order(False)
+
+
+def test_dataset_errors_reach_the_loop_unchanged() -> None:
+    class Broken(Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            raise ValueError("sample is broken")
+
+    def loop() -> None:
+        for _ in DataLoader(Broken()):
+            pass
+
+    with pytest.raises(ValueError, match="sample is broken"):
+        watch(loop)

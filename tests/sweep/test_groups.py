@@ -2,136 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from loaderdoctor.cluster.hardware import Hardware
-from loaderdoctor.commands.sweep_plan import SweepOptions
-from loaderdoctor.errors import UsageError
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.grid import own_settings
 from loaderdoctor.sweep.grouped_evidence import GroupedEvidence
 from loaderdoctor.sweep.groups import (
     Group,
     GroupedSweep,
-    Measured,
     Visited,
-    local_trials,
     split,
 )
-from loaderdoctor.sweep.outcome import Options, Part
+from loaderdoctor.sweep.outcome import Part
 from loaderdoctor.sweep.presets.figures import Figures
-from loaderdoctor.sweep.presets.model import Row
 from loaderdoctor.sweep.rank import rank
-from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.rows import trial_rows, warning_rows
 from loaderdoctor.sweep.trials import Trial
-from tests.sweep.simulator import SimulatedBench, Truth, observed
-
-MACHINE = Hardware(
-    host="one",
-    machine="1",
-    cpu="EPYC",
-    usable_cpus=8.0,
-    memory_bytes=32 << 30,
-    gpus=(),
-    torch="2.14.1",
-    version="0",
+from tests.sweep.machines import (
+    MACHINE,
+    OWN_MS,
+    PLANNED,
+    STEP_MS,
+    THREE,
+    grouped,
+    machine,
+    node,
+    preset_rows,
 )
-OWN_MS = 10.0
-# Workers -> step time on a machine of speed 1.
-STEP_MS = {1: 9.0, 2: 6.0, 3: 8.0, 4: 7.0, 5: 6.8, 6: 9.5}
-PLANNED = [
-    Trial(index=i, settings=Settings() if not i else Settings(num_workers=i, prefetch_factor=2))
-    for i in range(7)
-]
-
-
-def machine(name: str, **changes: object) -> Hardware:
-    return replace(MACHINE, host=name, machine=name, **changes)  # type: ignore[arg-type]
-
-
-def node(
-    group: Group, *, factor: float, seed: int = 0, noise: float = 0.02, budget_s: float = 40.0
-) -> tuple[Measured, SimulatedBench]:
-    """Measure a group on a machine that takes `factor` as long as the usual one."""
-
-    def truth(settings: Settings) -> Truth:
-        return Truth(step_ms=factor * STEP_MS[settings.num_workers or 1])
-
-    bench = SimulatedBench(truth, Truth(step_ms=factor * OWN_MS), seed=seed, noise=noise)
-    seen = observed(step_ms=factor * OWN_MS, usable_cpus=8.0)
-    sweep = Sweep(
-        bench,
-        seen,
-        local_trials(PLANNED, group),
-        Options(budget_s=budget_s, seed=seed, part=group.part),
-        clock=bench.clock,
-    )
-    outcome = sweep.run()
-    made = Measured(observed=seen, notes=(), outcome=outcome, ablated=None, files={})
-    return made, bench
-
-
-def grouped(
-    machines: Sequence[tuple[Hardware, float]], groups: Sequence[Group], *, seed: int = 0
-) -> GroupedSweep:
-    """Each group measured on the machine of its place in the list."""
-    sweep = GroupedSweep(observed(step_ms=OWN_MS, usable_cpus=8.0), PLANNED)
-    for group, (hardware, factor) in zip(groups, machines, strict=True):
-        sweep.add(group)
-        made, _ = node(group, factor=factor, seed=seed + group.index)
-        sweep.done(group.index, hardware, made)
-    return sweep
-
-
-THREE = split(PLANNED, 3)
-
-
-def _trials(n: int) -> list[Trial]:
-    return [Trial(index=i, settings=Settings(num_workers=i)) for i in range(n)]
-
-
-def _rows(*lots: int) -> list[Trial]:
-    """Trial 0 and a preset's rows, so many of each group."""
-    rows = [Row(name=f"row {j}", group=f"group {i}") for i, n in enumerate(lots) for j in range(n)]
-    settings = Settings(num_workers=2)
-    first = Trial(index=0, settings=Settings())
-    return [first, *(Trial(index=i, settings=settings, row=row) for i, row in enumerate(rows, 1))]
-
-
-def test_rows_that_share_a_baseline_stay_on_one_machine() -> None:
-    for lots in ((11,) * 6, (2, 2, 2, 2, 2, 2), (4, 9), (1, 7, 3, 2), (5,)):
-        for n_machines in range(1, 8):
-            planned = _rows(*lots)
-            groups = split(planned, n_machines)
-            assert sorted(i for group in groups for i in group.trials) == list(
-                range(1, len(planned))
-            )
-            assert 1 <= len(groups) <= min(n_machines, len(lots))
-            for name in {trial.row.group for trial in planned if trial.row is not None}:
-                holding = {
-                    group.index
-                    for group in groups
-                    for i in group.trials
-                    if (row := planned[i].row) is not None and row.group == name
-                }
-                assert len(holding) == 1
-            # Dealt evenly: no machine has more than its share and the largest lot.
-            share = (len(planned) - 1) / len(groups)
-            assert max(len(group.trials) for group in groups) <= share + max(lots)
-
-
-def test_rows_that_do_not_run_go_to_no_machine() -> None:
-    planned = _rows(3, 2)
-    planned[2].fail("skipped", "needs an accelerator")
-    planned[5].same_as = 4
-    assert [group.trials for group in split(planned, 2)] == [(1, 3), (4,)]
+from tests.sweep.simulator import observed
 
 
 def test_a_row_that_is_the_same_as_another_has_its_figures_wherever_that_ran() -> None:
@@ -150,7 +53,7 @@ def test_a_row_that_is_the_same_as_another_has_its_figures_wherever_that_ran() -
 
 
 def test_claims_never_compare_machines_of_different_kinds() -> None:
-    planned = _rows(2, 2)
+    planned = preset_rows(2, 2)
     figures = Figures(
         trials=planned,
         ranking=rank(planned, own=Settings(), steps_per_epoch=100),
@@ -159,17 +62,6 @@ def test_claims_never_compare_machines_of_different_kinds() -> None:
     assert figures._unlike(3, 4)
     assert not figures._unlike(1, 2)
     assert not figures._unlike(0, 4)  # the loop as it is was measured on both
-
-
-def test_every_trial_is_in_one_group_and_no_group_is_not_worth_its_start() -> None:
-    for n_trials in range(1, 60):
-        for n_machines in range(1, 12):
-            groups = split(_trials(n_trials), n_machines)
-            assert sorted(i for group in groups for i in group.trials) == list(range(1, n_trials))
-            assert 1 <= len(groups) <= n_machines
-            sizes = [len(group.trials) for group in groups]
-            assert max(sizes) - min(sizes) <= 1
-            assert len(groups) == 1 or min(sizes) >= 2
 
 
 def test_each_group_has_the_loops_own_settings_first_and_last() -> None:
@@ -359,84 +251,3 @@ def test_a_part_does_its_part_only(part: Part) -> None:
     made, _ = node(Group(index=0, trials=(1, 2), part=part), factor=1.0)
     phases = {visit.phase for trial in made.outcome.trials for visit in trial.visits}
     assert phases == ({"calibrate", "rank"} if part == "rank" else {"calibrate", "confirm"})
-
-
-def interrupted(folder: Path) -> GroupedSweep:
-    """Three groups on unlike speeds: two measured, one under way, as samples on disk."""
-    groups = [
-        Group(index=0, trials=(1, 2)),
-        Group(index=1, trials=(3, 4)),
-        Group(index=2, trials=(5, 6)),
-    ]
-    sweep = GroupedSweep(observed(step_ms=OWN_MS, usable_cpus=8.0), PLANNED)
-    for group, factor in zip(groups, (1.5, 0.8, 1.0), strict=True):
-        sweep.add(group)
-        where = machine(f"node {group.index}")
-        made, _ = node(group, factor=factor, seed=group.index)
-        if group.index != 1:
-            sweep.done(group.index, where, made)
-            continue
-        for visit in made.outcome.trials[1].visits[:2]:  # this one only told
-            sweep.told(group.index, where, Visited(trial=1, visit=visit))
-    samples.write(folder, sweep.recorded, options={}, spent_s=9.0, groups=sweep.saved)
-    return sweep
-
-
-def test_a_resumed_sweep_keeps_whole_groups_and_deals_out_the_rest(tmp_path: Path) -> None:
-    before = interrupted(tmp_path)
-    planned = [replace(trial, visits=[]) for trial in PLANNED]
-    after = GroupedSweep(observed(step_ms=OWN_MS, usable_cpus=8.0), planned)
-    after.restore(*samples.read(tmp_path))
-    assert [state.group.trials for state in after.states] == [(1, 2), (5, 6)]
-    assert [state.host for state in after.states] == ["node 0", "node 2"]
-    kept = {
-        trial.index: [v.window.host_step_ns for v in trial.visits]
-        for trial in before.recorded
-        if trial.index in (1, 2, 5, 6)
-    }
-    again = {trial.index: [v.window.host_step_ns for v in trial.visits] for trial in after.recorded}
-    assert {index: again[index] for index in kept} == kept
-    assert not again[3] and not again[4]  # what was under way begins anew
-    (rest,) = split(planned, 3, done=after.states)
-    assert (rest.index, rest.trials) == (2, (3, 4))
-    after.add(rest)
-    after.done(2, machine("another"), node(rest, factor=2.0, seed=7)[0])
-    ranking = after.ranking()
-    assert ranking.best == 2
-    whole = {r.index: r.cost_ms.value for r in ranking.results if r.cost_ms is not None}
-    for index in range(1, 7):  # ratios to their own nodes, old and new
-        assert whole[index] / whole[0] == pytest.approx(STEP_MS[index] / OWN_MS, rel=0.06)
-    assert not after.to_confirm() or set(after.to_confirm()) == {"A"}
-    samples.write(tmp_path, after.recorded, options={}, spent_s=1.0, groups=after.saved)
-    assert [group.trials for group in samples.read(tmp_path)[0].groups] == [(1, 2), (5, 6), (3, 4)]
-
-
-def test_a_resumed_sweep_of_another_loop_is_refused(tmp_path: Path) -> None:
-    interrupted(tmp_path)
-    others = [Trial(index=i, settings=Settings(num_workers=i + 7)) for i in range(7)]
-    with pytest.raises(UsageError, match="not the same"):
-        GroupedSweep(observed(), others).restore(*samples.read(tmp_path))
-
-
-def test_failed_trials_of_a_whole_group_stay_failed(tmp_path: Path) -> None:
-    sweep = GroupedSweep(observed(step_ms=OWN_MS, usable_cpus=8.0), PLANNED)
-    group = Group(index=0, trials=(1, 2))
-    sweep.add(group)
-    made, _ = node(group, factor=1.0)
-    made.outcome.trials[1].fail("failed", "it crashed")
-    sweep.done(0, MACHINE, made)
-    samples.write(tmp_path, sweep.recorded, options={}, spent_s=1.0, groups=sweep.saved)
-    planned = [replace(trial, visits=[]) for trial in PLANNED]
-    again = GroupedSweep(observed(step_ms=OWN_MS, usable_cpus=8.0), planned)
-    again.restore(*samples.read(tmp_path))
-    assert (planned[1].status, planned[1].reason) == ("failed", "it crashed")
-    assert planned[2].status == "ok"
-
-
-@pytest.mark.parametrize(("engine", "on_cluster"), [("ray", False), ("local", True)])
-def test_a_sweep_is_resumed_where_it_was_measured(
-    engine: Literal["ray", "local"], on_cluster: bool
-) -> None:
-    options = SweepOptions(resume=Path("run"), engine=engine)
-    with pytest.raises(UsageError, match="--engine ray"):
-        options.resumed(SweepOptions(target=("train.py",)).saved(), on_cluster=on_cluster)

@@ -80,7 +80,7 @@ def with_a_new_iterator_each_step(
 
     def loop() -> None:
         for _ in range(n_steps):
-            x, _y = next(iter(loader))  # type: ignore[misc]
+            x, _y = next(iter(loader))
             trainer.step(x)
 
     return loop

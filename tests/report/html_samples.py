@@ -19,7 +19,7 @@ from loaderdoctor.attribution.timeline import (
 )
 from loaderdoctor.report import model
 from loaderdoctor.report.html.extras import HtmlExtras, Prediction, TracedSteps
-from tests.report import samples
+from tests.report import sample_facts, samples
 
 HOSTILE = (
     "<script>alert(1)</script>'\"><img src=x onerror=alert(2)> & $x^2$ \x1b[31m\u202e{{ 7*7 }}"
@@ -63,7 +63,7 @@ def many_trials(n: int = 60) -> model.Report:
         )
     fastest = min(range(n), key=lambda i: trials[i].step_ms or 0.0)
     return samples.input_bound(
-        facts=samples.facts(command="sweep"),
+        facts=sample_facts.facts(command="sweep"),
         trials=tuple(trials),
         best=model.Best(trial=fastest, tied_with=(11,)),
     )

@@ -15,7 +15,7 @@ from loaderdoctor.estimate import Estimate
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.encode import decode_report, encode_report, read_report
-from tests.report import samples
+from tests.report import sample_facts, samples
 
 KEYS = {
     "schema", "command", "target", "verdict", "step", "loaders", "shares", "trace_shares",
@@ -61,14 +61,16 @@ def test_fields_are_named_as_the_contract_has_them() -> None:
 
 def test_an_interval_without_samples_is_null() -> None:
     wall = Estimate(value=13.0, low=-math.inf, high=math.inf, n=1)
-    report = as_json(samples.verdict("input", "uncertain", facts=samples.facts(
-        step=samples.step_facts(wall))))  # fmt: skip
+    report = as_json(samples.verdict("input", "uncertain", facts=sample_facts.facts(
+        step=sample_facts.step_facts(wall))))  # fmt: skip
     assert report["step"]["wall_ms"] == 13.0
     assert report["step"]["wall_ms_ci"] is None
 
 
 def test_without_plain_windows_the_step_is_the_traces_own() -> None:
-    report = samples.verdict("input", "high", facts=samples.facts(step=None, command="analyze"))
+    report = samples.verdict(
+        "input", "high", facts=sample_facts.facts(step=None, command="analyze")
+    )
     assert (report.step.count, report.step.wall_ms) == (20, 17.2)
     assert report.step.wall_ms_ci is None
 
@@ -80,16 +82,16 @@ def test_unknown_environment_fields_are_null_not_missing() -> None:
 
 
 def test_time_in_no_share_is_reported_as_our_defect() -> None:
-    parts = samples.shares(input=0.5, compute=0.45, other=0.05)
-    report = samples.verdict("input", "high", facts=samples.facts(shares=parts))
+    parts = sample_facts.shares(input=0.5, compute=0.45, other=0.05)
+    report = samples.verdict("input", "high", facts=sample_facts.facts(shares=parts))
     (warning,) = report.warnings
     assert warning.kind == "unexplained-time"
     assert "5 %" in warning.text
 
 
 def test_what_was_not_recorded_without_a_trace_is_no_defect() -> None:
-    parts = samples.shares(input=0.1, compute=None, host=None, communication=None, other=0.9)
-    report = samples.verdict("input", "high", facts=samples.facts(shares=parts))
+    parts = sample_facts.shares(input=0.1, compute=None, host=None, communication=None, other=0.9)
+    report = samples.verdict("input", "high", facts=sample_facts.facts(shares=parts))
     assert not report.warnings
 
 

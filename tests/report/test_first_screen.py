@@ -19,8 +19,9 @@ from loaderdoctor.report.model import Finding as ReportFinding
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.summary import cost_sentence, verdict_sentence
 from tests.findings.builders import with_exposed
-from tests.report import samples
-from tests.report.samples import estimate, recommendation
+from tests.report import sample_facts, samples
+from tests.report.sample_facts import estimate
+from tests.report.samples import recommendation
 
 CODE = recommendation(
     "Slice whole batches out of memory", None, None,
@@ -33,7 +34,7 @@ def unsure(
     *, input_share: float = 0.17, margin: float = 0.20, unsettled: str | None = None
 ) -> Report:
     """A step of 100 ms, whose loader may cost nothing."""
-    parts = samples.shares(input=input_share, compute=0.98 - input_share, host=0.02, copy=None)
+    parts = sample_facts.shares(input=input_share, compute=0.98 - input_share, host=0.02, copy=None)
     cost = estimate(100 * input_share, 100 * margin)
     ablation = AblationFacts(
         plain_ms=estimate(100.0, 5.0),
@@ -43,8 +44,8 @@ def unsure(
         copy_ms=None,
         n_rounds=4,
     )
-    given = samples.facts(
-        shares=parts, step=samples.step_facts(estimate(100.0, 4.0)), ablation=ablation
+    given = sample_facts.facts(
+        shares=parts, step=sample_facts.step_facts(estimate(100.0, 4.0)), ablation=ablation
     )
     return samples.verdict("input", "uncertain", facts=given, unsettled=unsettled)
 
@@ -141,7 +142,7 @@ def test_two_figures_for_now_are_told_apart_in_a_clause() -> None:
 
 
 def test_a_comparison_of_one_round_says_that_it_has_no_interval() -> None:
-    facts = samples.facts()
+    facts = sample_facts.facts()
     assert facts.ablation is not None
     once = replace(
         facts.ablation,
@@ -149,7 +150,7 @@ def test_a_comparison_of_one_round_says_that_it_has_no_interval() -> None:
         no_input_ms=estimate(1.769, float("inf"), 1),
         n_rounds=1,
     )
-    report = samples.verdict("input", "high", facts=samples.facts(ablation=once))
+    report = samples.verdict("input", "high", facts=sample_facts.facts(ablation=once))
     assert "One round, no interval" in console_text(report)
     assert "One round, no interval" in html(report)
 
@@ -202,9 +203,9 @@ def test_a_healthy_verdict_with_wide_noise_says_so() -> None:
         plain_ms=estimate(100.0, 20.0), no_input_ms=estimate(99.0, 20.0), no_copy_ms=None,
         input_ms=cost, copy_ms=None, n_rounds=3,
     )  # fmt: skip
-    given = samples.facts(
-        shares=samples.shares(input=0.01, compute=0.99, copy=None),
-        step=samples.step_facts(estimate(100.0, 20.0)),
+    given = sample_facts.facts(
+        shares=sample_facts.shares(input=0.01, compute=0.99, copy=None),
+        step=sample_facts.step_facts(estimate(100.0, 20.0)),
         ablation=ablation,
     )
     report = samples.verdict("compute", "none", facts=given, unsettled="There was no time.")
@@ -326,7 +327,7 @@ def test_what_the_loops_threads_cost_leads_an_uncertain_and_a_healthy_verdict() 
 
 
 def test_the_rounds_of_an_ablation_are_steps_enough_for_a_verdict() -> None:
-    few = samples.facts(step=samples.step_facts(estimate(13.1, 0.2, 1), n_steps=4))
+    few = sample_facts.facts(step=sample_facts.step_facts(estimate(13.1, 0.2, 1), n_steps=4))
     assert judge_run(few) == ("input", "high")
     assert judge_run(replace(few, ablation=None)) == ("unknown", "none")
 

@@ -23,13 +23,13 @@ from loaderdoctor.report.gpu import (
 )
 from loaderdoctor.report.html.page import html
 from loaderdoctor.report.model import MemoryHistory, Report
-from tests.report import samples
+from tests.report import sample_facts, samples
 from tests.report.conftest import trace_path
 
 
 def busy(**changes: Any) -> BusyFacts:
-    assert samples.BUSY.dips is not None
-    return replace(samples.BUSY, dips=replace(samples.BUSY.dips, **changes))
+    assert sample_facts.BUSY.dips is not None
+    return replace(sample_facts.BUSY, dips=replace(sample_facts.BUSY.dips, **changes))
 
 
 def test_the_sentence_gives_depth_period_length_and_cause() -> None:
@@ -58,14 +58,14 @@ def test_irregular_single_and_absent_dips_promise_no_period() -> None:
     assert "4 times in the 340 ms profiled, for" in dips_sentence(busy(regular=False))
     alone = dips_sentence(busy(n=1, period_ms=None, period_steps=None, regular=False))
     assert "once in the 340 ms profiled, for 38.0 ms." in alone
-    even = dips_sentence(replace(samples.BUSY, dips=None))
+    even = dips_sentence(replace(sample_facts.BUSY, dips=None))
     assert "every" not in even.replace("every step", "")
     assert "evenly at 2 %" in even
     assert "waits" not in dips_sentence(busy(waiting_share=None))
 
 
 def test_epochs_too_long_for_the_window_are_told_from_the_plain_windows() -> None:
-    facts = samples.with_gpu()
+    facts = sample_facts.with_gpu()
     assert facts.step is not None
     gpu = gpu_of(facts)
     assert gpu is not None
@@ -91,8 +91,10 @@ def test_tensorboards_list_is_named_only_where_it_tells_another_share() -> None:
     assert report.gpu is not None
     (device,) = report.gpu.devices
     assert ("by TensorBoard's list", "11 %") in device_figures(device)
-    same = replace(samples.DEVICE, plugin_tensor_core_share=samples.DEVICE.tensor_core_share)
-    facts = samples.with_gpu()
+    same = replace(
+        sample_facts.DEVICE, plugin_tensor_core_share=sample_facts.DEVICE.tensor_core_share
+    )
+    facts = sample_facts.with_gpu()
     assert facts.trace is not None
     gpu = gpu_of(replace(facts, trace=replace(facts.trace, gpu_devices=(same,))))
     assert gpu is not None
@@ -100,8 +102,8 @@ def test_tensorboards_list_is_named_only_where_it_tells_another_share() -> None:
 
 
 def test_figures_that_were_not_recorded_are_left_out_on_screen_and_null_in_json() -> None:
-    bare = replace(samples.DEVICE, sm_efficiency_share=None, occupancy_share=None)
-    facts = samples.with_gpu()
+    bare = replace(sample_facts.DEVICE, sm_efficiency_share=None, occupancy_share=None)
+    facts = sample_facts.with_gpu()
     assert facts.trace is not None
     report = build_report(
         facts=replace(facts, trace=replace(facts.trace, gpu_devices=(bare,))),
@@ -116,10 +118,10 @@ def test_figures_that_were_not_recorded_are_left_out_on_screen_and_null_in_json(
 
 
 def test_peaks_of_a_trace_stand_in_where_no_plain_window_has_them() -> None:
-    facts = samples.with_gpu()
+    facts = sample_facts.with_gpu()
     assert facts.trace is not None
-    peaked = replace(samples.DEVICE, peak_allocated_bytes=100, peak_reserved_bytes=2048)
-    trace = replace(facts.trace, gpu_devices=(peaked, replace(samples.DEVICE, index=1)))
+    peaked = replace(sample_facts.DEVICE, peak_allocated_bytes=100, peak_reserved_bytes=2048)
+    trace = replace(facts.trace, gpu_devices=(peaked, replace(sample_facts.DEVICE, index=1)))
     gpu = gpu_of(replace(facts, trace=trace, step=None))
     assert gpu is not None
     assert (gpu.peak_allocated_bytes, gpu.peak_reserved_bytes) == (100, 2048)

@@ -78,21 +78,6 @@ def paired_difference(a: Sequence[float], b: Sequence[float]) -> Estimate:
     return mean([x - y for x, y in zip(a, b, strict=True)])
 
 
-def welch_difference(a: Estimate, b: Estimate) -> Estimate:
-    """A - b for independently measured means (Welch's interval, from the means' own intervals)."""
-    value = a.value - b.value
-    if not (a.bounded and b.bounded):
-        return Estimate(value=value, low=-math.inf, high=math.inf, n=min(a.n, b.n))
-    variance_a = (a.margin / t95(a.n - 1)) ** 2
-    variance_b = (b.margin / t95(b.n - 1)) ** 2
-    total = variance_a + variance_b
-    if total == 0.0:
-        return Estimate(value=value, low=value, high=value, n=min(a.n, b.n))
-    degrees = total**2 / (variance_a**2 / (a.n - 1) + variance_b**2 / (b.n - 1))
-    margin = t95(degrees) * math.sqrt(total)
-    return Estimate(value=value, low=value - margin, high=value + margin, n=min(a.n, b.n))
-
-
 def binomial_interval(hits: int, n: int) -> tuple[float, float]:
     """Exact 95 % interval (Clopper and Pearson 1934) of the share behind `hits` of `n` looks.
 

@@ -90,7 +90,6 @@ class TraceFacts:
     host_spots: tuple[HostSpot, ...]
     communication_ms: float | None
     run_ahead_steps: float | None  # how far the host ran ahead of the device, median
-    other_share: float
     n_dropped_steps: int = 0  # steps at the trace's edges that could not be measured whole
     # Only where loader events are missing: exposed silence around the step's beginning, per step.
     # It may be waiting for batches or the loop's own Python; it is counted as host.
@@ -228,7 +227,6 @@ class StepFacts:
     samples_per_step: float | None
     clock: Literal["device", "host"]
     n_iterators_created: int
-    boundaries_ms: tuple[float, ...]  # creation + first wait + teardown, one per boundary seen
     worker_cpu_cores: float | None  # worker CPU time / wall
     main_cpu_cores: float | None
     # Of torch's allocator in the first window, before anything was substituted.

@@ -37,8 +37,7 @@ class StepClock:
     kind: Clock
     start_ns: I64  # by the step clock
     end_ns: I64
-    host_start_ns: I64  # when the host began and ended the same step
-    host_end_ns: I64
+    host_start_ns: I64  # when the host began the same step
     n_dropped: int  # steps at the edges that can't be measured whole
     window: Intervals  # union of the steps
     host_window: Intervals
@@ -101,7 +100,6 @@ def _clock(
         start_ns=start,
         end_ns=end,
         host_start_ns=host_start,
-        host_end_ns=host_end,
         n_dropped=n_seen - int(start.size),
         window=Intervals.of(start, end),
         host_window=Intervals.of(host_start, host_end),
@@ -193,8 +191,8 @@ def _whole_window(rows: Rows) -> StepClock:
     counted = spans.category != Category.WORKER
     if not counted.any():
         return StepClock(
-            kind="window", start_ns=none, end_ns=none, host_start_ns=none, host_end_ns=none,
-            n_dropped=0, window=EMPTY, host_window=EMPTY, run_ahead_steps=None,
+            kind="window", start_ns=none, end_ns=none, host_start_ns=none, n_dropped=0,
+            window=EMPTY, host_window=EMPTY, run_ahead_steps=None,
         )  # fmt: skip
     start = np.asarray([spans.start_ns[counted].min()], np.int64)
     end = np.asarray([spans.end_ns[counted].max()], np.int64)

@@ -140,7 +140,6 @@ def step_facts(observed: Observed, windows: Sequence[WindowDone]) -> StepFacts |
         samples_per_step=n_samples / n_steps if n_samples else None,
         clock="device" if plain[0].device_step_ns is not None else "host",
         n_iterators_created=sum(len(w.boundaries) for w in plain),
-        boundaries_ms=tuple(boundary_cost_ms(b) for b in boundaries),
         worker_cpu_cores=_cores([w.worker_cpu_ns for w in alone], wall_ns),
         main_cpu_cores=_cores([w.main_cpu_ns for w in alone], wall_ns),
         gpu_peak_allocated_bytes=plain[0].gpu_peak_allocated_bytes,

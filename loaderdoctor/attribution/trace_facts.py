@@ -243,7 +243,6 @@ def facts_of(attributed: Attributed, *, num_workers: int | None = None) -> Trace
         profiler_ms=_profiler_ms(rows, clock),
         compute=compute_facts(trace, rows, clock),
         run_ahead_steps=clock.run_ahead_steps,
-        other_share=shares.other or 0.0,
         unmarked_wait_ms=(
             ms(silence_at(rows, clock.host_start_ns).intersect(partition.host).total_ns)
             if partition.input is None and clock.n_steps

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import platform
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -133,12 +132,6 @@ def cpu_model(cpuinfo: str) -> str | None:
         return model
     part = (fields.get("CPU implementer"), fields.get("CPU part"))
     return f"ARM {part[0]}/{part[1]}" if all(part) else None
-
-
-def all_alike(machines: Sequence[Hardware]) -> bool:
-    """Whether times may be compared between any two of them."""
-    kinds = Kinds()
-    return len({kinds.of(one) for one in machines}) <= 1
 
 
 def _machine(root: Path) -> str:

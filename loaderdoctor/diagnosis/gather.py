@@ -76,7 +76,6 @@ class Evidence:
     profiled_reason: str | None = None  # why there is none
     rounds: list[Round] = field(default_factory=list)
     ablation_reason: str | None = None
-    n_failed: int = 0
 
     @property
     def all_plain(self) -> list[WindowDone]:
@@ -271,9 +270,7 @@ class Gatherer:
         )
 
     def _measure(self, requests: list[WindowRequest]) -> list[WindowDone]:
-        done = self._bench.measure(requests)
-        self.evidence.n_failed += sum(w.status == "failed" for w in done)
-        return done
+        return self._bench.measure(requests)
 
 
 def _share_settled(part: Estimate, wall_ms: float) -> bool:

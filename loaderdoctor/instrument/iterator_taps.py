@@ -191,10 +191,8 @@ def _description(iterator: Any, loader: Any, tap: IteratorTap, created_ns: int) 
         "created_ns": created_ns,
         "num_workers": int(getattr(loader, "num_workers", 0)),
         "prefetch_factor": getattr(loader, "prefetch_factor", None),
-        "persistent": bool(getattr(loader, "persistent_workers", False)),
         "in_order": bool(getattr(loader, "in_order", True)),
         "pin_memory": bool(getattr(iterator, "_pin_memory", False)),
-        "iterable": getattr(iterator, "_dataset_kind", 0) == torch_loader._DatasetKind.Iterable,
         "dataset": id(getattr(loader, "dataset", None)),  # tells epochs over one dataset apart
     }
 

@@ -52,8 +52,8 @@ class Kind(IntEnum):
 # thread_cpu_ns and process_cpu_ns spent from begin to end; n_stamps, n_indices.
 BATCH: Final = Struct("<IIqiIIqqqqqqII")
 # serial, epoch, idx; put_ns (handed to the queue), start_ns (pickled, into the pipe), end_ns,
-# cpu_ns of the feeder thread so far, n_bytes, native thread id
-SEND: Final = Struct("<IIqqqqqqq")
+# n_bytes, native thread id of the feeder
+SEND: Final = Struct("<IIqqqqqq")
 DRAW: Final = Struct("<IIqqq")  # serial, epoch, idx; start_ns, end_ns of next(sampler)
 DELIVERY: Final = Struct("<IIqqqq")  # serial, epoch, idx; start_ns, end_ns; native thread id
 PIN: Final = Struct("<IIqqqqq")  # serial, epoch, idx; wait_ns, start_ns, end_ns; native thread id

@@ -147,11 +147,6 @@ class StepClock:
         """Whole steps so far."""
         return len(self._steps)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a step has begun and not ended."""
-        return self._open is not None
-
     def start(self, now: int, *, fresh: bool) -> None:
         """The first boundary of the window; `fresh`: it begins an epoch."""
         self._open = self._add(now)

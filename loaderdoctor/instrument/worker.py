@@ -38,13 +38,6 @@ from loaderdoctor.instrument.record_file import (
 )
 from loaderdoctor.instrument.worker_sampling import LineSampler, python_threads
 
-THREAD_VARIABLES: Final = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "OPENCV_FOR_THREADS_NUM",
-)
 # Native thread pools start with first use: they are counted after this many batches, then again
 # at twice as many, and so on.
 COUNT_THREADS_AT: Final = 4
@@ -334,7 +327,6 @@ class WorkerTap:
                             put_ns,
                             start_ns,
                             end_ns,
-                            time.thread_time_ns(),
                             len(buffer),
                             me,
                         )
@@ -350,7 +342,6 @@ class WorkerTap:
             {
                 "cores": _affinity(),
                 "torch_threads": torch.get_num_threads(),
-                "variables": {n: os.environ[n] for n in THREAD_VARIABLES if n in os.environ},
                 "native_threads": _native_threads(),
                 "run_wait_ns": _run_wait_ns(),
                 "described_ns": time.perf_counter_ns(),

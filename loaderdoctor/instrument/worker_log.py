@@ -42,7 +42,6 @@ class Batches:
     sent_ns: I64  # wholly in the pipe
     n_bytes: I64  # what went through the pipe (tensors go by shared memory)
     feeder: I64  # native thread that sent it
-    feeder_cpu_ns: I64  # of that thread, since it began
 
     def __len__(self) -> int:
         return int(self.serial.shape[0])
@@ -100,10 +99,8 @@ class IteratorRecord:
     created_ns: int
     num_workers: int
     prefetch_factor: int | None
-    persistent: bool
     in_order: bool
     pin_memory: bool
-    iterable: bool
     dataset: int  # equal for loaders over the same dataset object
     # LoaderRecord.id; None: not one of the script's own (a trial's), or not recorded.
     loader: str | None = None
@@ -123,7 +120,6 @@ class ProcessRecord:
     cores: tuple[int, ...] | None  # CPU affinity
     torch_threads: int | None
     native_threads: int | None  # most that were seen, started by libraries rather than Python
-    variables: tuple[tuple[str, str], ...]  # OMP_NUM_THREADS and the like, where set
     # Of its life, the main thread stood ready in a run queue with no CPU free (0…1, Linux).
     run_wait_share: float | None = None
 

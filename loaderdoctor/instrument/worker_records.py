@@ -220,9 +220,8 @@ class _Raw:
                 pid=table[:, 12],
                 send_ns=sent(4),
                 sent_ns=sent(5),
-                feeder_cpu_ns=sent(6),
-                n_bytes=sent(7),
-                feeder=sent(8),
+                n_bytes=sent(6),
+                feeder=sent(7),
             ),
             order,
         )
@@ -249,7 +248,7 @@ class _Raw:
         )
 
 
-SEND_FIELDS = 9
+SEND_FIELDS = 8
 # What damaged records may raise on their way to columns and typed values.
 _SENSELESS = (
     ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError,
@@ -317,5 +316,4 @@ def _process(value: dict[str, Any]) -> ProcessRecord:
         torch_threads=value.get("torch_threads"),
         native_threads=value.get("native_threads"),
         run_wait_share=_run_wait_share(value),
-        variables=tuple(sorted(value.get("variables", {}).items())),
     )

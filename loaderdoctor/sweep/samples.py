@@ -58,7 +58,6 @@ _OPTIONAL = (
     "tensor_peak_bytes",
 )
 _LATER = "tensor_peak_bytes"  # files of earlier versions lack it
-_FLAT_STEPS = ("host_step_ns", "device_step_ns", "at_boundary")
 Ints = NDArray[np.int64]
 
 

@@ -1,4 +1,4 @@
-"""Ties the processes' clock to a trace's: CLOCK_MONOTONIC nanoseconds <-> trace nanoseconds.
+"""Ties the processes' clock to a trace's: CLOCK_MONOTONIC nanoseconds to trace nanoseconds.
 
 The measuring process noted the instant at which it opened certain spans (`WindowDone.clock_marks`).
 Both clocks run at the same rate (the kernel disciplines both), so one offset maps them: the
@@ -23,7 +23,7 @@ I64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockMap:
-    """trace ns = monotonic ns + `offset_ns`. Strictly monotone, exactly invertible."""
+    """trace ns = monotonic ns + `offset_ns`. Strictly monotone."""
 
     offset_ns: int
     error_ns: int  # farthest mark from the median: no instant is mapped worse than its mark was
@@ -37,14 +37,6 @@ class ClockMap:
     def to_trace(self, monotonic_ns: int | I64) -> int | I64:
         """Trace time of an instant that a process noted."""
         return monotonic_ns + self.offset_ns
-
-    @overload
-    def from_trace(self, trace_ns: int) -> int: ...
-    @overload
-    def from_trace(self, trace_ns: I64) -> I64: ...
-    def from_trace(self, trace_ns: int | I64) -> int | I64:
-        """The processes' time of an instant in the trace."""
-        return trace_ns - self.offset_ns
 
 
 def calibrate(trace: Trace, marks: Sequence[tuple[str, int]]) -> ClockMap:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from loaderdoctor.cluster.hardware import (
     Hardware,
     Kinds,
-    all_alike,
     cpu_model,
     kind_name,
     look_here,
@@ -28,7 +27,8 @@ ONE = Hardware(
 def test_machines_of_one_type_are_alike_though_their_memory_is_not_to_the_byte() -> None:
     other = replace(ONE, host="b", machine="2", memory_bytes=ONE.memory_bytes - (1 << 30))
     assert ONE.differences(other) == []
-    assert all_alike([ONE, other])
+    kinds = Kinds()
+    assert kinds.of(ONE) == kinds.of(other)
 
 
 def test_each_thing_that_changes_times_makes_machines_unlike() -> None:
@@ -43,7 +43,8 @@ def test_each_thing_that_changes_times_makes_machines_unlike() -> None:
     ):
         (told,) = ONE.differences(other)
         assert word in told
-        assert not all_alike([ONE, other])
+        kinds = Kinds()
+        assert kinds.of(ONE) != kinds.of(other)
 
 
 def test_kinds_are_named_in_order_of_appearance() -> None:

@@ -99,7 +99,6 @@ def trace(**changes: Any) -> TraceFacts:
         host_spots=(),
         communication_ms=0.0,
         run_ahead_steps=4.0,
-        other_share=0.0,
     )
     return replace(healthy, **changes)
 
@@ -144,7 +143,6 @@ def step(**changes: Any) -> StepFacts:
         samples_per_step=64.0,
         clock="device",
         n_iterators_created=0,
-        boundaries_ms=(60.0,),
         worker_cpu_cores=2.0,
         main_cpu_cores=1.0,
     )

@@ -56,7 +56,6 @@ def records(folder: Path) -> Path:
     described = {
         "cores": [0, 1],
         "torch_threads": 1,
-        "variables": {"OMP_NUM_THREADS": "1"},
         "native_threads": 3,
         "run_wait_ns": 10,
     }
@@ -67,10 +66,8 @@ def records(folder: Path) -> Path:
             "created_ns": 4,
             "num_workers": 1,
             "prefetch_factor": 2,
-            "persistent": False,
             "in_order": True,
             "pin_memory": False,
-            "iterable": False,
             "dataset": 9,
         },
     )
@@ -82,7 +79,7 @@ def records(folder: Path) -> Path:
         head = (1, 0, n, 0, 0, 2, t, t + 2, t + 20, t + 30, 25, 26, stamps.size, 2)
         drawn = np.array([2 * n, 2 * n + 1], np.int64)
         writer.add(Kind.BATCH, BATCH.pack(*head) + stamps.tobytes() + drawn.tobytes())
-        writer.add(Kind.SEND, SEND.pack(1, 0, n, t + 30, t + 31, t + 35, 3, 4096, 77))
+        writer.add(Kind.SEND, SEND.pack(1, 0, n, t + 30, t + 31, t + 35, 4096, 77))
         writer.add(Kind.PIN, PIN.pack(1, 0, n, t + 35, t + 36, t + 40, 78))
         writer.add(Kind.DELIVERY, DELIVERY.pack(1, 0, n, t + 30, t + 45, 79))
         writer.add_json(

@@ -72,7 +72,6 @@ def step_facts(wall: Estimate, *, n_steps: int = 120, **changes: Any) -> StepFac
         "samples_per_step": 64.0,
         "clock": "device",
         "n_iterators_created": 1,
-        "boundaries_ms": (94.0,),
         "worker_cpu_cores": None,
         "main_cpu_cores": 1.0,
     }
@@ -110,7 +109,6 @@ def trace_facts(parts: Shares, **changes: Any) -> TraceFacts:
         "host_spots": (),
         "communication_ms": None,
         "run_ahead_steps": 0.0,
-        "other_share": 0.0,
     }
     return TraceFacts(**(given | changes))
 

@@ -59,7 +59,6 @@ def test_the_offset_is_found_within_its_stated_error(offset: int, lags: list[int
     assert offset + min(lags) <= clock.offset_ns <= offset + max(lags)
     for (_, at), (_, start) in zip(marks, spans, strict=True):
         assert abs(clock.to_trace(at) - start) <= clock.error_ns
-    assert clock.from_trace(clock.to_trace(123)) == 123
 
 
 def test_one_late_mark_moves_nothing_but_the_error() -> None:

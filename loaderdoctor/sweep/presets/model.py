@@ -77,7 +77,6 @@ class Preset:
     n_rounds: int = 3
     searched_from: str | None = None  # our own search starts from this row, for those after it
     one_loop: bool = True  # rows are the loop with other settings: one may be recommended
-    by_portion: bool = False  # groups are portions of the dataset: pictures for each
     shortened: str | None = None  # what is smaller than in the published experiment
 
 

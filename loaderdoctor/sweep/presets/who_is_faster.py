@@ -134,7 +134,6 @@ WHO_IS_FASTER = Preset(
     baseline=BASELINE,
     rows=rows,
     budget_s=440.0,
-    by_portion=True,
     shortened="each repeat is a window of steps, not a whole training; epochs are computed from "
     "steps, start-up and boundary",
     claims=(

@@ -31,7 +31,9 @@ a fact it needs was not recorded.
 
 What a finding expects of a setting is said only where nothing has tested it, and is marked so.
 Where the run tried the setting, the finding says what was measured, be it faster, slower or no
-different (`tested` in `report.json`; `refuted` where it is otherwise than expected). `analyze` of a
+different (`tested` in `report.json`; `refuted` where it is otherwise than expected). Of a sweep it
+says whether a gain was confirmed by windows measured after the trial was chosen, or is of the
+rounds that rank, in which the best of many looks better than it is (`confirmed`). `analyze` of a
 trace that lies in a run folder cites the trials of that run in the same way.
 
 The last five are hints about computing. They are always *low* and never the verdict, and they are

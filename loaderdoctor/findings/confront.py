@@ -16,6 +16,9 @@ from loaderdoctor.findings.wording import ms
 from loaderdoctor.settings import Settings, Value
 
 Came = Literal["faster", "slower", "no different", "undecided"]
+# A gain below this part of the step is not worth a change of code: two means of one setting differ
+# by about 1 % on a quiet machine.
+MIN_GAIN_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,9 @@ class Outcome:
     own_ms: float  # as the loop is: of the same rounds where that is known
     gain_low_ms: float | None  # 95 % bounds of the gain; None: too few windows for an interval
     gain_high_ms: float | None
+    # Whether the gain is of windows taken after the trial was chosen; False: of the rounds that
+    # rank, in which the best of many looks better than it is. None: not chosen among many.
+    confirmed: bool | None = None
 
     @property
     def came(self) -> Came:
@@ -36,6 +42,21 @@ class Outcome:
         if self.gain_low_ms > 0.0:
             return "faster"
         return "slower" if self.gain_high_ms < 0.0 else "no different"
+
+    @property
+    def words(self) -> str:
+        """What came of it, and on what footing: nobody may take a rank for a gain."""
+        came, again = self.came, " when confirmed" if self.confirmed else ""
+        if came == "undecided":
+            return f"too few windows to tell{again}"
+        if came == "no different":
+            return f"{'within' if self.confirmed else 'no difference beyond'} the noise{again}"
+        if self.confirmed is None:
+            return came
+        if not self.confirmed:
+            return f"{came} in the rounds, not confirmed"
+        little = came == "faster" and self.own_ms - self.step_ms < MIN_GAIN_SHARE * self.own_ms
+        return f"{came}{again}{', by too little to matter' if little else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +77,9 @@ class Tested:
     def sentence(self) -> str:
         """What the trial measured, for behind "Tried in this run"."""
         outcome = self.outcome
-        came = {
-            "faster": "faster",
-            "slower": "slower",
-            "no different": "no difference beyond the noise",
-            "undecided": "too few windows to tell",
-        }[outcome.came]
         return (
             f"({outcome.settings.label()}): {ms(outcome.step_ms)} a step beside "
-            f"{ms(outcome.own_ms)} as it is, {came}."
+            f"{ms(outcome.own_ms)} as it is, {outcome.words}."
         )
 
 

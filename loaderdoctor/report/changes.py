@@ -12,7 +12,7 @@ from itertools import groupby
 
 from loaderdoctor.findings.plan import PredictedFrom
 from loaderdoctor.report import format as fmt
-from loaderdoctor.report.model import Recommendation
+from loaderdoctor.report.model import Recommendation, Report
 
 MEASURED = "measured here"
 PREDICTED: Mapping[PredictedFrom, str] = {
@@ -81,6 +81,25 @@ def changes_of(recommendations: Sequence[Recommendation]) -> tuple[Change, ...]:
         ),
     )
     return tuple(Change(tuple(row for _, row in group)) for _, group in groups)
+
+
+def nothing_helps(report: Report) -> str:
+    """For where no change is recommended: never more than the trials and findings beside it say."""
+    was_best = [t for t in report.trials if t.gain_confirmed and t.gain_ms_ci is not None]
+    if any(t.gain_ms_ci is not None and t.gain_ms_ci[0] > 0 for t in was_best):
+        return "No change of settings gains enough to be worth it."
+    if was_best:
+        return (
+            "No change of settings is shown to help: what did best in the rounds was within the "
+            "noise when measured again."
+        )
+    tests = [test for finding in report.findings for test in finding.tested]
+    faster = any(t.outcome == "faster" for t in tests) or any(
+        t.gain_ms_ci is not None and t.gain_ms_ci[0] > 0 for t in report.trials
+    )
+    if faster:
+        return "No change of settings is shown to help: what was faster was not confirmed."
+    return "No change of settings is known to help."
 
 
 def vocabulary(changes: Sequence[Change]) -> str | None:

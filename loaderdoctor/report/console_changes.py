@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from loaderdoctor.report import format as fmt
-from loaderdoctor.report.changes import MEASURED, Change, changes_of, vocabulary
+from loaderdoctor.report.changes import MEASURED, Change, changes_of, nothing_helps, vocabulary
 from loaderdoctor.report.format import plain
 from loaderdoctor.report.model import Report, Step
 from loaderdoctor.report.summary import meaning
@@ -22,7 +22,7 @@ def prescription_lines(report: Report) -> list[RenderableType]:
         told = report.verdict.severity == "none" or any(f.advice for f in report.findings)
         if told or report.verdict.bound == "unknown" or report.command == "analyze":
             return []
-        return [Text("No change of settings is known to help.")]
+        return [Text(nothing_helps(report))]
     body: list[RenderableType] = []
     for number, change in enumerate(changes, 1):
         if body:

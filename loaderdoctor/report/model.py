@@ -90,6 +90,7 @@ class FindingTest(Struct, frozen=True, kw_only=True):
     own_step_ms: float
     outcome: Literal["faster", "slower", "no different", "undecided"]
     refuted: bool  # the measurement says otherwise than the finding's rule
+    confirmed: bool | None = None  # as Trial.gain_confirmed; None where nothing was chosen
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -144,10 +145,10 @@ class Trial(Struct, frozen=True, kw_only=True):
     trace: str | None = None
     n_windows: int = 0
     window_ms: tuple[float, ...] = ()
-    # Against the loop as it is in the same rounds: positive is faster. Of a sweep the one trial
-    # that was looked at again, by the windows that confirm it. None: not paired.
+    # Against the loop as it is in the same rounds: positive is faster. None: not paired.
     gain_ms: float | None = None
     gain_ms_ci: Interval | None = None
+    gain_confirmed: bool | None = None  # by windows after it was chosen; False: by the ranking's
     changes_numerics: bool = False  # or training: tried because it was asked for
     # Time for as many samples as the loop's own step has: trials compare by it. None: step_ms is.
     cost_ms: float | None = None
@@ -157,8 +158,7 @@ class Trial(Struct, frozen=True, kw_only=True):
         """What this trial is compared by."""
         return self.cost_ms if self.cost_ms is not None else self.step_ms
 
-    # Of a preset's row:
-    row: str | None = None  # as the published table names it
+    row: str | None = None  # of a preset, as are those below: as the published table names it
     group: str | None = None  # rows of one group share a baseline (a portion, a control group)
     same_as: int | None = None  # identical on this machine: run once, figures are that trial's
     time_ratio: float | None = None  # time of the same work / the group's baseline

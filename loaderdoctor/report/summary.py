@@ -194,6 +194,9 @@ def _remedy(
         return _first_change(step_ms, change, glimpsed=_glimpsed(change, findings))
     if cause is not None and cause.advice is not None:
         return cause.advice
+    faster = next((t for f in findings for t in f.tested if t.outcome.came == "faster"), None)
+    if faster is not None:
+        return f"A trial {faster.sentence}"
     ablation = facts.ablation
     if ablation is not None and ablation.no_input_ms is not None:
         floor = fmt.number(ablation.no_input_ms.value)

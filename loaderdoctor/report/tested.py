@@ -71,8 +71,8 @@ def outcomes(
         other_work = trial.changes_numerics and changed.numerics != ("num_threads",)
         if not changed.changed() or changed.probes or other_work:
             continue
-        confirmed = command == "sweep"
-        found.append(_outcome(changed, trial, of_base, paired=base == 0, confirmed=confirmed))
+        swept = command == "sweep"
+        found.append(_outcome(changed, trial, of_base, paired=base == 0, swept=swept))
     return tuple(found)
 
 
@@ -87,6 +87,7 @@ def tests_row(tested: Tested) -> model.FindingTest:
         own_step_ms=outcome.own_ms,
         outcome=outcome.came,
         refuted=tested.refuted,
+        confirmed=outcome.confirmed,
     )
 
 
@@ -101,16 +102,19 @@ def own_settings(facts: Facts) -> dict[str, Any]:
 
 
 def _outcome(
-    changed: Settings, trial: model.Trial, of_base: model.Trial, *, paired: bool, confirmed: bool
+    changed: Settings, trial: model.Trial, of_base: model.Trial, *, paired: bool, swept: bool
 ) -> Outcome:
     assert trial.compared_ms is not None
     assert of_base.compared_ms is not None
     own_ms, gain_ms = of_base.compared_ms, of_base.compared_ms - trial.compared_ms
     interval = trial.gain_ms_ci
+    confirmed = False if swept else None
     if paired and trial.gain_ms is not None:
         gain_ms = trial.gain_ms
+        if swept:
+            confirmed = trial.gain_confirmed
         # Of the same rounds: but a trial that was confirmed won a comparison of many noisy ones.
-        own_ms = own_ms if confirmed else trial.compared_ms + gain_ms
+        own_ms = own_ms if swept else trial.compared_ms + gain_ms
     else:
         # Independent means: their margins add up in squares.
         margins = [_margin(trial), _margin(of_base)]
@@ -125,6 +129,7 @@ def _outcome(
         own_ms=own_ms,
         gain_low_ms=interval[0] if interval is not None else None,
         gain_high_ms=interval[1] if interval is not None else None,
+        confirmed=confirmed,
     )
 
 

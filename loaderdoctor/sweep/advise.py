@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import Facts
+from loaderdoctor.findings.confront import MIN_GAIN_SHARE
 from loaderdoctor.findings.proposal import edits_for
 from loaderdoctor.instrument.protocol import Observed
 from loaderdoctor.report import format as fmt
@@ -113,19 +114,31 @@ def verdict_of_sweep(ranking: Ranking) -> str:
     if ranking.candidate and ranking.gain_ms is not None and ranking.gain_share is not None:
         label = ranking.results[ranking.candidate].settings.label()
         gain = fmt.ms(ranking.gain_ms.value, _interval(ranking.gain_ms))
-        why = "too little" if ranking.gain_share.low > 0 else "within the noise"
-        return (
-            f"No setting is shown to help: {label} did best, but measured again beside the loop's "
-            f"own settings it gains {gain} a step, {why}. Measure longer with --budget, on a quiet "
-            "machine, to know."
-        )
-    tied = len(ranking.tied_with)
-    others = f"; {fmt.count(tied, 'other trial')} cannot be told from the best" if tied else ""
+        longer = "Measure longer with --budget, on a quiet machine, to know."
+        if not ranking.confirmed:
+            return (
+                f"No setting is shown to help: {label} did best, by {gain} a step in the rounds, "
+                f"but too little was measured to confirm it. {longer}"
+            )
+        again = f"{label} did best, but measured again beside the loop's own settings it gains"
+        if ranking.gain_share.low > 0:
+            return f"No setting gains enough to be worth it: {again} {gain} a step."
+        return f"No setting is shown to help: {again} {gain} a step, within the noise. {longer}"
     probes = probe_sentence(ranking)
     if probes and all(r.settings.probes for r in ranking.results if r.index):
         return probes
-    nothing = f"Nothing worth changing: no settings beat the loop's own beyond the noise{others}."
-    return f"{nothing} {probes}".strip()
+    return f"{_nothing(ranking)} {probes}".strip()
+
+
+def _nothing(ranking: Ranking) -> str:
+    """That nothing was worth a second look, as far as the rounds show it."""
+    tied = len(ranking.tied_with)
+    others = f"; {fmt.count(tied, 'other trial')} cannot be told from the best" if tied else ""
+    gains = [g for i in ranking.compared if i and (g := ranking.round_gain(i)) is not None]
+    if any(gain.low > 0 for gain in gains):
+        limit = fmt.share(MIN_GAIN_SHARE)
+        return f"Nothing worth changing: no settings gain {limit} over the loop's own{others}."
+    return f"Nothing worth changing: no settings beat the loop's own beyond the noise{others}."
 
 
 def probe_sentence(ranking: Ranking) -> str:

@@ -17,9 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from loaderdoctor.findings.confront import MIN_GAIN_SHARE
 from loaderdoctor.sweep.noise import Noise
 from loaderdoctor.sweep.pace import WINDOW_S, Cost
-from loaderdoctor.sweep.rank import EQUAL_SHARE, MIN_GAIN_SHARE, Ranking, Result, widening
+from loaderdoctor.sweep.rank import EQUAL_SHARE, Ranking, Result, widening
 
 # Of the steps that the whole grid would take.
 ALLOWANCE_SHARE = 0.20

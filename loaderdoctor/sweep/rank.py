@@ -16,6 +16,7 @@ from statistics import NormalDist, fmean
 from typing import Literal
 
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.findings.confront import MIN_GAIN_SHARE
 from loaderdoctor.settings import AXES_BY_NAME, DEFAULT_PREFETCH_FACTOR, Settings
 from loaderdoctor.sweep.grid import meaning
 from loaderdoctor.sweep.noise import Noise
@@ -27,8 +28,6 @@ from loaderdoctor.sweep.yardstick import ONE_MACHINE, Yardstick
 EQUAL_SHARE = 0.01
 # A simpler setting is recommended over the best if it costs at most this much more.
 SIMPLER_SHARE = 0.03
-# A gain below this is not worth a change of code.
-MIN_GAIN_SHARE = 0.02
 # With fewer confirmation pairs than this the paired rounds speak (see `gain`).
 MIN_PAIRS = 3
 
@@ -75,6 +74,21 @@ class Ranking:
     drift: float | None  # last / first baseline step time
     noise: Noise | None = None  # what intervals rest on
     spread: float | None = None  # usual standard deviation of a window's mean, of that mean
+    compared: tuple[int, ...] = ()  # trials that the best was chosen among
+
+    def round_gain(self, index: int) -> Estimate | None:
+        """Loop's own minus this trial by the ranking rounds alone, as wide as ties are judged.
+
+        None where it is none of those compared.
+        """
+        if index not in self.compared or self.noise is None:
+            return None
+        own, one = self.results[0], self.results[index]
+        gain = self.noise.difference(own.by_round_ms, one.by_round_ms)
+        if gain is None or not gain.bounded:
+            return gain
+        margin = gain.margin * widening(len(self.compared) - 1)
+        return replace(gain, low=gain.value - margin, high=gain.value + margin)
 
     @property
     def worth_changing(self) -> bool:
@@ -144,6 +158,7 @@ def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None)
         drift=drift(trials[0]),
         noise=noise,
         spread=math.sqrt(noise.variance) if noise.weight else None,
+        compared=tuple(r.index for r in compared),
     )
     if ranking.worth_changing:  # the confirmation tells apart what the rounds could not
         ranking = replace(ranking, tied_with=tuple(index for index in tied if index))

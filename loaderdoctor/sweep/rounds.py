@@ -18,6 +18,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from loaderdoctor.errors import RunError
+from loaderdoctor.findings.confront import MIN_GAIN_SHARE
 from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.protocol import Observed
 from loaderdoctor.settings import Settings
@@ -26,7 +27,7 @@ from loaderdoctor.sweep.fresh import FreshBench
 from loaderdoctor.sweep.grid import own_settings
 from loaderdoctor.sweep.outcome import Ablate, Options, Outcome, PhaseName, Progress
 from loaderdoctor.sweep.pace import Cost, Plan
-from loaderdoctor.sweep.rank import MIN_GAIN_SHARE, MIN_PAIRS, Ranking, rank
+from loaderdoctor.sweep.rank import MIN_PAIRS, Ranking, rank
 from loaderdoctor.sweep.trials import Phase, Trial
 from loaderdoctor.sweep.visits import SweepOverError, Visits
 

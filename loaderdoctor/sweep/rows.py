@@ -46,10 +46,12 @@ def trial_rows(
         if (at := where.get(result.index)) is not None:
             label = f"{row.label} [hardware {at[1]}]" if several and result.index else row.label
             row = msgspec.structs.replace(row, node=at[0], hardware=at[1], label=label)
-        if result.index and result.index == ranking.candidate and ranking.gain_ms is not None:
-            gain = ranking.gain_ms
-            bounds = (gain.low, gain.high) if gain.bounded else None
-            row = msgspec.structs.replace(row, gain_ms=gain.value, gain_ms_ci=bounds)
+        confirmed = result.index == ranking.candidate and ranking.confirmed
+        gain = ranking.gain_ms if confirmed else ranking.round_gain(result.index)
+        if result.index and gain is not None:
+            row = msgspec.structs.replace(
+                row, gain_ms=gain.value, gain_ms_ci=_interval(gain), gain_confirmed=confirmed
+            )
         rows.append(row)
     return tuple(rows)
 

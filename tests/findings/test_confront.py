@@ -74,6 +74,27 @@ def test_the_interval_says_what_came_of_a_trial(
     assert said.summary.endswith(f"10.0 ms as it is, {came}.")
 
 
+@pytest.mark.parametrize(
+    ("confirmed", "step_ms", "low", "high", "words"),
+    [
+        (True, 8.0, 1.0, 3.0, "faster when confirmed"),
+        (True, 9.9, 0.05, 0.15, "faster when confirmed, by too little to matter"),
+        (True, 8.0, -1.0, 5.0, "within the noise when confirmed"),
+        (True, 12.0, -3.0, -1.0, "slower when confirmed"),
+        (False, 8.0, 1.0, 3.0, "faster in the rounds, not confirmed"),
+        (False, 9.9, 0.05, 0.15, "faster in the rounds, not confirmed"),
+        (False, 8.0, -1.0, 5.0, "no difference beyond the noise"),
+        (None, 9.9, 0.05, 0.15, "faster"),
+    ],
+)
+def test_a_gain_of_a_sweep_says_whether_it_was_confirmed(
+    confirmed: bool | None, step_ms: float, low: float, high: float, words: str
+) -> None:
+    tried = replace(outcome(Settings(num_workers=3), step_ms, low, high), confirmed=confirmed)
+    (said,) = confronted([the(loader_in_main_process(LOADS_ITSELF))], [tried], own=OWN)
+    assert said.summary.endswith(f"10.0 ms as it is, {words}.")
+
+
 def test_that_more_workers_cant_help_gives_way_to_a_trial_in_which_they_do() -> None:
     full = next(c for c in CASES if c.rule is cpu_saturated_workers).ill
     finding = the(cpu_saturated_workers(full))

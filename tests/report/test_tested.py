@@ -36,8 +36,26 @@ def test_a_paired_gain_is_against_the_loop_in_the_same_rounds() -> None:
 
 
 def test_a_confirmed_gain_is_against_the_table_as_the_recommendation_says_it() -> None:
-    (one,) = outcomes((BASE, trial(TWO, 4.0, gain_ms=5.0, gain_ms_ci=(4.0, 6.0))), OWN, "sweep")
+    (one,) = outcomes(
+        (BASE, trial(TWO, 4.0, gain_ms=5.0, gain_ms_ci=(4.0, 6.0), gain_confirmed=True)),
+        OWN,
+        "sweep",
+    )
     assert (one.step_ms, one.own_ms, one.came) == (5.0, 10.0, "faster")
+    assert one.confirmed
+
+
+def test_a_gain_of_the_ranking_rounds_alone_is_marked_as_one() -> None:
+    (one,) = outcomes(
+        (BASE, trial(TWO, 4.0, gain_ms=5.0, gain_ms_ci=(4.0, 6.0), gain_confirmed=False)),
+        OWN,
+        "sweep",
+    )
+    assert one.confirmed is False
+    (unpaired,) = outcomes((BASE, trial(TWO, 4.0)), OWN, "sweep")
+    assert unpaired.confirmed is False
+    (diagnosed,) = outcomes((BASE, trial(TWO, 4.0, gain_ms=5.0)), OWN, "diagnose")
+    assert diagnosed.confirmed is None
 
 
 def test_without_pairs_the_margins_of_both_add_up() -> None:

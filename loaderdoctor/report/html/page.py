@@ -14,7 +14,7 @@ from loaderdoctor import __version__
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report import gpu, machines
 from loaderdoctor.report.bars import LOOKS, ORDER
-from loaderdoctor.report.changes import Change, changes_of, vocabulary
+from loaderdoctor.report.changes import Change, changes_of, nothing_helps, vocabulary
 from loaderdoctor.report.console_tables import by_speed, trial_columns, trial_mark, unclear_key
 from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.first_screen import (
@@ -66,6 +66,7 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
             what_if_notes=what_if_notes(report),
             changes=tuple(_change(change, report.step.wall_ms) for change in changes),
             vocabulary=vocabulary(changes),
+            nothing_helps=nothing_helps(report),
             meaning=meaning(report),
             trials=_trials(report),
             ranks=_ranks(report),

@@ -1,0 +1,91 @@
+"""A sweep's first screen says one thing: verdict, findings, list of changes and table agree."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+from loaderdoctor.findings.model import Prediction
+from loaderdoctor.report.build import build_report
+from loaderdoctor.report.console import console_text
+from loaderdoctor.report.model import Report
+from loaderdoctor.settings import Settings
+from loaderdoctor.sweep.advise import recommendations, verdict_of_sweep
+from loaderdoctor.sweep.evidence import Evidence
+from loaderdoctor.sweep.grid import AS_IS
+from loaderdoctor.sweep.outcome import Options
+from loaderdoctor.sweep.rounds import Sweep
+from loaderdoctor.sweep.rows import best_row, trial_rows
+from tests.report import samples
+from tests.sweep.simulator import SimulatedBench, Truth, observed
+
+# One forecast for each trial, so that the findings repeat what came of all of them.
+FORECASTS = tuple(
+    Prediction(sentence=f"{n} workers help.", setting="num_workers", which="other", value=n)
+    for n in (2, 3)
+)
+NOTHING = {  # sentence -> what a finding beside it may call a trial
+    "No setting is shown to help": {"in the rounds, not confirmed"},
+    "No setting gains enough": {"in the rounds, not confirmed", "by too little to matter"},
+    "no settings gain 2 %": {"in the rounds, not confirmed"},
+    "no settings beat the loop's own beyond the noise": set(),
+}
+
+
+def screen(fast_ms: float, noise: float, seed: int, budget_s: float) -> Report:
+    def truth(settings: Settings) -> Truth:
+        return Truth(step_ms=fast_ms if settings.num_workers == 2 else 9.8, startup_s=0.1)
+
+    seen = observed()
+    bench = SimulatedBench(truth, Truth(step_ms=10.0), noise=noise, seed=seed)
+    trials = (AS_IS, Settings(num_workers=2), Settings(num_workers=3))
+    options = Options(budget_s=budget_s, seed=seed)
+    sweep = Sweep(bench, seen, trials, options, clock=bench.clock)
+    sweep.run()
+    evidence = Evidence(observed=seen)
+    evidence.sweep = sweep
+    ranking = sweep.ranking()
+    facts = evidence.facts(ranking)
+    return build_report(
+        facts=replace(facts, shares=samples.facts().shares),
+        target="train.py",
+        bound="input",
+        severity="high",
+        findings=(replace(samples.IN_MAIN, predictions=FORECASTS, advice=None),),
+        recommendations=recommendations(ranking, seen, facts),
+        trials=trial_rows(ranking, {}, {}),
+        best=best_row(ranking),
+        environment=samples.ENVIRONMENT,
+        summary=verdict_of_sweep(ranking) if ranking.recommended is None else None,
+    )
+
+
+def test_no_screen_says_that_nothing_helps_beside_a_trial_that_did() -> None:
+    said: Counter[str] = Counter()
+    for fast_ms, noise, seed, budget_s in itertools.product(
+        (10.0, 9.8, 8.0), (0.003, 0.3), range(4), (4.0, 40.0)
+    ):
+        report = screen(fast_ms, noise, seed, budget_s)
+        (finding,) = report.findings
+        came = [t.partition(" as it is, ")[2] for t in finding.summary.split(" a step beside ")]
+        faster = [words for words in came if words.startswith("faster")]
+        text = " ".join(console_text(report).split())
+        if report.recommendations:
+            assert "No change of settings" not in text
+            assert any("faster when confirmed" in words for words in faster) or any(
+                t.gain_confirmed is False for t in report.trials
+            )
+            said["helps"] += 1
+            continue
+        (sentence,) = [s for s in NOTHING if s in report.verdict.summary]
+        said[sentence] += 1
+        assert all(any(may in words for may in NOTHING[sentence]) for words in faster), (
+            sentence,
+            finding.summary,
+        )
+        assert ("No change of settings is known to help." in text) == (
+            not faster and not any(t.gain_confirmed for t in report.trials)
+        )
+    # None of them by chance alone: every sentence was put to the test.
+    assert set(said) == {"helps", *NOTHING}, said

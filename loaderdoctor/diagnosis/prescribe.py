@@ -16,6 +16,7 @@ from loaderdoctor.findings.plan import Candidate, CodeAdvice, Prescription
 from loaderdoctor.findings.proposal import edits_for
 from loaderdoctor.report import model
 from loaderdoctor.report.build import interval
+from loaderdoctor.report.tested import own_settings
 from loaderdoctor.settings import Settings
 
 
@@ -145,7 +146,7 @@ def _rows(
 
     `code` is what to write where that is no edit of the loader's or the copy's line.
     """
-    have = _own(facts)
+    have = own_settings(facts)
     basis = _basis(candidate, glimpsed) if candidate is not None and measured is None else None
     for name, value in settings.changed().items():
         edits = edits_for(facts, _only(settings, name))
@@ -198,15 +199,6 @@ def _only(settings: Settings, name: str) -> Settings:
         together = {k: v for k, v in settings.changed().items() if k in loader_arguments(settings)}
         return Settings(**together)  # type: ignore[arg-type]
     return Settings(**{name: settings.as_dict()[name]})  # type: ignore[arg-type]
-
-
-def _own(facts: Facts) -> dict[str, object]:
-    loader = facts.main_loader
-    have: dict[str, object] = dict(loader.settings.as_dict()) if loader is not None else {}
-    if facts.transfers:
-        have["non_blocking"] = all(t.non_blocking for t in facts.transfers)
-    have["num_threads"] = facts.machine.n_threads if facts.machine is not None else None
-    return have
 
 
 def _prediction(settings: Settings, prescription: Prescription) -> Candidate | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import msgspec
@@ -15,11 +14,10 @@ from loaderdoctor.attribution.series import (
     waits_of_windows,
 )
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
-from loaderdoctor.instrument import worker
 from loaderdoctor.instrument.protocol import BoundaryRecord
-from loaderdoctor.instrument.worker_records import read
 from loaderdoctor.trace.read import read_trace
 from tests.attribution.builders import observed, window
+from tests.attribution.recorded import recorded
 from tests.instrument import worker_cases as cases
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -84,16 +82,8 @@ def test_a_trace_without_loader_events_has_no_series() -> None:
 
 
 def test_slow_samples_show_in_the_histogram(tmp_path: Path) -> None:
-    worker.install(tmp_path / "records")
-    try:
-        start_ns = time.perf_counter_ns()
-        dataset = cases.Sleeping(n=64, sleep_s=0.001, slow_every=16, slow_s=0.05)
-        for _ in cases.loader(dataset, num_workers=2):
-            pass
-        end_ns = time.perf_counter_ns()
-    finally:
-        worker.remove()
-    log = read(tmp_path / "records")
+    dataset = cases.Sleeping(n=64, sleep_s=0.001, slow_every=16, slow_s=0.05)
+    log, start_ns, end_ns = recorded(tmp_path, [cases.loader(dataset, num_workers=2)])
     times = sample_times(log, start_ns, end_ns)
     assert times is not None
     assert times.n == sum(times.counts) == 64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,11 +15,9 @@ from loaderdoctor.attribution.timeline import (
     step_timelines,
 )
 from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.instrument import worker
-from loaderdoctor.instrument.worker_records import read
-from loaderdoctor.trace.calibrate import ClockMap
 from loaderdoctor.trace.read import read_trace
 from tests.attribution.build import BACKGROUND, PIN, TraceBuilder
+from tests.attribution.recorded import as_one_step, recorded
 from tests.instrument import worker_cases as cases
 
 TRACES = sorted((Path(__file__).parents[2] / "traces").glob("*.pt.trace.json.gz"))
@@ -126,22 +123,9 @@ def test_spans_too_many_to_draw_are_joined_and_keep_their_total() -> None:
 
 
 def test_workers_have_rows_at_the_time_they_made_their_batches(tmp_path: Path) -> None:
-    worker.install(tmp_path / "records")
-    try:
-        start_ns = time.perf_counter_ns()
-        dataset = cases.Sleeping(n=32, sleep_s=0.005)
-        for _ in cases.loader(dataset, num_workers=2):
-            pass
-        end_ns = time.perf_counter_ns()
-    finally:
-        worker.remove()
-    log = read(tmp_path / "records")
-    built = TraceBuilder()
-    length_us = (end_ns - start_ns) / 1000
-    built.step(0, 0, length_us)
-    built.op(0, length_us)
-    clock = ClockMap(offset_ns=-start_ns, error_ns=0, spread_ns=0, n_marks=1)
-    (step,) = step_timelines(attribute(built.trace()), log, clock)
+    loader = cases.loader(cases.Sleeping(n=32, sleep_s=0.005), num_workers=2)
+    log, start_ns, end_ns = recorded(tmp_path, [loader])
+    step = as_one_step(log, start_ns, end_ns)
     assert step.which == "only"
     made_ms = 0.0
     for name in ("worker 0", "worker 1"):
@@ -161,22 +145,8 @@ def test_workers_started_anew_share_a_row_and_another_loaders_have_their_own(
     train = cases.loader(cases.Sleeping(n=8, sleep_s=0.002), num_workers=1)
     other = cases.loader(cases.Sleeping(n=8, sleep_s=0.002), num_workers=1)
     names = {id(train): "train.py:10", id(other): "train.py:20"}
-    worker.install(tmp_path / "records", lambda loader: names.get(id(loader)))
-    try:
-        start_ns = time.perf_counter_ns()
-        for source in (train, other, train):
-            for _ in source:
-                pass
-        end_ns = time.perf_counter_ns()
-    finally:
-        worker.remove()
-    log = read(tmp_path / "records")
-    built = TraceBuilder()
-    length_us = (end_ns - start_ns) / 1000
-    built.step(0, 0, length_us)
-    built.op(0, length_us)
-    clock = ClockMap(offset_ns=-start_ns, error_ns=0, spread_ns=0, n_marks=1)
-    (step,) = step_timelines(attribute(built.trace()), log, clock)
+    epochs = (train, other, train)
+    step = as_one_step(*recorded(tmp_path, epochs, lambda loader: names.get(id(loader))))
     drawn = [r for r in step.rows if r.name.startswith("worker")]
     assert [r.name for r in drawn] == [
         "worker 0 of train.py:10 (started 2 times)",

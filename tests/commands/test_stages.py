@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from loaderdoctor.commands.stages import Stages
+from tests.commands.reading import read_to_end
 
 LONG = "loaderdoctor: this text is of more words than fit one line, " + "and more " * 8 + "\n"
 
@@ -87,14 +88,8 @@ def test_diagnose_tells_every_stage_in_a_real_terminal(tmp_path: Path) -> None:
         env={**os.environ, "COLUMNS": "80", "TERM": "xterm"},
     ) as process:  # fmt: skip
         os.close(theirs)
-        said = b""
-        try:
-            while part := os.read(ours, 4096):
-                said += part
-        except OSError:  # a terminal whose other end is closed
-            pass
+        said = read_to_end(ours)
         assert process.wait(60) == 0
-    os.close(ours)
     text = re.sub(r"\x1b\[[0-9;]*m", "", said.decode()).replace("\r", "")
     stages = re.findall(r"loaderdoctor: ([a-z ]+)", text)
     for stage in ("measuring the loop as it is", "profiling", "comparing with ready batches"):

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import loaderdoctor
+from tests.commands.reading import read_to_end
 from tests.report.conftest import trace_path
 
 CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -42,13 +43,7 @@ def in_terminal(width: int, *, no_color: bool = False) -> str:
         COMMAND, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL, env=environment(**more)
     ) as process:
         os.close(theirs)
-        said = b""
-        try:
-            while part := os.read(ours, 65536):
-                said += part
-        except OSError:  # a terminal whose other end is closed
-            pass
-    os.close(ours)
+        said = read_to_end(ours)
     assert process.returncode == 0, said
     return said.decode().replace("\r\n", "\n")
 

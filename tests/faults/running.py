@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from loaderdoctor.report.model import Report
+from loaderdoctor.report.model import Report, Trial
 
 MARK = "LOADERDOCTOR_TEST"
 TIMEOUT_S = 240.0
@@ -101,6 +101,16 @@ class Faulty:
     def last_line(self) -> str:
         """What the command said last."""
         return (self.stderr.strip().splitlines() or [""])[-1]
+
+    def check_one_trial_failed(self, axis: str, failed: int, *, words: str, sound: int) -> Trial:
+        """The sweep ended well: of that axis one trial failed, with these words. The sound one."""
+        assert self.code == 0, self.stderr
+        self.check_clean()
+        rows = {t.settings[axis]: t for t in self.said.trials[1:]}
+        assert rows[failed].status == "failed"
+        assert words in (rows[failed].reason or "")
+        assert rows[sound].status == "ok"
+        return rows[sound]
 
     def check_clean(self) -> None:
         """No traceback of ours, and nothing half-written in the run folder."""

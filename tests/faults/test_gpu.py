@@ -34,12 +34,7 @@ def test_a_trial_out_of_gpu_memory_fails_and_leaves_none_behind(place: Place) ->
         "sweep", "--grid", "batch_size=4,8,16", "--budget", "20", "--no-ablation", "--rerun",
         "--output", "out", path,
     )  # fmt: skip
-    assert done.code == 0, done.stderr
-    done.check_clean()
-    rows = {t.settings["batch_size"]: t for t in done.said.trials[1:]}
-    assert rows[16].status == "failed"
-    assert "out of memory" in (rows[16].reason or "")
-    assert rows[8].status == "ok"
-    peak = rows[8].gpu_peak_allocated_bytes
+    sound = done.check_one_trial_failed("batch_size", 16, words="out of memory", sound=8)
+    peak = sound.gpu_peak_allocated_bytes
     assert peak is not None
     assert peak < 1 << 28  # the gigabyte of the failed trial is gone

@@ -159,12 +159,7 @@ def fault(where, n):
         "sweep", "--isolate", "--grid", "num_workers=0,1,2", "--rounds", "1", "--budget", "60",
         "--output", "out", script(place.path, fault),
     )  # fmt: skip
-    assert done.code == 0, done.stderr
-    done.check_clean()
-    rows = {t.settings["num_workers"]: t for t in done.said.trials[1:]}
-    assert rows[2].status == "failed"
-    assert "SIGKILL" in (rows[2].reason or "")
-    assert rows[1].status == "ok"
+    done.check_one_trial_failed("num_workers", 2, words="SIGKILL", sound=1)
 
 
 LEAVES = """
@@ -296,13 +291,8 @@ def test_a_trial_that_runs_out_of_gpu_memory_fails_and_the_others_go_on(place: P
         "sweep", "--grid", "batch_size=4,8,16", "--budget", "8", "--no-ablation", "--rerun",
         "--output", "out", script(place.path, OUT_OF_GPU_MEMORY),
     )  # fmt: skip
-    assert done.code == 0, done.stderr
-    done.check_clean()
-    rows = {t.settings["batch_size"]: t for t in done.said.trials[1:]}
-    assert rows[16].status == "failed"
-    assert "out of memory" in (rows[16].reason or "")
-    assert rows[8].status == "ok"
-    assert rows[8].step_ms is not None
+    sound = done.check_one_trial_failed("batch_size", 16, words="out of memory", sound=8)
+    assert sound.step_ms is not None
 
 
 SECOND_PROFILER = """

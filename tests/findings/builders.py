@@ -267,21 +267,3 @@ def with_exposed(
         ablation=seen,
     )
     return replace(facts, **more)
-
-
-def trace_only(seen: TraceFacts) -> Facts:
-    """What `analyze` has: one trace and nothing else."""
-    return Facts(
-        command="analyze",
-        shares=seen.shares,
-        shares_low=None,
-        hidden=seen.hidden,
-        step=None,
-        trace=seen,
-        loaders=(),
-        transfers=(),
-        workers=None,
-        ablation=None,
-        machine=None,
-        profiler_overhead=None,
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -55,3 +55,27 @@ def check_fires(case: Case) -> None:
 def check_silent(case: Case) -> None:
     for name, facts in {**case.silent, **case.missing}.items():
         assert case.rule(facts) is None, name
+
+
+def fires(cases: Sequence[Case]) -> Callable[[Case], None]:
+    """A test for each rule: on its ill facts it fires, with these figures and words."""
+
+    @_each(cases)
+    def test(case: Case) -> None:
+        check_fires(case)
+
+    return test
+
+
+def stays_silent(cases: Sequence[Case]) -> Callable[[Case], None]:
+    """A test for each rule: it finds nothing in look-alikes, and without a fact it needs."""
+
+    @_each(cases)
+    def test(case: Case) -> None:
+        check_silent(case)
+
+    return test
+
+
+def _each(cases: Sequence[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])

@@ -14,7 +14,7 @@ from loaderdoctor.findings.hot import where
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.instrument.protocol import TensorRecord
 from tests.findings.builders import healthy, line, loader, with_exposed, workers
-from tests.findings.case import Case, check_fires, check_silent
+from tests.findings.case import Case, fires, stays_silent
 from tests.findings.input_facts import LOW
 
 VOLUMES = TensorRecord(
@@ -135,14 +135,8 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_a_rule_fires_with_its_figures(case: Case) -> None:
-    check_fires(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_a_rule_stays_silent_on_look_alikes_and_missing_facts(case: Case) -> None:
-    check_silent(case)
+test_a_rule_fires_with_its_figures = fires(CASES)
+test_a_rule_stays_silent_on_look_alikes_and_missing_facts = stays_silent(CASES)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.facts import ComputeFacts, Facts
 from loaderdoctor.findings.batchnorm_bias import bias_before_batchnorm
 from loaderdoctor.findings.cudnn_benchmark import cudnn_benchmark_off
@@ -22,10 +23,9 @@ from tests.findings.builders import (
     machine,
     shares,
     trace,
-    trace_only,
     with_exposed,
 )
-from tests.findings.case import Case, check_fires, check_silent
+from tests.findings.case import Case, fires, stays_silent
 
 CALM = ComputeFacts(
     float32_gemm_ms=0.0,
@@ -149,14 +149,8 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_a_hint_is_given_with_its_figures(case: Case) -> None:
-    check_fires(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_look_alikes_and_missing_facts_give_no_hint(case: Case) -> None:
-    check_silent(case)
+test_a_hint_is_given_with_its_figures = fires(CASES)
+test_look_alikes_and_missing_facts_give_no_hint = stays_silent(CASES)
 
 
 def test_a_trace_alone_shows_data_parallel_float32_products_and_zero_fills() -> None:
@@ -167,7 +161,7 @@ def test_a_trace_alone_shows_data_parallel_float32_products_and_zero_fills() -> 
         n_data_parallel_forwards=1.0,
         n_computing_devices=2,
     )
-    kinds = {f.kind for f in find(trace_only(trace(compute=figures)))}
+    kinds = {f.kind for f in find(facts_of_trace(trace(compute=figures)))}
     assert kinds == {Kind.DATA_PARALLEL, Kind.TF32_OFF, Kind.GRAD_NOT_SET_TO_NONE}
 
 

@@ -15,7 +15,7 @@ from loaderdoctor.findings.contention import (
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.instrument.protocol import LoaderRecord
 from tests.findings.builders import healthy, loader, machine, step, trace, with_exposed, workers
-from tests.findings.case import Case, check_fires, check_silent
+from tests.findings.case import Case, fires, stays_silent
 from tests.findings.input_facts import FULL_CPU, LOW
 
 # Something costs 2.1 ms a step, and the loop waits 0.2 ms of it.
@@ -109,14 +109,8 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_a_rule_fires_with_its_figures(case: Case) -> None:
-    check_fires(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_a_rule_stays_silent_on_look_alikes_and_missing_facts(case: Case) -> None:
-    check_silent(case)
+test_a_rule_fires_with_its_figures = fires(CASES)
+test_a_rule_stays_silent_on_look_alikes_and_missing_facts = stays_silent(CASES)
 
 
 @pytest.mark.parametrize(

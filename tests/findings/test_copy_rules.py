@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.findings.copies import copy_not_overlapped, many_small_copies, wide_dtype_copy
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.pinning import blocking_copy, pageable_copy, pin_ineffective
@@ -20,11 +21,10 @@ from tests.findings.builders import (
     machine,
     shares,
     trace,
-    trace_only,
     transfer,
     with_exposed,
 )
-from tests.findings.case import Case, check_fires, check_silent
+from tests.findings.case import Case, fires, stays_silent
 
 UNPINNED = (loader(settings={"pin_memory": False}),)
 PAGEABLE = copy_facts(
@@ -232,14 +232,8 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_a_rule_fires_with_its_figures(case: Case) -> None:
-    check_fires(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_a_rule_stays_silent_on_look_alikes_and_missing_facts(case: Case) -> None:
-    check_silent(case)
+test_a_rule_fires_with_its_figures = fires(CASES)
+test_a_rule_stays_silent_on_look_alikes_and_missing_facts = stays_silent(CASES)
 
 
 def test_pinning_without_effect_is_a_hint_even_where_the_copy_costs_nothing() -> None:
@@ -263,7 +257,7 @@ def test_a_batch_nobody_could_look_into_is_judged_by_what_the_loop_copies() -> N
 
 
 def test_pageable_copies_are_told_from_a_trace_alone() -> None:
-    finding = pageable_copy(trace_only(trace(shares=COPIES, copies=(PAGEABLE,))))
+    finding = pageable_copy(facts_of_trace(trace(shares=COPIES, copies=(PAGEABLE,))))
     assert finding is not None
     assert finding.share == pytest.approx(0.3)
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.facts import HostSpot
 from loaderdoctor.findings.host import launch_bound, sync_every_step, work_between_steps
 from loaderdoctor.findings.model import Severity
-from tests.findings.builders import healthy, shares, trace, trace_only, with_exposed
-from tests.findings.case import Case, check_fires, check_silent
+from tests.findings.builders import healthy, shares, trace, with_exposed
+from tests.findings.case import Case, fires, stays_silent
 
 SYNCS = trace(
     shares=shares(host=0.15), n_syncs_per_step=1.0, idle_after_sync_ms=1.0, sync_wait_ms=7.0
@@ -122,21 +123,15 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_a_rule_fires_with_its_figures(case: Case) -> None:
-    check_fires(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_a_rule_stays_silent_on_look_alikes_and_missing_facts(case: Case) -> None:
-    check_silent(case)
+test_a_rule_fires_with_its_figures = fires(CASES)
+test_a_rule_stays_silent_on_look_alikes_and_missing_facts = stays_silent(CASES)
 
 
 def test_a_line_of_the_loop_is_named_where_the_trace_has_stacks() -> None:
     seen = trace(
         shares=shares(host=0.9), wall_ms=10.0, n_kernels_per_step=20.0, host_spots=(FRAME,)
     )
-    finding = work_between_steps(trace_only(seen))
+    finding = work_between_steps(facts_of_trace(seen))
     assert finding is not None
     # 20 kernels may take 2.4 ms to launch from that frame; what is beyond them is work.
     assert finding.share == pytest.approx(0.66)

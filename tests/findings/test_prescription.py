@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.advice import CHANGES
 from loaderdoctor.findings.model import Kind
@@ -24,7 +25,6 @@ from tests.findings.builders import (
     shares,
     step,
     trace,
-    trace_only,
     transfer,
     with_exposed,
     workers,
@@ -65,7 +65,7 @@ def test_nothing_is_worth_changing_in_a_healthy_run() -> None:
 
 def test_a_trace_alone_has_no_settings_to_change() -> None:
     seen = trace(shares=shares(input_=0.7), fetch_kind="single-process", raw_wait_ms=7.0)
-    assert proposed(trace_only(seen)) == ()
+    assert proposed(facts_of_trace(seen)) == ()
 
 
 def test_workers_are_batch_cost_over_the_rest_of_the_step_and_its_neighbours() -> None:

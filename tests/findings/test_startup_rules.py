@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.startup import iterator_recreated, worker_startup_each_epoch
-from tests.findings.builders import healthy, loader, step, trace, trace_only, with_exposed
-from tests.findings.case import Case, check_fires, check_silent
+from tests.findings.builders import healthy, loader, step, trace, with_exposed
+from tests.findings.case import Case, fires, stays_silent
 from tests.findings.input_facts import LOW
 
 CASES = (
@@ -59,22 +60,16 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_a_rule_fires_with_its_figures(case: Case) -> None:
-    check_fires(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_a_rule_stays_silent_on_look_alikes_and_missing_facts(case: Case) -> None:
-    check_silent(case)
+test_a_rule_fires_with_its_figures = fires(CASES)
+test_a_rule_stays_silent_on_look_alikes_and_missing_facts = stays_silent(CASES)
 
 
 def test_startup_in_a_trace_must_be_most_of_its_input_time() -> None:
     shares = with_exposed(input_=0.6).shares
     assert shares is not None
     seen = trace(shares=shares, n_iterators_created=2, startup_ms=(50.0, 50.0))
-    finding = worker_startup_each_epoch(trace_only(seen))
+    finding = worker_startup_each_epoch(facts_of_trace(seen))
     assert finding is not None
     assert finding.share == pytest.approx(0.5)
-    assert worker_startup_each_epoch(trace_only(replace(seen, startup_ms=(20.0,)))) is None
-    assert worker_startup_each_epoch(trace_only(replace(seen, n_iterators_created=20))) is None
+    assert worker_startup_each_epoch(facts_of_trace(replace(seen, startup_ms=(20.0,)))) is None
+    assert worker_startup_each_epoch(facts_of_trace(replace(seen, n_iterators_created=20))) is None

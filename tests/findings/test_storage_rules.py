@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.storage import cold_storage, many_small_files, memory_short
 from tests.findings.builders import healthy, line, loader, machine, with_exposed, workers
-from tests.findings.case import Case, check_fires, check_silent
+from tests.findings.case import Case, fires, stays_silent
 from tests.findings.input_facts import LOW
 
 CASES = (
@@ -103,11 +101,5 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_a_rule_fires_with_its_figures(case: Case) -> None:
-    check_fires(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_a_rule_stays_silent_on_look_alikes_and_missing_facts(case: Case) -> None:
-    check_silent(case)
+test_a_rule_fires_with_its_figures = fires(CASES)
+test_a_rule_stays_silent_on_look_alikes_and_missing_facts = stays_silent(CASES)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
+from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.findings.contention import gil_contention
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.saturated import (
@@ -22,11 +21,10 @@ from tests.findings.builders import (
     machine,
     step,
     trace,
-    trace_only,
     with_exposed,
     workers,
 )
-from tests.findings.case import Case, check_fires, check_silent
+from tests.findings.case import Case, fires, stays_silent
 from tests.findings.input_facts import (
     BY_ITSELF,
     FULL_CPU,
@@ -104,7 +102,7 @@ CASES = (
         missing={
             "workers": with_exposed(input_=0.6, workers=None),
             "shares": replace(STARVED, shares=None, trace=None),
-            "a trace alone": trace_only(trace(shares=STARVED.shares)),
+            "a trace alone": facts_of_trace(trace(shares=STARVED.shares)),
         },
     ),
     Case(
@@ -230,14 +228,8 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_a_rule_fires_with_its_figures(case: Case) -> None:
-    check_fires(case)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_a_rule_stays_silent_on_look_alikes_and_missing_facts(case: Case) -> None:
-    check_silent(case)
+test_a_rule_fires_with_its_figures = fires(CASES)
+test_a_rule_stays_silent_on_look_alikes_and_missing_facts = stays_silent(CASES)
 
 
 def test_the_hot_line_and_the_slowest_transform_are_named() -> None:
@@ -279,11 +271,11 @@ def test_the_loader_of_a_trace_alone_is_told_by_its_fetches() -> None:
     shares = with_exposed(input_=0.7).shares
     assert shares is not None
     seen = trace(shares=shares, fetch_kind="single-process", raw_wait_ms=7.0)
-    finding = loader_in_main_process(trace_only(seen))
+    finding = loader_in_main_process(facts_of_trace(seen))
     assert finding is not None
     assert finding.evidence["num_workers_needed"] == 3
-    assert loader_in_main_process(trace_only(replace(seen, loader_events=False))) is None
-    assert loader_in_main_process(trace_only(replace(seen, fetch_kind="multi-process"))) is None
+    assert loader_in_main_process(facts_of_trace(replace(seen, loader_events=False))) is None
+    assert loader_in_main_process(facts_of_trace(replace(seen, fetch_kind="multi-process"))) is None
 
 
 def test_a_pool_that_fills_the_cpus_is_saturated_though_they_rest_at_times() -> None:

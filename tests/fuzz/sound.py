@@ -24,23 +24,25 @@ def report(folder: Path) -> Path:
     return path
 
 
+WINDOW = WindowDone(
+    id=0,
+    mode="trial",
+    status="ok",
+    n_steps=3,
+    n_samples=96,
+    start_ns=10,
+    end_ns=70,
+    host_step_ns=(20, 10, 30),
+    device_step_ns=(21, 19, 20),
+    boundary_steps=(1,),
+    fetches=(FetchRecord(loader=0, start_ns=11, end_ns=15, thread=0),),
+    startup_ns=5,
+)
+
+
 def samples(folder: Path) -> Path:
     """samples.npz of a sweep of two trials."""
-    window = WindowDone(
-        id=0,
-        mode="trial",
-        status="ok",
-        n_steps=3,
-        n_samples=96,
-        start_ns=10,
-        end_ns=70,
-        host_step_ns=(20, 10, 30),
-        device_step_ns=(21, 19, 20),
-        boundary_steps=(1,),
-        fetches=(FetchRecord(loader=0, start_ns=11, end_ns=15, thread=0),),
-        startup_ns=5,
-    )
-    visits = [Visit(phase="rank", round=n, wall_s=1.5, window=window) for n in range(2)]
+    visits = [Visit(phase="rank", round=n, wall_s=1.5, window=WINDOW) for n in range(2)]
     options = SweepOptions(target=("train.py",), rounds=2, budget_s=60.0)
     trials = [Trial(index=i, settings=Settings(num_workers=i), visits=list(visits)) for i in (0, 1)]
     sweep_samples.write(folder, trials, options=options.saved(), spent_s=12.0)

@@ -1,14 +1,16 @@
-"""What must be gone after a test: the workers and threads of its trials, hooks on tensors."""
+"""What must be gone after a test: workers and threads of its trials, hooks on tensors, ranks."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from torch import Tensor
 
 from loaderdoctor.instrument import h2d
+from tests.instrument.ranks import MARK, children_of_test
 from tests.instrument.trial_cases import background_threads, children
 
 
@@ -30,3 +32,12 @@ def no_hook_stays() -> Iterator[None]:
         h2d._Patch.hook.remove()
     for name in ("to", "cuda", "copy_"):
         assert name not in Tensor.__dict__
+
+
+@pytest.fixture
+def no_process_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """After the test nothing runs that it started; one intra-op thread in each."""
+    monkeypatch.setenv(MARK, str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield
+    assert children_of_test(tmp_path) == []

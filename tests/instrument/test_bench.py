@@ -17,7 +17,8 @@ import pytest
 
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import Bench, Target
-from loaderdoctor.instrument.protocol import Observed, Progress, WindowRequest
+from loaderdoctor.instrument.protocol import Observed, Progress
+from tests.instrument.watched import request
 
 HEAD = """
 import hashlib, os, sys, time
@@ -72,10 +73,6 @@ def started_unwatched(target: Target) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def request(id_: int, mode: str, n_steps: int = 8, **more: object) -> WindowRequest:
-    return WindowRequest(id=id_, mode=mode, n_steps=n_steps, limit_s=30.0, **more)  # type: ignore[arg-type]
 
 
 def no_process_left(pids: list[int]) -> bool:

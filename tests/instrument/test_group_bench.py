@@ -9,11 +9,9 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from loaderdoctor.commands.launch import Launch
@@ -21,44 +19,10 @@ from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import BenchOptions, Target
 from loaderdoctor.instrument.group_bench import GroupBench
 from loaderdoctor.instrument.protocol import WindowRequest
+from tests.instrument.ranks import TRAIN, children_of_test, diagnosis_at_step_20, wait_until_gone
 
 TWO = ("--nproc-per-node", "2")
-TRAIN = """
-import sys, time
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
-from torch.utils.data.distributed import DistributedSampler
-
-class Slow(Dataset):
-    def __init__(self, sample_s):
-        self.sample_s = sample_s
-    def __len__(self):
-        return 4000
-    def __getitem__(self, index):
-        time.sleep(self.sample_s)
-        return torch.randn(64), index % 10
-
-def train(sample_s=(0.001, 0.004), n_epochs=50, after_step=None):
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    dataset = Slow(sample_s[rank])
-    loader = DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset))
-    model = DistributedDataParallel(torch.nn.Linear(64, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    n = 0
-    for _ in range(n_epochs):
-        for x, y in loader:
-            loss = torch.nn.functional.cross_entropy(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            n += 1
-            if after_step:
-                after_step(rank, n)
-    dist.destroy_process_group()
-"""
+SAYING = "train(after_step=lambda rank, n: print('step', n, flush=True))"
 
 
 def script(folder: Path, body: str = "train()") -> Path:
@@ -76,23 +40,7 @@ def bench(folder: Path, body: str = "train()") -> GroupBench:
     return found
 
 
-def processes_of(folder: Path) -> list[psutil.Process]:
-    """Processes that still run and stem from a test in this folder."""
-    found = []
-    for process in psutil.process_iter(["environ", "status"]):
-        mark = (process.info["environ"] or {}).get("LOADERDOCTOR_TEST")
-        if mark == str(folder) and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
-
-
-@pytest.fixture(autouse=True)
-def marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("LOADERDOCTOR_TEST", str(tmp_path))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    yield
-    mine = psutil.Process().pid
-    assert not [p for p in processes_of(tmp_path) if p.pid != mine]
+pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
 
 @pytest.mark.alone
@@ -233,40 +181,18 @@ def test_a_rank_with_a_slow_dataset_is_named_and_its_peers_wait_is_no_communicat
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
 def test_an_interrupted_run_leaves_no_process_behind(tmp_path: Path, number: int) -> None:
-    command = subprocess.Popen(
-        [sys.executable, "-m", "loaderdoctor", "diagnose", *TWO, "--output", str(tmp_path / "out"),
-         str(script(tmp_path, "train(after_step=lambda rank, n: print('step', n, flush=True))"))],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    assert command.stdout is not None
-    for line in command.stdout:
-        if line.startswith("step 20"):
-            break
+    path = script(tmp_path, SAYING)
+    command = diagnosis_at_step_20(*TWO, "--output", str(tmp_path / "out"), str(path))
     os.kill(command.pid, number)
     command.communicate(timeout=60)
     assert command.returncode != 0
-    assert [p.pid for p in processes_of(tmp_path) if p.pid != os.getpid()] == []
+    assert children_of_test(tmp_path) == []
 
 
 @pytest.mark.slow
 def test_a_killed_command_takes_its_ranks_along(tmp_path: Path) -> None:
-    command = subprocess.Popen(
-        [sys.executable, "-m", "loaderdoctor", "diagnose", *TWO, "--output", str(tmp_path / "out"),
-         str(script(tmp_path, "train(after_step=lambda rank, n: print('step', n, flush=True))"))],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )  # fmt: skip
-    assert command.stdout is not None
-    for line in command.stdout:
-        if line.startswith("step 20"):
-            break
+    path = script(tmp_path, SAYING)
+    command = diagnosis_at_step_20(*TWO, "--output", str(tmp_path / "out"), str(path))
     command.kill()
     command.communicate(timeout=60)
-    end = time.monotonic() + 40.0
-    while [p for p in processes_of(tmp_path) if p.pid != os.getpid()]:
-        assert time.monotonic() < end
-        time.sleep(0.2)
+    wait_until_gone(tmp_path, within_s=40.0)

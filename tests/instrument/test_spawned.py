@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from loaderdoctor.instrument.bench import Bench, BenchOptions, RanksSpawnedError
 from loaderdoctor.instrument.group_bench import GroupBench
 from loaderdoctor.instrument.processes import is_resource_tracker
 from loaderdoctor.instrument.protocol import WindowRequest
-from tests.instrument.test_group_bench import TRAIN, processes_of
+from tests.instrument.ranks import TRAIN, diagnosis_at_step_20, wait_until_gone
 
 SCRIPT = (
     TRAIN.replace("def train(", "def train_here(")
@@ -65,13 +63,7 @@ if __name__ == "__main__":
 )
 MEANS = ("spawn", "not-joined", "process", "subprocess")
 
-
-@pytest.fixture(autouse=True)
-def marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("LOADERDOCTOR_TEST", str(tmp_path))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    yield
-    assert [p.pid for p in processes_of(tmp_path) if p.pid != os.getpid()] == []
+pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
 
 def script(folder: Path) -> Path:
@@ -199,25 +191,13 @@ def test_diagnose_names_the_slow_one_of_spawned_ranks(means: str, tmp_path: Path
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("means", ["spawn", "subprocess"])
 def test_spawned_ranks_do_not_outlive_the_command(means: str, number: int, tmp_path: Path) -> None:
-    command = subprocess.Popen(
-        [sys.executable, "-m", "loaderdoctor", "diagnose", "--output", str(tmp_path / "out"),
-         str(script(tmp_path)), means, "saying", free_port()],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    assert command.stdout is not None
-    for line in command.stdout:
-        if line.startswith("step 20"):
-            break
+    command = diagnosis_at_step_20(
+        "--output", str(tmp_path / "out"), str(script(tmp_path)), means, "saying", free_port()
+    )
     os.kill(command.pid, number)
     command.communicate(timeout=60)
     assert command.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    end = time.monotonic() + (40.0 if number == signal.SIGKILL else 0.0)
-    while [p for p in processes_of(tmp_path) if p.pid != os.getpid()]:
-        assert time.monotonic() < end
-        time.sleep(0.2)
+    wait_until_gone(tmp_path, within_s=40.0 if number == signal.SIGKILL else 0.0)
 
 
 def test_processes_that_only_help_a_script_are_left_alone(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from loaderdoctor.cluster.hardware import Hardware
 from loaderdoctor.commands.sweep_plan import SweepOptions
 from loaderdoctor.errors import UsageError
-from loaderdoctor.instrument.protocol import FetchRecord, WindowDone
+from loaderdoctor.instrument.protocol import WindowDone
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.outcome import Options
@@ -41,21 +42,7 @@ def test_every_window_is_read_back_as_it_was(tmp_path: Path) -> None:
         phase="rank",
         round=4,
         wall_s=1.5,
-        window=WindowDone(
-            id=0,
-            mode="trial",
-            status="ok",
-            n_steps=3,
-            n_samples=96,
-            start_ns=10,
-            end_ns=70,
-            host_step_ns=(20, 10, 30),
-            device_step_ns=(21, 19, 20),
-            boundary_steps=(1,),
-            fetches=(FetchRecord(loader=0, start_ns=11, end_ns=15, thread=0),),
-            startup_ns=5,
-            gpu_peak_allocated_bytes=2**20,
-        ),
+        window=msgspec.structs.replace(sound.WINDOW, gpu_peak_allocated_bytes=2**20),
     )
     host = Visit(
         phase="calibrate",

@@ -37,29 +37,36 @@ def write_files(
     """
     if max_memory_bytes is not None:
         _check_memory(path, attributed, max_memory_bytes)
-    added = Overlay.of(tracks(attributed))
     folder = None
     at = time.time()
-    at_ns = int(at * 1e9)
     if output is not None:
         run = RunFolder.create(str(path), output=output, at=at)
         folder = run.path
-        text = console_text(report, folder=folder)
-        run.write_report(report, text)
-        write_html(report, run, extras_of_trace(attributed))
-        with progress("Writing traces") as told:
-            write_capture(run, BASELINE, path, at_ns=at_ns, overlay=added, on_share=told)
-        write_scalars(report, run.tensorboard, console_text=text, at=at)
+        write_into(run, path, attributed, report, at=at)
     if tensorboard is not None:
+        added = Overlay.of(tracks(attributed))
         capture = _new_capture(tensorboard, path)
         with progress("Writing for TensorBoard") as told:
             write_plugin_trace(
                 path,
-                capture / f"{worker_name()}.{at_ns}.pt.trace.json.gz",
+                capture / f"{worker_name()}.{int(at * 1e9)}.pt.trace.json.gz",
                 extra_waits=added.waits_outside_next,
                 on_share=told,
             )
     return folder
+
+
+def write_into(
+    run: RunFolder, path: Path, attributed: Attributed, report: Report, *, at: float
+) -> None:
+    """Report, page, traces and scalars of the trace at `path`; `at`: seconds since the epoch."""
+    text = console_text(report, folder=run.path)
+    run.write_report(report, text)
+    write_html(report, run, extras_of_trace(attributed))
+    added = Overlay.of(tracks(attributed))
+    with progress("Writing traces") as told:
+        write_capture(run, BASELINE, path, at_ns=int(at * 1e9), overlay=added, on_share=told)
+    write_scalars(report, run.tensorboard, console_text=text, at=at)
 
 
 def _check_memory(path: Path, attributed: Attributed, max_memory_bytes: int) -> None:

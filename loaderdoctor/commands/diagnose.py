@@ -28,7 +28,13 @@ from loaderdoctor.diagnosis.gather import ProfileOptions
 from loaderdoctor.diagnosis.memory_history import NAME as SNAPSHOT
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.bench import Bench, BenchOptions, RanksSpawnedError, Target
+from loaderdoctor.instrument.bench import (
+    Bench,
+    BenchOptions,
+    LoaderlessError,
+    RanksSpawnedError,
+    Target,
+)
 from loaderdoctor.instrument.group_bench import GroupBench
 from loaderdoctor.instrument.signals import Signals, exit_code_of, held
 from loaderdoctor.report.files import RunFolder
@@ -111,6 +117,10 @@ def _diagnose_into(
         run = _Run(options, target, Path(raw), launch)
         try:
             run.measure()
+        except LoaderlessError as error:
+            if error.seen.trace_path is None:
+                raise
+            return _of_loaderless(folder, options, run, error, rules, began)
         except RunError as error:
             if run.diagnosis.evidence is None:
                 if run.ended_code:
@@ -132,6 +142,27 @@ def _diagnose_into(
     interrupt = run.interrupt or next(iter(came), None)
     if interrupt is not None:
         return exit_code_of(interrupt)
+    return run.ended_code or exit_code(report, rules)
+
+
+def _of_loaderless(
+    folder: RunFolder,
+    options: DiagnoseOptions,
+    run: _Run,
+    error: LoaderlessError,
+    rules: tuple[ShareRule, ...],
+    began: float,
+) -> int:
+    """The script trains without a DataLoader: what its profiled steps tell."""
+    # Imported only now: most scripts have a loader, and theirs shall start at once.
+    from loaderdoctor.commands.diagnose_loaderless import report_of_loaderless, write_loaderless
+
+    run.stages("reading the trace, writing the report")
+    report, attributed = report_of_loaderless(
+        error.seen, options.script if not options.as_module else f"-m {options.script}"
+    )
+    write_loaderless(folder, error.seen, report, attributed, at=began)
+    deliver(report, json_target=options.json_target, folder=folder.path)
     return run.ended_code or exit_code(report, rules)
 
 
@@ -169,6 +200,9 @@ class _Run:
                     assert isinstance(bench, Bench)
                     self._bench = GroupBench.of_spawned(bench)
                     self.diagnosis = self._diagnosis()
+                    raise
+                except LoaderlessError:
+                    bench.stop(to_end=self._options.run_to_end)
                     raise
                 self.diagnosis.measure(observed)
                 to_end = self._options.run_to_end

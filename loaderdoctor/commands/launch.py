@@ -17,9 +17,10 @@ from pathlib import Path
 import msgspec
 
 from loaderdoctor.instrument import meeting
-from loaderdoctor.instrument.bench import Bench, environment_with
+from loaderdoctor.instrument.bench import Bench
 from loaderdoctor.instrument.channel import Handover
 from loaderdoctor.instrument.group_bench import GroupBench
+from loaderdoctor.instrument.handing_over import environment_with
 from loaderdoctor.instrument.measuring import POLITE_S, MeasuringProcess
 from loaderdoctor.instrument.ranks import place
 from loaderdoctor.instrument.signals import Signals

@@ -146,14 +146,16 @@ def work_between_steps(facts: Facts) -> Finding | None:
     if spot_share < MODERATE_SHARE:
         return None
     step_ms = facts.step_ms or trace.wall_ms
+    fetches = bool(trace.n_fetches_per_step)
+    where = "between fetch and fetch" if fetches else "of the loop's own"
+    remedy = "less often, in the workers," if fetches else "less often"
     return Finding(
         kind=Kind.WORK_BETWEEN_STEPS,
         severity=severity(spot_share),
         share=spot_share,
         summary=(
-            f"{ms(spot_share * step_ms)} of {ms(step_ms)} a step go into work between fetch and "
-            f"fetch, most of it in {spot.name}, while nothing else runs. Do it less often, in the "
-            "workers, or on the device."
+            f"{ms(spot_share * step_ms)} of {ms(step_ms)} a step go into work {where}, most of it "
+            f"in {spot.name}, while nothing else runs. Do it {remedy} or on the device."
         ),
         evidence={
             "work_ms_per_step": spot_share * step_ms,
@@ -163,7 +165,9 @@ def work_between_steps(facts: Facts) -> Finding | None:
             "line": spot.line,
             "step_ms": step_ms,
         },
-        advice="Move preprocessing into the dataset or collate_fn, and log every n steps.",
+        advice="Move preprocessing into the dataset or collate_fn, and log every n steps."
+        if fetches
+        else "Log every n steps; make batches in the workers of a DataLoader.",
     )
 
 

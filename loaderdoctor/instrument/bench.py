@@ -6,9 +6,6 @@ goes straight to the terminal, its traceback and exit code are its own.
 
 from __future__ import annotations
 
-import base64
-import os
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +17,14 @@ from typing import Protocol
 import msgspec
 
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.channel import CHANNEL_VARIABLE, Handover, encode_handover
-from loaderdoctor.instrument.endings import NOT_BEGUN, advice, killed, nothing_measured
+from loaderdoctor.instrument.endings import (
+    NOT_BEGUN,
+    advice,
+    killed,
+    nothing_measured,
+    without_loader,
+)
+from loaderdoctor.instrument.handing_over import environment_with, handover_for
 from loaderdoctor.instrument.listening import Doorway
 from loaderdoctor.instrument.measuring import POLITE_S, MeasuringProcess
 from loaderdoctor.instrument.member import Member
@@ -29,6 +32,7 @@ from loaderdoctor.instrument.protocol import (
     SCRIPT_ENDED,
     Ended,
     FromRun,
+    Loaderless,
     Measure,
     Note,
     Observed,
@@ -50,14 +54,19 @@ WINDOW_SLACK_FACTOR = 3.0
 WINDOW_SLACK_S = 120.0
 DRAIN_S = 2.0  # messages still in the pipe after the process ended
 
-# Unless the user set it: keeps kineto's own lines off the user's terminal.
-PROFILER_DEFAULTS = {"KINETO_LOG_LEVEL": "99"}
-
 OnEvent = Callable[[FromRun], None]
 
 
 class RanksSpawnedError(RunError):
     """The script's own processes train: see `group_bench.GroupBench.of_spawned`."""
+
+
+class LoaderlessError(RunError):
+    """The script trains without a DataLoader; `seen` is what there is to say of its loop."""
+
+    def __init__(self, text: str, seen: Loaderless) -> None:
+        super().__init__(text)
+        self.seen = seen
 
 
 class BenchLike(Protocol):
@@ -97,6 +106,7 @@ class Bench:
     observed: Observed | None = None
     ended: Ended | None = None
     notes: list[Note] = field(default_factory=list)
+    loaderless: Loaderless | None = None
     n_steps: int = 0
     _process: MeasuringProcess | None = None
     _connection: Connection | None = None
@@ -135,7 +145,8 @@ class Bench:
     ) -> Observed:
         """Wait until the loop is warm. Raises RunError where that never happens.
 
-        RanksSpawnedError where the loop runs in processes that the script started.
+        RanksSpawnedError where the loop runs in processes that the script started, LoaderlessError
+        where it trains on batches of its own making.
         """
         self._on_event = on_event
         end = None if timeout_s is None else time.monotonic() + timeout_s
@@ -143,6 +154,9 @@ class Bench:
             if self.ended is not None:
                 raise nothing_measured(self.ended, self.target.label)
             self._raise_if_broken()
+            if self.loaderless is not None:
+                text = without_loader(self.loaderless, self.target.label)
+                raise LoaderlessError(text, self.loaderless)
             if end is not None and time.monotonic() > end:
                 raise RunError(
                     f"{self.target.label}: no training step seen within {timeout_s:g} s. "
@@ -275,6 +289,8 @@ class Bench:
             self._done[message.id] = message
         elif isinstance(message, Note):
             self.notes.append(message)
+        elif isinstance(message, Loaderless):
+            self.loaderless = message
         elif isinstance(message, Progress):
             self.n_steps = max(self.n_steps, message.n_steps)
         elif isinstance(message, Ended):
@@ -376,25 +392,3 @@ def with_absolute_path(request: WindowRequest) -> WindowRequest:
 def time_for(requests: Sequence[WindowRequest]) -> float:
     limits = (r.limit_s if r.limit_s is not None else DEFAULT_WINDOW_S for r in requests)
     return WINDOW_SLACK_FACTOR * sum(limits) + WINDOW_SLACK_S
-
-
-def handover_for(
-    target: Target, options: BenchOptions, doorway: Doorway, run_dir: Path, *, group: bool = False
-) -> Handover:
-    """What the measuring process, or each one of a group, is told."""
-    return Handover(
-        address=doorway.address,
-        authkey=base64.b64encode(doorway.authkey).decode("ascii"),
-        run_dir=str(run_dir.resolve()),
-        kind="script" if target.script is not None else "module",
-        target=target.script or target.module or "",
-        args=target.args,
-        record_workers=options.record_workers,
-        group=group,
-        host=socket.gethostname(),
-    )
-
-
-def environment_with(handover: Handover) -> dict[str, str]:
-    """The environment of a process that measures."""
-    return {**PROFILER_DEFAULTS, **os.environ, CHANNEL_VARIABLE: encode_handover(handover)}

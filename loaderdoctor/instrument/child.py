@@ -17,6 +17,7 @@ from loaderdoctor.instrument import ranks
 from loaderdoctor.instrument.channel import Channel, Handover, take_handover
 from loaderdoctor.instrument.endings import in_one_line
 from loaderdoctor.instrument.hooks import Hooks
+from loaderdoctor.instrument.loaderless import LoaderlessWatch
 from loaderdoctor.instrument.mainscript import (
     CannotStartError,
     report_exception,
@@ -24,7 +25,11 @@ from loaderdoctor.instrument.mainscript import (
     run_script,
     waits_for_threads,
 )
-from loaderdoctor.instrument.parentage import EXIT_INTERRUPTED, die_with_parent
+from loaderdoctor.instrument.parentage import (
+    EXIT_INTERRUPTED,
+    die_with_parent,
+    outlive_terminal_reads,
+)
 from loaderdoctor.instrument.session import Session
 from loaderdoctor.instrument.spawned import Spawner
 from loaderdoctor.instrument.stopping import StopTraining, exit_now
@@ -34,6 +39,7 @@ def main() -> NoReturn:
     """Run the script and leave with its exit code."""
     parent = os.getppid()
     handover = take_handover()
+    outlive_terminal_reads()
     die_with_parent(parent)
     channel = Channel.open(handover)
     run_dir = Path(handover.run_dir)
@@ -51,6 +57,7 @@ def main() -> NoReturn:
     Hooks(session).watch()
     if not handover.group:
         Spawner(handover).watch()
+        session.loaderless = LoaderlessWatch(session).stepped
     os.register_at_fork(after_in_child=session.disable_in_fork)
     sys.exit(_run(handover, session))
 

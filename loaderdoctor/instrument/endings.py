@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.machine import shm_bytes
-from loaderdoctor.instrument.protocol import SCRIPT_ENDED, Ended, WindowDone
+from loaderdoctor.instrument.protocol import SCRIPT_ENDED, Ended, Loaderless, WindowDone
 
 MAX_REASON = 300  # characters of an exception that a table or a line can hold
 NOT_BEGUN = "the script ended before this window"
@@ -44,6 +44,15 @@ def _why_nothing(ended: Ended, label: str) -> str:
         f"{label}: ended before enough training steps were seen (exit code "
         f"{ended.exit_code}). Let it run longer: more batches or more epochs."
     )
+
+
+def without_loader(seen: Loaderless, label: str) -> str:
+    """One line: the script trains, but there is no loader to measure."""
+    text = (
+        f"{label}: no torch DataLoader was iterated in {seen.n_steps} steps of {seen.site}: the "
+        "loop makes its batches itself, so there is no loader to measure."
+    )
+    return f"{text} There is no profile of it either: {seen.reason}." if seen.reason else text
 
 
 def killed(name: str) -> str:

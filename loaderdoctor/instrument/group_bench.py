@@ -23,11 +23,11 @@ from loaderdoctor.instrument.bench import (
     POLL_S,
     Bench,
     OnEvent,
-    handover_for,
     time_for,
 )
 from loaderdoctor.instrument.channel import Handover
 from loaderdoctor.instrument.endings import nothing_measured
+from loaderdoctor.instrument.handing_over import handover_for
 from loaderdoctor.instrument.listening import Doorway
 from loaderdoctor.instrument.measuring import POLITE_S, MeasuringProcess
 from loaderdoctor.instrument.member import Member, meeting, missing

@@ -10,11 +10,12 @@ import os
 import sys
 
 from loaderdoctor.instrument.measuring import bootstrap
-from loaderdoctor.instrument.parentage import die_with_parent
+from loaderdoctor.instrument.parentage import die_with_parent, outlive_terminal_reads
 
 
 def main() -> None:
     """Run the launcher to its end; it exits by itself where a rank fails."""
+    outlive_terminal_reads()
     die_with_parent(os.getppid())
     from torch.distributed import run
 

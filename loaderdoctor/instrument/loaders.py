@@ -144,6 +144,7 @@ class LoaderRegistry:
 
     def __init__(self) -> None:
         self.states: list[LoaderState] = []
+        self.any_built = False  # a script with one may train for long before it iterates it
         self._sites: weakref.WeakKeyDictionary[Any, Site] = weakref.WeakKeyDictionary()
         # Where the user built the latest loader over a dataset, by the dataset's id.
         self._by_dataset: dict[int, tuple[weakref.ref[Any], Site]] = {}
@@ -152,6 +153,7 @@ class LoaderRegistry:
 
     def built(self, loader: DataLoader[Any]) -> None:
         """Remember where a loader is being constructed."""
+        self.any_built = True
         self._sites[loader] = user_site(building=loader)
 
     def complete(self, loader: DataLoader[Any]) -> None:

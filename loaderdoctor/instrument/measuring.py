@@ -52,9 +52,6 @@ class MeasuringProcess:
         module: str = "child",
         arguments: Sequence[str] = (),
     ) -> None:
-        # A background process group that reads the terminal is stopped by the system, for good;
-        # an end of file is clearer. A piped stdin passes through.
-        stdin = subprocess.DEVNULL if _is_terminal(sys.stdin) else None
         group: dict[str, object] = {}
         if os.name == "posix":
             # Python 3.10 can only make a whole session of its own.
@@ -63,7 +60,6 @@ class MeasuringProcess:
         self._popen = subprocess.Popen(
             [python, "-c", bootstrap(module), *arguments],
             env=dict(environment),
-            stdin=stdin,
             stdout=stdout,
             **group,  # type: ignore[call-overload]
         )
@@ -143,10 +139,3 @@ class MeasuringProcess:
                 os.killpg(self.pid, number)
             elif self._popen.poll() is None:
                 self._popen.terminate()
-
-
-def _is_terminal(stream: object) -> bool:
-    try:
-        return bool(stream is not None and stream.isatty())  # type: ignore[attr-defined]
-    except (OSError, ValueError):
-        return False

@@ -367,6 +367,16 @@ class Progress(Message, frozen=True, kw_only=True, omit_defaults=True):
     n_steps: int = 0
 
 
+class Loaderless(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """In place of Observed: the script trains, and has built no DataLoader. It waits for Stop."""
+
+    site: str  # "train.py:57": where the optimizer steps
+    n_steps: int  # optimizer steps timed without the profiler
+    step_ms: float  # their mean, host time
+    trace_path: str | None = None  # a profiled window of some of them
+    reason: str | None = None  # why there is none
+
+
 class Ended(Message, frozen=True, kw_only=True, omit_defaults=True):
     """The script is over (or stopped, or failed). Last message."""
 
@@ -378,5 +388,5 @@ class Ended(Message, frozen=True, kw_only=True, omit_defaults=True):
     loaders: tuple[LoaderRecord, ...] = ()
 
 
-FromRun = Observed | WindowDone | Note | Progress | Ended | Hello | Ready | Spawned
+FromRun = Observed | WindowDone | Note | Progress | Ended | Hello | Ready | Spawned | Loaderless
 ToRun = Measure | Begin | Stop

@@ -83,6 +83,7 @@ class Session:
         self.begin_thread_step: Callable[[], None] | None = None
         self.next_poll = 0
         self.count: Callable[[int], bool] | None = None  # counts a step in the driver's place
+        self.loaderless: Callable[[Any], None] | None = None  # told of work before any fetch
         self._driver: Driver | None = None
         self._replay = ReplayWatch()
         self._optimizer_device: torch.device | None = None
@@ -189,6 +190,8 @@ class Session:
             self.roles.worked(optimizer)
             if optimizer is not None and self._optimizer_device is None:
                 self._optimizer_device = device_of(optimizer)
+            if self.loaderless is not None:
+                self.loaderless(optimizer)
             definition = self.definition = self._look_for_step(perf_counter_ns())
             if definition is None:
                 return
@@ -201,8 +204,7 @@ class Session:
                 self.note("batches-replayed", f"{definition.clock.id}: {REPLAYED}")
                 self.definition = replace(definition, tick="optimizer", optimizer=id(optimizer))
             return
-        key = None if optimizer is None else id(optimizer)
-        if key == definition.optimizer:
+        if (None if optimizer is None else id(optimizer)) == definition.optimizer:
             self.at_fresh_feed = False
             self.boundary(perf_counter_ns())
 
@@ -362,10 +364,8 @@ class Session:
     ) -> None:
         """The script's last line ran, or it failed: an open window ends with what it has."""
         self._close_driver()
-        ended: Literal["script-ended", "script-failed", "interrupted", "no-loader"] = how
-        if how == "script-ended" and not self.registry.states:
-            ended = "no-loader"
-        self._send_ended(ended, exit_code, reason)
+        no_loader = how == "script-ended" and not self.registry.states
+        self._send_ended("no-loader" if no_loader else how, exit_code, reason)
         self.detach()
 
     def _close_driver(self) -> None:

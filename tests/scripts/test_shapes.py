@@ -229,3 +229,39 @@ def test_a_script_without_a_loader_is_told_so(tmp_path: Path) -> None:
     assert done.code == 1
     assert "trained\n" in done.stdout
     assert "no torch DataLoader was iterated" in done.stderr.splitlines()[-1]
+
+
+def check_own_batches(done: Diagnosed) -> None:
+    said = done.said
+    assert said.command == "diagnose"
+    assert said.step.definition.startswith("one step of own_batches.py:"), said.step.definition
+    assert said.step.count >= 4
+    assert said.shares is not None
+    assert said.shares.input is None  # what the loop's own batches cost can't be told
+    assert said.shares.compute is not None
+    assert said.shares.compute > 0
+    assert "no-loader" in done.warnings, done.warnings
+    assert "in the workers," not in done.summary
+    assert list((done.folder / "tensorboard" / "baseline").glob("*.pt.trace.json.gz"))
+
+
+def test_a_loop_that_cuts_its_own_batches_is_profiled_and_not_waited_for(tmp_path: Path) -> None:
+    done = diagnose(SHAPES / "own_batches.py", str(10**9), cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    check_own_batches(done)
+    assert "trained" not in done.stdout
+
+
+@slow
+def test_a_loop_that_updates_its_parameters_by_hand_is_profiled_too(tmp_path: Path) -> None:
+    done = diagnose(SHAPES / "own_batches.py", str(10**9), "--by-hand", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    check_own_batches(done)
+
+
+@slow
+def test_a_loop_without_a_loader_runs_to_its_end_where_asked(tmp_path: Path) -> None:
+    done = diagnose(SHAPES / "own_batches.py", "6000", cwd=tmp_path, options=["--run-to-end"])
+    assert done.code == 0, done.stderr
+    check_own_batches(done)
+    assert "trained 6000\n" in done.stdout

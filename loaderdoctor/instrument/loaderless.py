@@ -1,0 +1,147 @@
+"""A script that trains without a DataLoader: one capture of its steps, told by the optimizer.
+
+Batches made by the loop itself (slices of a memmap, an environment's episodes, one tensor that
+holds everything) give no loader to measure and nothing to substitute. What a profiler sees of such
+a loop is still worth having, and a loop that may run for weeks must not be waited for.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from loaderdoctor.instrument.channel import ConnectionLostError
+from loaderdoctor.instrument.devices import device_of, training_device
+from loaderdoctor.instrument.protocol import Loaderless, Stop
+from loaderdoctor.instrument.sites import user_site
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from loaderdoctor.instrument.session import Session
+
+# A DataLoader is iterated before the first optimizer step in scripts that have one. Those that fit
+# something else before it do so for less than this, or have built their loader by then.
+MIN_STEPS, MIN_S = 8, 3.0
+MIN_STEPS_SLOW, SLOW_S = 2, 20.0
+# Backward passes come before the first optimizer step, and several to one where gradients are
+# accumulated: only a loop that updates its parameters by hand has so many and no optimizer.
+MIN_BACKWARDS = 50
+# The capture: as many steps as last about so long.
+CAPTURE_S = 5.0
+FEWEST, MOST = 4, 20
+N_WARMUP = 2
+# A capture that would take longer than this is not made: its steps hold whole trainings.
+LIMIT_S = 30.0
+WAIT_S = 3600.0
+
+
+class LoaderlessWatch:
+    """Told of each optimizer step until a loader is iterated; the first optimizer's are steps."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._key: int | None = None
+        self._steps: Iterator[None] | None = None
+        self._captures = False
+
+    def stepped(self, optimizer: Optimizer | None) -> None:
+        """An optimizer stepped or, without one, a backward pass ran; no loader feeds it so far."""
+        key = None if optimizer is None else id(optimizer)
+        if self._steps is None or (self._key is None and key is not None and not self._captures):
+            self._key = key
+            self._steps = self._watch(optimizer)
+        if key != self._key:
+            return
+        try:
+            next(self._steps, None)
+        except Exception:  # ours: the user's run must not fail for it
+            self._session.note("internal-error", traceback.format_exc())
+            self._session.detach()
+
+    def _has_loader(self) -> bool:
+        return self._session.registry.any_built or bool(self._session.registry.states)
+
+    def _watch(self, optimizer: Optimizer | None) -> Iterator[None]:
+        # Imports torch, which is the script's to import first: its environment still counts then.
+        from loaderdoctor.instrument.profiling import (
+            MAX_EVENTS,
+            EventProbe,
+            ProfilerBusyError,
+            WindowProfiler,
+            most_steps,
+        )
+
+        session = self._session
+        site = user_site().label
+        marks = [perf_counter_ns()]
+        few = MIN_STEPS if optimizer is not None else MIN_BACKWARDS
+        while not _enough(len(marks) - 1, (marks[-1] - marks[0]) / 1e9, few):
+            yield
+            if self._has_loader():
+                return
+            marks.append(perf_counter_ns())
+        self._captures = True
+        n_steps = len(marks) - 1
+        step_ms = (marks[-1] - marks[0]) / n_steps / 1e6
+        path = session.run_dir.resolve() / "loaderless.json"
+        device = training_device(device_of(optimizer) if optimizer is not None else None)
+        reason: str | None = None
+        try:
+            probe = EventProbe(device)
+            n_captured = max(FEWEST, min(MOST, int(CAPTURE_S * 1e3 / step_ms)))
+            if (1 + N_WARMUP + n_captured) * step_ms > LIMIT_S * 1e3:
+                reason = f"{n_captured} steps would take longer than {LIMIT_S:g} s"
+            else:
+                probe.start()
+                yield
+                n_events = probe.finish()
+                if self._has_loader():
+                    return
+                n_captured = min(n_captured, most_steps(n_events))
+                if n_captured < FEWEST:
+                    reason = f"{FEWEST} steps have more than {MAX_EVENTS:,} events"
+            if reason is None:
+                profiler = WindowProfiler(
+                    path, device=device, n_warmup=N_WARMUP, with_stack=False, profile_memory=False
+                )
+                profiler.start()
+                for _ in range(N_WARMUP + n_captured):
+                    yield
+                    if self._has_loader():
+                        break
+                    profiler.step()
+                profiler.finish()
+        except ProfilerBusyError as error:
+            reason = str(error)
+        if self._has_loader():
+            return
+        session.send(
+            Loaderless(
+                site=site,
+                n_steps=n_steps,
+                step_ms=step_ms,
+                trace_path=str(path) if reason is None else None,
+                reason=reason,
+            )
+        )
+        self._wait_for_stop()
+
+    def _wait_for_stop(self) -> None:
+        """The command has what it wanted: it says whether the script may run on."""
+        session = self._session
+        try:
+            message = session.channel.receive(WAIT_S)
+        except ConnectionLostError:
+            message = None
+        if isinstance(message, Stop) and not message.to_end:
+            session.stop()
+        session.detach()
+
+
+def _enough(n_steps: int, seconds: float, few: int) -> bool:
+    return (n_steps >= few and seconds >= MIN_S) or (
+        n_steps >= MIN_STEPS_SLOW and seconds >= SLOW_S
+    )

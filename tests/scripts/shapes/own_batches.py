@@ -1,0 +1,23 @@
+"""Batches cut from one tensor by the loop itself: no DataLoader at all, and no end in sight."""
+
+import sys
+
+import torch
+
+by_hand = "--by-hand" in sys.argv
+data = torch.randn(4096, 256)
+model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
+optimizer = None if by_hand else torch.optim.SGD(model.parameters(), lr=1e-3)
+n_steps = int(sys.argv[1])
+for step in range(n_steps):
+    batch = data[torch.randint(len(data), (64,))]
+    loss = (model(batch) - batch).square().mean()
+    model.zero_grad()
+    loss.backward()
+    if optimizer is not None:
+        optimizer.step()
+    else:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(p.grad, alpha=-1e-3)
+print("trained", n_steps)

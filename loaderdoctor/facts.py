@@ -174,6 +174,27 @@ class WorkerFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PageFacts:
+    """Memory of batches that workers hand over: mapped by page faults, freed when dropped."""
+
+    batch_bytes: int
+    faults_per_batch: int  # minor faults of a batch's first read
+    touch_ms: float  # a batch's first read of each page, beyond what reading it again takes
+    release_ms: float  # dropping a batch
+    # Minor faults of the thread that trains, a step: median of rounds, and of the differences to
+    # steps with ready batches.
+    faults_per_step: float
+    extra_faults_per_step: float
+
+    @property
+    def part(self) -> float:
+        """How much of each batch the training thread is the first to read, 0…1."""
+        if self.faults_per_batch <= 0:
+            return 0.0
+        return min(1.0, max(0.0, self.extra_faults_per_step / self.faults_per_batch))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AblationFacts:
     """Plain against substituted batches, same process, interleaved. Signed; milliseconds a step."""
 
@@ -188,6 +209,7 @@ class AblationFacts:
     # Of input_ms, what other processes may account for, since the CPUs were full; else None.
     contended_ms: float | None = None
     main_cpu_ms: float | None = None  # of the training process, a step with ready batches
+    pages: PageFacts | None = None  # None: no batch was thrown away, or faults are not counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from loaderdoctor.attribution.pages import mapping_ms_of
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import AblationFacts, Facts, StepFacts
 
@@ -28,8 +29,9 @@ def allow_for_contention(
     recording, another user. A loop fed just in time by 14 workers on 16 cores read 15 % input in
     our run and 5 % without us (docs/accuracy.md). With the CPUs to itself the step takes at least
     the CPU time that loop and workers spend on it over the CPUs there are, and at least what it
-    takes without input; so the loader costs at least the difference. What is above may be its
-    company's. No correction: how much of it is, nothing here measures.
+    takes without input; so the loader costs at least the difference, and at least what mapping its
+    batches takes. What is above may be its company's. No correction: how much of it is, nothing
+    here measures.
     """
     if ablation is None or ablation.input_ms is None or ablation.no_input_ms is None:
         return ablation
@@ -41,7 +43,8 @@ def allow_for_contention(
         return ablation
     found: Estimate = ablation.input_ms
     floor_ms = min(1.0, used_share) * ablation.plain_ms.value
-    least_ms = max(0.0, floor_ms - ablation.no_input_ms.value)
+    mapping_ms = mapping_ms_of(ablation.pages) if ablation.pages is not None else 0.0
+    least_ms = max(mapping_ms, floor_ms - ablation.no_input_ms.value)
     if least_ms >= found.low:
         return ablation
     return replace(

@@ -57,6 +57,12 @@ CHANGES: Mapping[Kind, Change] = {
     Kind.PIN_INEFFECTIVE: Change(
         title="Teach the batch class to pin itself", example=snippets.PIN_METHOD
     ),
+    Kind.BATCH_PAGE_FAULTS: Change(
+        title="Let the workers write into shared tensors that are used again",
+        example=snippets.SHARED_RING,
+        caution="With fork as the start method only. A batch is overwritten once the loop has "
+        "taken two more: keep no reference to it.",
+    ),
     Kind.MANY_SMALL_COPIES: Change(
         title="Copy one packed tensor instead of many small ones", example=snippets.PACKED
     ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from loaderdoctor.attribution.pages import mapping_ms_of
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.exposure import MODERATE_SHARE, Cost, exposed, input_cost, num_workers
 
@@ -208,6 +209,43 @@ def cost_beyond_wait(facts: Facts) -> Cost | None:
         return None
     part = cost.part(ablation.input_ms.value - seen_ms)
     return part if part.share >= MODERATE_SHARE else None
+
+
+def mapping_ms(facts: Facts) -> float | None:
+    """What the training thread pays, a step, to map what workers hand over and to free it again.
+
+    0 where it is not the first to read these pages (another thread is, or nobody); None where
+    faults were not counted.
+    """
+    pages = facts.ablation.pages if facts.ablation is not None else None
+    if pages is None or not num_workers(facts):
+        return None
+    return mapping_ms_of(pages)
+
+
+def unmapped_cost(facts: Facts) -> Cost | None:
+    """The established input cost without mapping its batches; None where nothing of note is left.
+
+    Only what lies beyond the loop's wait can be mapping: what it waits for, it waits for.
+    """
+    cost, extra, mapped_ms = input_cost(facts), cost_beyond_wait(facts), mapping_ms(facts)
+    if cost is None or extra is None or not mapped_ms:
+        return cost
+    part = cost.part(cost.ms - min(mapped_ms, extra.ms))
+    return part if part.share >= MODERATE_SHARE else None
+
+
+def contention_cost(facts: Facts) -> Cost | None:
+    """What the loader costs beyond the loop's wait and beyond mapping its batches: a fight.
+
+    None where it is not established, or the smaller part: then the noise of the figures it is
+    the difference of is as large.
+    """
+    extra, mapped_ms = cost_beyond_wait(facts), mapping_ms(facts)
+    if extra is None or not mapped_ms:
+        return extra
+    part = extra.part(extra.ms - mapped_ms)
+    return part if part.share >= MODERATE_SHARE and part.ms > mapped_ms else None
 
 
 def startup_ms_per_step(facts: Facts) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.capacity import (
     batch_ms,
-    cost_beyond_wait,
+    contention_cost,
     cpu_cores_used,
     cpu_saturated,
     pool_falls_short_ms,
@@ -134,13 +134,14 @@ def _threads_of_workers(facts: Facts) -> Finding | None:
 def gil_contention(facts: Facts) -> Finding | None:
     """The loader costs the step though the loop hardly waits: a thread of it holds the GIL.
 
-    Decides on: input cost by ablation (its lower bound) against the wait in plain windows; or a
-    background thread whose fetching burns CPU, with exposed input time.
+    Decides on: input cost by ablation (its lower bound) against the wait in plain windows, less
+    what mapping the batches takes (`batch-page-faults`); or a background thread whose fetching
+    burns CPU, with exposed input time.
     Abstains: no loader thread in this process (background, pin-memory), no ablation, or the CPU is
     full (then threads compete for cores, not for the GIL).
     Fooled by: memory bandwidth or clock speed lost to workers, which looks the same from here.
     """
-    extra, cost = cost_beyond_wait(facts), input_cost(facts)
+    extra, cost = contention_cost(facts), input_cost(facts)
     thread = _loader_thread(facts)
     if extra is not None and thread is not None and not cpu_saturated(facts):
         wait_ms = facts.step.raw_wait_ms if facts.step is not None else None

@@ -32,6 +32,7 @@ class Kind(str, Enum):
     THREAD_OVERSUBSCRIPTION = "thread-oversubscription"
     IDLE_WORKERS = "idle-workers"
     GIL_CONTENTION = "gil-contention"
+    BATCH_PAGE_FAULTS = "batch-page-faults"
     PIN_THREAD_BOUND = "pin-thread-bound"
     PIN_INEFFECTIVE = "pin-ineffective"
     PAGEABLE_COPY = "pageable-copy"

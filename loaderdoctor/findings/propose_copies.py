@@ -29,7 +29,7 @@ def copying(facts: Facts, loader: LoaderRecord, found: Found) -> list[Candidate]
     """Pinning and non_blocking go together; a side stream only for what is left exposed."""
     step_ms = facts.step_ms
     pageable, blocking = found.get(Kind.PAGEABLE_COPY), found.get(Kind.BLOCKING_COPY)
-    same_stream = found.get(Kind.COPY_NOT_OVERLAPPED)
+    same_stream, mapped = found.get(Kind.COPY_NOT_OVERLAPPED), found.get(Kind.BATCH_PAGE_FAULTS)
     if step_ms is None:
         return []
     made: list[Candidate | None] = []
@@ -83,6 +83,19 @@ def copying(facts: Facts, loader: LoaderRecord, found: Found) -> list[Candidate]
                 step_ms - gain_ms,
                 f"the step less {ms(gain_ms)} of exposed copies: the most it can gain",
                 "Keeps one more batch in device memory.",
+            )
+        )
+    if mapped is not None and mapped.share and not loader.settings.pin_memory:
+        gain_ms = mapped.share * step_ms
+        made.append(
+            proposal(
+                loader,
+                facts,
+                (Kind.BATCH_PAGE_FAULTS,),
+                {"pin_memory": True, "non_blocking": True},
+                step_ms - gain_ms,
+                f"the step less {ms(gain_ms)} of mapping batches, left to the pin-memory thread",
+                None,
             )
         )
     return [c for c in made if c is not None]

@@ -142,6 +142,10 @@ def fewer_workers(facts: Facts, loader: LoaderRecord, found: Found) -> list[Cand
         wanted.append((Kind.CPU_SATURATED_WORKERS, cpus, "as many workers as usable CPUs"))
     if Kind.OVERHEAD_BOUND_LOADER in found:
         wanted.append((Kind.OVERHEAD_BOUND_LOADER, 0, "no queue to pay for"))
+    mapped = found.get(Kind.BATCH_PAGE_FAULTS)
+    if mapped is not None and any(p.setting == "num_workers" for p in mapped.predictions):
+        why = "a batch made by the loop itself lies in memory that it has mapped"
+        wanted.append((Kind.BATCH_PAGE_FAULTS, 0, why))
     if Kind.IDLE_WORKERS in found and facts.workers is not None:
         busy = facts.workers.n_workers - facts.workers.n_idle_workers
         wanted.append((Kind.IDLE_WORKERS, max(1, busy), "the idle workers made nothing"))

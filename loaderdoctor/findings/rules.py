@@ -23,6 +23,7 @@ from loaderdoctor.findings.cudnn_benchmark import cudnn_benchmark_off
 from loaderdoctor.findings.data_parallel import data_parallel
 from loaderdoctor.findings.host import launch_bound, sync_every_step, work_between_steps
 from loaderdoctor.findings.model import Finding, Kind, Rule, Severity
+from loaderdoctor.findings.page_faults import batch_page_faults
 from loaderdoctor.findings.pinning import blocking_copy, pageable_copy, pin_ineffective
 from loaderdoctor.findings.saturated import (
     cpu_saturated_workers,
@@ -52,6 +53,7 @@ RULES: tuple[Rule, ...] = (
     thread_oversubscription,
     idle_workers,
     gil_contention,
+    batch_page_faults,
     pin_thread_bound,
     pin_ineffective,
     pageable_copy,
@@ -98,6 +100,7 @@ OVERRULES: tuple[Overrule, ...] = (
             Kind.HEAD_OF_LINE_STALL,
             Kind.IDLE_WORKERS,
             Kind.GIL_CONTENTION,
+            Kind.BATCH_PAGE_FAULTS,
             Kind.SAMPLER_BOUND,
         ),
         reason="with an iterator per step no queue ever fills, so the pool cannot be judged",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.capacity import (
     batch_ms,
-    cost_beyond_wait,
+    contention_cost,
     cpu_cores_used,
     cpu_saturated,
     making_cost,
     pool_falls_short_ms,
     rest_ms,
+    unmapped_cost,
     worker_limit,
 )
 from loaderdoctor.findings.exposure import MODERATE_SHARE, input_cost, loader_id, num_workers
@@ -44,7 +45,7 @@ def cpu_saturated_workers(facts: Facts) -> Finding | None:
     n, cost, machine = num_workers(facts), input_cost(facts), facts.machine
     if not n or cost is None or machine is None:
         return None
-    short, competes = pool_falls_short_ms(facts), cost_beyond_wait(facts) is not None
+    short, competes = pool_falls_short_ms(facts), contention_cost(facts) is not None
     if short == 0.0 and not competes:
         return None
     if not cpu_saturated(facts) and not (short and _fills_the_cpus(facts, n)):
@@ -131,13 +132,13 @@ def overhead_bound_loader(facts: Facts) -> Finding | None:
     """Samples so small that indexing, collating and the queue are the whole cost.
 
     Decides on: median time of a sample of a map-style dataset, its part of collating, and exposed
-    input time.
+    input time without mapping the batches (`batch-page-faults`).
     Abstains: sample times not recorded, the dataset is a stream, the sampler is what costs, or the
     batches seen made are too cheap to explain the cost.
     Fooled by: samples that are cheap but for a rare slow one; the median hides it, so the mean
     must be small too.
     """
-    workers, cost, loader = facts.workers, input_cost(facts), facts.main_loader
+    workers, cost, loader = facts.workers, unmapped_cost(facts), facts.main_loader
     if workers is None or cost is None or loader is None or loader.kind != "map":
         return None
     sample_ms = _sample_ms(facts)

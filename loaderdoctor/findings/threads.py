@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from loaderdoctor.facts import Facts, ThreadTrial
 from loaderdoctor.findings.capacity import (
-    cost_beyond_wait,
+    contention_cost,
     cpu_cores_used,
     cpu_saturated,
 )
@@ -86,7 +86,7 @@ def fight_of_threads(facts: Facts) -> Fight | None:
             f"({cpus:g} usable{others})",
             sure,
         )
-    extra, n = cost_beyond_wait(facts), num_workers(facts) or 0
+    extra, n = contention_cost(facts), num_workers(facts) or 0
     no_device = facts.trace is None or not facts.trace.has_accelerator
     if n and own + n > cpus and cpu_saturated(facts) and extra is not None and no_device:
         why = (

@@ -38,6 +38,7 @@ class _Reading:
     n_periods: int | None  # of the quota, and how many ended with the group held back
     n_throttled: int | None
     waits_ns: dict[int, int] | None  # of each thread: ready to run and no CPU free
+    faults: int | None  # minor page faults of this thread
 
 
 class CpuMeter:
@@ -67,6 +68,7 @@ class CpuMeter:
             n_throttled=_more(first.n_throttled, last.n_throttled),
             waited_ns=None if waits is None else sum(waits.values()),
             thread_waited_ns=None if waits is None else waits.get(threading.get_native_id()),
+            thread_faults=_more(first.faults, last.faults),
         )
 
     def _read(self) -> _Reading:
@@ -82,7 +84,20 @@ class CpuMeter:
             n_periods=group.n_periods if group is not None else None,
             n_throttled=group.n_throttled if group is not None else None,
             waits_ns=_waits_of_threads(),
+            faults=thread_faults(),
         )
+
+
+def thread_faults() -> int | None:
+    """Minor page faults of the calling thread so far; None where the system tells none by thread.
+
+    Costs a microsecond.
+    """
+    if sys.platform != "linux":
+        return None
+    import resource  # not on Windows
+
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
 
 def busy_ns(root: Path = ROOT) -> int | None:

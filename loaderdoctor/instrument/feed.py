@@ -159,6 +159,9 @@ class Feed:
             just_opened = False
             if drop > 0:
                 drop -= 1
+                held = [batch]
+                del batch
+                loader.pages.use_up(held)
                 continue
             self.n_seen += 1
             return batch

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderdoctor.instrument.feed import bypassed
+from loaderdoctor.instrument.page_probe import PageProbe
 from loaderdoctor.instrument.protocol import LoaderRecord, SafetyRecord, TensorRecord
 from loaderdoctor.instrument.sites import Site, user_site
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, StartMethod
@@ -48,6 +49,7 @@ class LoaderState:
     source_epochs: Sequence[object] | None = None
     n_source_epochs: int = 0
     pending_drop: int = 0  # real batches to throw away at the next real fetch
+    pages: PageProbe = field(default_factory=PageProbe)  # uses up what is thrown away
     ring: BatchRing | None = None
     recording: bool = False  # put real batches into `ring`
     n_iterators: int = 0

@@ -311,6 +311,17 @@ class CpuRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # that trains.
     waited_ns: int | None = None
     thread_waited_ns: int | None = None
+    thread_faults: int | None = None  # minor page faults of the thread that trains
+
+
+class PageRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Mapping and letting go the memory of a batch that workers made: medians of a batch."""
+
+    n_batches: int  # of those thrown away between windows
+    n_bytes: int
+    n_faults: int  # minor page faults of the first read
+    touch_ns: int  # a byte of each page: the first read less the second
+    release_ns: int  # dropping the last reference
 
 
 class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -337,6 +348,7 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     worker_cpu_ns: int | None = None  # user+system time of all workers over the window
     main_cpu_ns: int | None = None  # of the training process
     cpu: CpuRecord | None = None  # who else used the CPUs
+    pages: PageRecord | None = None  # of all batches thrown away so far
     host_bytes: int | None = None  # PSS of the process tree, else RSS sum
     gpu_peak_allocated_bytes: int | None = None
     gpu_peak_reserved_bytes: int | None = None

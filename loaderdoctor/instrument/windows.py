@@ -365,15 +365,14 @@ class Windows:
         times = clock.finish()
         self._step_ns = sum(times.host_ns) // len(times.host_ns)
         allocated, reserved = gpu_peaks(session)
+        loader = self._definition.clock
         return WindowDone(
             id=request.id,
             mode=request.mode,
             status="ok" if reason is None else "short",
             reason=reason,
             n_steps=len(times.host_ns),
-            n_samples=round(
-                len(times.host_ns) * samples_per_batch(self._definition.clock, request)
-            ),
+            n_samples=round(len(times.host_ns) * samples_per_batch(loader, request)),
             start_ns=times.start_ns,
             end_ns=times.end_ns,
             host_step_ns=times.host_ns,
@@ -384,6 +383,7 @@ class Windows:
             worker_cpu_ns=cpu.workers_ns,
             main_cpu_ns=cpu.main_ns,
             cpu=cpu,
+            pages=loader.pages.record(),
             host_bytes=host_bytes(session) if request.host_memory else None,
             gpu_peak_allocated_bytes=allocated,
             gpu_peak_reserved_bytes=reserved,

@@ -34,6 +34,7 @@ CAUSES: Mapping[Kind, str] = {
     Kind.THREAD_OVERSUBSCRIPTION: "more threads run than there are CPUs",
     Kind.IDLE_WORKERS: "some workers have nothing to do",
     Kind.GIL_CONTENTION: "a loading thread holds the interpreter that the loop needs",
+    Kind.BATCH_PAGE_FAULTS: "the loop maps each batch's new shared memory page by page",
     Kind.PIN_THREAD_BOUND: "pinning the batches is slow",
     Kind.COLD_STORAGE: "the files were not cached yet",
     Kind.MANY_SMALL_FILES: "many small files are opened",

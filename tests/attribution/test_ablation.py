@@ -7,8 +7,10 @@ from msgspec import structs
 
 from loaderdoctor.attribution.ablation import Round, ablation_facts
 from loaderdoctor.attribution.combine import best_shares, lower_bounds
+from loaderdoctor.attribution.pages import mapping_ms_of, page_facts
 from loaderdoctor.attribution.shares import Hidden, Shares
 from loaderdoctor.facts import TraceFacts
+from loaderdoctor.instrument.protocol import CpuRecord, Mode, PageRecord, WindowDone
 from tests.attribution.builders import window
 
 
@@ -134,3 +136,45 @@ def test_cpu_time_of_a_step_with_ready_batches_leaves_validation_out() -> None:
     )
     assert found is not None
     assert found.main_cpu_ms == pytest.approx(3.0)
+
+
+def counted(mode: Mode, faults: int | None, pages: PageRecord | None = None) -> WindowDone:
+    """A window of four steps in which the training thread took so many faults."""
+    cpu = CpuRecord(wall_ns=1, main_ns=1, thread_faults=faults)
+    return structs.replace(window(mode, [10.0] * 4), cpu=cpu, pages=pages)
+
+
+def probed(n_batches: int, n_faults: int) -> PageRecord:
+    return PageRecord(
+        n_batches=n_batches,
+        n_bytes=1 << 20,
+        n_faults=n_faults,
+        touch_ns=500_000,
+        release_ns=250_000,
+    )
+
+
+def test_faults_are_compared_round_by_round_so_that_one_odd_round_decides_nothing() -> None:
+    # In the second round the loop's own allocations fault; they did not before and do not later.
+    ready = [counted("no_input", n) for n in (0, 400, 0)]
+    last = counted("plain", 72, probed(8, 16))
+    plain = [counted("plain", 64, probed(4, 10)), counted("plain", 64), last]
+    facts = page_facts(list(zip(plain, ready, strict=True)))
+    assert facts is not None
+    assert facts.extra_faults_per_step == 16.0
+    assert facts.faults_per_step == 16.0
+    assert facts.faults_per_batch == 16  # of the record that covers most batches
+    assert facts.part == 1.0
+    assert mapping_ms_of(facts) == pytest.approx(0.75)
+
+
+def test_batches_that_another_thread_maps_cost_the_training_thread_nothing() -> None:
+    facts = page_facts([(counted("plain", 8, probed(8, 16)), counted("no_input", 4))])
+    assert facts is not None
+    assert facts.part == pytest.approx(1 / 16)
+    assert mapping_ms_of(facts) == 0.0
+
+
+def test_faults_that_are_not_counted_are_not_none_at_all() -> None:
+    assert page_facts([(counted("plain", None, probed(8, 16)), counted("no_input", 4))]) is None
+    assert page_facts([(counted("plain", 64), counted("no_input", 4))]) is None

@@ -14,7 +14,7 @@ from loaderdoctor.attribution.ablation import Round, ablation_facts
 from loaderdoctor.attribution.contention import allow_for_contention, core_contention
 from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts import AblationFacts
+from loaderdoctor.facts import AblationFacts, PageFacts
 from loaderdoctor.instrument.protocol import WindowRequest
 from tests.findings.builders import step
 from tests.instrument.watched import Trainer, watch
@@ -52,6 +52,22 @@ def test_a_loop_fed_just_in_time_on_full_cpus_may_owe_its_wait_to_others() -> No
     )
     assert allowed.contended_ms == pytest.approx(7.9 - least_ms)
     assert "up to" in core_contention(allowed)
+
+
+def test_mapping_batches_is_the_loops_own_on_full_cpus_too() -> None:
+    pages = PageFacts(
+        batch_bytes=1 << 26,
+        faults_per_batch=1024,
+        touch_ms=3.0,
+        release_ms=2.5,
+        faults_per_step=1030.0,
+        extra_faults_per_step=1024.0,
+    )
+    full = step(worker_cpu_cores=13.6, main_cpu_cores=1.0)
+    allowed = allow_for_contention(replace(JUST_IN_TIME, pages=pages), full, 16.0)
+    assert allowed is not None and allowed.input_ms is not None
+    assert allowed.input_ms.low == pytest.approx(5.5)
+    assert allowed.contended_ms == pytest.approx(7.9 - 5.5)
 
 
 def test_a_loader_that_starves_the_loop_on_full_cpus_stays_proven() -> None:

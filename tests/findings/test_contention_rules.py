@@ -3,23 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from loaderdoctor.facts import Facts, PageFacts
 from loaderdoctor.findings.contention import (
     gil_contention,
     pin_thread_bound,
     thread_oversubscription,
     workers_share_a_core,
 )
-from loaderdoctor.findings.model import Severity
+from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings.page_faults import batch_page_faults
+from loaderdoctor.findings.prescription import candidates
+from loaderdoctor.findings.rules import find
+from loaderdoctor.findings.saturated import cpu_saturated_workers, overhead_bound_loader
 from loaderdoctor.instrument.protocol import LoaderRecord
+from loaderdoctor.settings import Settings
 from tests.findings.builders import healthy, loader, machine, step, trace, with_exposed, workers
 from tests.findings.case import Case, fires, stays_silent
 from tests.findings.input_facts import FULL_CPU, LOW
 
 # Something costs 2.1 ms a step, and the loop waits 0.2 ms of it.
 UNSEEN = with_exposed(input_=0.21, step=step(raw_wait_ms=0.2))
+# Of it 1.5 ms go to batches of 4 MB, which this thread reads first.
+PAGES = PageFacts(
+    batch_bytes=4_000_000,
+    faults_per_batch=62,
+    touch_ms=0.6,
+    release_ms=0.9,
+    faults_per_step=67.0,
+    extra_faults_per_step=62.0,
+)
+
+
+def with_pages(facts: Facts = UNSEEN, **changes: Any) -> Facts:
+    """The run with such batches; `workers` replaces those, the rest changes the pages."""
+    assert facts.ablation is not None
+    pool = changes.pop("workers", facts.workers)
+    pages = replace(PAGES, **changes)
+    return replace(facts, workers=pool, ablation=replace(facts.ablation, pages=pages))
+
 
 CASES = (
     Case(
@@ -76,6 +101,7 @@ CASES = (
             "the CPU is full": replace(
                 UNSEEN, step=step(raw_wait_ms=0.2, worker_cpu_cores=6.5, main_cpu_cores=1.0)
             ),
+            "mapping batches explains it": with_pages(),
             "no thread of the loader": replace(
                 UNSEEN, loaders=(loader(settings={"pin_memory": False}),)
             ),
@@ -89,6 +115,34 @@ CASES = (
             "ablation": replace(UNSEEN, ablation=None),
             "waits": replace(UNSEEN, step=step(raw_wait_ms=None)),
         },
+    ),
+    Case(
+        rule=batch_page_faults,
+        ill=with_pages(replace(UNSEEN, loaders=(loader(settings={"pin_memory": False}),))),
+        share=0.15,
+        severity=Severity.MODERATE,
+        evidence={
+            "extra_page_faults_per_step": 62.0,
+            "page_faults_per_batch": 62,
+            "touch_ms_per_batch": 0.6,
+            "release_ms_per_batch": 0.9,
+            "beyond_wait_ms_per_step": 1.84,
+        },
+        says=("waits only 0.20 ms", "batch of 4.0 MB", "62 page faults (0.60 ms)", "pin_memory"),
+        silent={
+            "another thread maps them": with_pages(extra_faults_per_step=2.0),
+            "small batches": with_pages(touch_ms=0.1, release_ms=0.1),
+            "the loop waits for its loader": with_pages(
+                with_exposed(input_=0.21, step=step(raw_wait_ms=2.0))
+            ),
+            "within the noise": with_pages(
+                with_exposed(input_=0.21, margin=2.0, step=step(raw_wait_ms=0.2))
+            ),
+            "batches of the loop's own": with_pages(
+                replace(UNSEEN, loaders=(loader(settings={"num_workers": 0}),))
+            ),
+        },
+        missing={"faults": UNSEEN, "ablation": replace(UNSEEN, ablation=None)},
     ),
     Case(
         rule=pin_thread_bound,
@@ -130,6 +184,55 @@ def test_a_background_thread_that_burns_cpu_contends_for_the_gil(own: LoaderReco
     finding = gil_contention(facts)
     assert finding is not None
     assert "burns CPU for 98 %" in finding.summary
+
+
+def test_a_fight_for_the_gil_is_named_though_batches_have_to_be_mapped_too() -> None:
+    facts = with_pages(touch_ms=0.1, release_ms=0.2)
+    finding = gil_contention(facts)
+    assert finding is not None
+    assert finding.share == pytest.approx(0.184 - 0.03, rel=0.01)
+    assert batch_page_faults(facts) is None
+
+
+def test_tiny_samples_are_charged_with_what_mapping_their_batches_leaves() -> None:
+    tiny = workers(sample_ms_quantiles=(0.01,) * 8, fetch_ms=0.64, batch_ms=0.7, collate_ms=0.06)
+    facts = replace(with_exposed(input_=0.4, step=step(raw_wait_ms=1.0)), workers=tiny)
+    alone, mapped = overhead_bound_loader(facts), overhead_bound_loader(with_pages(facts))
+    assert alone is not None and mapped is not None
+    assert alone.share == pytest.approx(0.4)
+    assert mapped.share == pytest.approx(0.25)
+
+
+def test_mapping_is_never_said_to_cost_more_than_the_loader_does() -> None:
+    finding = batch_page_faults(with_pages(touch_ms=20.0))
+    assert finding is not None
+    assert finding.share == pytest.approx(0.184, rel=0.01)
+
+
+def test_without_workers_is_tried_where_samples_cost_less_than_mapping_them() -> None:
+    facts = with_pages(workers=workers(fetch_ms=1.0))
+    found = {x.kind: x for x in find(facts)}
+    tried = {c.settings: c.kinds for c in candidates(facts, found.values())}
+    assert tried[Settings(num_workers=0)] == (Kind.BATCH_PAGE_FAULTS,)
+    costly = with_pages(workers=workers(fetch_ms=19.0))
+    assert Settings(num_workers=0) not in {c.settings for c in candidates(costly, find(costly))}
+
+
+def test_unpinned_batches_for_a_gpu_are_tried_pinned() -> None:
+    unpinned = replace(UNSEEN, loaders=(loader(settings={"pin_memory": False}),))
+    facts = with_pages(unpinned)
+    (pinned,) = [c for c in candidates(facts, find(facts)) if c.settings.pin_memory]
+    assert pinned.kinds == (Kind.BATCH_PAGE_FAULTS,)
+    assert pinned.predicted_step_ms == pytest.approx(8.5)
+
+
+def test_a_full_cpu_is_no_fight_where_mapping_explains_the_cost() -> None:
+    full = step(raw_wait_ms=0.2, worker_cpu_cores=6.5, main_cpu_cores=1.0)
+    fast = workers(batch_ms=8.0)  # a pool that keeps up
+    facts = replace(UNSEEN, step=full, workers=fast)
+    assert cpu_saturated_workers(facts) is not None
+    assert cpu_saturated_workers(with_pages(facts)) is None
+    assert batch_page_faults(with_pages(facts)) is not None
 
 
 def test_starved_thread_pools_on_a_full_cpu_are_oversubscription() -> None:

@@ -33,6 +33,25 @@ def test_halved_batches_come_out_wide_and_as_near_as_half_precision_is() -> None
     assert next(iter(scope["loader"]))[0].dtype == torch.float16
 
 
+def test_a_ring_of_shared_tensors_yields_what_the_loader_did() -> None:
+    dataset = TensorDataset(torch.rand(38, 3), torch.arange(38))
+    plain = DataLoader(dataset, batch_size=4)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    run(
+        snippets.SHARED_RING + "    seen.append((x.clone(), y.clone()))",
+        dataset=dataset,
+        loader=plain,
+        batch_size=4,
+        num_workers=2,
+        prefetch_factor=2,
+        seen=seen,
+    )
+    assert [len(x) for x, _ in seen] == [4] * 9 + [2]
+    for (x, y), (want_x, want_y) in zip(seen, plain, strict=True):
+        assert torch.equal(x, want_x)
+        assert torch.equal(y, want_y)
+
+
 def test_the_vectorised_sampler_yields_a_permutation() -> None:
     sampler = run(snippets.SAMPLER)["Shuffled"](100)
     loader = DataLoader(TensorDataset(torch.arange(100)), batch_size=10, sampler=sampler)

@@ -199,6 +199,24 @@ def test_python_work_in_collate_and_before_forward_are_told_apart(tmp_path: Path
 
 
 @slow
+def test_batches_in_new_shared_memory_are_named_and_no_fight_is(tmp_path: Path) -> None:
+    done = diagnose(
+        STARVED / "fresh_pages.py", "32", cwd=tmp_path, options=["--no-verify"], budget_s=25
+    )
+    assert "batch-page-faults" in done.kinds, done.summary
+    assert "gil-contention" not in done.kinds, done.summary
+    evidence = done.finding("batch-page-faults").evidence
+    assert float(str(evidence["extra_page_faults_per_step"])) > 400  # 512 of 64 KiB
+    assert done.finding("batch-page-faults").advice is not None
+
+
+@slow
+def test_small_batches_in_new_shared_memory_are_no_fault(tmp_path: Path) -> None:
+    done = diagnose(STARVED / "fresh_pages.py", "0.1", cwd=tmp_path, options=["--no-verify"])
+    assert "batch-page-faults" not in done.kinds, done.summary
+
+
+@slow
 def test_a_background_thread_that_waits_does_not_fight_for_the_interpreter(tmp_path: Path) -> None:
     done = diagnose(STARVED / "background.py", cwd=tmp_path, options=["--no-verify"])
     assert "fetched on a background thread" in done.said.step.definition

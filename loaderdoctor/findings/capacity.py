@@ -198,17 +198,44 @@ def cpu_saturated(facts: Facts) -> bool | None:
 
 def cost_beyond_wait(facts: Facts) -> Cost | None:
     """What the loader costs by ablation beyond the loop's wait for it; None if not established."""
-    ablation, step, cost = facts.ablation, facts.step, input_cost(facts)
+    part, seen_ms = _beyond_wait(facts), _seen_ms(facts)
+    ablation = facts.ablation
+    if part is None or seen_ms is None or ablation is None or ablation.input_ms is None:
+        return None
+    return part if ablation.input_ms.low > seen_ms else None
+
+
+def mapping_cost(facts: Facts) -> Cost | None:
+    """What mapping batches and freeing them costs the step; None where it is none to speak of.
+
+    Counted and timed by itself, so that of the ablation only an established input cost is needed,
+    most of it beyond the loop's wait; it is never more than that.
+    """
+    part, mapped_ms = _beyond_wait(facts), mapping_ms(facts)
+    if part is None or not mapped_ms:
+        return None
+    part = part.part(mapped_ms)
+    return part if part.share >= MODERATE_SHARE else None
+
+
+def _beyond_wait(facts: Facts) -> Cost | None:
+    """The established input cost less the wait, by the estimates alone."""
+    ablation, seen_ms, cost = facts.ablation, _seen_ms(facts), input_cost(facts)
     if ablation is None or ablation.input_ms is None or not ablation.input_ms.bounded:
         return None
-    if step is None or step.raw_wait_ms is None or cost is None:
-        return None
-    # Starting workers at an epoch's end is paid outside `__next__`, and is no contention.
-    seen_ms = step.raw_wait_ms + (startup_ms_per_step(facts) or 0.0)
-    if ablation.input_ms.low <= seen_ms or seen_ms > MAX_WAIT_PART * ablation.input_ms.value:
+    if seen_ms is None or cost is None or seen_ms > MAX_WAIT_PART * ablation.input_ms.value:
         return None
     part = cost.part(ablation.input_ms.value - seen_ms)
     return part if part.share >= MODERATE_SHARE else None
+
+
+def _seen_ms(facts: Facts) -> float | None:
+    """What the loop was seen to wait, a step: in `__next__`, and for workers to start."""
+    step = facts.step
+    if step is None or step.raw_wait_ms is None:
+        return None
+    # Starting workers at an epoch's end is paid outside `__next__`, and is no contention.
+    return step.raw_wait_ms + (startup_ms_per_step(facts) or 0.0)
 
 
 def mapping_ms(facts: Facts) -> float | None:
@@ -228,10 +255,10 @@ def unmapped_cost(facts: Facts) -> Cost | None:
 
     Only what lies beyond the loop's wait can be mapping: what it waits for, it waits for.
     """
-    cost, extra, mapped_ms = input_cost(facts), cost_beyond_wait(facts), mapping_ms(facts)
-    if cost is None or extra is None or not mapped_ms:
+    cost, mapped = input_cost(facts), mapping_cost(facts)
+    if cost is None or mapped is None:
         return cost
-    part = cost.part(cost.ms - min(mapped_ms, extra.ms))
+    part = cost.part(cost.ms - mapped.ms)
     return part if part.share >= MODERATE_SHARE else None
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.capacity import cost_beyond_wait, mapping_ms
-from loaderdoctor.findings.exposure import MODERATE_SHARE, loader_id, num_workers
+from loaderdoctor.findings.capacity import mapping_cost
+from loaderdoctor.findings.exposure import loader_id, num_workers
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.proposal import has_accelerator
 from loaderdoctor.findings.wording import ms, of_step, size
@@ -14,19 +14,17 @@ def batch_page_faults(facts: Facts) -> Finding | None:
     """The loop maps each batch's shared memory page by page and frees it: work that no wait shows.
 
     Decides on: minor page faults of the training thread, a step, with real batches against ready
-    ones, times what mapping and dropping a batch was measured to take; at most what the loader
-    costs by ablation beyond the loop's wait.
+    ones, times the CPU time that mapping and dropping a batch was measured to take; at most what
+    the loader costs by ablation beyond the loop's wait.
     Abstains: no workers, no ablation, faults not counted (outside Linux), no batch was thrown away
     to be measured, or another thread is the first to read them.
     Fooled by: batches that something else keeps alive, which are freed elsewhere; a loop that
     writes into its batches, whose faults are more and smaller than those of reading.
     """
-    extra, mapped_ms = cost_beyond_wait(facts), mapping_ms(facts)
-    pages = facts.ablation.pages if facts.ablation is not None else None
-    if extra is None or pages is None or not mapped_ms:
-        return None
-    part = extra.part(mapped_ms)
-    if part.share < MODERATE_SHARE:
+    part = mapping_cost(facts)
+    ablation = facts.ablation
+    pages = ablation.pages if ablation is not None else None
+    if part is None or pages is None or ablation is None or ablation.input_ms is None:
         return None
     wait_ms = facts.step.raw_wait_ms if facts.step is not None else None
     return Finding(
@@ -48,10 +46,10 @@ def batch_page_faults(facts: Facts) -> Finding | None:
             "page_faults_per_batch": pages.faults_per_batch,
             "touch_ms_per_batch": pages.touch_ms,
             "release_ms_per_batch": pages.release_ms,
-            "beyond_wait_ms_per_step": extra.ms,
+            "input_ms_per_step": ablation.input_ms.value,
             "raw_wait_ms_per_step": wait_ms,
             "num_workers": num_workers(facts),
-            "step_ms": extra.step_ms,
+            "step_ms": part.step_ms,
         },
         advice="Hand over fewer bytes (half as wide a type halves the faults and the freeing), or "
         "let the workers write into shared tensors that are used again.",

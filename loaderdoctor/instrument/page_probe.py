@@ -3,7 +3,8 @@
 A batch arrives in shared memory that this process has never seen. Whoever reads it first takes a
 page fault for every few pages, and whoever drops it last unmaps and frees them all; neither is
 waiting, and no trace names either. Both are timed here on batches that are thrown away between
-windows anyway, so nothing that the loop gets is touched.
+windows anyway, so nothing that the loop gets is touched. In CPU time: while batches are thrown
+away workers run at full speed, and the thread stands ready without a CPU more than in a step.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import ctypes
 import statistics
 import sys
 from dataclasses import dataclass, field
-from time import perf_counter_ns
+from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.instrument.cpu_use import thread_faults
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PAGE_BYTES = 4096
-# As many as a ring of recorded batches holds. One takes 30 to 60 ms for 64 MiB on a virtual
-# machine, and the median is taken.
+# As many as a ring of recorded batches holds; the median counts. One of 64 MiB takes 30 to 60 ms
+# on a virtual machine (`benchmarks/page_faults.py`), of 1 MiB half a millisecond.
 MAX_PROBED = 8
 
 
@@ -57,9 +58,9 @@ class PageProbe:
         after = thread_faults()
         again_ns = _read(ranges)
         n_bytes = sum(n for _, n in ranges)
-        start_ns = perf_counter_ns()
+        start_ns = thread_time_ns()
         held.clear()
-        release_ns = perf_counter_ns() - start_ns
+        release_ns = thread_time_ns() - start_ns
         if before is not None and after is not None and ranges:
             touch_ns = max(0, first_ns - again_ns)
             self._found.append(_Probe(n_bytes, after - before, touch_ns, release_ns))
@@ -94,12 +95,12 @@ def _bytes_of(tensor: Tensor) -> tuple[int, int]:
 
 
 def _read(ranges: list[tuple[int, int]]) -> int:
-    """One byte of each page; how long that took (ns). No torch operation: profilers see those."""
+    """One byte of each page; the CPU time of that (ns). Profilers would see torch operations."""
     import numpy as np
 
-    start_ns = perf_counter_ns()
+    start_ns = thread_time_ns()
     for address, n_bytes in ranges:
         if n_bytes:
             memory = (ctypes.c_ubyte * n_bytes).from_address(address)
             np.frombuffer(memoryview(memory), dtype=np.uint8)[::PAGE_BYTES].max()
-    return perf_counter_ns() - start_ns
+    return thread_time_ns() - start_ns

@@ -315,7 +315,7 @@ class CpuRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class PageRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Mapping and letting go the memory of a batch that workers made: medians of a batch."""
+    """Mapping and letting go the memory of a batch that workers made: medians, CPU time (ns)."""
 
     n_batches: int  # of those thrown away between windows
     n_bytes: int

@@ -7,7 +7,7 @@ from typing import Literal
 
 from loaderdoctor.attribution.shares import Bound
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.capacity import cost_beyond_wait
+from loaderdoctor.findings.capacity import cost_beyond_wait, mapping_cost
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.changes import MEASURED, Change, changes_of
@@ -175,7 +175,7 @@ def _cost(bound: Bound, facts: Facts, step_ms: float) -> str:
     """`Waiting for the loader costs 11.3 of 13.1 ms a step (86 %)`."""
     part = facts.share(bound) or 0.0
     costs = _COST[bound]
-    if bound == "input" and cost_beyond_wait(facts) is not None:
+    if bound == "input" and (cost_beyond_wait(facts) or mapping_cost(facts)) is not None:
         costs = "The loader costs"  # by ablation: the loop hardly waits for it
     return (
         f"{costs} {fmt.number(part * step_ms)} of {fmt.number(step_ms)} ms a step "

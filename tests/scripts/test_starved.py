@@ -224,6 +224,15 @@ def test_a_background_thread_that_waits_does_not_fight_for_the_interpreter(tmp_p
 
 
 @slow
+def test_a_background_thread_that_computes_fights_and_no_pages_are_blamed(tmp_path: Path) -> None:
+    done = diagnose(
+        STARVED / "background.py", "spin", cwd=tmp_path, options=["--no-verify"], budget_s=25
+    )
+    assert "gil-contention" in done.kinds, done.summary
+    assert "batch-page-faults" not in done.kinds, done.summary
+
+
+@slow
 def test_a_sleep_in_the_loop_is_work_between_steps_and_no_loaders_fault(tmp_path: Path) -> None:
     done = diagnose(STARVED / "sleeps.py", cwd=tmp_path, options=["--with-stack", "--no-verify"])
     assert (done.said.verdict.bound, done.said.verdict.severity) == ("host", "high"), done.summary

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from loaderdoctor.attribution.fetches import turns
-from loaderdoctor.attribution.rows import Mask, Rows, outermost
+from loaderdoctor.attribution.rows import Index, Mask, Rows, outermost
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import ABSENT, I64, Category
 
@@ -117,6 +117,7 @@ def _host_steps(rows: Rows) -> tuple[Clock, I64, I64]:
     first_fetches = turns(rows)
     # A single mark around many turns of the loop marks no steps: `step()` was never called.
     if marks.size > 1 or (marks.size == 1 and first_fetches.size <= 1):
+        marks = _without_empty_last(rows, marks)
         return "host-annotations", spans.start_ns[marks], spans.end_ns[marks]
     if first_fetches.size > 1:
         last = int(spans.end_ns[rows.on_training_thread()].max())
@@ -132,6 +133,25 @@ def _host_steps(rows: Rows) -> tuple[Clock, I64, I64]:
         return "optimizer", np.append(begin, ends[:-1]), ends
     none = np.zeros(0, np.int64)
     return "window", none, none
+
+
+def _without_empty_last(rows: Rows, marks: Index) -> Index:
+    """Drop a last mark within which the loop did nothing, as it did in the others.
+
+    A `step()` right before the profiler is stopped opens one that holds the stop alone, and the
+    wait for the device.
+    """
+    spans = rows.spans
+    begin, end = spans.start_ns[marks], spans.end_ns[marks]
+    own = np.sort(
+        spans.start_ns[
+            rows.named(~rows.flags.step, Category.USER_ANNOTATION)
+            | rows.named(rows.flags.launch, Category.RUNTIME)
+            | (spans.category == Category.CPU_OP)
+        ]
+    )
+    n_within = np.searchsorted(own, end) - np.searchsorted(own, begin)
+    return marks[:-1] if n_within[-1] == 0 and n_within[:-1].all() and marks.size > 1 else marks
 
 
 def _device_ends(rows: Rows, starts: I64, ends: I64) -> I64 | None:

@@ -31,6 +31,8 @@ from loaderdoctor.trace.columns import I32, I64, Category, LineLook
 from loaderdoctor.trace.wire import shortened
 
 MAX_SPOTS = 10
+# Kineto's word for a call of the CUDA runtime that is newer than its list of them.
+UNNAMED = "INVALID"
 NS_PER_MS = 1e6
 MAX_TABLE = 1_000_000  # 8 MB
 # Longer names are cut where people read them: two lines of a terminal.
@@ -71,7 +73,7 @@ def host_spots(
         spots = {spot.name: spot for spot in spots_of_looks(rows, looks, left)}
         left = EMPTY if spots else left
     for name, total_ns in _operations(rows, left):
-        shown = shortened(name, MAX_SHOWN_CHARS)
+        shown = "unnamed CUDA calls" if name == UNNAMED else shortened(name, MAX_SHOWN_CHARS)
         spots[name] = HostSpot(name=shown, ms_per_step=total_ns / NS_PER_MS)
     ranked = sorted(spots.values(), key=lambda s: (-s.ms_per_step, s.name))
     return tuple(
@@ -252,6 +254,8 @@ def _largest_pairs(name: I32, between_ns: I64) -> Iterator[tuple[int, int, int]]
 
 
 def _short(name: str) -> str:
+    if name == UNNAMED:
+        return "an unnamed CUDA call"
     if name.startswith(FETCH_PREFIX):
         return "the fetch"
     if name.startswith(OPTIMIZER_PREFIX) and "#" in name:

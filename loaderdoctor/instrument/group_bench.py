@@ -1,8 +1,8 @@
-"""A bench over all ranks of a job: every window is measured on all of them at the same time.
+"""A bench over all ranks of a job: every window is measured on all of them in the same steps.
 
 The command's side, without torch. The ranks' loops never pause (see `ranks`): a window is prepared
-on every rank, and begins when the last one is ready. So all of them are in the same mode while any
-of them measures, and no rank waits in a collective for one that stands still.
+on every rank, and begins with the same step once the last one is ready. So all of them are in the
+same mode while any of them measures, and no rank waits in a collective for one that stands still.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from loaderdoctor.instrument.endings import nothing_measured
 from loaderdoctor.instrument.handing_over import handover_for
 from loaderdoctor.instrument.listening import Doorway
 from loaderdoctor.instrument.measuring import POLITE_S, MeasuringProcess
-from loaderdoctor.instrument.member import Member, meeting, missing
+from loaderdoctor.instrument.member import Member, beginning, meeting, missing
 from loaderdoctor.instrument.protocol import (
     MEETING,
     SCRIPT_ENDED,
@@ -194,20 +194,12 @@ class GroupBench:
         ranks = [m for m in self.measured if not m.over]
         for member in ranks:
             member.send(Measure(requests=(_for_rank(request, member),)))
-        steps = (
-            lambda: all(m.answered(request.id) for m in ranks),
-            lambda: all(m.finished(request.id) for m in ranks),
-        )
-        for reached in steps:
-            if not self._wait(lambda r=reached: self.ended is not None or r(), timeout_s):  # type: ignore[misc]
-                late = ", ".join(str(m.rank) for m in ranks if request.id not in m.done)
-                raise RunError(
-                    f"{self.target.label}: a window did not end on rank {late} within "
-                    f"{timeout_s:.0f} s; the loop hangs or its steps take longer than that."
-                )
-            for member in ranks:
-                if request.id in member.ready:
-                    member.send(Begin(id=request.id))
+        self._await(lambda: all(m.answered(request.id) for m in ranks), request.id, timeout_s)
+        begin = Begin(id=request.id, at_step=beginning(ranks))
+        for member in ranks:
+            if request.id in member.ready:
+                member.send(begin)
+        self._await(lambda: all(m.finished(request.id) for m in ranks), request.id, timeout_s)
         done = [(m.rank, m.done[request.id]) for m in ranks if request.id in m.done]
         if not done:
             return None
@@ -216,6 +208,16 @@ class GroupBench:
                 reason = f"rank {rank}: {window.reason}"
                 return msgspec.structs.replace(window, reason=reason)
         return done[0][1]
+
+    def _await(self, reached: Callable[[], bool], window: int, timeout_s: float) -> None:
+        """Until a window's stage is reached, or the job is over. Raises RunError."""
+        if self._wait(lambda: self.ended is not None or reached(), timeout_s):
+            return
+        late = ", ".join(str(m.rank) for m in self.measured if window not in m.done)
+        raise RunError(
+            f"{self.target.label}: a window did not end on rank {late} within "
+            f"{timeout_s:.0f} s; the loop hangs or its steps take longer than that."
+        )
 
     def _wait(self, reached: Callable[[], bool], timeout_s: float) -> bool:
         end = time.monotonic() + timeout_s

@@ -23,8 +23,10 @@ from loaderdoctor.instrument.protocol import (
     WindowDone,
 )
 
-# A step to meet after should be still to come when every rank has heard of it: messages are
-# looked for every 50 ms.
+# A step to begin with or to meet after should be still to come when every rank has heard of it:
+# messages are looked for every 50 ms.
+BEGIN_LEAD_S = 0.1
+BEGIN_LEAD_STEPS = 2
 STOP_LEAD_S = 0.3
 STOP_LEAD_STEPS = 3
 STOP_LEAD_GROWTH = 4
@@ -125,6 +127,12 @@ class Member:
         if self.n_steps and n_steps > self.n_steps:
             self.step_s = (now - self.heard_s) / (n_steps - self.n_steps)
         self.n_steps, self.heard_s = n_steps, now
+
+
+def beginning(members: Sequence[Member]) -> int:
+    """The step from which ranks in step can measure a window: still to come for all of them."""
+    alive = [m for m in members if not m.over]
+    return max((m.step_after(BEGIN_LEAD_S) for m in alive), default=0) + BEGIN_LEAD_STEPS
 
 
 def meeting(members: Sequence[Member], attempt: int) -> tuple[int, float]:

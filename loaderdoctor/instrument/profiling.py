@@ -29,7 +29,7 @@ class ProfilerBusyError(LoaderdoctorError):
 
 
 class WindowProfiler:
-    """One capture. Start, step and finish at step boundaries, on the training thread."""
+    """One capture. Start it, tell it of boundaries, finish it, on the training thread."""
 
     def __init__(
         self,
@@ -72,12 +72,21 @@ class WindowProfiler:
         if self._lines is not None:
             self._lines.start()
 
-    def step(self) -> None:
-        """A step boundary: the next `ProfilerStep#N` span begins."""
-        self._profile.step()
-        self._n += 1
-        # Taken after the call: the span is opened by its last statement.
-        self.clock_marks.append((f"ProfilerStep#{self._n}", perf_counter_ns()))
+    def boundary(self, *, begins: bool, last: bool = False) -> None:
+        """A step boundary: the next `ProfilerStep#N` span begins, unless the step before holds it.
+
+        At the `last` one the running span ends and none begins: what follows (waiting for the
+        device, stopping) would be a step of its own in the trace.
+        """
+        if last:
+            span, self._profile.step_rec_fn = self._profile.step_rec_fn, None
+            if span is not None:
+                span.__exit__(None, None, None)
+        elif begins:
+            self._profile.step()
+            self._n += 1
+            # Taken after the call: the span is opened by its last statement.
+            self.clock_marks.append((f"ProfilerStep#{self._n}", perf_counter_ns()))
 
     def finish(self) -> None:
         """Stop and write the trace."""

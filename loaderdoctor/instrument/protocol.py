@@ -104,9 +104,13 @@ class Stop(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Begin(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """Every rank of the group is ready: measure the window prepared."""
+    """Every rank of the group is ready: measure the window prepared, from this step on.
+
+    A rank that is past it begins at once.
+    """
 
     id: int
+    at_step: int
 
 
 # ---------------------------------------------------------------- measuring process -> command

@@ -2,8 +2,10 @@
 
 Runs in the measuring process. The ranks of a job meet in collectives in every step. If each of
 them paused where its own window ended, one could wait inside a collective for another that waits
-for the command, for ever. So the loop steps on between windows, and windows begin when the
-command has heard that every rank is ready. Only to stop do all of them wait, after the same step.
+for the command, for ever. So the loop steps on between windows. Once the command has heard that
+every rank is ready it names a step to come, from which all of them measure: with collectives on
+the device one host may be dozens of steps ahead of another. Only to stop do all of them wait,
+after the same step.
 """
 
 from __future__ import annotations
@@ -52,16 +54,27 @@ def rank_dir(run_dir: Path, rank: int) -> Path:
 def hold(
     session: Session, request_id: int, each_step: Callable[[], None]
 ) -> Generator[None, int, None]:
-    """Step on, ready for a window, until the command begins it, says something else, or is gone."""
+    """Step on, ready for a window, to the step at which all ranks begin it.
+
+    Or until the command says something else, or is gone.
+    """
     session.send(Ready(id=request_id, n_steps=session.n_steps))
     beat = _Heartbeat(session)
-    while not session.inbox and not session.channel.lost:
+    at_step: int | None = None
+    while at_step is None or session.n_steps < at_step:
+        if session.inbox:
+            message = session.inbox[0]
+            if not isinstance(message, Begin):
+                return
+            session.inbox.pop(0)
+            at_step = message.at_step if message.id == request_id else at_step
+            continue
+        if session.channel.lost:
+            return
         now = yield
         session.poll(now)
         each_step()
         beat.at(now)
-    if session.inbox and isinstance(session.inbox[0], Begin):
-        session.inbox.pop(0)
 
 
 def next_message(session: Session) -> Generator[None, int, ToChild | None]:

@@ -1,8 +1,7 @@
 """Measures one requested window after another within the running loop.
 
-Each window: switch where the batches come from, throw away what queued up meanwhile, let the
-loop get steady again, then time steps. Runs on the training thread, inside the driver; `yield`
-means one more step of the loop.
+Each window: switch where the batches come from, throw away what queued up meanwhile, let the loop
+get steady again, time steps. Runs on the training thread; `yield` means one more step of the loop.
 """
 
 from __future__ import annotations
@@ -319,8 +318,7 @@ class Windows:
         for _ in range(profiler.n_warmup):
             now = yield
             self._begin_step()
-            if clock.mark(now):
-                profiler.step()
+            profiler.boundary(begins=clock.mark(now))
         return (yield from self._timed(request, deadline, profiler))
 
     def _timed(
@@ -344,13 +342,15 @@ class Windows:
             while clock.n_steps < n_steps:
                 now = yield
                 edge = session.at_edge or clock.n_steps + 1 >= n_steps
-                if clock.mark(now, edge=edge) and profiler is not None:
-                    profiler.step()
-                session.poll(now)
-                self._begin_step()
+                begins = clock.mark(now, edge=edge)
                 reason = self._sources.failure()
                 if reason is None and now > deadline:
                     reason = f"the window's {request.limit_s} s were over"
+                if profiler is not None:
+                    over = reason is not None or clock.n_steps >= n_steps
+                    profiler.boundary(begins=begins, last=over)
+                session.poll(now)
+                self._begin_step()
                 if reason is not None:
                     break
         except ScriptOverError:

@@ -147,6 +147,26 @@ def test_a_step_without_device_work_ends_with_its_host_span() -> None:
     assert set(trace_facts(b.trace()).step_walls_ms) == {1.0}
 
 
+@pytest.mark.parametrize("on_device", [True, False])
+def test_a_mark_that_holds_the_profilers_end_alone_is_no_step(on_device: bool) -> None:
+    """`step()` right before the profiler is stopped: what follows is no work of the loop."""
+    b = TraceBuilder()
+    for i in range(6):
+        t = i * 1000
+        b.step(i, t, t + 1000)
+        b.fetch(t, t + 100)
+        if on_device:
+            b.kernel(t + 200, t + 300, t + 990)
+        else:
+            b.op(t + 200, t + 990)
+    b.step(6, 6000, 16_000)
+    b.call(6010, 9000, "cudaDeviceSynchronize")
+    facts = trace_facts(b.trace())
+    assert facts.n_steps == (5 if on_device else 6)
+    assert facts.wall_ms == pytest.approx(1.0)
+    assert facts.shares.host == pytest.approx(0.21 if on_device else 0.11)
+
+
 def test_work_of_two_streams_that_ends_out_of_order_never_gives_a_negative_step() -> None:
     b = TraceBuilder()
     for i in range(6):

@@ -79,6 +79,35 @@ def test_every_rank_measures_every_window_and_all_stop_at_one_step(tmp_path: Pat
     assert not job.notes
 
 
+@pytest.mark.alone
+def test_windows_are_of_the_same_steps_though_one_host_runs_ahead(tmp_path: Path) -> None:
+    """As with collectives on a device: nothing on the host holds the faster rank back."""
+    body = """
+    from pathlib import Path
+    def profiled_step(rank, n, active=[]):
+        if torch.autograd.profiler._is_profiler_enabled:
+            active.append(n)
+            Path(__file__).with_name(f"profiled{rank}").write_text(" ".join(map(str, active)))
+    def reduce_some_steps_later(rank, n, under_way=[], values=torch.ones(4)):
+        under_way.append(dist.all_reduce(values.clone(), async_op=True))
+        if len(under_way) > 30:
+            under_way.pop(0).wait()
+        profiled_step(rank, n)
+    DistributedDataParallel = lambda model: model
+    train(sample_s=(0.0003, 0.002), after_step=reduce_some_steps_later)
+    """
+    with bench(tmp_path, body) as job:
+        job.wait_observed(120.0)
+        plain = WindowRequest(id=1, mode="plain", n_steps=6, limit_s=60.0)
+        profile = WindowRequest(id=2, mode="profiled", n_steps=6, trace_path="any/baseline.json")
+        job.measure([plain, profile])
+        far_apart = job.measured[0].n_steps - job.measured[1].n_steps
+        job.stop()
+    one, two = ((tmp_path / f"profiled{rank}").read_text() for rank in (0, 1))
+    assert one == two, far_apart
+    assert len(one.split()) >= 6
+
+
 @pytest.mark.slow
 def test_a_rank_that_fails_ends_the_run_with_its_exit_code(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -87,7 +87,7 @@ def profiled(script: Path, trace: Path) -> TraceFacts:
         if i == 1:
             profiler.start()
         elif i > 1:
-            profiler.step()
+            profiler.boundary(begins=True)
 
     calls: dict[str, Callable[..., Any]] = {"boundary": boundary, "finish": profiler.finish}
     runpy.run_path(str(script), init_globals=calls)

@@ -152,7 +152,8 @@ def test_a_profiled_window_leaves_a_trace_with_one_span_a_step(tmp_path: Path) -
     steps = {n for n in names if n.startswith("ProfilerStep#")}
     marks = dict(window.clock_marks)
     assert steps <= set(marks) | {"ProfilerStep#0"}
-    assert len(steps) >= 25
+    # None holds the profiler's own end, which would look like the longest step of all.
+    assert len(steps) == window.n_steps >= 25
     assert sum(n == "loaderdoctor: create iterator" for n in names) == len(window.boundaries)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from loaderdoctor.facts import CpuFacts
-from loaderdoctor.instrument.protocol import CpuRecord, WindowDone
+from loaderdoctor.instrument.counters import CpuRecord
+from loaderdoctor.instrument.protocol import WindowDone
 
 # A system that counts for less than this part of our own CPU time tells of something else than
 # what we run on (sandboxes that fake /proc/stat). It counts in ticks of 10 ms, by sampling, which

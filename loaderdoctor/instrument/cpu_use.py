@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from loaderdoctor.instrument.cgroups import ROOT, cpu_use_of_quota
-from loaderdoctor.instrument.protocol import CpuRecord
+from loaderdoctor.instrument.counters import CpuRecord
 
 # Columns of a `cpuN` line of /proc/stat: user nice system idle iowait irq softirq steal. Time that
 # the hypervisor gave to other guests (steal) is as lost as time of other programs. What guests of

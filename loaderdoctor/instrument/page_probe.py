@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
+from loaderdoctor.instrument.counters import PageRecord
 from loaderdoctor.instrument.cpu_use import thread_faults
-from loaderdoctor.instrument.protocol import PageRecord
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,8 @@ from loaderdoctor.attribution.combine import best_shares, lower_bounds
 from loaderdoctor.attribution.pages import mapping_ms_of, page_facts
 from loaderdoctor.attribution.shares import Hidden, Shares
 from loaderdoctor.facts import TraceFacts
-from loaderdoctor.instrument.protocol import CpuRecord, Mode, PageRecord, WindowDone
+from loaderdoctor.instrument.counters import CpuRecord, PageRecord
+from loaderdoctor.instrument.protocol import Mode, WindowDone
 from tests.attribution.builders import window
 
 

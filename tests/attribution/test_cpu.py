@@ -11,7 +11,8 @@ from loaderdoctor.attribution.contention import machine_notes
 from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.attribution.judge import judge_run
 from loaderdoctor.facts import CpuFacts, Facts
-from loaderdoctor.instrument.protocol import CpuRecord, WindowDone
+from loaderdoctor.instrument.counters import CpuRecord
+from loaderdoctor.instrument.protocol import WindowDone
 from tests.findings.builders import healthy, machine, step, with_exposed
 
 S = 10**9

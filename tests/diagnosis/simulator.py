@@ -8,14 +8,8 @@ from typing import Any
 
 import msgspec
 
-from loaderdoctor.instrument.protocol import (
-    CpuRecord,
-    Ended,
-    Note,
-    Observed,
-    WindowDone,
-    WindowRequest,
-)
+from loaderdoctor.instrument.counters import CpuRecord
+from loaderdoctor.instrument.protocol import Ended, Note, Observed, WindowDone, WindowRequest
 from tests.attribution.builders import observed, window
 
 

@@ -16,9 +16,10 @@ import pytest
 
 from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.facts import CpuFacts
+from loaderdoctor.instrument.counters import CpuRecord
 from loaderdoctor.instrument.cpu_use import CpuMeter, busy_ns, root_of_run
 from loaderdoctor.instrument.machine import usable_cpus
-from loaderdoctor.instrument.protocol import CpuRecord, WindowDone
+from loaderdoctor.instrument.protocol import WindowDone
 
 pytestmark = [
     pytest.mark.alone,

@@ -213,6 +213,7 @@ class GroupedSweep:
         found = Outcome(
             trials=self._trials(self.main_kind),
             plain=list(first.plain) if first is not None else [],
+            plain_group=reference.group.index if reference is not None else None,
             n_ranked_rounds=max((o.n_ranked_rounds for o in self._outcomes()), default=0),
         )
         for state in self.states:

@@ -63,6 +63,7 @@ class Outcome:
 
     trials: list[Trial]
     plain: list[WindowDone] = field(default_factory=list)  # loop untouched: before and after
+    plain_group: int | None = None  # on a cluster: the group whose loop that was
     ended: Literal["done", "interrupted", "script-over"] = "done"
     ended_reason: str | None = None
     interrupt: KeyboardInterrupt | None = None  # what ended it, where the user did

@@ -14,6 +14,7 @@ from loaderdoctor.report.model import Shares as SharesRow
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.outcome import Outcome
+from loaderdoctor.sweep.own_pace import pace_warning
 from loaderdoctor.sweep.rank import Ranking, Result
 
 # A baseline that changed by more than this from the first to the last round is told: it is
@@ -22,8 +23,6 @@ DRIFT = 0.10
 # Window means of one setting spread by about 2 % on a quiet machine; from this on, gains of a tenth
 # can't be seen in a few rounds.
 NOISY = 0.10
-# Trial 0 against the running loop before and after the sweep: more than this is told.
-REOPENED = 0.15
 
 # Behind the settings of a trial that changes numerics or training.
 MARK = "(numerics)"
@@ -95,29 +94,9 @@ def warning_rows(outcome: Outcome, ranking: Ranking) -> tuple[ReportWarning, ...
                 "time says nothing of whether it still learns as well",
             )
         )
-    if (text := _unlike_the_loop(outcome, ranking)) is not None:
-        rows.append(ReportWarning(kind="baseline-unlike-loop", text=text))
+    if (pace := pace_warning(outcome, ranking)) is not None:
+        rows.append(pace)
     return tuple(rows)
-
-
-def _unlike_the_loop(outcome: Outcome, ranking: Ranking) -> str | None:
-    """Trial 0 is a loader of ours with the user's settings: it must cost what the user's does."""
-    own = ranking.results[0].within_ms if ranking.results else None
-    steps = [
-        (window.device_step_ns or window.host_step_ns, set(window.boundary_steps))
-        for window in outcome.plain
-    ]
-    inside = [ns / 1e6 for times, skip in steps for i, ns in enumerate(times) if i not in skip]
-    if own is None or not own.bounded or not inside:
-        return None
-    plain_ms = sum(inside) / len(inside)
-    far = abs(plain_ms / own.value - 1) > REOPENED
-    if not far or own.low <= plain_ms <= own.high:
-        return None
-    return (
-        f"the running loop took {plain_ms:.3g} ms a step before and after the sweep, its loader "
-        f"opened again with the same settings {own.value:.3g} ms: trials compare with the latter"
-    )
 
 
 def _row(result: Result, shares: Shares | None, trace: str | None) -> TrialRow:

@@ -96,7 +96,7 @@ class SimulatedBench:
     """Answers every request from `truth`; time passes on `now` only.
 
     `noise` is the relative spread of a window's mean; `drift_per_s` makes everything slower with
-    time, as a warming machine does. `slow_start` multiplies the first window of all.
+    time, as a warming machine does. `slow_start` multiplies the first two windows of all.
     """
 
     truth: Callable[[Settings], Truth]
@@ -105,6 +105,7 @@ class SimulatedBench:
     noise: float = 0.0
     drift_per_s: float = 0.0
     slow_start: float = 1.0
+    plain_factor: float = 1.0  # of the loop as it is, against its loader opened again
     interrupt_after: int | None = None
     ends_after: int | None = None
     own_reopens: bool = True
@@ -154,6 +155,7 @@ class SimulatedBench:
         factor = 1 + self._rng.gauss(0, self.noise) + self.drift_per_s * self.now
         if len(self.log) <= 2:
             factor *= self.slow_start
+        factor *= self.plain_factor if request.mode == "plain" else 1.0
         step_ns = int(truth.step_ms * factor * 1e6)
         reopened = request.mode == "trial"
         boundary_ms = truth.boundary_ms if request.measure_boundary else 0.0

@@ -1,0 +1,137 @@
+"""Whether trial 0, which trials are compared with, costs what the loop itself does; else why not.
+
+Trial 0 is a loader of ours with the loop's own settings. The loop as it is was timed before the
+trials and after them, so each of these windows has one of trial 0 next to it in time: only such
+neighbours are compared, or the pace of the loop's first steps would count as the cost of opening
+its loader again. Recipe mnist on two CPUs: 25 ms of CPU a step until the first validation, 21 from
+then on, re-opened or not.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from loaderdoctor.attribution.step import NS_PER_MS, usable, waits_ms, window_times
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.instrument.protocol import WindowDone
+from loaderdoctor.report import format as fmt
+from loaderdoctor.report.model import ReportWarning
+from loaderdoctor.sweep.outcome import Outcome
+from loaderdoctor.sweep.rank import Ranking
+from loaderdoctor.sweep.trials import Visit
+
+# More than this is told: several times the noise of window means (about 2 %).
+UNLIKE_SHARE = 0.15
+# Page faults a step from which memory that is given back and fetched anew counts: a fault costs
+# some 2.5 µs (1,600 a step took 4 ms on recipe mnist; none with glibc's trimming switched off).
+MANY_FAULTS = 100
+FEWER = 4.0  # fallen by this factor: no longer each step's
+
+REOPENED, SLOW_START = "baseline-unlike-loop", "slow-start"
+
+
+def pace_warning(outcome: Outcome, ranking: Ranking) -> ReportWarning | None:
+    """What the reader must know of the loop's own pace; None where trial 0 stands for it."""
+    plain = [window for window in outcome.plain if usable(window)]
+    visits = [v for v in outcome.trials[0].visits if v.group == outcome.plain_group]
+    own = ranking.results[0].within_ms if ranking.results else None
+    if not plain or not visits or own is None or ranking.noise is None:
+        return None
+    pairs = [(plain[0], _after(plain[0], visits))]
+    if len(plain) > 1:
+        pairs.append((plain[-1], _before(plain[-1], visits)))
+    loop = [(i, window_times(window).within_ms) for i, (window, _) in enumerate(pairs)]
+    again = [(i, visit.times.within_ms) for i, (_, visit) in enumerate(pairs)]
+    more = ranking.noise.difference(loop, again)
+    if more is not None and _matters(more, fmean(ms for _, ms in again)):
+        where = _where(pairs, more)
+        return ReportWarning(
+            kind=REOPENED,
+            text=f"the running loop took {_each(loop)} ms a step before and after the sweep, its "
+            f"loader opened again with the same settings {_each(again)} beside it{where}: trials "
+            "compare with the latter",
+        )
+    first = ranking.noise.difference([(0, loop[0][1])], ranking.results[0].by_round_ms)
+    later_ms = loop[-1][1]
+    settled = len(pairs) > 1 and later_ms <= (1 + UNLIKE_SHARE) * own.value
+    if first is None or first.value < 0 or not settled or not _matters(first, own.value):
+        return None
+    if first.value - _waited_more_ms(plain[0], plain[-1]) <= UNLIKE_SHARE * own.value:
+        return None  # other programs had the CPU then: no pace of the loop's
+    why = _memory(plain[0], [plain[-1], *(visit.window for visit in visits)])
+    return ReportWarning(
+        kind=SLOW_START,
+        text=f"the running loop took {fmt.number(loop[0][1])} ms a step at first and "
+        f"{fmt.number(later_ms)} after the sweep; with its loader opened again "
+        f"{fmt.number(own.value)}, which trials compare with: the loop's first steps were slower, "
+        f"whoever made their batches{why}",
+    )
+
+
+def _matters(difference: Estimate, of_ms: float) -> bool:
+    """Whether it is beyond the noise and large; never by the estimate alone."""
+    beyond = difference.bounded and not difference.low <= 0.0 <= difference.high
+    return beyond and abs(difference.value) > UNLIKE_SHARE * of_ms
+
+
+def _after(window: WindowDone, visits: list[Visit]) -> Visit:
+    """The visit that came next (one of them where the clock is not known)."""
+    later = [v for v in visits if v.window.start_ns >= window.start_ns]
+    return min(later or visits[:1], key=lambda v: v.window.start_ns)
+
+
+def _before(window: WindowDone, visits: list[Visit]) -> Visit:
+    earlier = [v for v in visits if v.window.start_ns <= window.start_ns]
+    return max(reversed(earlier or visits[-1:]), key=lambda v: v.window.start_ns)
+
+
+def _where(pairs: list[tuple[WindowDone, Visit]], more: Estimate) -> str:
+    """Whether the difference lies in getting batches; "" where waits were not recorded."""
+    waits = [(_wait_ms(window), _wait_ms(visit.window)) for window, visit in pairs]
+    known = [a - b for a, b in waits if a is not None and b is not None]
+    if not known:
+        return ""
+    if abs(fmean(known)) >= abs(more.value) / 2 and fmean(known) * more.value > 0:
+        return f" ({fmt.number(abs(fmean(known)))} ms of the difference in getting batches)"
+    return " (the difference is in the loop's own work, not in getting batches)"
+
+
+def _wait_ms(window: WindowDone) -> float | None:
+    loaders = frozenset(fetch.loader for fetch in window.fetches)
+    waits = waits_ms(window, loaders)
+    return sum(waits) / window.n_steps if waits else None
+
+
+def _memory(first: WindowDone, later: list[WindowDone]) -> str:
+    """That the allocator fetched memory anew in each step, where page faults show it; else ""."""
+    before = _faults(first)
+    # Validation between steps needs memory of its own: the window without any has the fewest.
+    known = [faults for window in later if (faults := _faults(window)) is not None]
+    if before is None or not known or before < max(MANY_FAULTS, FEWER * min(known)):
+        return ""
+    return (
+        ". Until something larger was freed (by a first validation, say) each step gave memory "
+        f"back to the system and fetched it anew: {before:,.0f} page faults a step at first, "
+        f"{min(known):,.0f} later. With MALLOC_TRIM_THRESHOLD_=1000000000 and "
+        "MALLOC_MMAP_THRESHOLD_=33554432 in its environment the script keeps it from the start"
+    )
+
+
+def _waited_more_ms(first: WindowDone, later: WindowDone) -> float:
+    """How much longer a step of the first window stood ready without a CPU; 0 where not told."""
+    told = [
+        window.cpu.thread_waited_ns / window.n_steps / NS_PER_MS
+        for window in (first, later)
+        if window.cpu is not None and window.cpu.thread_waited_ns is not None
+    ]
+    return max(0.0, told[0] - told[1]) if len(told) == 2 else 0.0
+
+
+def _faults(window: WindowDone) -> float | None:
+    """Page faults of the training thread, a step."""
+    faults = window.cpu.thread_faults if window.cpu is not None else None
+    return faults / window.n_steps if faults is not None else None
+
+
+def _each(values: list[tuple[int, float]]) -> str:
+    return " and ".join(fmt.number(ms) for _, ms in values)

@@ -52,7 +52,8 @@ def pace_warning(outcome: Outcome, ranking: Ranking) -> ReportWarning | None:
             "compare with the latter",
         )
     first = ranking.noise.difference([(0, loop[0][1])], ranking.results[0].by_round_ms)
-    later_ms = loop[-1][1]
+    # Other programs may have had the CPU in the last window, as in the first.
+    later_ms = loop[-1][1] - (_waited_ms(plain[-1]) or 0.0)
     settled = len(pairs) > 1 and later_ms <= (1 + UNLIKE_SHARE) * own.value
     if first is None or first.value < 0 or not settled or not _matters(first, own.value):
         return None
@@ -61,10 +62,10 @@ def pace_warning(outcome: Outcome, ranking: Ranking) -> ReportWarning | None:
     why = _memory(plain[0], [plain[-1], *(visit.window for visit in visits)])
     return ReportWarning(
         kind=SLOW_START,
-        text=f"the running loop took {fmt.number(loop[0][1])} ms a step at first and "
-        f"{fmt.number(later_ms)} after the sweep; with its loader opened again "
-        f"{fmt.number(own.value)}, which trials compare with: the loop's first steps were slower, "
-        f"whoever made their batches{why}",
+        text=f"the running loop took {fmt.number(loop[0][1])} ms a step before the sweep, and with "
+        f"its loader opened again {fmt.number(again[0][1])} next to that and "
+        f"{fmt.number(own.value)} in the rounds, which trials compare with: the loop's first steps "
+        f"were slower, whoever made their batches{why}",
     )
 
 
@@ -119,12 +120,14 @@ def _memory(first: WindowDone, later: list[WindowDone]) -> str:
 
 def _waited_more_ms(first: WindowDone, later: WindowDone) -> float:
     """How much longer a step of the first window stood ready without a CPU; 0 where not told."""
-    told = [
-        window.cpu.thread_waited_ns / window.n_steps / NS_PER_MS
-        for window in (first, later)
-        if window.cpu is not None and window.cpu.thread_waited_ns is not None
-    ]
-    return max(0.0, told[0] - told[1]) if len(told) == 2 else 0.0
+    told = _waited_ms(first), _waited_ms(later)
+    return max(0.0, told[0] - told[1]) if told[0] is not None and told[1] is not None else 0.0
+
+
+def _waited_ms(window: WindowDone) -> float | None:
+    """How long the training thread stood ready without a CPU, a step."""
+    waited_ns = window.cpu.thread_waited_ns if window.cpu is not None else None
+    return waited_ns / window.n_steps / NS_PER_MS if waited_ns is not None else None
 
 
 def _faults(window: WindowDone) -> float | None:

@@ -78,6 +78,12 @@ def test_first_steps_that_only_waited_for_a_cpu_are_no_slow_start() -> None:
     first, last = outcome.plain
     outcome.plain = [with_cpu(first, faults=0, waited_ms=3.0), with_cpu(last, faults=0)]
     assert kind(outcome, ranking) is None
+    # In the last window likewise: the loop had reached its pace all the same.
+    held_up = msgspec.structs.replace(last, host_step_ns=tuple(ns * 2 for ns in last.host_step_ns))
+    outcome.plain = [with_cpu(first, faults=0), with_cpu(held_up, faults=0, waited_ms=10.0)]
+    assert kind(outcome, ranking) == SLOW_START
+    outcome.plain = [with_cpu(first, faults=0), with_cpu(held_up, faults=0)]
+    assert kind(outcome, ranking) is None
 
 
 @pytest.mark.parametrize(("fetch_ms", "where"), [(4.0, "in getting batches)"), (1.0, "own work")])

@@ -7,7 +7,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from loaderdoctor.instrument.protocol import CpuRecord, FetchRecord, WindowDone
+from loaderdoctor.instrument.counters import CpuRecord
+from loaderdoctor.instrument.protocol import FetchRecord, WindowDone
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import AS_IS
 from loaderdoctor.sweep.outcome import Options, Outcome

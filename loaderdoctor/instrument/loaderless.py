@@ -108,11 +108,11 @@ class LoaderlessWatch:
                     path, device=device, n_warmup=N_WARMUP, with_stack=False, profile_memory=False
                 )
                 profiler.start()
-                for _ in range(N_WARMUP + n_captured):
+                for left in reversed(range(N_WARMUP + n_captured)):
                     yield
                     if self._has_loader():
                         break
-                    profiler.step()
+                    profiler.boundary(begins=True, last=left == 0)
                 profiler.finish()
         except ProfilerBusyError as error:
             reason = str(error)

@@ -254,6 +254,10 @@ class StepFacts:
     # Of torch's allocator in the first window, before anything was substituted.
     gpu_peak_allocated_bytes: int | None = None
     gpu_peak_reserved_bytes: int | None = None
+    # Of `boundary_ms`, what is the loader's: its iterator, workers' start and end, the first batch.
+    # The rest is the loop's own work between epochs. None: not told apart.
+    loader_boundary_ms: float | None = None
+    input_ms: float | None = None  # getting batches, a step: waits and the loader's boundary
     windows_ms: tuple[float, ...] = ()  # mean step within the epoch, of each window in order
     cpu: CpuFacts | None = None
 

@@ -32,8 +32,9 @@ def best_shares(
     are device-busy milliseconds a step from the profiled window (kernels are not slowed by
     profiling, the host is) over the plain wall; `host` is what is left. Without an accelerator
     the rest is split as in the trace. Negatives are clamped to 0 and the rest rescaled. Without
-    ablation, the trace's own shares, but that on a machine without an accelerator the time in
-    `__next__` of the plain windows replaces the profiled one: there every wait is exposed.
+    ablation, the trace's own shares, but that on a machine without an accelerator the time that
+    plain windows spent on getting batches replaces the profiled one, the start of epochs included:
+    there every wait is exposed.
     An ablation of one round has no interval and decides nothing.
     """
     if ablation is not None and (ablation.input_ms is None or not ablation.input_ms.bounded):
@@ -42,8 +43,8 @@ def best_shares(
         return _without_trace(step, ablation)
     if ablation is not None:
         return _with_ablation(trace, ablation)
-    if not trace.has_accelerator and step is not None and step.raw_wait_ms is not None:
-        share = min(1.0, step.raw_wait_ms / step.wall_ms.value)
+    if not trace.has_accelerator and step is not None and step.input_ms is not None:
+        share = min(1.0, step.input_ms / step.wall_ms.value)
         return _split_like_trace(trace.shares, input_share=share)
     return trace.shares
 
@@ -100,8 +101,8 @@ def _without_trace(step: StepFacts | None, ablation: AblationFacts | None) -> Sh
         if rest < 0.0:
             scale = 1.0 / (input_share + (copy or 0.0))
             input_share, copy, rest = input_share * scale, (copy or 0.0) * scale, 0.0
-    elif step is not None and step.raw_wait_ms is not None and step.clock == "host":
-        input_share, copy = min(1.0, step.raw_wait_ms / step.wall_ms.value), None
+    elif step is not None and step.input_ms is not None and step.clock == "host":
+        input_share, copy = min(1.0, step.input_ms / step.wall_ms.value), None
         rest = 1.0 - input_share
     else:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -99,6 +100,33 @@ def pooled_boundary_ms(
     return fmean(map(boundary_cost_ms, later)) if later else None
 
 
+def loader_boundary_ms(
+    boundary_ms: float | None, boundaries: Sequence[BoundaryRecord]
+) -> float | None:
+    """The loader's part of one epoch boundary; the loop may save or draw something there too."""
+    later = [b for b in boundaries if not b.first]
+    if boundary_ms is None or not later:
+        return boundary_ms
+    costs = defaultdict[str, list[float]](list)
+    for b in later:
+        costs[b.loader].append(boundary_cost_ms(b))
+    return min(boundary_ms, sum(map(fmean, costs.values())))
+
+
+def _input_ms(
+    waited_ms: float, first: Sequence[BoundaryRecord], n_steps: int, boundary_ms: float | None
+) -> float:
+    """Time in getting batches, a step; `boundary_ms`: the loader's, spread over an epoch's steps.
+
+    What the boundaries within the windows (`first`) waited for is taken out: they stand in no
+    proportion to those of whole epochs.
+    """
+    if boundary_ms is None:
+        return waited_ms / n_steps
+    first_ms = sum(b.first_wait_ns for b in first) / NS_PER_MS
+    return max(0.0, waited_ms - first_ms) / n_steps + boundary_ms
+
+
 def wall_per_window_ms(
     windows: Sequence[WindowDone], steps_per_epoch: int | None, boundary_ms: float | None
 ) -> list[float]:
@@ -122,6 +150,11 @@ def step_facts(observed: Observed, windows: Sequence[WindowDone]) -> StepFacts |
     boundaries = (*observed.boundaries, *(b for w in plain for b in w.boundaries))
     boundary_ms = pooled_boundary_ms(plain, boundaries)
     times = [window_times(w) for w in plain]
+    names = {x.id for x in observed.loaders if x.role == "train"}
+    of_step = [b for b in boundaries if b.loader in names]
+    of_loader = loader_boundary_ms(boundary_ms, of_step)
+    within = [b for w in plain for b in w.boundaries if b.loader in names]
+    spread = of_loader / steps_per_epoch if of_loader is not None and steps_per_epoch else None
     all_waits = [x for w in plain for x in waits_ms(w, train)]
     n_steps = sum(t.n_steps for t in times)
     n_samples = sum(w.n_samples for w in plain)
@@ -144,6 +177,8 @@ def step_facts(observed: Observed, windows: Sequence[WindowDone]) -> StepFacts |
         main_cpu_cores=_cores([w.main_cpu_ns for w in alone], wall_ns),
         gpu_peak_allocated_bytes=plain[0].gpu_peak_allocated_bytes,
         gpu_peak_reserved_bytes=plain[0].gpu_peak_reserved_bytes,
+        loader_boundary_ms=of_loader,
+        input_ms=_input_ms(sum(all_waits), within, n_steps, spread) if all_waits else None,
         windows_ms=tuple(t.within_ms for t in times),
         cpu=cpu_facts(plain, observed.environment.usable_cpus),
     )

@@ -276,8 +276,19 @@ def contention_cost(facts: Facts) -> Cost | None:
 
 
 def startup_ms_per_step(facts: Facts) -> float | None:
-    """One epoch boundary of a run, spread over an epoch's steps; None where not measured."""
-    step = facts.step
-    if step is None or step.boundary_ms is None or not step.steps_per_epoch:
+    """The loader's part of one epoch boundary of a run, spread over an epoch's steps.
+
+    None where no boundary was measured.
+    """
+    boundary_ms = boundary_of_loader_ms(facts)
+    if facts.step is None or boundary_ms is None or not facts.step.steps_per_epoch:
         return None
-    return step.boundary_ms / step.steps_per_epoch
+    return boundary_ms / facts.step.steps_per_epoch
+
+
+def boundary_of_loader_ms(facts: Facts) -> float | None:
+    """What of one epoch boundary the loader takes; all of it where that was not told apart."""
+    step = facts.step
+    if step is None or step.loader_boundary_ms is None:
+        return step.boundary_ms if step is not None else None
+    return step.loader_boundary_ms

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.capacity import startup_ms_per_step, worker_limit, workers_needed
+from loaderdoctor.findings.exposure import input_cost
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.plan import Candidate
 from loaderdoctor.findings.proposal import pool_ms, proposal
@@ -60,9 +61,11 @@ def more_workers(facts: Facts, loader: LoaderRecord, found: Found) -> list[Candi
 
 
 def kept_workers(facts: Facts, loader: LoaderRecord, found: Found) -> list[Candidate]:
-    per_step, step_ms = startup_ms_per_step(facts), facts.step_ms
+    per_step, step_ms, cost = startup_ms_per_step(facts), facts.step_ms, input_cost(facts)
     if Kind.WORKER_STARTUP_EACH_EPOCH not in found or per_step is None or step_ms is None:
         return []
+    if cost is not None:
+        per_step = cost.part(per_step).ms  # what is hidden saves nothing
     made = proposal(
         loader,
         facts,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.capacity import startup_ms_per_step
+from loaderdoctor.findings.capacity import boundary_of_loader_ms, startup_ms_per_step
 from loaderdoctor.findings.exposure import MODERATE_SHARE, input_cost, loader_id, num_workers
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.wording import ms, of_step, percent, plural, seconds
@@ -77,8 +77,8 @@ def worker_startup_each_epoch(facts: Facts) -> Finding | None:
 
 def _startup_of_run(facts: Facts) -> Finding | None:
     step, per_step, n = facts.step, startup_ms_per_step(facts), num_workers(facts)
-    cost = input_cost(facts)
-    if step is None or step.boundary_ms is None or per_step is None or not n or cost is None:
+    cost, boundary_ms = input_cost(facts), boundary_of_loader_ms(facts)
+    if step is None or boundary_ms is None or per_step is None or not n or cost is None:
         return None
     explained = cost.part(per_step)
     if explained.share < MODERATE_SHARE:
@@ -89,13 +89,13 @@ def _startup_of_run(facts: Facts) -> Finding | None:
         share=explained.share,
         loader=loader_id(facts),
         summary=(
-            f"Starting {plural(n, 'worker')} anew costs {seconds(step.boundary_ms)} each epoch of "
+            f"Starting {plural(n, 'worker')} anew costs {seconds(boundary_ms)} each epoch of "
             f"{step.steps_per_epoch} steps, {percent(explained.share)} of the run."
         ),
         predictions=(_kept(cost.step_ms - explained.ms),),
         evidence={
-            "boundary_ms": step.boundary_ms,
-            "startup_s_per_epoch": step.boundary_ms / 1000,
+            "boundary_ms": boundary_ms,
+            "startup_s_per_epoch": boundary_ms / 1000,
             "steps_per_epoch": step.steps_per_epoch,
             "startup_ms_per_step": per_step,
             "step_ms": cost.step_ms,

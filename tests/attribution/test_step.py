@@ -106,3 +106,20 @@ def test_cpu_time_is_of_windows_without_validation_between_their_steps() -> None
     alone = step_facts(observed(), [validating])  # there is no other: 80 of 100 ms
     assert alone is not None
     assert alone.main_cpu_cores == pytest.approx(0.8)
+
+
+def test_what_the_loop_does_between_epochs_is_not_the_loaders() -> None:
+    """Of 500 ms between epochs the loader takes 200; the rest saves a checkpoint."""
+    w = window("plain", [10.0] * 9 + [510.0], boundary_steps=(9,), waits_ms=[2.0] * 10)
+    facts = step_facts(observed(steps_per_epoch=10, boundaries=[boundary(200.0)]), [w])
+    assert facts is not None
+    assert facts.boundary_ms == pytest.approx(500.0)
+    assert facts.loader_boundary_ms == pytest.approx(200.0)
+    assert facts.input_ms == pytest.approx(2.0 + 200.0 / 10)
+
+
+def test_a_boundary_is_the_loaders_as_far_as_steps_show_it() -> None:
+    w = window("plain", [10.0] * 9 + [60.0], boundary_steps=(9,), waits_ms=[0.0] * 10)
+    facts = step_facts(observed(steps_per_epoch=10, boundaries=[boundary(200.0)]), [w])
+    assert facts is not None
+    assert facts.loader_boundary_ms == pytest.approx(50.0)

@@ -142,6 +142,7 @@ def step_of_plain(step: StepFacts) -> model.Step:
         wall_ms_ci=interval(step.wall_ms),
         within_epoch_ms=step.within_epoch_ms.value,
         boundary_ms=step.boundary_ms,
+        loader_boundary_ms=step.loader_boundary_ms,
         steps_per_epoch=step.steps_per_epoch,
         definition=step.definition,
     )

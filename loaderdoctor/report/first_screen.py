@@ -15,6 +15,10 @@ from loaderdoctor.report.model import Ablation, Finding, Interval, Report, Step
 _NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?:\s?([a-zA-Z%µ]+))?")
 
 
+# Less of an epoch's boundary is not named: the first batch's wait replaces a usual one.
+OWN_PART = 0.2
+
+
 def boundary_sentence(step: Step) -> str | None:
     """What an epoch's end costs and whether that matters; None where it was not measured."""
     if step.boundary_ms is None or step.within_epoch_ms is None or not step.steps_per_epoch:
@@ -29,10 +33,14 @@ def boundary_sentence(step: Step) -> str | None:
         if step.boundary_ms
         else "nothing to save"
     )
+    of_loader = step.loader_boundary_ms
+    own = ""  # what the loop does itself there: saving, drawing
+    if of_loader is not None and step.boundary_ms - of_loader > OWN_PART * step.boundary_ms:
+        own = f": {fmt.ms(of_loader)}; and the loop's own work between epochs"
     return (
         f"Of it {fmt.ms(step.within_epoch_ms)} within an epoch. Each new epoch (its iterator, the "
-        f"start of workers, the first batch) adds {fmt.ms(step.boundary_ms)}: {fmt.share(part)} of "
-        f"an epoch of {steps}, {matters}."
+        f"start of workers, the first batch{own}) adds {fmt.ms(step.boundary_ms)}: "
+        f"{fmt.share(part)} of an epoch of {steps}, {matters}."
     )
 
 

@@ -12,7 +12,6 @@ import msgspec
 from loaderdoctor.findings.plan import PredictedFrom
 
 SCHEMA = "loaderdoctor.report/1"
-
 Interval = tuple[float, float]
 
 
@@ -34,6 +33,7 @@ class Step(Struct, frozen=True, kw_only=True):
     wall_ms_ci: Interval | None
     within_epoch_ms: float | None = None
     boundary_ms: float | None = None
+    loader_boundary_ms: float | None = None  # of it; the rest is the loop's own work between epochs
     steps_per_epoch: int | None = None
     definition: str
 

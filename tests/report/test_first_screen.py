@@ -337,3 +337,19 @@ def test_what_the_bound_costs_can_be_said_beside_what_a_sweep_found() -> None:
     assert cost_sentence("input", "high", facts).endswith("costs 6.00 of 10.0 ms a step (60 %).")
     assert cost_sentence("input", "uncertain", facts) == ""
     assert cost_sentence("unknown", "none", facts) == ""
+
+
+@pytest.mark.parametrize(
+    ("of_loader_ms", "named"), [(1500.0, True), (2300.0, False), (None, False)]
+)
+def test_the_loops_own_work_between_epochs_is_not_called_the_loaders(
+    of_loader_ms: float | None, named: bool
+) -> None:
+    step = msgspec.structs.replace(
+        samples.input_bound().step, boundary_ms=2403.0, loader_boundary_ms=of_loader_ms
+    )
+    text = boundary_sentence(step)
+    assert text is not None
+    assert "adds 2,403 ms" in text
+    own = "the first batch: 1,500 ms; and the loop's own work between epochs)"
+    assert (own in text) is named

@@ -90,8 +90,8 @@ def nothing_helps(report: Report) -> str:
         return "No change of settings gains enough to be worth it."
     if was_best:
         return (
-            "No change of settings is shown to help: what did best in the rounds was within the "
-            "noise when measured again."
+            "No change of settings is shown to help: what did best in the rounds was not faster "
+            "beyond the noise when measured again."
         )
     tests = [test for finding in report.findings for test in finding.tested]
     faster = any(t.outcome == "faster" for t in tests) or any(

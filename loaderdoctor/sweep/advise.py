@@ -123,6 +123,8 @@ def verdict_of_sweep(ranking: Ranking) -> str:
         again = f"{label} did best, but measured again beside the loop's own settings it gains"
         if ranking.gain_share.low > 0:
             return f"No setting gains enough to be worth it: {again} {gain} a step."
+        if ranking.gain_share.high < 0:
+            return f"No setting is shown to help: {again} {gain} a step: it is slower."
         return f"No setting is shown to help: {again} {gain} a step, within the noise. {longer}"
     probes = probe_sentence(ranking)
     if probes and all(r.settings.probes for r in ranking.results if r.index):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from loaderdoctor.estimate import Estimate
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import needed_changes, recommendations, verdict_of_sweep
 from loaderdoctor.sweep.evidence import Evidence
@@ -85,6 +88,26 @@ def test_a_gain_that_may_be_noise_is_named_but_not_recommended() -> None:
     assert not ranking.worth_changing
     assert ranking.candidate == 1
     assert "within the noise" in verdict_of_sweep(ranking)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "confirmed", "said"),
+    [
+        (0.05, 0.15, True, "No setting gains enough to be worth it"),
+        (-0.5, 1.5, True, "within the noise"),
+        (-1.5, -0.5, True, "it is slower"),
+        (-0.5, 1.5, False, "too little was measured to confirm it"),
+    ],
+)
+def test_a_candidate_that_is_not_recommended_is_told_as_it_was_measured(
+    low: float, high: float, confirmed: bool, said: str
+) -> None:
+    ranking = swept(4.0)[0].ranking()
+    gain = Estimate(value=(low + high) / 2, low=low, high=high, n=3)
+    told = replace(ranking, gain_ms=gain, gain_share=gain.scaled(0.1), confirmed=confirmed)
+    assert told.candidate
+    assert not told.worth_changing
+    assert said in verdict_of_sweep(told)
 
 
 def test_the_top_level_step_is_that_of_trial_0() -> None:

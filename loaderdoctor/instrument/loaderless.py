@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from loaderdoctor.instrument.channel import ConnectionLostError
 from loaderdoctor.instrument.devices import device_of, training_device
 from loaderdoctor.instrument.protocol import Loaderless, Stop
+from loaderdoctor.instrument.roles import optimizer_exists
 from loaderdoctor.instrument.sites import user_site
 
 if TYPE_CHECKING:
@@ -83,6 +84,9 @@ class LoaderlessWatch:
             if self._has_loader():
                 return
             marks.append(perf_counter_ns())
+        known_optimizer = optimizer is None and optimizer_exists()
+        while known_optimizer:
+            yield  # one step of it holds many backward passes (LBFGS): it is waited for
         self._captures = True
         n_steps = len(marks) - 1
         step_ms = (marks[-1] - marks[0]) / n_steps / 1e6

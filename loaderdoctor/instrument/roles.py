@@ -126,7 +126,7 @@ class RoleObserver:
         busiest = max(self.fetches.values(), key=lambda f: f.n, default=None)
         if busiest is None or busiest.n < MIN_WORKLESS_FETCHES or elapsed_s < WORKLESS_S:
             return None
-        if elapsed_s < WORKLESS_WITH_OPTIMIZER_S and _optimizer_exists():
+        if elapsed_s < WORKLESS_WITH_OPTIMIZER_S and optimizer_exists():
             return None
         return self._definition([busiest])
 
@@ -175,7 +175,7 @@ class RoleObserver:
         return best
 
 
-def _optimizer_exists() -> bool:
+def optimizer_exists() -> bool:
     from torch.optim import Optimizer
 
     # type(), not isinstance: lazy proxies answer __class__ by doing work.

@@ -260,6 +260,16 @@ def test_a_loop_that_updates_its_parameters_by_hand_is_profiled_too(tmp_path: Pa
 
 
 @slow
+def test_a_step_of_many_backward_passes_is_one_step(tmp_path: Path) -> None:
+    done = diagnose(SHAPES / "own_batches.py", str(10**9), "--closure", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    check_own_batches(done)
+    lines = (SHAPES / "own_batches.py").read_text().splitlines()
+    (at,) = (n for n, line in enumerate(lines, 1) if "# the one step" in line)
+    assert done.said.step.definition == f"one step of own_batches.py:{at}"
+
+
+@slow
 def test_a_loop_without_a_loader_runs_to_its_end_where_asked(tmp_path: Path) -> None:
     done = diagnose(SHAPES / "own_batches.py", "6000", cwd=tmp_path, options=["--run-to-end"])
     assert done.code == 0, done.stderr

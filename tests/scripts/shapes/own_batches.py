@@ -8,8 +8,20 @@ by_hand = "--by-hand" in sys.argv
 data = torch.randn(4096, 256)
 model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
 optimizer = None if by_hand else torch.optim.SGD(model.parameters(), lr=1e-3)
+if "--closure" in sys.argv:
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-3, max_iter=30)
 n_steps = int(sys.argv[1])
 for step in range(n_steps):
+    if isinstance(optimizer, torch.optim.LBFGS):
+
+        def closure():
+            model.zero_grad()
+            loss = (model(data) - data).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)  # the one step
+        continue
     batch = data[torch.randint(len(data), (64,))]
     loss = (model(batch) - batch).square().mean()
     model.zero_grad()

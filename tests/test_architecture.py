@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,14 +11,30 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "loaderdoctor"
+PAGE = PACKAGE.parent / "docs" / "architecture.md"
+# What commands import: their end of the connection, what both ends say, and readers of records.
 TORCH_FREE_INSTRUMENT = {
     "__init__",
-    "protocol",
-    "counters",
     "bench",
-    "machine",
     "cgroups",
+    "channel",
+    "counters",
     "cpu_use",
+    "endings",
+    "group_bench",
+    "handing_over",
+    "job_bench",
+    "listening",
+    "machine",
+    "measuring",
+    "member",
+    "processes",
+    "protocol",
+    "ranks",
+    "record_file",
+    "signals",
+    "target",
+    "worker_log",
     "worker_records",
 }
 # Each stage may import the stages to its left, and itself.
@@ -87,6 +104,17 @@ def test_a_command_loads_what_it_writes_with_only_when_it_writes(command: str) -
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_page_lists_every_module_with_its_package_and_no_other() -> None:
+    parts = re.split(r"^### (loaderdoctor/\S*)$", PAGE.read_text(), flags=re.MULTILINE)
+    listed = {
+        f"{package}{name}.py"
+        for package, text in zip(parts[1::2], parts[2::2], strict=True)
+        for name in re.findall(r"`(\w+)`", text.partition("\n## ")[0])
+    }
+    tree = {p.relative_to(PACKAGE.parent).as_posix() for p in modules() if p.stem != "__init__"}
+    assert listed == tree, f"docs/architecture.md lacks {tree - listed}, has {listed - tree}"
 
 
 def test_modules_stay_small() -> None:

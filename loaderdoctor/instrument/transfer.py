@@ -1,8 +1,8 @@
-"""What the loop copies to the accelerator: seen, answered for free, or made another way.
+"""What the loop copies to the accelerator: seen, or made another way.
 
-`TransferObserver` records the loop's own host-to-device calls of normal steps, `FreeCopies`
-answers them with ready device tensors ("no_copy" windows), `ForceTransfer` makes them with
-another `non_blocking` (trials). One of them at a time; see h2d for what they see.
+`TransferObserver` records the loop's own host-to-device calls of normal steps, `ForceTransfer`
+makes them with another `non_blocking` (trials); `free_copies` answers them with ready device
+tensors. One of them at a time; see h2d for what they see.
 """
 
 from __future__ import annotations
@@ -15,12 +15,9 @@ import torch
 from torch import Tensor
 
 from loaderdoctor.instrument.batch_tree import UnsupportedBatch, tensors
-from loaderdoctor.instrument.free_copies import FreeCopies
 from loaderdoctor.instrument.h2d import H2DCall, H2DHook
 from loaderdoctor.instrument.protocol import TransferRecord
 from loaderdoctor.instrument.sites import Site, user_site
-
-__all__ = ["ForceTransfer", "FreeCopies", "TransferObserver"]
 
 # A call belongs to the step if it is made in at least half the steps: fewer is logging, a
 # checkpoint, or the model on its way to the device before the loop.

@@ -24,12 +24,7 @@ from loaderdoctor.instrument.profiling import (
     most_steps,
     queue_waits_named,
 )
-from loaderdoctor.instrument.protocol import (
-    SCRIPT_ENDED,
-    TransferRecord,
-    WindowDone,
-    WindowRequest,
-)
+from loaderdoctor.instrument.protocol import SCRIPT_ENDED, TransferRecord, WindowDone, WindowRequest
 from loaderdoctor.instrument.recorder import Recorder
 from loaderdoctor.instrument.roles import Definition
 from loaderdoctor.instrument.session import ScriptOverError, Session
@@ -46,7 +41,8 @@ from loaderdoctor.instrument.window_figures import (
 
 if TYPE_CHECKING:
     from loaderdoctor.instrument.compute import Compute
-    from loaderdoctor.instrument.transfer import ForceTransfer, FreeCopies
+    from loaderdoctor.instrument.free_copies import FreeCopies
+    from loaderdoctor.instrument.transfer import ForceTransfer
 
 Steps = Generator[None, int, None]
 MIN_WARMUP = 3  # steps after a switch before the loop's own state is steady

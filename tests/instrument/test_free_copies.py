@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from loaderdoctor.instrument.free_copies import FreeCopies
 from loaderdoctor.instrument.h2d import H2DCall
-from loaderdoctor.instrument.transfer import FreeCopies
 from tests.instrument.on_meta import META, X
 
 pytestmark = pytest.mark.usefixtures("no_hook_stays")

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from loaderdoctor.instrument import h2d
+from loaderdoctor.instrument.free_copies import FreeCopies
 from loaderdoctor.instrument.supply import BatchRing
-from loaderdoctor.instrument.transfer import ForceTransfer, FreeCopies, TransferObserver
+from loaderdoctor.instrument.transfer import ForceTransfer, TransferObserver
 
 pytestmark = pytest.mark.gpu
 N = 256

@@ -27,6 +27,7 @@ from loaderdoctor.diagnosis.memory_history import MAX_ENTRIES, MemoryHistory, re
 from loaderdoctor.diagnosis.plan import sizes
 from loaderdoctor.diagnosis.prescribe import recommendations, trial_rows, withheld_rows
 from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
+from loaderdoctor.diagnosis.slow_start import SLOW_START, slow_start
 from loaderdoctor.diagnosis.verify import Verification, Verifier, thread_trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.estimate import Estimate
@@ -250,6 +251,8 @@ class Diagnosis:
             ]
         )
         said |= dict.fromkeys(machine_notes(analysis.facts))
+        if self.shown is not None and (slow := slow_start(self.shown)) is not None:
+            said[(SLOW_START, slow)] = None
         if self.history is not None and self.history.reason is not None:
             said[("memory-history", self.history.reason)] = None
         missing = self._not_measured()

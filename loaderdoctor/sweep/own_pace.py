@@ -11,7 +11,14 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from loaderdoctor.attribution.step import NS_PER_MS, usable, waits_ms, window_times
+from loaderdoctor.attribution.step import usable, waits_ms, window_times
+from loaderdoctor.diagnosis.slow_start import (
+    SLOW_START,
+    UNLIKE_SHARE,
+    memory_anew,
+    waited_more_ms,
+    waited_ms,
+)
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.instrument.protocol import WindowDone
 from loaderdoctor.report import format as fmt
@@ -20,14 +27,7 @@ from loaderdoctor.sweep.outcome import Outcome
 from loaderdoctor.sweep.rank import Ranking
 from loaderdoctor.sweep.trials import Visit
 
-# More than this is told: several times the noise of window means (about 2 %).
-UNLIKE_SHARE = 0.15
-# Page faults a step from which memory that is given back and fetched anew counts: a fault costs
-# some 2.5 µs (1,600 a step took 4 ms on recipe mnist; none with glibc's trimming switched off).
-MANY_FAULTS = 100
-FEWER = 4.0  # fallen by this factor: no longer each step's
-
-REOPENED, SLOW_START = "baseline-unlike-loop", "slow-start"
+REOPENED = "baseline-unlike-loop"
 
 
 def pace_warning(outcome: Outcome, ranking: Ranking) -> ReportWarning | None:
@@ -53,13 +53,13 @@ def pace_warning(outcome: Outcome, ranking: Ranking) -> ReportWarning | None:
         )
     first = ranking.noise.difference([(0, loop[0][1])], ranking.results[0].by_round_ms)
     # Other programs may have had the CPU in the last window, as in the first.
-    later_ms = loop[-1][1] - (_waited_ms(plain[-1]) or 0.0)
+    later_ms = loop[-1][1] - (waited_ms(plain[-1]) or 0.0)
     settled = len(pairs) > 1 and later_ms <= (1 + UNLIKE_SHARE) * own.value
     if first is None or first.value < 0 or not settled or not _matters(first, own.value):
         return None
-    if first.value - _waited_more_ms(plain[0], plain[-1]) <= UNLIKE_SHARE * own.value:
+    if first.value - waited_more_ms(plain[0], plain[-1]) <= UNLIKE_SHARE * own.value:
         return None  # other programs had the CPU then: no pace of the loop's
-    why = _memory(plain[0], [plain[-1], *(visit.window for visit in visits)])
+    why = memory_anew(plain[0], [plain[-1], *(visit.window for visit in visits)])
     return ReportWarning(
         kind=SLOW_START,
         text=f"the running loop took {fmt.number(loop[0][1])} ms a step before the sweep, and with "
@@ -101,39 +101,6 @@ def _wait_ms(window: WindowDone) -> float | None:
     loaders = frozenset(fetch.loader for fetch in window.fetches)
     waits = waits_ms(window, loaders)
     return sum(waits) / window.n_steps if waits else None
-
-
-def _memory(first: WindowDone, later: list[WindowDone]) -> str:
-    """That the allocator fetched memory anew in each step, where page faults show it; else ""."""
-    before = _faults(first)
-    # Validation between steps needs memory of its own: the window without any has the fewest.
-    known = [faults for window in later if (faults := _faults(window)) is not None]
-    if before is None or not known or before < max(MANY_FAULTS, FEWER * min(known)):
-        return ""
-    return (
-        ". Until something larger was freed (by a first validation, say) each step gave memory "
-        f"back to the system and fetched it anew: {before:,.0f} page faults a step at first, "
-        f"{min(known):,.0f} later. With MALLOC_TRIM_THRESHOLD_=1000000000 and "
-        "MALLOC_MMAP_THRESHOLD_=33554432 in its environment the script keeps it from the start"
-    )
-
-
-def _waited_more_ms(first: WindowDone, later: WindowDone) -> float:
-    """How much longer a step of the first window stood ready without a CPU; 0 where not told."""
-    told = _waited_ms(first), _waited_ms(later)
-    return max(0.0, told[0] - told[1]) if told[0] is not None and told[1] is not None else 0.0
-
-
-def _waited_ms(window: WindowDone) -> float | None:
-    """How long the training thread stood ready without a CPU, a step."""
-    waited_ns = window.cpu.thread_waited_ns if window.cpu is not None else None
-    return waited_ns / window.n_steps / NS_PER_MS if waited_ns is not None else None
-
-
-def _faults(window: WindowDone) -> float | None:
-    """Page faults of the training thread, a step."""
-    faults = window.cpu.thread_faults if window.cpu is not None else None
-    return faults / window.n_steps if faults is not None else None
 
 
 def _each(values: list[tuple[int, float]]) -> str:

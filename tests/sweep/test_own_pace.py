@@ -7,12 +7,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from loaderdoctor.diagnosis.slow_start import SLOW_START
 from loaderdoctor.instrument.counters import CpuRecord
 from loaderdoctor.instrument.protocol import FetchRecord, WindowDone
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import AS_IS
 from loaderdoctor.sweep.outcome import Options, Outcome
-from loaderdoctor.sweep.own_pace import REOPENED, SLOW_START, pace_warning
+from loaderdoctor.sweep.own_pace import REOPENED, pace_warning
 from loaderdoctor.sweep.rank import Ranking
 from loaderdoctor.sweep.rounds import Sweep
 from tests.sweep.simulator import SimulatedBench, Truth, observed

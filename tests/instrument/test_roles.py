@@ -132,7 +132,7 @@ def test_without_an_optimizer_backward_tells_the_step() -> None:
 
 def test_inference_alone_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loaderdoctor.instrument.roles.WORKLESS_S", 0.0)
-    monkeypatch.setattr("loaderdoctor.instrument.roles._optimizer_exists", lambda: False)
+    monkeypatch.setattr("loaderdoctor.instrument.roles.optimizer_exists", lambda: False)
     data = loader_of(30)
     model = torch.nn.Linear(4, 2)
 

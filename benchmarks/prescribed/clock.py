@@ -1,4 +1,4 @@
-"""Times a script's epochs for `benchmarks/prescribed.py`; without its variable it only counts them."""
+"""Times a script's epochs for `benchmarks/prescription.py`; without its variable it only counts them."""
 
 from __future__ import annotations
 

@@ -229,7 +229,8 @@ class Windows:
         non_blocking = settings.non_blocking if settings is not None else None
         if request.mode != "no_copy" and non_blocking is None:
             return
-        from loaderdoctor.instrument import transfer
+        from loaderdoctor.instrument.free_copies import FreeCopies
+        from loaderdoctor.instrument.transfer import ForceTransfer
 
         session = self._session
         device = session.device
@@ -237,12 +238,10 @@ class Windows:
             if device is None:
                 raise SourceWithheldError("no accelerator: nothing is copied")
             if self._free_copies is None:
-                self._free_copies = transfer.FreeCopies(
-                    device, position=self._sources.ring_position
-                )
+                self._free_copies = FreeCopies(device, position=self._sources.ring_position)
             self._transfers = self._free_copies
         if non_blocking is not None:
-            self._transfers = transfer.ForceTransfer(non_blocking=non_blocking)
+            self._transfers = ForceTransfer(non_blocking=non_blocking)
         if self._transfers is not None:
             self._transfers.install()
             self._transfers.begin_step()

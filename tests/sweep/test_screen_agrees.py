@@ -17,7 +17,7 @@ from loaderdoctor.sweep.grid import AS_IS
 from loaderdoctor.sweep.outcome import Options
 from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.rows import best_row, trial_rows
-from tests.report import samples
+from tests.report import sample_facts, samples
 from tests.sweep.simulator import SimulatedBench, Truth, observed
 
 # One forecast for each trial, so that the findings repeat what came of all of them.
@@ -48,7 +48,7 @@ def screen(fast_ms: float, noise: float, seed: int, budget_s: float) -> Report:
     ranking = sweep.ranking()
     facts = evidence.facts(ranking)
     return build_report(
-        facts=replace(facts, shares=samples.facts().shares),
+        facts=replace(facts, shares=sample_facts.facts().shares),
         target="train.py",
         bound="input",
         severity="high",
@@ -56,7 +56,7 @@ def screen(fast_ms: float, noise: float, seed: int, budget_s: float) -> Report:
         recommendations=recommendations(ranking, seen, facts),
         trials=trial_rows(ranking, {}, {}),
         best=best_row(ranking),
-        environment=samples.ENVIRONMENT,
+        environment=sample_facts.ENVIRONMENT,
         summary=verdict_of_sweep(ranking) if ranking.recommended is None else None,
     )
 

@@ -23,7 +23,7 @@ PYTHONS = {
 ROW = ("trace", "attribution", "findings", "diagnosis", "instrument", "sweep", "faults")
 
 CODE = ("loaderdoctor", "recipes", "tests", "benchmarks", "docs", "noxfile.py")
-# torch's own threads fight the workers on small machines: `thread-oversubscription` in docs/findings.md.
+# torch's own threads fight the workers on small machines (`thread-oversubscription`).
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 

@@ -22,6 +22,7 @@ from loaderdoctor.instrument.endings import (
     advice,
     killed,
     nothing_measured,
+    raise_if_broken,
     without_loader,
 )
 from loaderdoctor.instrument.handing_over import environment_with, handover_for
@@ -153,7 +154,7 @@ class Bench:
         while self.observed is None:
             if self.ended is not None:
                 raise nothing_measured(self.ended, self.target.label)
-            self._raise_if_broken()
+            raise_if_broken(self.notes, self.target.label)
             if self.loaderless is not None:
                 text = without_loader(self.loaderless, self.target.label)
                 raise LoaderlessError(text, self.loaderless)
@@ -203,7 +204,7 @@ class Bench:
         end = time.monotonic() + limit_s
         ids = [r.id for r in requests]
         while not all(i in self._done for i in ids) and self.ended is None:
-            self._raise_if_broken()
+            raise_if_broken(self.notes, self.target.label)
             if time.monotonic() > end:
                 if not any(i in self._done for i in ids):
                     raise RunError(
@@ -301,15 +302,6 @@ class Bench:
     def _note_killed(self, ended: Ended) -> None:
         text = f"The script was {ended.reason}.{advice(ended)}"
         self.notes.append(Note(kind="script-killed", text=text))
-
-    def _raise_if_broken(self) -> None:
-        """A fault of ours in the measuring process: nothing more will come."""
-        for note in self.notes:
-            if note.kind == "internal-error":
-                raise RunError(
-                    f"{self.target.label}: measuring failed inside loaderdoctor; the script ran "
-                    f"on unwatched.\n{note.text}"
-                )
 
     # ------------------------------------------------------------ start and end
 

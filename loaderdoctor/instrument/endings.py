@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.machine import shm_bytes
-from loaderdoctor.instrument.protocol import SCRIPT_ENDED, Ended, Loaderless, WindowDone
+from loaderdoctor.instrument.protocol import SCRIPT_ENDED, Ended, Loaderless, Note, WindowDone
 
 MAX_REASON = 300  # characters of an exception that a table or a line can hold
 NOT_BEGUN = "the script ended before this window"
@@ -20,6 +22,16 @@ def nothing_measured(ended: Ended, label: str) -> RunError:
     if ended.exit_code > 0:
         error.exit_code = ended.exit_code
     return error
+
+
+def raise_if_broken(notes: Sequence[Note], label: str) -> None:
+    """Raises RunError after a fault of ours in a measuring process: nothing more will come."""
+    for note in notes:
+        if note.kind == "internal-error":
+            raise RunError(
+                f"{label}: measuring failed inside loaderdoctor; the script ran on unwatched.\n"
+                f"{note.text}"
+            )
 
 
 def _why_nothing(ended: Ended, label: str) -> str:

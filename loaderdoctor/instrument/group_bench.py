@@ -26,7 +26,7 @@ from loaderdoctor.instrument.bench import (
     time_for,
 )
 from loaderdoctor.instrument.channel import Handover
-from loaderdoctor.instrument.endings import nothing_measured
+from loaderdoctor.instrument.endings import nothing_measured, raise_if_broken
 from loaderdoctor.instrument.handing_over import handover_for
 from loaderdoctor.instrument.listening import Doorway
 from loaderdoctor.instrument.measuring import POLITE_S, MeasuringProcess
@@ -146,7 +146,7 @@ class GroupBench:
                     f"{self.target.label}: no training step seen within {timeout_s:g} s. "
                     "Allow more time, or give the script arguments that reach the loop sooner."
                 )
-            self._raise_if_broken()
+            raise_if_broken(self.notes, self.target.label)
             self._pump(POLL_S)
         self.notes.extend(missing(self.measured, self._n_ranks()))
         self.observed = self.measured[0].observed
@@ -222,7 +222,7 @@ class GroupBench:
     def _wait(self, reached: Callable[[], bool], timeout_s: float) -> bool:
         end = time.monotonic() + timeout_s
         while not reached():
-            self._raise_if_broken()
+            raise_if_broken(self.notes, self.target.label)
             if time.monotonic() > end:
                 return False
             self._pump(POLL_S)
@@ -331,14 +331,6 @@ class GroupBench:
                 exit_code=1 if code is None else code,
                 n_steps=max((m.n_steps for m in self.members), default=0),
             )
-
-    def _raise_if_broken(self) -> None:
-        for note in self.notes:
-            if note.kind == "internal-error":
-                raise RunError(
-                    f"{self.target.label}: measuring failed inside loaderdoctor; the script ran "
-                    f"on unwatched.\n{note.text}"
-                )
 
     # ------------------------------------------------------------ start and end
 

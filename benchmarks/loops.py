@@ -118,7 +118,7 @@ LOOPS: dict[str, Loop] = {
     # beyond the recorded cases
     "half_overlap": Loop(
         shape=PHOTO, data={}, batch=256, workers=14, pin=True, non_blocking=True, moved="half",
-        model=lambda: convnet(16), slow_to_measure=True,
+        model=lambda: convnet(32), slow_to_measure=True,
     ),
     "background_gil": Loop(
         shape=MNIST, data={"spin_ms": 0.05}, workers=0, background=True,

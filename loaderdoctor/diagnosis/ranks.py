@@ -42,6 +42,15 @@ def analyse_group(
     problems: list[str] = []
     traces = dict(_traces(own, members, problems))
     ranks = compare(list(traces.values()), list(traces))
+    if (
+        len(ranks) > 1
+        and all(r.peer_wait_ms is None for r in ranks)
+        and any(r.shares.communication for r in ranks)
+    ):
+        problems.append(
+            "the ranks' profiled windows share too few collectives, so what ranks wait for one "
+            "another is not known: it counts as communication."
+        )
     chosen = slowest(ranks) if ranks else None
     rank = chosen.rank if chosen is not None else members[0].rank
     member = next(m for m in members if m.rank == rank)

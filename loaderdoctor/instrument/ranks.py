@@ -3,9 +3,10 @@
 Runs in the measuring process. The ranks of a job meet in collectives in every step. If each of
 them paused where its own window ended, one could wait inside a collective for another that waits
 for the command, for ever. So the loop steps on between windows. Once the command has heard that
-every rank is ready it names a step to come, from which all of them measure: with collectives on
-the device one host may be dozens of steps ahead of another. Only to stop do all of them wait,
-after the same step.
+every rank is ready it names a step to come, from which all of them measure. Where collectives run
+on devices, a host is held back by its queue alone and may go through dozens of steps before that
+message comes; so a rank that is ready waits for its device in each step. Only to stop do all of
+them wait for one another, after the same step.
 """
 
 from __future__ import annotations
@@ -52,12 +53,19 @@ def rank_dir(run_dir: Path, rank: int) -> Path:
 
 
 def hold(
-    session: Session, request_id: int, each_step: Callable[[], None]
+    session: Session,
+    request_id: int,
+    each_step: Callable[[], None],
+    finish_device: Callable[[], None] | None,
 ) -> Generator[None, int, None]:
     """Step on, ready for a window, to the step at which all ranks begin it.
 
-    Or until the command says something else, or is gone.
+    Or until the command says something else, or is gone. Meanwhile the device finishes what was
+    queued before a step goes on: it needs its peers only for steps that are queued whole, and
+    they go on.
     """
+    if finish_device is not None:
+        finish_device()
     session.send(Ready(id=request_id, n_steps=session.n_steps))
     beat = _Heartbeat(session)
     at_step: int | None = None
@@ -71,6 +79,8 @@ def hold(
             continue
         if session.channel.lost:
             return
+        if at_step is None and finish_device is not None:
+            finish_device()
         now = yield
         session.poll(now)
         each_step()

@@ -99,13 +99,17 @@ class DeviceMarks:
             stream = self._streams[handle] = self._current_stream(self._device)
         return stream
 
+    def finish_device(self) -> None:
+        """Wait for all that was queued on the device."""
+        import torch
+
+        torch.cuda.synchronize(self._device)
+
     def elapsed_ns(self) -> list[int]:
         """Time of each mark since the first; waits once for the last one."""
         if not self._used:
             return []
-        import torch
-
-        torch.cuda.synchronize(self._device)  # the step's stream may have changed on the way
+        self.finish_device()  # not one event alone: the step's stream may have changed on the way
         # From mark to mark: torch tells milliseconds in single precision.
         events = self._events[: self._used]
         steps = (a.elapsed_time(b) for a, b in pairwise(events))

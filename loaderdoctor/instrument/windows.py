@@ -162,7 +162,8 @@ class Windows:
         sources.switched = sources.at_epoch_start = False
         yield from self._warm_up(warmup, deadline)
         if session.group:
-            yield from ranks.hold(session, request.id, self._between_steps)
+            finish = self._marks.finish_device if self._marks is not None else None
+            yield from ranks.hold(session, request.id, self._between_steps, finish)
             deadline = perf_counter_ns() + int((request.limit_s or NO_LIMIT_S) * 1e9)
         timed = self._profiled if request.trace_path is not None else self._timed
         steps = recorded(session, request, timed(request, deadline))

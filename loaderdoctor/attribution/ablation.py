@@ -37,9 +37,13 @@ def ablation_facts(
     *,
     steps_per_epoch: int | None,
     boundary_ms: float | None,
+    own_boundary_ms: float | None = None,
     reason: str | None = None,
 ) -> AblationFacts | None:
     """Means per kind, and differences paired by round so that drift cancels.
+
+    `own_boundary_ms` is the loop's own work at an epoch's end (`step.own_boundary_ms`): no loader
+    however fast takes it away, so it is in every kind of window alike.
 
     None where no round holds both a usable plain and a usable no-input window.
     """
@@ -55,9 +59,10 @@ def ablation_facts(
             strict=True,
         )
     }
-    no_input_ms = {id(r): _mean_ms(r.no_input) for r in with_input}
+    own_ms = {id(r): _own_ms(r.plain, steps_per_epoch, own_boundary_ms) for r in held}
+    no_input_ms = {id(r): _mean_ms(r.no_input) + own_ms[id(r)] for r in with_input}
     with_copy = [r for r in with_input if r.no_copy is not None and _copies_held(r.no_copy)]
-    no_copy_ms = {id(r): _mean_ms(r.no_copy) for r in with_copy}
+    no_copy_ms = {id(r): _mean_ms(r.no_copy) + own_ms[id(r)] for r in with_copy}
     copies_asked = [r for r in with_input if r.no_copy is not None]
     if copies_asked and not with_copy:
         reason = reason or _copy_reason(copies_asked)
@@ -77,7 +82,7 @@ def ablation_facts(
         ),
         n_rounds=len(with_input),
         reason=reason,
-        by_loader_ms=_by_loader(with_input, plain_ms),
+        by_loader_ms=_by_loader(with_input, plain_ms, own_ms),
         pages=page_facts([(r.plain, r.no_input) for r in with_input if r.no_input is not None]),
         main_cpu_ms=_main_cpu_ms([r.no_input for r in with_input if r.no_input is not None]),
     )
@@ -86,6 +91,15 @@ def ablation_facts(
 def _mean_ms(window: WindowDone | None) -> float:
     assert window is not None
     return window_times(window).within_ms
+
+
+def _own_ms(plain: WindowDone, steps_per_epoch: int | None, own_boundary_ms: float | None) -> float:
+    """The loop's own work between epochs, a step; no more than `plain`'s own boundary took."""
+    times = window_times(plain)
+    if not steps_per_epoch or own_boundary_ms is None or times.n_boundaries >= times.n_steps:
+        return 0.0
+    most_ms = times.boundary_ms if times.boundary_ms is not None else own_boundary_ms
+    return max(0.0, min(own_boundary_ms, most_ms)) / steps_per_epoch
 
 
 def _main_cpu_ms(windows: Sequence[WindowDone]) -> float | None:
@@ -115,13 +129,13 @@ def _copy_reason(rounds: Sequence[Round]) -> str:
 
 
 def _by_loader(
-    rounds: Sequence[Round], plain_ms: Mapping[int, float]
+    rounds: Sequence[Round], plain_ms: Mapping[int, float], own_ms: Mapping[int, float]
 ) -> tuple[tuple[str, Estimate], ...]:
     names = sorted({name for r in rounds for name in (r.by_loader or {})})
     out = []
     for name in names:
         pairs = [
-            (plain_ms[id(r)], _mean_ms(r.by_loader[name]))
+            (plain_ms[id(r)], _mean_ms(r.by_loader[name]) + own_ms[id(r)])
             for r in rounds
             if r.by_loader and name in r.by_loader and usable(r.by_loader[name])
         ]

@@ -42,19 +42,30 @@ def best_shares(
     if trace is None:
         return _without_trace(step, ablation)
     if ablation is not None:
-        return _with_ablation(trace, ablation)
+        return _with_ablation(trace, ablation, own_ms_per_step(step))
     if not trace.has_accelerator and step is not None and step.input_ms is not None:
-        share = min(1.0, step.input_ms / step.wall_ms.value)
-        return _split_like_trace(trace.shares, input_share=share)
+        wall = step.wall_ms.value
+        share = min(1.0, step.input_ms / wall)
+        own_share = own_ms_per_step(step) / wall
+        return _split_like_trace(trace.shares, input_share=share, own_share=own_share)
     return trace.shares
 
 
-def _with_ablation(trace: TraceFacts, ablation: AblationFacts) -> Shares:
+def own_ms_per_step(step: StepFacts | None) -> float:
+    """The loop's own work between epochs (saving a checkpoint), spread over an epoch's steps."""
+    if step is None or step.boundary_ms is None or step.loader_boundary_ms is None:
+        return 0.0
+    own_ms = max(0.0, step.boundary_ms - step.loader_boundary_ms)
+    return own_ms / step.steps_per_epoch if step.steps_per_epoch else 0.0
+
+
+def _with_ablation(trace: TraceFacts, ablation: AblationFacts, own_ms: float) -> Shares:
     wall = ablation.plain_ms.value
     assert ablation.input_ms is not None
     input_share = max(0.0, ablation.input_ms.value / wall)
     if not trace.has_accelerator:
-        return _split_like_trace(trace.shares, input_share=min(1.0, input_share))
+        share = min(1.0, input_share)
+        return _split_like_trace(trace.shares, input_share=share, own_share=own_ms / wall)
     copy_share = (
         max(0.0, ablation.copy_ms.value / wall)
         if ablation.copy_ms is not None and ablation.copy_ms.bounded
@@ -74,19 +85,23 @@ def _with_ablation(trace: TraceFacts, ablation: AblationFacts) -> Shares:
     return Shares(**{k: v * scale for k, v in parts.items()}, host=host, other=0.0)
 
 
-def _split_like_trace(trace: Shares, *, input_share: float) -> Shares:
-    """`input` as given; the other shares keep the proportions they have in the trace."""
+def _split_like_trace(trace: Shares, *, input_share: float, own_share: float) -> Shares:
+    """`input` as given; the other shares keep the proportions they have in the trace.
+
+    `own_share` is the loop's own work between epochs, host work that a short trace seldom shows.
+    """
+    own_share = min(own_share, 1.0 - input_share)
     rest = {k: v for k, v in trace.as_dict().items() if k != "input" and v is not None}
     total = sum(rest.values())
     if total <= 0.0:
         rest, total = {"host": 1.0}, 1.0
-    scaled = {k: v / total * (1.0 - input_share) for k, v in rest.items()}
+    scaled = {k: v / total * (1.0 - input_share - own_share) for k, v in rest.items()}
     return Shares(
         compute=scaled.get("compute", 0.0),
         communication=scaled.get("communication"),
         copy=scaled.get("copy"),
         input=input_share,
-        host=scaled.get("host", 0.0),
+        host=scaled.get("host", 0.0) + own_share,
         other=scaled.get("other", 0.0),
     )
 

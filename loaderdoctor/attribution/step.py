@@ -113,6 +113,19 @@ def loader_boundary_ms(
     return min(boundary_ms, sum(map(fmean, costs.values())))
 
 
+def own_boundary_ms(
+    windows: Sequence[WindowDone], boundaries: Sequence[BoundaryRecord]
+) -> float | None:
+    """Of one epoch boundary, the loop's own work there (saving, drawing); None: not told apart.
+
+    `boundaries` are those of the loaders that feed the step. A step that no loader feeds any more
+    has this work all the same.
+    """
+    boundary_ms = pooled_boundary_ms(windows, boundaries)
+    of_loader = loader_boundary_ms(boundary_ms, boundaries)
+    return boundary_ms - of_loader if boundary_ms is not None and of_loader is not None else None
+
+
 def _input_ms(
     waited_ms: float, first: Sequence[BoundaryRecord], n_steps: int, boundary_ms: float | None
 ) -> float:

@@ -21,7 +21,7 @@ import msgspec
 from loaderdoctor.attribution.ablation import Round, ablation_facts
 from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.attribution.judge import MIN_STEPS
-from loaderdoctor.attribution.step import pooled_boundary_ms, usable
+from loaderdoctor.attribution.step import own_boundary_ms, pooled_boundary_ms, usable
 from loaderdoctor.diagnosis.plan import Sizes
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts import AblationFacts
@@ -102,12 +102,20 @@ class Evidence:
         seen = (*self.observed.boundaries, *(b for w in plain for b in w.boundaries))
         return pooled_boundary_ms(plain, seen)
 
+    def own_boundary_ms(self) -> float | None:
+        """Of it, the loop's own work: what no setting of a loader changes."""
+        plain = [w for w in self.all_plain if usable(w)]
+        names = {x.id for x in self.observed.loaders if x.role == "train"}
+        seen = (*self.observed.boundaries, *(b for w in plain for b in w.boundaries))
+        return own_boundary_ms(plain, [b for b in seen if b.loader in names])
+
     def ablation(self) -> AblationFacts | None:
         """The ablation so far; None before its first whole round."""
         return ablation_facts(
             self.rounds,
             steps_per_epoch=self.steps_per_epoch,
             boundary_ms=self.boundary_ms(),
+            own_boundary_ms=self.own_boundary_ms(),
             reason=self.ablation_reason,
         )
 

@@ -248,19 +248,28 @@ class Verifier:
                 continue
             t.visits.append(window)
             t.plain_ms.append(plain_ms)
-            own = boundary_ms if t.settings.only_threads else None
-            t.step_ms.append(trial_step_ms(window, evidence.steps_per_epoch, own))
+            own_ms = evidence.own_boundary_ms() or 0.0
+            kept = boundary_ms if t.settings.only_threads else None
+            t.step_ms.append(
+                trial_step_ms(window, evidence.steps_per_epoch, kept, own_boundary_ms=own_ms)
+            )
         return True
 
 
 def trial_step_ms(
-    window: WindowDone, steps_per_epoch: int | None, boundary_ms: float | None = None
+    window: WindowDone,
+    steps_per_epoch: int | None,
+    boundary_ms: float | None = None,
+    *,
+    own_boundary_ms: float = 0.0,
 ) -> float:
     """A trial's step with its own epoch boundary spread over the real epoch.
 
-    `boundary_ms` is the loop's, for a trial that leaves the loader alone.
+    `boundary_ms` is the loop's, for a trial that leaves the loader alone. The trial's was timed
+    beside the window: the loop's own work between epochs (`own_boundary_ms`) comes on top.
     """
-    boundary_ms = window.boundary_ns / 1e6 if window.boundary_ns is not None else boundary_ms
+    if window.boundary_ns is not None:
+        boundary_ms = window.boundary_ns / 1e6 + own_boundary_ms
     return window_times(window).wall_ms(steps_per_epoch, boundary_ms)
 
 

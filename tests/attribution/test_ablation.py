@@ -9,10 +9,11 @@ from loaderdoctor.attribution.ablation import Round, ablation_facts
 from loaderdoctor.attribution.combine import best_shares, lower_bounds
 from loaderdoctor.attribution.pages import mapping_ms_of, page_facts
 from loaderdoctor.attribution.shares import Hidden, Shares
+from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.facts import TraceFacts
 from loaderdoctor.instrument.counters import CpuRecord, PageRecord
 from loaderdoctor.instrument.protocol import Mode, WindowDone
-from tests.attribution.builders import window
+from tests.attribution.builders import boundary, observed, window
 
 
 def rounds(
@@ -64,6 +65,55 @@ def test_start_up_of_each_epoch_is_part_of_the_input() -> None:
     found = ablation_facts(rounds([2.0, 2.0], [1.5, 1.5]), steps_per_epoch=4, boundary_ms=180.0)
     assert found is not None and found.input_ms is not None
     assert found.input_ms.value == pytest.approx(0.5 + 45.0)
+
+
+def test_what_the_loop_does_between_epochs_stays_without_a_loader() -> None:
+    """Of 500 ms between epochs the loader takes 200; saving takes 300, ready batches or not."""
+    saving = Round(
+        plain=window("plain", [10.0] * 9 + [510.0], boundary_steps=(9,)),
+        no_input=window("no_input", [4.0] * 10),
+        no_copy=window("no_copy", [3.0] * 10, n_copy_hits=8),
+    )
+    found = ablation_facts(
+        [saving, saving], steps_per_epoch=10, boundary_ms=500.0, own_boundary_ms=300.0
+    )
+    assert found is not None and found.input_ms and found.copy_ms and found.no_input_ms
+    assert found.plain_ms.value == pytest.approx(10.0 + 50.0)
+    assert found.no_input_ms.value == pytest.approx(4.0 + 30.0)
+    assert found.input_ms.value == pytest.approx(6.0 + 20.0)
+    assert found.copy_ms.value == pytest.approx(1.0)
+
+
+def test_a_window_of_boundaries_alone_holds_the_loops_own_work_already() -> None:
+    every = Round(
+        plain=window("plain", [60.0] * 4, boundary_steps=(0, 1, 2, 3)),
+        no_input=window("no_input", [40.0] * 4, boundary_steps=(0, 1, 2, 3)),
+    )
+    found = ablation_facts(
+        [every, every], steps_per_epoch=1, boundary_ms=60.0, own_boundary_ms=30.0
+    )
+    assert found is not None and found.input_ms is not None
+    assert found.input_ms.value == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize("ablated", [True, False])
+def test_work_between_epochs_is_host_with_and_without_ablation(ablated: bool) -> None:
+    """10 ms steps, 6 of them waits, epochs of ten: 200 ms start and 300 ms saving between them."""
+    plain = window("plain", [10.0] * 9 + [510.0], boundary_steps=(9,), waits_ms=[6.0] * 10)
+    step = step_facts(observed(steps_per_epoch=10, boundaries=[boundary(200.0)]), [plain])
+    one = Round(plain=plain, no_input=window("no_input", [4.0] * 10))
+    ablation = ablation_facts(
+        [one, one], steps_per_epoch=10, boundary_ms=500.0, own_boundary_ms=300.0
+    )
+    inside = trace(
+        accelerator=False,
+        shares=Shares(compute=0.3, communication=0.0, copy=None, input=0.6, host=0.1, other=0.0),
+    )
+    shares = best_shares(inside, step, ablation if ablated else None)
+    assert shares is not None
+    assert shares.input == pytest.approx((6.0 + 20.0) / 60)
+    assert shares.host == pytest.approx((1.0 + 30.0) / 60)
+    assert shares.compute == pytest.approx(3.0 / 60)
 
 
 def test_free_copies_that_were_not_held_are_null_with_the_reason() -> None:

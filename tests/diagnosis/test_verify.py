@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from loaderdoctor.diagnosis.verify import (
@@ -13,9 +14,10 @@ from loaderdoctor.diagnosis.verify import (
     Verification,
     Verifier,
     thread_trials,
+    trial_step_ms,
 )
 from loaderdoctor.settings import Settings
-from tests.attribution.builders import observed
+from tests.attribution.builders import observed, window
 from tests.diagnosis.simulator import SimulatedBench
 from tests.diagnosis.test_gather import gatherer
 
@@ -263,3 +265,12 @@ def test_trials_whose_workers_fill_most_of_an_epoch_ahead_are_measured_for_whole
     asked = [r for r in bench.asked if r.mode == "trial"]
     assert {r.n_steps % 90 for r in asked if r.settings == many} == {0}
     assert all(r.n_steps % 90 for r in asked if r.settings == few)
+
+
+def test_a_trials_step_has_the_loops_own_work_between_epochs_too() -> None:
+    """Its boundary was timed beside the window: saving a checkpoint there is no gain of it."""
+    visit = msgspec.structs.replace(window("trial", [4.0] * 10), boundary_ns=20_000_000)
+    assert trial_step_ms(visit, 10) == pytest.approx(4.0 + 2.0)
+    assert trial_step_ms(visit, 10, own_boundary_ms=300.0) == pytest.approx(4.0 + 2.0 + 30.0)
+    kept = msgspec.structs.replace(visit, boundary_ns=None)
+    assert trial_step_ms(kept, 10, 500.0, own_boundary_ms=300.0) == pytest.approx(4.0 + 50.0)

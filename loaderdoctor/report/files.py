@@ -1,5 +1,6 @@
 """The run folder: one run of ours on disk, laid out for people, programs and TensorBoard.
 
+    loaderdoctor-runs/.gitignore                      keeps the user's `git status` clean
     loaderdoctor-runs/<time>-<name>/
         report.json   console.txt   report.html
         perfetto/*.json.gz                            the full traces
@@ -27,6 +28,9 @@ from loaderdoctor.report.encode import encode_report
 from loaderdoctor.report.model import Report
 
 RUNS = "loaderdoctor-runs"
+# Runs are no part of the user's repository. Written with the folder, never into one that is there:
+# who wants runs in git deletes or changes it.
+IGNORED = "# Made by loaderdoctor: git leaves the runs out.\n*\n"
 # Symlinks at the end of a path are not followed where the system can promise it.
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _NAME_LENGTH = 40
@@ -70,6 +74,8 @@ class RunFolder:
             for path in sorted(self.path.rglob("*"), reverse=True):
                 path.rmdir()
             for path in self.made:
+                if path.name == RUNS:
+                    _unlink_ours(path / ".gitignore")
                 path.rmdir()
 
     @property
@@ -168,7 +174,9 @@ def _fresh(runs: Path, target: str, at: float) -> Path:
     name = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(at))}-{plain_name(stem)}"
     try:
         _refuse_planted(runs)
-        runs.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            runs.mkdir(parents=True)
+            _ignore(runs)
         for suffix in ("", *(f"-{n}" for n in range(2, 100))):
             folder = runs / (name + suffix)
             with suppress(FileExistsError):
@@ -177,6 +185,19 @@ def _fresh(runs: Path, target: str, at: float) -> Path:
     except OSError as error:
         raise RunError(_explain(runs, error)) from error
     raise RunError(f"{runs / name}: a hundred runs of this name exist. Use --output DIR.")
+
+
+def _ignore(runs: Path) -> None:
+    """Tell git to leave this new folder out, unless another process has said something already."""
+    with suppress(FileExistsError), (runs / ".gitignore").open("x", encoding="utf-8") as out:
+        out.write(IGNORED)
+
+
+def _unlink_ours(path: Path) -> None:
+    """Remove a .gitignore in a folder of runs that goes, where nobody else wrote into either."""
+    alone = [one.name for one in path.parent.iterdir()] == [path.name]
+    if alone and not path.is_symlink() and path.read_text("utf-8", "replace") == IGNORED:
+        path.unlink()
 
 
 def _refuse_planted(runs: Path) -> None:

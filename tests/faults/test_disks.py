@@ -108,7 +108,7 @@ def test_two_runs_at_once_get_a_folder_each(place: Place) -> None:
     for command in both:
         _, err = command.communicate(timeout=120)
         assert command.returncode == 0, err
-    runs = sorted((place.path / "loaderdoctor-runs").iterdir())
+    runs = sorted((place.path / "loaderdoctor-runs").glob("*-*"))
     assert len(runs) == 2
     for run in runs:
         assert (run / "report.json").exists()

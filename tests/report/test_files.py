@@ -177,3 +177,36 @@ def test_a_place_that_cannot_be_written_fails_at_once(tmp_path: Path) -> None:
 )
 def test_names_are_plain(text: str, name: str) -> None:
     assert plain_name(text) == name
+
+
+def test_git_leaves_runs_out_whatever_the_repository_ignores(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    run = RunFolder.create("train.py", parent=tmp_path, at=AT)
+    run.write_report(samples.healthy(), "x")
+    status = ["git", "-C", str(tmp_path), "status", "--porcelain", "--untracked-files=all"]
+    assert subprocess.run(status, check=True, capture_output=True, text=True).stdout == ""
+
+
+@pytest.mark.parametrize("text", ["!*\n", ""])
+def test_a_gitignore_of_the_users_is_kept(tmp_path: Path, text: str) -> None:
+    runs = tmp_path / "loaderdoctor-runs"
+    runs.mkdir()
+    (runs / ".gitignore").write_text(text)
+    run = RunFolder.create("train.py", parent=tmp_path, at=AT)
+    run.discard_if_empty()
+    assert (runs / ".gitignore").read_text() == text
+
+
+def test_a_gitignore_deleted_by_the_user_does_not_come_back(tmp_path: Path) -> None:
+    RunFolder.create("train.py", parent=tmp_path, at=AT)
+    (tmp_path / "loaderdoctor-runs" / ".gitignore").unlink()
+    RunFolder.create("train.py", parent=tmp_path, at=AT)
+    assert not (tmp_path / "loaderdoctor-runs" / ".gitignore").exists()
+
+
+def test_a_gitignore_edited_meanwhile_stays_with_its_folder(tmp_path: Path) -> None:
+    run = RunFolder.create("train.py", parent=tmp_path, at=AT)
+    ignore = run.path.parent / ".gitignore"
+    ignore.write_text("*.gz\n")
+    run.discard_if_empty()
+    assert ignore.read_text() == "*.gz\n"

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -253,21 +252,14 @@ def train(
     return (time.perf_counter() - start) * 1e3 / steps
 
 
-def truth(loop: Loop, rounds: int) -> dict[str, Any]:
-    """Milliseconds a step of each way, medians over rounds, and what follows from them."""
+def truth(loop: Loop, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds a step of each way, one for each round."""
     runs: dict[str, list[float]] = {"full": [], "cached": [], "resident": []}
     steps, warmup = (60, 16) if loop.slow_to_measure else (152, 32)
     for _ in range(rounds):
         for how in runs:
             runs[how].append(train(loop, source_of(loop, how), steps, warmup))
-    full, cached, resident = (statistics.median(runs[how]) for how in runs)
-    return {
-        "step_ms": full,
-        "input_ms": full - cached,
-        "copy_ms": cached - resident,
-        "rest_ms": resident,
-        "spread_ms": {how: max(v) - min(v) for how, v in runs.items()},
-    }
+    return runs
 
 
 def record(loop: Loop, target: str) -> None:

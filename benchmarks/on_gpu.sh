@@ -38,7 +38,7 @@ case $chapter in
         part python3 benchmarks/hook_overhead.py --device cuda
         ;;
     truth)
-        part python3 benchmarks/truth.py --budget 15 --rounds 2 --json "$folder/truth.json" ${LOOPS:+--only "$LOOPS"}
+        part python3 benchmarks/truth.py --budget 15 --rounds 1 --json "$folder/truth.json" ${LOOPS:+--only "$LOOPS"}
         ;;
     advice)
         part python3 benchmarks/prescription.py --budget 30 --epochs 3 --rounds 1 --json "$folder/advice.json" ${SCRIPTS:+--only "$SCRIPTS"}

@@ -1,16 +1,18 @@
 """Our shares beside the truth, loop by loop: input, copy and rest of every loop in loops.py.
 
-    python benchmarks/truth.py [--only NAME,…] [--budget 20] [--rounds 3] [--json FILE]
+    python benchmarks/truth.py [--only NAME,…] [--budget 20] [--rounds 2] [--json FILE]
 
 For each loop: `loops.py NAME --truth` in a process of its own (no loaderdoctor), then
-`loaderdoctor diagnose --no-verify loops.py NAME`. A row agrees when each share lies within 5
-points of the truth, or the difference is within both measurements' noise.
+`loaderdoctor diagnose --no-verify loops.py NAME`, then the truth once more, so that what drifts
+meanwhile is part of its spread. A row agrees when each share lies within 5 points of the truth, or
+the difference is within both measurements' noise.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,11 +24,24 @@ POINTS = 0.05
 LONG_EPOCH = 200  # steps; no epoch of this length ends within a measurement of the truth
 
 
-def run_truth(name: str, rounds: int) -> dict[str, Any]:
+def run_truth(name: str, rounds: int) -> dict[str, list[float]]:
     command = [sys.executable, str(LOOPS), name, "--truth", "--rounds", str(rounds)]
     out = subprocess.run(command, check=True, capture_output=True, text=True)
-    found: dict[str, Any] = json.loads(out.stdout.strip().splitlines()[-1])
+    found: dict[str, list[float]] = json.loads(out.stdout.strip().splitlines()[-1])
     return found
+
+
+def truth_of(*runs: dict[str, list[float]]) -> dict[str, Any]:
+    """Medians over all rounds, what follows from them, and the range of each way."""
+    all_of = {how: [ms for one in runs for ms in one[how]] for how in runs[0]}
+    full, cached, resident = (statistics.median(all_of[how]) for how in all_of)
+    return {
+        "step_ms": full,
+        "input_ms": full - cached,
+        "copy_ms": cached - resident,
+        "rest_ms": resident,
+        "spread_ms": {how: max(ms) - min(ms) for how, ms in all_of.items()},
+    }
 
 
 def run_diagnose(name: str, budget_s: float, folder: Path) -> dict[str, Any]:
@@ -100,16 +115,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default=",".join(n for n in NAMES if not NAMES[n].resident))
     parser.add_argument("--budget", type=float, default=20.0)
-    parser.add_argument("--rounds", type=int, default=3, help="repetitions of each true figure")
+    parser.add_argument("--rounds", type=int, default=2, help="of the truth, before and after")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     print(f"{'loop':22s} | step ms: truth ours | input %: truth ours | copy % | rest % | noise %")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in args.only.split(","):
-            truth = run_truth(name, args.rounds)
+            before = run_truth(name, args.rounds)
             try:
-                row = compare(name, truth, run_diagnose(name, args.budget, Path(folder)))
+                report = run_diagnose(name, args.budget, Path(folder))
+                row = compare(name, truth_of(before, run_truth(name, args.rounds)), report)
             except RuntimeError as error:
                 print(f"{name:22s} | failed: {error}", flush=True)
                 rows.append({"loop": name, "agrees": False, "error": str(error)})

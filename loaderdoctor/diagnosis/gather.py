@@ -143,6 +143,7 @@ class Gatherer:
         self._rng = random.Random(seed)
         self._clock = clock
         self._end_s = float("inf")  # of all gathering
+        self._round_s: float | None = None  # the last round of ablation, by the clock
 
     def request(self, mode: Mode, *, n_steps: int | None = None, **more: object) -> WindowRequest:
         """A request with the next id, the planned size and a time limit."""
@@ -226,12 +227,12 @@ class Gatherer:
     ) -> None:
         """More rounds of plain, no-input and no-copy windows, until the shares are settled.
 
-        `until` is on this gatherer's clock; a round is only begun if the last one's length fits.
+        `until` is on this gatherer's clock; a round is only begun if the last one's length fits,
+        also where that one was of an earlier call.
         The first `MIN_ROUNDS`, without which there is no interval worth having, may take until
         `fewest_until`.
         """
         rounds = self.evidence.rounds
-        length_s: float | None = None
         n_windows = FEWEST_WORTH * (3 if with_copy else 2)
         end_s = max(until, fewest_until or until)
         if not rounds and self._clock() + n_windows * self.evidence.sizes.window_s > end_s:
@@ -239,7 +240,7 @@ class Gatherer:
             return
         while len(rounds) < most and not (len(rounds) >= MIN_ROUNDS and self.settled):
             end_s = max(until, fewest_until or until) if len(rounds) < MIN_ROUNDS else until
-            if self._clock() + (length_s or 0.0) > end_s and (rounds or length_s is not None):
+            if rounds and self._clock() + (self._round_s or 0.0) > end_s:
                 break
             self._tell(f"comparing with ready batches, round {len(rounds) + 1}")
             began = self._clock()
@@ -247,7 +248,7 @@ class Gatherer:
             if done is None:
                 break
             rounds.append(done)
-            length_s = self._clock() - began
+            self._round_s = self._clock() - began
 
     def _one_round(self, *, with_copy: bool) -> Round | None:
         modes: list[Mode] = ["plain", "no_input", *(["no_copy"] if with_copy else [])]  # type: ignore[list-item]

@@ -26,9 +26,9 @@ from loaderdoctor.report.console_tables import (
     trials_table,
 )
 from loaderdoctor.report.first_screen import (
-    boundary_sentence,
     evidence_words,
     listed,
+    step_notes,
     what_if,
     what_if_notes,
 )
@@ -140,9 +140,7 @@ def _step(report: Report) -> RenderableType:
         )
     )
     body.append(_legend(report, values))
-    boundary = boundary_sentence(step)
-    if boundary:
-        body.append(Text(boundary, style="bright_black"))
+    body += [Text(note, style="bright_black") for note in step_notes(step)]
     return _section("The step", *body)
 
 

@@ -296,7 +296,7 @@ def unclear_key(trials: Iterable[Trial]) -> str | None:
     if unclear:
         windows = [ms for t in unclear for ms in t.window_ms]
         spread = f" ({fmt.number(min(windows))} to {fmt.ms(max(windows))})" if windows else ""
-        words.append(f"{UNCLEAR}: not measured well, its windows differ by more than they take")
+        words.append(f"{UNCLEAR}: its windows are too few, or too unlike, for a figure")
         words[-1] += spread
     if any(step_cell(t).endswith(" once") for t in seen):
         words.append("once: one window, so no ±")

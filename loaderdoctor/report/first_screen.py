@@ -44,6 +44,12 @@ def boundary_sentence(step: Step) -> str | None:
     )
 
 
+def step_notes(step: Step) -> tuple[str, ...]:
+    """What must be known of the step's time, behind its shares."""
+    roughly = None if fmt.is_measured_well(step.wall_ms, step.wall_ms_ci) else fmt.ROUGHLY
+    return tuple(note for note in (roughly, boundary_sentence(step)) if note is not None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
     """The step as it is, or without something; `value_ms` None: not recorded."""
@@ -52,7 +58,7 @@ class WhatIf:
     value_ms: float | None
     ci_ms: Interval | None
     is_now: bool
-    gain: float | None  # as fast as now; None where it is now, or not measured well
+    gain: float | None  # as fast as now; None where it is now, or known roughly only
     applies: bool  # False: there is nothing to copy to
 
     @property
@@ -62,7 +68,7 @@ class WhatIf:
             return fmt.NOT_RECORDED if self.applies else fmt.NOT_APPLICABLE
         if fmt.is_measured_well(self.value_ms, self.ci_ms):
             return fmt.ms(self.value_ms, self.ci_ms)
-        return f"about {fmt.ms(self.value_ms)}"
+        return fmt.step_ms(self.value_ms, self.ci_ms)
 
 
 def what_if(report: Report) -> tuple[WhatIf, ...]:
@@ -100,16 +106,17 @@ def what_if_notes(report: Report) -> tuple[str, ...]:
     notes = []
     if ablation.n_rounds == 1:
         notes.append("One round, no interval: these figures decide nothing.")
-    shown = fmt.step_ms(ablation.plain_ms, ablation.ci_ms.get("plain_ms")).partition(" ")[0]
-    step = fmt.step_ms(wall_ms, report.step.wall_ms_ci).partition(" ")[0]
+    shown = fmt.step_ms(ablation.plain_ms, ablation.ci_ms.get("plain_ms")).partition(" ±")[0]
+    step = fmt.step_ms(wall_ms, report.step.wall_ms_ci).partition(" ±")[0]
     if wall_ms is not None and shown != step and fmt.ms(wall_ms) != fmt.ms(ablation.plain_ms):
         rounds = fmt.count(ablation.n_rounds, "round")
         notes.append(
             f"“now” is of the {rounds} of this comparison alone; {fmt.ms(wall_ms)} above is of "
             "all windows of the loop as it is."
         )
-    if any(not fmt.is_measured_well(row.value_ms, row.ci_ms) for row in what_if(report)):
-        notes.append("“about”: not measured well, the rounds differ by more than that.")
+    of_step = fmt.is_measured_well(wall_ms, report.step.wall_ms_ci)  # else it is said there
+    if of_step and any(not fmt.is_measured_well(r.value_ms, r.ci_ms) for r in what_if(report)):
+        notes.append(fmt.ROUGHLY)
     if ablation.reason:
         notes.append(ablation.reason)
     for loader, cost_ms in ablation.by_loader_ms.items():

@@ -16,6 +16,7 @@ from loaderdoctor.settings import AXES_BY_NAME
 
 NOT_RECORDED = "not recorded"
 NOT_APPLICABLE = "not applicable"
+ROUGHLY = "“roughly”: the times it is the mean of are too few, or too unlike, for a closer figure."
 
 Interval = tuple[float, float]
 
@@ -50,10 +51,10 @@ def is_measured_well(value: float | None, ci: Interval | None) -> bool:
 
 
 def step_ms(value: float | None, ci: Interval | None = None) -> str:
-    """A time that can't be negative: as `ms`, or `about 217 ms (not measured well)`."""
+    """A time that can't be negative: as `ms`, or `roughly 217 ms`; `ROUGHLY` says what that is."""
     if value is None or is_measured_well(value, ci):
         return ms(value, ci)
-    return f"about {number(value)} ms (not measured well)"
+    return f"roughly {number(value)} ms"
 
 
 def share(value: float | None) -> str:

@@ -266,8 +266,8 @@ def _healthy(
     part = measured_share("input", facts)
     if part is not None and is_open("none", facts):
         return (
-            f"Nothing is shown to be worth changing. {busy} The loader's part was not measured "
-            f"well: {fmt.share_within(part.value, part.margin)}. {unsettled or ''}"
+            f"Nothing is shown to be worth changing. {busy} What the loader costs is open yet: "
+            f"{fmt.share_within(part.value, part.margin)} of the step. {unsettled or ''}"
         ).rstrip()
     return f"Nothing worth changing. {busy}"
 

@@ -10,11 +10,11 @@ from loaderdoctor.facts import Facts
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.headline import TAKES, largest_part
 
-_PARTS = {
-    "input": "the loader's part",
-    "copy": "the part of the copies",
-    "communication": "the part of communication",
-    "host": "the part of Python and launching",
+_SEEMS = {
+    "input": "the loader seems to take",
+    "copy": "copying seems to take",
+    "communication": "communication seems to take",
+    "host": "Python and launching seem to take",
 }
 
 
@@ -27,23 +27,23 @@ def uncertain_sentence(bound: Bound, facts: Facts, step_ms: float, why: str | No
     waiting_ms = facts.trace.unmarked_wait_ms if facts.trace is not None else None
     if bound == "host" and waiting_ms is not None:
         return (
-            f"Perhaps {_PARTS[bound]}, {fmt.share(share)} of {fmt.number(step_ms)} ms a step; but "
+            f"{_SEEMS[bound]} {fmt.share(share)} of {fmt.number(step_ms)} ms a step; but "
             f"{fmt.number(waiting_ms)} ms of it may be waiting for batches, which this trace does "
             "not record."
         )
     measured = measured_share(bound, facts)
     margin = measured.margin if measured is not None else None
-    part = f"{_PARTS.get(bound, bound)}, {fmt.share_within(share, margin)}"
-    doubt = "may be none" if measured is None or measured.low <= 0 else "may be little"
+    seems = f"{_SEEMS.get(bound, f'{bound} seems to take')} {fmt.share_within(share, margin)}"
+    perhaps = "perhaps nothing" if measured is None or measured.low <= 0 else "perhaps little"
     noise = "the noise is as large"
     if not_steady(facts.profiler_overhead):
         noise = "the machine or the loop was not steady meanwhile"
     whole = f"of {fmt.number(step_ms)} ms a step"
     known = largest_part(facts.shares.as_dict() if facts.shares is not None else None)
     if known is None or known[0] == bound:
-        sentence = f"{part[:1].upper()}{part[1:]} {whole}, {doubt}: {noise}."
+        sentence = f"{seems[:1].upper()}{seems[1:]} {whole}, {perhaps}: {noise}."
     else:
-        sentence = f"{TAKES[known[0]]} {fmt.share(known[1])} {whole}; {part}, {doubt}."
+        sentence = f"{TAKES[known[0]]} {fmt.share(known[1])} {whole}; {seems}, {perhaps}."
     return f"{sentence} {why}" if why else sentence
 
 

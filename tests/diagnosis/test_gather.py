@@ -128,6 +128,19 @@ def test_ablation_stops_at_its_deadline() -> None:
     assert bench.now_s < 2.5 * round_s
 
 
+def test_more_rounds_are_only_begun_if_one_as_long_as_the_last_fits() -> None:
+    """Also those of a later call, which knows how long the rounds before it took."""
+    bench = SimulatedBench({"plain": 13.0, "no_input": 10.4}, noise=0.3)
+    g = gatherer(bench)
+    g.gather(until=20.0, ablate=True, with_copy=False)
+    n_rounds, began_s = len(g.evidence.rounds), bench.now_s
+    assert n_rounds >= MIN_ROUNDS and not g.settled
+    g.ablate(until=bench.now_s + 0.1, with_copy=False, most=30)
+    assert (len(g.evidence.rounds), bench.now_s) == (n_rounds, began_s)
+    g.ablate(until=bench.now_s + 60.0, with_copy=False, most=n_rounds + 1)
+    assert len(g.evidence.rounds) == n_rounds + 1
+
+
 def test_a_round_that_could_decide_nothing_is_not_begun() -> None:
     bench = SimulatedBench({"plain": 2000.0, "no_input": 20.0})
     g = gatherer(bench)

@@ -54,7 +54,8 @@ def test_an_uncertain_verdict_leads_with_what_is_known() -> None:
     report = unsure(unsettled="The script ended first.")
     assert headline(report) == ("Computing takes 81 %", "input uncertain")
     assert report.verdict.summary == (
-        "Computing takes 81 % of 100 ms a step; the loader's part, 17 ± 20 %, may be none. "
+        "Computing takes 81 % of 100 ms a step; the loader seems to take 17 ± 20 %, perhaps "
+        "nothing. "
         "The script ended first."
     )
     assert report.verdict.bound == "input"
@@ -69,7 +70,10 @@ def test_an_uncertain_verdict_leads_with_what_is_known() -> None:
 def test_where_the_uncertain_part_is_the_largest_it_is_named_with_its_noise() -> None:
     report = unsure(input_share=0.7, margin=0.9)
     assert headline(report) == ("Perhaps input-bound", "uncertain")
-    assert "The loader's part, 70 ± 90 % of 100 ms a step, may be none" in report.verdict.summary
+    assert (
+        "The loader seems to take 70 ± 90 % of 100 ms a step, perhaps nothing"
+        in report.verdict.summary
+    )
 
 
 def test_advice_to_measure_longer_comes_only_from_who_knows_that_there_was_no_time() -> None:
@@ -211,7 +215,7 @@ def test_a_healthy_verdict_with_wide_noise_says_so() -> None:
     report = samples.verdict("compute", "none", facts=given, unsettled="There was no time.")
     summary = report.verdict.summary
     assert summary.startswith("Nothing is shown to be worth changing.")
-    assert summary.endswith("1 ± 30 %. There was no time.")
+    assert summary.endswith("1 ± 30 % of the step. There was no time.")
 
 
 def noisy_trials() -> Report:
@@ -250,7 +254,8 @@ def test_a_step_that_is_not_known_well_is_no_figure_with_a_larger_error() -> Non
     report = samples.input_bound()
     step = msgspec.structs.replace(report.step, wall_ms=217.0, wall_ms_ci=(-190.0, 624.0))
     text = console_text(msgspec.structs.replace(report, step=step))
-    assert "about 217 ms (not measured well) a step" in text
+    assert "roughly 217 ms a step" in text
+    assert "“roughly”: the times it is the mean of" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(("share", "said"), [(0.06, False), (0.4, True)])
@@ -278,8 +283,8 @@ def test_a_comparison_with_more_noise_than_time_is_about() -> None:
     ablation = msgspec.structs.replace(report.ablation, no_input_ms=3.36, ci_ms=wide)
     shown = msgspec.structs.replace(report, ablation=ablation)
     for text in (console_text(shown), html(shown)):
-        assert "about 3.36 ms" in text
-        assert "“about”: not measured well" in text
+        assert "roughly 3.36 ms" in text
+        assert "“roughly”: the times it is the mean of" in " ".join(text.split())
         assert "± 6" not in text
         assert "7.4×" not in text  # no ratio to a figure that is not known
 

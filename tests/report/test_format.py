@@ -131,7 +131,7 @@ def test_shares_with_noise_are_whole_percents(
 
 
 def test_a_time_whose_noise_is_larger_than_itself_is_no_figure() -> None:
-    assert fmt.step_ms(217.0, (-190.0, 624.0)) == "about 217 ms (not measured well)"
+    assert fmt.step_ms(217.0, (-190.0, 624.0)) == "roughly 217 ms"
     assert fmt.step_ms(217.0, (1.0, 433.0)) == "217 ± 216 ms"
     assert fmt.step_ms(217.0, None) == "217 ms"
     assert fmt.step_ms(None, None) == fmt.NOT_RECORDED

@@ -19,8 +19,8 @@ from loaderdoctor.report.console_tables import by_speed, trial_columns, trial_ma
 from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.first_screen import (
     WhatIf,
-    boundary_sentence,
     evidence_words,
+    step_notes,
     what_if,
     what_if_notes,
 )
@@ -61,7 +61,7 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
             bound=bound,
             severity=severity,
             parts=_parts(report),
-            boundary=boundary_sentence(report.step),
+            step_notes=step_notes(report.step),
             what_if=_what_if(report),
             what_if_notes=what_if_notes(report),
             changes=tuple(_change(change, report.step.wall_ms) for change in changes),

@@ -152,16 +152,23 @@ def waits_ms(window: WindowDone, loaders: frozenset[int]) -> list[float]:
     return [(f.end_ns - f.start_ns) / NS_PER_MS for f in window.fetches if f.loader in loaders]
 
 
-def step_facts(observed: Observed, windows: Sequence[WindowDone]) -> StepFacts | None:
-    """Facts of the step from the plain windows among `windows`; None if none is usable."""
+def step_facts(
+    observed: Observed, windows: Sequence[WindowDone], earlier: Sequence[WindowDone] = ()
+) -> StepFacts | None:
+    """Facts of the step from the plain windows among `windows`; None if none is usable.
+
+    `earlier` windows had another pace. Of them only epoch boundaries count, which are what a step
+    with one took longer than its window's others, and what memory stood at in the first of all.
+    """
     plain = [w for w in windows if w.mode == "plain" and usable(w)]
+    everything = [*(w for w in earlier if w.mode == "plain" and usable(w)), *plain]
     if not plain:
         return None
     train = frozenset(i for i, x in enumerate(observed.loaders) if x.role == "train")
     main = next((x for x in observed.loaders if x.role == "train"), None)
     steps_per_epoch = main.steps_per_epoch if main is not None else None
-    boundaries = (*observed.boundaries, *(b for w in plain for b in w.boundaries))
-    boundary_ms = pooled_boundary_ms(plain, boundaries)
+    boundaries = (*observed.boundaries, *(b for w in everything for b in w.boundaries))
+    boundary_ms = pooled_boundary_ms(everything, boundaries)
     times = [window_times(w) for w in plain]
     names = {x.id for x in observed.loaders if x.role == "train"}
     of_step = [b for b in boundaries if b.loader in names]
@@ -188,8 +195,8 @@ def step_facts(observed: Observed, windows: Sequence[WindowDone]) -> StepFacts |
         n_iterators_created=sum(len(w.boundaries) for w in plain),
         worker_cpu_cores=_cores([w.worker_cpu_ns for w in alone], wall_ns),
         main_cpu_cores=_cores([w.main_cpu_ns for w in alone], wall_ns),
-        gpu_peak_allocated_bytes=plain[0].gpu_peak_allocated_bytes,
-        gpu_peak_reserved_bytes=plain[0].gpu_peak_reserved_bytes,
+        gpu_peak_allocated_bytes=everything[0].gpu_peak_allocated_bytes,
+        gpu_peak_reserved_bytes=everything[0].gpu_peak_reserved_bytes,
         loader_boundary_ms=of_loader,
         input_ms=_input_ms(sum(all_waits), within, n_steps, spread) if all_waits else None,
         windows_ms=tuple(t.within_ms for t in times),

@@ -38,7 +38,7 @@ def extras_of_diagnosis(
     """Of `diagnose`: the profiled window with the workers in it, plain waits, predictions."""
     if evidence is None or analysis is None:
         return HtmlExtras(made_at=time.time())
-    plain = [w for w in evidence.all_plain if usable(w)]
+    plain = evidence.steady
     steps: tuple[StepTimeline, ...] = ()
     if analysis.attributed is not None and evidence.profiled is not None:
         steps = timelines_of_window(analysis.attributed, evidence.profiled, analysis.log)

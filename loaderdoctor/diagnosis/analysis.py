@@ -61,7 +61,7 @@ def analyse(
     problems: list[str] = []
     attributed = _attributed(evidence.profiled, problems)
     log = _worker_log(workers_dir, problems)
-    step = step_facts(evidence.observed, evidence.all_plain)
+    step = step_facts(evidence.observed, evidence.steady, evidence.earlier)
     facts = facts_of_run(
         command="diagnose",
         step=step,
@@ -134,8 +134,12 @@ def _worker_log(workers_dir: Path, problems: list[str]) -> WorkerLog | None:
 
 
 def _workers(log: WorkerLog | None, evidence: Evidence) -> WorkerFacts | None:
-    """Facts of the longest plain window with nothing substituted; drops would distort them."""
-    plain = [w for w in evidence.plain if usable(w)] or [w for w in evidence.all_plain if usable(w)]
+    """Facts of the longest plain window with nothing substituted; drops would distort them.
+
+    Of those at the loop's steady pace, like the step they are compared with.
+    """
+    steady = evidence.steady
+    plain = [w for w in evidence.plain if any(w is one for one in steady)] or steady
     if log is None or not plain:
         return None
     window = max(plain, key=lambda w: w.end_ns - w.start_ns)

@@ -21,6 +21,7 @@ import msgspec
 from loaderdoctor.attribution.ablation import Round, ablation_facts
 from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.attribution.judge import MIN_STEPS
+from loaderdoctor.attribution.steady import before_steady
 from loaderdoctor.attribution.step import own_boundary_ms, pooled_boundary_ms, usable
 from loaderdoctor.diagnosis.plan import Sizes
 from loaderdoctor.estimate import Estimate
@@ -76,11 +77,25 @@ class Evidence:
     profiled_reason: str | None = None  # why there is none
     rounds: list[Round] = field(default_factory=list)
     ablation_reason: str | None = None
+    earlier_ids: frozenset[int] | None = None  # one choice for all ranks; None: by these windows
 
     @property
     def all_plain(self) -> list[WindowDone]:
         """Plain windows of every phase, in order."""
         return [*self.plain, *(r.plain for r in self.rounds)]
+
+    @property
+    def earlier(self) -> list[WindowDone]:
+        """Of the usable ones, those before the loop settled at the pace it then kept."""
+        if self.earlier_ids is not None:
+            return [w for w in self.all_plain if usable(w) and w.id in self.earlier_ids]
+        return before_steady(self.all_plain)
+
+    @property
+    def steady(self) -> list[WindowDone]:
+        """The usable ones at that pace: what the step's figures are of."""
+        gone = {id(window) for window in self.earlier}
+        return [w for w in self.all_plain if usable(w) and id(w) not in gone]
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -110,9 +125,10 @@ class Evidence:
         return own_boundary_ms(plain, [b for b in seen if b.loader in names])
 
     def ablation(self) -> AblationFacts | None:
-        """The ablation so far; None before its first whole round."""
+        """The ablation so far, of rounds at one pace; None before its first whole round."""
+        gone = {id(window) for window in self.earlier}
         return ablation_facts(
-            self.rounds,
+            [r for r in self.rounds if id(r.plain) not in gone],
             steps_per_epoch=self.steps_per_epoch,
             boundary_ms=self.boundary_ms(),
             own_boundary_ms=self.own_boundary_ms(),

@@ -33,7 +33,7 @@ def recommendations(
     if verification is not None and verification.best is not None:
         best = verification.best
         match = _prediction(best.settings, prescription)
-        rows += _rows(facts, best.settings, match, best.step, _cautions(best, prescription))
+        rows += _rows(facts, best.settings, match, best, _cautions(best, prescription))
     seen = verification.tried if verification is not None else ()
     glimpsed = {t.settings: t for t in seen if not t.decided and not _worse(t)}
     tried = {t.settings for t in seen if t.settings not in glimpsed}
@@ -49,7 +49,7 @@ def recommendations(
         code = next(
             (w.example for w in prescription.routes if w.axis in helpful.settings.changed()), None
         )
-        rows += _rows(facts, helpful.settings, match, helpful.step, caution, code=code)
+        rows += _rows(facts, helpful.settings, match, helpful, caution, code=code)
     if not settings_help and untried and not any(t.decided for t in seen if not t.in_code):
         first = min(untried, key=lambda c: c.settings not in glimpsed)
         rows += _rows(
@@ -66,14 +66,11 @@ def _in_code(verification: Verification | None) -> list[Tried]:
     """What was tried in the dataset, helps, and took less than the best settings; fastest first."""
     if verification is None:
         return []
-    best = verification.best.step if verification.best is not None else None
+    best = verification.best.part if verification.best is not None else None
     better = [
-        (t.step.value, i)
+        (t.part, i)
         for i, t in enumerate(verification.tried)
-        if t.in_code
-        and t.helps
-        and t.step is not None
-        and (best is None or t.step.value < (1.0 - MODERATE_SHARE) * best.value)
+        if t.in_code and t.helps and (best is None or t.part < (1.0 - MODERATE_SHARE) * best)
     ]
     return [verification.tried[i] for _, i in sorted(better)]
 
@@ -87,9 +84,9 @@ def _advice(
     """
     best = verification.best if verification is not None else None
     rest, step_ms = rest_ms(facts), facts.step_ms
-    now_ms = best.step.value if best is not None and best.step is not None else step_ms
-    if rest is None or step_ms is None or now_ms is None:
+    if rest is None or step_ms is None:
         return list(prescription.advice)
+    now_ms = best.part * step_ms if best is not None and best.step is not None else step_ms
     cost = input_cost(facts)
     if cost is None or cost.severity is Severity.UNCERTAIN:  # no reason to rewrite a dataset
         return list(prescription.advice)
@@ -137,7 +134,7 @@ def _rows(
     facts: Facts,
     settings: Settings,
     candidate: Candidate | None,
-    measured: Estimate | None,
+    tried: Tried | None,
     caution: str | None,
     glimpsed: Tried | None = None,
     code: str | None = None,
@@ -147,6 +144,7 @@ def _rows(
     `code` is what to write where that is no edit of the loader's or the copy's line.
     """
     have = own_settings(facts)
+    measured = tried.step if tried is not None else None
     basis = _basis(candidate, glimpsed) if candidate is not None and measured is None else None
     for name, value in settings.changed().items():
         edits = edits_for(facts, _only(settings, name))
@@ -165,6 +163,7 @@ def _rows(
             measured_ci_ms=interval(measured),
             caution=caution,
             summary=basis,
+            own_step_ms=tried.own_ms if tried is not None else None,
         )
         caution = basis = None  # said once
 

@@ -55,6 +55,9 @@ def analyse_group(
     rank = chosen.rank if chosen is not None else members[0].rank
     member = next(m for m in members if m.rank == rank)
     assert member.hello is not None
+    # Ranks are compared over the same windows.
+    ids = frozenset(window.id for window in own[rank].earlier)
+    own = {r: replace(one, earlier_ids=ids) for r, one in own.items()}
     analysis = analyse(
         own[rank],
         Path(member.hello.run_dir) / "workers",
@@ -71,7 +74,7 @@ def analyse_group(
             RankStep(
                 rank=m.rank,
                 host=m.hello.host if m.hello is not None else "",
-                step=step_facts(own[m.rank].observed, own[m.rank].all_plain),
+                step=step_facts(own[m.rank].observed, own[m.rank].steady, own[m.rank].earlier),
             )
             for m in members
         ),

@@ -27,7 +27,7 @@ from loaderdoctor.diagnosis.memory_history import MAX_ENTRIES, MemoryHistory, re
 from loaderdoctor.diagnosis.plan import sizes
 from loaderdoctor.diagnosis.prescribe import recommendations, trial_rows, withheld_rows
 from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
-from loaderdoctor.diagnosis.slow_start import SLOW_START, slow_start
+from loaderdoctor.diagnosis.slow_start import slow_start
 from loaderdoctor.diagnosis.verify import Verification, Verifier, thread_trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.estimate import Estimate
@@ -38,6 +38,7 @@ from loaderdoctor.report import model
 from loaderdoctor.report.build import build_report, interval
 from loaderdoctor.report.captures import Overlay, write_capture
 from loaderdoctor.report.files import RunFolder
+from loaderdoctor.report.first_screen import SLOW_START
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.ranks import rank_rows
 from loaderdoctor.report.tensorboard import BASELINE, RANKS

@@ -1,20 +1,16 @@
-"""A loop whose first steps are slower than those that follow: whether, and why."""
+"""A loop whose first steps are slower than those that follow: what to say of it, and why it is."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 
-from loaderdoctor.attribution.step import NS_PER_MS, usable, window_times
-from loaderdoctor.diagnosis.gather import MIN_ROUNDS, Evidence
-from loaderdoctor.estimate import t95
+from loaderdoctor.attribution.steady import waited_ms
+from loaderdoctor.attribution.step import window_times
+from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.instrument.protocol import WindowDone
 from loaderdoctor.report import format as fmt
 
-SLOW_START = "slow-start"
-# More than this is told: several times the noise of window means (about 2 %).
-UNLIKE_SHARE = 0.15
 # Page faults a step from which memory that is given back and fetched anew counts: a fault costs
 # some 2.5 µs (1,600 a step took 4 ms on recipe mnist; none with glibc's trimming switched off).
 MANY_FAULTS = 100
@@ -22,32 +18,22 @@ FEWER = 4.0  # fallen by this factor: no longer each step's
 
 
 def slow_start(evidence: Evidence) -> str | None:
-    """What to say where the first plain window of a diagnosis is unlike those of its rounds.
+    """What to say where the first plain windows of a diagnosis are slower than all later ones.
 
-    None where it is like them, where other programs had the CPU, or with too few rounds to tell.
+    None where they are not (see `attribution.steady`).
     """
-    later = [r.plain for r in evidence.rounds if usable(r.plain)]
-    if not evidence.plain or not usable(evidence.plain[0]) or len(later) < MIN_ROUNDS:
+    earlier, steady = evidence.earlier, evidence.steady
+    if not earlier:
         return None
-    first, n = evidence.plain[0], len(later)
     first_ms, later_ms = (
-        window_times(first).within_ms,
-        [window_times(window).within_ms for window in later],
+        fmean(window_times(window).within_ms for window in windows) for windows in (earlier, steady)
     )
-    middle_ms = fmean(later_ms)
-    # One more window of the same kind lies within this of their mean, in 95 of 100 cases.
-    noise_ms = t95(n - 1) * stdev(later_ms) * math.sqrt(1 + 1 / n)
-    waited = [ms for window in later if (ms := waited_ms(window)) is not None]
-    first_waited = waited_ms(first)
-    excess_ms = first_ms - middle_ms
-    if waited and first_waited is not None:
-        excess_ms -= max(0.0, first_waited - fmean(waited))
-    if excess_ms <= max(noise_ms, UNLIKE_SHARE * middle_ms):
-        return None
+    left_out = sum(window.n_steps for window in earlier)
     return (
-        f"the loop took {fmt.number(first_ms)} ms a step at first and {fmt.number(middle_ms)} in "
-        "the rounds of the comparison; the step time above is of both, and what was tried was "
-        f"tried at the later pace{memory_anew(first, later)}"
+        f"the loop took {fmt.number(first_ms)} ms a step at first "
+        f"({fmt.count(left_out, 'step')} in {fmt.count(len(earlier), 'window')}) and "
+        f"{fmt.number(later_ms)} from then on; all figures of the step are of the later pace, "
+        f"which the rest of the training has{memory_anew(earlier[0], steady)}"
     )
 
 
@@ -70,12 +56,6 @@ def waited_more_ms(first: WindowDone, later: WindowDone) -> float:
     """How much longer a step of the first window stood ready without a CPU; 0 where not told."""
     told = waited_ms(first), waited_ms(later)
     return max(0.0, told[0] - told[1]) if told[0] is not None and told[1] is not None else 0.0
-
-
-def waited_ms(window: WindowDone) -> float | None:
-    """How long the training thread stood ready without a CPU, a step."""
-    waited_ns = window.cpu.thread_waited_ns if window.cpu is not None else None
-    return waited_ns / window.n_steps / NS_PER_MS if waited_ns is not None else None
 
 
 def _faults(window: WindowDone) -> float | None:

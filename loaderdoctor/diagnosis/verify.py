@@ -56,6 +56,16 @@ class Tried:
         return mean(self.step_ms) if self.step_ms else None
 
     @property
+    def own_ms(self) -> float | None:
+        """The loop as it is in the same rounds, milliseconds a step."""
+        return fmean(self.plain_ms) if self.step_ms else None
+
+    @property
+    def part(self) -> float:
+        """The step with it as a part of the plain one in the same rounds; inf where it failed."""
+        return fmean(self.step_ms) / fmean(self.plain_ms) if self.step_ms else float("inf")
+
+    @property
     def gain(self) -> Estimate | None:
         """Plain minus this, paired by round, milliseconds a step."""
         return paired_difference(self.plain_ms, self.step_ms) if self.step_ms else None
@@ -130,6 +140,8 @@ class Verifier:
         """
         tried = [Tried(settings=s) for s in candidates]
         code = [Tried(settings=s, in_code=True) for s in in_code]
+        ablation = self._gatherer.evidence.ablation()
+        plain_ms = ablation.plain_ms.value if ablation is not None else None
         # Where there is time for two only, these are the best of either kind.
         single = [*tried[:1], *code[:1], *tried[1:], *code[1:]]
         self._compete(single)
@@ -142,7 +154,7 @@ class Verifier:
         combined: list[Tried] = []
         best = winners[0]
         # What is left of the step is of its own threads: with others, loader settings may matter.
-        if best.settings.num_threads is not None or not _reached(best, rest_ms):
+        if best.settings.num_threads is not None or not _reached(best, rest_ms, plain_ms):
             together = self._additions(winners)
             if together:
                 combined = [Tried(settings=s) for s in (best.settings, *together)]
@@ -151,7 +163,7 @@ class Verifier:
                 best = _simplest_of_the_best(held) if held else best
             self._catch_up(single)
             late = [t for t in _winners(single) if t not in winners]
-            best = min([best, *late], key=_part)
+            best = min([best, *late], key=lambda t: t.part)
         shown = [*single, *(t for t in combined if t.settings != winners[0].settings)]
         return _verification(shown, best)
 
@@ -281,11 +293,6 @@ def _verification(tried: Sequence[Tried], best: Tried | None) -> Verification:
     )
 
 
-def _part(tried: Tried) -> float:
-    """Its step as a part of the plain one in the same rounds."""
-    return fmean(tried.step_ms) / fmean(tried.plain_ms)
-
-
 def _winners(tried: Sequence[Tried]) -> list[Tried]:
     """Settings that help, fastest first; changes of code stay apart."""
     return _ranked([t for t in tried if t.helps and not t.in_code])
@@ -304,7 +311,8 @@ def thread_trials(tried: Sequence[Tried]) -> tuple[ThreadTrial, ...]:
 
 
 def _ranked(tried: Sequence[Tried]) -> list[Tried]:
-    return sorted(tried, key=lambda t: t.step.value if t.step is not None else float("inf"))
+    """Fastest first, each beside the plain windows of its own rounds."""
+    return sorted(tried, key=lambda t: t.part)
 
 
 def _fitting(tried: Sequence[Tried], room: int) -> list[Tried]:
@@ -315,8 +323,12 @@ def _fitting(tried: Sequence[Tried], room: int) -> list[Tried]:
     return kept
 
 
-def _reached(tried: Tried, rest_ms: float | None) -> bool:
-    return rest_ms is not None and tried.step is not None and tried.step.value <= REACHED * rest_ms
+def _reached(tried: Tried, rest_ms: float | None, plain_ms: float | None) -> bool:
+    """Whether nothing is left to gain; `rest_ms` was measured beside steps of `plain_ms`."""
+    if rest_ms is None or tried.step is None:
+        return False
+    step_ms = tried.step.value if plain_ms is None else tried.part * plain_ms
+    return step_ms <= REACHED * rest_ms
 
 
 def _simplest_of_the_best(ranked: Sequence[Tried]) -> Tried:

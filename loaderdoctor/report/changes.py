@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from loaderdoctor.attribution.steady import UNLIKE_SHARE
 from loaderdoctor.findings.plan import PredictedFrom
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.model import Recommendation, Report
@@ -46,6 +47,22 @@ class Change:
     def measured_ms(self) -> float | None:
         """The step with it, where it was tried."""
         return self.first.measured_step_ms
+
+    def own_ms(self, step_ms: float | None) -> float | None:
+        """The loop as it is, in the rounds in which it was tried; else the report's step."""
+        return self.first.own_step_ms if self.first.own_step_ms is not None else step_ms
+
+    def times_as_fast(self, step_ms: float | None) -> float | None:
+        """As fast as the loop as it is, in the same rounds where known; None: not tried."""
+        own_ms, measured_ms = self.own_ms(step_ms), self.measured_ms
+        return own_ms / measured_ms if own_ms is not None and measured_ms else None
+
+    def beside(self, step_ms: float | None) -> str:
+        """What it is as fast as, where the loop then had another pace than the report's step."""
+        own_ms = self.first.own_step_ms
+        if own_ms is None or step_ms is None or abs(own_ms - step_ms) <= UNLIKE_SHARE * step_ms:
+            return ""
+        return f" as the loop as it is in the same rounds, {fmt.ms(own_ms)}"
 
     def words(self) -> str:
         """`num_workers=6 with pin_memory=True`; a change of code by its title."""

@@ -65,8 +65,8 @@ def _gain(change: Change, step: Step) -> Text:
     text.append(fmt.step_ms(measured_ms, first.measured_ci_ms), style="bold green")
     text.append(f" a step, {MEASURED}")
     more = []
-    if step.wall_ms is not None and measured_ms > 0:
-        more.append(f"{fmt.ratio(step.wall_ms / measured_ms)} as fast")
+    if (ratio := change.times_as_fast(step.wall_ms)) is not None:
+        more.append(f"{fmt.ratio(ratio)} as fast{change.beside(step.wall_ms)}")
     if first.predicted_step_ms is not None:
         more.append(f"{fmt.ms(first.predicted_step_ms)} {change.basis}")
     text.append(f" ({'; '.join(more)})" if more else "")

@@ -14,7 +14,8 @@ from loaderdoctor.report.model import Ablation, Finding, Interval, Report, Step
 
 _NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?:\s?([a-zA-Z%µ]+))?")
 
-
+# Kind of the warning that the loop's first windows were slower, and are in no figure of its step.
+SLOW_START = "slow-start"
 # Less of an epoch's boundary is not named: the first batch's wait replaces a usual one.
 OWN_PART = 0.2
 
@@ -110,9 +111,11 @@ def what_if_notes(report: Report) -> tuple[str, ...]:
     step = fmt.step_ms(wall_ms, report.step.wall_ms_ci).partition(" ±")[0]
     if wall_ms is not None and shown != step and fmt.ms(wall_ms) != fmt.ms(ablation.plain_ms):
         rounds = fmt.count(ablation.n_rounds, "round")
+        slow = any(warning.kind == SLOW_START for warning in report.warnings)
+        which = " but its slow first ones" if slow and report.command == "diagnose" else ""
         notes.append(
             f"“now” is of the {rounds} of this comparison alone; {fmt.ms(wall_ms)} above is of "
-            "all windows of the loop as it is."
+            f"all windows of the loop as it is{which}."
         )
     of_step = fmt.is_measured_well(wall_ms, report.step.wall_ms_ci)  # else it is said there
     if of_step and any(not fmt.is_measured_well(r.value_ms, r.ci_ms) for r in what_if(report)):

@@ -78,16 +78,13 @@ class Ablation(Struct, frozen=True, kw_only=True):
 
 
 class FindingTest(Struct, frozen=True, kw_only=True):
-    """What a trial came to of a setting that a finding expects something of. Milliseconds a step.
-
-    `own_step_ms` is the loop as it is, in the rounds of that trial where they are known.
-    """
+    """What a trial came to of a setting that a finding expects something of. Times per step."""
 
     setting: str
     predicted_step_ms: float | None
     tried: str  # the trial's label
     step_ms: float
-    own_step_ms: float
+    own_step_ms: float  # the loop as it is, in the rounds of that trial where they are known
     outcome: Literal["faster", "slower", "no different", "undecided"]
     refuted: bool  # the measurement says otherwise than the finding's rule
     confirmed: bool | None = None  # as Trial.gain_confirmed; None where nothing was chosen
@@ -105,10 +102,10 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Recommendation(Struct, frozen=True, kw_only=True):
-    """`from` is a keyword in Python: the field is `from_`."""
+    """`own_step_ms` is the loop as it is in the rounds of `measured_step_ms`; None: not paired."""
 
     setting: str
-    from_: Any = msgspec.field(name="from")
+    from_: Any = msgspec.field(name="from")  # a keyword in Python
     to: Any
     code: str
     predicted_step_ms: float | None
@@ -117,6 +114,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     caution: str | None = None
     summary: str | None = None
     predicted_from: PredictedFrom | None = None  # None: nothing was predicted
+    own_step_ms: float | None = None
 
 
 class Withheld(Struct, frozen=True, kw_only=True):

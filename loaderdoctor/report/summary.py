@@ -146,10 +146,13 @@ def cost_sentence(bound: Bound, severity: VerdictSeverity, facts: Facts) -> str:
 
 def meaning(report: Report) -> str | None:
     """What the measured change means for a whole run; None where nothing measured is faster."""
-    now_ms, best_ms = report.step.wall_ms, best_measured_ms(report.recommendations)
-    if now_ms is None or best_ms is None or best_ms >= now_ms:
+    now_ms = report.step.wall_ms
+    ratios = [c.times_as_fast(now_ms) for c in changes_of(report.recommendations)]
+    ratio = max((r for r in ratios if r is not None), default=0.0)
+    if now_ms is None or ratio <= 1.0:
         return None
-    hour = fmt.seconds(3600 * best_ms / now_ms)
+    best_ms = now_ms / ratio
+    hour = fmt.seconds(3600 / ratio)
     text = f"Every hour of this training becomes {hour}"
     steps = report.step.steps_per_epoch
     if steps is not None:
@@ -158,12 +161,6 @@ def meaning(report: Report) -> str | None:
             f"instead of {fmt.seconds(steps * now_ms / 1e3)}"
         )
     return text + "."
-
-
-def best_measured_ms(recommendations: Sequence[Recommendation]) -> float | None:
-    """The step time of the fastest recommended settings that were tried (ms)."""
-    tried = [r.measured_step_ms for r in recommendations if r.measured_step_ms is not None]
-    return min(tried, default=None)
 
 
 def _disproved(cause: Finding) -> bool:
@@ -222,10 +219,11 @@ def _first_change(step_ms: float, change: Change, *, glimpsed: bool = False) -> 
     """What the list of changes begins with, and what it gains."""
     measured_ms, prediction = change.measured_ms, change.prediction()
     if measured_ms is not None:
-        if measured_ms < step_ms:
+        ratio = change.times_as_fast(step_ms)
+        if measured_ms < step_ms and ratio is not None and ratio > 1.0:
             return (
                 f"{change.words()} brings it to {fmt.number(measured_ms)} ms, "
-                f"{fmt.ratio(step_ms / measured_ms)} as fast, {MEASURED}."
+                f"{fmt.ratio(ratio)} as fast{change.beside(step_ms)}, {MEASURED}."
             )
         return (
             f"{change.words()} was faster than the loop as it is in the same rounds: "

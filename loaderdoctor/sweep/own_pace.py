@@ -11,17 +11,13 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from loaderdoctor.attribution.steady import UNLIKE_SHARE, waited_ms
 from loaderdoctor.attribution.step import usable, waits_ms, window_times
-from loaderdoctor.diagnosis.slow_start import (
-    SLOW_START,
-    UNLIKE_SHARE,
-    memory_anew,
-    waited_more_ms,
-    waited_ms,
-)
+from loaderdoctor.diagnosis.slow_start import memory_anew, waited_more_ms
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.instrument.protocol import WindowDone
 from loaderdoctor.report import format as fmt
+from loaderdoctor.report.first_screen import SLOW_START
 from loaderdoctor.report.model import ReportWarning
 from loaderdoctor.sweep.outcome import Outcome
 from loaderdoctor.sweep.rank import Ranking

@@ -29,10 +29,14 @@ class SimulatedBench:
         failing: frozenset[str] = frozenset(),
         n_threads: int = 1,
         waiting_threads: float = 0.0,
+        n_slow: int = 0,
+        slow: float = 1.0,
     ) -> None:
+        """The first `n_slow` windows, whatever is measured in them, take `slow` times as long."""
         self.true_ms = dict(true_ms)
         self.trial_ms = trial_ms
         self.rng = random.Random(seed)
+        self.n_slow, self.slow = n_slow, slow
         self.noise, self.drift = noise, drift_per_window
         self.now_s = 0.0
         self.asked: list[WindowRequest] = []
@@ -77,6 +81,7 @@ class SimulatedBench:
         else:
             true = self.true_ms.get(request.mode, self.true_ms["plain"])
         true *= (1.0 + self.drift) ** len(self.asked)
+        true *= self.slow if len(self.asked) <= self.n_slow else 1.0
         mean = true * (1.0 + self.rng.gauss(0.0, self.noise))
         self.now_s += 1.5 * mean * request.n_steps / 1e3
         record = window(request.mode, [mean] * request.n_steps, n_copy_hits=2 * request.n_steps)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from loaderdoctor.diagnosis.prescribe import recommendations, trial_rows, withheld_rows
-from loaderdoctor.diagnosis.verify import Tried, Verification
+from loaderdoctor.diagnosis.verify import Tried, Verification, _ranked
 from loaderdoctor.findings.plan import Candidate, Prescription
 from loaderdoctor.findings.prescription import prescribe
 from loaderdoctor.findings.rules import find
+from loaderdoctor.report.changes import changes_of
 from loaderdoctor.report.model import Recommendation
 from loaderdoctor.settings import Settings
 from tests.findings.builders import healthy
@@ -154,3 +157,21 @@ def test_a_cache_that_noise_hid_is_advised_with_its_bound() -> None:
     assert kept.measured_step_ms is None and kept.predicted_step_ms is not None
     same = Tried(settings=CACHE, in_code=True, plain_ms=PLAIN, step_ms=PLAIN)
     assert not any("in memory as they" in r.setting for r in rows_of(same))
+
+
+def test_a_gain_is_against_the_loop_in_the_same_rounds_whatever_pace_it_had_before() -> None:
+    four = Tried(settings=FOUR, plain_ms=[8.0, 8.1, 7.9], step_ms=[4.0, 4.1, 3.9])
+    found = Verification(tried=(four,), best=four, complete=True)
+    rows = recommendations(healthy(), Prescription(candidates=(), withheld=(), advice=()), found)
+    (change,) = changes_of(rows)
+    assert change.first.own_step_ms == pytest.approx(8.0)
+    assert healthy().step_ms == 10.0
+    assert change.times_as_fast(10.0) == pytest.approx(2.0)  # not 2.5
+    assert change.beside(10.0) == " as the loop as it is in the same rounds, 8.00 ms"
+    assert change.beside(8.2) == ""
+
+
+def test_what_was_tried_at_different_paces_is_ranked_by_its_part_of_the_loop_then() -> None:
+    slow = Tried(settings=FOUR, plain_ms=[10.0, 10.1, 9.9], step_ms=[5.0, 5.1, 4.9])
+    fast = Tried(settings=SIX, plain_ms=[7.0, 7.1, 6.9], step_ms=[4.9, 5.0, 4.8])
+    assert [t.settings for t in _ranked([fast, slow])] == [FOUR, SIX]

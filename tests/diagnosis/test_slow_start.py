@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
 
 from loaderdoctor.attribution.ablation import Round
+from loaderdoctor.attribution.step import step_facts
+from loaderdoctor.diagnosis.analysis import analyse
 from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.diagnosis.plan import sizes
 from loaderdoctor.diagnosis.slow_start import slow_start
+from loaderdoctor.facts import Facts
 from loaderdoctor.instrument.counters import CpuRecord
 from loaderdoctor.instrument.protocol import WindowDone
+from tests.diagnosis.simulator import SimulatedBench
+from tests.diagnosis.test_gather import gatherer
 from tests.sweep.simulator import observed
 
 
@@ -35,7 +44,10 @@ STEADY = (20.0, 20.4, 19.7, 20.1)
 def test_a_slow_first_window_is_told_with_its_page_faults() -> None:
     told = slow_start(evidence(window(25.0, faults=1600), STEADY))
     assert told is not None
-    assert told.startswith("the loop took 25.0 ms a step at first and 20.1 in the rounds")
+    assert told.startswith(
+        "the loop took 25.0 ms a step at first (20 steps in 1 window) and 20.1 from then on; all "
+        "figures of the step are of the later pace"
+    )
     assert "1,600 page faults a step at first, 3 later" in told
     plain = slow_start(evidence(window(25.0), STEADY))
     assert plain is not None
@@ -48,3 +60,55 @@ def test_nothing_is_told_of_noise_of_other_programs_or_of_too_few_rounds() -> No
     assert slow_start(evidence(window(25.0, waited_ms=4.0), STEADY)) is None
     assert slow_start(evidence(window(25.0), STEADY[:2])) is None
     assert slow_start(evidence(window(15.0), STEADY)) is None
+
+
+def diagnosed(bench: SimulatedBench) -> tuple[Evidence, Facts]:
+    g = gatherer(bench)
+    g.gather(until=60.0, ablate=True, with_copy=False)
+    return g.evidence, analyse(g.evidence, Path("there are no workers")).facts
+
+
+SIMULATED = {"plain": 20.0, "no_input": 16.0}
+
+
+def test_the_step_its_rounds_and_its_counts_are_of_the_pace_that_the_loop_kept() -> None:
+    slow, facts = diagnosed(SimulatedBench(SIMULATED, noise=0.005, n_slow=3, slow=1.3))
+    assert [w.n_steps for w in slow.earlier] == [w.n_steps for w in slow.plain]
+    step = facts.step
+    assert step is not None and facts.ablation is not None
+    assert step.wall_ms.n == len(slow.rounds) == facts.ablation.n_rounds
+    assert step.n_steps == sum(r.plain.n_steps for r in slow.rounds)
+    assert step.wall_ms.value == pytest.approx(facts.ablation.plain_ms.value)
+    assert step.wall_ms.low <= 20.0 <= step.wall_ms.high
+    assert slow_start(slow) is not None
+
+
+def test_rounds_before_the_change_are_left_out_of_the_comparison_with_ready_batches() -> None:
+    g = gatherer(SimulatedBench(SIMULATED, noise=0.005, n_slow=5, slow=1.3))  # of plain: 3
+    g.gather(until=60.0, ablate=True, with_copy=False)
+    g.ablate(until=120.0, with_copy=False, most=len(g.evidence.rounds) + 4)
+    ablation, rounds = g.evidence.ablation(), g.evidence.rounds
+    assert ablation is not None and ablation.input_ms is not None
+    assert len(g.evidence.earlier) == 3
+    assert ablation.n_rounds == len(rounds) - 1
+    assert ablation.plain_ms.value == pytest.approx(20.0, rel=0.02)
+    assert ablation.input_ms.value == pytest.approx(4.0, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_without_a_change_every_window_counts(seed: int) -> None:
+    evidence, facts = diagnosed(SimulatedBench(SIMULATED, noise=0.03, seed=seed))
+    assert not evidence.earlier
+    assert facts.step == step_facts(evidence.observed, evidence.all_plain)
+    assert facts.ablation is not None and facts.ablation.n_rounds == len(evidence.rounds)
+
+
+def test_ranks_are_compared_over_the_same_windows() -> None:
+    found = evidence(window(25.0), STEADY)
+    one = found.rounds[0].plain
+    named = [msgspec.structs.replace(w, id=i) for i, w in enumerate(found.all_plain)]
+    found.plain, found.rounds = named[:1], [Round(plain=w, no_input=one) for w in named[1:]]
+    assert [w.id for w in found.earlier] == [0]
+    found.earlier_ids = frozenset({0, 1})  # as the slowest rank has it
+    assert [w.id for w in found.earlier] == [0, 1]
+    assert [w.id for w in found.steady] == [2, 3, 4]

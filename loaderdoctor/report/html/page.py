@@ -201,8 +201,8 @@ class ShownChange:
 def _change(change: Change, now_ms: float | None) -> ShownChange:
     first, group, measured = change.first, change.rows, change.measured_ms
     notes = []
-    if now_ms is not None and measured is not None and measured > 0:
-        notes.append(f"{fmt.ratio(now_ms / measured)} as fast")
+    if (ratio := change.times_as_fast(now_ms)) is not None:
+        notes.append(f"{fmt.ratio(ratio)} as fast{change.beside(now_ms)}")
     if measured is not None and first.predicted_step_ms is not None:
         notes.append(f"{fmt.ms(first.predicted_step_ms)} {change.basis}")
     return ShownChange(

@@ -13,7 +13,7 @@ from typing import Literal
 from loaderdoctor.attribution.device_use import BusyFacts, GpuDeviceFacts, RangeFacts
 from loaderdoctor.attribution.shares import Hidden, Shares
 from loaderdoctor.estimate import Estimate, binomial_interval
-from loaderdoctor.instrument.protocol import ComputeRecord, LoaderRecord, TransferRecord
+from loaderdoctor.instrument.protocol import Allocator, ComputeRecord, LoaderRecord, TransferRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +210,9 @@ class AblationFacts:
     contended_ms: float | None = None
     main_cpu_ms: float | None = None  # of the training process, a step with ready batches
     pages: PageFacts | None = None  # None: no batch was thrown away, or faults are not counted
+    # Minor page faults of the thread that trains, a step with ready batches: of the round with
+    # fewest, as validation between steps takes its own. None: not counted.
+    ready_faults_per_step: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +280,8 @@ class MachineFacts:
     start_method: str | None = None  # of worker processes, where a loader names none
     cudnn_benchmark: bool | None = None
     tf32: bool | None = None
+    allocator: Allocator | None = None
+    fault_us: float | None = None  # CPU time of a page fault of anonymous memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -152,6 +152,8 @@ def machine_facts(environment: Environment) -> MachineFacts:
         cudnn_benchmark=environment.cudnn_benchmark,
         tf32=environment.tf32,
         start_method=environment.start_method,
+        allocator=environment.allocator,
+        fault_us=environment.fault_us,
     )
 
 

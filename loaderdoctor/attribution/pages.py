@@ -36,6 +36,11 @@ def page_facts(rounds: Sequence[tuple[WindowDone, WindowDone]]) -> PageFacts | N
     )
 
 
+def ready_faults(windows: Sequence[WindowDone]) -> float | None:
+    """The fewest of these no_input windows, a step; None where they were not counted."""
+    return min((n for w in windows if (n := _faults(w)) is not None), default=None)
+
+
 def _faults(window: WindowDone) -> float | None:
     """Minor faults of the training thread, a step; None where they were not counted."""
     faults = window.cpu.thread_faults if window.cpu is not None else None

@@ -33,6 +33,7 @@ class Kind(str, Enum):
     IDLE_WORKERS = "idle-workers"
     GIL_CONTENTION = "gil-contention"
     BATCH_PAGE_FAULTS = "batch-page-faults"
+    ALLOCATOR_PAGE_FAULTS = "allocator-page-faults"
     PIN_THREAD_BOUND = "pin-thread-bound"
     PIN_INEFFECTIVE = "pin-ineffective"
     PAGEABLE_COPY = "pageable-copy"

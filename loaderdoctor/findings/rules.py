@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from loaderdoctor.facts import Facts
+from loaderdoctor.findings.allocator_faults import allocator_page_faults
 from loaderdoctor.findings.batch_making import (
     collate_bound,
     dataset_format_bound,
@@ -54,6 +55,7 @@ RULES: tuple[Rule, ...] = (
     idle_workers,
     gil_contention,
     batch_page_faults,
+    allocator_page_faults,
     pin_thread_bound,
     pin_ineffective,
     pageable_copy,

@@ -8,6 +8,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from loaderdoctor.instrument import machine
+from loaderdoctor.instrument.allocator import allocator, fault_us
 from loaderdoctor.instrument.loaders import default_start_method
 from loaderdoctor.instrument.protocol import Environment
 
@@ -48,6 +49,8 @@ def environment(device_index: int | None) -> Environment:
         cudnn_benchmark=torch.backends.cudnn.benchmark if device_index is not None else None,
         tf32=_tf32() if device_index is not None else None,
         swap_used_bytes=swap_used,
+        allocator=allocator(),
+        fault_us=fault_us(),
     )
 
 

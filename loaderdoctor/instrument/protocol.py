@@ -267,6 +267,10 @@ class Observed(Message, frozen=True, kw_only=True, omit_defaults=True):
     group_size: int | None = None  # ranks of torch's process group; None: there is none
 
 
+# Whose malloc serves the process; glibc's as it comes, or told by MALLOC_ variables or tunables.
+Allocator = Literal["glibc", "glibc-tuned", "other"]
+
+
 class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The measuring process's own surroundings."""
 
@@ -288,6 +292,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     cudnn_benchmark: bool | None = None
     tf32: bool | None = None
     swap_used_bytes: int | None = None
+    allocator: Allocator | None = None  # None: neither glibc's nor one known by name
+    fault_us: float | None = None  # a page fault of anonymous memory, CPU time; None: not timed
 
 
 class FetchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from loaderdoctor.findings.model import Kind
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.model import Report, Shares
 
@@ -44,8 +45,10 @@ def headline(report: Report) -> tuple[str, str]:
 
 
 def _if_nothing(report: Report) -> str:
-    """Of a step that waits for nothing: healthy, unless its own threads slow it down."""
+    """Of a step that waits for nothing: healthy, unless its own threads or memory slow it down."""
     for finding in report.findings:
+        if finding.kind == Kind.ALLOCATOR_PAGE_FAULTS.value:
+            return "its memory comes anew each step"
         if finding.evidence.get("threads_of") == "loop":
             certain = finding.severity in ("high", "moderate")
             return "its threads compete" if certain else "its threads may compete"

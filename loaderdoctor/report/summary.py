@@ -123,12 +123,14 @@ def verdict_sentence(
 
 
 def _of_loop(finding: Finding) -> bool:
-    """Whether it is about the loop's own threads, not those of workers."""
-    return finding.evidence.get("threads_of") == "loop"
+    """Whether it is about the loop's own threads or memory, not about loading."""
+    return (
+        finding.evidence.get("threads_of") == "loop" or finding.kind is Kind.ALLOCATOR_PAGE_FAULTS
+    )
 
 
 def _threads(findings: Sequence[Finding]) -> str:
-    """The loop's own threads, where nothing larger was found to slow it; else nothing."""
+    """What slows the loop's own work, where nothing larger was found; else nothing."""
     mine = next((f for f in findings if _of_loop(f)), None)
     if mine is None:
         return ""

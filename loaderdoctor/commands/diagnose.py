@@ -43,9 +43,9 @@ from loaderdoctor.report.files import RunFolder
 START_TIMEOUT_S = 1800.0
 
 NOT_VALID = (
-    "loaderdoctor: this run's training is not valid: for some windows the loop gets other batches "
-    "than its own, and it is stopped after measuring. Files it saves may be overwritten. "
-    "(--run-to-end measures less and changes nothing.)\n"
+    "loaderdoctor: this run's training is not valid: it is stopped after measuring, and a loop "
+    "over a DataLoader gets other batches than its own for a while. Files it saves may be "
+    "overwritten. (--run-to-end measures less and changes nothing.)\n"
 )
 
 

@@ -25,18 +25,29 @@ def report_of_loaderless(seen: Loaderless, target: str) -> tuple[Report, Attribu
     """The report of the profiled steps. Raises TraceError where they can't be read."""
     assert seen.trace_path is not None
     attributed = attribute(read_trace(Path(seen.trace_path)))
+    steps = (
+        f"a step here is one backward pass at {seen.site}, since one step of the optimizer holds "
+        "too many of them to profile"
+        if seen.of_passes
+        else f"the steps are those of the optimizer at {seen.site}"
+    )
     text = (
-        f"No torch DataLoader was iterated: the steps are those of the optimizer at {seen.site}, "
-        "and the loop makes its batches itself. What that costs is part of host (where it runs "
-        "torch's operators on a CPU that also trains, of compute), and no settings were tried: "
-        "batches made in a torch DataLoader could be measured, prefetched and tuned. Without the "
-        f"profiler, {seen.n_steps} steps took {fmt.step_ms(seen.step_ms)} each; everything "
-        "else here is from the profiled steps."
+        f"No torch DataLoader was iterated: {steps}, and the loop makes its batches itself. What "
+        "that costs is part of host (where it runs torch's operators on a CPU that also trains, of "
+        "compute), and no settings were tried: batches made in a torch DataLoader could be "
+        f"measured, prefetched and tuned. Without the profiler, {seen.n_steps} of these steps took "
+        f"{fmt.step_ms(seen.step_ms)} each; everything else here is from the profiled steps."
     )
     warnings = (ReportWarning(kind=KIND, text=text),)
     report = report_of_facts(target, facts_of(attributed), warnings)
-    step = replace(report.step, definition=f"one step of {seen.site}")
-    return replace(report, command="diagnose", step=step), attributed
+    what = "backward pass at" if seen.of_passes else "step of"
+    step = replace(report.step, definition=f"one {what} {seen.site}")
+    report = replace(report, command="diagnose", step=step)
+    if seen.reason is not None and report.verdict.bound == "unknown":
+        summary = f"No verdict: only {fmt.count(step.count, 'step')} could be profiled, since "
+        summary = f"{summary}{seen.reason}. Shorten the step (less data, a shorter sequence)."
+        report = replace(report, verdict=replace(report.verdict, summary=summary))
+    return report, attributed
 
 
 def write_loaderless(

@@ -119,6 +119,12 @@ CHANGES: Mapping[Kind, Change] = {
 }
 
 
+KEPT_BATCHES = Change(
+    title="Collate once, and keep the batches",
+    example=snippets.KEPT_BATCHES,
+    caution="The same samples stay together in every epoch, random transforms are drawn once, and "
+    "memory holds all batches.",
+)
 FEWER_BYTES = Change(
     title="Hand over half the bytes, and widen them behind the copy",
     example=snippets.FEWER_BYTES,
@@ -128,7 +134,11 @@ FEWER_BYTES = Change(
 
 def _change(finding: Finding, facts: Facts) -> Change | None:
     """By the kind, and of conversions by the format that was recognised."""
-    if finding.kind is Kind.COLLATE_BOUND and finding.evidence.get("collate") == "default_collate":
+    library = finding.evidence.get("collate_library")
+    of_torch = finding.evidence.get("collate") == "default_collate" or library == "torch"
+    if finding.kind is Kind.COLLATE_BOUND and library is not None and not of_torch:
+        return KEPT_BATCHES
+    if finding.kind is Kind.COLLATE_BOUND and of_torch:
         n_bytes = finding.evidence.get("batch_bytes")
         large = isinstance(n_bytes, int | float) and n_bytes >= LARGE_BATCH_BYTES
         return FEWER_BYTES if large else CHANGES[Kind.OVERHEAD_BOUND_LOADER]

@@ -125,17 +125,8 @@ def collate_bound(facts: Facts) -> Finding | None:
         return None
     name = loader.collate if loader is not None and loader.collate else "Collating"
     n_bytes = sum(t.n_bytes for t in loader.batch) if loader is not None else 0
-    advice = (
-        "Move per-sample work (tokenising, padding to a fixed length) out of collate_fn and do it "
-        "once, ahead of training."
-    )
-    if name == "default_collate" and n_bytes >= LARGE_BATCH_BYTES:
-        advice = (
-            f"It copies {size(n_bytes)} a batch, sample by sample. Hand over fewer bytes (float16 "
-            "or uint8, widened behind the copy), or take whole batches out of one array."
-        )
-    elif name == "default_collate":
-        advice = "It stacks samples one by one: let the dataset hand out whole batches."
+    library = loader.collate_library if loader is not None else None
+    advice = _collating_advice(name, library, n_bytes)
     place = "in the workers" if workers.n_workers else "in the training loop"
     return Finding(
         kind=Kind.COLLATE_BOUND,
@@ -156,9 +147,31 @@ def collate_bound(facts: Facts) -> Finding | None:
             "input_ms_per_step": cost.ms,
             "step_ms": cost.step_ms,
             "collate": loader.collate if loader is not None else None,
+            "collate_library": library,
             **line_evidence(hottest(facts, "collate")),
         },
         advice=advice,
+    )
+
+
+def _collating_advice(name: str, library: str | None, n_bytes: int) -> str:
+    """By whose code it is: of a library's own, only what it is given and how often can change."""
+    if name == "default_collate" or library == "torch":
+        if n_bytes < LARGE_BATCH_BYTES:
+            return "It stacks samples one by one: let the dataset hand out whole batches."
+        return (
+            f"It copies {size(n_bytes)} a batch, sample by sample. Hand over fewer bytes (float16 "
+            "or uint8, widened behind the copy), or take whole batches out of one array."
+        )
+    if library is not None:
+        return (
+            f"It is code of {library}: give it samples that are ready (same type, no field that "
+            "the model does not use), or collate once and keep the batches where samples do not "
+            "change."
+        )
+    return (
+        "Move per-sample work (tokenising, padding to a fixed length) out of collate_fn and do it "
+        "once, ahead of training."
     )
 
 

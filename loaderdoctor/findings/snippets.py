@@ -199,6 +199,12 @@ def collate(samples):  # what is left: padding, vectorised
         [torch.as_tensor(s) for s in samples], batch_first=True
     )"""
 
+KEPT_BATCHES = """\
+batches = list(loader)  # once: its collate_fn runs in the first epoch only
+for epoch in range(n_epochs):
+    for i in torch.randperm(len(batches)).tolist():  # in another order each time
+        batch = batches[i]"""
+
 FEWER_BYTES = """\
 class Half(torch.utils.data.Dataset):  # collating, pinning and copying move half the bytes
     def __init__(self, dataset):

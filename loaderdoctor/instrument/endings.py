@@ -60,8 +60,9 @@ def _why_nothing(ended: Ended, label: str) -> str:
 
 def without_loader(seen: Loaderless, label: str) -> str:
     """One line: the script trains, but there is no loader to measure."""
+    what = "backward passes" if seen.of_passes else "steps"
     text = (
-        f"{label}: no torch DataLoader was iterated in {seen.n_steps} steps of {seen.site}: the "
+        f"{label}: no torch DataLoader was iterated in {seen.n_steps} {what} of {seen.site}: the "
         "loop makes its batches itself, so there is no loader to measure."
     )
     return f"{text} There is no profile of it either: {seen.reason}." if seen.reason else text

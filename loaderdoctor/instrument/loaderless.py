@@ -8,7 +8,9 @@ a loop is still worth having, and a loop that may run for weeks must not be wait
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ from loaderdoctor.instrument.roles import optimizer_exists
 from loaderdoctor.instrument.sites import user_site
 
 if TYPE_CHECKING:
+    import torch
     from torch.optim import Optimizer
 
     from loaderdoctor.instrument.session import Session
@@ -34,9 +37,18 @@ MIN_BACKWARDS = 50
 CAPTURE_S = 5.0
 FEWEST, MOST = 4, 20
 N_WARMUP = 2
-# A capture that would take longer than this is not made: its steps hold whole trainings.
+# A capture that would take longer than this is not made: its steps hold whole trainings. Where an
+# optimizer's step holds many backward passes, those are captured in its place.
 LIMIT_S = 30.0
 WAIT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refused:
+    """Why steps were not captured; `too_large`: smaller ones could be."""
+
+    reason: str
+    too_large: bool = False
 
 
 class LoaderlessWatch:
@@ -47,6 +59,8 @@ class LoaderlessWatch:
         self._key: int | None = None
         self._steps: Iterator[None] | None = None
         self._captures = False
+        self._n_passes = 0  # backward passes since the steps were begun to be timed
+        self._only_some: str | None = None  # why fewer were captured than are wanted
 
     def stepped(self, optimizer: Optimizer | None) -> None:
         """An optimizer stepped or, without one, a backward pass ran; no loader feeds it so far."""
@@ -54,6 +68,7 @@ class LoaderlessWatch:
         if self._steps is None or (self._key is None and key is not None and not self._captures):
             self._key = key
             self._steps = self._watch(optimizer)
+        self._n_passes += key is None and not self._captures
         if key != self._key:
             return
         try:
@@ -66,6 +81,64 @@ class LoaderlessWatch:
         return self._session.registry.any_built or bool(self._session.registry.states)
 
     def _watch(self, optimizer: Optimizer | None) -> Iterator[None]:
+        session = self._session
+        site = user_site().label
+        marks = [perf_counter_ns()]
+        self._n_passes = 0
+        few = MIN_STEPS if optimizer is not None else MIN_BACKWARDS
+        while not _enough(len(marks) - 1, (marks[-1] - marks[0]) / 1e9, few):
+            yield
+            if self._has_loader():
+                return
+            marks.append(perf_counter_ns())
+        # One step of an optimizer may hold many backward passes (LBFGS): it is waited for, unless
+        # it lasts so long that too few would be seen.
+        waits = optimizer is None and optimizer_exists()
+        while waits and marks[-1] - marks[0] < SLOW_S * 1e9:
+            yield
+            marks.append(perf_counter_ns())
+        self._captures = True
+        n_steps = len(marks) - 1
+        step_ms = (marks[-1] - marks[0]) / n_steps / 1e6
+        of_passes = optimizer is None
+        device = training_device(device_of(optimizer) if optimizer is not None else None)
+        splits = self._n_passes > n_steps and not of_passes
+        refused = yield from self._capture(step_ms, device, fewest=FEWEST if splits else 1)
+        if self._has_loader():
+            return
+        if refused is not None and refused.too_large and splits:
+            n_passes = self._n_passes
+            self._key = None  # what is told of from here on are the passes of a step
+            yield
+            site, of_passes = user_site().label, True
+            n_steps, step_ms = n_passes, step_ms * n_steps / n_passes
+            self._only_some = None
+            refused = yield from self._capture(step_ms, device, fewest=1)
+            if self._has_loader():
+                return
+        session.send(
+            Loaderless(
+                site=site,
+                n_steps=n_steps,
+                step_ms=step_ms,
+                of_passes=of_passes and optimizer_exists(),
+                trace_path=str(self._trace_path) if refused is None else None,
+                reason=refused.reason if refused is not None else self._only_some,
+            )
+        )
+        self._wait_for_stop()
+
+    @property
+    def _trace_path(self) -> Path:
+        return self._session.run_dir.resolve() / "loaderless.json"
+
+    def _capture(
+        self, step_ms: float, device: torch.device | None, *, fewest: int
+    ) -> Generator[None, None, _Refused | None]:
+        """Profile some of the steps to come, which take about `step_ms`; why not, or None.
+
+        Less than `FEWEST`, but `fewest`, where more have too many events.
+        """
         # Imports torch, which is the script's to import first: its environment still counts then.
         from loaderdoctor.instrument.profiling import (
             MAX_EVENTS,
@@ -75,63 +148,39 @@ class LoaderlessWatch:
             most_steps,
         )
 
-        session = self._session
-        site = user_site().label
-        marks = [perf_counter_ns()]
-        few = MIN_STEPS if optimizer is not None else MIN_BACKWARDS
-        while not _enough(len(marks) - 1, (marks[-1] - marks[0]) / 1e9, few):
-            yield
-            if self._has_loader():
-                return
-            marks.append(perf_counter_ns())
-        known_optimizer = optimizer is None and optimizer_exists()
-        while known_optimizer:
-            yield  # one step of it holds many backward passes (LBFGS): it is waited for
-        self._captures = True
-        n_steps = len(marks) - 1
-        step_ms = (marks[-1] - marks[0]) / n_steps / 1e6
-        path = session.run_dir.resolve() / "loaderless.json"
-        device = training_device(device_of(optimizer) if optimizer is not None else None)
-        reason: str | None = None
+        n_captured = max(FEWEST, min(MOST, int(CAPTURE_S * 1e3 / step_ms)))
+        if (1 + N_WARMUP + n_captured) * step_ms > LIMIT_S * 1e3:
+            reason = f"{n_captured} steps would take longer than {LIMIT_S:g} s"
+            return _Refused(reason=reason, too_large=True)
         try:
             probe = EventProbe(device)
-            n_captured = max(FEWEST, min(MOST, int(CAPTURE_S * 1e3 / step_ms)))
-            if (1 + N_WARMUP + n_captured) * step_ms > LIMIT_S * 1e3:
-                reason = f"{n_captured} steps would take longer than {LIMIT_S:g} s"
-            else:
-                probe.start()
-                yield
-                n_events = probe.finish()
-                if self._has_loader():
-                    return
-                n_captured = min(n_captured, most_steps(n_events))
-                if n_captured < FEWEST:
-                    reason = f"{FEWEST} steps have more than {MAX_EVENTS:,} events"
-            if reason is None:
-                profiler = WindowProfiler(
-                    path, device=device, n_warmup=N_WARMUP, with_stack=False, profile_memory=False
-                )
-                profiler.start()
-                for left in reversed(range(N_WARMUP + n_captured)):
-                    yield
-                    if self._has_loader():
-                        break
-                    profiler.boundary(begins=True, last=left == 0)
-                profiler.finish()
-        except ProfilerBusyError as error:
-            reason = str(error)
-        if self._has_loader():
-            return
-        session.send(
-            Loaderless(
-                site=site,
-                n_steps=n_steps,
-                step_ms=step_ms,
-                trace_path=str(path) if reason is None else None,
-                reason=reason,
+            probe.start()
+            yield
+            n_events = probe.finish()
+            if FEWEST * n_events > MAX_EVENTS:
+                self._only_some = f"{FEWEST} steps have more than {MAX_EVENTS:,} events"
+                if fewest * n_events > MAX_EVENTS:
+                    return _Refused(reason=self._only_some, too_large=True)
+            n_captured = min(n_captured, most_steps(n_events))
+            if self._has_loader():
+                return None
+            profiler = WindowProfiler(
+                self._trace_path,
+                device=device,
+                n_warmup=N_WARMUP,
+                with_stack=False,
+                profile_memory=False,
             )
-        )
-        self._wait_for_stop()
+            profiler.start()
+            for left in reversed(range(N_WARMUP + n_captured)):
+                yield
+                if self._has_loader():
+                    break
+                profiler.boundary(begins=True, last=left == 0)
+            profiler.finish()
+        except ProfilerBusyError as error:
+            return _Refused(reason=str(error))
+        return None
 
     def _wait_for_stop(self) -> None:
         """The command has what it wanted: it says whether the script may run on."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from loaderdoctor.instrument.collating import collate_library
 from loaderdoctor.instrument.feed import bypassed
 from loaderdoctor.instrument.page_probe import PageProbe
 from loaderdoctor.instrument.protocol import LoaderRecord, SafetyRecord, TensorRecord
@@ -269,6 +270,7 @@ def loader_record(
         steps_per_epoch=steps_per_epoch(loader),
         sampler="" if iterable else type(sampler).__name__,
         collate=getattr(loader.collate_fn, "__name__", type(loader.collate_fn).__name__),
+        collate_library=collate_library(loader.collate_fn),
         safety=safety or SafetyRecord(),
     )
 

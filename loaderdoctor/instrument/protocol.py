@@ -221,6 +221,7 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     steps_per_epoch: int | None = None  # len(loader), or the length observed
     sampler: str = ""
     collate: str = ""
+    collate_library: str | None = None  # the package whose code it is; None: the user's own
     batch: tuple[TensorRecord, ...] = ()
     batch_type: str = ""
     shapes_vary: bool = False
@@ -366,8 +367,9 @@ class Loaderless(Message, frozen=True, kw_only=True, omit_defaults=True):
     site: str  # "train.py:57": where the optimizer steps
     n_steps: int  # optimizer steps timed without the profiler
     step_ms: float  # their mean, host time
+    of_passes: bool = False  # all of it is of backward passes: an optimizer's step is too large
     trace_path: str | None = None  # a profiled window of some of them
-    reason: str | None = None  # why there is none
+    reason: str | None = None  # why there is none, or one of few steps
 
 
 class Ended(Message, frozen=True, kw_only=True, omit_defaults=True):

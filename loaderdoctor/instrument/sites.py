@@ -101,6 +101,11 @@ def _package(path: str) -> str | None:
     return None
 
 
+def library_of(file: str) -> str | None:
+    """The package whose code a file is: "torch", "accelerate"; None: the user's own."""
+    return "torch" if _is_torch(file) else _package(os.path.realpath(file))
+
+
 def _is_torch(name: str) -> bool:
     torch = sys.modules.get("torch")
     roots = getattr(torch, "__path__", None) or ()

@@ -11,6 +11,7 @@ from rich.text import Text
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.changes import MEASURED, Change, changes_of, nothing_helps, vocabulary
 from loaderdoctor.report.format import plain
+from loaderdoctor.report.leading import leader_not_advised
 from loaderdoctor.report.model import Report, Step
 from loaderdoctor.report.summary import meaning
 
@@ -19,6 +20,9 @@ def prescription_lines(report: Report) -> list[RenderableType]:
     """What to change, the first first; empty where there is nothing to say about it."""
     changes = changes_of(report.recommendations)
     if not changes:
+        leads = leader_not_advised(report)
+        if leads is not None:
+            return [Text(plain(leads))]
         told = report.verdict.severity == "none" or any(f.advice for f in report.findings)
         if told or report.verdict.bound == "unknown" or report.command == "analyze":
             return []
@@ -28,6 +32,9 @@ def prescription_lines(report: Report) -> list[RenderableType]:
         if body:
             body.append(Text(""))
         body += _change(number, change, report.step)
+    leads = leader_not_advised(report)
+    if leads is not None:
+        body += [Text(""), Text(plain(leads))]
     words = vocabulary(changes)
     if words:
         body += [Text(""), Text(words, style="bright_black")]

@@ -45,14 +45,15 @@ def headline(report: Report) -> tuple[str, str]:
 
 
 def _if_nothing(report: Report) -> str:
-    """Of a step that waits for nothing: healthy, unless its own threads or memory slow it down."""
+    """Of a step that waits for nothing known: healthy, if its threads and memory are in order."""
     for finding in report.findings:
         if finding.kind == Kind.ALLOCATOR_PAGE_FAULTS.value:
             return "its memory comes anew each step"
         if finding.evidence.get("threads_of") == "loop":
             certain = finding.severity in ("high", "moderate")
             return "its threads compete" if certain else "its threads may compete"
-    return "healthy"
+    known = report.shares is not None and report.shares.input is not None
+    return "healthy" if known else "input not recorded"
 
 
 def largest_part(shares: Shares | Mapping[str, float | None] | None) -> tuple[str, float] | None:

@@ -66,6 +66,7 @@ _COST: Mapping[Bound, str] = {
     "host": "Python and launching cost",
     "compute": "Computing takes",
 }
+_INPUT_UNKNOWN = "What getting batches costs is not recorded."
 # What explains less of a part than this is not said to be the reason for it.
 _CAUSE_PART = 1 / 3
 # Fewer steps say nothing about a mean whose noise is a few percent.
@@ -204,6 +205,8 @@ def _remedy(
             "No setting tried here was faster beyond the noise; an instant loader would bring it "
             f"to {floor} ms."
         )
+    if facts.share("input") is None:
+        return _INPUT_UNKNOWN
     return "No loader setting is known to help here."
 
 
@@ -269,6 +272,8 @@ def _healthy(
             f"Nothing is shown to be worth changing. {busy} What the loader costs is open yet: "
             f"{fmt.share_within(part.value, part.margin)} of the step. {unsettled or ''}"
         ).rstrip()
+    if facts.share("input") is None:
+        return f"{busy} {_INPUT_UNKNOWN}"
     return f"Nothing worth changing. {busy}"
 
 

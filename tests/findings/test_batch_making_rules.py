@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from loaderdoctor.findings.advice import code_advice
 from loaderdoctor.findings.batch_making import (
     collate_bound,
     dataset_format_bound,
@@ -105,6 +106,18 @@ CASES = (
         says=("default_collate takes 30.0 ms", "It copies 67.1 MB a batch", "float16 or uint8"),
     ),
     Case(
+        rule=collate_bound,
+        ill=with_exposed(
+            input_=0.5,
+            loaders=(loader(collate="Collater", collate_library="torch_geometric"),),
+            workers=workers(batch_ms=40.0, collate_ms=30.0),
+        ),
+        share=0.375,
+        severity=Severity.HIGH,
+        evidence={"collate": "Collater", "collate_library": "torch_geometric"},
+        says=("Collater takes 30.0 ms", "It is code of torch_geometric", "keep the batches"),
+    ),
+    Case(
         rule=dataset_format_bound,
         ill=with_exposed(
             input_=0.5,
@@ -151,3 +164,33 @@ test_a_rule_stays_silent_on_look_alikes_and_missing_facts = stays_silent(CASES)
 def test_a_package_s_line_does_not_pass_for_the_users(file: str, shown: str) -> None:
     spot = line(file=file, line=7, function="f")
     assert where(spot) == f"{shown}:7 (f)"
+
+
+@pytest.mark.parametrize(
+    ("collate", "library", "title", "never"),
+    [
+        ("Collater", "torch_geometric", "Collate once, and keep the batches", "tokenis"),
+        (
+            "DataCollatorWithPadding",
+            "transformers",
+            "Collate once, and keep the batches",
+            "padding",
+        ),
+        ("mine", None, "Do per-sample work once, ahead of training", "It is code of"),
+        ("default_convert", "torch", "Slice whole batches out of memory", "tokenis"),
+    ],
+)
+def test_advice_about_collating_is_of_whose_code_it_is(
+    collate: str, library: str | None, title: str, never: str
+) -> None:
+    facts = with_exposed(
+        input_=0.5,
+        loaders=(loader(collate=collate, collate_library=library, batch=()),),
+        workers=workers(batch_ms=40.0, collate_ms=30.0),
+    )
+    finding = collate_bound(facts)
+    assert finding is not None and finding.advice is not None
+    assert never not in finding.advice
+    (advice,) = code_advice(facts, [finding])
+    assert advice.title.startswith(title)
+    assert never not in advice.example

@@ -33,6 +33,22 @@ def test_halved_batches_come_out_wide_and_as_near_as_half_precision_is() -> None
     assert next(iter(scope["loader"]))[0].dtype == torch.float16
 
 
+def test_kept_batches_come_whole_each_epoch_and_are_collated_once() -> None:
+    calls: list[int] = []
+
+    def collate(samples: list[int]) -> tuple[int, ...]:
+        calls.append(len(samples))
+        return tuple(samples)
+
+    loader: DataLoader[int] = DataLoader(list(range(10)), batch_size=4, collate_fn=collate)  # type: ignore[arg-type]
+    seen: list[tuple[int, ...]] = []
+    code = snippets.KEPT_BATCHES + "\n        seen.append(batch)"
+    run(code, loader=loader, n_epochs=3, seen=seen)
+    assert calls == [4, 4, 2]
+    for epoch in (seen[:3], seen[3:6], seen[6:]):
+        assert sorted(epoch) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
+
+
 def test_a_ring_of_shared_tensors_yields_what_the_loader_did() -> None:
     dataset = TensorDataset(torch.rand(38, 3), torch.arange(38))
     plain = DataLoader(dataset, batch_size=4)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from loaderdoctor.attribution.judge import judge_run
+from loaderdoctor.attribution.shares import Bound
 from loaderdoctor.facts import AblationFacts
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report.changes import changes_of, vocabulary
@@ -17,7 +18,7 @@ from loaderdoctor.report.headline import headline
 from loaderdoctor.report.html.page import html
 from loaderdoctor.report.model import Finding as ReportFinding
 from loaderdoctor.report.model import Recommendation, Report
-from loaderdoctor.report.summary import cost_sentence, verdict_sentence
+from loaderdoctor.report.summary import VerdictSeverity, cost_sentence, verdict_sentence
 from tests.findings.builders import with_exposed
 from tests.report import sample_facts, samples
 from tests.report.sample_facts import estimate
@@ -342,6 +343,22 @@ def test_what_the_bound_costs_can_be_said_beside_what_a_sweep_found() -> None:
     assert cost_sentence("input", "high", facts).endswith("costs 6.00 of 10.0 ms a step (60 %).")
     assert cost_sentence("input", "uncertain", facts) == ""
     assert cost_sentence("unknown", "none", facts) == ""
+
+
+@pytest.mark.parametrize("bound", ["compute", "host"])
+def test_where_batches_are_not_recorded_nothing_is_called_healthy_or_in_order(
+    bound: Bound,
+) -> None:
+    """A loop without a DataLoader: what making batches costs is part of its other work."""
+    parts = sample_facts.shares(compute=0.7, host=0.3, input=None, copy=None)
+    step = sample_facts.step_facts(estimate(100.0, 4.0))
+    given = sample_facts.facts(shares=parts, step=step, ablation=None)
+    severity: VerdictSeverity = "none" if bound == "compute" else "high"
+    report = samples.verdict(bound, severity, facts=given)
+    assert report.verdict.summary.endswith("What getting batches costs is not recorded.")
+    text = console_text(report)
+    assert "healthy" not in text and "Nothing worth changing" not in text
+    assert headline(samples.healthy()) == ("Compute-bound", "healthy")
 
 
 @pytest.mark.parametrize(

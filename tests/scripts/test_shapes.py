@@ -231,10 +231,13 @@ def test_a_script_without_a_loader_is_told_so(tmp_path: Path) -> None:
     assert "no torch DataLoader was iterated" in done.stderr.splitlines()[-1]
 
 
-def check_own_batches(done: Diagnosed) -> None:
+def check_own_batches(done: Diagnosed, definition: str = "one step of own_batches.py:") -> None:
     said = done.said
     assert said.command == "diagnose"
-    assert said.step.definition.startswith("one step of own_batches.py:"), said.step.definition
+    assert said.step.definition.startswith(definition), said.step.definition
+    assert "Nothing worth changing" not in done.summary  # that is known of nothing here
+    assert "healthy" not in done.stdout
+    assert "DataLoader gets other batches" in done.stderr.splitlines()[0]  # if there is one
     assert said.step.count >= 4
     assert said.shares is not None
     assert said.shares.input is None  # what the loop's own batches cost can't be told
@@ -267,6 +270,15 @@ def test_a_step_of_many_backward_passes_is_one_step(tmp_path: Path) -> None:
     lines = (SHAPES / "own_batches.py").read_text().splitlines()
     (at,) = (n for n, line in enumerate(lines, 1) if "# the one step" in line)
     assert done.said.step.definition == f"one step of own_batches.py:{at}"
+
+
+@slow
+def test_of_a_step_too_large_to_profile_its_backward_passes_are(tmp_path: Path) -> None:
+    done = diagnose(SHAPES / "huge_closure.py", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    lines = (SHAPES / "huge_closure.py").read_text().splitlines()
+    (at,) = (n for n, line in enumerate(lines, 1) if "# the one pass" in line)
+    check_own_batches(done, f"one backward pass at huge_closure.py:{at}")
 
 
 @slow

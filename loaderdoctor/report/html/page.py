@@ -27,6 +27,7 @@ from loaderdoctor.report.first_screen import (
 from loaderdoctor.report.headline import headline
 from loaderdoctor.report.html.extras import HtmlExtras
 from loaderdoctor.report.html.figures import Table, charts_of
+from loaderdoctor.report.leading import leader_not_advised
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.ranks import outliers_first, rank_columns
 from loaderdoctor.report.summary import meaning
@@ -67,6 +68,7 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
             changes=tuple(_change(change, report.step.wall_ms) for change in changes),
             vocabulary=vocabulary(changes),
             nothing_helps=nothing_helps(report),
+            leader=leader_not_advised(report),
             meaning=meaning(report),
             trials=_trials(report),
             ranks=_ranks(report),

@@ -186,7 +186,7 @@ def cli() -> None:
 
 @cli.command(context_settings=SCRIPT_CONTEXT)
 @click.option("-m", "as_module", is_flag=True, help="SCRIPT is a module, as in python -m.")
-@_budget(45, "Seconds after the first step, shutdown and report included.")
+@_budget(45, "Seconds after the first step, the report included; start-up comes on top.")
 @click.option("--no-ablation", is_flag=True, help="Don't substitute batches: the trace alone.")
 @click.option("--no-verify", is_flag=True, help="Don't try the recommended settings.")
 @_TRIAL_LIMIT

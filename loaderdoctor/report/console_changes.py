@@ -23,7 +23,8 @@ def prescription_lines(report: Report) -> list[RenderableType]:
         leads = leader_not_advised(report)
         if leads is not None:
             return [Text(plain(leads))]
-        told = report.verdict.severity == "none" or any(f.advice for f in report.findings)
+        unseen = report.shares is not None and report.shares.input is None  # nothing was tried
+        told = report.verdict.severity == "none" or unseen or any(f.advice for f in report.findings)
         if told or report.verdict.bound == "unknown" or report.command == "analyze":
             return []
         return [Text(nothing_helps(report))]

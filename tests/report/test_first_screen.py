@@ -358,6 +358,7 @@ def test_where_batches_are_not_recorded_nothing_is_called_healthy_or_in_order(
     assert report.verdict.summary.endswith("What getting batches costs is not recorded.")
     text = console_text(report)
     assert "healthy" not in text and "Nothing worth changing" not in text
+    assert "What to change" not in text
     assert headline(samples.healthy()) == ("Compute-bound", "healthy")
 
 

@@ -84,6 +84,20 @@ def test_what_the_loop_does_between_epochs_stays_without_a_loader() -> None:
     assert found.copy_ms.value == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("first_ms", "own_ms"), [(4.0, 0.0), (104.0, 100.0), (404.0, 300.0)])
+def test_what_ready_batches_take_away_at_a_boundary_was_the_loaders(
+    first_ms: float, own_ms: float
+) -> None:
+    """Steps that starting workers slow down are its cost too, though none of its calls."""
+    one = Round(
+        plain=window("plain", [10.0] * 9 + [510.0], boundary_steps=(9,)),
+        no_input=window("no_input", [4.0] * 9 + [first_ms], boundary_steps=(9,)),
+    )
+    found = ablation_facts([one, one], steps_per_epoch=10, boundary_ms=500.0, own_boundary_ms=300.0)
+    assert found is not None and found.no_input_ms is not None
+    assert found.no_input_ms.value == pytest.approx(4.0 + own_ms / 10)
+
+
 def test_a_window_of_boundaries_alone_holds_the_loops_own_work_already() -> None:
     every = Round(
         plain=window("plain", [60.0] * 4, boundary_steps=(0, 1, 2, 3)),

@@ -211,6 +211,23 @@ def test_batches_in_new_shared_memory_are_named_and_no_fight_is(tmp_path: Path) 
 
 
 @slow
+def test_memory_fetched_anew_in_each_step_is_named_and_none_where_it_is_kept(
+    tmp_path: Path,
+) -> None:
+    kept = {"MALLOC_TRIM_THRESHOLD_": "4000000000", "MALLOC_MMAP_MAX_": "0"}
+    for name, environment in (("anew", {}), ("kept", kept)):
+        (tmp_path / name).mkdir()
+        done = diagnose(
+            STARVED / "fresh_memory.py", cwd=tmp_path / name, options=["--no-verify"],
+            budget_s=25, environment=environment,
+        )  # fmt: skip
+        assert ("allocator-page-faults" in done.kinds) is (name == "anew"), done.summary
+        if name == "anew":
+            evidence = done.finding("allocator-page-faults").evidence
+            assert float(str(evidence["page_faults_per_step"])) > 9000  # 38 MB in 4 KiB
+
+
+@slow
 def test_small_batches_in_new_shared_memory_are_no_fault(tmp_path: Path) -> None:
     done = diagnose(STARVED / "fresh_pages.py", "0.1", cwd=tmp_path, options=["--no-verify"])
     assert "batch-page-faults" not in done.kinds, done.summary

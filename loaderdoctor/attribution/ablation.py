@@ -60,7 +60,7 @@ def ablation_facts(
             strict=True,
         )
     }
-    own_boundary_ms = _kept_without_loader(with_input, own_boundary_ms)
+    own_boundary_ms = kept_without_loader(with_input, own_boundary_ms)
     own_ms = {id(r): _own_ms(r.plain, steps_per_epoch, own_boundary_ms) for r in held}
     no_input_ms = {id(r): _mean_ms(r.no_input) + own_ms[id(r)] for r in with_input}
     with_copy = [r for r in with_input if r.no_copy is not None and _copies_held(r.no_copy)]
@@ -96,12 +96,13 @@ def _mean_ms(window: WindowDone | None) -> float:
     return window_times(window).within_ms
 
 
-def _kept_without_loader(rounds: Sequence[Round], own_boundary_ms: float | None) -> float | None:
+def kept_without_loader(rounds: Sequence[Round], own_boundary_ms: float | None) -> float | None:
     """The loop's own work at a boundary: no more of it than steps with ready batches have there.
 
     What is beyond the loader's calls may also be steps that workers slow down by starting.
     """
-    times = [window_times(r.no_input) for r in rounds if r.no_input is not None]
+    windows = [r.no_input for r in rounds if r.no_input is not None and usable(r.no_input)]
+    times = [window_times(w) for w in windows]
     seen = [t.boundary_ms for t in times if t.boundary_ms is not None]
     if own_boundary_ms is None or not seen:
         return own_boundary_ms

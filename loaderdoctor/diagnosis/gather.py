@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from loaderdoctor.attribution.ablation import Round, ablation_facts
+from loaderdoctor.attribution.ablation import Round, ablation_facts, kept_without_loader
 from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.attribution.judge import MIN_STEPS
 from loaderdoctor.attribution.steady import before_steady
@@ -122,7 +122,8 @@ class Evidence:
         plain = [w for w in self.all_plain if usable(w)]
         names = {x.id for x in self.observed.loaders if x.role == "train"}
         seen = (*self.observed.boundaries, *(b for w in plain for b in w.boundaries))
-        return own_boundary_ms(plain, [b for b in seen if b.loader in names])
+        own_ms = own_boundary_ms(plain, [b for b in seen if b.loader in names])
+        return kept_without_loader(self.rounds, own_ms)
 
     def ablation(self) -> AblationFacts | None:
         """The ablation so far, of rounds at one pace; None before its first whole round."""

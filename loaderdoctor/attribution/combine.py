@@ -52,7 +52,11 @@ def best_shares(
 
 
 def own_ms_per_step(step: StepFacts | None) -> float:
-    """The loop's own work between epochs (saving a checkpoint), spread over an epoch's steps."""
+    """What the loop does itself where an epoch begins, spread over an epoch's steps.
+
+    Work of its first step, say. What comes after the last one (validation, a checkpoint) is no
+    step's.
+    """
     if step is None or step.boundary_ms is None or step.loader_boundary_ms is None:
         return 0.0
     own_ms = max(0.0, step.boundary_ms - step.loader_boundary_ms)

@@ -135,8 +135,7 @@ def collate_bound(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"{name} takes {ms(workers.collate_ms)} of the {ms(workers.batch_ms)} a batch costs "
-            f"{place}, {percent(share_of_batch)} of it, while the loop waits {of_step(cost)}. "
-            f"{advice}"
+            f"{place}, {percent(share_of_batch)} of it, while the loop waits {of_step(cost)}."
         ),
         evidence={
             "collate_ms": workers.collate_ms,
@@ -204,7 +203,7 @@ def dataset_format_bound(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"{seen(*found.spots)} of making a batch is {form.what}{_from(found.store)}{most}. "
-            f"The loop waits {of_step(cost)}. {form.instead}"
+            f"The loop waits {of_step(cost)}."
         ),
         evidence={
             "format": form.name,

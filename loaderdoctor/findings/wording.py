@@ -6,7 +6,7 @@ from loaderdoctor.findings.exposure import Cost
 
 
 def ms(value: float | None) -> str:
-    """Milliseconds with three significant digits at most: `10.6 ms`, `0.24 ms`, `2147 ms`."""
+    """Milliseconds with three significant digits at most: `10.6 ms`, `0.24 ms`, `2,147 ms`."""
     if value is None:
         return "an unknown time"
     return f"{number(value)} ms"
@@ -47,10 +47,10 @@ def size(n_bytes: float) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits at most, two below one: `147`, `10.6`, `0.24`."""
+    """Three significant digits at most, two below one: `1,512`, `147`, `10.6`, `0.24`."""
     magnitude = abs(value)
     if magnitude >= 99.95:
-        return f"{value:.0f}"
+        return f"{value:,.0f}"
     if magnitude >= 0.995:
         return f"{value:.1f}"
     return f"{value:.2f}"

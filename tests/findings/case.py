@@ -18,7 +18,7 @@ class Case:
     share: float | None
     severity: Severity
     evidence: Mapping[str, object]  # a part of it, figures within 1 %
-    says: tuple[str, ...]  # words of the summary
+    says: tuple[str, ...]  # words of the summary, the predictions or the advice
     silent: Mapping[str, Facts] = field(default_factory=dict)  # healthy look-alikes
     missing: Mapping[str, Facts] = field(default_factory=dict)  # a needed fact is None
 
@@ -37,8 +37,10 @@ def check_fires(case: Case) -> None:
         expected = pytest.approx(value, rel=0.01) if isinstance(value, float) else value
         assert finding.evidence[key] == expected, key
     said = " ".join([finding.summary, *(p.sentence for p in finding.predictions)])
+    advice = finding.advice or ""
+    assert not advice or advice not in finding.summary  # it is shown below it
     for words in case.says:
-        assert words in said
+        assert words in said or words in advice
     assert finding.summary.rstrip().endswith((".", ")"))
     assert "  " not in finding.summary
     assert "None" not in said

@@ -129,19 +129,20 @@ def conversion(lines: Iterable[LineSpot], loader: LoaderRecord | None) -> Conver
     spots = tuple(lines)
     found = {f.name: c for f in FORMATS if (c := _converting(f, spots, loader)) is not None}
     lists = found.get("python-lists")
-    if lists is None:
-        return max(found.values(), key=lambda c: c.share, default=None)
     made_by = [c for form in _MAKE_LISTS if (c := found.get(form.name)) is not None]
-    if made_by:
+    if lists is not None and made_by:
         source = max(made_by, key=lambda c: c.share)
         both = tuple(sorted((*source.spots, *lists.spots), key=lambda x: -x.share))
-        return replace(source, spots=both)
-    # Looks seldom fall within such a library (it keeps the interpreter), the store tells it.
-    for form in _MAKE_LISTS:
-        store = next((s for s in (loader.stores if loader else ()) if _holds(form, s)), None)
-        if store is not None:
-            return Converting(format=form, spots=lists.spots, store=store)
-    return max(found.values(), key=lambda c: c.share)
+        found[source.format.name] = replace(source, spots=both)
+    elif lists is not None:
+        # Looks seldom fall within such a library (it keeps the interpreter), the store tells it.
+        for form in _MAKE_LISTS:
+            store = next((s for s in (loader.stores if loader else ()) if _holds(form, s)), None)
+            if store is not None:
+                found[form.name] = Converting(format=form, spots=lists.spots, store=store)
+                del found[lists.format.name]
+                break
+    return max(found.values(), key=lambda c: c.share, default=None)
 
 
 def _holds(form: Format, store: StoreRecord) -> bool:

@@ -18,10 +18,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from loaderdoctor.attribution.workers import worker_facts
-from loaderdoctor.facts import Facts, WorkerFacts
+from loaderdoctor.facts import Facts, LineSpot, WorkerFacts
 from loaderdoctor.findings.advice import code_advice
 from loaderdoctor.findings.batch_making import dataset_format_bound
-from loaderdoctor.findings.formats import FORMATS
+from loaderdoctor.findings.formats import FORMATS, conversion
 from loaderdoctor.findings.hot import MIN_LOOKS
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.instrument import worker, worker_sampling
@@ -103,8 +103,8 @@ def test_a_conversion_is_recognised_by_what_was_recorded(
         pytest.importorskip(NEEDS[name])
     make, says = CONVERTING[name]
     dataset = make(tmp_path)
-    # Half of a picture's cost is the conversion, in two lines: few looks would not bear a name.
-    enough = (6 if name == "pil-round-trip" else 2) * MIN_LOOKS
+    # Half of a sample's cost is the conversion, in two lines: few looks would not bear a name.
+    enough = (6 if name in ("pil-round-trip", "pandas-rows") else 2) * MIN_LOOKS
     finding = found(dataset, tmp_path, monkeypatch, enough=enough)
     assert finding is not None
     assert finding.evidence["format"] == name
@@ -120,6 +120,34 @@ def test_decoding_and_arithmetic_are_no_conversions(
     make: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert found(make(tmp_path), tmp_path, monkeypatch) is None
+
+
+def test_looks_at_another_formats_lists_do_not_outweigh_what_takes_most() -> None:
+    """pandas keeps its labels in Arrow: some looks fall there, some on lists made of them."""
+    line = spot(90, code='row = self.frame.iloc[index]["x"]')
+    arrow = spot(2, code="names = index.to_pylist()")
+    lists = spot(1, code="x = torch.tensor(list(row))")
+    for lines in ([line, arrow, lists], [line, lists]):
+        most = conversion(lines, loader())
+        assert most is not None
+        assert most.format.name == "pandas-rows"
+    # Of the two alone, lists are a part of reading the Arrow values.
+    both = conversion([arrow, lists], loader())
+    assert both is not None
+    assert (both.format.name, len(both.spots)) == ("arrow", 2)
+
+
+def spot(n_looks: int, *, code: str) -> LineSpot:
+    return LineSpot(
+        phase="fetch",
+        file="train.py",
+        line=3,
+        function="Rows.__getitem__",
+        code=code,
+        n_looks=n_looks,
+        of_looks=100,
+        phase_share=1.0,
+    )
 
 
 def advised(name: str, dataset: Any) -> str:

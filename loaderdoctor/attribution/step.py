@@ -127,13 +127,21 @@ def own_boundary_ms(
 
 
 def _input_ms(
-    waited_ms: float, first: Sequence[BoundaryRecord], n_steps: int, boundary_ms: float | None
+    waited_ms: float,
+    first: Sequence[BoundaryRecord],
+    n_steps: int,
+    boundary_ms: float | None,
+    *,
+    each_step: bool,
 ) -> float:
     """Time in getting batches, a step; `boundary_ms`: the loader's, spread over an epoch's steps.
 
     What the boundaries within the windows (`first`) waited for is taken out: they stand in no
-    proportion to those of whole epochs.
+    proportion to those of whole epochs. Where each step has one (`each_step`: an iterator re-created
+    each step) they are what the step costs.
     """
+    if each_step and first:
+        return waited_ms / n_steps + fmean(b.create_ns + b.teardown_ns for b in first) / NS_PER_MS
     if boundary_ms is None:
         return waited_ms / n_steps
     first_ms = sum(b.first_wait_ns for b in first) / NS_PER_MS
@@ -198,7 +206,15 @@ def step_facts(
         gpu_peak_allocated_bytes=everything[0].gpu_peak_allocated_bytes,
         gpu_peak_reserved_bytes=everything[0].gpu_peak_reserved_bytes,
         loader_boundary_ms=of_loader,
-        input_ms=_input_ms(sum(all_waits), within, n_steps, spread) if all_waits else None,
+        input_ms=_input_ms(
+            sum(all_waits),
+            within,
+            n_steps,
+            spread,
+            each_step=all(t.n_boundaries >= t.n_steps for t in times),
+        )
+        if all_waits
+        else None,
         windows_ms=tuple(t.within_ms for t in times),
         cpu=cpu_facts(plain, observed.environment.usable_cpus),
     )

@@ -123,3 +123,17 @@ def test_a_boundary_is_the_loaders_as_far_as_steps_show_it() -> None:
     facts = step_facts(observed(steps_per_epoch=10, boundaries=[boundary(200.0)]), [w])
     assert facts is not None
     assert facts.loader_boundary_ms == pytest.approx(50.0)
+
+
+def test_an_iterator_recreated_each_step_is_all_input() -> None:
+    """Not a hundredth of it, as of an epoch of a hundred steps."""
+    w = window(
+        "plain",
+        [115.0] * 6,
+        boundary_steps=range(6),
+        boundaries=[boundary(100.0)] * 6,
+        waits_ms=[50.0] * 6,
+    )
+    facts = step_facts(observed(steps_per_epoch=100), [w, w])
+    assert facts is not None
+    assert facts.input_ms == pytest.approx(100.0)

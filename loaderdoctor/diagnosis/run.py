@@ -34,6 +34,7 @@ from loaderdoctor.estimate import Estimate
 from loaderdoctor.instrument.bench import BenchLike
 from loaderdoctor.instrument.group_bench import GroupBench
 from loaderdoctor.instrument.protocol import Observed, WindowDone, WindowRequest
+from loaderdoctor.instrument.replay import NOTE as REPLAYS
 from loaderdoctor.report import model
 from loaderdoctor.report.build import build_report, interval
 from loaderdoctor.report.captures import Overlay, write_capture
@@ -210,18 +211,18 @@ class Diagnosis:
         self.evidence.add_loaders(self._bench.ended)
         # Again, even after verification: ended windows and notes may have come since.
         analysis = self.analysis = self._analyse(self.evidence)
-        group = self.group
+        group, verified = self.group, self._verified
         return build_report(
             facts=analysis.facts,
             target=self._target,
             bound=analysis.bound,
             severity=analysis.severity,
             findings=analysis.findings,
-            recommendations=recommendations(
-                analysis.facts, analysis.prescription, self.verification
-            ),
-            withheld=withheld_rows(analysis.prescription, self.verification),
-            trials=trial_rows(analysis.facts, self.verification),
+            recommendations=recommendations(analysis.facts, analysis.prescription, verified)
+            if not self._replayed
+            else (),
+            withheld=withheld_rows(analysis.prescription, verified),
+            trials=trial_rows(analysis.facts, verified),
             warnings=self._warnings(analysis),
             environment=self.shown.observed.environment if self.shown is not None else None,
             memory_history=_history_row(self.history),
@@ -237,12 +238,22 @@ class Diagnosis:
         return self.group.evidence if self.group is not None else self.evidence
 
     def _analyse(self, evidence: Evidence) -> Analysis:
-        done = self.verification.tried if self.verification is not None else ()
-        tried = thread_trials(done)
+        verified = self._verified
+        tried = thread_trials(verified.tried if verified is not None else ())
         if isinstance(self._bench, GroupBench):
             self.group = analyse_group(evidence, self._bench.measured, tried)
             return self.group.analysis
         return analyse(evidence, self._raw / "workers", tried=tried)
+
+    @property
+    def _replayed(self) -> bool:
+        """Whether the loop ceased to fetch: no setting of a loader changes what is left of it."""
+        return any(note.kind == REPLAYS for note in self._bench.notes)
+
+    @property
+    def _verified(self) -> Verification | None:
+        """What was tried; nothing where windows before and after replaying can't be told apart."""
+        return self.verification if not self._replayed else None
 
     def _warnings(self, analysis: Analysis) -> tuple[ReportWarning, ...]:
         said = dict.fromkeys(

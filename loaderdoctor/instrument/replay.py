@@ -4,6 +4,7 @@ from __future__ import annotations
 
 N_REPLAYED = 20  # optimizer steps without any fetch after the loader ran out
 
+NOTE = "batches-replayed"
 REPLAYED = (
     "the loop trains on without fetching, as with itertools.cycle, which replays the batches of "
     "the first epoch from memory (and keeps them all). Steps are told by the optimizer from here "

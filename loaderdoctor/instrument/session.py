@@ -24,7 +24,7 @@ from loaderdoctor.instrument.loaders import N_DESCRIBED, LoaderRegistry, LoaderS
 from loaderdoctor.instrument.protocol import BoundaryRecord, Ended, FromRun, Note, Progress, Stop
 from loaderdoctor.instrument.recorder import Recorder
 from loaderdoctor.instrument.recording import WorkerRecords
-from loaderdoctor.instrument.replay import REPLAYED, ReplayWatch
+from loaderdoctor.instrument.replay import NOTE, REPLAYED, ReplayWatch
 from loaderdoctor.instrument.roles import Definition, RoleObserver
 from loaderdoctor.instrument.stepclock import StepClock
 from loaderdoctor.instrument.stopping import StopTraining, exit_after_grace, exit_now
@@ -201,7 +201,7 @@ class Session:
             return
         if definition.tick == "fetch":
             if optimizer is not None and self._replay.worked(id(optimizer)):
-                self.note("batches-replayed", f"{definition.clock.id}: {REPLAYED}")
+                self.note(NOTE, f"{definition.clock.id}: {REPLAYED}")
                 self.definition = replace(definition, tick="optimizer", optimizer=id(optimizer))
             return
         if (None if optimizer is None else id(optimizer)) == definition.optimizer:

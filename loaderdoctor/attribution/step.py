@@ -137,7 +137,7 @@ def _input_ms(
     """Time in getting batches, a step; `boundary_ms`: the loader's, spread over an epoch's steps.
 
     What the boundaries within the windows (`first`) waited for is taken out: they stand in no
-    proportion to those of whole epochs. Where each step has one (`each_step`: an iterator re-created
+    proportion to those of whole epochs. Where each step has one (`each_step`: an iterator made anew
     each step) they are what the step costs.
     """
     if each_step and first:

@@ -12,6 +12,7 @@ from loaderdoctor.facts import TraceFacts
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import I32, I64, Category, Trace
 
+LATEST_NS = 1 << 62  # the year 2116; times within a trace may be added to it
 # Spans of the collective itself, by the libraries that run it on the host. c10d's own op only
 # enqueues it, so that one stands in where no library's span was recorded.
 _HOST_WORK = ("gloo:", "mpi:", "ucc:", "xccl:", "nccl:")
@@ -69,8 +70,9 @@ def rank_trace(attributed: Attributed) -> RankTrace:
 
 
 def epoch_ns(trace: Trace) -> int:
-    """The trace's 0 in nanoseconds since the epoch."""
-    return trace.base_time_ns + round(trace.origin_us * 1000.0)
+    """The trace's 0 in nanoseconds since the epoch; 0 where what the file says is no such time."""
+    at = trace.base_time_ns + round(trace.origin_us * 1000.0)
+    return at if abs(at) < LATEST_NS else 0
 
 
 def _collectives(rows: Rows, at_ns: int) -> Collectives:

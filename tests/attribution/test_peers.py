@@ -106,6 +106,17 @@ def test_the_order_of_traces_changes_nothing(order: tuple[int, ...]) -> None:
     assert {r.rank: r.peer_wait_ms for r in ranks} == {0: 0.8, 1: 0.0, 2: 0.4}
 
 
+@pytest.mark.parametrize("base_ns", [(1 << 63) - 1, 1 << 62])
+def test_a_base_time_that_no_clock_shows_is_none(base_ns: int) -> None:
+    """Found by fuzzing: times added to it left 64 bits."""
+    trace = TraceBuilder()
+    trace.step(0, 0, 1000)
+    trace.annotation(100, 900, REDUCE, AUTOGRAD)
+    found = rank_trace(attribute(replace(trace.trace(), base_time_ns=base_ns)))
+    assert found.start_ns == 0
+    assert found.collectives.end_ns.tolist() == [900_000]
+
+
 def test_without_collectives_waits_are_not_known() -> None:
     traces = gloo_ranks([200.0, 1000.0])
     alone = replace(traces[0], collectives=_none(traces[0]))

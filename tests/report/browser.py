@@ -137,7 +137,8 @@ def browser() -> Iterator[Page]:
         os.dup2(13, 3)
         os.dup2(14, 4)
 
-    with tempfile.TemporaryDirectory() as profile:
+    # Helpers of the browser may write there for a moment after it has ended.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen(
             [path, *_FLAGS, f"--user-data-dir={profile}"],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

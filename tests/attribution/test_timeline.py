@@ -131,7 +131,7 @@ def test_workers_have_rows_at_the_time_they_made_their_batches(tmp_path: Path) -
     for name in ("worker 0", "worker 1"):
         fetched = sum(s.total_ms for s in row(step, name).strips if s.doing == "fetch")
         collated = sum(s.total_ms for s in row(step, name).strips if s.doing == "collate")
-        assert fetched > 10 * collated
+        assert fetched > 2 * collated  # 80 ms of sleep; a first collating may be held up for 20
         made_ms += fetched + collated
     batches = log.batches
     mine = batches.worker >= 0

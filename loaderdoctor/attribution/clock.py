@@ -143,15 +143,17 @@ def _without_empty_last(rows: Rows, marks: Index) -> Index:
     """
     spans = rows.spans
     begin, end = spans.start_ns[marks], spans.end_ns[marks]
-    own = np.sort(
-        spans.start_ns[
-            rows.named(~rows.flags.step, Category.USER_ANNOTATION)
-            | rows.named(rows.flags.launch, Category.RUNTIME)
-            | (spans.category == Category.CPU_OP)
-        ]
-    )
-    n_within = np.searchsorted(own, end) - np.searchsorted(own, begin)
-    return marks[:-1] if n_within[-1] == 0 and n_within[:-1].all() and marks.size > 1 else marks
+    own = spans.start_ns[
+        rows.named(~rows.flags.step, Category.USER_ANNOTATION)
+        | rows.named(rows.flags.launch, Category.RUNTIME)
+        | (spans.category == Category.CPU_OP)
+    ]
+    # Sorting all of them takes too long for the usual case, in which the last step is one.
+    if marks.size < 2 or ((own >= begin[-1]) & (own < end[-1])).any():
+        return marks
+    own.sort()
+    n_within = np.searchsorted(own, end[:-1]) - np.searchsorted(own, begin[:-1])
+    return marks[:-1] if n_within.all() else marks
 
 
 def _device_ends(rows: Rows, starts: I64, ends: I64) -> I64 | None:

@@ -89,7 +89,9 @@ def fetches_of(rows: Rows) -> Fetches:
         getting = getting.union(waits_for_producers(rows))
         delivered = batches_made(rows)
     elif own.size == 0:
-        delivered = spans.end_ns[waits]
+        index = np.flatnonzero(waits)  # of nested ones the outer, as of fetches
+        outer = index[outermost(spans.start_ns[index], spans.end_ns[index])]
+        delivered = np.sort(spans.end_ns[outer])
 
     first = np.searchsorted(starts, created)
     has_first = first < starts.size

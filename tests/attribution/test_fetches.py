@@ -301,3 +301,11 @@ def test_worker_lanes_are_not_the_training_process() -> None:
     for i in range(9):
         b.add(i * STEP, i * STEP + 900, Category.WORKER, "fetch batch", 2)
     assert facts_of(b).shares == facts_of(epochs()).shares
+
+
+def test_a_wait_within_a_wait_is_one() -> None:
+    """Found by the property test: of two that begin together, the shorter was a negative wait."""
+    b = TraceBuilder()
+    for end in (2.0, 1.0):
+        b.annotation(0, end, "loaderdoctor: wait for batch")
+    assert trace_facts(b.trace()).waits_ms == (0.002,)

@@ -161,6 +161,12 @@ def _self_time(start_ns: I64, end_ns: I64, within: Intervals) -> I64:
     Spans sorted by start. The depth of a span is the number of earlier ones still open; its
     parent is the last one of the depth above that began before it.
     """
+    long = end_ns > start_ns
+    if not long.all():  # what takes no time has none, and would count as ended before it began
+        own = np.zeros(start_ns.size, np.int64)
+        if long.any():
+            own[long] = _self_time(start_ns[long], end_ns[long], within)
+        return own
     order = np.lexsort((-end_ns, start_ns))
     start, end = start_ns[order], end_ns[order]
     # At a common instant the ending span comes first: touching spans are siblings.

@@ -133,3 +133,11 @@ def test_largest_pairs_are_the_same_counted_in_a_table_or_sorted(
             found = list(_largest_pairs(name, between))
         assert [ns for *_, ns in found if ns] == sorted((+expected).values(), reverse=True)[:10]
         assert all(expected[before, after] == ns for before, after, ns in found)
+
+
+def test_a_span_of_no_length_does_not_part_those_it_lies_in() -> None:
+    """Found by the property test: two spans over the same time counted twice."""
+    start = np.asarray([0, 0, 0], np.int64)
+    end = np.asarray([0, 1000, 1000], np.int64)
+    own = _self_time(start, end, Intervals.span(0, 1000))
+    assert own.tolist() == [0, 0, 1000]

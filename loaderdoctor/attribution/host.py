@@ -206,8 +206,12 @@ def _operations(rows: Rows, host: Intervals) -> Iterator[tuple[str, int]]:
     notes = np.flatnonzero(annotated & training)
     if notes.size:
         own = _self_time(spans.start_ns[notes], spans.end_ns[notes], left)
+        noted = rows.intervals(notes)
+        most, total = noted.intersect(left).total_ns, int(own.sum())
+        if total > most:  # some cross, which those of one thread should not: shared out
+            own = (own * (most / total)).astype(np.int64)
         yield from _by_name(rows, notes, own)
-        left = left.subtract(rows.intervals(notes))
+        left = left.subtract(noted)
 
     others = np.flatnonzero((spans.category == Category.CPU_OP) & ~training & ~rows.by_producers())
     backward = rows.intervals(others).intersect(left).total_ns

@@ -4,12 +4,14 @@
 #   benchmarks/on_gpu.sh CHAPTER FOLDER
 #
 #   tests     the tests marked gpu, and what the hooks cost
-#   truth     our shares beside the truth, loop by loop (LOOPS=a,b names them)
+#   truth     our shares beside the truth, loop by loop (LOOPS=a,b names them; BUDGET=15)
 #   advice    what diagnoses promise, beside the same advice applied by hand (SCRIPTS=a,b names
-#             them: about 100 s each where a process takes 10 s to start)
+#             them; BUDGET=30: about 100 s each where a process takes 10 s to start)
 #   presets   who-is-faster, workers-pinning and prefetchers on mnist (270 s)
-#   ladder    on cifar10-mobilenetv2 (240 s, 60 of them for our search)
-#   search    --search auto beside the full grid, on three recipes
+#             (PRESETS=a,b names them)
+#   ladder    on cifar10-mobilenetv2 (BUDGET=160: 240 s, 60 of them for our search)
+#   search    --search auto beside the full grid, on three recipes (RECIPES=a,b; BUDGET=280: 400 s
+#             each, which gives every setting of the grid its five rounds)
 #   isolate   trials in one process beside fresh ones
 #   ranks     two NCCL ranks; DataParallel beside DDP on two recipes (needs two GPUs)
 #
@@ -38,21 +40,23 @@ case $chapter in
         part python3 benchmarks/hook_overhead.py --device cuda
         ;;
     truth)
-        part python3 benchmarks/truth.py --budget 15 --rounds 1 --json "$folder/truth.json" ${LOOPS:+--only "$LOOPS"}
+        part python3 benchmarks/truth.py --budget "${BUDGET:-15}" --rounds 1 --json "$folder/truth.json" --reports "$folder" ${LOOPS:+--only "$LOOPS"}
         ;;
     advice)
-        part python3 benchmarks/prescription.py --budget 30 --epochs 3 --rounds 1 --json "$folder/advice.json" ${SCRIPTS:+--only "$SCRIPTS"}
+        part python3 benchmarks/prescription.py --budget "${BUDGET:-30}" --epochs 3 --rounds 1 --json "$folder/advice.json" --runs "$folder/runs" ${SCRIPTS:+--only "$SCRIPTS"}
         ;;
     presets)
-        preset who-is-faster mnist 120
-        preset workers-pinning mnist 60
-        preset prefetchers mnist 60
+        names=${PRESETS:-who-is-faster,workers-pinning,prefetchers}
+        for name in ${names//,/ }; do
+            [ "$name" = who-is-faster ] && seconds=120 || seconds=60
+            preset "$name" mnist "${BUDGET:-$seconds}"
+        done
         ;;
     ladder)
-        preset ladder cifar10-mobilenetv2 160
+        preset ladder cifar10-mobilenetv2 "${BUDGET:-160}"
         ;;
     search)
-        part python3 benchmarks/search.py --budget 60 --json "$folder/search.json"
+        part python3 benchmarks/search.py --budget "${BUDGET:-280}" --json "$folder/search.json" ${RECIPES:+--recipes "$RECIPES"}
         ;;
     isolate)
         part python3 benchmarks/isolate.py --json "$folder/isolate.json"

@@ -1,6 +1,7 @@
 """Our shares beside the truth, loop by loop: input, copy and rest of every loop in loops.py.
 
     python benchmarks/truth.py [--only NAME,…] [--budget 20] [--rounds 2] [--json FILE]
+                               [--reports FOLDER]
 
 For each loop: `loops.py NAME --truth` in a process of its own (no loaderdoctor), then
 `loaderdoctor diagnose --no-verify loops.py NAME`, then the truth once more, so that what drifts
@@ -44,8 +45,11 @@ def truth_of(*runs: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
-def run_diagnose(name: str, budget_s: float, folder: Path) -> dict[str, Any]:
-    target = folder / f"{name}.json"
+def run_diagnose(
+    name: str, budget_s: float, folder: Path, reports: Path | None = None
+) -> dict[str, Any]:
+    """The report of one loop, kept in `reports` if that is given."""
+    target = (reports or folder) / f"{name}.json"
     command = [sys.executable, "-m", "loaderdoctor", "diagnose", "--no-verify"]
     command += ["--budget", str(budget_s), "--json", str(target), "--output", str(folder / name)]
     out = subprocess.run([*command, str(LOOPS), name], capture_output=True, text=True)
@@ -117,15 +121,20 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=2, help="of the truth, before and after")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--reports", type=Path, help="keep the diagnoses' reports here")
     args = parser.parse_args()
+    if args.reports is not None:
+        args.reports.mkdir(parents=True, exist_ok=True)
     print(f"{'loop':22s} | step ms: truth ours | input %: truth ours | copy % | rest % | noise %")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in args.only.split(","):
             before = run_truth(name, args.rounds)
             try:
-                report = run_diagnose(name, args.budget, Path(folder))
-                row = compare(name, truth_of(before, run_truth(name, args.rounds)), report)
+                report = run_diagnose(name, args.budget, Path(folder), args.reports)
+                after = run_truth(name, args.rounds)
+                row = compare(name, truth_of(before, after), report)
+                row |= {"before_ms": before, "after_ms": after}
             except RuntimeError as error:
                 print(f"{name:22s} | failed: {error}", flush=True)
                 rows.append({"loop": name, "agrees": False, "error": str(error)})

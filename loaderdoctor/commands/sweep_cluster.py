@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.cluster.schedule import Place, RefusedError
-from loaderdoctor.commands.sweep_measure import Asked, Before, Show, measure, opener, search
+from loaderdoctor.commands.sweep_measure import Asked, Before, Show, measure, opener
 from loaderdoctor.commands.sweep_plan import SweepOptions, Target, budget_s, trials, why_no_dali
+from loaderdoctor.commands.sweep_search import found_before, search
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.instrument.protocol import Note, Observed
-from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.evidence import Evidence
 from loaderdoctor.sweep.grouped_evidence import GroupedEvidence
 from loaderdoctor.sweep.groups import (
@@ -35,6 +35,7 @@ from loaderdoctor.sweep.groups import (
 )
 from loaderdoctor.sweep.live import LiveSweep
 from loaderdoctor.sweep.outcome import Progress
+from loaderdoctor.sweep.presets.resolve import Found
 from loaderdoctor.sweep.trials import Trial
 
 if TYPE_CHECKING:
@@ -84,14 +85,13 @@ class ClusterMeasuring:
             places = cluster.wait_places()
             for why in cluster.unusable:
                 self._live.say(f"not used: {why}")
-            seen = self._observe(cluster)
+            seen = self._observe(cluster, before)
             observed = seen.observed
             planned = trials(
                 self._options,
                 self._target,
                 observed,
-                searched=seen.searched,
-                why_not_searched=seen.why_not_searched,
+                found=seen.found,
                 dali=seen.why_no_dali,
             )
             sweep = GroupedSweep(observed, planned)
@@ -118,10 +118,10 @@ class ClusterMeasuring:
             raise RunError(f"{self._target.name}: nothing was measured ({'; '.join(reasons)}).")
         return evidence
 
-    def _observe(self, cluster: RayCluster) -> Seen:
+    def _observe(self, cluster: RayCluster, before: Before | None) -> Seen:
         """What the loop is, from one node: the script is started there and ended again."""
         self._live.say(f"waiting for the first steps of {self._target.name} on a node")
-        work = self._work(Asked(options=self._options, target=self._target))
+        work = self._work(Asked(options=self._options, target=self._target, before=before))
         for came in cluster.run(observe_on_node, [work], exclusive=True):
             if came.given_up is not None:
                 raise RunError(f"{self._target.name}: {came.given_up}")
@@ -250,8 +250,7 @@ class Seen:
     """What a node found that trials are planned from."""
 
     observed: Observed
-    searched: Settings | None  # what our own search recommends there, for rows that ask for it
-    why_not_searched: str | None
+    found: dict[str, Found]  # what our own searches recommend there, by row
     why_no_dali: str | None
 
 
@@ -262,11 +261,11 @@ def observe_on_node(work: NodeWork, tell: Callable[[Any], None]) -> Seen:
         with open_process(None) as bench:
             observed = bench.observed
         assert observed is not None
-        searched, why_not = search(asked, observed, open_process, _nothing, _nothing)
         return Seen(
             observed=observed,
-            searched=searched,
-            why_not_searched=why_not,
+            found=found_before(asked.options, observed, asked.before[0])
+            if asked.before is not None
+            else search(asked.options, asked.target, observed, open_process, _nothing, _nothing),
             why_no_dali=why_no_dali(asked.options),
         )
 

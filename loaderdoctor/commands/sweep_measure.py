@@ -7,7 +7,7 @@ rounds. What a node of a cluster does differs in what it is asked only.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,22 +19,22 @@ from loaderdoctor.commands.sweep_plan import (
     Target,
     budget_s,
     measuring,
-    search_from,
     trials,
     why_no_dali,
 )
+from loaderdoctor.commands.sweep_search import found_before, search, search_s
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.bench import Bench, BenchOptions
 from loaderdoctor.instrument.bench import Target as Script
 from loaderdoctor.instrument.group_bench import GroupBench
 from loaderdoctor.instrument.job_bench import JobBench
 from loaderdoctor.instrument.protocol import Observed
-from loaderdoctor.settings import Settings, invalid_reason
+from loaderdoctor.settings import invalid_reason
 from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.evidence import Evidence
 from loaderdoctor.sweep.fresh import FreshBench, OpenFresh
-from loaderdoctor.sweep.grid import default_trials, meaning, own_settings
-from loaderdoctor.sweep.outcome import Options, Part, Progress
+from loaderdoctor.sweep.grid import meaning, own_settings
+from loaderdoctor.sweep.outcome import Part, Progress
 from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.trials import Trial, Visit
 
@@ -43,8 +43,6 @@ START_TIMEOUT_S = 600.0
 # Of a process of a trial's own script, at least and as a part of the budget.
 PROCESS_START_S = 60.0
 PROCESS_START_SHARE = 0.2
-# Our own search within a preset.
-SEARCH_S = 60.0
 
 Before = tuple[samples.Description, dict[int, list[Visit]]]  # what an interrupted sweep measured
 Show = Callable[[Progress], None]
@@ -126,10 +124,20 @@ def measure(
         bench = open_bench()
         observed = bench.observed
         assert observed is not None
-        planned = _planned(asked, observed, open_process, say, show)
+        measured = measuring(options, trace_dir)
+        if asked.planned is not None:
+            planned = _given(asked.planned, observed)
+        else:
+            if asked.before is not None:
+                found = found_before(options, observed, asked.before[0])
+            else:
+                found = search(options, target, observed, open_process, say, show)
+                left_s = measured.budget_s - len(found) * search_s(options)
+                measured = replace(measured, budget_s=left_s)
+            dali = why_no_dali(options)
+            planned = trials(options, target, observed, found=found, dali=dali)
         if asked.before is not None:
             samples.restore(planned, *asked.before)
-        measured = measuring(options, trace_dir)
         measured = replace(measured, part=asked.part, budget_s=asked.budget_s or measured.budget_s)
         if asked.part == "confirm":
             measured = replace(measured, trace_dir=None)
@@ -156,30 +164,14 @@ def measure(
     return evidence
 
 
-def _planned(
-    asked: Asked,
-    observed: Observed,
-    open_process: OpenFresh,
-    say: Callable[[str], None],
-    show: Show,
-) -> list[Trial]:
-    """The trials given, less what can't run here; else those that the options ask for."""
-    if asked.planned is not None:
-        own, has_accelerator = own_settings(observed), observed.device is not None
-        for trial in asked.planned:  # planned on another machine
-            full = meaning(trial.settings, own)
-            if trial.index and (why := invalid_reason(full, has_accelerator=has_accelerator)):
-                trial.fail("skipped", f"{why}; it was measured on {observed.environment.host}")
-        return list(asked.planned)
-    searched, why_not = search(asked, observed, open_process, say, show)
-    return trials(
-        asked.options,
-        asked.target,
-        observed,
-        searched=searched,
-        why_not_searched=why_not,
-        dali=why_no_dali(asked.options),
-    )
+def _given(planned: Sequence[Trial], observed: Observed) -> list[Trial]:
+    """Trials planned on another machine, less what can't run here."""
+    own, has_accelerator = own_settings(observed), observed.device is not None
+    for trial in planned:
+        full = meaning(trial.settings, own)
+        if trial.index and (why := invalid_reason(full, has_accelerator=has_accelerator)):
+            trial.fail("skipped", f"{why}; it was measured on {observed.environment.host}")
+    return list(planned)
 
 
 def _free_port() -> int:
@@ -198,36 +190,3 @@ def _wait_warm(bench: Bench | JobBench, start_s: float) -> None:
         if bench.ended is not None and bench.ended.exit_code:
             raise ScriptFailedError(str(error), bench.ended.exit_code) from error
         raise
-
-
-def search(
-    asked: Asked,
-    observed: Observed,
-    open_process: OpenFresh,
-    say: Callable[[str], None],
-    show: Show,
-) -> tuple[Settings | None, str | None]:
-    """What our own search recommends for the rows that ask for it, and why there is nothing."""
-    script = search_from(asked.options, asked.target, observed)
-    if script is None:
-        return None, None
-    say("searching the settings that some rows want")
-    try:
-        with open_process(script) as bench:
-            seen = bench.observed
-            assert seen is not None
-            choices = default_trials(seen, asked.target.axes)
-            race = Sweep(
-                bench,
-                seen,
-                choices,
-                Options(budget_s=SEARCH_S, seed=asked.options.seed, search="auto"),
-                withheld=Evidence(observed=seen).withheld(choices),
-                on_progress=show,
-            )
-            race.run()
-            ranking = race.ranking()
-    except RunError as error:
-        return None, f"our own search failed: {error}"
-    found = ranking.recommended
-    return (ranking.results[found].settings if found is not None else Settings()), None

@@ -18,7 +18,7 @@ from loaderdoctor.instrument.protocol import Observed
 from loaderdoctor.recipes import Options as ScriptOptions
 from loaderdoctor.recipes import find
 from loaderdoctor.secrets import MASK, masked
-from loaderdoctor.settings import AXES_BY_NAME, Settings
+from loaderdoctor.settings import AXES_BY_NAME
 from loaderdoctor.sweep import by_script
 from loaderdoctor.sweep.by_script import Means
 from loaderdoctor.sweep.grid import asked_trials, default_trials, parse_grid
@@ -26,7 +26,7 @@ from loaderdoctor.sweep.outcome import Options
 from loaderdoctor.sweep.presets import find_preset
 from loaderdoctor.sweep.presets.loader_only import LOADER_ONLY
 from loaderdoctor.sweep.presets.model import Preset, Row
-from loaderdoctor.sweep.presets.resolve import Place, trials_of
+from loaderdoctor.sweep.presets.resolve import Found, Place, trials_of
 from loaderdoctor.sweep.presets.storage import STORAGE, rows_with_path
 from loaderdoctor.sweep.trials import Trial
 
@@ -193,13 +193,13 @@ def trials(
     target: Target,
     observed: Observed,
     *,
-    searched: Settings | None = None,
-    why_not_searched: str | None = None,
+    found: Mapping[str, Found] | None = None,
     dali: str | None = None,
 ) -> list[Trial]:
     """Trial 0 and the others: of the preset, of the grid, or what suits this machine.
 
-    `dali` is why it can't be used where the trials will run.
+    `found` is what our own searches recommend (`searches`); `dali` is why it can't be used where
+    the trials will run.
     """
     preset, means = preset_of(options), _means(options, target, observed, dali)
     if preset is not None:
@@ -208,8 +208,7 @@ def trials(
             recipe=target.recipe,
             script_of=lambda name, args: _script_of(name, args, target),
             n_accelerators=observed.n_devices,
-            searched=searched or Settings(),
-            why_not_searched=why_not_searched,
+            found=found or {},
             isolate=options.isolate,
             means=means,
         )
@@ -296,13 +295,20 @@ def budget_s(options: SweepOptions) -> float:
     return preset.budget_s if preset is not None else DEFAULT_BUDGET_S
 
 
-def search_from(options: SweepOptions, target: Target, observed: Observed) -> Script | None:
-    """The script that our own search starts from, for rows that want its result; else None."""
+def searches(options: SweepOptions, target: Target, observed: Observed) -> dict[str, Script]:
+    """The scripts that our own searches start from, by the name of their row.
+
+    Only for rows of a preset that want what was found, and in the preset's own recipe.
+    """
     preset = preset_of(options)
-    if preset is None or preset.searched_from is None or target.recipe != preset.recipe:
-        return None
-    row = next(row for row in preset.rows(observed) if row.name == preset.searched_from)
-    return replace(target.script, args=(*target.script.args, *(row.args or ())))
+    if preset is None or target.recipe != preset.recipe:
+        return {}
+    rows = {row.name: row for row in preset.rows(observed)}
+    sources = dict.fromkeys(source for row in rows.values() for source in row.searched_from)
+    return {
+        source: replace(target.script, args=(*target.script.args, *(rows[source].args or ())))
+        for source in sources
+    }
 
 
 def _rows(preset: Preset, options: SweepOptions, observed: Observed) -> tuple[Row, ...]:

@@ -254,10 +254,8 @@ class Sweep:
             return
         costs = {trial.index: self._cost(trial) for trial in pair}
         plan = pace.NOTHING
-        for share in (
-            shares.CONFIRM_SHARE,
-            shares.ABLATE_SHARE,
-        ):  # the answer matters more than its reasons
+        # The answer matters more than its reasons.
+        for share in (shares.CONFIRM_SHARE, shares.ABLATE_SHARE):
             left_s = self._left_s(share)
             plan = plan or pace.plan(costs, left_s=left_s, wanted_rounds=None, by_speed=list(costs))
         allowed = MAX_PAIRS
@@ -298,6 +296,8 @@ class Sweep:
         traced = [trial for trial in wanted if trial.status == "ok" and trial.same_as is None]
         if self._options.loader_only:
             traced = traced[:1]
+        elif self._options.search == "auto":  # why others lost the race is no question of its
+            traced = [trial for trial in traced if not trial.dropped]
         n_repeat = max(1, self._options.n_repeat)
         for trial in traced:
             for repeat in range(n_repeat if trial.index == 0 else 1):

@@ -169,6 +169,16 @@ def test_ablation_has_its_fewest_rounds_before_ranking_and_more_before_traces(
     assert all(r.trace_path for r in simulated.log[at:-1])
 
 
+def test_a_search_traces_what_was_in_the_race_to_the_end(tmp_path: Path) -> None:
+    bench = SimulatedBench(workers_help, OWN, noise=0.01)
+    outcome, _ = swept(bench, trace_dir=tmp_path, search="auto")
+    dropped = [trial for trial in outcome.trials if trial.dropped]
+    kept = [trial for trial in outcome.trials if not trial.dropped]
+    assert dropped and outcome.trials[0] in kept
+    assert all(trial.profiles for trial in kept)
+    assert not any(trial.profiles for trial in dropped)
+
+
 def test_no_timed_window_is_a_traced_one(tmp_path: Path) -> None:
     outcome, _ = swept(SimulatedBench(workers_help, OWN), trace_dir=tmp_path)
     for trial in outcome.trials:

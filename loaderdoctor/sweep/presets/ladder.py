@@ -1,5 +1,8 @@
 """`ladder`: each rung keeps the ones before it; on `cifar10-mobilenetv2` by the script's options.
 
+Our own search has two rungs: the one where settings of the loader were tuned, and the last, since
+what makes computing faster leaves the loader behind again.
+
 Published on an 8 GB Quadro RTX 4000: 117.1 ms and 273 samples/s at the bottom, 92.6 ms and 1,381
 samples/s at the top (505 %).
 """
@@ -34,8 +37,13 @@ RUNGS: tuple[_Rung, ...] = (
     ("channels_last", ("--channels-last",), {"channels_last": True}, True),
     ("cudnn autotuner", ("--cudnn-benchmark",), {"cudnn_benchmark": True}, True),
     ("fused optimizer", ("--fused-optimizer",), {"fused_optimizer": True}, True),
+    ("our search once more", (), {}, False),
 )
-SEARCHED = "what our search recommends"
+# Rungs that have what our own search found -> the rung whose loop it searched.
+SEARCHED = {
+    "what our search recommends": "pinned, non_blocking",
+    "our search once more": "fused optimizer",
+}
 # Samples/s relative to the baseline, as published.
 PUBLISHED = {
     "AMP": 1.44,
@@ -51,17 +59,17 @@ def ladder_rows(observed: Observed | None = None) -> tuple[Row, ...]:
     args: tuple[str, ...] = ()
     made = [Row(name=BASELINE, args=args, settings={"batch_size": 32}, in_loop=True)]
     settings: dict[str, Published] = {"batch_size": 32}
-    searched = False
+    searched: tuple[str, ...] = ()
     for name, words, more, numerics in RUNGS:
         args, settings = (*args, *words), {**settings, **more}
-        searched = searched or name == SEARCHED
+        searched = (*searched, SEARCHED[name]) if name in SEARCHED else searched
         made.append(
             Row(
                 name=name,
                 args=args,
                 settings=settings,
                 in_loop=True,
-                searched=searched,
+                searched_from=searched,
                 needs="accelerator" if name == "cudnn autotuner" else None,
                 note=NUMERICS if numerics else None,
             )
@@ -118,9 +126,8 @@ LADDER = Preset(
     recipe="cifar10-mobilenetv2",
     baseline=BASELINE,
     rows=ladder_rows,
-    budget_s=360.0,
+    budget_s=480.0,
     n_rounds=2,
-    searched_from="pinned, non_blocking",
     shortened="each rung is timed for windows of steps, not an epoch; on a CPU images are 16x16",
     claims=(
         *(

@@ -37,7 +37,8 @@ class Row:
     in_loop: bool = False  # `settings` in the running loop do what `args` do
     recipe: str | None = None  # whose `args` they are, where it isn't the preset's recipe
     needs: Needs | None = None
-    searched: bool = False  # plus the settings that our own search recommends
+    # Plus what our own search recommends for the loops of these rows, later ones over earlier.
+    searched_from: tuple[str, ...] = ()
     host_memory: bool = True  # False: of the control group that isn't sampled
     tensor_memory: bool = False  # what a step's tensors take is asked of it, also on a CPU
     skip: str | None = None  # why it can't run at all
@@ -75,7 +76,6 @@ class Preset:
     claims: tuple[Claim, ...] = ()
     budget_s: float  # of measuring, on two cores; the command as a whole within 10 minutes
     n_rounds: int = 3
-    searched_from: str | None = None  # our own search starts from this row, for those after it
     one_loop: bool = True  # rows are the loop with other settings: one may be recommended
     shortened: str | None = None  # what is smaller than in the published experiment
 

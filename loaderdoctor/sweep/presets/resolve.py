@@ -7,7 +7,7 @@ skipped with the reason; one that means the same as another here points at it an
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.bench import Target as Script
@@ -25,11 +25,21 @@ _NO_EFFECT_ON_CPU = ("pin_memory", "non_blocking", "cudnn_benchmark")
 _NO_EFFECT = "without an accelerator nothing changes by {names}"
 _DEVICE_IS_CPU = "no accelerator: the thread moves batches nowhere, as background=host"
 
-NOTHING_FOUND = Settings()
 NO_MEANS = Means(script=Script())
 
 # The script of a recipe with these words after its own; raises UsageError where it can't run.
 ScriptOf = Callable[[str, tuple[str, ...]], Script]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What our own search recommends for the loop of one row, or why there is nothing."""
+
+    settings: Settings
+    why_not: str | None = None
+
+
+NOT_SEARCHED = Found(settings=Settings())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +50,21 @@ class Place:
     recipe: str | None  # None: a script of the user's
     script_of: ScriptOf
     n_accelerators: int = 0
-    searched: Settings = NOTHING_FOUND  # what our own search recommends for rows that ask for it
-    why_not_searched: str | None = None
+    found: Mapping[str, Found] = field(default_factory=dict)  # by the row that was searched from
     isolate: bool = False  # every row in a process of its own
     means: Means = NO_MEANS  # for what only the script itself can set
+
+    def searched(self, row: Row) -> Settings:
+        """What was found for this row."""
+        settings = Settings()
+        for source in row.searched_from:
+            settings = self.found.get(source, NOT_SEARCHED).settings.over(settings)
+        return settings
+
+    def why_not_searched(self, row: Row) -> str | None:
+        """Why there is nothing to find."""
+        reasons = (self.found.get(source, NOT_SEARCHED).why_not for source in row.searched_from)
+        return next((reason for reason in reasons if reason is not None), None)
 
 
 def trials_of(preset: Preset, rows: tuple[Row, ...], place: Place) -> list[Trial]:
@@ -73,8 +94,8 @@ def _trial(index: int, row: Row, preset: Preset, place: Place) -> Trial:
     on_recipe = on_recipe and (place.isolate or not row.in_loop)
     trial.other_loop = row.recipe is not None or not preset.one_loop
     reason = row.skip or _missing(row, place)
-    if reason is None and row.searched:
-        reason = place.why_not_searched
+    if reason is None:
+        reason = place.why_not_searched(row)
     if reason is None and on_recipe:
         try:
             script = place.script_of(row.recipe or preset.recipe, row.args or ())
@@ -83,7 +104,7 @@ def _trial(index: int, row: Row, preset: Preset, place: Place) -> Trial:
         except UsageError as error:
             reason = str(error)
         trial.place = "process"
-        trial.settings = place.searched if row.searched else Settings()
+        trial.settings = place.searched(row)
     elif reason is None:
         trial.settings, reason = _in_loop(row, preset, place)
         trial.place = "process" if place.isolate else "loop"
@@ -111,8 +132,7 @@ def _in_loop(row: Row, preset: Preset, place: Place) -> tuple[Settings, str | No
     if unknown:
         return Settings(), f"{', '.join(unknown)}: this version has no such setting"
     settings, _ = fitted(row.settings, has_accelerator=place.observed.device is not None)
-    if row.searched:
-        settings = place.searched.over(settings)
+    settings = place.searched(row).over(settings)
     full = settings.over(Settings(num_workers=own_settings(place.observed).num_workers))
     return settings, invalid_reason(full, has_accelerator=place.observed.device is not None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from loaderdoctor.sweep.outcome import Options
 from loaderdoctor.sweep.presets import PRESETS, find_preset
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.model import Preset
-from loaderdoctor.sweep.presets.resolve import Place, trials_of
+from loaderdoctor.sweep.presets.resolve import Found, Place, trials_of
 from loaderdoctor.sweep.presets.rows import claim_rows, preset_rows
 from loaderdoctor.sweep.presets.who_is_faster import MATRIX, PORTIONS, WHO_IS_FASTER
 from loaderdoctor.sweep.rank import Ranking, rank
@@ -246,6 +247,30 @@ def test_rungs_run_in_the_loop_and_if_isolated_as_options_of_the_recipe() -> Non
     trials, _ = planned(ladder, device="cuda:0", recipe=None)  # a user's own script
     batch = next(trial for trial in trials if trial.row and trial.row.name == "batch 128")
     assert (batch.place, batch.settings.amp, batch.settings.batch_size) == ("loop", True, 128)
+
+
+def test_rungs_keep_what_both_searches_found_the_later_over_the_earlier() -> None:
+    ladder = find_preset("ladder")
+    seen = observed(device="cuda:0")
+    place = Place(
+        observed=seen,
+        recipe=ladder.recipe,
+        script_of=script_of,
+        found={
+            "pinned, non_blocking": Found(settings=Settings(num_workers=4, prefetch_factor=8)),
+            "fused optimizer": Found(settings=Settings(num_workers=12)),
+        },
+    )
+    of = {t.row.name: t for t in trials_of(ladder, ladder.rows(seen), place) if t.row is not None}
+    workers = {name: trial.settings.num_workers for name, trial in of.items()}
+    assert workers["pinned, non_blocking"] == 2
+    assert workers["what our search recommends"] == workers["fused optimizer"] == 4
+    assert of["our search once more"].settings == Settings(num_workers=12, prefetch_factor=8).over(
+        of["fused optimizer"].settings
+    )
+    failed = replace(place, found={"fused optimizer": Found(settings=Settings(), why_not="why")})
+    rungs = [t for t in trials_of(ladder, ladder.rows(seen), failed) if t.reason == "why"]
+    assert [t.row.name for t in rungs if t.row is not None] == ["our search once more"]
 
 
 def test_ddp_has_a_process_for_each_gpu_and_dataparallel_one_for_all() -> None:

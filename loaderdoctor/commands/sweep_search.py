@@ -1,0 +1,94 @@
+"""Our own search within a preset: what it recommends for the rows that ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from loaderdoctor.commands.sweep_plan import (
+    SweepOptions,
+    Target,
+    budget_s,
+    preset_of,
+    searches,
+)
+from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.bench import Target as Script
+from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.settings import Settings
+from loaderdoctor.sweep.evidence import Evidence
+from loaderdoctor.sweep.fresh import OpenFresh
+from loaderdoctor.sweep.grid import default_trials
+from loaderdoctor.sweep.outcome import Options, Progress
+from loaderdoctor.sweep.presets.resolve import Found
+from loaderdoctor.sweep.rounds import Sweep
+from loaderdoctor.sweep.samples import Description
+
+# Of the budget, for each search. On an H200 with 16 CPUs the first visits to 34 settings of the
+# ladder took 58 s; rounds among those still in the race and the confirmation take as long again.
+SEARCH_SHARE = 0.25
+
+
+def search(
+    options: SweepOptions,
+    target: Target,
+    observed: Observed,
+    open_process: OpenFresh,
+    say: Callable[[str], None],
+    show: Callable[[Progress], None],
+) -> dict[str, Found]:
+    """What is recommended, by the row that was searched from. One process after the other."""
+    found = {}
+    for source, script in searches(options, target, observed).items():
+        say(f"searching settings for '{source}'")
+        found[source] = _found(options, target, script, open_process, show)
+    return found
+
+
+def found_before(options: SweepOptions, observed: Observed, saved: Description) -> dict[str, Found]:
+    """What the searches of an interrupted sweep had recommended: its rows stay what they were."""
+    preset = preset_of(options)
+    before = {trial.row: trial for trial in saved.trials if trial.row is not None}
+    found = {}
+    for row in preset.rows(observed) if preset is not None else ():
+        trial = before.get(row.name)
+        if trial is None or not row.searched_from or row.searched_from[-1] in found:
+            continue
+        why_not = trial.reason if trial.status == "skipped" else None
+        settings = msgspec.convert(trial.settings, Settings)
+        found[row.searched_from[-1]] = Found(settings=settings, why_not=why_not)
+    return found
+
+
+def search_s(options: SweepOptions) -> float:
+    """Seconds of measuring that each search takes from the budget."""
+    return SEARCH_SHARE * budget_s(options)
+
+
+def _found(
+    options: SweepOptions,
+    target: Target,
+    script: Script,
+    open_process: OpenFresh,
+    show: Callable[[Progress], None],
+) -> Found:
+    try:
+        with open_process(script) as bench:
+            seen = bench.observed
+            assert seen is not None
+            choices = default_trials(seen, target.axes)
+            race = Sweep(
+                bench,
+                seen,
+                choices,
+                Options(budget_s=search_s(options), seed=options.seed, search="auto"),
+                withheld=Evidence(observed=seen).withheld(choices),
+                on_progress=show,
+            )
+            race.run()
+            ranking = race.ranking()
+    except RunError as error:
+        return Found(settings=Settings(), why_not=f"our own search failed: {error}")
+    best = ranking.recommended
+    return Found(settings=ranking.results[best].settings if best is not None else Settings())

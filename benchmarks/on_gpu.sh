@@ -9,9 +9,9 @@
 #             them; BUDGET=30: about 100 s each where a process takes 10 s to start)
 #   presets   who-is-faster, workers-pinning and prefetchers on mnist (270 s)
 #             (PRESETS=a,b names them)
-#   ladder    on cifar10-mobilenetv2 (BUDGET=160: 240 s, 60 of them for our search)
-#   search    --search auto beside the full grid, on three recipes (RECIPES=a,b; BUDGET=280: 400 s
-#             each, which gives every setting of the grid its five rounds)
+#   ladder    on cifar10-mobilenetv2 (BUDGET=360: 420 s, half of them for our searches; ROUNDS=4)
+#   search    --search auto beside the full grid, on three recipes (RECIPES=a,b; GRID="AXIS=V …";
+#             BUDGET=280: 500 s each, which gives every one of 34 settings four rounds or five)
 #   isolate   trials in one process beside fresh ones
 #   ranks     two NCCL ranks; DataParallel beside DDP on two recipes (needs two GPUs)
 #
@@ -32,7 +32,7 @@ part() {
     echo "== $((SECONDS - start)) s"
 }
 preset() { # NAME RECIPE SECONDS: the run's report and plots, in one archive
-    part python3 -m loaderdoctor sweep --preset "$1" --recipe "$2" --budget "$3" --output "$folder/runs/$1"
+    part python3 -m loaderdoctor sweep --preset "$1" --recipe "$2" --budget "$3" ${ROUNDS:+--rounds "$ROUNDS"} --output "$folder/runs/$1"
 }
 case $chapter in
     tests)
@@ -53,10 +53,10 @@ case $chapter in
         done
         ;;
     ladder)
-        preset ladder cifar10-mobilenetv2 "${BUDGET:-160}"
+        preset ladder cifar10-mobilenetv2 "${BUDGET:-360}"
         ;;
     search)
-        part python3 benchmarks/search.py --budget "${BUDGET:-280}" --json "$folder/search.json" ${RECIPES:+--recipes "$RECIPES"}
+        part python3 benchmarks/search.py --budget "${BUDGET:-280}" --json "$folder/search.json" ${RECIPES:+--recipes "$RECIPES"} ${GRID:+--grid $GRID}
         ;;
     isolate)
         part python3 benchmarks/isolate.py --json "$folder/isolate.json"

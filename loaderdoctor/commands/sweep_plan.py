@@ -304,7 +304,7 @@ def searches(options: SweepOptions, target: Target, observed: Observed) -> dict[
     if preset is None or target.recipe != preset.recipe:
         return {}
     rows = {row.name: row for row in preset.rows(observed)}
-    sources = dict.fromkeys(source for row in rows.values() for source in row.searched_from)
+    sources = [row.searched_from for row in rows.values() if row.searched_from is not None]
     return {
         source: replace(target.script, args=(*target.script.args, *(rows[source].args or ())))
         for source in sources

@@ -28,6 +28,9 @@ from loaderdoctor.sweep.samples import Description
 # Of the budget, for each search. On an H200 with 16 CPUs the first visits to 34 settings of the
 # ladder took 58 s; rounds among those still in the race and the confirmation take as long again.
 SEARCH_SHARE = 0.25
+NO_TIME = (
+    "our own search had time to visit the settings, not to compare them: give a larger --budget"
+)
 
 
 def search(
@@ -53,11 +56,11 @@ def found_before(options: SweepOptions, observed: Observed, saved: Description) 
     found = {}
     for row in preset.rows(observed) if preset is not None else ():
         trial = before.get(row.name)
-        if trial is None or not row.searched_from or row.searched_from[-1] in found:
+        if trial is None or row.searched_from is None:
             continue
         why_not = trial.reason if trial.status == "skipped" else None
         settings = msgspec.convert(trial.settings, Settings)
-        found[row.searched_from[-1]] = Found(settings=settings, why_not=why_not)
+        found[row.searched_from] = Found(settings=settings, why_not=why_not)
     return found
 
 
@@ -91,4 +94,6 @@ def _found(
     except RunError as error:
         return Found(settings=Settings(), why_not=f"our own search failed: {error}")
     best = ranking.recommended
+    if best is None and race.outcome.n_ranked_rounds == 0:
+        return Found(settings=Settings(), why_not=NO_TIME)
     return Found(settings=ranking.results[best].settings if best is not None else Settings())

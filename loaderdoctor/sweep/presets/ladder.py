@@ -59,21 +59,23 @@ def ladder_rows(observed: Observed | None = None) -> tuple[Row, ...]:
     args: tuple[str, ...] = ()
     made = [Row(name=BASELINE, args=args, settings={"batch_size": 32}, in_loop=True)]
     settings: dict[str, Published] = {"batch_size": 32}
-    searched: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
     for name, words, more, numerics in RUNGS:
         args, settings = (*args, *words), {**settings, **more}
-        searched = (*searched, SEARCHED[name]) if name in SEARCHED else searched
+        source = SEARCHED.get(name)
         made.append(
             Row(
                 name=name,
                 args=args,
                 settings=settings,
                 in_loop=True,
-                searched_from=searched,
+                searched_from=source,
+                found_before=before,
                 needs="accelerator" if name == "cudnn autotuner" else None,
                 note=NUMERICS if numerics else None,
             )
         )
+        before = (*before, source) if source is not None else before
     return tuple(made)
 
 

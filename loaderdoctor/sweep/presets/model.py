@@ -37,8 +37,8 @@ class Row:
     in_loop: bool = False  # `settings` in the running loop do what `args` do
     recipe: str | None = None  # whose `args` they are, where it isn't the preset's recipe
     needs: Needs | None = None
-    # Plus what our own search recommends for the loops of these rows, later ones over earlier.
-    searched_from: tuple[str, ...] = ()
+    searched_from: str | None = None  # plus what our own search recommends for the loop of that row
+    found_before: tuple[str, ...] = ()  # the `searched_from` of rows before it, which it keeps
     host_memory: bool = True  # False: of the control group that isn't sampled
     tensor_memory: bool = False  # what a step's tensors take is asked of it, also on a CPU
     skip: str | None = None  # why it can't run at all

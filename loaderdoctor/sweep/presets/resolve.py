@@ -55,16 +55,11 @@ class Place:
     means: Means = NO_MEANS  # for what only the script itself can set
 
     def searched(self, row: Row) -> Settings:
-        """What was found for this row."""
+        """What was found for this row, later finds over earlier ones."""
         settings = Settings()
-        for source in row.searched_from:
-            settings = self.found.get(source, NOT_SEARCHED).settings.over(settings)
+        for source in (*row.found_before, row.searched_from):
+            settings = self.found.get(source or "", NOT_SEARCHED).settings.over(settings)
         return settings
-
-    def why_not_searched(self, row: Row) -> str | None:
-        """Why there is nothing to find."""
-        reasons = (self.found.get(source, NOT_SEARCHED).why_not for source in row.searched_from)
-        return next((reason for reason in reasons if reason is not None), None)
 
 
 def trials_of(preset: Preset, rows: tuple[Row, ...], place: Place) -> list[Trial]:
@@ -94,8 +89,8 @@ def _trial(index: int, row: Row, preset: Preset, place: Place) -> Trial:
     on_recipe = on_recipe and (place.isolate or not row.in_loop)
     trial.other_loop = row.recipe is not None or not preset.one_loop
     reason = row.skip or _missing(row, place)
-    if reason is None:
-        reason = place.why_not_searched(row)
+    if reason is None and row.searched_from is not None:
+        reason = place.found.get(row.searched_from, NOT_SEARCHED).why_not
     if reason is None and on_recipe:
         try:
             script = place.script_of(row.recipe or preset.recipe, row.args or ())

@@ -10,7 +10,7 @@ from loaderdoctor.sweep.race import ALLOWANCE_SHARE
 _ENDINGS = {
     "separated": "the leader was separated from the rest",
     "nothing-better": "nothing could still beat the loop's own settings by what matters",
-    "spent": "its allowance was spent",
+    "spent": "its allowance of steps, or its time, was spent",
 }
 
 
@@ -61,7 +61,7 @@ def _rounds(asked: HowAsked, outcome: Outcome) -> str:
     n_rounds = outcome.n_ranked_rounds
     where = "a process of its own" if asked.isolate else "a new loader over the same data"
     if asked.search == "auto":
-        n_steps = sum(v.times.n_steps for t in outcome.trials for v in t.visits)
+        n_steps = outcome.n_timed_steps
         grid = outcome.grid_steps or 0
         share = f", {n_steps / grid:.0%} of the grid's" if grid else ""
         return (

@@ -71,3 +71,8 @@ class Outcome:
     n_ranked_rounds: int = 0
     race: str | None = None  # how a search ended: separated, nothing-better or spent
     grid_steps: int | None = None  # steps that the whole grid would have taken
+
+    @property
+    def n_timed_steps(self) -> int:
+        """Steps of all timed visits."""
+        return sum(visit.times.n_steps for trial in self.trials for visit in trial.visits)

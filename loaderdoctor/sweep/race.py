@@ -3,12 +3,12 @@
 Every trial gets one short window. Then, round by round, those alive get one more, and whoever is
 clearly behind the leader drops out: where the interval of the difference to the leader, widened
 for the number of trials compared, lies above what would be called equal. Where the allowance of
-steps would not last for LAST_ROUNDS more rounds of all alive, the slower half goes too (successive
-halving: K. Jamieson and A. Talwalkar, "Non-stochastic best arm identification and hyperparameter
-optimization", 2016).
+steps, or the time, would not last for LAST_ROUNDS more rounds of all alive, the slower half goes
+too (successive halving: K. Jamieson and A. Talwalkar, "Non-stochastic best arm identification and
+hyperparameter optimization", 2016).
 
 It ends when the leader is separated from the rest, when no trial can still beat the loop's own by
-what matters, or when the allowance is spent.
+what matters, or when either is spent.
 """
 
 from __future__ import annotations
@@ -45,10 +45,24 @@ class Field:
     ending: Ending | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spend:
+    """What windows take, or what is left for them."""
+
+    steps: int
+    seconds: float
+
+
+def spend(cost: Cost) -> Spend:
+    """What one window of the race takes."""
+    steps = cost.steps(WINDOW_PART * WINDOW_S, at_least=1)
+    return Spend(steps=steps, seconds=cost.overhead_s + steps * cost.step_s)
+
+
 def after_round(
-    ranking: Ranking, alive: Sequence[int], *, steps: Mapping[int, int], left_steps: int
+    ranking: Ranking, alive: Sequence[int], *, costs: Mapping[int, Spend], left: Spend
 ) -> Field:
-    """The field after a round. `steps` are those of one more window of each trial."""
+    """The field after a round. `costs` are those of one more window of each trial."""
     ran = [ranking.results[i] for i in alive if ranking.results[i].cost_ms is not None]
     noise = ranking.noise
     if not ran or noise is None:
@@ -63,8 +77,8 @@ def after_round(
         return Field(alive=(0,), ending="nothing-better")
     if enough and all(r.index == leader.index or _equal(r, leader, noise) for r in stay):
         return Field(alive=_indexes(stay), ending="separated")
-    stay = _halved(stay, steps, left_steps)
-    if sum(steps.get(r.index, 0) for r in stay) > left_steps:
+    stay = _halved(stay, costs, left)
+    if not _fit(stay, costs, left, n_rounds=1):
         return Field(alive=_indexes(stay), ending="spent")
     return Field(alive=_indexes(stay))
 
@@ -78,12 +92,19 @@ def confirm_window_s(costs: Sequence[Cost], left_steps: int) -> float:
     return max(WINDOW_PART * WINDOW_S, left_steps / (CONFIRM_PAIRS * steps_per_s))
 
 
-def _halved(stay: list[Result], steps: Mapping[int, int], left_steps: int) -> list[Result]:
+def _halved(stay: list[Result], costs: Mapping[int, Spend], left: Spend) -> list[Result]:
     """The faster half, as often as it takes for LAST_ROUNDS to be paid for; two at least."""
     kept = sorted(stay, key=_cost)
-    while len(kept) > 2 and LAST_ROUNDS * sum(steps.get(r.index, 0) for r in kept) > left_steps:
+    while len(kept) > 2 and not _fit(kept, costs, left, n_rounds=LAST_ROUNDS):
         kept = kept[: max(2, (len(kept) + 1) // 2)]
     return kept
+
+
+def _fit(stay: Sequence[Result], costs: Mapping[int, Spend], left: Spend, *, n_rounds: int) -> bool:
+    """Whether so many rounds of these can still be paid for, in steps and in time."""
+    spends = [costs[r.index] for r in stay]
+    steps = n_rounds * sum(spend.steps for spend in spends)
+    return steps <= left.steps and n_rounds * sum(s.seconds for s in spends) <= left.seconds
 
 
 def _behind(one: Result, leader: Result, noise: Noise, n_compared: int) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 
 from loaderdoctor.errors import RunError
@@ -157,12 +156,12 @@ class Sweep:
         for trial in order:
             cost = pace.guess(trial, self._observed, step_s=self._step_s)
             window_s = min(CALIBRATE_WINDOW_S, max(0.0, share_s - cost.overhead_s))
-            n_steps = self._race_steps(trial) if searching else cost.steps(window_s)
+            n_steps = race.spend(cost).steps if searching else cost.steps(window_s)
             # A search counts these windows but for the first, which meets cold caches.
             phase: Phase = "rank" if searching and trial.index else "calibrate"
             self._visits.time(trial, phase, 0, n_steps, cost)
             self._tell("calibrate", 1, 1, trial.index)
-            if self._left_s(shares.CONFIRM_SHARE) <= 0:
+            if self._left_s(shares.RACE_VISIT_SHARE if searching else shares.CONFIRM_SHARE) <= 0:
                 break
 
     def _rank(self) -> None:
@@ -205,14 +204,22 @@ class Sweep:
 
     def _race(self) -> None:
         """Rounds of short windows among those still in the race (see `race`)."""
-        allowance = self._allowance()
+        allowance = int(self._allowance() * (1 - race.CONFIRM_SHARE))
+        unvisited = [trial for trial in self._alive() if not trial.visits]
+        for trial in unvisited:
+            trial.dropped = True
+        if unvisited:
+            self._note_short_budget(f"{len(unvisited)} settings were not visited")
         alive = [trial.index for trial in self._alive()]
-        left = int(allowance * (1 - race.CONFIRM_SHARE)) - self._timed_steps()
         number = max((v.round for t in self.outcome.trials for v in t.of("rank")), default=0)
         ending = None
-        while ending is None and self._left_s(shares.CONFIRM_SHARE) > 0:
-            steps = {i: self._race_steps(self.outcome.trials[i]) for i in alive}
-            field = race.after_round(self.ranking(), alive, steps=steps, left_steps=left)
+        while ending is None:
+            costs = {i: race.spend(self._cost(self.outcome.trials[i])) for i in {0, *alive}}
+            pairs_s = MIN_PAIRS * (costs[0].seconds + max(c.seconds for c in costs.values()))
+            left_s = self._left_s(shares.CONFIRM_SHARE) - pairs_s
+            left_s = min(left_s, self._left_s(shares.RACE_SHARE))
+            left = race.Spend(steps=allowance - self.outcome.n_timed_steps, seconds=left_s)
+            field = race.after_round(self.ranking(), alive, costs=costs, left=left)
             for index in set(alive) - set(field.alive) - {0}:  # to confirm, 0 is needed
                 self.outcome.trials[index].dropped = True
             alive, ending = list(field.alive), field.ending
@@ -221,18 +228,11 @@ class Sweep:
             number += 1
             for trial in self._shuffled([self.outcome.trials[i] for i in alive]):
                 cost = self._cost(trial)
-                self._visits.time(trial, "rank", number, steps[trial.index], cost)
+                self._visits.time(trial, "rank", number, costs[trial.index].steps, cost)
                 self._tell("race", number, len(alive), trial.index)
             self.outcome.n_ranked_rounds = number
             alive = [trial.index for trial in self._alive()]
-            left = int(allowance * (1 - race.CONFIRM_SHARE)) - self._timed_steps()
         self.outcome.race = ending or "spent"
-
-    def _race_steps(self, trial: Trial) -> int:
-        return self._cost(trial).steps(race.WINDOW_PART * pace.WINDOW_S, at_least=1)
-
-    def _timed_steps(self) -> int:
-        return sum(visit.times.n_steps for t in self.outcome.trials for visit in t.visits)
 
     def _allowance(self) -> int:
         """A fifth of the steps of a whole grid: all trials, as many rounds, full windows."""
@@ -261,9 +261,11 @@ class Sweep:
         allowed = MAX_PAIRS
         searching = self._options.search == "auto"
         if searching:
-            left = self._allowance() - self._timed_steps()
+            left = self._allowance() - self.outcome.n_timed_steps
             window_s = race.confirm_window_s(list(costs.values()), left)
-            plan = replace(plan, window_s=min(plan.window_s, window_s), n_rounds=MIN_PAIRS)
+            shortest_s = race.WINDOW_PART * pace.WINDOW_S
+            window_s = min(plan.window_s or shortest_s, window_s)
+            plan = Plan(n_rounds=MIN_PAIRS, window_s=window_s, trials=tuple(costs))
             pair_steps = sum(cost.steps(plan.window_s, at_least=1) for cost in costs.values())
             allowed = max(MIN_PAIRS, left // pair_steps)
         for number in range(1, min(MAX_PAIRS, allowed) + 1 if plan else 1):
@@ -365,13 +367,7 @@ class Sweep:
         return order
 
     def _end_s(self, share: float) -> float:
-        """Seconds from the start at which a phase should end."""
-        if self._options.trace_dir is not None:
-            # A preset has many rows to time, and few worth a trace.
-            scale = shares.PRESET_STRETCH if self._options.keep_all else 1.0
-        else:
-            scale = 1.0 / (shares.CONFIRM_SHARE if self._ablate is None else shares.ABLATE_SHARE)
-        return min(1.0, share * scale) * self._options.budget_s
+        return shares.end_s(share, self._options, ablated=self._ablate is not None)
 
     def _left_s(self, share: float) -> float:
         # Starting the script again is no measuring.

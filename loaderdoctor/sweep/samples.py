@@ -220,7 +220,7 @@ def restore(trials: Sequence[Trial], saved: Description, visits: dict[int, list[
     check_same(trials, saved)
     for trial, old in zip(trials, saved.trials, strict=True):
         trial.visits = visits.get(trial.index, [])
-        trial.dropped = old.dropped
+        trial.dropped = old.dropped and bool(trial.visits)  # others only lacked the time
         trial.samples_per_step = old.samples_per_step
         trial.steps_per_epoch = old.steps_per_epoch
         # "Not reached" and what was withheld is decided anew; what crashed is not tried again.

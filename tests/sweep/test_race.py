@@ -49,15 +49,22 @@ def close(draw: random.Random) -> Costs:
     return {one: draw.uniform(9, 11) for one in TRIALS}
 
 
-def search(costs: Costs, *, seed: int, noise: float) -> Sweep:
+def search(
+    costs: Costs,
+    *,
+    seed: int,
+    noise: float,
+    budget_s: float = 10_000.0,
+    startup_s: float = 0.05,
+) -> Sweep:
     own_ms = costs[Settings()]
     bench = SimulatedBench(
-        lambda settings: Truth(step_ms=costs[settings], startup_s=0.05),
+        lambda settings: Truth(step_ms=costs[settings], startup_s=startup_s),
         Truth(step_ms=own_ms),
         seed=seed,
         noise=noise,
     )
-    options = Options(budget_s=10_000.0, seed=seed, search="auto")
+    options = Options(budget_s=budget_s, seed=seed, search="auto")
     sweep = Sweep(bench, observed(step_ms=own_ms), TRIALS, options, clock=bench.clock)
     sweep.run()
     return sweep
@@ -105,6 +112,33 @@ def test_a_clear_winner_ends_the_race_early_and_losers_are_visited_least() -> No
     assert visits[best] == max(visits.values())
     assert outcome.grid_steps is not None
     assert n_steps(sweep) < 0.15 * outcome.grid_steps
+
+
+@pytest.mark.parametrize("budget_s", [40.0, 80.0])
+def test_where_time_is_short_it_compares_what_it_can_and_confirms(budget_s: float) -> None:
+    # First visits to all 25 take 50 s: of the shorter budget they would leave nothing.
+    gains, n_visited = [], []
+    for seed in range(10):
+        costs = saturating(random.Random(seed))
+        sweep = search(costs, seed=seed, noise=0.02, budget_s=budget_s, startup_s=2.0)
+        outcome, ranking = sweep.outcome, sweep.ranking()
+        spent_s = sweep._clock() - sweep._began
+        assert spent_s <= 1.15 * budget_s
+        chosen = ranking.recommended
+        if chosen is not None:
+            assert len(outcome.trials[chosen].of("confirm")) >= 3
+            gains.append(costs[Settings()] / costs[TRIALS[chosen]] - 1)
+        n_visited.append(sum(bool(t.visits) for t in outcome.trials))
+        for trial in outcome.trials:
+            if not trial.visits:
+                assert (trial.status, trial.reason) == ("skipped", "not reached: budget over")
+        said = [text for kind, text in outcome.notes if kind == "budget-too-short"]
+        assert bool(said) == (n_visited[-1] < len(TRIALS))
+    if budget_s < 50:
+        assert max(n_visited) < len(TRIALS)
+    # Workers help by a third and more in most of these loops.
+    assert len(gains) >= 7
+    assert all(gain > 0 for gain in gains)
 
 
 def test_a_trial_that_crashes_drops_out_with_its_reason() -> None:

@@ -47,6 +47,19 @@ def mean_of(changes: Iterable[Change]) -> Change:
     return Change(estimate=Estimate(value=value, low=value - margin, high=value + margin, n=n))
 
 
+def change_of_peaks(peaks: Sequence[int], base: Sequence[int]) -> Change:
+    """Largest peak against largest, with all that peaks of single visits leave possible.
+
+    They don't repeat exactly: on an H200, visits to one setting of `mnist` peaked at 82, 86, 95 or
+    98 MiB, as if by the algorithm that a convolution happened to be given.
+    """
+    if not peaks or not base or not min(base):
+        return Change(reason="GPU memory needs an accelerator")
+    low, high = min(peaks) / max(base) - 1, max(peaks) / min(base) - 1
+    value, n = max(peaks) / max(base) - 1, min(len(peaks), len(base))
+    return Change(estimate=Estimate(value=value, low=low, high=high, n=n))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """The rows of one run of a preset by (group, name)."""
@@ -122,7 +135,7 @@ class Figures:
 
     @property
     def memory_is_exact(self) -> bool:
-        """Whether there are peaks of an accelerator's allocator, which repeat exactly."""
+        """Whether there are peaks of an accelerator's allocator."""
         return any(r.gpu_peak_allocated_bytes for r in self.ranking.results)
 
     def memory(self, name: str, group: str | None = None) -> float | None:
@@ -133,25 +146,22 @@ class Figures:
         result = self.ranking.results[index]
         return result.gpu_peak_allocated_bytes if self.memory_is_exact else result.tensor_peak_bytes
 
-    def gpu_memory(self, name: str, group: str) -> float | None:
+    def gpu_peaks(self, name: str, group: str) -> list[int]:
+        """Peak GPU memory in use of each visit to a row; bytes."""
         index = self.index(name, group)
-        return self.ranking.results[index].gpu_peak_allocated_bytes if index is not None else None
+        visits = self.trials[self._source(index)].visits if index is not None else []
+        peaks = (visit.window.gpu_peak_allocated_bytes for visit in visits)
+        return [peak for peak in peaks if peak is not None]
 
     def memory_change(self, name: str, group: str, last: str) -> Change:
         """GPU memory of a row in `last` against `group`."""
-        return self._of_memory(self.gpu_memory(name, last), self.gpu_memory(name, group))
+        return change_of_peaks(self.gpu_peaks(name, last), self.gpu_peaks(name, group))
 
     def memory_between(self, name: str, base: str, groups: Sequence[str]) -> Change:
         """GPU memory of a row against another, mean over groups."""
         return mean_of(
-            self._of_memory(self.gpu_memory(name, g), self.gpu_memory(base, g)) for g in groups
+            change_of_peaks(self.gpu_peaks(name, g), self.gpu_peaks(base, g)) for g in groups
         )
-
-    def _of_memory(self, a: float | None, b: float | None) -> Change:
-        if a is None or not b:
-            return Change(reason="GPU memory needs an accelerator")
-        value = a / b - 1  # peaks of an allocator repeat exactly
-        return Change(estimate=Estimate(value=value, low=value, high=value, n=1))
 
     def gpu_busy(self, name: str, group: str | None = None) -> float | None:
         """Share of the step in which the accelerator computes; None without a trace of it."""

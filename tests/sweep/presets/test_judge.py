@@ -8,7 +8,7 @@ import pytest
 
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.sweep.presets import find_preset
-from loaderdoctor.sweep.presets.figures import Change, mean_of
+from loaderdoctor.sweep.presets.figures import Change, change_of_peaks, mean_of
 from loaderdoctor.sweep.presets.judge import (
     all_hold,
     faster,
@@ -104,6 +104,16 @@ def test_memory_is_compared_without_noise() -> None:
     assert is_lower(246.0, 251.0, exact=False).verdict == NOISE  # a process tree's memory
     assert is_lower(None, 251.0).verdict == "not testable here"
     assert is_higher(0.862, 0.795).verdict == "agrees"
+
+
+def test_peaks_that_differ_from_visit_to_visit_decide_nothing_within_their_range() -> None:
+    mib = 2**20
+    same = change_of_peaks([95 * mib, 86 * mib], [82 * mib, 98 * mib])
+    assert unchanged(same).verdict == NOISE
+    assert slower(same).verdict == NOISE
+    assert slower(change_of_peaks([300 * mib, 290 * mib], [82 * mib, 98 * mib])).verdict == "agrees"
+    assert unchanged(change_of_peaks([98 * mib], [98 * mib])).verdict == "agrees"
+    assert unchanged(change_of_peaks([], [98 * mib])).verdict == "not testable here"
 
 
 def test_a_claim_of_several_parts_holds_where_all_do() -> None:

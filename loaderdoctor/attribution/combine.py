@@ -34,7 +34,8 @@ def best_shares(
     the rest is split as in the trace. Negatives are clamped to 0 and the rest rescaled. Without
     ablation, the trace's own shares, but that on a machine without an accelerator the time that
     plain windows spent on getting batches replaces the profiled one, the start of epochs included:
-    there every wait is exposed.
+    there every wait is exposed. With an accelerator it is the most that `input` can be: a profiled
+    window that happened to be starved says nothing of a loop that does not wait.
     An ablation of one round has no interval and decides nothing.
     """
     if ablation is not None and (ablation.input_ms is None or not ablation.input_ms.bounded):
@@ -48,7 +49,17 @@ def best_shares(
         share = min(1.0, step.input_ms / wall)
         own_share = own_ms_per_step(step) / wall
         return _split_like_trace(trace.shares, input_share=share, own_share=own_share)
-    return trace.shares
+    return _at_most_waited(trace.shares, step)
+
+
+def _at_most_waited(shares: Shares, step: StepFacts | None) -> Shares:
+    """A trace's shares with no more `input` than plain windows spent on getting batches."""
+    if step is None or step.input_ms is None or step.wall_ms.value <= 0:
+        return shares
+    limit = step.input_ms / step.wall_ms.value
+    if (shares.input or 0.0) <= limit:
+        return shares
+    return _split_like_trace(shares, input_share=limit, own_share=0.0)
 
 
 def own_ms_per_step(step: StepFacts | None) -> float:

@@ -167,6 +167,21 @@ def test_without_accelerator_the_rest_keeps_the_traces_proportions() -> None:
     assert found.host == pytest.approx(0.4 * 0.25)
 
 
+@pytest.mark.parametrize(("wait_ms", "input_share"), [(0.0, 0.0), (1.0, 0.1), (6.0, 0.25)])
+def test_a_starved_trace_of_a_loop_that_does_not_wait_decides_nothing(
+    wait_ms: float, input_share: float
+) -> None:
+    """half_overlap on an H200: 26 % input in the trace, none in the plain windows."""
+    plain = window("plain", [10.0] * 10, waits_ms=[wait_ms] * 10)
+    step = step_facts(observed(steps_per_epoch=None), [plain])
+    shares = Shares(compute=0.6, communication=0.0, copy=0.05, input=0.25, host=0.1, other=0.0)
+    found = best_shares(trace(accelerator=True, shares=shares), step, None)
+    assert found is not None
+    assert found.input == pytest.approx(input_share)
+    assert found.compute == pytest.approx(0.6 * (1 - input_share) / 0.75)
+    assert sum(v for v in found.as_dict().values() if v is not None) == pytest.approx(1.0)
+
+
 def test_shares_that_overshoot_are_rescaled_and_negatives_clamped() -> None:
     ablation = ablation_facts(
         rounds([10.0, 10.0], [11.0, 11.0], [9.0, 9.0]), steps_per_epoch=None, boundary_ms=None

@@ -330,5 +330,5 @@ def test_with_a_profiler_of_the_scripts_own_times_and_ablation_stand(
     assert said.ablation is not None
     assert said.verdict.bound == "input"
     if said.trace_shares is None:
-        (text,) = [w.text for w in said.warnings if "profiler" in w.text]
+        (text,) = [w.text for w in said.warnings if w.kind == "no-trace"]
         assert "one" in text

@@ -19,7 +19,7 @@ from typing import Literal
 
 from loaderdoctor.findings.confront import MIN_GAIN_SHARE
 from loaderdoctor.sweep.noise import Noise
-from loaderdoctor.sweep.pace import WINDOW_S, Cost
+from loaderdoctor.sweep.pace import GRID_ROUNDS, MIN_ROUNDS, WINDOW_S, Cost, Plan
 from loaderdoctor.sweep.rank import EQUAL_SHARE, Ranking, Result, widening
 
 # Of the steps that the whole grid would take.
@@ -57,6 +57,21 @@ def spend(cost: Cost) -> Spend:
     """What one window of the race takes."""
     steps = cost.steps(WINDOW_PART * WINDOW_S, at_least=1)
     return Spend(steps=steps, seconds=cost.overhead_s + steps * cost.step_s)
+
+
+def grid_steps(costs: Mapping[int, Cost], plan: Plan, n_rounds: int | None) -> int:
+    """Steps of the rounds of a whole grid of these trials, had it the same budget.
+
+    `plan` is what it would do, GRID_ROUNDS of full windows at most. One that has to leave trials
+    out is no measure: MIN_ROUNDS of full windows are then.
+    """
+    whole = sum(cost.steps(WINDOW_S) for cost in costs.values())
+    if n_rounds is not None:
+        return n_rounds * whole
+    if len(plan.trials) < len(costs):
+        return MIN_ROUNDS * whole
+    planned = plan.n_rounds * sum(cost.steps(plan.window_s) for cost in costs.values())
+    return min(GRID_ROUNDS * whole, planned)
 
 
 def after_round(

@@ -235,12 +235,12 @@ class Sweep:
         self.outcome.race = ending or "spent"
 
     def _allowance(self) -> int:
-        """A fifth of the steps of a whole grid: all trials, as many rounds, full windows."""
+        """A fifth of the steps of a whole grid."""
         if self.outcome.grid_steps is None:  # once: later some have dropped out
-            n_rounds = self._options.n_rounds or pace.GRID_ROUNDS
-            self.outcome.grid_steps = sum(
-                cost.steps(pace.WINDOW_S) * n_rounds + cost.steps(CALIBRATE_WINDOW_S)
-                for cost in map(self._cost, self._alive())
+            costs = {trial.index: self._cost(trial) for trial in self._alive()}
+            n_rounds = self._options.n_rounds
+            self.outcome.grid_steps = race.grid_steps(costs, self._plan(n_rounds), n_rounds) + sum(
+                cost.steps(CALIBRATE_WINDOW_S) for cost in costs.values()
             )
         return int(race.ALLOWANCE_SHARE * self.outcome.grid_steps)
 

@@ -10,7 +10,8 @@ import pytest
 
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.outcome import Options
-from loaderdoctor.sweep.race import ALLOWANCE_SHARE
+from loaderdoctor.sweep.pace import NOTHING, Cost, Plan
+from loaderdoctor.sweep.race import ALLOWANCE_SHARE, grid_steps
 from loaderdoctor.sweep.rounds import Sweep
 from tests.sweep.simulator import SimulatedBench, Truth, observed
 
@@ -92,6 +93,41 @@ def test_the_choice_is_near_the_best_for_a_fifth_of_the_steps(
     # Within 3 % or the noise: two of twelve windows each, at the noise of one.
     assert excess[18] <= max(0.03, 2 * noise)
     assert median(excess) <= 0.01
+
+
+def test_its_allowance_is_a_fifth_of_the_grid_that_fits_the_budget() -> None:
+    costs = {
+        1: Cost(overhead_s=0.5, step_s=0.01, cycle=1),
+        2: Cost(overhead_s=1, step_s=0.1, cycle=2),
+    }
+    whole = 100 + 10
+
+    def steps(n_rounds: int, window_s: float, trials: tuple[int, ...] = (1, 2)) -> int:
+        plan = Plan(n_rounds=n_rounds, window_s=window_s, trials=trials)
+        return grid_steps(costs, plan, None)
+
+    assert steps(3, 1.0) == 3 * whole
+    assert steps(7, 0.4) == 7 * (40 + 4)
+    assert steps(8, 1.0) == 5 * whole  # more rounds are no measure
+    assert steps(3, 0.1, trials=(1,)) == 3 * whole  # a grid with trials left out is none
+    assert grid_steps(costs, NOTHING, 2) == 2 * whole
+
+
+@pytest.mark.parametrize("budget_s", [90.0, 200.0, 1000.0])
+def test_it_takes_a_fifth_of_what_the_grid_takes_with_the_same_budget(budget_s: float) -> None:
+    costs = saturating(random.Random(4))
+    steps = []
+    for way in ("grid", "auto"):
+        bench = SimulatedBench(
+            lambda settings: Truth(step_ms=costs[settings], startup_s=0.05),
+            Truth(step_ms=costs[Settings()]),
+            noise=0.02,
+        )
+        options = Options(budget_s=budget_s, search=way)
+        seen = observed(step_ms=costs[Settings()])
+        sweep = Sweep(bench, seen, TRIALS, options, clock=bench.clock)
+        steps.append(sweep.run().n_timed_steps)
+    assert steps[1] <= 1.02 * ALLOWANCE_SHARE * steps[0]
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -57,9 +57,18 @@ class Place:
     def searched(self, row: Row) -> Settings:
         """What was found for this row, later finds over earlier ones."""
         settings = Settings()
-        for source in (*row.found_before, row.searched_from):
-            settings = self.found.get(source or "", NOT_SEARCHED).settings.over(settings)
+        for source in row.found_before:
+            settings = self._found(source).settings.over(settings)
+        if row.searched_from is not None:
+            settings = self._found(row.searched_from).settings.over(settings)
         return settings
+
+    def why_not_searched(self, row: Row) -> str | None:
+        """Why nothing was found for it."""
+        return self._found(row.searched_from).why_not if row.searched_from is not None else None
+
+    def _found(self, source: str) -> Found:
+        return self.found.get(source, NOT_SEARCHED)
 
 
 def trials_of(preset: Preset, rows: tuple[Row, ...], place: Place) -> list[Trial]:
@@ -89,8 +98,7 @@ def _trial(index: int, row: Row, preset: Preset, place: Place) -> Trial:
     on_recipe = on_recipe and (place.isolate or not row.in_loop)
     trial.other_loop = row.recipe is not None or not preset.one_loop
     reason = row.skip or _missing(row, place)
-    if reason is None and row.searched_from is not None:
-        reason = place.found.get(row.searched_from, NOT_SEARCHED).why_not
+    reason = reason or place.why_not_searched(row)
     if reason is None and on_recipe:
         try:
             script = place.script_of(row.recipe or preset.recipe, row.args or ())

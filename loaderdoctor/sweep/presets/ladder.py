@@ -129,7 +129,7 @@ LADDER = Preset(
     baseline=BASELINE,
     rows=ladder_rows,
     budget_s=480.0,
-    n_rounds=2,
+    n_rounds=3,
     shortened="each rung is timed for windows of steps, not an epoch; on a CPU images are 16x16",
     claims=(
         *(

@@ -9,7 +9,7 @@
 #             them; BUDGET=30: about 100 s each where a process takes 10 s to start)
 #   presets   who-is-faster, workers-pinning and prefetchers on mnist (270 s)
 #             (PRESETS=a,b names them)
-#   ladder    on cifar10-mobilenetv2 (BUDGET=360: 420 s, half of them for our searches; ROUNDS=4)
+#   ladder    on cifar10-mobilenetv2 (BUDGET=360: 450 s, half of the budget for our searches; ROUNDS=3)
 #   search    --search auto beside the full grid, on three recipes (RECIPES=a,b; GRID="AXIS=V …";
 #             BUDGET=280: 500 s each, which gives every one of 34 settings four rounds or five)
 #   isolate   trials in one process beside fresh ones

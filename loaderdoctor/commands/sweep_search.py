@@ -26,11 +26,10 @@ from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.samples import Description
 
 # Of the budget, for each search. On an H200 with 16 CPUs the first visits to 34 settings of the
-# ladder took 58 s; rounds among those still in the race and the confirmation take as long again.
+# ladder took 58 s in one run and 75 s in another; the rest is for comparing and confirming.
 SEARCH_SHARE = 0.25
-NO_TIME = (
-    "our own search had time to visit the settings, not to compare them: give a larger --budget"
-)
+OURS = "our own search"  # begins what is said of one that found nothing
+NO_TIME = f"{OURS} had time to visit the settings, not to compare them: give a larger --budget"
 
 
 def search(
@@ -58,7 +57,8 @@ def found_before(options: SweepOptions, observed: Observed, saved: Description) 
         trial = before.get(row.name)
         if trial is None or row.searched_from is None:
             continue
-        why_not = trial.reason if trial.status == "skipped" else None
+        # A row that was only not reached, or can't run, is decided anew.
+        why_not = trial.reason if (trial.reason or "").startswith(OURS) else None
         settings = msgspec.convert(trial.settings, Settings)
         found[row.searched_from] = Found(settings=settings, why_not=why_not)
     return found
@@ -92,7 +92,7 @@ def _found(
             race.run()
             ranking = race.ranking()
     except RunError as error:
-        return Found(settings=Settings(), why_not=f"our own search failed: {error}")
+        return Found(settings=Settings(), why_not=f"{OURS} failed: {error}")
     best = ranking.recommended
     if best is None and race.outcome.n_ranked_rounds == 0:
         return Found(settings=Settings(), why_not=NO_TIME)

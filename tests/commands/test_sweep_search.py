@@ -69,6 +69,17 @@ def test_an_interrupted_ladder_goes_on_with_what_it_had_found() -> None:
         samples.check_same(trials(OPTIONS, TARGET, seen), before)
 
 
+def test_rows_that_were_not_reached_are_visited_after_an_interruption() -> None:
+    seen = observed(device="cuda:0")
+    planned = trials(OPTIONS, TARGET, seen, found=FOUND)
+    for trial in planned[5:]:
+        trial.fail("skipped", "not reached: interrupted: what was measured until then stands")
+    before = saved(planned)
+    again = trials(OPTIONS, TARGET, seen, found=found_before(OPTIONS, seen, before))
+    samples.check_same(again, before)
+    assert all(trial.status == "ok" for trial in again)
+
+
 def test_a_search_that_failed_stays_failed_with_its_reason() -> None:
     seen = observed(device="cuda:0")
     found = FOUND | {"fused optimizer": Found(settings=Settings(), why_not="our own search failed")}

@@ -89,6 +89,12 @@ def meaning(settings: Settings, own: Settings) -> Settings:
     )
 
 
+def n_changes(settings: Settings, own: Settings) -> int:
+    """How many axes mean something else than in the loop's own settings."""
+    full, before = meaning(settings, own).as_dict(), meaning(AS_IS, own).as_dict()
+    return sum(full[name] != before[name] for name in full)
+
+
 def worker_counts(usable_cpus: float) -> tuple[int, ...]:
     """0, 1, 2, 4, … up to the usable CPUs, those themselves, and half as many again."""
     cpus = max(1, math.floor(usable_cpus))

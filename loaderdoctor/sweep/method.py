@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from loaderdoctor.sweep.outcome import Outcome
-from loaderdoctor.sweep.race import ALLOWANCE_SHARE
+from loaderdoctor.sweep.outcome import ALLOWANCE_SHARE, Outcome
 
 _ENDINGS = {
     "separated": "the leader was separated from the rest",

@@ -12,6 +12,7 @@ from loaderdoctor.instrument.protocol import WindowDone
 from loaderdoctor.sweep.trials import Trial
 
 Search = Literal["grid", "auto"]
+ALLOWANCE_SHARE = 0.20
 # Of a cluster's sweep: "rank" on each node, then "confirm" trial 1 against trial 0 on one of them.
 Part = Literal["whole", "rank", "confirm"]
 PhaseName = Literal["plain", "calibrate", "rank", "race", "ablate", "confirm", "trace", "nodes"]
@@ -39,6 +40,8 @@ class Options:
     with_stack: bool = False
     profile_memory: bool = False
     search: Search = "grid"
+    # Of a search: its steps, of those that the whole grid would take; None: as time allows.
+    allowance_share: float | None = ALLOWANCE_SHARE
     keep_all: bool = False  # drop no trial while its windows can be shorter instead
     part: Part = "whole"
     loader_only: bool = False  # rows of the preset measure the loader, without the loop's work

@@ -20,10 +20,8 @@ from typing import Literal
 from loaderdoctor.findings.confront import MIN_GAIN_SHARE
 from loaderdoctor.sweep.noise import Noise
 from loaderdoctor.sweep.pace import GRID_ROUNDS, MIN_ROUNDS, WINDOW_S, Cost, Plan
-from loaderdoctor.sweep.rank import EQUAL_SHARE, Ranking, Result, widening
+from loaderdoctor.sweep.rank import EQUAL_SHARE, MIN_PAIRS, Ranking, Result, widening
 
-# Of the steps that the whole grid would take.
-ALLOWANCE_SHARE = 0.20
 # Of the allowance, for the pairs that confirm the winner.
 CONFIRM_SHARE = 0.25
 CONFIRM_PAIRS = 12
@@ -49,14 +47,25 @@ class Field:
 class Spend:
     """What windows take, or what is left for them."""
 
-    steps: int
+    steps: float  # infinite where only time counts
     seconds: float
+
+
+def window_steps(cost: Cost) -> int:
+    """Steps of one window of the race."""
+    return cost.steps(WINDOW_PART * WINDOW_S, at_least=1)
 
 
 def spend(cost: Cost) -> Spend:
     """What one window of the race takes."""
-    steps = cost.steps(WINDOW_PART * WINDOW_S, at_least=1)
+    steps = window_steps(cost)
     return Spend(steps=steps, seconds=cost.overhead_s + steps * cost.step_s)
+
+
+def pairs_s(ranking: Ranking, alive: Sequence[int], costs: Mapping[int, Spend]) -> float:
+    """Seconds of the pairs that confirm the leader so far beside the loop's own settings."""
+    leader = min((ranking.results[i] for i in alive), key=_cost)
+    return MIN_PAIRS * (costs[0].seconds + costs[leader.index].seconds)
 
 
 def grid_steps(costs: Mapping[int, Cost], plan: Plan, n_rounds: int | None) -> int:
@@ -98,7 +107,7 @@ def after_round(
     return Field(alive=_indexes(stay))
 
 
-def confirm_window_s(costs: Sequence[Cost], left_steps: int) -> float:
+def confirm_window_s(costs: Sequence[Cost], left_steps: float) -> float:
     """Windows with which CONFIRM_PAIRS pairs of these trials take what steps are left.
 
     Not below the race's own: many short windows tell more than few long ones, to a point.

@@ -11,6 +11,7 @@ A trial that fails is a row with its reason. What was measured by an interruptio
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from loaderdoctor.instrument.protocol import Observed
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import pace, race, shares
 from loaderdoctor.sweep.fresh import FreshBench
-from loaderdoctor.sweep.grid import own_settings
+from loaderdoctor.sweep.grid import n_changes, own_settings
 from loaderdoctor.sweep.outcome import Ablate, Options, Outcome, PhaseName, Progress
 from loaderdoctor.sweep.pace import Cost, Plan
 from loaderdoctor.sweep.rank import MIN_PAIRS, Ranking, rank
@@ -153,10 +154,12 @@ class Sweep:
         searching = self._options.search == "auto"
         # A budget that ends here is to leave a table from its baseline up, not rows at random.
         order = alive if self._options.keep_all else self._shuffled(alive, first=0)
+        if searching:  # nor a race among what few would choose
+            order.sort(key=lambda trial: n_changes(trial.settings, self._own))
         for trial in order:
             cost = pace.guess(trial, self._observed, step_s=self._step_s)
             window_s = min(CALIBRATE_WINDOW_S, max(0.0, share_s - cost.overhead_s))
-            n_steps = race.spend(cost).steps if searching else cost.steps(window_s)
+            n_steps = race.window_steps(cost) if searching else cost.steps(window_s)
             # A search counts these windows but for the first, which meets cold caches.
             phase: Phase = "rank" if searching and trial.index else "calibrate"
             self._visits.time(trial, phase, 0, n_steps, cost)
@@ -204,7 +207,7 @@ class Sweep:
 
     def _race(self) -> None:
         """Rounds of short windows among those still in the race (see `race`)."""
-        allowance = int(self._allowance() * (1 - race.CONFIRM_SHARE))
+        allowance = self._allowance() * (1 - race.CONFIRM_SHARE)
         unvisited = [trial for trial in self._alive() if not trial.visits]
         for trial in unvisited:
             trial.dropped = True
@@ -215,11 +218,11 @@ class Sweep:
         ending = None
         while ending is None:
             costs = {i: race.spend(self._cost(self.outcome.trials[i])) for i in {0, *alive}}
-            pairs_s = MIN_PAIRS * (costs[0].seconds + max(c.seconds for c in costs.values()))
-            left_s = self._left_s(shares.CONFIRM_SHARE) - pairs_s
+            ranking = self.ranking()
+            left_s = self._left_s(shares.CONFIRM_SHARE) - race.pairs_s(ranking, alive, costs)
             left_s = min(left_s, self._left_s(shares.RACE_SHARE))
             left = race.Spend(steps=allowance - self.outcome.n_timed_steps, seconds=left_s)
-            field = race.after_round(self.ranking(), alive, costs=costs, left=left)
+            field = race.after_round(ranking, alive, costs=costs, left=left)
             for index in set(alive) - set(field.alive) - {0}:  # to confirm, 0 is needed
                 self.outcome.trials[index].dropped = True
             alive, ending = list(field.alive), field.ending
@@ -228,21 +231,22 @@ class Sweep:
             number += 1
             for trial in self._shuffled([self.outcome.trials[i] for i in alive]):
                 cost = self._cost(trial)
-                self._visits.time(trial, "rank", number, costs[trial.index].steps, cost)
+                self._visits.time(trial, "rank", number, race.window_steps(cost), cost)
                 self._tell("race", number, len(alive), trial.index)
             self.outcome.n_ranked_rounds = number
             alive = [trial.index for trial in self._alive()]
         self.outcome.race = ending or "spent"
 
-    def _allowance(self) -> int:
-        """A fifth of the steps of a whole grid."""
+    def _allowance(self) -> float:
+        """Steps that a search may take: a share of a whole grid's; infinite where time decides."""
         if self.outcome.grid_steps is None:  # once: later some have dropped out
             costs = {trial.index: self._cost(trial) for trial in self._alive()}
             n_rounds = self._options.n_rounds
             self.outcome.grid_steps = race.grid_steps(costs, self._plan(n_rounds), n_rounds) + sum(
                 cost.steps(CALIBRATE_WINDOW_S) for cost in costs.values()
             )
-        return int(race.ALLOWANCE_SHARE * self.outcome.grid_steps)
+        share = self._options.allowance_share
+        return math.inf if share is None else share * self.outcome.grid_steps
 
     def _confirm(self) -> None:
         """The candidate against the loop's own settings, in pairs of alternating order."""
@@ -258,7 +262,7 @@ class Sweep:
         for share in (shares.CONFIRM_SHARE, shares.ABLATE_SHARE):
             left_s = self._left_s(share)
             plan = plan or pace.plan(costs, left_s=left_s, wanted_rounds=None, by_speed=list(costs))
-        allowed = MAX_PAIRS
+        allowed: float = MAX_PAIRS
         searching = self._options.search == "auto"
         if searching:
             left = self._allowance() - self.outcome.n_timed_steps
@@ -267,8 +271,8 @@ class Sweep:
             window_s = min(plan.window_s or shortest_s, window_s)
             plan = Plan(n_rounds=MIN_PAIRS, window_s=window_s, trials=tuple(costs))
             pair_steps = sum(cost.steps(plan.window_s, at_least=1) for cost in costs.values())
-            allowed = max(MIN_PAIRS, left // pair_steps)
-        for number in range(1, min(MAX_PAIRS, allowed) + 1 if plan else 1):
+            allowed = max(MIN_PAIRS, left / pair_steps)
+        for number in range(1, int(min(MAX_PAIRS, allowed)) + 1 if plan else 1):
             if number > MIN_PAIRS:
                 pair_s = sum(self._cost(trial).visit_s(plan.window_s) for trial in pair)
                 undecided = self._undecided()

@@ -9,9 +9,10 @@ from statistics import median
 import pytest
 
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.outcome import Options
+from loaderdoctor.sweep.grid import default_trials, n_changes, own_settings
+from loaderdoctor.sweep.outcome import ALLOWANCE_SHARE, Options
 from loaderdoctor.sweep.pace import NOTHING, Cost, Plan
-from loaderdoctor.sweep.race import ALLOWANCE_SHARE, grid_steps
+from loaderdoctor.sweep.race import grid_steps
 from loaderdoctor.sweep.rounds import Sweep
 from tests.sweep.simulator import SimulatedBench, Truth, observed
 
@@ -175,6 +176,61 @@ def test_where_time_is_short_it_compares_what_it_can_and_confirms(budget_s: floa
     # Workers help by a third and more in most of these loops.
     assert len(gains) >= 7
     assert all(gain > 0 for gain in gains)
+
+
+def workers_of_16_cpus(
+    budget_s: float, *, seed: int, allowance_share: float | None = ALLOWANCE_SHARE
+) -> Sweep:
+    """A search where queues of many workers take a hundred slow steps to settle, on 16 CPUs."""
+    seen = observed(
+        step_ms=61, own=Settings(num_workers=2), usable_cpus=16, device="cuda", steps_per_epoch=390
+    )
+    draw = random.Random(seed)
+    trials = default_trials(seen)
+    times = {
+        one: max(30, 120 / max(1, n_workers(one))) * draw.uniform(0.95, 1.05) for one in trials
+    }
+
+    def truth(settings: Settings) -> Truth:
+        n = n_workers(settings)
+        settling = 2 * n * (settings.prefetch_factor or 2) + n
+        startup_s = 0.1 + 0.03 * n + settling * times[settings] / 1000
+        return Truth(step_ms=times[settings], startup_s=startup_s)
+
+    bench = SimulatedBench(truth, Truth(step_ms=times[Settings()]), seed=seed, noise=0.15)
+    options = Options(budget_s=budget_s, seed=seed, search="auto", allowance_share=allowance_share)
+    sweep = Sweep(bench, seen, trials, options, clock=bench.clock)
+    sweep.run()
+    return sweep
+
+
+def n_workers(settings: Settings) -> int:
+    return 2 if settings.num_workers is None else settings.num_workers
+
+
+def test_slow_visits_leave_time_to_compare_and_confirm() -> None:
+    found = []
+    for seed in range(12):
+        sweep = workers_of_16_cpus(75.0, seed=seed)
+        assert sweep.outcome.n_ranked_rounds >= 1
+        visited = {t.index for t in sweep.outcome.trials if t.visits}
+        own = own_settings(sweep._observed)
+        changes = [n_changes(t.settings, own) for t in sweep.outcome.trials]
+        left_out = [changes[t.index] for t in sweep.outcome.trials if t.index not in visited]
+        assert max(changes[i] for i in visited) <= min(left_out)  # the simple ones come first
+        found.append(sweep.ranking().recommended)
+    # A gain of half, and windows that differ by 15 %: three pairs miss it now and then.
+    assert sum(found[i] is not None for i in range(12)) >= 9
+    assert all(n_workers(sweep.outcome.trials[i].settings) >= 4 for i in found if i)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_an_allowance_it_goes_on_while_there_is_time(seed: int) -> None:
+    by_steps = workers_of_16_cpus(300.0, seed=seed)
+    by_time = workers_of_16_cpus(300.0, seed=seed, allowance_share=None)
+    assert by_time.outcome.n_ranked_rounds > by_steps.outcome.n_ranked_rounds
+    assert by_time.outcome.n_timed_steps > 1.5 * by_steps.outcome.n_timed_steps
+    assert by_time._clock() - by_time._began <= 300.0
 
 
 def test_a_trial_that_crashes_drops_out_with_its_reason() -> None:

@@ -9,10 +9,10 @@
 #             them; BUDGET=30: about 100 s each where a process takes 10 s to start)
 #   presets   who-is-faster, workers-pinning and prefetchers on mnist (270 s)
 #             (PRESETS=a,b names them)
-#   ladder    on cifar10-mobilenetv2 (BUDGET=360: 450 s, half of the budget for our searches; ROUNDS=3)
+#   ladder    on cifar10-mobilenetv2 (BUDGET=530: 570 s, 56 % of it for our two searches; ROUNDS=3)
 #   search    --search auto beside the full grid, on three recipes (RECIPES=a,b; GRID="AXIS=V …";
 #             BUDGET=280: 500 s each, which gives every one of 34 settings four rounds or five)
-#   isolate   trials in one process beside fresh ones
+#   isolate   trials in one process beside fresh ones (BUDGET=75: 375 s)
 #   ranks     two NCCL ranks; DataParallel beside DDP on two recipes (needs two GPUs)
 #
 # Text goes to stdout and FOLDER/CHAPTER.txt, what programs read to FOLDER. A part that fails does
@@ -53,13 +53,13 @@ case $chapter in
         done
         ;;
     ladder)
-        preset ladder cifar10-mobilenetv2 "${BUDGET:-360}"
+        preset ladder cifar10-mobilenetv2 "${BUDGET:-530}"
         ;;
     search)
         part python3 benchmarks/search.py --budget "${BUDGET:-280}" --json "$folder/search.json" ${RECIPES:+--recipes "$RECIPES"} ${GRID:+--grid $GRID}
         ;;
     isolate)
-        part python3 benchmarks/isolate.py --json "$folder/isolate.json"
+        part python3 benchmarks/isolate.py --budget "${BUDGET:-75}" --json "$folder/isolate.json"
         ;;
     ranks)
         part python3 -m pytest -q -s -p no:cacheprovider -m gpu tests/instrument/test_ranks_gpu.py

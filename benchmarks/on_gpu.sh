@@ -9,7 +9,7 @@
 #             them; BUDGET=30: about 100 s each where a process takes 10 s to start)
 #   presets   who-is-faster, workers-pinning and prefetchers on mnist (270 s)
 #             (PRESETS=a,b names them)
-#   ladder    on cifar10-mobilenetv2 (BUDGET=530: 570 s, 56 % of it for our two searches; ROUNDS=3)
+#   ladder    on cifar10-mobilenetv2 (BUDGET=450: 500 s or more, 56 % of it for our two searches; ROUNDS=3)
 #   search    --search auto beside the full grid, on three recipes (RECIPES=a,b; GRID="AXIS=V …";
 #             BUDGET=280: 500 s each, which gives every one of 34 settings four rounds or five)
 #   isolate   trials in one process beside fresh ones (BUDGET=75: 375 s)
@@ -53,7 +53,7 @@ case $chapter in
         done
         ;;
     ladder)
-        preset ladder cifar10-mobilenetv2 "${BUDGET:-530}"
+        preset ladder cifar10-mobilenetv2 "${BUDGET:-450}"
         ;;
     search)
         part python3 benchmarks/search.py --budget "${BUDGET:-280}" --json "$folder/search.json" ${RECIPES:+--recipes "$RECIPES"} ${GRID:+--grid $GRID}

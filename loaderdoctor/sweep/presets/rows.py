@@ -42,7 +42,7 @@ def preset_rows(
         found.append(
             msgspec.structs.replace(
                 one,
-                settings=published_settings(row),
+                settings=row_settings(trial, row),
                 label=row.name,
                 row=row.name,
                 group=row.group or None,
@@ -61,9 +61,14 @@ def preset_rows(
     return tuple(found)
 
 
-def published_settings(row: Row) -> dict[str, Any]:
-    """Every axis, those of the published row as published, the rest null."""
-    return {**Settings().as_dict(), **row.settings}
+def row_settings(trial: Trial, row: Row) -> dict[str, Any]:
+    """Every axis: those of the published row as published, what our own search found, else null."""
+    searched = row.searched_from is not None or row.found_before
+    return {
+        **Settings().as_dict(),
+        **row.settings,
+        **(trial.settings.changed() if searched else {}),
+    }
 
 
 def _ratio(

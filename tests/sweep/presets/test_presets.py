@@ -20,7 +20,7 @@ from loaderdoctor.sweep.presets import PRESETS, find_preset
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.model import Preset
 from loaderdoctor.sweep.presets.resolve import Found, Place, trials_of
-from loaderdoctor.sweep.presets.rows import claim_rows, preset_rows
+from loaderdoctor.sweep.presets.rows import claim_rows, preset_rows, row_settings
 from loaderdoctor.sweep.presets.who_is_faster import MATRIX, PORTIONS, WHO_IS_FASTER
 from loaderdoctor.sweep.rank import Ranking, rank
 from loaderdoctor.sweep.rounds import Sweep
@@ -268,6 +268,11 @@ def test_rungs_keep_what_both_searches_found_the_later_over_the_earlier() -> Non
     assert of["our search once more"].settings == Settings(num_workers=12, prefetch_factor=8).over(
         of["fused optimizer"].settings
     )
+    shown = {n: row_settings(t, t.row) for n, t in of.items() if t.row is not None}
+    columns = {name: (row["num_workers"], row["prefetch_factor"]) for name, row in shown.items()}
+    assert columns["pinned, non_blocking"] == (2, None)  # as published
+    assert columns["what our search recommends"] == columns["fused optimizer"] == (4, 8)
+    assert columns["our search once more"] == (12, 8)
     failed = replace(place, found={"pinned, non_blocking": Found(settings=Settings(), why_not="y")})
     rungs = [t for t in trials_of(ladder, ladder.rows(seen), failed) if t.status == "skipped"]
     assert [t.row.name for t in rungs if t.row is not None] == ["what our search recommends"]

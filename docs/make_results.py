@@ -65,6 +65,14 @@ def table(heads: list[str], rows: list[list[str]]) -> list[str]:
     return lines + ["| " + " | ".join(_cell(row[i]) for i in kept) + " |" for row in rows]
 
 
+def _shares(shares: dict[str, float | None] | None) -> str:
+    """Of the step, from the row's trace."""
+    if shares is None:
+        return "–"
+    known = (shares[name] for name in ("input", "copy", "host", "compute"))
+    return "/".join("–" if share is None else f"{100 * share:.0f}" for share in known)
+
+
 def trial_rows(trials: list[dict[str, Any]]) -> list[list[str]]:
     rows = []
     for i, trial in enumerate(trials):
@@ -88,6 +96,7 @@ def trial_rows(trials: list[dict[str, Any]]) -> list[list[str]]:
                 number(trial["startup_s"], 2),
                 number(host and host / 2**20, 0),
                 number(gib and gib / 2**20, 0),
+                _shares(trial["shares"]),
                 "; ".join(filter(None, said)) or "–",
             ]
         )
@@ -105,7 +114,7 @@ HEADS = [
     "epoch s",
     "start-up s",
 ]
-HEADS += ["host MiB", "GPU peak MiB", "remarks"]
+HEADS += ["host MiB", "GPU peak MiB", "input/copy/host/compute %", "remarks"]
 
 
 def small_png(source: Path) -> bytes:

@@ -66,6 +66,14 @@ class Noise:
             return self._estimate([in_a[n] - in_b[n] for n in common], prior=prior)
         return self._independent(mean_a, mean_b)
 
+    def change(self, a: float, b: float) -> Estimate:
+        """A / b - 1 of shares of the step, each seen in one window: they vary as its step does."""
+        value = a / b - 1
+        if self.weight == 0:
+            return Estimate(value=value, low=-math.inf, high=math.inf, n=1)
+        margin = t95(self.weight) * math.sqrt(2 * self.variance) * a / b
+        return Estimate(value=value, low=value - margin, high=value + margin, n=1)
+
     def _estimate(self, samples: Sequence[float], *, prior: float) -> Estimate:
         n = len(samples)
         value = math.fsum(samples) / n

@@ -168,6 +168,13 @@ class Figures:
         index = self.index(name, group)
         return self.busy.get(index) if self.busy is not None and index is not None else None
 
+    def busy_change(self, name: str, base: str) -> Change:
+        """The accelerator's busy share of one row against another's; each has one traced window."""
+        share, before, noise = self.gpu_busy(name), self.gpu_busy(base), self.ranking.noise
+        if share is None or not before or noise is None:
+            return Change(reason="not recorded")
+        return Change(estimate=noise.change(share, before))
+
     def load_and_rest_ms(self) -> tuple[float, float] | None:
         """(what loading costs the loop as it is, what remains without it), per step."""
         facts = self.ablation

@@ -43,11 +43,12 @@ def faster(change: Change, *, published: float | None = None) -> Judged:
     return Judged(verdict="agrees", ours=ours)
 
 
-def slower(change: Change) -> Judged:
-    """The change is an increase."""
+def slower(change: Change, *, published: float | None = None) -> Judged:
+    """The change is an increase; with `published`, of about its size (both relative, positive)."""
     if change.estimate is None:
         return not_testable(change.reason or "not measured")
-    judged = faster(Change(estimate=_negated(change)))
+    wanted = -published if published is not None else None
+    judged = faster(Change(estimate=_negated(change)), published=wanted)
     return Judged(verdict=judged.verdict, ours=words(change), reason=judged.reason)
 
 
@@ -94,17 +95,6 @@ def is_lower(
     if published is not None and change < -EQUAL and change > PART * published:
         return Judged(verdict="disagrees", ours=ours, reason="the same direction, but far less")
     return Judged(verdict="agrees" if change < -EQUAL else "disagrees", ours=ours)
-
-
-def is_higher(value: float | None, base: float | None, *, published: float | None = None) -> Judged:
-    """A figure without noise is higher than another."""
-    if value is None or not base:
-        return not_testable("not recorded")
-    change = value / base - 1
-    ours = f"{base:.1%} → {value:.1%}"
-    if published is not None and EQUAL < change < PART * published:
-        return Judged(verdict="disagrees", ours=ours, reason="the same direction, but far less")
-    return Judged(verdict="agrees" if change > EQUAL else "disagrees", ours=ours)
 
 
 def grows(figures: Figures, name: str, groups: Sequence[str]) -> Judged:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from loaderdoctor.instrument.protocol import Observed
 from loaderdoctor.sweep.presets.figures import Change, Figures
-from loaderdoctor.sweep.presets.judge import faster, is_higher, is_lower, not_testable
+from loaderdoctor.sweep.presets.judge import faster, is_lower, not_testable, slower
 from loaderdoctor.sweep.presets.model import Claim, Judged, Preset, Published, Row
 
 BASELINE = "baseline, batch 32"
@@ -113,13 +113,15 @@ def _amp_memory(figures: Figures) -> Judged:
 
 
 def _pinning_busy(figures: Figures) -> Judged:
-    before, after = (figures.gpu_busy(row) for row in ("2 workers", "pinned, non_blocking"))
+    rows = ("2 workers", "pinned, non_blocking")
+    before, after = (figures.gpu_busy(row) for row in rows)
     if before is None or after is None:
         return not_testable(
             "the accelerator's busy time needs an accelerator and a trace of both rows (which a "
             "larger --budget allows)"
         )
-    return is_higher(after, before, published=86.2 / 79.5 - 1)
+    judged = slower(figures.busy_change(*rows[::-1]), published=86.2 / 79.5 - 1)
+    return replace(judged, ours=f"{before:.1%} → {after:.1%}")
 
 
 LADDER = Preset(

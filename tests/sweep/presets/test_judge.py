@@ -7,12 +7,12 @@ import math
 import pytest
 
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.sweep.noise import Noise
 from loaderdoctor.sweep.presets import find_preset
 from loaderdoctor.sweep.presets.figures import Change, change_of_peaks, mean_of
 from loaderdoctor.sweep.presets.judge import (
     all_hold,
     faster,
-    is_higher,
     is_lower,
     not_faster,
     slower,
@@ -103,7 +103,6 @@ def test_memory_is_compared_without_noise() -> None:
     assert is_lower(246.0, 251.0).verdict == "agrees"
     assert is_lower(246.0, 251.0, exact=False).verdict == NOISE  # a process tree's memory
     assert is_lower(None, 251.0).verdict == "not testable here"
-    assert is_higher(0.862, 0.795).verdict == "agrees"
 
 
 def test_peaks_that_differ_from_visit_to_visit_decide_nothing_within_their_range() -> None:
@@ -114,6 +113,26 @@ def test_peaks_that_differ_from_visit_to_visit_decide_nothing_within_their_range
     assert slower(change_of_peaks([300 * mib, 290 * mib], [82 * mib, 98 * mib])).verdict == "agrees"
     assert unchanged(change_of_peaks([98 * mib], [98 * mib])).verdict == "agrees"
     assert unchanged(change_of_peaks([], [98 * mib])).verdict == "not testable here"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "spread", "verdict"),
+    [
+        (0.795, 0.862, 0.01, "agrees"),
+        (0.731, 0.734, 0.08, NOISE),  # an H200 whose windows differ so: 66.6 → 84.2 % before
+        (0.731, 0.734, 0.001, "disagrees"),
+        (0.862, 0.795, 0.01, "disagrees"),
+        (0.795, 0.815, 0.001, "disagrees"),  # far less than published
+    ],
+)
+def test_shares_of_single_windows_are_as_uncertain_as_their_steps(
+    before: float, after: float, spread: float, verdict: str
+) -> None:
+    noise = Noise(variance=spread**2, weight=4)
+    judged = slower(Change(estimate=noise.change(after, before)), published=86.2 / 79.5 - 1)
+    assert judged.verdict == verdict
+    nothing_known = Noise(variance=0.0, weight=0).change(after, before)
+    assert slower(Change(estimate=nothing_known)).verdict == NOISE
 
 
 def test_a_claim_of_several_parts_holds_where_all_do() -> None:

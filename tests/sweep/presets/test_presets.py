@@ -279,6 +279,27 @@ def test_rungs_keep_what_both_searches_found_the_later_over_the_earlier() -> Non
     assert rungs[0].reason == "y"
 
 
+def test_a_busy_share_is_judged_with_the_noise_of_the_rows() -> None:
+    def truth(settings: Settings) -> Truth:
+        return Truth(step_ms=10.0)
+
+    ladder = find_preset("ladder")
+    _, figures, _ = swept(ladder, truth, device="cuda:0")
+    at = {name: figures.index(name) for name in ("2 workers", "pinned, non_blocking")}
+    before, after = (index for index in at.values() if index is not None)
+    for share, verdict in (
+        (0.88, "agrees"),
+        (0.80, "not separable from noise"),
+        (0.7, "disagrees"),
+    ):
+        seen = replace(figures, busy={before: 0.795, after: share})
+        claim = next(c for c in claim_rows(ladder, seen) if "busy" in c["claim"])
+        assert claim["verdict"] == verdict
+        assert claim["ours"] == f"79.5% → {share:.1%}"
+    unseen = next(c for c in claim_rows(ladder, figures) if "busy" in c["claim"])
+    assert unseen["verdict"] == "not testable here"
+
+
 def test_ddp_has_a_process_for_each_gpu_and_dataparallel_one_for_all() -> None:
     compute = find_preset("compute")
     seen = observed(device="cuda:0")

@@ -1,11 +1,12 @@
 """What recording inside workers costs: loading time with and without it, interleaved.
 
-    OMP_NUM_THREADS=1 python benchmarks/worker_overhead.py [--rounds 30] [--only TEXT]
+    OMP_NUM_THREADS=1 python benchmarks/worker_overhead.py [--rounds 30] [--parts] [--only TEXT]
 
-First, what the hooks themselves cost: torch's own worker loop is run here, with queues that hold
-everything at once, and the CPU time of the thread is compared. Each round runs a short and a long
-epoch, recorded and not; a batch's cost is the difference of long and short, so that what a worker
-pays once (its file, its threads) does not count as a batch's. Then whole loaders: rounds of one
+First, what recording costs the worker: two processes run torch's own worker loop, one recorded, and
+take turns of 25 ms or one batch in shuffled order; the CPU time of the process from turn to turn is
+compared, so all of its threads count. They live through all rounds, so that what a worker pays once
+(its file, its threads) does not count as a batch's. With --parts more processes take turns, each
+without one part of recording. Then whole loaders: rounds of one
 recorded and one unrecorded epoch in turn (which goes first is shuffled), each over a fresh pool.
 Printed is recorded / unrecorded with a 95 % interval over rounds, for wall time without the
 workers' start-up, and for CPU time of all processes, which other load on the machine disturbs less.
@@ -16,13 +17,14 @@ from __future__ import annotations
 import argparse
 import io
 import math
+import multiprocessing
 import os
 import random
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data._utils import worker as torch_worker
 
 from loaderdoctor.instrument import fetch_clock, worker
+from loaderdoctor.instrument.record_file import RecordWriter
+from loaderdoctor.instrument.worker_sampling import LineSampler
 
 
 class Decoding(Dataset[Any]):
@@ -100,93 +104,137 @@ def loaders() -> dict[str, DataLoader[Any]]:
     }
 
 
-class _Indices:
-    """An index queue that holds every request already, and ends the loop after the last."""
+class _Turns:
+    """An index queue that hands out as many batches as the other end of a pipe says, each time.
 
-    def __init__(self, n_batches: int, batch_size: int, done: threading.Event) -> None:
-        batch = list(range(batch_size))
-        self.requests: list[Any] = [(i, batch) for i in range(n_batches)][::-1]
+    Answers with the CPU time of this process, when all batches of the turn before are made.
+    """
+
+    def __init__(self, pipe: Any, batch_size: int, done: threading.Event) -> None:
+        self.pipe = pipe
+        self.batch = list(range(batch_size))
         self.done = done
+        self.n_left = self.n_made = 0
 
     def get(self, timeout: float | None = None) -> Any:
-        if self.requests:
-            return self.requests.pop()
-        self.done.set()
-        return None
+        if not self.n_left:
+            self.pipe.send(time.process_time_ns())
+            self.n_left = self.pipe.recv()
+            if not self.n_left:
+                self.done.set()
+                return None
+        self.n_left -= 1
+        self.n_made += 1
+        return self.n_made, self.batch
 
     def put(self, item: Any) -> None:
         raise NotImplementedError("a worker only takes indices")
 
 
-class _Sink:
-    """A data queue that forgets."""
+class _Counting(Dataset[int]):
+    """Counts bytes that stay in a core's own cache: as fast in one process as in the next."""
 
-    def get(self) -> Any:
-        raise NotImplementedError("a worker only hands batches over")
-
-    def put(self, item: Any) -> None:
-        pass
-
-    def cancel_join_thread(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class _Nothing(Dataset[int]):
-    """Counts bytes: compiled work, which runs as fast in one epoch as in the next."""
-
-    def __init__(self, n_bytes: int) -> None:
-        self.data = bytes(n_bytes)
+    def __init__(self, n_times: int) -> None:
+        self.n_times = n_times
+        self.data = b"-" * 70_000  # 20 us where a byte takes 0.3 ns
 
     def __len__(self) -> int:
         return 1 << 20
 
     def __getitem__(self, i: int) -> int:
-        return i + self.data.count(b"x")
+        for _ in range(self.n_times):
+            i += self.data.count(b"x")
+        return i
 
 
 def _first(samples: list[int]) -> int:
     return samples[0]
 
 
-def loop_cpu_ns(loop: Any, n_batches: int, batch_size: int, n_bytes: int) -> float:
-    """CPU time of the calling thread for one epoch of a worker loop."""
+# Parts of recording, and how each is switched off: owner, name, what takes its place.
+PARTS: dict[str, tuple[Any, str, Any]] = {
+    "sample times": (fetch_clock, "MAX_STAMP_SHARE", 1e-9),
+    "CPU clocks": (worker, "MAX_CPU_READ_SHARE", 1e-9),
+    "looks": (LineSampler, "begin", lambda *_: None),
+    "writing": (RecordWriter, "add", lambda *_: None),
+}
+PLAIN = "not recorded"
+FIRST_TURNS = 20  # left out: threads start, and the first looks come closer together
+
+
+def _work(
+    pipe: Any, data_queue: Any, off: Sequence[str] | None, batch_size: int, data: Any
+) -> None:
+    """A worker process: torch's own loop, recorded but for the parts `off`; None: not recorded."""
     done = threading.Event()
-    indices = _Indices(n_batches, batch_size, done)
-    # A worker's queue has a thread of its own, beside which looks ask for the interpreter as usual.
-    feeder = threading.Thread(target=done.wait, name="QueueFeederThread", daemon=True)
-    feeder.start()
-    began = time.thread_time_ns()
-    data = _Nothing(n_bytes)
-    loop(0, [data], indices, _Sink(), done, True, _first, False, 1, None, 0, 1, False, None)
-    took = time.thread_time_ns() - began
-    done.set()
-    feeder.join()
+    loop: Any = torch_worker._worker_loop
+    with tempfile.TemporaryDirectory() as folder:
+        if off is not None:
+            for part in off:
+                setattr(*PARTS[part])
+            loop = worker.RecordedLoop(loop, folder, serial=1)
+        indices = _Turns(pipe, batch_size, done)
+        loop(0, [data], indices, data_queue, done, True, _first, False, 1, None, 0, 1, False, None)
+
+
+def cpu_of_turns(
+    variants: Mapping[str, Sequence[str] | None],
+    n_rounds: int,
+    batch_size: int,
+    data: Dataset[Any],
+    n_batches: int,
+) -> dict[str, list[float]]:
+    """CPU time of a batch (us) in each round by variant: worker processes that take turns.
+
+    Each lives through all rounds, so that what a worker pays once does not count as a batch's.
+    """
+    context = multiprocessing.get_context("fork")
+    pipes, processes, queues = {}, [], []
+    for name, off in variants.items():
+        pipes[name], theirs = context.Pipe()
+        queues.append(queue := context.Queue())
+        arguments = (theirs, queue, off, batch_size, data)
+        processes.append(context.Process(target=_work, args=arguments))
+        processes[-1].start()
+        threading.Thread(target=_drain, args=(queue,), daemon=True).start()
+    before = {name: pipe.recv() for name, pipe in pipes.items()}
+    took: dict[str, list[float]] = {name: [] for name in variants}
+    for number in range(n_rounds + FIRST_TURNS):
+        for name in random.sample(list(variants), len(variants)):
+            pipes[name].send(n_batches)
+            now_ns = pipes[name].recv()
+            if number >= FIRST_TURNS:
+                took[name].append((now_ns - before[name]) / n_batches / 1000)
+            before[name] = now_ns
+    for pipe in pipes.values():
+        pipe.send(0)
+    for process in processes:
+        process.join()
     return took
 
 
-def hook_cost(
-    n_rounds: int, batch_size: int, n_bytes: int, n_batches: int
-) -> tuple[Ratio, float, float]:
-    """One batch through torch's worker loop: recorded / unrecorded, and both in us (medians)."""
-    plain_loop = torch_worker._worker_loop
-    lengths = (n_batches // 5, n_batches)
-    recorded, unrecorded = [], []
-    for _ in range(n_rounds):
-        took = {}
-        order = [(wanted, n) for wanted in (False, True) for n in lengths]
-        for wanted, n in random.sample(order, len(order)):
-            with tempfile.TemporaryDirectory() as folder:
-                loop = worker.RecordedLoop(plain_loop, folder, serial=1) if wanted else plain_loop
-                took[wanted, n] = loop_cpu_ns(loop, n, batch_size, n_bytes)
-                fetch_clock.remove_clocks()
-        short, long = lengths
-        for wanted, column in ((True, recorded), (False, unrecorded)):
-            column.append((took[wanted, long] - took[wanted, short]) / (long - short) / 1000)
-    ratio = median_ratio([a / b for a, b in zip(recorded, unrecorded, strict=True)])
-    return ratio, statistics.median(recorded), statistics.median(unrecorded)
+def _drain(queue: Any) -> None:
+    """Takes what a worker sends, as the training process would."""
+    while True:
+        queue.get()
+
+
+def print_hook_costs(n_rounds: int, parts: bool) -> None:
+    """What recording adds to a batch: to short ones of one sample, like MNIST's, like JPEG's."""
+    variants: dict[str, Sequence[str] | None] = {PLAIN: None, "all": ()}
+    if parts:
+        variants.update({f"all but {part}": (part,) for part in PARTS}, nothing=tuple(PARTS))
+    # Samples of about 60, 100 and 5000 us; turns of 25 ms or one batch.
+    for batch_size, n_times, n_batches in ((1, 3, 400), (64, 5, 4), (32, 240, 1)):
+        data = _Counting(n_times)
+        n_turns = n_rounds * (30 if n_batches > 1 else 6)
+        took = cpu_of_turns(variants, n_turns, batch_size, data, n_batches)
+        plain = took.pop(PLAIN)
+        print(f"{batch_size} samples, {statistics.median(plain):.1f} us of CPU a batch")
+        for name, ours in took.items():
+            pairs = list(zip(ours, plain, strict=True))
+            more = statistics.median([a - b for a, b in pairs])
+            print(f"  {name:22s} CPU {median_ratio([a / b for a, b in pairs])}, {more:+.1f} us")
 
 
 @dataclass(frozen=True)
@@ -248,18 +296,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--only", default="", help="loaders whose name holds this")
+    parser.add_argument("--parts", action="store_true", help="also without each part of recording")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
     print("recorded / unrecorded, median and 95 % interval")
-    # Samples of 60, 100 and 5000 us where a byte takes 0.3 ns.
-    work = ((1, 200_000, 2000), (64, 350_000, 100), (32, 17_000_000, 6))
-    for batch_size, n_bytes, n_batches in work if not options.only else ():
-        ratio, ours, plain = hook_cost(options.rounds, batch_size, n_bytes, n_batches)
-        print(
-            f"hooks alone, {batch_size:2d} samples: CPU {ratio}, "
-            f"{ours - plain:.1f} us more than {plain:.0f} us a batch"
-        )
+    if not options.only:
+        print_hook_costs(options.rounds, options.parts)
     for name, source in loaders().items():
         if options.only in name:
             wall, cpu = overhead(source, options.rounds)

@@ -20,15 +20,11 @@ from torch.utils.data._utils import fetch as torch_fetch
 from torch.utils.data.dataloader import _DatasetKind
 
 from loaderdoctor.instrument.record_file import BATCH, Outcome
+from loaderdoctor.instrument.recording_budget import MAX_STAMP_SHARE, STAMP_NS
 from loaderdoctor.instrument.transform_probe import EVERY_N_SAMPLES, TransformProbe
 
 CLOCK_KEY: Final = "_loaderdoctor_clock"
 
-# Noting one sample costs 0.4 µs, on a busy machine 0.8 µs (benchmarks/worker_overhead.py). Where
-# samples are so short that this would exceed the share below, only one batch in so many has its
-# samples timed.
-STAMP_NS: Final = 800
-MAX_STAMP_SHARE: Final = 0.004
 MAX_BATCHES_SKIPPED: Final = 511
 
 

@@ -36,16 +36,12 @@ from loaderdoctor.instrument.record_file import (
     RecordWriter,
     assert_shared_clock,
 )
+from loaderdoctor.instrument.recording_budget import CPU_READS_NS, MAX_CPU_READ_SHARE
 from loaderdoctor.instrument.worker_sampling import LineSampler, python_threads
 
 # Native thread pools start with first use: they are counted after this many batches, then again
 # at twice as many, and so on.
 COUNT_THREADS_AT: Final = 4
-# Four readings of CPU clocks a batch are system calls: 8 µs in a virtual machine (timeit), most of
-# what recording a short batch costs. Where they would exceed the share below, they are read in one
-# batch of so many, and the others get the same CPU time for each of their nanoseconds.
-CPU_READS_NS: Final = 8_000
-MAX_CPU_READ_SHARE: Final = 0.004
 MAX_UNREAD: Final = 63
 
 

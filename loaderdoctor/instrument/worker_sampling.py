@@ -25,16 +25,18 @@ import loaderdoctor
 from loaderdoctor.instrument.asking import ask_as_usual, ask_soon
 from loaderdoctor.instrument.fetch_clock import FetchClock
 from loaderdoctor.instrument.record_file import Kind, RecordWriter
+from loaderdoctor.instrument.recording_budget import BOTH_OVER_OWN, MAX_LOOK_SHARE
 
 INTERVAL_S: Final = 0.010
-MAX_INTERVAL_S: Final = 0.100
-# A look costs 20-60 µs of CPU (benchmarks/worker_overhead.py) and the watched thread two to four
-# times as much, to hand over the GIL and get its caches back; the interval grows until looking
-# itself takes no more than this share.
-MAX_OWN_SHARE: Final = 0.001
+MAX_INTERVAL_S: Final = 0.200
+# Who wakes where the interpreter was given up looks again within this time of it, and asks for it
+# soon only so long: a worker's queue would else be served faster than without recording.
+SOON_WITHIN_S: Final = 0.004
 # Shares of lines are good to 5 points after 100 looks; each doubling of the looks from there on
 # doubles the interval, so that a long run pays ever less.
 LOOKS_AT_FULL_RATE: Final = 100
+# A short run shall see its hot lines: so many come first whatever they cost.
+LOOKS_AT_ANY_COST: Final = 10
 IDLE_LOOKS: Final = 5  # in a row without a fetch, then it sleeps until the next one
 REPORT_EVERY_NS: Final = 500_000_000
 MAX_FRAMES: Final = 200
@@ -137,10 +139,11 @@ class LineSampler:
         idle = n_looks = 0
         try:
             while not self._stopping:
-                ask_soon()
-                time.sleep(interval_s * (0.5 + chance.random()))
-                watched = self._watched
-                if watched is None:
+                pause_s = interval_s * (0.5 + chance.random())
+                due_s = time.perf_counter() + pause_s
+                time.sleep(pause_s)
+                late_s = time.perf_counter() - due_s
+                if self._watched is None:
                     idle += 1
                     if idle < IDLE_LOOKS:
                         continue
@@ -148,17 +151,26 @@ class LineSampler:
                     idle = 0
                     continue
                 idle = 0
-                cpu_before = time.thread_time_ns()
+                # Taken by force, after the switch interval, it is a place like any other.
+                given_up = late_s < sys.getswitchinterval()
+                if given_up and ask_soon(beside_queues=True):
+                    time.sleep(SOON_WITHIN_S * chance.random())
+                    ask_as_usual()
+                watched = self._watched
+                if watched is None:
+                    continue
                 self._look(watched)
                 n_looks += 1
                 now = time.perf_counter_ns()
                 if now - self._counts_since_ns > REPORT_EVERY_NS:
                     self.report()
                 self._writer.flush_if_due(now)
-                self._cpu_ns = time.thread_time_ns()
-                cost_s = (self._cpu_ns - cpu_before) / 1e9
+                cpu_before, self._cpu_ns = self._cpu_ns, time.thread_time_ns()
+                if n_looks <= LOOKS_AT_ANY_COST:
+                    continue
+                cost_s = BOTH_OVER_OWN * (self._cpu_ns - cpu_before) / 1e9
                 rate_s = INTERVAL_S * max(1.0, n_looks / LOOKS_AT_FULL_RATE)
-                wanted_s = min(MAX_INTERVAL_S, max(rate_s, cost_s / MAX_OWN_SHARE))
+                wanted_s = min(MAX_INTERVAL_S, max(rate_s, cost_s / MAX_LOOK_SHARE))
                 interval_s += (wanted_s - interval_s) / 8  # one dear look is no reason to go blind
         except Exception:
             if not sys.is_finalizing():
@@ -171,7 +183,6 @@ class LineSampler:
         self._writer.flush()
         self._wake.clear()
         self._asleep = True
-        ask_as_usual()
         if self._watched is None and not self._stopping:
             self._wake.wait()
         self._asleep = False

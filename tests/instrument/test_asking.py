@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import threading
@@ -48,6 +49,20 @@ def test_beside_threads_of_the_script_it_stays_theirs() -> None:
     assert beside == pytest.approx(THEIRS_S)
     ask_soon()
     assert is_soon()
+
+
+def test_threads_that_send_for_queues_are_looked_past_where_asked_for() -> None:
+    queue: multiprocessing.Queue[int] = multiprocessing.Queue()
+    queue.put(1)  # starts its thread
+    try:
+        assert not ask_soon()
+        assert sys.getswitchinterval() == pytest.approx(THEIRS_S)
+        assert ask_soon(beside_queues=True)
+        assert is_soon()
+        assert queue.get(timeout=30) == 1
+    finally:
+        queue.close()
+        queue.join_thread()
 
 
 def test_what_the_script_sets_meanwhile_stays() -> None:

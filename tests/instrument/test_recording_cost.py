@@ -62,9 +62,9 @@ def tap_in(folder: Path) -> WorkerTap:
 
 
 def test_long_batches_have_their_cpu_clocks_read_each(clock: Clock, tmp_path: Path) -> None:
-    told = list(cpu_of_batches(tap_in(tmp_path), clock, [4_000_000] * 50))
+    told = list(cpu_of_batches(tap_in(tmp_path), clock, [8_000_000] * 50))
     assert clock.n_reads == 4 * 50
-    assert set(told) == {(3_000_000, 6_000_000)}
+    assert set(told) == {(6_000_000, 12_000_000)}
 
 
 def test_short_batches_are_read_now_and_then_and_their_sum_holds(

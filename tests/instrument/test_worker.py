@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json.decoder
 import os
 import queue
 import random
@@ -214,6 +215,15 @@ def test_the_hot_line_is_the_users_own(records: Path, n_workers: int) -> None:
     mine = [spot for spot in hits if spot.file == cases.__file__]
     assert sum(spot.count for spot in mine) > 0.8 * total
     assert {spot.function.split(".")[-1] for spot in mine} == {"__getitem__"}
+
+
+def test_looks_at_a_worker_fall_on_code_that_keeps_the_interpreter(records: Path) -> None:
+    list(cases.loader(cases.Parsing(), num_workers=1))
+    hits = [spot for spot in finished(records).lines if spot.phase == "fetch"]
+    parsing = sum(spot.count for spot in hits if spot.leaf_file == json.decoder.__file__)
+    total = sum(spot.count for spot in hits)
+    assert total >= 8
+    assert parsing > 0.5 * total  # it takes nine tenths; looks at the usual turns found a quarter
 
 
 @pytest.mark.alone

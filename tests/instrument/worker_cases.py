@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -59,6 +60,20 @@ class Spinning(Dataset[Any]):
         while time.perf_counter() < until:
             sum(range(500))  # the hot line
         return i
+
+
+class Parsing(Dataset[Any]):
+    """Parses JSON, which keeps the interpreter, then makes a tensor, which gives it up."""
+
+    def __init__(self) -> None:
+        self.text = json.dumps([[i, i + 1] for i in range(1200)])
+
+    def __len__(self) -> int:
+        return 2000
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        parsed = json.loads(self.text)  # 1 ms: less than the usual wait for it
+        return torch.full((64, 64), float(len(parsed)))
 
 
 class Failing(Dataset[Any]):

@@ -1,12 +1,15 @@
 """What recording inside workers costs: loading time with and without it, interleaved.
 
-    OMP_NUM_THREADS=1 python benchmarks/worker_overhead.py [--rounds 30] [--parts] [--only TEXT]
+    OMP_NUM_THREADS=1 python benchmarks/worker_overhead.py [--rounds 30] [--parts] [--shape NAME]
+                                                           [--only TEXT]
 
-First, what recording costs the worker: two processes run torch's own worker loop, one recorded, and
-take turns of 25 ms or one batch in shuffled order; the CPU time of the process from turn to turn is
-compared, so all of its threads count. They live through all rounds, so that what a worker pays once
-(its file, its threads) does not count as a batch's. With --parts more processes take turns, each
-without one part of recording. Then whole loaders: rounds of one
+First, what recording costs the worker: a process runs torch's own worker loop in turns of some 50
+ms, recorded and not, in pairs of shuffled order; the CPU time of the process is compared, so all of
+its threads count. Shorter than a busy machine takes to change its speed, such turns hold few looks
+for hot lines: their own thread's CPU time is read after some seconds without turns. A process lives
+through all rounds, so that what a worker pays once (its file, its threads) does not count as a
+batch's. With --parts more such processes run in between, each without one part of recording. Then
+whole loaders: rounds of one
 recorded and one unrecorded epoch in turn (which goes first is shuffled), each over a fresh pool.
 Printed is recorded / unrecorded with a 95 % interval over rounds, for wall time without the
 workers' start-up, and for CPU time of all processes, which other load on the machine disturbs less.
@@ -105,21 +108,32 @@ def loaders() -> dict[str, DataLoader[Any]]:
 
 
 class _Turns:
-    """An index queue that hands out as many batches as the other end of a pipe says, each time.
+    """An index queue that hands out batches in turns, recorded or not, as a pipe's other end says.
 
-    Answers with the CPU time of this process, when all batches of the turn before are made.
+    Answers with the CPU time of this process for the batches of a turn after its first: one process
+    is compared with itself, since two differ by some percent in how their memory lies in caches.
     """
 
-    def __init__(self, pipe: Any, batch_size: int, done: threading.Event) -> None:
+    def __init__(self, pipe: Any, data_queue: Any, batch_size: int, done: threading.Event) -> None:
         self.pipe = pipe
+        self.data_queue = data_queue
         self.batch = list(range(batch_size))
         self.done = done
-        self.n_left = self.n_made = 0
+        self.tap: worker.WorkerTap | None = None
+        self.hooks: dict[Any, tuple[str, Any]] = {}
+        self.n_left = self.n_measured = self.n_made = self.began_ns = 0
 
     def get(self, timeout: float | None = None) -> Any:
+        if self.tap is not None and "get" not in vars(self):
+            self.tap._making = False  # began with the last recorded call
+            self.tap._lines.end()
+        if self.n_left == self.n_measured:
+            self.began_ns = time.process_time_ns()
         if not self.n_left:
-            self.pipe.send(time.process_time_ns())
-            self.n_left = self.pipe.recv()
+            cpu_ns = (time.process_time_ns() - self.began_ns) / max(1, self.n_measured)
+            self.pipe.send((cpu_ns, self.tap._lines._cpu_ns if self.tap is not None else 0))
+            self.n_left, self.n_measured, recorded = self.pipe.recv()
+            self.switch(recorded)
             if not self.n_left:
                 self.done.set()
                 return None
@@ -127,8 +141,30 @@ class _Turns:
         self.n_made += 1
         return self.n_made, self.batch
 
+    def switch(self, recorded: bool) -> None:
+        """Puts the hooks of recording in their places, or takes them out."""
+        if not self.hooks:
+            self.hooks = {
+                queue: (name, vars(queue)[name])
+                for queue, name in ((self, "get"), (self.data_queue, "put"))
+            }
+        for queue, (name, hook) in self.hooks.items():
+            if recorded:
+                setattr(queue, name, hook)
+            else:
+                vars(queue).pop(name, None)
+
     def put(self, item: Any) -> None:
         raise NotImplementedError("a worker only takes indices")
+
+
+class _Recorded(worker.RecordedLoop):
+    """Tells the index queue what records, so that it can be paused."""
+
+    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> worker.WorkerTap | None:
+        tap = super()._open(args, kwargs)
+        args[2].tap = tap
+        return tap
 
 
 class _Counting(Dataset[int]):
@@ -158,35 +194,32 @@ PARTS: dict[str, tuple[Any, str, Any]] = {
     "looks": (LineSampler, "begin", lambda *_: None),
     "writing": (RecordWriter, "add", lambda *_: None),
 }
-PLAIN = "not recorded"
-FIRST_TURNS = 20  # left out: threads start, and the first looks come closer together
+FIRST_PAIRS = 20  # left out: threads start, and the first looks come closer together
+LOOKED_AT_S = 8.0
 
 
-def _work(
-    pipe: Any, data_queue: Any, off: Sequence[str] | None, batch_size: int, data: Any
-) -> None:
-    """A worker process: torch's own loop, recorded but for the parts `off`; None: not recorded."""
+def _work(pipe: Any, data_queue: Any, off: Sequence[str], batch_size: int, data: Any) -> None:
+    """A worker process: torch's own loop, recorded in some turns but for the parts `off`."""
     done = threading.Event()
-    loop: Any = torch_worker._worker_loop
     with tempfile.TemporaryDirectory() as folder:
-        if off is not None:
-            for part in off:
-                setattr(*PARTS[part])
-            loop = worker.RecordedLoop(loop, folder, serial=1)
-        indices = _Turns(pipe, batch_size, done)
+        for part in off:
+            setattr(*PARTS[part])
+        loop = _Recorded(torch_worker._worker_loop, folder, serial=1)
+        indices = _Turns(pipe, data_queue, batch_size, done)
         loop(0, [data], indices, data_queue, done, True, _first, False, 1, None, 0, 1, False, None)
 
 
 def cpu_of_turns(
-    variants: Mapping[str, Sequence[str] | None],
-    n_rounds: int,
+    variants: Mapping[str, Sequence[str]],
+    n_pairs: int,
     batch_size: int,
     data: Dataset[Any],
     n_batches: int,
-) -> dict[str, list[float]]:
-    """CPU time of a batch (us) in each round by variant: worker processes that take turns.
+) -> tuple[dict[str, list[tuple[float, float]]], float]:
+    """CPU time of a batch (us) in pairs of turns by variant, (recorded, not recorded); of looks.
 
-    Each lives through all rounds, so that what a worker pays once does not count as a batch's.
+    The latter is the share of the recorded worker's CPU time that the looking thread has taken, in
+    the first variant. A turn's first batch is left out.
     """
     context = multiprocessing.get_context("fork")
     pipes, processes, queues = {}, [], []
@@ -197,20 +230,28 @@ def cpu_of_turns(
         processes.append(context.Process(target=_work, args=arguments))
         processes[-1].start()
         threading.Thread(target=_drain, args=(queue,), daemon=True).start()
-    before = {name: pipe.recv() for name, pipe in pipes.items()}
-    took: dict[str, list[float]] = {name: [] for name in variants}
-    for number in range(n_rounds + FIRST_TURNS):
+        pipes[name].recv()
+    took: dict[str, list[tuple[float, float]]] = {name: [] for name in variants}
+    for number in range(n_pairs + FIRST_PAIRS):
         for name in random.sample(list(variants), len(variants)):
-            pipes[name].send(n_batches)
-            now_ns = pipes[name].recv()
-            if number >= FIRST_TURNS:
-                took[name].append((now_ns - before[name]) / n_batches / 1000)
-            before[name] = now_ns
+            of = {}
+            for recorded in random.sample((False, True), 2):
+                pipes[name].send((n_batches, n_batches - 1, recorded))
+                of[recorded] = pipes[name].recv()[0] / 1000
+            if number >= FIRST_PAIRS:
+                took[name].append((of[True], of[False]))
+    first = next(iter(variants))
+    n_long = int(LOOKED_AT_S * 1e6 / statistics.median(of for of, _ in took[first]))
+    looked_ns = 0
+    for _ in range(2):  # how much more the second turn took
+        pipes[first].send((n_long, n_long - 1, True))
+        cpu_ns, so_far_ns = pipes[first].recv()
+        share, looked_ns = (so_far_ns - looked_ns) / (n_long * cpu_ns), so_far_ns
     for pipe in pipes.values():
-        pipe.send(0)
+        pipe.send((0, 0, False))
     for process in processes:
         process.join()
-    return took
+    return took, share
 
 
 def _drain(queue: Any) -> None:
@@ -219,22 +260,24 @@ def _drain(queue: Any) -> None:
         queue.get()
 
 
-def print_hook_costs(n_rounds: int, parts: bool) -> None:
+def print_hook_costs(n_pairs: int, parts: bool, only: str) -> None:
     """What recording adds to a batch: to short ones of one sample, like MNIST's, like JPEG's."""
-    variants: dict[str, Sequence[str] | None] = {PLAIN: None, "all": ()}
+    variants: dict[str, Sequence[str]] = {"all": ()}
     if parts:
         variants.update({f"all but {part}": (part,) for part in PARTS}, nothing=tuple(PARTS))
-    # Samples of about 60, 100 and 5000 us; turns of 25 ms or one batch.
-    for batch_size, n_times, n_batches in ((1, 3, 400), (64, 5, 4), (32, 240, 1)):
-        data = _Counting(n_times)
-        n_turns = n_rounds * (30 if n_batches > 1 else 6)
-        took = cpu_of_turns(variants, n_turns, batch_size, data, n_batches)
-        plain = took.pop(PLAIN)
-        print(f"{batch_size} samples, {statistics.median(plain):.1f} us of CPU a batch")
-        for name, ours in took.items():
-            pairs = list(zip(ours, plain, strict=True))
+    # Samples of about 60, 100 and 5000 us; turns of about 50 ms or two batches.
+    shapes = {"one": (1, 3, 800), "MNIST": (64, 5, 8), "JPEG": (32, 240, 2)}
+    for shape, (batch_size, n_times, n_batches) in shapes.items():
+        if only not in shape:
+            continue
+        some = n_pairs if n_batches > 2 else math.ceil(n_pairs / 4)
+        took, looks = cpu_of_turns(variants, some, batch_size, _Counting(n_times), n_batches)
+        plain = statistics.median(b for pairs in took.values() for _, b in pairs)
+        print(f"{shape}: {batch_size} samples, {plain:.1f} us of CPU a batch")
+        for name, pairs in took.items():
             more = statistics.median([a - b for a, b in pairs])
             print(f"  {name:22s} CPU {median_ratio([a / b for a, b in pairs])}, {more:+.1f} us")
+        print(f"  looks alone, their own thread: {looks:.2%} of the worker's CPU time")
 
 
 @dataclass(frozen=True)
@@ -296,13 +339,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--only", default="", help="loaders whose name holds this")
+    parser.add_argument("--shape", default="", help="of batches: one, MNIST or JPEG")
     parser.add_argument("--parts", action="store_true", help="also without each part of recording")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
     print("recorded / unrecorded, median and 95 % interval")
     if not options.only:
-        print_hook_costs(options.rounds, options.parts)
+        print_hook_costs(10 * options.rounds, options.parts, options.shape)
     for name, source in loaders().items():
         if options.only in name:
             wall, cpu = overhead(source, options.rounds)

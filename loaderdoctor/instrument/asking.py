@@ -6,9 +6,9 @@ only where the holder stays away for long: looks at a dataset that parsed JSON f
 fell on the 0.3 ms of torch.stack behind it. With 0.1 ms, 41 of 45 fell on the parsing.
 
 A worker is never without a thread beside: its queue has one that sends, its tensors one that hands
-out file descriptors. Were all asked for soon all along, batches would be sent in 2.0 ms instead of
-3.3 while the worker parses JSON: looking would speed up what it watches. Hence in a worker the wait
-is short only for the few milliseconds before a look.
+out file descriptors. Were the wait short all along, they would get the interpreter sooner than
+without looks: batches of a worker that parses JSON seemed to be sent in 2 ms instead of 3. Hence in
+a worker it is short only for some milliseconds before a look.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def pack_batch(
         n_stamps,
         n_indices,
     )
-    if not n_stamps or clock is None:
+    if clock is None:
         return head
     return head + clock.stamps.tobytes() + clock.indices.tobytes()
 

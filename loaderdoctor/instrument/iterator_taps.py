@@ -24,6 +24,7 @@ from loaderdoctor.instrument.fetch_clock import CLOCK_KEY, FetchClock, pack_batc
 from loaderdoctor.instrument.record_file import (
     DELIVERY,
     DRAW,
+    FLUSH_AFTER_NS,
     PIN,
     Kind,
     Outcome,
@@ -33,7 +34,6 @@ from loaderdoctor.instrument.worker_sampling import LineSampler
 
 TAP_KEY: Final = "_loaderdoctor_tap"
 MAIN_PROCESS: Final = -1  # `worker` of batches made in the training process
-FLUSH_AFTER_NS: Final = 200_000_000  # the step is watched closely here: write rarely
 # Draws shorter than this can't be what a step waits for; they never wake the line sampler.
 SLOW_DRAW_NS: Final = 1_000_000
 

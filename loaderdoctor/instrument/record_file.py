@@ -26,9 +26,10 @@ MAGIC: Final = b"LDREC\x01"
 SUFFIX: Final = ".rec"
 HEADER: Final = Struct("<BI")  # kind, payload length
 
-# Writing costs about 1 µs whatever the size (measured), so small records wait for company; the
-# line sampler's thread writes out what a worker that went idle left behind.
-FLUSH_AFTER_NS: Final = 20_000_000
+# Writing gives up the interpreter, and to get it back takes up to 5 ms where the other thread of a
+# worker computes: written every 20 ms, sending a batch of 7 ms took 0.35 ms longer on average.
+# So records wait for company; the line sampler writes out what a worker that went idle left behind.
+FLUSH_AFTER_NS: Final = 200_000_000
 FLUSH_AFTER_RECORDS: Final = 256
 
 

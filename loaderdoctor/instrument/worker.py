@@ -304,8 +304,10 @@ class WorkerTap:
 
     def _sending(self, send: Callable[..., Any]) -> Callable[..., Any]:
         now = time.perf_counter_ns
+        me = 0  # the feeder's native id, once it is known: a queue has one feeder
 
         def timed_send(buffer: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal me
             start_ns = now()
             try:
                 return send(buffer, *args, **kwargs)
@@ -314,8 +316,9 @@ class WorkerTap:
                 if self._sends:
                     epoch, idx, put_ns = self._sends.popleft()
                     if idx >= 0:
-                        me = threading.get_native_id()
-                        python_threads.add(me)
+                        if not me:
+                            me = threading.get_native_id()
+                            python_threads.add(me)
                         record = SEND.pack(
                             self._serial,
                             epoch,

@@ -28,7 +28,7 @@ from loaderdoctor.instrument.record_file import Kind, RecordWriter
 from loaderdoctor.instrument.recording_budget import BOTH_OVER_OWN, MAX_LOOK_SHARE
 
 INTERVAL_S: Final = 0.010
-MAX_INTERVAL_S: Final = 0.200
+MAX_INTERVAL_S: Final = 0.300
 # Who wakes where the interpreter was given up looks again within this time of it, and asks for it
 # soon only so long: a worker's queue would else be served faster than without recording.
 SOON_WITHIN_S: Final = 0.004
@@ -36,7 +36,7 @@ SOON_WITHIN_S: Final = 0.004
 # doubles the interval, so that a long run pays ever less.
 LOOKS_AT_FULL_RATE: Final = 100
 # A short run shall see its hot lines: so many come first whatever they cost.
-LOOKS_AT_ANY_COST: Final = 10
+LOOKS_AT_ANY_COST: Final = 16
 IDLE_LOOKS: Final = 5  # in a row without a fetch, then it sleeps until the next one
 REPORT_EVERY_NS: Final = 500_000_000
 MAX_FRAMES: Final = 200
@@ -146,6 +146,7 @@ class LineSampler:
                 if self._watched is None:
                     idle += 1
                     if idle < IDLE_LOOKS:
+                        self._writer.flush_if_due(time.perf_counter_ns())
                         continue
                     self._sleep_until_begin()
                     idle = 0

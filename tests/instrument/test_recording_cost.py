@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -14,6 +15,7 @@ from loaderdoctor.instrument import worker
 from loaderdoctor.instrument.protocol import WindowRequest
 from loaderdoctor.instrument.record_file import RecordWriter
 from loaderdoctor.instrument.worker import MAX_UNREAD, WorkerTap
+from loaderdoctor.instrument.worker_records import read
 from tests.instrument.watched import Trainer, loader_of, watch
 
 # Our Python functions entered in a plain step, on a machine without an accelerator. Each costs 0.1
@@ -62,9 +64,9 @@ def tap_in(folder: Path) -> WorkerTap:
 
 
 def test_long_batches_have_their_cpu_clocks_read_each(clock: Clock, tmp_path: Path) -> None:
-    told = list(cpu_of_batches(tap_in(tmp_path), clock, [8_000_000] * 50))
+    told = list(cpu_of_batches(tap_in(tmp_path), clock, [20_000_000] * 50))
     assert clock.n_reads == 4 * 50
-    assert set(told) == {(6_000_000, 12_000_000)}
+    assert set(told) == {(15_000_000, 30_000_000)}
 
 
 def test_short_batches_are_read_now_and_then_and_their_sum_holds(
@@ -103,3 +105,33 @@ def test_a_plain_step_enters_few_functions_of_ours() -> None:
     # The median: now and then the driver is woken, to look at its connection and the time.
     inside = sorted(n_calls[50:150])
     assert 0 < inside[len(inside) // 2] <= MAX_CALLS_A_STEP
+
+
+def test_a_worker_writes_rarely_and_leaves_nothing_behind_when_it_goes_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_writes = 0
+    write = RecordWriter._write
+
+    def counting(writer: RecordWriter, chunk: bytes) -> None:
+        nonlocal n_writes
+        n_writes += 1
+        write(writer, chunk)
+
+    monkeypatch.setattr(RecordWriter, "_write", counting)
+    tap = WorkerTap(RecordWriter(tmp_path, "worker"), 1, 0)
+    started = n_writes
+    until = time.perf_counter() + 1.0
+    n_batches = 0
+    put = tap._putting(lambda item: None)
+    while time.perf_counter() < until:
+        tap._begin([0])
+        time.sleep(0.005)
+        put((n_batches, None))
+        n_batches += 1
+    assert n_batches > 40
+    assert n_writes - started <= 10  # every 0.2 s, and reports of the looking thread
+    while time.perf_counter() < until + 10 and not tap._lines._asleep:
+        time.sleep(0.01)
+    assert len(read(tmp_path).batches) == n_batches
+    tap.close()

@@ -19,7 +19,7 @@ MAX_STAMP_SHARE: Final = 0.001
 # of 7 ms has left caches cold. Where they would exceed the share, they are read in one batch of so
 # many, and the others get the same CPU time for each of their nanoseconds.
 CPU_READS_NS: Final = 20_000
-MAX_CPU_READ_SHARE: Final = 0.001
+MAX_CPU_READ_SHARE: Final = 0.0005
 
 # A look for hot lines costs its own thread 200 to 280 µs of CPU (half of it to sleep and wake, in a
 # virtual machine) and the watched one, for handing over and for its caches, 143 µs in the median of

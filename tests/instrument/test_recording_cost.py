@@ -64,9 +64,9 @@ def tap_in(folder: Path) -> WorkerTap:
 
 
 def test_long_batches_have_their_cpu_clocks_read_each(clock: Clock, tmp_path: Path) -> None:
-    told = list(cpu_of_batches(tap_in(tmp_path), clock, [20_000_000] * 50))
+    told = list(cpu_of_batches(tap_in(tmp_path), clock, [40_000_000] * 50))
     assert clock.n_reads == 4 * 50
-    assert set(told) == {(15_000_000, 30_000_000)}
+    assert set(told) == {(30_000_000, 60_000_000)}
 
 
 def test_short_batches_are_read_now_and_then_and_their_sum_holds(

@@ -21,7 +21,7 @@ from torch.utils.data._utils import fetch as torch_fetch
 from torch.utils.data._utils import pin_memory as torch_pin
 from torch.utils.data._utils import worker as torch_worker
 
-from loaderdoctor.instrument import worker
+from loaderdoctor.instrument import worker, worker_sampling
 from loaderdoctor.instrument.worker_records import ABSENT, Outcome, WorkerLog, read, rows_of
 
 from . import worker_cases as cases
@@ -217,13 +217,16 @@ def test_the_hot_line_is_the_users_own(records: Path, n_workers: int) -> None:
     assert {spot.function.split(".")[-1] for spot in mine} == {"__getitem__"}
 
 
-def test_looks_at_a_worker_fall_on_code_that_keeps_the_interpreter(records: Path) -> None:
+def test_looks_at_a_worker_fall_on_code_that_keeps_the_interpreter(
+    records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_sampling, "MAX_LOOK_SHARE", 1.0)  # more looks than a run has
     list(cases.loader(cases.Parsing(), num_workers=1))
     hits = [spot for spot in finished(records).lines if spot.phase == "fetch"]
     parsing = sum(spot.count for spot in hits if spot.leaf_file == json.decoder.__file__)
     total = sum(spot.count for spot in hits)
-    assert total >= 8
-    assert parsing > 0.5 * total  # it takes nine tenths; looks at the usual turns found a quarter
+    assert total >= 15
+    assert parsing > 0.4 * total  # it takes nine tenths; looks at the usual turns found a quarter
 
 
 @pytest.mark.alone

@@ -8,6 +8,7 @@ import os
 import queue
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -217,15 +218,20 @@ def test_the_hot_line_is_the_users_own(records: Path, n_workers: int) -> None:
     assert {spot.function.split(".")[-1] for spot in mine} == {"__getitem__"}
 
 
+@pytest.mark.alone
 def test_looks_at_a_worker_fall_on_code_that_keeps_the_interpreter(
     records: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_sampling, "MAX_LOOK_SHARE", 1.0)  # more looks than a run has
-    list(cases.loader(cases.Parsing(), num_workers=1))
-    hits = [spot for spot in finished(records).lines if spot.phase == "fetch"]
-    parsing = sum(spot.count for spot in hits if spot.leaf_file == json.decoder.__file__)
-    total = sum(spot.count for spot in hits)
-    assert total >= 15
+    parsing = total = 0
+    until = time.monotonic() + 60
+    while total < 20 and time.monotonic() < until:  # a busy machine leaves few turns for looks
+        worker.install(records)
+        list(cases.loader(cases.Parsing(), num_workers=1))
+        hits = [spot for spot in finished(records).lines if spot.phase == "fetch"]
+        parsing = sum(spot.count for spot in hits if spot.leaf_file == json.decoder.__file__)
+        total = sum(spot.count for spot in hits)
+    assert total >= 20
     assert parsing > 0.4 * total  # it takes nine tenths; looks at the usual turns found a quarter
 
 

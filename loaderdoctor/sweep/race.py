@@ -62,9 +62,12 @@ def spend(cost: Cost) -> Spend:
     return Spend(steps=steps, seconds=cost.overhead_s + steps * cost.step_s)
 
 
-def pairs_s(ranking: Ranking, alive: Sequence[int], costs: Mapping[int, Spend]) -> float:
-    """Seconds of the pairs that confirm the leader so far beside the loop's own settings."""
-    leader = min((ranking.results[i] for i in alive), key=_cost)
+def pairs_s(ranking: Ranking, costs: Mapping[int, Spend]) -> float:
+    """Seconds of the pairs that confirm the leader so far beside the loop's own settings.
+
+    `costs` are of one more window of each trial alive, and of the loop's own.
+    """
+    leader = min((ranking.results[i] for i in costs), key=_cost)
     return MIN_PAIRS * (costs[0].seconds + costs[leader.index].seconds)
 
 

@@ -219,7 +219,7 @@ class Sweep:
         while ending is None:
             costs = {i: race.spend(self._cost(self.outcome.trials[i])) for i in {0, *alive}}
             ranking = self.ranking()
-            left_s = self._left_s(shares.CONFIRM_SHARE) - race.pairs_s(ranking, alive, costs)
+            left_s = self._left_s(shares.CONFIRM_SHARE) - race.pairs_s(ranking, costs)
             left_s = min(left_s, self._left_s(shares.RACE_SHARE))
             left = race.Spend(steps=allowance - self.outcome.n_timed_steps, seconds=left_s)
             field = race.after_round(ranking, alive, costs=costs, left=left)

@@ -65,8 +65,7 @@ class _PinWatch:
             self.thread,
         )
         self.writer.add(Kind.PIN, payload)
-        self.writer.flush_if_due(end_ns)
-        self.start_ns = 0
+        self.start_ns = 0  # torch puts the same batch again where the queue stays full
 
 
 class _Source:
@@ -93,8 +92,9 @@ class _Target:
     def put(self, item: Any, *args: Any, **kwargs: Any) -> Any:
         watch = self._watch
         end_ns = time.perf_counter_ns()
-        result = watch.target.put(item, *args, **kwargs)
         if watch.start_ns and isinstance(item[0], int):
-            watch.record(item[0], end_ns)
+            watch.record(item[0], end_ns)  # before the loop has it and may end the recording
+        result = watch.target.put(item, *args, **kwargs)
+        watch.writer.flush_if_due(end_ns)
         watch.wait_ns = 0
         return result

@@ -39,7 +39,7 @@ class WorkerRecords:
             self._note("workers-not-recorded", f"{type(error).__name__}: {error}")
 
     def flush(self) -> None:
-        """Write out what this process holds back; workers write each batch themselves."""
+        """Write out what this process holds back; workers write by themselves."""
         if self._on:
             from loaderdoctor.instrument import worker
 

@@ -43,6 +43,10 @@ from loaderdoctor.instrument.worker_sampling import LineSampler, python_threads
 # at twice as many, and so on.
 COUNT_THREADS_AT: Final = 4
 MAX_UNREAD: Final = 63
+# The training process can have a batch, and end its worker, before the thread that sent it has the
+# interpreter back to record that. It gets it as soon as the main thread waits; a pipe that nobody
+# reads any more never lets go of it.
+SENT_WITHIN_S: Final = 0.1
 
 
 def install(
@@ -182,6 +186,7 @@ class WorkerTap:
         self._count_threads_at = COUNT_THREADS_AT
         self._main_thread = threading.get_ident()
         self._sends: deque[tuple[int, int, int]] = deque()  # epoch, idx, put_ns
+        self._sending_now = False
         writer.add_json(
             Kind.PROCESS,
             {
@@ -206,6 +211,9 @@ class WorkerTap:
         """The worker ends."""
         self._lines.stop()
         self._describe(exit_ns=time.perf_counter_ns())
+        give_up_s = time.perf_counter() + SENT_WITHIN_S
+        while self._sending_now and time.perf_counter() < give_up_s:
+            time.sleep(0.001)
         self._writer.flush()  # the feeder thread may still send: the file stays open
 
     def _use(self, clock: FetchClock) -> None:
@@ -308,6 +316,7 @@ class WorkerTap:
 
         def timed_send(buffer: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal me
+            self._sending_now = True
             start_ns = now()
             try:
                 return send(buffer, *args, **kwargs)
@@ -331,6 +340,7 @@ class WorkerTap:
                         )
                         self._writer.add(Kind.SEND, record)
                         self._writer.flush_if_due(end_ns)
+                self._sending_now = False
 
         return timed_send
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from loaderdoctor.instrument import worker
+from loaderdoctor.instrument import fetch_clock, worker
 from loaderdoctor.instrument.protocol import WindowRequest
 from loaderdoctor.instrument.record_file import RecordWriter
-from loaderdoctor.instrument.worker import MAX_UNREAD, WorkerTap
+from loaderdoctor.instrument.worker import MAX_UNREAD, SENT_WITHIN_S, WorkerTap
 from loaderdoctor.instrument.worker_records import read
 from tests.instrument.watched import Trainer, loader_of, watch
 
@@ -61,6 +63,55 @@ def tap_in(folder: Path) -> WorkerTap:
     tap = WorkerTap(RecordWriter(folder, "worker"), 1, 0)
     tap._lines.begin = lambda *_: None  # type: ignore[method-assign]  # no thread for this
     return tap
+
+
+@contextmanager
+def sending(tap: WorkerTap, send: Callable[[bytes], None]) -> Iterator[None]:
+    """A batch is made and on its way, in a thread that calls `send`, and ends when that returns."""
+    data = SimpleNamespace(put=lambda item: None, _send_bytes=send)
+    tap.install(SimpleNamespace(get=lambda: None), data)
+    tap._begin([0])
+    data.put((0, None))
+    feeder = threading.Thread(target=data._send_bytes, args=(b"batch",))
+    feeder.start()
+    try:
+        yield
+    finally:
+        feeder.join()
+        fetch_clock.remove_clocks()
+
+
+def test_a_worker_that_ends_writes_the_batch_it_has_just_sent(tmp_path: Path) -> None:
+    in_pipe, ended = threading.Event(), threading.Event()
+
+    def send(buffer: bytes) -> None:  # the loop has the batch; this thread waits its turn
+        in_pipe.set()
+        ended.wait(10)
+        time.sleep(0.02)
+
+    tap = tap_in(tmp_path)
+    with sending(tap, send):
+        assert in_pipe.wait(10)
+        ended.set()
+        tap.close()
+        assert read(tmp_path).batches.n_bytes.tolist() == [len(b"batch")]
+
+
+def test_a_worker_whose_pipe_nobody_reads_ends_all_the_same(tmp_path: Path) -> None:
+    in_pipe, read_at_last = threading.Event(), threading.Event()
+
+    def send(buffer: bytes) -> None:
+        in_pipe.set()
+        read_at_last.wait(60)
+
+    tap = tap_in(tmp_path)
+    with sending(tap, send):
+        assert in_pipe.wait(10)
+        started = time.perf_counter()
+        tap.close()
+        took_s = time.perf_counter() - started
+        read_at_last.set()
+    assert took_s < 100 * SENT_WITHIN_S
 
 
 def test_long_batches_have_their_cpu_clocks_read_each(clock: Clock, tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ OWN_CREATE = "loaderdoctor: create iterator"
 OWN_SHUTDOWN = "loaderdoctor: shut down workers"
 OWN_WAIT = "loaderdoctor: wait for batch"
 
-_COLLECTIVE_KERNEL = re.compile(r"nccl|rccl|oneccl", re.IGNORECASE)
+# RCCL runs some collectives as MSCCL's (`mscclKernel_Sum_half_Simple_false`).
+_COLLECTIVE_KERNEL = re.compile(r"nccl|rccl|msccl|oneccl", re.IGNORECASE)
 _COMMUNICATION = re.compile(r"^(gloo:|mpi:|ucc:|nccl:|xccl:|c10d::)")
 _H2D = re.compile(r"htod|h2d|mtod|m2d|host_?to_?device", re.IGNORECASE)
 _D2H = re.compile(r"dtoh|d2h|dtom|d2m|device_?to_?host", re.IGNORECASE)

@@ -148,13 +148,19 @@ def test_order_of_events_and_splitting_a_span_change_nothing(seed: int, at: floa
     assert again.wall_ms == whole.wall_ms
 
 
-def test_a_collective_counts_only_where_no_other_kernel_runs() -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ncclDevKernel_AllReduce",
+        "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)",
+        "mscclKernel_Sum_hip_bfloat16_Simple_false",  # RCCL's, through MSCCL
+    ],
+)
+def test_a_collective_counts_only_where_no_other_kernel_runs(name: str) -> None:
     b = accelerator_loop()
     for i in range(5):
         # 500..800: 100 us beside the gemm, 200 us alone.
-        b.kernel(
-            i * 1000 + 210, i * 1000 + 500, i * 1000 + 800, name="ncclDevKernel_AllReduce", stream=9
-        )
+        b.kernel(i * 1000 + 210, i * 1000 + 500, i * 1000 + 800, name=name, stream=9)
     facts = trace_facts(b.trace())
     assert facts.shares.communication == pytest.approx(0.2)
     assert facts.shares.compute == pytest.approx(0.3)

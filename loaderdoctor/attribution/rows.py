@@ -180,22 +180,50 @@ def _training_thread(spans: Spans, flags: NameFlags, of_category: tuple[Index, .
     """The thread that carries the step marks, else optimizer steps, else most annotations and ops.
 
     Autograd's threads run more ops than the thread that trains, but annotations (ProfilerStep,
-    Optimizer, fetches) are opened by Python code only.
+    Optimizer, fetches) are opened by Python code only. Threads that fetch for another one don't
+    train, though of inference they may hold all annotations.
     """
     annotated = of_category[Category.USER_ANNOTATION]
     ops = of_category[Category.CPU_OP]
     for rows, flag in (
         (annotated, flags.step),
         (np.concatenate((annotated, ops)), flags.optimizer),
-        (annotated, flags.fetch),
-        (annotated, None),
-        (ops, None),
-        (of_category[Category.RUNTIME], None),
     ):
-        chosen = rows if flag is None else rows[flag[spans.name[rows]]]
+        chosen = rows[flag[spans.name[rows]]]
         if chosen.size:
-            return int(np.bincount(spans.thread[chosen]).argmax())
+            return _busiest(spans, chosen)
+    fetches = annotated[flags.fetch[spans.name[annotated]]]
+    fetching_only = _only_fetching(spans, flags, of_category, fetches)
+    for chosen in (fetches, annotated, ops, of_category[Category.RUNTIME]):
+        chosen = chosen[~np.isin(spans.thread[chosen], fetching_only)]
+        if chosen.size:
+            return _busiest(spans, chosen)
     return ABSENT
+
+
+def _busiest(spans: Spans, rows: Index) -> int:
+    return int(np.bincount(spans.thread[rows]).argmax())
+
+
+def _only_fetching(
+    spans: Spans, flags: NameFlags, of_category: tuple[Index, ...], fetches: Index
+) -> list[int]:
+    """Threads that fetch, do no work and are not waited for: others work while they fetch.
+
+    Work is launching kernels; where nothing is launched, running ops outside fetches. None begins,
+    on whatever thread, while the thread that trains gets its batch.
+    """
+    calls = of_category[Category.RUNTIME]
+    work = calls[flags.launch[spans.name[calls]]]
+    work = work if work.size else of_category[Category.CPU_OP]
+    found = []
+    for thread in np.unique(spans.thread[fetches]).tolist():
+        own = fetches[spans.thread[fetches] == thread]
+        within = Intervals.of(spans.start_ns[own], spans.end_ns[own]).contains(spans.start_ns[work])
+        by_itself = spans.thread[work] == thread
+        if (within & ~by_itself).any() and not (by_itself & ~within).any():
+            found.append(thread)
+    return found
 
 
 def _producer_threads(

@@ -223,6 +223,27 @@ def test_a_background_thread_that_keeps_up_costs_nothing() -> None:
     assert facts.raw_wait_ms == 0.0
 
 
+@pytest.mark.parametrize("accelerated", [True, False])
+def test_a_thread_that_only_fetches_is_not_the_one_that_computes(accelerated: bool) -> None:
+    """Inference without step marks or optimizer: only the background thread has annotations."""
+    b = TraceBuilder()
+    for i in range(8):
+        t = float(i * STEP)
+        # A batch takes 600 us, and is ready before the work of the step ends.
+        b.fetch(t + 30, t + 630, thread=BACKGROUND)
+        b.op(t + 40, t + 50, "aten::stack", BACKGROUND)
+        if accelerated:
+            b.kernel(t + 50, t + 60, t + 120)
+        else:
+            b.op(t + 50, t + 60)
+        b.op(t + 70, t + 640, "aten::topk")  # after it the loop's own Python, in silence
+    facts = facts_of(b)
+    assert facts.n_steps == 0
+    assert facts.shares.input == 0.0
+    assert facts.shares.host is not None
+    assert facts.shares.host > 0.3
+
+
 def test_a_wait_marked_by_our_instrument_is_taken_as_it_is() -> None:
     b = background()
     for i in range(8):

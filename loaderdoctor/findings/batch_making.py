@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.capacity import making_cost
+from loaderdoctor.findings.capacity import making_cost, stall_cost
 from loaderdoctor.findings.exposure import MODERATE_SHARE, Cost, input_cost, loader_id
 from loaderdoctor.findings.formats import conversion
 from loaderdoctor.findings.hot import at, hottest, line_evidence, seen, seen_enough
@@ -29,13 +29,8 @@ def head_of_line_stall(facts: Facts) -> Finding | None:
     Abstains: fewer than two workers, order not kept (in_order=False), or not recorded.
     Fooled by: a pool too small by itself, where any order leaves a wait (see too-few-workers).
     """
-    workers, cost, loader = facts.workers, input_cost(facts), facts.main_loader
-    if workers is None or cost is None or workers.n_workers < 2 or not workers.head_of_line_ms:
-        return None
-    if loader is not None and loader.settings.in_order is False:
-        return None
-    stall = cost.part(workers.head_of_line_ms)
-    if stall.share < MODERATE_SHARE:
+    workers, cost, stall = facts.workers, input_cost(facts), stall_cost(facts)
+    if workers is None or cost is None or stall is None:
         return None
     spread = _sample_spread(facts)
     varied = ""

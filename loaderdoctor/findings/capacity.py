@@ -178,6 +178,20 @@ def making_cost(facts: Facts) -> Cost | None:
     return cost.part(explained_ms) if explained_ms else None
 
 
+def stall_cost(facts: Facts) -> Cost | None:
+    """What waiting for a slow batch costs while later ones are ready; None where nothing of note.
+
+    Only a pool that hands its batches out in order makes the loop wait so.
+    """
+    workers, cost, loader = facts.workers, input_cost(facts), facts.main_loader
+    if workers is None or cost is None or workers.n_workers < 2 or not workers.head_of_line_ms:
+        return None
+    if loader is not None and loader.settings.in_order is False:
+        return None
+    stall = cost.part(workers.head_of_line_ms)
+    return stall if stall.share >= MODERATE_SHARE else None
+
+
 def cpu_cores_used(facts: Facts) -> float | None:
     """CPUs kept busy by the training process and its workers together, over the plain windows."""
     step = facts.step

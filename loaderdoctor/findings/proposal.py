@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.axis_code import axis_code
-from loaderdoctor.findings.capacity import batch_ms, by_ablation, cpu_bound_ms, rest_ms
+from loaderdoctor.findings.capacity import (
+    batch_ms,
+    by_ablation,
+    cpu_bound_ms,
+    rest_ms,
+    stall_cost,
+)
 from loaderdoctor.findings.code import CodeEdit, edit_loader_call, edit_transfer, loader_arguments
 from loaderdoctor.findings.framework_code import edit_framework_call
 from loaderdoctor.findings.model import Kind
@@ -55,17 +61,26 @@ def proposal(
     )
 
 
-def pool_ms(facts: Facts, n_workers: int) -> tuple[float | None, str]:
-    """Step time with this pool, by the mean: the slowest of the rest, the pool and the CPUs."""
+def pool_ms(facts: Facts, n_workers: int, *, in_order: bool = True) -> tuple[float | None, str]:
+    """Step time with this pool, by the mean: the slowest of the rest, the pool and the CPUs.
+
+    Handed out `in_order`, batches also wait behind slow ones, which no mean shows: that wait is
+    taken to stay as long as it is.
+    """
     rest, batch = rest_ms(facts), batch_ms(facts)
     if rest is None or batch is None:
         return None, "batch cost or rest of the step not recorded"
     shown = f"{ms(batch)} a batch / {n_workers}" if n_workers > 1 else f"{ms(batch)} a batch"
     bound, longest = cpu_bound_ms(facts), max(rest, batch / n_workers)
-    if bound is None or facts.machine is None or bound <= longest:
-        return longest, f"the longer of {ms(rest)} (rest of the step) and {shown}"
-    cpus = f"{facts.machine.usable_cpus:g} usable CPUs"
-    return bound, f"the CPU time of a step and its batch spread over {cpus}, the limit here"
+    how = f"the longer of {ms(rest)} (rest of the step) and {shown}"
+    if bound is not None and facts.machine is not None and bound > longest:
+        cpus = f"{facts.machine.usable_cpus:g} usable CPUs"
+        longest = bound
+        how = f"the CPU time of a step and its batch spread over {cpus}, the limit here"
+    stall = stall_cost(facts) if in_order and n_workers > 1 else None
+    if stall is None:
+        return longest, how
+    return longest + stall.ms, f"{how}, and {ms(stall.ms)} behind slow batches as now"
 
 
 def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:

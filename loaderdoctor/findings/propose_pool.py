@@ -6,7 +6,12 @@ import math
 from collections.abc import Mapping
 
 from loaderdoctor.facts import Facts
-from loaderdoctor.findings.capacity import startup_ms_per_step, worker_limit, workers_needed
+from loaderdoctor.findings.capacity import (
+    stall_cost,
+    startup_ms_per_step,
+    worker_limit,
+    workers_needed,
+)
 from loaderdoctor.findings.exposure import input_cost
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.plan import Candidate
@@ -82,8 +87,14 @@ def kept_workers(facts: Facts, loader: LoaderRecord, found: Found) -> list[Candi
 def other_order(facts: Facts, loader: LoaderRecord, found: Found) -> list[Candidate]:
     if Kind.HEAD_OF_LINE_STALL not in found or not loader.settings.num_workers:
         return []
-    n = loader.settings.num_workers
-    predicted, how = pool_ms(facts, n)
+    predicted, how = pool_ms(facts, loader.settings.num_workers, in_order=False)
+    step_ms, stall = facts.step_ms, stall_cost(facts)
+    if predicted is not None and step_ms is not None and stall is not None:
+        left_ms = (
+            step_ms - stall.ms
+        )  # workers started anew, an uneven pace: another order saves none
+        if left_ms > predicted:
+            predicted, how = left_ms, f"the step less the {ms(stall.ms)} behind slow batches"
     kinds = (Kind.HEAD_OF_LINE_STALL,)
     prefetch = 2 * (loader.settings.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
     made = (

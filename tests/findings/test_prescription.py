@@ -12,6 +12,7 @@ from loaderdoctor.findings.advice import CHANGES
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.findings.plan import Candidate
 from loaderdoctor.findings.prescription import candidates, prescribe
+from loaderdoctor.findings.proposal import pool_ms
 from loaderdoctor.findings.rules import find
 from loaderdoctor.findings.snippets import BACKGROUND
 from loaderdoctor.settings import Settings
@@ -225,6 +226,24 @@ def test_a_stall_is_answered_with_any_order_or_a_longer_queue() -> None:
     assert "reproducible" in (found[Settings(in_order=False)].caution or "")
     assert found[Settings(prefetch_factor=4)].predicted_step_ms is None
     assert list(found)[-1] == Settings(prefetch_factor=4)
+
+
+def test_another_order_promises_no_more_than_the_stall() -> None:
+    """What workers cost that start anew each epoch, no order of batches saves."""
+    short = step(boundary_ms=32.0, steps_per_epoch=8)
+    found = by_settings(
+        with_exposed(input_=0.6, step=short, workers=workers(batch_ms=8.0, head_of_line_ms=1.0))
+    )
+    assert found[Settings(in_order=False)].predicted_step_ms == pytest.approx(9.0)
+    assert next(iter(found)) == Settings(persistent_workers=True)
+
+
+def test_more_workers_are_not_promised_to_end_a_stall() -> None:
+    facts = with_exposed(input_=0.8, workers=workers(batch_ms=20.0, head_of_line_ms=5.0))
+    alone, _ = pool_ms(facts, 8, in_order=False)
+    kept, how = pool_ms(facts, 8)
+    assert alone is not None and kept == pytest.approx(alone + 5.0)
+    assert "behind slow batches" in how
 
 
 def test_a_background_thread_is_tried_wherever_the_loop_makes_its_batches() -> None:

@@ -168,6 +168,7 @@ class WorkerFacts:
     transforms: tuple[tuple[str, float], ...]  # each transform of a Compose: ms per sample
     lines: tuple[LineSpot, ...]
     first_touch_ratio: float | None  # sample time in the first epoch / later ones
+    first_touch_ms: float | None = None  # a sample touched for the first time
     # Of a worker's life, ready to run and no CPU free: it waits for a CPU, not for storage.
     run_wait_share: float | None = None
     loader: str | None = None  # LoaderRecord.id; None: the records do not say

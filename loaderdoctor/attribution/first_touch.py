@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +12,23 @@ from loaderdoctor.instrument.worker_records import MAIN_PROCESS, WorkerLog
 
 # Samples seen both for the first time and again before the two are compared.
 MIN_REVISITED = 16
+NS_PER_MS = 1e6
 
 
-def first_touch_ratio(
-    log: WorkerLog, loader: str | None, datasets: Collection[int]
-) -> float | None:
-    """Mean time of samples touched for the first time / of the same samples touched again.
+class FirstTouch(NamedTuple):
+    """Mean time of samples touched for the first time, and of the same samples touched again."""
+
+    first_ms: float
+    later_ms: float
+
+    @property
+    def ratio(self) -> float:
+        """How much longer the first touch takes."""
+        return self.first_ms / self.later_ms
+
+
+def first_touch(log: WorkerLog, loader: str | None, datasets: Collection[int]) -> FirstTouch | None:
+    """What the first touch of a sample takes beside later ones.
 
     A sample is known by its index, in an IterableDataset by its place in the worker's epoch. The
     first sample of each process is left out: it pays for imports and opening files. `datasets`
@@ -48,8 +60,9 @@ def first_touch_ratio(
     later_ns = (np.bincount(inverse.ravel(), weights=duration) - first_ns) / np.maximum(
         visits - 1, 1
     )
-    later = float(later_ns[revisited].mean())
-    return float(first_ns[revisited].mean()) / later if later > 0 else None
+    first_ms = float(first_ns[revisited].mean()) / NS_PER_MS
+    later_ms = float(later_ns[revisited].mean()) / NS_PER_MS
+    return FirstTouch(first_ms, later_ms) if later_ms > 0 else None
 
 
 def _place_in_epoch(log: WorkerLog, rows: NDArray[np.intp]) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from loaderdoctor.attribution.first_touch import first_touch_ratio
+from loaderdoctor.attribution.first_touch import first_touch
 from loaderdoctor.attribution.hot_lines import line_spots
 from loaderdoctor.attribution.selection import Selection, of_step, selections
 from loaderdoctor.facts import LineSpot, WorkerFacts
@@ -93,6 +93,7 @@ def _facts(chosen: Selection, n_steps: int, looked_in: Sequence[Selection]) -> W
     collate_ms = _mean_ms((batches.end_ns - fetch_end_ns)[split]) if split.any() else None
     sampler_ms = _mean_ms(draws.end_ns - draws.start_ns) if len(draws) else None
     cpu_ns = batches.process_cpu_ns if in_workers else batches.thread_cpu_ns
+    touched = first_touch(log, chosen.loader, datasets)
     return WorkerFacts(
         loader=chosen.loader,
         n_workers=chosen.n_workers,
@@ -125,7 +126,8 @@ def _facts(chosen: Selection, n_steps: int, looked_in: Sequence[Selection]) -> W
             [chosen, *looked_in],
             {"fetch": fetch_ms, "collate": collate_ms, "sampler": sampler_ms},
         ),
-        first_touch_ratio=first_touch_ratio(log, chosen.loader, datasets),
+        first_touch_ratio=touched.ratio if touched is not None else None,
+        first_touch_ms=touched.first_ms if touched is not None else None,
         run_wait_share=_run_wait_share(chosen) if in_workers else None,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from loaderdoctor.facts import Facts, WorkerFacts
@@ -41,10 +40,13 @@ _OPENS = re.compile(
 )
 
 
-def _first_touch_extra_ms(workers: WorkerFacts, ratio: float) -> float:
-    """What a sample took longer at its first touch; unbounded where sample times are missing."""
-    quantiles = workers.sample_ms_quantiles
-    return quantiles[3] * (ratio - 1.0) if quantiles is not None else math.inf
+def _cold_batch_ms(workers: WorkerFacts, first_ms: float) -> float:
+    """A batch of samples that are all touched for the first time.
+
+    Batches of the windows are no base for it: they may be cold themselves, all or in part.
+    """
+    made_of = workers.n_samples / max(1, workers.n_batches)
+    return first_ms * made_of + max(0.0, workers.batch_ms - workers.fetch_ms)
 
 
 def cold_storage(facts: Facts) -> Finding | None:
@@ -56,12 +58,14 @@ def cold_storage(facts: Facts) -> Finding | None:
     Fooled by: a dataset that caches samples itself, which looks the same (and is as real).
     """
     workers, rest = facts.workers, rest_ms(facts)
-    if workers is None or workers.first_touch_ratio is None or rest is None:
+    if workers is None or rest is None:
         return None
-    ratio = workers.first_touch_ratio
-    if ratio < MIN_FIRST_TOUCH_RATIO or _first_touch_extra_ms(workers, ratio) < MIN_EXTRA_MS:
+    ratio, first_ms = workers.first_touch_ratio, workers.first_touch_ms
+    if ratio is None or first_ms is None:
         return None
-    cold_ms = workers.batch_ms * ratio / max(1, workers.n_workers)
+    if ratio < MIN_FIRST_TOUCH_RATIO or first_ms * (1.0 - 1.0 / ratio) < MIN_EXTRA_MS:
+        return None
+    cold_ms = _cold_batch_ms(workers, first_ms) / max(1, workers.n_workers)
     if cold_ms <= rest:
         return None
     whole = input_cost(facts)

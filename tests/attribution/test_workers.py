@@ -173,6 +173,8 @@ def test_first_touches_are_told_from_later_ones(tmp_path: Path, n_workers: int) 
     facts, _, _ = facts_of(tmp_path / "a", lambda w: run(w, cold))
     assert facts.first_touch_ratio is not None
     assert facts.first_touch_ratio > 3
+    assert facts.first_touch_ms is not None
+    assert facts.first_touch_ms > 9
     facts, _, _ = facts_of(tmp_path / "b", lambda w: run(w, cases.Sleeping(n=40, sleep_s=0.004)))
     assert facts.first_touch_ratio is not None
     assert facts.first_touch_ratio < 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.storage import cold_storage, many_small_files, memory_short
 from tests.findings.builders import healthy, line, loader, machine, with_exposed, workers
@@ -11,24 +13,30 @@ from tests.findings.input_facts import LOW
 CASES = (
     Case(
         rule=cold_storage,
-        ill=with_exposed(input_=0.3, workers=workers(first_touch_ratio=5.0)),
+        ill=with_exposed(
+            input_=0.3, workers=workers(first_touch_ratio=5.0, first_touch_ms=99 / 64)
+        ),
         share=0.3,
         severity=Severity.HIGH,
         evidence={"first_touch_ratio": 5.0, "cold_ms_per_batch": 25.0, "rest_of_step_ms": 7.0},
         says=("5.0x as long the first time",),
         silent={
             "as fast the first time": with_exposed(input_=0.3),
-            "cold, yet fast enough": healthy(workers=workers(batch_ms=4.0, first_touch_ratio=5.0)),
+            "cold, yet fast enough": healthy(
+                workers=workers(first_touch_ratio=5.0, first_touch_ms=0.2)
+            ),
             "microseconds in memory": with_exposed(
                 input_=0.3,
                 workers=workers(
                     first_touch_ratio=5.0,
-                    sample_ms_quantiles=(0.001, 0.002, 0.002, 0.002, 0.003, 0.003, 0.004, 0.05),
+                    first_touch_ms=0.01,
                 ),
             ),
         },
         missing={
-            "a second pass": with_exposed(input_=0.3, workers=workers(first_touch_ratio=None))
+            "a second pass": with_exposed(
+                input_=0.3, workers=workers(first_touch_ratio=None, first_touch_ms=None)
+            )
         },
     ),
     Case(
@@ -99,6 +107,19 @@ CASES = (
         },
     ),
 )
+
+
+def test_batches_that_are_cold_already_are_not_taken_for_warm_ones() -> None:
+    """The windows lay in the first epoch: a cold batch takes what a batch took there."""
+    facts = with_exposed(
+        input_=0.3,
+        workers=workers(
+            batch_ms=101.0, fetch_ms=100.0, first_touch_ratio=30.0, first_touch_ms=100 / 64
+        ),
+    )
+    found = cold_storage(facts)
+    assert found is not None
+    assert found.evidence["cold_ms_per_batch"] == pytest.approx(101 / 4)
 
 
 test_a_rule_fires_with_its_figures = fires(CASES)

@@ -41,6 +41,7 @@ class RankTrace:
     host: str | None
     facts: TraceFacts
     n_malformed: int
+    n_other_processes: int
     start_ns: int  # the trace's beginning, since the epoch
     collectives: Collectives
     communication: Intervals  # exposed, within the steps; ns since the epoch, this rank's clock
@@ -63,6 +64,7 @@ def rank_trace(attributed: Attributed) -> RankTrace:
         host=trace.host_name,
         facts=facts_of(attributed),
         n_malformed=trace.n_dropped_events,
+        n_other_processes=attributed.n_other_processes,
         start_ns=at,
         collectives=_collectives(attributed.rows, at),
         communication=Intervals(communication.starts + at, communication.ends + at),

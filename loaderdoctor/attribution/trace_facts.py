@@ -15,6 +15,7 @@ from loaderdoctor.attribution.gpu import gpu_facts
 from loaderdoctor.attribution.host import host_spots
 from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
 from loaderdoctor.attribution.launches import Launches, Syncs, launches_of, syncs_of
+from loaderdoctor.attribution.processes import other_processes, without_processes
 from loaderdoctor.attribution.rows import Index, Mask, Rows, rows_of
 from loaderdoctor.attribution.shares import Hidden
 from loaderdoctor.attribution.user_ranges import user_ranges
@@ -50,11 +51,16 @@ class Attributed:
     copies: CopyRows
     work: DeviceWork
     partition: Partition
+    n_other_processes: int = 0  # that the file was merged from too; nothing here is of them
 
 
 def attribute(trace: Trace) -> Attributed:
     """Divide the window of the steps that the clock keeps, by the identity."""
     rows = rows_of(trace)
+    others = other_processes(trace, rows)
+    if others:
+        trace = without_processes(trace, rows, others)
+        rows = rows_of(trace)
     clock = step_clock(rows)
     fetches = fetches_of(rows)
     copies = copy_rows(rows)
@@ -87,6 +93,7 @@ def attribute(trace: Trace) -> Attributed:
         copies=copies,
         work=work,
         partition=partition,
+        n_other_processes=len(others),
     )
 
 

@@ -127,11 +127,12 @@ def report_of_job(target: str, job: Job) -> tuple[Report, Path]:
 def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...], memory: int) -> int:
     with progress(f"Reading {path.name}") as told:
         attributed = attribute(read_trace(path, max_memory_bytes=memory, on_share=told))
-    malformed = attributed.trace.n_dropped_events
-    elsewhere, unread = run_of(path)
-    report = report_of_facts(
-        str(path), facts_of(attributed), (*_malformed(malformed), *unread), elsewhere
+    left_out = (
+        *_malformed(attributed.trace.n_dropped_events),
+        *_merged(attributed.n_other_processes),
     )
+    elsewhere, unread = run_of(path)
+    report = report_of_facts(str(path), facts_of(attributed), (*left_out, *unread), elsewhere)
     return _deliver(path, attributed, report, options, rules, memory)
 
 
@@ -178,8 +179,20 @@ def _malformed(n_events: int) -> tuple[ReportWarning, ...]:
     return (ReportWarning(kind="malformed-events", text=text),)
 
 
+def _merged(n_others: int) -> tuple[ReportWarning, ...]:
+    if not n_others:
+        return ()
+    text = (
+        f"Traces of {n_others + 1} training processes were merged into this file; the report is "
+        "about one of them, as far as they can be told apart. Analyze the folder of the traces "
+        "they were merged from."
+    )
+    return (ReportWarning(kind="processes-left-out", text=text),)
+
+
 def _job_warnings(job: Job, unmatched: bool) -> tuple[ReportWarning, ...]:
     said = [*_malformed(sum(trace.n_malformed for trace in job.traces))]
+    said += _merged(max((trace.n_other_processes for trace in job.traces), default=0))
     said += [ReportWarning(kind="rank-not-read", text=text) for text in job.problems]
     n_ranks = max((trace.n_ranks or 0 for trace in job.traces), default=0)
     if n_ranks > len(job.traces):

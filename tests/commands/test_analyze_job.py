@@ -91,6 +91,20 @@ def test_a_folder_of_ranks_names_the_slow_one(tmp_path: Path) -> None:
     assert slow["evidence"]["cause"] == "input"
 
 
+def test_a_file_merged_from_two_ranks_is_about_one_of_them_and_says_so(tmp_path: Path) -> None:
+    events = []
+    for pid, fetch_us in ((1, 6000.0), (2, 500.0)):
+        path = write_rank(tmp_path / "rank.json.gz", fetch_us, rank=None)
+        own = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        events += [{**event, "pid": pid} for event in own]
+    merged = tmp_path / "merged.json"
+    merged.write_text(json.dumps({"traceEvents": events}))
+    found = report(merged)
+    assert found["step"]["count"] == 10
+    assert found["shares"]["input"] == pytest.approx(0.5, abs=0.01)
+    assert [w["kind"] for w in found["warnings"]] == ["processes-left-out"]
+
+
 def test_ranks_that_stand_out_come_first_on_screen(tmp_path: Path) -> None:
     for rank in range(40):
         write_rank(tmp_path / f"rank{rank}.json.gz", 9000.0 if rank == 31 else 2000.0, rank=None)

@@ -5,6 +5,7 @@ Options go before the script; parsing stops at SCRIPT, and everything after it i
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -21,6 +22,21 @@ SCRIPT_CONTEXT = {**CONTEXT, "allow_interspersed_args": False}
 _GRID_TOKEN = re.compile(r"^[a-z][a-z0-9_]*=")
 
 F = Callable[..., Any]
+
+
+class Seconds(click.FloatRange):
+    """A time from one second on; `nan` and `inf`, which FloatRange lets pass, are none."""
+
+    def __init__(self) -> None:
+        super().__init__(min=1)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is not a time in seconds.", param, ctx)
+        return seconds
 
 
 class GridCommand(click.Command):
@@ -90,7 +106,7 @@ def _budget(default: int | None, what: str) -> Callable[[F], F]:
     return click.option(
         "--budget",
         "budget_s",
-        type=click.FloatRange(min=1),
+        type=Seconds(),
         default=default,
         show_default=default is not None,
         metavar="SECONDS",
@@ -163,7 +179,7 @@ def _engine_options(command: F) -> F:
 _TRIAL_LIMIT = click.option(
     "--trial-limit",
     "trial_limit_s",
-    type=click.FloatRange(min=1),
+    type=Seconds(),
     metavar="SECONDS",
     help="A trial that takes longer at a time hangs.  [default: 4 times what was planned, and a "
     "batch of it 120 s]",

@@ -100,6 +100,15 @@ class Settings:
 _PARALLEL = {"data_parallel": "DataParallel", "ddp": "DDP"}
 # Values of an axis that leave the loop as it is.
 _IDLE = (False, "off", "original", "on", "all", "none", 1.0)
+_FROM_ONE = ("prefetch_factor", "batch_size", "num_threads")
+_MAX_DIGITS = 12  # more than anything here counts; Python refuses to read very long numbers
+
+
+def whole_number(text: str) -> int | None:
+    """The number of 0 or more that these digits write; None where they don't."""
+    # Superscripts and other scripts' digits are digits to str.isdigit too.
+    plain = text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
+    return int(text) if plain else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +171,12 @@ class Axis:
                 return False
             raise UsageError(f"{self.name}={text}: not a yes/no value; write true or false.")
         if self.kind == "int":
-            if word.isdigit():
-                return int(word)
-            raise UsageError(f"{self.name}={text}: not a whole number of 0 or more.")
+            number = whole_number(word)
+            if number is None:
+                raise UsageError(f"{self.name}={text}: not a whole number of 0 or more.")
+            if number < 1 and self.name in _FROM_ONE:
+                raise UsageError(f"{self.name}={text}: {self.name} must be at least 1.")
+            return number
         if self.kind == "share":
             return self._share(word, text)
         if word in self.choices:

@@ -21,6 +21,7 @@ from loaderdoctor.settings import (
     StartMethod,
     Value,
     combinations,
+    whole_number,
 )
 
 AS_IS = Settings()
@@ -179,8 +180,7 @@ def asked_trials(words: Sequence[str], observed: Observed) -> tuple[Settings, ..
         )
     if len(trials) > MAX_TRIALS:
         raise UsageError(
-            f"--grid {' '.join(words)}: {len(trials):,} combinations, more than {MAX_TRIALS:,}. "
-            "Name fewer values."
+            f"--grid {' '.join(words)}: more than {MAX_TRIALS:,} combinations. Name fewer values."
         )
     return trials
 
@@ -221,6 +221,8 @@ def _trials(families: Iterable[Grid], observed: Observed) -> tuple[Settings, ...
         if (full := meaning(settings, own)) not in seen:
             seen.add(full)
             trials.append(settings)
+        if len(trials) > MAX_TRIALS:
+            break  # three long ranges make millions
     return tuple(trials)
 
 
@@ -246,26 +248,26 @@ def parse_grid(words: Sequence[str]) -> dict[str, tuple[Value, ...]]:
         values: list[Value] = []
         for part in text.split(","):
             if axis.kind in ("int", "share") and ":" in part:
-                found = _range(word, part)
-                values += found if axis.kind == "int" else [axis.parse(str(n)) for n in found]
+                values += [axis.parse(str(n)) for n in _range(word, part)]
             elif part.strip():
                 values.append(axis.parse(part))
         if not values:
             raise UsageError(f"--grid {word}: no values. Write for example num_workers=0,2,4.")
         if len(values) > MAX_VALUES:
             raise UsageError(f"--grid {word}: {len(values):,} values, at most {MAX_VALUES}.")
-        if axis.name == "prefetch_factor" and 0 in values:
-            raise UsageError(f"--grid {word}: prefetch_factor must be at least 1.")
         grid[axis.name] = tuple(dict.fromkeys(values))
     return grid
 
 
 def _range(word: str, part: str) -> range:
     """`start:end` or `start:end:step`, the end included where the steps meet it."""
-    numbers = [piece.strip() for piece in part.split(":")]
-    if len(numbers) not in (2, 3) or not all(piece.isdigit() for piece in numbers):
+    read = [whole_number(piece.strip()) for piece in part.split(":")]
+    numbers = [number for number in read if number is not None]
+    if len(read) not in (2, 3) or len(numbers) < len(read):
         raise UsageError(f"--grid {word}: a range is start:end or start:end:step, as 0:50:5.")
-    start, end, step = (*map(int, numbers), 1)[:3]
+    start, end, step = (*numbers, 1)[:3]
     if step < 1 or end < start:
         raise UsageError(f"--grid {word}: a range goes up, in steps of 1 or more, as 0:50:5.")
+    if (n_values := (end - start) // step + 1) > MAX_VALUES:  # before they are written out
+        raise UsageError(f"--grid {word}: {n_values:,} values, at most {MAX_VALUES}.")
     return range(start, end + 1, step)

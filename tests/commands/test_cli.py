@@ -91,6 +91,15 @@ def test_grid_without_values_says_what_it_wants() -> None:
         parsed("sweep", "--grid", "train.py")
 
 
+@pytest.mark.parametrize("option", ["--budget", "--trial-limit"])
+@pytest.mark.parametrize("command", ["diagnose", "sweep"])
+def test_times_are_numbers_of_seconds(command: str, option: str) -> None:
+    for text in ("nan", "inf", "0", "soon"):
+        with pytest.raises(click.UsageError):
+            parsed(command, option, text, "train.py")
+    assert parsed(command, option, "1.5", "train.py")["target" if command == "sweep" else "script"]
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

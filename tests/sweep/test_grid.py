@@ -81,6 +81,13 @@ def test_grid_words_take_lists_ranges_and_words() -> None:
         ("num_workers=0:5:0", "a range goes up"),
         ("num_workers=0:5:1:1", "start:end:step"),
         ("num_workers=0:100000", "at most 200"),
+        ("num_workers=0:99999999999", "at most 200"),
+        ("num_workers=0:99999999999999999999", "start:end:step"),
+        ("num_workers=\u00b2", "not a whole number"),
+        ("num_workers=0:\u00b2", "start:end:step"),
+        ("num_workers=" + 5000 * "9", "not a whole number"),
+        ("batch_size=0,32", "at least 1"),
+        ("num_threads=0:4", "at least 1"),
         ("prefetch_factor=0,2", "at least 1"),
         ("pin_memory=maybe", "true or false"),
         ("background=gpu", "choose from off, host, device"),
@@ -115,6 +122,12 @@ def test_a_grid_without_any_valid_change_is_a_usage_error() -> None:
         asked_trials(["pin_memory=true"], observed())
     with pytest.raises(UsageError, match="num_workers > 0"):
         asked_trials(["prefetch_factor=4"], observed())
+
+
+def test_millions_of_combinations_are_refused_before_they_are_made() -> None:
+    words = ["num_workers=1:200", "prefetch_factor=1:200", "batch_size=1:200", "num_threads=1:200"]
+    with pytest.raises(UsageError, match="more than 2,000 combinations"):
+        asked_trials(words, observed())
 
 
 def test_portions_are_percents_and_ranges_of_them() -> None:

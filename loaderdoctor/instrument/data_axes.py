@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, default_collate
 
 from loaderdoctor.instrument import page_cache
 from loaderdoctor.instrument.augment import without_augmentation
@@ -53,9 +53,10 @@ class _Made:
     copies: dict[str, DiskCopy] = field(default_factory=dict)
 
 
-# By dataset: loaders are often built anew each epoch. A dataset that can't be referred to weakly
-# (a list) is told by its loader.
-_made: weakref.WeakKeyDictionary[Any, _Made] = weakref.WeakKeyDictionary()
+# By the id of the dataset: loaders are often built anew each epoch, and datasets that compare by
+# value (arrays, dataclasses) have no hash. One that can't be referred to weakly (a list) is told by
+# its loader.
+_made: dict[int, _Made] = {}
 
 
 def trial_data(
@@ -72,7 +73,7 @@ def trial_data(
     `cache_limit_s`: as the limit of `CachedDataset`.
     """
     owner = _owner(loader)
-    made = _made.setdefault(owner, _Made())
+    made = _made_of(owner)
     data = TrialData(
         dataset=loader.dataset,
         sampler=None if _own_batches(loader) else loader.sampler,
@@ -96,7 +97,8 @@ def trial_data(
         )
         data = replace(data, dataset=dataset, normalise=normalise)
     if settings.cache:
-        data = replace(data, dataset=_cached(data.dataset, settings, made, note, cache_limit_s))
+        dataset = _cached(loader, data.dataset, settings, made, note, cache_limit_s)
+        data = replace(data, dataset=dataset)
     if settings.portion is not None and settings.portion < 1:
         data = replace(data, sampler=first_part(loader, settings.portion))
     if settings.batch_size is not None and settings.batch_size != loader.batch_size:
@@ -108,7 +110,7 @@ def trial_data(
 
 def release(loader: DataLoader[Any]) -> None:
     """Forget what was made of this loader's data, and remove copies of its files."""
-    made = _made.pop(_owner(loader), None)
+    made = _made.pop(id(_owner(loader)), None)
     for copy in made.copies.values() if made is not None else ():
         copy.remove()
 
@@ -119,6 +121,14 @@ def _owner(loader: DataLoader[Any]) -> Any:
     except TypeError:
         return loader
     return loader.dataset
+
+
+def _made_of(owner: Any) -> _Made:
+    made = _made.get(id(owner))
+    if made is None:
+        made = _made[id(owner)] = _Made()
+        weakref.finalize(owner, _made.pop, id(owner), None).atexit = False
+    return made
 
 
 def _own_batches(loader: DataLoader[Any]) -> bool:
@@ -148,16 +158,26 @@ def _once(made: _Made, key: tuple[object, ...], make: Callable[[], Any]) -> Any:
 
 
 def _cached(
-    dataset: Any, settings: Settings, made: _Made, note: Note, limit_s: float | None
+    loader: DataLoader[Any],
+    dataset: Any,
+    settings: Settings,
+    made: _Made,
+    note: Note,
+    limit_s: float | None,
 ) -> Any:
     n = None
+    batched = loader.batch_sampler is not None
+    if not batched and isinstance(loader.sampler, BatchSampler):
+        raise Withheld("the loader asks the dataset for whole batches: there is no sample to keep")
+    # torch's own collate function copies; without batching the loop gets the sample itself.
+    copies = not batched or loader.collate_fn is not default_collate
     # Changed datasets are kept, so ids stay.
-    key = (id(dataset), settings.portion, limit_s is not None, "cache")
+    key = (id(dataset), settings.portion, limit_s is not None, copies, batched, "cache")
     if key in made.datasets:
         return made.datasets[key]
     if settings.portion is not None and hasattr(dataset, "__len__"):
         n = n_first(len(dataset), settings.portion)
-    cached = CachedDataset(dataset, n, limit_s=limit_s)
+    cached = CachedDataset(dataset, n, limit_s=limit_s, copies=copies, batched=batched)
     if limit_s is not None and cached.n_kept < (n or len(cached)):
         whole_s = cached.fill_s * (n or len(cached)) / cached.n_kept
         note(

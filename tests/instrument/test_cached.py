@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 from torchvision import transforms
 
 from loaderdoctor.instrument import cached, repeatable
@@ -145,6 +145,74 @@ NAN = float("nan")
 )
 def test_samples_are_the_same_where_all_they_hold_is(a: Any, b: Any, alike: bool) -> None:
     assert same(a, b) is alike
+
+
+class Named(Dataset[dict[str, Any]]):
+    """Samples with a name; whole batches of them by `__getitems__` where asked for."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.full((2,), float(index)), "name": f"n{index}"}
+
+
+class Batches(Named):
+    def __getitems__(self, indexes: list[int]) -> Tensor:
+        return torch.tensor(indexes)
+
+
+class Lists(Named):
+    def __getitems__(self, indexes: list[int]) -> list[dict[str, Any]]:
+        return [{**self[i], "name": "several"} for i in indexes]
+
+
+def _takes_apart(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    names = [sample.pop("name") for sample in samples]
+    return {"x": torch.stack([sample["x"].add_(1) for sample in samples]), "names": names}
+
+
+def _as_it_is(made: Any) -> Any:
+    return made
+
+
+@pytest.mark.parametrize("workers", [Settings(), Settings(num_workers=1, persistent_workers=True)])
+def test_samples_stay_as_they_were_made_whatever_is_done_to_them(workers: Settings) -> None:
+    loader = DataLoader(Named(), batch_size=4, collate_fn=_takes_apart)
+    batches = taken(loader, CACHE.over(workers), 6)
+    assert all(same(a, b) for a, b in zip(batches, [*loader] * 3, strict=True))
+
+    source = opened(DataLoader(Named(), batch_size=None), CACHE.over(workers))
+    try:
+        for i in range(24):
+            batch = source.next_batch()
+            assert same(batch, Named()[i % 8])
+            batch["x"].zero_()
+            del batch["name"]
+    finally:
+        source.close()
+
+
+def test_copies_are_alike_and_share_nothing() -> None:
+    values: Any = [{"a": (torch.ones(2), 3, "x")}, np.ones(2), Image.new("L", (2, 2)), Held([1])]
+    made = cached.fresh(values)
+    assert same(made, values)
+    made[0]["a"][0].zero_()
+    made[1][:] = 0
+    made[3].x.append(2)
+    assert values[0]["a"][0].tolist() == values[1].tolist() == [1.0, 1.0]
+    assert values[3].x == [1]
+
+
+def test_what_makes_whole_batches_has_no_samples_to_keep() -> None:
+    with pytest.raises(Withheld, match="whole batches"):
+        opened(DataLoader(Batches(), batch_size=4, collate_fn=_as_it_is), CACHE)
+    by_lists = BatchSampler(SequentialSampler(range(8)), 4, drop_last=False)
+    with pytest.raises(Withheld, match="whole batches"):
+        opened(DataLoader(Named(), batch_size=None, sampler=by_lists), CACHE)
+    # Several samples at a time are samples, and torch asks for them so.
+    loader = DataLoader(Lists(), batch_size=4)
+    assert all(same(a, b) for a, b in zip(taken(loader, CACHE, 2), loader, strict=True))
 
 
 def test_a_plain_loop_over_the_kept_samples_ends() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler, Sampler
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 
 from loaderdoctor.instrument import cached
 from loaderdoctor.instrument.data_axes import release
@@ -124,6 +127,28 @@ def test_cached_samples_are_made_once_and_shared_by_forked_workers() -> None:
     dataset.counted = 0
     taken(loader, Settings(cache=True, num_workers=2), 8)
     assert dataset.counted == 16
+
+
+@dataclass
+class ByValue(Dataset[Tensor]):
+    """Datasets that compare by value, as dataclasses do, have no hash."""
+
+    n: int
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor(float(index))
+
+
+@pytest.mark.parametrize("dataset", [ByValue(8), np.arange(8.0), [float(i) for i in range(8)]])
+def test_what_is_made_of_a_dataset_needs_no_hash_of_it(dataset: Any) -> None:
+    loader = DataLoader(dataset, batch_size=4)
+    expected = plainly(loader, 2)
+    for settings in (Settings(), Settings(cache=True), Settings(portion=1.0)):
+        assert digests(taken(loader, settings, 4)) == expected * 2
+    release(loader)
 
 
 def test_only_the_part_in_use_is_cached() -> None:

@@ -76,10 +76,9 @@ def step_clock(rows: Rows) -> StepClock:
     done = np.searchsorted(device_ends, starts[index], side="right")
     ahead = float(np.median(index - done)) if index.size else None
     if index.size == 0:
-        # One step only: what it holds, to the end of its device work, is all there is.
-        return _clock(
-            source, starts, np.maximum(ends, device_ends), starts, ends, starts.size, None
-        )
+        # One step, or one that ran: what it holds, to the end of its device work, is all there is.
+        last = np.maximum(ends, device_ends)
+        return _clock(source, starts[:1], last[:1], starts[:1], ends[:1], starts.size, None)
     return _clock(
         "device" if source == "host-annotations" else source,
         device_ends[index - 1],
@@ -197,9 +196,10 @@ def _cut_off(rows: Rows, starts: I64, ends: I64) -> Mask:
     seen = np.zeros(len(spans), np.bool_)
     seen[rows.launched_by[rows.launched_by != ABSENT]] = True
     lost = np.bincount(step[~seen[launches]], minlength=starts.size)
-    # Some launches never have a row (a call that failed, a filtered kernel): what every step
-    # loses is no cut.
-    usual = np.median(lost)
+    ran = np.bincount(step[seen[launches]], minlength=starts.size) > 0
+    # Some launches never have a row (a call that failed, a filtered kernel): what every step that
+    # ran loses is no cut. A host far ahead may have launched most steps of the trace in vain.
+    usual = np.median(lost[ran] if ran.any() else lost)
     whole = np.flatnonzero(lost <= usual)
     cut = np.zeros(starts.size, np.bool_)
     cut[(whole[-1] + 1 if whole.size else 0) :] = True

@@ -50,6 +50,24 @@ def test_a_last_step_whose_kernels_were_not_seen_to_run_is_dropped() -> None:
     assert set(facts.step_walls_ms) == {1.0}
 
 
+@pytest.mark.parametrize("n_ran", [2, 5, 19])
+def test_steps_queued_but_not_seen_to_run_are_dropped_however_many(n_ran: int) -> None:
+    b = running_ahead(20)
+    end = n_ran * 1000 + 100
+    b.rows = [r for r in b.rows if r.category != Category.KERNEL or r.end <= end]
+    facts = trace_facts(b.trace())
+    assert (facts.n_steps, facts.n_dropped_steps) == (n_ran - 1, 21 - n_ran)
+    assert set(facts.step_walls_ms) == {1.0}
+
+
+def test_where_one_step_alone_ran_it_is_all_there_is() -> None:
+    b = running_ahead(20)
+    b.rows = [r for r in b.rows if r.category != Category.KERNEL or r.end <= 1100]
+    facts = trace_facts(b.trace())
+    assert (facts.n_steps, facts.n_dropped_steps) == (1, 19)
+    assert facts.step_walls_ms == (1.1,)
+
+
 def test_launches_that_never_show_a_kernel_in_any_step_cut_nothing() -> None:
     b = running_ahead()
     for i in range(12):

@@ -101,10 +101,32 @@ def _advice(
         for name in t.settings.changed()
         if not t.refused or name == "cache"
     }
-    ways = [way for way in prescription.routes if way.axis not in decided]
+    varies = samples_vary(prescription, verification)
+    ways = [
+        way
+        for way in prescription.routes
+        if way.axis not in decided and not (way.keeps_samples and varies)
+    ]
     replaced = {way.kind for way in ways}
     both = [*ways, *(a for a in prescription.advice if a.kind not in replaced)]
     return sorted(both, key=lambda a: -(a.bound_ms or 0.0))
+
+
+def samples_vary(prescription: Prescription, verification: Verification | None) -> bool:
+    """Whether samples come out anew each time: by a trial that compared some, else by the code."""
+    tried = verification.tried if verification is not None else ()
+    cached = [t for t in tried if t.in_code and t.settings.cache]
+    if any(t.refused for t in cached):
+        return True
+    return bool(prescription.draws) and not any(t.step_ms for t in cached)
+
+
+def _drawn_once(draws: tuple[str, ...]) -> str:
+    does = "draws" if len(draws) == 1 else "draw"
+    return (
+        f"{' and '.join(draws)} {does} at random: samples kept in memory would be the same in "
+        "every epoch, which changes training. Whether they differ was not seen in this run."
+    )
 
 
 def trial_rows(facts: Facts, verification: Verification | None) -> tuple[model.Trial, ...]:
@@ -126,7 +148,15 @@ def withheld_rows(
         for t in (verification.tried if verification is not None else ())
         if t.in_code and t.refused and t.failed is not None
     ]
-    seen = dict.fromkeys([*((w.setting, w.reason) for w in prescription.withheld), *refused])
+    told = [(w.setting, w.reason) for w in prescription.withheld]
+    keeps = any(way.keeps_samples for way in prescription.routes)
+    if (
+        keeps
+        and samples_vary(prescription, verification)
+        and "cache" not in dict([*told, *refused])
+    ):
+        told.append(("cache", _drawn_once(prescription.draws)))
+    seen = dict.fromkeys([*told, *refused])
     return tuple(model.Withheld(setting=setting, reason=reason) for setting, reason in seen)
 
 

@@ -43,6 +43,7 @@ class CodeAdvice:
     predicted_from: PredictedFrom | None  # where the bound comes from; None: not known
     caution: str | None = None
     axis: str | None = None  # the axis that tries it in the running loop, where one does
+    keeps_samples: bool = False  # each is made once: no dataset may be so whose samples vary
     evidence: str | None = None  # a sentence: what was recorded that speaks for it
 
 
@@ -64,3 +65,5 @@ class Prescription:
     advice: tuple[CodeAdvice, ...]
     # What to do about the dataset where settings leave the loop waiting; largest saving first.
     routes: tuple[CodeAdvice, ...] = ()
+    # Functions of the dataset's code that draw at random; whether its samples vary, a trial tells.
+    draws: tuple[str, ...] = ()

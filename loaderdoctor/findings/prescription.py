@@ -55,6 +55,7 @@ def prescribe(facts: Facts, findings: Iterable[Finding]) -> Prescription:
         withheld=unsafe,
         advice=code_advice(facts, found),
         routes=ways,
+        draws=loader.draws if loader is not None else (),
     )
 
 

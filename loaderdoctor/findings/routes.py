@@ -150,6 +150,7 @@ def _slices(making: _Making) -> CodeAdvice | None:
             worked.from_array(loader),
             1.0,
             f"{what}; a sample takes {ms(making.sample_ms)} on its way through PIL.",
+            keeps_samples=True,
             replaces=Kind.DATASET_FORMAT_BOUND,
         )
     held = dataset_bytes(facts)
@@ -163,6 +164,7 @@ def _slices(making: _Making) -> CodeAdvice | None:
         f"{loader.n_samples:,} samples of one shape take {_of_memory(facts, held)}. A sample takes "
         f"{ms(making.sample_ms)} to make, collating a batch {ms(making.workers.collate_ms)}.",
         caution="Each sample is made once: what its dataset draws at random is drawn once.",
+        keeps_samples=True,
         replaces=Kind.OVERHEAD_BOUND_LOADER,
     )
 
@@ -188,7 +190,9 @@ def _cache(making: _Making) -> CodeAdvice | None:
             making.fetch,
             f"{what}; all {making.loader.n_samples:,} take {_of_memory(facts, held)}.",
             axis="cache",
-            caution="The first epoch, or the start, pays for making every sample once.",
+            caution="The first epoch, or the start, pays for making every sample once, and what "
+            "its dataset draws at random is drawn once.",
+            keeps_samples=True,
         )
     names = [_bare(name) for name, _ in making.workers.transforms]
     first = next((i for i, name in enumerate(names) if name in drawn), None)
@@ -290,6 +294,7 @@ def _advice(
     *,
     axis: str | None = None,
     caution: str | None = None,
+    keeps_samples: bool = False,
     replaces: Kind | None = None,
 ) -> CodeAdvice:
     saved_ms = making.saved_ms(part)
@@ -301,6 +306,7 @@ def _advice(
         predicted_from="ablation" if by_ablation(making.facts) else "trace",
         caution=caution,
         axis=axis,
+        keeps_samples=keeps_samples,
         evidence=f"At most {ms(saved_ms)} of the step's {ms(making.cost.step_ms)}. {evidence}",
     )
 

@@ -219,6 +219,7 @@ def _optimizer_rate(session: Session) -> float | None:
 def _check_safety(session: Session) -> None:
     """What speaks against changing each loader of the step; foreign code, so anything may fail."""
     from loaderdoctor.instrument.augment import augmentations
+    from loaderdoctor.instrument.draws import random_draws
     from loaderdoctor.instrument.safety import safety
     from loaderdoctor.instrument.stores import normalisation, stores
 
@@ -231,6 +232,7 @@ def _check_safety(session: Session) -> None:
             changes = {
                 "safety": safety(loader),
                 "augmentations": augmentations(loader.dataset),
+                "draws": random_draws(loader.dataset),
                 "stores": stores(loader.dataset),
                 "normalisation": normalisation(loader.dataset),
             }

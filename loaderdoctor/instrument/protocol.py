@@ -227,6 +227,7 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     shapes_vary: bool = False
     in_background: bool = False  # fetched on another thread than the one that trains
     augmentations: tuple[str, ...] = ()  # transforms of a Compose that may be left out, by name
+    draws: tuple[str, ...] = ()  # functions of the dataset's code that draw at random
     stores: tuple[StoreRecord, ...] = ()  # what samples are made from, as far as known
     normalisation: Normalisation | None = None  # of the one Normalize among the transforms
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from loaderdoctor.diagnosis.prescribe import recommendations, trial_rows, withheld_rows
 from loaderdoctor.diagnosis.verify import Tried, Verification, _ranked
@@ -122,6 +123,7 @@ def test_a_cache_that_was_refused_is_withheld_with_the_reason() -> None:
     assert told["cache"] == "sample 3 came out differently"
     assert [t.label for t in trial_rows(starved(), verification)] == ["as is"]
     assert not any("in memory as they" in r.setting for r in rows_of(refused))
+    assert not any("as one tensor" in r.setting for r in rows_of(refused))
 
 
 def test_whole_batches_that_could_not_be_tried_are_still_advised() -> None:
@@ -129,6 +131,25 @@ def test_whole_batches_that_could_not_be_tried_are_still_advised() -> None:
         settings=UINT8, in_code=True, failed="no Compose ends in ToTensor", refused=True
     )
     assert any("whole batch" in r.setting for r in rows_of(refused))
+
+
+def test_samples_that_their_code_draws_are_kept_only_once_a_trial_found_them_alike() -> None:
+    facts = starved()
+    drawing = replace(
+        facts, loaders=tuple(structs.replace(x, draws=("Photos.augment",)) for x in facts.loaders)
+    )
+    prescription = prescribe(drawing, find(drawing))
+    assert any(way.keeps_samples for way in prescription.routes)
+    hidden = Tried(
+        settings=CACHE, in_code=True, plain_ms=[10.0, 17.0, 6.0], step_ms=[3.0, 4.0, 5.5]
+    )
+    for tried, keeps in (((), False), ((hidden,), True)):
+        verification = Verification(tried=tried, best=None, complete=True)
+        titles = [r.setting for r in recommendations(drawing, prescription, verification)]
+        assert any("as one tensor" in title for title in titles) is keeps
+        assert any("in memory as they" in title for title in titles) is keeps
+        told = {w.setting: w.reason for w in withheld_rows(prescription, verification)}
+        assert ("Photos.augment draws at random" in told.get("cache", "")) is not keeps
 
 
 def test_a_cache_that_crashed_is_a_failed_trial_and_nothing_withheld() -> None:

@@ -71,6 +71,7 @@ def with_arguments(
     notes: list[str] = []
     edits: list[tuple[int, int, str]] = []
     added: list[str] = []
+    over: dict[str, Value] = {}  # over what is unpacked, which may hold the same argument
     for name, value in arguments.items():
         present = keywords.get(name)
         if present is None and name in parameters:
@@ -83,14 +84,13 @@ def with_arguments(
                 notes.append(f"{name} was {ast.unparse(present)}")
             edits.append((*span_of(text, present), literal(value)))
         elif unpacked:
-            added.append(f"{name}={literal(value)}")
-            notes.append(f"if the unpacked **arguments hold {name}, change it there instead")
+            over[name] = value
         elif value != defaults.get(name):
             added.append(f"{name}={literal(value)}")
-    edits += _insertions(text, node, added)
+    edits += _insertions(text, node, added) + _overriding(text, node, over)
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
-    _check(text, {k: v for k, v in arguments.items() if k in keywords or k in _names(added)})
+    _check(text, {k: v for k, v in arguments.items() if k in keywords or k in _names(added)}, over)
     return text, notes
 
 
@@ -98,11 +98,27 @@ def _names(added: Sequence[str]) -> set[str]:
     return {x.partition("=")[0] for x in added}
 
 
-def _check(text: str, wanted: Mapping[str, Value]) -> None:
+def _overriding(text: str, node: ast.Call, over: Mapping[str, Value]) -> list[tuple[int, int, str]]:
+    """`**{**options, "num_workers": 6}`: a keyword beside `**options` may be there twice."""
+    if not over:
+        return []
+    unpacked = [k.value for k in node.keywords if k.arg is None]
+    if len(unpacked) > 1:
+        raise CannotEdit("the call unpacks several **arguments")
+    start, end = span_of(text, unpacked[0])
+    values = ", ".join(f'"{name}": {literal(value)}' for name, value in over.items())
+    return [(start, end, f"{{**{text[start:end]}, {values}}}")]
+
+
+def _check(text: str, wanted: Mapping[str, Value], over: Mapping[str, Value]) -> None:
     """Raises CannotEdit unless the edited call parses and holds the keywords wanted."""
     node = parsed_call(text)
     held = {k.arg: k.value for k in node.keywords} if node is not None else {}
-    for name, value in wanted.items():
+    merged = held.get(None)
+    if over and isinstance(merged, ast.Dict):
+        names = [k.value if isinstance(k, ast.Constant) else None for k in merged.keys]
+        held |= {k: v for k, v in zip(names, merged.values, strict=True) if isinstance(k, str)}
+    for name, value in {**wanted, **over}.items():
         got = held.get(name)
         if not isinstance(got, ast.Constant) or got.value != value:
             raise CannotEdit("the call could not be changed safely")

@@ -83,11 +83,23 @@ def test_the_second_loader_of_a_line_is_the_one_changed() -> None:
     )
 
 
-def test_unpacked_keywords_come_with_a_warning() -> None:
+@pytest.mark.parametrize("held", [{}, {"num_workers": 0, "shuffle": True}])
+def test_what_unpacked_keywords_may_hold_already_is_written_over(held: dict[str, object]) -> None:
     edit = edit_loader_call("x = DataLoader(ds, **options)", SIX)
-    assert edit.after == "x = DataLoader(ds, **options, num_workers=6)"
-    assert edit.note is not None
-    assert "**arguments hold num_workers" in edit.note
+    assert edit.after == 'x = DataLoader(ds, **{**options, "num_workers": 6})'
+    scope = {"DataLoader": lambda ds, **given: given, "ds": None, "options": held}
+    exec(edit.after, scope)
+    assert scope["x"] == {**held, "num_workers": 6}
+
+
+def test_a_keyword_beside_unpacked_ones_is_changed_where_it_stands() -> None:
+    edit = edit_loader_call("x = DataLoader(ds, num_workers=2, **options)", SIX)
+    assert edit.after == "x = DataLoader(ds, num_workers=6, **options)"
+
+
+def test_a_call_that_unpacks_twice_gives_a_hint() -> None:
+    edit = edit_loader_call("x = DataLoader(ds, **common, **options)", SIX)
+    assert not edit.exact and edit.after == "DataLoader(..., num_workers=6)"
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from loaderdoctor.report.console_tables import (
 from loaderdoctor.report.first_screen import (
     evidence_words,
     listed,
+    other_loader_sentences,
     step_notes,
     what_if,
     what_if_notes,
@@ -81,7 +82,7 @@ def _sections(report: Report, folder: Path | None) -> Iterator[RenderableType | 
     prescription = prescription_lines(report)
     yield _section("What to change", *prescription) if prescription else None
     yield _listed("Not advised", [(w.setting, w.reason) for w in report.withheld])
-    yield _workers(report.workers, report.other_workers)
+    yield _workers(report.workers, other_loader_sentences(report))
     gpu = gpu_lines(report.gpu, report.memory_history)
     yield _section("The GPU", *gpu) if gpu else None
     if report.ranges:
@@ -228,7 +229,7 @@ def _listed(title: str, entries: Sequence[tuple[str, str]]) -> RenderableType | 
     return _section(title, *lines)
 
 
-def _workers(workers: Workers | None, others: Sequence[Workers]) -> RenderableType | None:
+def _workers(workers: Workers | None, others: Sequence[str]) -> RenderableType | None:
     if workers is None:
         return None
     makers = fmt.count(workers.n_workers, "worker") if workers.n_workers else "the training process"
@@ -257,9 +258,7 @@ def _workers(workers: Workers | None, others: Sequence[Workers]) -> RenderableTy
     if workers.lines and not named:
         looks = fmt.count(sum(line["n_looks"] for line in workers.lines), "look")
         body.append(Text(f"{looks} at its code: too few, or too spread, to name a line."))
-    for other in others:
-        name = plain(other.loader or "Another loader")
-        body.append(Text(f"{name} does not feed the step: {fmt.ms(other.batch_ms)} a batch."))
+    body += [Text(plain(other)) for other in others]
     return _section("Making batches", *body)
 
 

@@ -167,6 +167,19 @@ def _figures(text: str) -> Iterator[tuple[str, str]]:
         yield number.replace(",", ""), word
 
 
+def other_loader_sentences(report: Report) -> tuple[str, ...]:
+    """What is known of each loader whose batches are not those that figures are given for."""
+    roles = {loader.id: loader.role for loader in report.loaders}
+    said = []
+    for other in report.other_workers:
+        of_step = roles.get(other.loader or "") == "train"  # as in zip(images, labels)
+        feeds = "feeds the step too" if of_step else "does not feed the step"
+        said.append(
+            f"{other.loader or 'Another loader'} {feeds}: {fmt.ms(other.batch_ms)} a batch."
+        )
+    return tuple(said)
+
+
 def listed(evidence: Mapping[str, Any]) -> list[str]:
     """Figures with their names, those that were recorded."""
     return [fmt.evidence(name, value) for name, value in evidence.items() if value is not None]

@@ -160,6 +160,27 @@ def test_a_comparison_of_one_round_says_that_it_has_no_interval() -> None:
     assert "One round, no interval" in html(report)
 
 
+def test_a_second_loader_of_the_step_is_not_said_to_be_none_of_it() -> None:
+    report = samples.cpu_only()
+    first = report.loaders[0]
+    assert report.workers is not None
+    report = msgspec.structs.replace(
+        report,
+        loaders=(
+            first,
+            msgspec.structs.replace(first, id="gan.py:44", role="train"),
+            msgspec.structs.replace(first, id="gan.py:50", role="other"),
+        ),
+        other_workers=tuple(
+            msgspec.structs.replace(report.workers, loader=name)
+            for name in ("gan.py:44", "gan.py:50")
+        ),
+    )
+    for text in (console_text(report), html(report)):
+        assert "gan.py:44 feeds the step too" in text
+        assert "gan.py:50 does not feed the step" in text
+
+
 @pytest.mark.parametrize(
     ("boundary_ms", "says"),
     [

@@ -20,6 +20,7 @@ from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.first_screen import (
     WhatIf,
     evidence_words,
+    other_loader_sentences,
     step_notes,
     what_if,
     what_if_notes,
@@ -63,6 +64,7 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
             severity=severity,
             parts=_parts(report),
             step_notes=step_notes(report.step),
+            other_loaders=other_loader_sentences(report),
             what_if=_what_if(report),
             what_if_notes=what_if_notes(report),
             changes=tuple(_change(change, report.step.wall_ms) for change in changes),

@@ -136,13 +136,16 @@ def step_of(facts: Facts) -> model.Step:
 
 def step_of_plain(step: StepFacts) -> model.Step:
     """The step as plain windows measured it."""
+    # A loop that drops its iterator pays in each step what else an epoch's end costs: its steps
+    # have no other boundary, however long an epoch would be.
+    each_step = step.n_iterators_created >= step.n_steps and (step.steps_per_epoch or 0) > 1
     return model.Step(
         count=step.n_steps,
         wall_ms=step.wall_ms.value,
         wall_ms_ci=interval(step.wall_ms),
         within_epoch_ms=step.within_epoch_ms.value,
-        boundary_ms=step.boundary_ms,
-        loader_boundary_ms=step.loader_boundary_ms,
+        boundary_ms=None if each_step else step.boundary_ms,
+        loader_boundary_ms=None if each_step else step.loader_boundary_ms,
         steps_per_epoch=step.steps_per_epoch,
         definition=step.definition,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from loaderdoctor.errors import UsageError
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import model
+from loaderdoctor.report.build import step_of_plain
 from loaderdoctor.report.encode import decode_report, encode_report, read_report
+from tests.findings.builders import step
 from tests.report import sample_facts, samples
 
 KEYS = {
@@ -120,3 +123,11 @@ def test_what_is_no_report_is_refused_with_its_name(tmp_path: Path) -> None:
             read_report(tmp_path)
     with pytest.raises(UsageError, match="run folder"):
         read_report(tmp_path / "missing")
+
+
+def test_a_loop_that_makes_its_iterator_each_step_has_no_epoch_boundary_beside_its_steps() -> None:
+    plain = step(boundary_ms=263.0, steps_per_epoch=313, n_steps=22, n_iterators_created=0)
+    assert step_of_plain(plain).boundary_ms == 263.0
+    dropped = replace(plain, n_iterators_created=22)
+    assert step_of_plain(dropped).boundary_ms is None
+    assert step_of_plain(replace(dropped, steps_per_epoch=1)).boundary_ms == 263.0

@@ -160,7 +160,7 @@ def work_between_steps(facts: Facts) -> Finding | None:
         evidence={
             "work_ms_per_step": spot_share * step_ms,
             "spot": spot.name,
-            "spot_ms_per_step": spot.ms_per_step,
+            "spot_ms_per_step": spot.ms_per_step / trace.wall_ms * step_ms,
             "file": spot.file,
             "line": spot.line,
             "step_ms": step_ms,

@@ -137,3 +137,14 @@ def test_a_line_of_the_loop_is_named_where_the_trace_has_stacks() -> None:
     assert finding.share == pytest.approx(0.66)
     assert finding.evidence["line"] == 57
     assert "train.py(57): log" in finding.summary
+
+
+def test_a_spot_is_given_in_the_time_of_steps_without_the_profiler() -> None:
+    """Recording made the step 1.7 times as long: of its 17 ms, 6.8 are 4 of 10."""
+    slowed = replace(
+        WORK, wall_ms=17.0, host_spots=(replace(LOGGING, ms_per_step=6.8),), host_exposed_ms=8.5
+    )
+    finding = work_between_steps(healthy(shares=WORK.shares, trace=slowed))
+    assert finding is not None
+    assert finding.evidence["work_ms_per_step"] == pytest.approx(4.0)
+    assert finding.evidence["spot_ms_per_step"] == pytest.approx(4.0)

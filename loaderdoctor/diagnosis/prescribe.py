@@ -11,13 +11,16 @@ from loaderdoctor.facts import Facts
 from loaderdoctor.findings.capacity import rest_ms
 from loaderdoctor.findings.code import loader_arguments
 from loaderdoctor.findings.exposure import MODERATE_SHARE, input_cost
-from loaderdoctor.findings.model import Severity
+from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.plan import Candidate, CodeAdvice, Prescription
 from loaderdoctor.findings.proposal import edits_for
 from loaderdoctor.report import model
 from loaderdoctor.report.build import interval
 from loaderdoctor.report.tested import own_settings
 from loaderdoctor.settings import Settings
+
+# One line undoes these: of changes that may save as much it comes before a dataset rewritten.
+_ONE_LINE = (Kind.WORKERS_SHARE_A_CORE, Kind.THREAD_OVERSUBSCRIPTION)
 
 
 def recommendations(
@@ -109,7 +112,7 @@ def _advice(
     ]
     replaced = {way.kind for way in ways}
     both = [*ways, *(a for a in prescription.advice if a.kind not in replaced)]
-    return sorted(both, key=lambda a: -(a.bound_ms or 0.0))
+    return sorted(both, key=lambda a: (-round(a.bound_ms or 0.0, 3), a.kind not in _ONE_LINE))
 
 
 def samples_vary(prescription: Prescription, verification: Verification | None) -> bool:

@@ -114,6 +114,15 @@ def test_routes_go_where_settings_leave_nothing_to_gain() -> None:
     assert len(rows_of(four, best=four)) == 4
 
 
+def test_what_one_line_undoes_comes_before_a_dataset_rewritten() -> None:
+    pinned = starved(n_workers=4, workers_={"cores": ((0,),) * 4, "batch_ms": 60.0})
+    prescription = prescribe(pinned, find(pinned))
+    assert prescription.routes
+    first, *rest = recommendations(pinned, prescription, None)
+    assert first.setting == "Give the workers all CPUs again"
+    assert any("as one tensor" in r.setting or "without PIL" in r.setting for r in rest)
+
+
 def test_a_cache_that_was_refused_is_withheld_with_the_reason() -> None:
     refused = Tried(
         settings=CACHE, in_code=True, failed="sample 3 came out differently", refused=True

@@ -46,7 +46,10 @@ CHANGES: Mapping[Kind, Change] = {
         caution="Needs at least as many shards as workers.",
     ),
     Kind.SAMPLER_BOUND: Change(
-        title="Compute the indices of an epoch in one call", example=snippets.SAMPLER
+        title="Compute the indices of an epoch in one call",
+        example=snippets.SAMPLER,
+        caution="The example draws a plain shuffle. Keep what your sampler draws, or training "
+        "changes: torch.multinomial(weights, n, replacement=True) for weighted draws.",
     ),
     Kind.COLLATE_BOUND: Change(
         title="Do per-sample work once, ahead of training", example=snippets.COLLATE

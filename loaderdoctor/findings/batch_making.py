@@ -96,7 +96,8 @@ def sampler_bound(facts: Facts) -> Finding | None:
             "step_ms": cost.step_ms,
             "sampler": loader.sampler if loader is not None else None,
         },
-        advice="Compute all indices of an epoch at once (torch.randperm) and yield from them.",
+        advice="Compute all indices of an epoch at once (torch.randperm; weighted ones: "
+        "torch.multinomial) and yield from them.",
     )
 
 

@@ -176,6 +176,8 @@ def _cache(making: _Making) -> CodeAdvice | None:
         return None
     if making.sample_ms <= MAX_OVERHEAD_SAMPLE_MS:  # taking it out of a list costs as much
         return None
+    if making.loader.dataset == "TensorDataset":  # which is in memory already
+        return None
     busy = making.workers.cpu_share
     cpu = f", {percent(min(1.0, busy))} of it on the CPU" if busy is not None else ""
     what = (

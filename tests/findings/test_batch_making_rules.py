@@ -12,7 +12,9 @@ from loaderdoctor.findings.batch_making import (
     sampler_bound,
 )
 from loaderdoctor.findings.hot import where
-from loaderdoctor.findings.model import Severity
+from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings.prescription import prescribe
+from loaderdoctor.findings.rules import find
 from loaderdoctor.instrument.protocol import TensorRecord
 from tests.findings.builders import healthy, line, loader, with_exposed, workers
 from tests.findings.case import Case, fires, stays_silent
@@ -194,3 +196,10 @@ def test_advice_about_collating_is_of_whose_code_it_is(
     (advice,) = code_advice(facts, [finding])
     assert advice.title.startswith(title)
     assert never not in advice.example
+
+
+def test_an_example_of_a_plain_shuffle_warns_whoever_draws_otherwise() -> None:
+    facts = with_exposed(input_=0.6, workers=workers(sampler_ms=5.0))
+    (advice,) = [a for a in prescribe(facts, find(facts)).advice if a.kind is Kind.SAMPLER_BOUND]
+    assert "randperm" in advice.example
+    assert "Keep what your sampler draws" in (advice.caution or "")

@@ -178,3 +178,8 @@ def test_rows_of_a_tensor_need_no_cache_and_are_one_tensor_already() -> None:
     assert titles(rows) == []
     advice = prescribe(rows, find(rows)).advice
     assert any("Do per-sample work once" in a.title or "Slice" in a.title for a in advice)
+
+
+def test_tensors_in_memory_are_not_to_be_kept_in_memory_once_more() -> None:
+    assert any("in memory as they" in title for title in titles(starved()))
+    assert not any("in memory" in x for x in titles(starved(loader_={"dataset": "TensorDataset"})))

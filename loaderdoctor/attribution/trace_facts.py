@@ -16,7 +16,7 @@ from loaderdoctor.attribution.host import host_spots
 from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
 from loaderdoctor.attribution.launches import Launches, Syncs, launches_of, syncs_of
 from loaderdoctor.attribution.processes import other_processes, without_processes
-from loaderdoctor.attribution.rows import Index, Mask, Rows, rows_of
+from loaderdoctor.attribution.rows import Index, Mask, Rows, outermost, rows_of
 from loaderdoctor.attribution.shares import Hidden
 from loaderdoctor.attribution.user_ranges import user_ranges
 from loaderdoctor.facts import TraceFacts
@@ -172,6 +172,20 @@ def _input_known(rows: Rows, fetches: Fetches, copies: CopyRows) -> bool:
     return fetches.recorded or n_batch_copies == 0
 
 
+def _maybe_waiting(rows: Rows, clock: StepClock) -> Intervals:
+    """Silences in which the loop may wait for a loader that left no mark: where its steps begin.
+
+    Where optimizer steps tell the steps, `zero_grad` often comes next, and the batch after it.
+    """
+    spans, at = rows.spans, clock.host_start_ns
+    if clock.kind == "optimizer":
+        mine = rows.named(rows.flags.optimizer, Category.USER_ANNOTATION)
+        index = np.flatnonzero(mine & rows.on_training_thread())
+        index = index[outermost(spans.start_ns[index], spans.end_ns[index])]
+        at = np.concatenate((at, spans.end_ns[index]))
+    return silence_at(rows, at)
+
+
 def facts_of(attributed: Attributed, *, num_workers: int | None = None) -> TraceFacts:
     """The figures of a divided trace; with the workers of the step's loader, where known."""
     trace, rows, clock = attributed.trace, attributed.rows, attributed.clock
@@ -251,7 +265,7 @@ def facts_of(attributed: Attributed, *, num_workers: int | None = None) -> Trace
         compute=compute_facts(trace, rows, clock),
         run_ahead_steps=clock.run_ahead_steps,
         unmarked_wait_ms=(
-            ms(silence_at(rows, clock.host_start_ns).intersect(partition.host).total_ns)
+            ms(_maybe_waiting(rows, clock).intersect(partition.host).total_ns)
             if partition.input is None and clock.n_steps
             else None
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from loaderdoctor.attribution.judge import judge_trace
 from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.facts import TraceFacts
 from loaderdoctor.trace.columns import Category
@@ -279,6 +280,22 @@ def test_a_loader_without_any_mark_is_not_recorded_rather_than_free() -> None:
     assert facts.n_fetches_per_step is None
     # It may have been waiting: from the optimizer's end to the first copy.
     assert facts.unmarked_wait_ms == pytest.approx(0.85)
+
+
+@pytest.mark.parametrize("zero_grad_us", [0, 10])
+def test_without_step_marks_it_may_be_waiting_after_the_optimizer(zero_grad_us: float) -> None:
+    b = TraceBuilder()
+    for i in range(7):
+        t = float(i * STEP)
+        work(b, t + 700)  # to t + 850
+        if zero_grad_us:
+            end = t + 850 + zero_grad_us
+            b.annotation(t + 850, end, "Optimizer.zero_grad#SGD.zero_grad")
+    facts = facts_of(b)
+    assert facts.step_clock == "optimizer"
+    assert facts.shares.input is None
+    assert facts.unmarked_wait_ms == pytest.approx(0.85 - zero_grad_us / 1000)
+    assert judge_trace(facts) == ("host", "uncertain")
 
 
 def test_nothing_copied_to_the_device_means_no_loader_to_wait_for() -> None:

@@ -12,8 +12,31 @@ from loaderdoctor.instrument.protocol import LoaderRecord
 
 def dataset_name(loader: LoaderRecord | None) -> str:
     """What the script calls its dataset; `dataset` where the line doesn't say."""
+    name = _written(loader)
+    return name if name is not None and _is_name(name) else "dataset"
+
+
+def dataset_source(loader: LoaderRecord | None) -> str:
+    """The dataset as the line has it, be it a call that makes it; `dataset` where it has none.
+
+    To be written once: what makes a dataset twice takes twice its memory.
+    """
+    return _written(loader) or "dataset"
+
+
+def has_name(loader: LoaderRecord | None) -> bool:
+    """Whether the script calls its dataset something, or the line does not tell."""
+    written = _written(loader)
+    return written is None or _is_name(written)
+
+
+def _written(loader: LoaderRecord | None) -> str | None:
     found = _dataset_argument(loader)
-    return found[2] if found is not None else "dataset"
+    return found[0][slice(*found[1])] if found is not None else None
+
+
+def _is_name(source: str) -> bool:
+    return isinstance(ast.parse(f"({source})", mode="eval").body, (ast.Name, ast.Attribute))
 
 
 def with_dataset(
@@ -26,7 +49,7 @@ def with_dataset(
     found = _dataset_argument(loader)
     if found is None or loader is None:
         return None
-    source, (start, end), _ = found
+    source, (start, end) = found
     call_start, call_end = loader_call(source, loader.call_index)  # type: ignore[misc]  # found
     keywords = {k.arg for k in parsed_call(source[call_start:call_end]).keywords}  # type: ignore[union-attr]
     after = source[:start] + dataset + source[end:]
@@ -58,8 +81,8 @@ def _holds(source: str, index: int, dataset: str, collate: str | None) -> bool:
     return first == wanted and (collate is None or named.get("collate_fn") == collate)
 
 
-def _dataset_argument(loader: LoaderRecord | None) -> tuple[str, tuple[int, int], str] | None:
-    """The line, where in it the dataset stands, and how it is called there."""
+def _dataset_argument(loader: LoaderRecord | None) -> tuple[str, tuple[int, int]] | None:
+    """The line, and where in it the dataset stands."""
     if loader is None or loader.code is None or loader.library is not None:
         return None
     source = textwrap.dedent(loader.code).strip("\n")
@@ -69,7 +92,7 @@ def _dataset_argument(loader: LoaderRecord | None) -> tuple[str, tuple[int, int]
         return None
     named = next((k.value for k in call.keywords if k.arg == "dataset"), None)
     node = named or (call.args[0] if call.args else None)
-    if not isinstance(node, (ast.Name, ast.Attribute)):
+    if node is None or isinstance(node, ast.Starred):
         return None
     start, end = span_of(source[span[0] : span[1]], node)
-    return source, (span[0] + start, span[0] + end), ast.unparse(node)
+    return source, (span[0] + start, span[0] + end)

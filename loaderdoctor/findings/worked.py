@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loaderdoctor.findings import snippets
-from loaderdoctor.findings.loader_line import dataset_name, with_dataset
+from loaderdoctor.findings.loader_line import dataset_name, dataset_source, has_name, with_dataset
 from loaderdoctor.instrument.protocol import LoaderRecord, StoreRecord
 
 _LOADER = "\nloader = DataLoader("
@@ -27,6 +27,8 @@ def from_array(loader: LoaderRecord | None) -> str:
     name = dataset_name(loader)
     arguments = f"{name}.{images.path}, {name}.{labels.path if labels else 'targets'}"
     text = text.replace("dataset.data, dataset.targets", arguments)
+    if not has_name(loader):  # the array of a dataset that the line makes
+        return text
     return with_own_line(text, loader, f"Batches({arguments})", collate="as_it_is")
 
 
@@ -43,13 +45,12 @@ def sliced(loader: LoaderRecord | None) -> str:
             "tuple(column[index] for column in self.columns)",
             "{name: column[index] for name, column in self.columns.items()}",
         )
-    name = dataset_name(loader)
-    return with_own_line(text, loader, f"Sliced({name})", collate="as_it_is")
+    return with_own_line(text, loader, f"Sliced({dataset_source(loader)})", collate="as_it_is")
 
 
 def cached(loader: LoaderRecord | None) -> str:
     """CACHED with the user's own line."""
-    return with_own_line(snippets.CACHED, loader, f"Cached({dataset_name(loader)})")
+    return with_own_line(snippets.CACHED, loader, f"Cached({dataset_source(loader)})")
 
 
 def batchwise(loader: LoaderRecord | None, last: Sequence[str]) -> str:

@@ -15,10 +15,11 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from loaderdoctor.findings import snippets, worked
-from loaderdoctor.findings.loader_line import dataset_name, with_dataset
+from loaderdoctor.findings.loader_line import dataset_name, dataset_source, with_dataset
 from loaderdoctor.instrument.protocol import LoaderRecord, TensorRecord
 from loaderdoctor.instrument.stores import normalisation, stores
 from tests.findings import format_cases as cases
+from tests.findings.routes_facts import starved
 
 LINE = "loader = DataLoader(train_set, batch_size=16, shuffle=True)"
 
@@ -149,11 +150,37 @@ def test_the_users_line_gets_the_new_dataset_and_keeps_the_rest(code: str, name:
 
 
 @pytest.mark.parametrize(
+    ("code", "made"),
+    [
+        ("loader = DataLoader(Photos(root), 4, collate_fn=mine)", "Photos(root)"),
+        ("x = DataLoader(\n    Photos(\n        root,\n    ),\n    num_workers=2,\n)", "Photos("),
+        ("a, b = DataLoader(parts[0], 4), DataLoader(parts[1])", "parts[0]"),
+    ],
+)
+def test_a_dataset_that_the_line_makes_is_wrapped_where_it_stands(code: str, made: str) -> None:
+    """The general example has another batch size, and none of the loader's other arguments."""
+    loader = record(code=code)
+    assert dataset_name(loader) == "dataset"
+    assert f"Cached({made}" in worked.cached(loader)
+    edit = with_dataset(loader, f"Cached({dataset_source(loader)})")
+    assert edit is not None
+    compile(edit.after, "edited", "exec")
+    kept = edit.after.replace("Cached(", "", 1)
+    assert sorted(filter(str.isalnum, kept)) == sorted(filter(str.isalnum, code))
+
+
+def test_the_array_of_a_dataset_that_the_line_makes_has_no_name_to_be_taken_by() -> None:
+    facts = starved(loader_={"code": "loader = DataLoader(MNIST(root), 64)"})
+    example = worked.from_array(facts.main_loader)
+    assert "Batches(dataset.data, dataset.targets), batch_size=64" in example
+    assert "MNIST(root)" not in example
+
+
+@pytest.mark.parametrize(
     "code",
     [
         None,
         "loader = make(root)",
-        "loader = DataLoader(Photos(root), 4)",
         "loader = DataLoader(*args)",
         "loader = DataLoader(ds, collate_fn=mine)",
         "loader = DataLoader(ds, **options)",

@@ -16,6 +16,7 @@ from loaderdoctor.findings.capacity import (
 )
 from loaderdoctor.findings.exposure import (
     MODERATE_SHARE,
+    Cost,
     in_background,
     input_cost,
     loader_id,
@@ -59,10 +60,7 @@ def loader_in_main_process(facts: Facts) -> Finding | None:
         severity=cost.severity,
         share=cost.share,
         loader=loader_id(facts),
-        summary=(
-            f"The loop makes its batches itself (num_workers=0): {of_step(cost)}, and nothing "
-            f"overlaps it.{hot_sentence(facts)}"
-        ),
+        summary=f"{_by_itself(facts, cost)}.{hot_sentence(facts)}",
         evidence={
             "num_workers": 0,
             "input_ms_per_step": cost.ms,
@@ -169,6 +167,19 @@ def idle_workers(facts: Facts) -> Finding | None:
         },
         advice="Give every worker its own shards (get_worker_info() in __iter__), or use as many "
         f"workers as there are shards ({busy}).",
+    )
+
+
+def _by_itself(facts: Facts, cost: Cost) -> str:
+    loader = facts.main_loader
+    if loader is not None and loader.in_background:  # as with prefetch_generator
+        return (
+            "One background thread of the training process makes its batches (num_workers=0), and "
+            f"is too slow for the step: the loop still waits {of_step(cost)}"
+        )
+    return (
+        f"The loop makes its batches itself (num_workers=0): {of_step(cost)}, and nothing "
+        "overlaps it"
     )
 
 

@@ -331,3 +331,15 @@ def test_one_round_of_ablation_gives_no_sure_finding() -> None:
     finding = loader_in_main_process(facts)
     assert finding is not None
     assert finding.severity is Severity.UNCERTAIN
+
+
+def test_a_loader_on_a_background_thread_is_not_said_to_be_overlapped_by_nothing() -> None:
+    on_thread = loader(
+        settings={"num_workers": 0, "prefetch_factor": None, "pin_memory": False},
+        in_background=True,
+    )
+    waits = workers(n_workers=0, batch_ms=7.0, cpu_share=0.05, cores=())
+    finding = loader_in_main_process(with_exposed(input_=0.4, loaders=(on_thread,), workers=waits))
+    assert finding is not None
+    assert finding.summary.startswith("One background thread of the training process")
+    assert "nothing overlaps" not in finding.summary

@@ -42,6 +42,7 @@ from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.first_screen import SLOW_START
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.ranks import rank_rows
+from loaderdoctor.report.summary import of_first_epoch
 from loaderdoctor.report.tensorboard import BASELINE, RANKS
 from loaderdoctor.report.uncertain import is_open
 from loaderdoctor.trace.read import read_trace
@@ -212,7 +213,7 @@ class Diagnosis:
         # Again, even after verification: ended windows and notes may have come since.
         analysis = self.analysis = self._analyse(self.evidence)
         group, verified = self.group, self._verified
-        return build_report(
+        report = build_report(
             facts=analysis.facts,
             target=self._target,
             bound=analysis.bound,
@@ -231,6 +232,7 @@ class Diagnosis:
             if group is not None
             else (),
         )
+        return of_first_epoch(report) if self._replayed else report
 
     @property
     def shown(self) -> Evidence | None:

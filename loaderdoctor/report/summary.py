@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from msgspec import structs
+
 from loaderdoctor.attribution.shares import Bound
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings.capacity import cost_beyond_wait, mapping_cost
@@ -299,3 +301,15 @@ def _unknown(facts: Facts) -> str:
             "recorded. Profile the CPU too (ProfilerActivity.CPU)."
         )
     return "No verdict: too little was recorded to judge."
+
+
+def of_first_epoch(report: Report) -> Report:
+    """The report of a loop that replays its first epoch from memory: its first words say so.
+
+    What the loader costs, it costs there alone, and then nothing for however long training is.
+    """
+    summary = (
+        f"{report.verdict.summary} That is in the first epoch only: the loop then replays its "
+        "batches from memory, and the loader costs it nothing more."
+    )
+    return structs.replace(report, verdict=structs.replace(report.verdict, summary=summary))

@@ -197,6 +197,7 @@ def test_batches_may_be_anything(kind: str, tmp_path: Path) -> None:
 def test_replayed_batches_are_said_to_be_replayed(tmp_path: Path) -> None:
     done = diagnose(SHAPES / "cycles.py", cwd=tmp_path)
     assert "itertools.cycle" in done.warnings["batches-replayed"]
+    assert "in the first epoch only" in done.said.verdict.summary
     assert not done.said.recommendations
 
 

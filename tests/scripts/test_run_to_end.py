@@ -11,7 +11,7 @@ import pytest
 
 from tests.scripts.running import SHAPES, diagnose
 
-pytestmark = [pytest.mark.scripts, pytest.mark.alone]
+pytestmark = pytest.mark.scripts
 
 
 @pytest.mark.parametrize("n_workers", ["0", pytest.param("2", marks=pytest.mark.slow)])

@@ -6,9 +6,6 @@ and batch four, so the loader is what bounds them and `num_workers` is what help
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -85,34 +82,6 @@ def test_a_loop_that_swallows_every_error_is_measured_and_stopped(
 ) -> None:
     done = diagnose(SHAPES / "catches_all.py", kind, cwd=tmp_path)
     check_input_bound(done, "catches_all.py")
-
-
-@pytest.mark.parametrize(("how", "code"), [("SystemExit", 3), pytest.param("_exit", 4, marks=slow)])
-def test_a_script_that_ends_early_leaves_its_exit_code_and_a_report(
-    how: str, code: int, tmp_path: Path
-) -> None:
-    done = diagnose(SHAPES / "ends_early.py", how, "200", cwd=tmp_path, budget_s=120)
-    assert done.code == code
-    assert "trained\n" in done.stdout
-    assert done.said.verdict.bound == "input", done.summary
-    assert done.said.trace_shares is not None
-    assert "script-ended-early" in done.warnings, done.warnings
-
-
-def test_a_failing_script_shows_its_own_traceback_and_exit_code(tmp_path: Path) -> None:
-    script = SHAPES / "ends_early.py"
-    unwatched = subprocess.Popen(
-        [sys.executable, str(script), "error", "40"],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    done = diagnose(script, "error", "40", cwd=tmp_path)
-    _, err = unwatched.communicate()
-    assert done.code == unwatched.returncode == 1
-    assert err.startswith("Traceback")
-    assert err in done.stderr
 
 
 @slow
@@ -214,78 +183,3 @@ def test_ranks_that_a_script_spawns_are_all_measured(tmp_path: Path) -> None:
     assert done.said.verdict.bound == "input", done.summary
     assert [rank.rank for rank in done.said.ranks] == [0, 1]
     assert "ranks-missing" not in done.warnings, done.warnings
-
-
-def test_a_script_that_refuses_its_command_line_keeps_its_exit_code(tmp_path: Path) -> None:
-    done = diagnose(SHAPES / "guard.py", "--epocs", "9", cwd=tmp_path)
-    assert done.code == 2
-    *_, theirs, ours = done.stderr.splitlines()
-    assert "guard.py: error:" in theirs
-    assert "the script exited with code 2 before it iterated a DataLoader" in ours
-    assert "no torch DataLoader" not in done.stderr
-
-
-def test_a_script_without_a_loader_is_told_so(tmp_path: Path) -> None:
-    done = diagnose(SHAPES / "no_loader.py", cwd=tmp_path)
-    assert done.code == 1
-    assert "trained\n" in done.stdout
-    assert "no torch DataLoader was iterated" in done.stderr.splitlines()[-1]
-
-
-def check_own_batches(done: Diagnosed, definition: str = "one step of own_batches.py:") -> None:
-    said = done.said
-    assert said.command == "diagnose"
-    assert said.step.definition.startswith(definition), said.step.definition
-    assert "Nothing worth changing" not in done.summary  # that is known of nothing here
-    assert "healthy" not in done.stdout
-    assert said.step.count >= 4
-    assert said.shares is not None
-    assert said.shares.input is None  # what the loop's own batches cost can't be told
-    assert said.shares.compute is not None
-    assert said.shares.compute > 0
-    assert "no-loader" in done.warnings, done.warnings
-    assert "in the workers," not in done.summary
-    assert list((done.folder / "tensorboard" / "baseline").glob("*.pt.trace.json.gz"))
-
-
-def test_a_loop_that_cuts_its_own_batches_is_profiled_and_not_waited_for(tmp_path: Path) -> None:
-    done = diagnose(SHAPES / "own_batches.py", str(10**9), cwd=tmp_path)
-    assert done.code == 0, done.stderr
-    check_own_batches(done)
-    assert "DataLoader gets other batches" in done.stderr.splitlines()[0]  # if there is one
-    assert "trained" not in done.stdout
-
-
-@slow
-def test_a_loop_that_updates_its_parameters_by_hand_is_profiled_too(tmp_path: Path) -> None:
-    done = diagnose(SHAPES / "own_batches.py", str(10**9), "--by-hand", cwd=tmp_path)
-    assert done.code == 0, done.stderr
-    check_own_batches(done)
-
-
-@slow
-def test_a_step_of_many_backward_passes_is_one_step(tmp_path: Path) -> None:
-    done = diagnose(SHAPES / "own_batches.py", str(10**9), "--closure", cwd=tmp_path)
-    assert done.code == 0, done.stderr
-    check_own_batches(done)
-    lines = (SHAPES / "own_batches.py").read_text().splitlines()
-    (at,) = (n for n, line in enumerate(lines, 1) if "# the one step" in line)
-    assert done.said.step.definition == f"one step of own_batches.py:{at}"
-
-
-@slow
-def test_of_a_step_too_large_to_profile_its_backward_passes_are(tmp_path: Path) -> None:
-    done = diagnose(SHAPES / "huge_closure.py", cwd=tmp_path)
-    assert done.code == 0, done.stderr
-    lines = (SHAPES / "huge_closure.py").read_text().splitlines()
-    (at,) = (n for n, line in enumerate(lines, 1) if "# the one pass" in line)
-    check_own_batches(done, f"one backward pass at huge_closure.py:{at}")
-
-
-@slow
-def test_a_loop_without_a_loader_runs_to_its_end_where_asked(tmp_path: Path) -> None:
-    done = diagnose(SHAPES / "own_batches.py", "6000", cwd=tmp_path, options=["--run-to-end"])
-    assert done.code == 0, done.stderr
-    check_own_batches(done)
-    assert not done.stderr  # a run to its end is as valid as without us
-    assert "trained 6000\n" in done.stdout

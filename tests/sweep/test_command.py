@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.alone
+alone = pytest.mark.alone
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 # Samples that wait, as from storage: workers overlap the waiting, whatever the machine is doing.
@@ -75,6 +75,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str, 
     return json.loads(done.stdout), done.stderr, folder / "run"
 
 
+@alone
 @pytest.mark.scripts
 def test_the_loops_own_settings_are_trial_0_and_the_top_level(
     run: tuple[dict[str, Any], str, Path],
@@ -92,6 +93,7 @@ def test_the_loops_own_settings_are_trial_0_and_the_top_level(
     assert report["ablation"]["no_input_ms"] < 0.5 * report["ablation"]["plain_ms"]
 
 
+@alone
 @pytest.mark.scripts
 def test_workers_are_found_to_help_a_loader_that_waits(
     run: tuple[dict[str, Any], str, Path],
@@ -110,6 +112,7 @@ def test_workers_are_found_to_help_a_loader_that_waits(
     assert report["verdict"]["bound"] == "input"
 
 
+@alone
 @pytest.mark.scripts
 def test_the_run_folder_holds_report_and_traces(run: tuple[dict[str, Any], str, Path]) -> None:
     report, _, folder = run

@@ -76,7 +76,7 @@ def n_steps(sweep: Sweep) -> int:
     return sum(v.times.n_steps for trial in sweep.outcome.trials for v in trial.visits)
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.03])
+@pytest.mark.parametrize("noise", [pytest.param(0.01, marks=pytest.mark.slow), 0.03])
 @pytest.mark.parametrize("draw_costs", [spread, saturating, one_winner, close])
 def test_the_choice_is_near_the_best_for_a_fifth_of_the_steps(
     draw_costs: Callable[[random.Random], Costs], noise: float

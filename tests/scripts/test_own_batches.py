@@ -1,0 +1,71 @@
+"""Scripts that cut their own batches: profiled, and told what is not known without a DataLoader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.running import SHAPES, Diagnosed, diagnose
+
+pytestmark = pytest.mark.scripts
+slow = pytest.mark.slow
+
+
+def check_own_batches(done: Diagnosed, definition: str = "one step of own_batches.py:") -> None:
+    said = done.said
+    assert said.command == "diagnose"
+    assert said.step.definition.startswith(definition), said.step.definition
+    assert "Nothing worth changing" not in done.summary  # that is known of nothing here
+    assert "healthy" not in done.stdout
+    assert said.step.count >= 4
+    assert said.shares is not None
+    assert said.shares.input is None  # what the loop's own batches cost can't be told
+    assert said.shares.compute is not None
+    assert said.shares.compute > 0
+    assert "no-loader" in done.warnings, done.warnings
+    assert "in the workers," not in done.summary
+    assert list((done.folder / "tensorboard" / "baseline").glob("*.pt.trace.json.gz"))
+
+
+def test_a_loop_that_cuts_its_own_batches_is_profiled_and_not_waited_for(tmp_path: Path) -> None:
+    done = diagnose(SHAPES / "own_batches.py", str(10**9), cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    check_own_batches(done)
+    assert "DataLoader gets other batches" in done.stderr.splitlines()[0]  # if there is one
+    assert "trained" not in done.stdout
+
+
+@slow
+def test_a_loop_that_updates_its_parameters_by_hand_is_profiled_too(tmp_path: Path) -> None:
+    done = diagnose(SHAPES / "own_batches.py", str(10**9), "--by-hand", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    check_own_batches(done)
+
+
+@slow
+def test_a_step_of_many_backward_passes_is_one_step(tmp_path: Path) -> None:
+    done = diagnose(SHAPES / "own_batches.py", str(10**9), "--closure", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    check_own_batches(done)
+    lines = (SHAPES / "own_batches.py").read_text().splitlines()
+    (at,) = (n for n, line in enumerate(lines, 1) if "# the one step" in line)
+    assert done.said.step.definition == f"one step of own_batches.py:{at}"
+
+
+@slow
+def test_of_a_step_too_large_to_profile_its_backward_passes_are(tmp_path: Path) -> None:
+    done = diagnose(SHAPES / "huge_closure.py", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    lines = (SHAPES / "huge_closure.py").read_text().splitlines()
+    (at,) = (n for n, line in enumerate(lines, 1) if "# the one pass" in line)
+    check_own_batches(done, f"one backward pass at huge_closure.py:{at}")
+
+
+@slow
+def test_a_loop_without_a_loader_runs_to_its_end_where_asked(tmp_path: Path) -> None:
+    done = diagnose(SHAPES / "own_batches.py", "6000", cwd=tmp_path, options=["--run-to-end"])
+    assert done.code == 0, done.stderr
+    check_own_batches(done)
+    assert not done.stderr  # a run to its end is as valid as without us
+    assert "trained 6000\n" in done.stdout

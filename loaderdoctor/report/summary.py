@@ -307,7 +307,10 @@ def of_first_epoch(report: Report) -> Report:
     """The report of a loop that replays its first epoch from memory: its first words say so.
 
     What the loader costs, it costs there alone, and then nothing for however long training is.
+    Copies and computing go on: of a verdict on those nothing is said.
     """
+    if report.verdict.bound != "input":
+        return report
     summary = (
         f"{report.verdict.summary} That is in the first epoch only: the loop then replays its "
         "batches from memory, and the loader costs it nothing more."

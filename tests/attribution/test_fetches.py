@@ -224,6 +224,21 @@ def test_a_background_thread_that_keeps_up_costs_nothing() -> None:
     assert facts.raw_wait_ms == 0.0
 
 
+@pytest.mark.parametrize(("begins_us", "input_share"), [(-4900, 0.4), (500, 0.0)])
+def test_a_batch_done_in_the_loops_silence_was_waited_for_if_its_maker_went_on(
+    begins_us: float, input_share: float
+) -> None:
+    """A loader that falls short goes on at once; a full queue holds it up until the loop takes."""
+    b = TraceBuilder()
+    for i in range(9):
+        t = i * 10_000.0
+        b.op(t, t + 1000)  # takes a batch; then 9 ms of silence
+        b.fetch(t + begins_us, t + 5000, thread=BACKGROUND)
+        if i < 8:
+            b.step(i, t, t + 10_000)
+    assert facts_of(b).shares.input == pytest.approx(input_share, abs=0.001)
+
+
 @pytest.mark.parametrize("accelerated", [True, False])
 def test_a_thread_that_only_fetches_is_not_the_one_that_computes(accelerated: bool) -> None:
     """Inference without step marks or optimizer: only the background thread has annotations."""

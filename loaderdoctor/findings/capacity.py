@@ -124,7 +124,7 @@ def worker_limit(facts: Facts) -> int | None:
     if facts.machine is None:
         return None
     cpus = facts.machine.usable_cpus
-    cpu_share = facts.workers.cpu_share if facts.workers is not None else None
+    cpu_share = wanted_cpu_share(facts)
     if cpu_share is None or cpu_saturated(facts):
         # A saturated CPU makes workers wait for it, which looks like a low share.
         cpu_share = 1.0
@@ -138,9 +138,27 @@ def worker_limit(facts: Facts) -> int | None:
     limit = min(left, math.floor(cpus * MAX_WORKERS_PER_CPU))
     n, used = num_workers(facts), cpu_cores_used(facts)
     if n and used:
-        # A pool that leaves CPUs unused may grow until it fills them.
-        limit = max(limit, math.floor(n * SATURATED_CPU_SHARE * cpus / used))
+        # A pool that leaves CPUs unused may grow until it fills them; what it queues for is no
+        # room: other programs have it.
+        wanted = used + n * _run_wait_share(facts)
+        limit = max(limit, math.floor(n * SATURATED_CPU_SHARE * cpus / wanted))
     return max(1, min(limit, math.floor(cpus * MAX_WORKERS_PER_CPU)))
+
+
+def wanted_cpu_share(facts: Facts) -> float | None:
+    """What of its time a worker would burn CPU if one were free: it does, or queues for one.
+
+    None where it is not recorded. On CPUs that other programs keep busy, what it burns alone looks
+    like waiting for storage.
+    """
+    workers = facts.workers
+    if workers is None or workers.cpu_share is None:
+        return None
+    return workers.cpu_share + _run_wait_share(facts)
+
+
+def _run_wait_share(facts: Facts) -> float:
+    return (facts.workers.run_wait_share or 0.0) if facts.workers is not None else 0.0
 
 
 def supply_ms(facts: Facts, n_workers: int) -> float | None:

@@ -12,6 +12,7 @@ from loaderdoctor.findings.capacity import (
     pool_falls_short_ms,
     rest_ms,
     unmapped_cost,
+    wanted_cpu_share,
     worker_limit,
 )
 from loaderdoctor.findings.exposure import MODERATE_SHARE, input_cost, loader_id, num_workers
@@ -40,7 +41,8 @@ def cpu_saturated_workers(facts: Facts) -> Finding | None:
     windows, and exposed input time; or a pool that burns CPU and is as large as the CPUs feed. A
     pool that keeps up counts too, where removing it gains more than the loop ever waits for it.
     Abstains: no workers, machine not known, or the workers' CPU time not recorded.
-    Fooled by: other programs on the same CPUs; their load is not counted, so it reads as room.
+    Fooled by: other programs on the same CPUs, where the system does not tell how long workers
+    queue for one: their load then reads as room.
     """
     n, cost, machine = num_workers(facts), input_cost(facts), facts.machine
     if not n or cost is None or machine is None:
@@ -52,13 +54,18 @@ def cpu_saturated_workers(facts: Facts) -> Finding | None:
         return None
     used = cpu_cores_used(facts)
     busy = f"{used:.1f} of " if used is not None else "all of "
+    cpu = facts.step.cpu if facts.step is not None else None
+    others = cpu.other_cores if cpu is not None else None
+    company = ""
+    if others is not None and used is not None and not cpu_saturated(facts):
+        company = f" with this loop and {others:.1f} with other programs,"
     return Finding(
         kind=Kind.CPU_SATURATED_WORKERS,
         severity=cost.severity,
         share=cost.share,
         loader=loader_id(facts),
         summary=(
-            f"{busy}{machine.usable_cpus:g} usable CPUs are busy and the loop still waits "
+            f"{busy}{machine.usable_cpus:g} usable CPUs are busy{company} and the loop still waits "
             f"{of_step(cost)}. Make each sample cheaper, cache it, or move work to the "
             f"accelerator.{hot_sentence(facts)}"
         ),
@@ -188,8 +195,7 @@ def no_more_workers(sentence: str) -> Prediction:
 
 def _fills_the_cpus(facts: Facts, n_workers: int) -> bool:
     """Whether a pool that computes, rather than waits, has all the workers the CPUs can feed."""
-    share = facts.workers.cpu_share if facts.workers is not None else None
-    limit = worker_limit(facts)
+    share, limit = wanted_cpu_share(facts), worker_limit(facts)
     if share is None or limit is None:
         return False
     return share >= MAX_WAITING_CPU_SHARE and n_workers >= limit

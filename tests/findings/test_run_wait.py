@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from loaderdoctor.facts import CpuFacts, Facts
 from loaderdoctor.findings.contention import thread_oversubscription
-from loaderdoctor.findings.saturated import storage_bound_workers
-from tests.findings.builders import machine, with_exposed, workers
+from loaderdoctor.findings.prescription import candidates
+from loaderdoctor.findings.rules import find
+from loaderdoctor.findings.saturated import cpu_saturated_workers, storage_bound_workers
+from tests.findings.builders import loader, machine, step, with_exposed, workers
 
 
 def test_waiting_for_a_cpu_is_no_waiting_for_storage() -> None:
@@ -21,3 +24,36 @@ def test_thread_pools_that_queue_for_cpus_are_oversubscription_though_the_cpu_ha
     assert thread_oversubscription(with_exposed(input_=0.6, workers=queued, machine=room))
     alone = workers(n_threads=2, cpu_share=0.5, run_wait_share=0.02)
     assert not thread_oversubscription(with_exposed(input_=0.6, workers=alone, machine=room))
+
+
+def beside_another_program(*, cpu_share: float, run_wait_share: float) -> Facts:
+    """Two workers fall short on two CPUs, one of which another program keeps busy."""
+    return with_exposed(
+        input_=0.9,
+        loaders=(loader(settings={"num_workers": 2, "prefetch_factor": 2}),),
+        workers=workers(
+            n_workers=2, batch_ms=20.0, cpu_share=cpu_share, run_wait_share=run_wait_share
+        ),
+        machine=machine(usable_cpus=2.0),
+        step=step(
+            main_cpu_cores=0.1,
+            worker_cpu_cores=2 * cpu_share,
+            cpu=CpuFacts(
+                other_cores=1.0, waiting_threads=0.3, train_wait_share=0.1, throttled_share=None
+            ),
+        ),
+    )
+
+
+def test_what_workers_queue_for_is_no_room_for_more_of_them() -> None:
+    burn = beside_another_program(cpu_share=0.45, run_wait_share=0.5)
+    assert not any((c.settings.num_workers or 0) > 2 for c in candidates(burn, find(burn)))
+    finding = cpu_saturated_workers(burn)
+    assert finding is not None
+    assert (
+        "1.0 of 2 usable CPUs are busy with this loop and 1.0 with other programs, and"
+        in finding.summary
+    )
+    sleep = beside_another_program(cpu_share=0.02, run_wait_share=0.05)
+    assert any((c.settings.num_workers or 0) > 2 for c in candidates(sleep, find(sleep)))
+    assert cpu_saturated_workers(sleep) is None

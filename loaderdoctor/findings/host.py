@@ -35,6 +35,8 @@ MIN_SPOT_MS = 0.5
 # Silences that come once a step; `aten::ones_like` begins the backward pass, whose ops run on
 # autograd's own thread.
 _BACKWARD = ("backward", "Python between aten::ones_like and ", "autograd::")
+# Between two of its nodes nothing of the loop's own runs; silence is a wait for the GIL or a CPU.
+_WITHIN_BACKWARD = re.compile(r"Python between autograd::.* and autograd::")
 _ONCE_A_STEP = re.compile(r"the fetch|\.step\b|\.zero_grad\b|outside any op")
 _WAITING = ("cuda", "hip", "ProfilerStep", "Optimizer.")
 
@@ -193,7 +195,9 @@ def _work(facts: Facts) -> tuple[float, HostSpot | None]:
 
 
 def _is_waiting(spot: HostSpot) -> bool:
-    return spot.file is None and spot.name.startswith((*_BACKWARD, *_WAITING))
+    if spot.file is not None:
+        return False
+    return spot.name.startswith((*_BACKWARD, *_WAITING)) or bool(_WITHIN_BACKWARD.match(spot.name))
 
 
 def _holds_launches(spot: HostSpot) -> bool:

@@ -148,3 +148,15 @@ def test_a_spot_is_given_in_the_time_of_steps_without_the_profiler() -> None:
     assert finding is not None
     assert finding.evidence["work_ms_per_step"] == pytest.approx(4.0)
     assert finding.evidence["spot_ms_per_step"] == pytest.approx(4.0)
+
+
+def test_silence_within_the_backward_pass_is_no_work_of_the_loop() -> None:
+    """Without an accelerator autograd runs on the training thread, and waits for the GIL there."""
+    node = "autograd::engine::evaluate_function: "
+    names = (f"Python between {node}AddmmBackward0 and {node}AccumulateGrad",)
+    spots = tuple(HostSpot(name=name, ms_per_step=4.0) for name in names)
+    seen = replace(WORK, n_kernels_per_step=0.0, host_spots=spots)
+    assert work_between_steps(healthy(shares=WORK.shares, trace=seen)) is None
+    after = HostSpot(name=f"Python between {node}AccumulateGrad and aten::mul", ms_per_step=4.0)
+    seen = replace(seen, host_spots=(after,))
+    assert work_between_steps(healthy(shares=WORK.shares, trace=seen)) is not None

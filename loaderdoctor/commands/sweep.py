@@ -6,6 +6,7 @@ and what TensorBoard shows of them; the report on stdout, progress and warnings 
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -52,6 +53,7 @@ from loaderdoctor.sweep.rows import best_row, trial_rows, warning_rows
 PARTIAL_EVERY_S = 5.0
 NO_PLOTS = "no plots: pip install 'loaderdoctor[plots]' draws them into the run folder"
 SCRIPT_OUTPUT = "script.txt"  # in the run folder
+RAW_TRACES = ".traces-"
 
 NOT_VALID = (
     "This run's training is not valid: trials feed the loop batches out of turn, and files the "
@@ -163,7 +165,10 @@ def _sweep_into(run: Run, began: float) -> int:
 @contextmanager
 def raw_traces(folder: RunFolder) -> Iterator[Path]:
     """Where the measuring process writes its traces; gone when the block ends."""
-    with tempfile.TemporaryDirectory(prefix=".traces-", dir=folder.path) as name:
+    # A command that was killed left its own in the folder that is resumed.
+    for left in folder.path.glob(f"{RAW_TRACES}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=RAW_TRACES, dir=folder.path) as name:
         yield Path(name)
 
 

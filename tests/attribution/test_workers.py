@@ -126,14 +126,15 @@ def test_head_of_line_is_the_wait_for_a_slow_batch_as_far_as_workers_stood_idle(
 
 
 def test_a_pool_that_is_busy_throughout_has_no_head_of_line_stall(tmp_path: Path) -> None:
-    even = cases.Sleeping(n=32, sleep_s=0.01)
+    # Long beside the turns of a busy machine, which hold up one worker and not the other.
+    even = cases.Sleeping(n=32, sleep_s=0.04)
     facts, watched, _ = facts_of(
         tmp_path,
         lambda w: w.epoch(cases.loader(even, batch_size=1, num_workers=2, prefetch_factor=6)),
     )
     waits_ms = sum(f.end_ns - f.start_ns for f in watched.fetches) / 1e6 / watched.n_steps
     assert facts.head_of_line_ms is not None
-    assert facts.head_of_line_ms < 0.25 * waits_ms
+    assert facts.head_of_line_ms < 0.15 * waits_ms
 
 
 def test_workers_without_a_shard_are_idle(tmp_path: Path) -> None:

@@ -167,9 +167,12 @@ def work_between_steps(facts: Facts) -> Finding | None:
             "line": spot.line,
             "step_ms": step_ms,
         },
-        advice="Move preprocessing into the dataset or collate_fn, and log every n steps."
-        if fetches
-        else "Log every n steps; make batches in the workers of a DataLoader.",
+        advice=(
+            "Move preprocessing into the dataset or collate_fn, and log every n steps."
+            if fetches
+            else "Log every n steps; make batches in the workers of a DataLoader."
+        )
+        + ("" if spot.file is not None else " Recorded with --with-stack, its line is named."),
     )
 
 

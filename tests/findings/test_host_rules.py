@@ -160,3 +160,11 @@ def test_silence_within_the_backward_pass_is_no_work_of_the_loop() -> None:
     after = HostSpot(name=f"Python between {node}AccumulateGrad and aten::mul", ms_per_step=4.0)
     seen = replace(seen, host_spots=(after,))
     assert work_between_steps(healthy(shares=WORK.shares, trace=seen)) is not None
+
+
+def test_work_that_no_line_is_known_of_says_how_to_have_it_named() -> None:
+    unnamed = work_between_steps(healthy(shares=WORK.shares, trace=WORK))
+    assert unnamed is not None and "--with-stack" in (unnamed.advice or "")
+    seen = replace(WORK, n_kernels_per_step=0.0, host_spots=(FRAME,))
+    named = work_between_steps(healthy(shares=WORK.shares, trace=seen))
+    assert named is not None and "--with-stack" not in (named.advice or "")

@@ -31,7 +31,17 @@ def exit_now() -> None:
 
 
 def exit_after_grace() -> None:
-    """Start the daemon thread that ends the process if the script has not ended by itself."""
+    """Start the daemon thread that ends the process if the script has not ended by itself.
+
+    From now on a thread of the script's that `StopTraining` ends prints no traceback of ours.
+    """
+    shown = threading.excepthook
+
+    def quietly(ended: threading.ExceptHookArgs) -> None:
+        if not isinstance(ended.exc_value, StopTraining):
+            shown(ended)
+
+    threading.excepthook = quietly
 
     def wait() -> None:
         time.sleep(GRACE_S)

@@ -53,8 +53,9 @@ class GridCommand(click.Command):
         rest = list(args)
         while rest:
             word = rest.pop(0)
-            if word == "--grid":
-                words = []
+            name, _, first = word.partition("=")
+            if name == "--grid":
+                words = [first] if first else []
                 while rest and _GRID_TOKEN.match(rest[0]):
                     words.append(rest.pop(0))
                 if not words:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.commands.analyze import report_of_facts
+from loaderdoctor.instrument.endings import built_only
 from loaderdoctor.instrument.protocol import Loaderless
 from loaderdoctor.report import format as fmt
 from loaderdoctor.report.files import RunFolder
@@ -35,8 +36,8 @@ def report_of_loaderless(seen: Loaderless, target: str) -> tuple[Report, Attribu
         f"No torch DataLoader was iterated: {steps}, and the loop makes its batches itself. What "
         "that costs is part of host (where it runs torch's operators on a CPU that also trains, of "
         "compute), and no settings were tried: batches made in a torch DataLoader could be "
-        f"measured, prefetched and tuned. Without the profiler, {seen.n_steps} of these steps took "
-        f"{fmt.step_ms(seen.step_ms)} each; everything else here is from the profiled steps."
+        f"measured, prefetched and tuned.{built_only(seen)} Without the profiler, {seen.n_steps} "
+        f"of these steps took {fmt.step_ms(seen.step_ms)} each; everything else here is from the profiled steps."
     )
     warnings = (ReportWarning(kind=KIND, text=text),)
     report = report_of_facts(target, facts_of(attributed), warnings)

@@ -63,9 +63,19 @@ def without_loader(seen: Loaderless, label: str) -> str:
     what = "backward passes" if seen.of_passes else "steps"
     text = (
         f"{label}: no torch DataLoader was iterated in {seen.n_steps} {what} of {seen.site}: the "
-        "loop makes its batches itself, so there is no loader to measure."
+        f"loop makes its batches itself, so there is no loader to measure.{built_only(seen)}"
     )
     return f"{text} There is no profile of it either: {seen.reason}." if seen.reason else text
+
+
+def built_only(seen: Loaderless) -> str:
+    """What a DataLoader that was built and never iterated may be; empty where there is none."""
+    if not seen.built:
+        return ""
+    return (
+        " One was built: if its class replaces __iter__ without calling torch's own, only "
+        "batches that torch's own makes can be measured."
+    )
 
 
 def killed(name: str) -> str:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 # something else before it do so for less than this, or have built their loader by then.
 MIN_STEPS, MIN_S = 8, 3.0
 MIN_STEPS_SLOW, SLOW_S = 2, 20.0
+# One that was built and is still not iterated after so much training never is, as we see it: a
+# class of the script's own may replace `__iter__` altogether.
+BUILT_S = 30.0
 # Backward passes come before the first optimizer step, and several to one where gradients are
 # accumulated: only a loop that updates its parameters by hand has so many and no optimizer.
 MIN_BACKWARDS = 50
@@ -57,6 +60,7 @@ class LoaderlessWatch:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._key: int | None = None
+        self._began_ns = 0
         self._steps: Iterator[None] | None = None
         self._captures = False
         self._n_passes = 0  # backward passes since the steps were begun to be timed
@@ -78,17 +82,25 @@ class LoaderlessWatch:
             self._session.detach()
 
     def _has_loader(self) -> bool:
-        return self._session.registry.any_built or bool(self._session.registry.states)
+        return bool(self._session.registry.states) or self._may_be_iterated()
+
+    def _may_be_iterated(self) -> bool:
+        trained_s = (perf_counter_ns() - self._began_ns) / 1e9
+        return self._session.registry.any_built and trained_s < BUILT_S
 
     def _watch(self, optimizer: Optimizer | None) -> Iterator[None]:
         session = self._session
         site = user_site().label
         marks = [perf_counter_ns()]
+        self._began_ns = marks[0]
         self._n_passes = 0
         few = MIN_STEPS if optimizer is not None else MIN_BACKWARDS
-        while not _enough(len(marks) - 1, (marks[-1] - marks[0]) / 1e9, few):
+        while (
+            not _enough(len(marks) - 1, (marks[-1] - marks[0]) / 1e9, few)
+            or self._may_be_iterated()
+        ):
             yield
-            if self._has_loader():
+            if session.registry.states:
                 return
             marks.append(perf_counter_ns())
         # One step of an optimizer may hold many backward passes (LBFGS): it is waited for, unless
@@ -121,6 +133,7 @@ class LoaderlessWatch:
                 site=site,
                 n_steps=n_steps,
                 step_ms=step_ms,
+                built=session.registry.any_built,
                 of_passes=of_passes and optimizer_exists(),
                 trace_path=str(self._trace_path) if refused is None else None,
                 reason=refused.reason if refused is not None else self._only_some,

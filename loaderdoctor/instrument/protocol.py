@@ -363,11 +363,12 @@ class Progress(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Loaderless(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """In place of Observed: the script trains, and has built no DataLoader. It waits for Stop."""
+    """In place of Observed: the script trains, and iterates no DataLoader. It waits for Stop."""
 
     site: str  # "train.py:57": where the optimizer steps
     n_steps: int  # optimizer steps timed without the profiler
     step_ms: float  # their mean, host time
+    built: bool = False  # a DataLoader was, but torch's own `__iter__` of it was never called
     of_passes: bool = False  # all of it is of backward passes: an optimizer's step is too large
     trace_path: str | None = None  # a profiled window of some of them
     reason: str | None = None  # why there is none, or one of few steps

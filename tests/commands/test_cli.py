@@ -86,6 +86,12 @@ def test_grid_may_be_repeated() -> None:
     assert found["grid"] == ("num_workers=0:6:2", "background=host")
 
 
+def test_an_equals_sign_after_grid_is_a_space() -> None:
+    found = parsed("sweep", "--grid=num_workers=0,2", "pin_memory=true", "train.py")
+    assert found["grid"] == ("num_workers=0,2", "pin_memory=true")
+    assert found["target"] == ("train.py",)
+
+
 def test_grid_without_values_says_what_it_wants() -> None:
     with pytest.raises(click.UsageError, match="AXIS=VALUES"):
         parsed("sweep", "--grid", "train.py")

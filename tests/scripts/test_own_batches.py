@@ -37,6 +37,14 @@ def test_a_loop_that_cuts_its_own_batches_is_profiled_and_not_waited_for(tmp_pat
 
 
 @slow
+def test_a_loader_class_that_makes_all_batches_itself_is_not_waited_for(tmp_path: Path) -> None:
+    done = diagnose(SHAPES / "own_batches.py", str(10**9), "--subclass", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    check_own_batches(done)
+    assert "its class replaces __iter__" in done.warnings["no-loader"]
+
+
+@slow
 def test_a_loop_that_updates_its_parameters_by_hand_is_profiled_too(tmp_path: Path) -> None:
     done = diagnose(SHAPES / "own_batches.py", str(10**9), "--by-hand", cwd=tmp_path)
     assert done.code == 0, done.stderr

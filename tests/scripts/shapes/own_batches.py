@@ -11,6 +11,26 @@ optimizer = None if by_hand else torch.optim.SGD(model.parameters(), lr=1e-3)
 if "--closure" in sys.argv:
     optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-3, max_iter=30)
 n_steps = int(sys.argv[1])
+
+
+class Shuffled(torch.utils.data.DataLoader):
+    """Cuts its batches itself, all of them: torch's own iterator is never made."""
+
+    def __iter__(self):
+        for rows in torch.randperm(len(data)).split(64):
+            yield data[rows]
+
+
+def batches():
+    if "--subclass" in sys.argv:
+        loader = Shuffled(torch.utils.data.TensorDataset(data), batch_size=64)
+        while True:
+            yield from loader
+    while True:
+        yield data[torch.randint(len(data), (64,))]
+
+
+feed = batches()
 for step in range(n_steps):
     if isinstance(optimizer, torch.optim.LBFGS):
 
@@ -22,7 +42,7 @@ for step in range(n_steps):
 
         optimizer.step(closure)  # the one step
         continue
-    batch = data[torch.randint(len(data), (64,))]
+    batch = next(feed)
     loss = (model(batch) - batch).square().mean()
     model.zero_grad()
     loss.backward()

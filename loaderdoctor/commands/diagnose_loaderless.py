@@ -37,7 +37,8 @@ def report_of_loaderless(seen: Loaderless, target: str) -> tuple[Report, Attribu
         "that costs is part of host (where it runs torch's operators on a CPU that also trains, of "
         "compute), and no settings were tried: batches made in a torch DataLoader could be "
         f"measured, prefetched and tuned.{built_only(seen)} Without the profiler, {seen.n_steps} "
-        f"of these steps took {fmt.step_ms(seen.step_ms)} each; everything else here is from the profiled steps."
+        f"of these steps took {fmt.step_ms(seen.step_ms)} each; everything else here is "
+        "from the profiled steps."
     )
     warnings = (ReportWarning(kind=KIND, text=text),)
     report = report_of_facts(target, facts_of(attributed), warnings)

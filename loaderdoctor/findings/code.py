@@ -46,7 +46,14 @@ _ARGUMENTS: dict[str, tuple[str, Value]] = {
     "start_method": ("multiprocessing_context", None),
     "batch_size": ("batch_size", 1),
 }
-_DEFAULTS: dict[str, Value] = dict(_ARGUMENTS.values())
+_DEFAULTS: dict[str, Value] = {**dict(_ARGUMENTS.values()), "timeout": 0}
+# What torch takes at num_workers=0: with anything else it raises, if only at the first batch.
+_WITHOUT_WORKERS: dict[str, Value] = {
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "multiprocessing_context": None,
+    "timeout": 0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +89,11 @@ class CodeEdit:
 def loader_arguments(changes: Settings) -> dict[str, Value]:
     """The DataLoader arguments that these settings set; axes that are no argument are left out.
 
-    At num_workers=0 torch accepts neither prefetch_factor nor persistent_workers: both are reset.
+    At num_workers=0 those that torch accepts with workers only are reset.
     """
     changed = {k: v for k, v in changes.changed().items() if k in _ARGUMENTS}
-    if changed.get("num_workers") == 0:
-        changed.pop("start_method", None)
-        changed.update(prefetch_factor=None, persistent_workers=False)
-    return {_ARGUMENTS[name][0]: value for name, value in changed.items()}
+    arguments = {_ARGUMENTS[name][0]: value for name, value in changed.items()}
+    return {**arguments, **(_WITHOUT_WORKERS if changed.get("num_workers") == 0 else {})}
 
 
 def edit_loader_call(code: str | None, changes: Settings, *, index: int = 0) -> CodeEdit:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from loaderdoctor.findings import snippets
+from loaderdoctor.findings.code import edit_loader_call
 from loaderdoctor.findings.loader_line import dataset_name, dataset_source, has_name, with_dataset
 from loaderdoctor.instrument.protocol import LoaderRecord, StoreRecord
+from loaderdoctor.settings import Settings
 
 _LOADER = "\nloader = DataLoader("
 # Channels come last in what fromarray() takes, and there are so many of them.
@@ -29,7 +32,7 @@ def from_array(loader: LoaderRecord | None) -> str:
     text = text.replace("dataset.data, dataset.targets", arguments)
     if not has_name(loader):  # the array of a dataset that the line makes
         return text
-    return with_own_line(text, loader, f"Batches({arguments})", collate="as_it_is")
+    return with_own_line(text, loader, f"Batches({arguments})", slices=True)
 
 
 def sliced(loader: LoaderRecord | None) -> str:
@@ -45,7 +48,7 @@ def sliced(loader: LoaderRecord | None) -> str:
             "tuple(column[index] for column in self.columns)",
             "{name: column[index] for name, column in self.columns.items()}",
         )
-    return with_own_line(text, loader, f"Sliced({dataset_source(loader)})", collate="as_it_is")
+    return with_own_line(text, loader, f"Sliced({dataset_source(loader)})", slices=True)
 
 
 def cached(loader: LoaderRecord | None) -> str:
@@ -67,12 +70,19 @@ def batchwise(loader: LoaderRecord | None, last: Sequence[str]) -> str:
 
 
 def with_own_line(
-    text: str, loader: LoaderRecord | None, dataset: str, *, collate: str | None = None
+    text: str, loader: LoaderRecord | None, dataset: str, *, slices: bool = False
 ) -> str:
-    """An example whose last statement builds the loader: as a change of the user's own line."""
-    edit = with_dataset(loader, dataset, collate=collate)
-    if edit is None:
+    """An example whose last statement builds the loader: as a change of the user's own line.
+
+    With `slices` batches are collated by `as_it_is`, and without workers: they would only add a
+    queue to what takes microseconds.
+    """
+    edit = with_dataset(loader, dataset, collate="as_it_is" if slices else None)
+    if edit is None or loader is None:
         return text
+    if slices and loader.settings.num_workers:
+        alone = edit_loader_call(edit.after, Settings(num_workers=0), index=loader.call_index)
+        edit = replace(edit, after=alone.after) if alone.exact else edit
     return text[: text.rindex(_LOADER)] + "\n" + edit.diff()
 
 

@@ -7,6 +7,7 @@ import ast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from loaderdoctor.findings.code import edit_loader_call, edit_transfer, loader_arguments
 from loaderdoctor.settings import Settings
@@ -120,6 +121,13 @@ def test_no_workers_resets_what_torch_accepts_only_with_workers() -> None:
     assert edit_loader_call("DataLoader(ds, num_workers=2)", Settings(num_workers=0)).after == (
         "DataLoader(ds, num_workers=0)"
     )
+
+
+def test_a_loader_without_workers_as_it_is_edited_gives_batches() -> None:
+    code = "DataLoader(ds, 4, num_workers=2, timeout=30, multiprocessing_context='spawn')"
+    edited = edit_loader_call(code, Settings(num_workers=0)).after
+    batches = list(eval(edited, {"DataLoader": DataLoader, "ds": range(8)}))
+    assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_the_start_method_is_an_argument_too_and_loop_axes_are_none() -> None:

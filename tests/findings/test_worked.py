@@ -18,6 +18,7 @@ from loaderdoctor.findings import snippets, worked
 from loaderdoctor.findings.loader_line import dataset_name, dataset_source, with_dataset
 from loaderdoctor.instrument.protocol import LoaderRecord, TensorRecord
 from loaderdoctor.instrument.stores import normalisation, stores
+from loaderdoctor.settings import Settings
 from tests.findings import format_cases as cases
 from tests.findings.routes_facts import starved
 
@@ -75,6 +76,19 @@ def test_samples_kept_in_memory_are_those_of_the_dataset(make: Any) -> None:
         example = make(record(old, batch=batch))
         assert f"- {LINE}" in example
         same_batches(written(example, train_set=old)["loader"], old)
+
+
+def test_batches_that_are_slices_need_no_workers() -> None:
+    old = cases.OfImages()
+    line = (
+        "loader = DataLoader(train_set, batch_size=16, shuffle=True, num_workers=n,\n"
+        "    prefetch_factor=4, persistent_workers=True)"
+    )
+    example = worked.sliced(record(old, line, settings=Settings(num_workers=4)))
+    assert "num_workers=0" in example
+    same_batches(written(example, train_set=old)["loader"], old)
+    kept = worked.cached(record(old, line, settings=Settings(num_workers=4)))
+    assert "num_workers=n" in kept
 
 
 @pytest.mark.parametrize("make", [cases.OfImages, cases.OfColours])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from loaderdoctor.facts import Facts
 from loaderdoctor.findings import snippets
 from loaderdoctor.findings.batch_making import LARGE_BATCH_BYTES
-from loaderdoctor.findings.capacity import by_ablation
+from loaderdoctor.findings.capacity import by_ablation, reachable_ms
 from loaderdoctor.findings.formats import format_named
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.plan import CodeAdvice, PredictedFrom
@@ -166,7 +166,7 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
     """A change of code for each finding that has one, in the findings' order.
 
     The bound is what the finding explains of the step: from ablation where it ran, else from the
-    trace. More can't be gained by it.
+    trace. More can't be gained by it, nor more than all CPUs together can do.
     """
     measured = by_ablation(facts)
     on_device = facts.machine is not None and facts.machine.device_name is not None
@@ -179,8 +179,7 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
             continue  # only where ready batches proved that the CPU is the limit
         if finding.evidence.get("threads_of") == "loop":
             continue  # a setting answers it
-        known = finding.share is not None and facts.step_ms is not None
-        bound_ms = finding.share * facts.step_ms if known else None  # type: ignore[operator]
+        bound_ms = _bound_ms(finding, facts)
         computing = finding.kind in _COMPUTING
         source: PredictedFrom = "ablation" if measured and not computing else "trace"
         out.append(
@@ -189,8 +188,21 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
                 title=change.title,
                 example=change.example,
                 bound_ms=bound_ms,
-                predicted_from=source if known else None,
+                predicted_from=source if bound_ms is not None else None,
                 caution=change.caution,
             )
         )
     return tuple(out)
+
+
+def _bound_ms(finding: Finding, facts: Facts) -> float | None:
+    """The most of a step that the change may save; None where the finding has no share of it."""
+    if finding.share is None or facts.step_ms is None:
+        return None
+    bound_ms = finding.share * facts.step_ms
+    reachable = reachable_ms(facts)
+    if finding.kind is Kind.WORKERS_SHARE_A_CORE and reachable is not None:
+        shared, usable = finding.evidence["n_cores_shared"], finding.evidence["usable_cpus"]
+        if usable is not None and usable > shared:
+            bound_ms = min(bound_ms, max(0.0, facts.step_ms - reachable))
+    return bound_ms

@@ -308,6 +308,20 @@ def test_code_advice_is_bounded_by_what_was_measured() -> None:
     assert "uint8" in advice.example
 
 
+@pytest.mark.parametrize(("cpus", "saved_ms"), [(8.0, 6.0), (2.0, 3.5)])
+def test_no_more_is_promised_of_other_cores_than_they_can_do(cpus: float, saved_ms: float) -> None:
+    """Of a step of 10 ms 6 ms are input; a batch takes 10 ms of CPU, the rest of the step 3 ms."""
+    facts = with_exposed(
+        input_=0.6,
+        workers=workers(batch_ms=40.0, cpu_share=0.25, cores=((0,),) * 4),
+        machine=machine(usable_cpus=cpus),
+        step=step(main_cpu_cores=0.3),
+    )
+    advice = {a.kind: a for a in prescribe(facts, find(facts)).advice}
+    found = advice[Kind.WORKERS_SHARE_A_CORE].bound_ms
+    assert found == pytest.approx(saved_ms, abs=0.01)
+
+
 def test_transforms_go_to_the_device_only_where_ready_batches_proved_the_cpu_the_limit() -> None:
     facts = with_exposed(
         input_=0.6,

@@ -200,9 +200,10 @@ def _bound_ms(finding: Finding, facts: Facts) -> float | None:
     if finding.share is None or facts.step_ms is None:
         return None
     bound_ms = finding.share * facts.step_ms
-    reachable = reachable_ms(facts)
-    if finding.kind is Kind.WORKERS_SHARE_A_CORE and reachable is not None:
-        shared, usable = finding.evidence["n_cores_shared"], finding.evidence["usable_cpus"]
-        if usable is not None and usable > shared:
-            bound_ms = min(bound_ms, max(0.0, facts.step_ms - reachable))
+    reachable, machine = reachable_ms(facts), facts.machine
+    if finding.kind is not Kind.WORKERS_SHARE_A_CORE or reachable is None or machine is None:
+        return bound_ms
+    shared = {core for one in facts.workers.cores for core in one} if facts.workers else ()
+    if machine.usable_cpus > len(shared):  # else nothing tells how many CPUs there would be
+        bound_ms = min(bound_ms, max(0.0, facts.step_ms - reachable))
     return bound_ms

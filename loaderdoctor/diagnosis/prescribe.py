@@ -19,7 +19,7 @@ from loaderdoctor.report.build import interval
 from loaderdoctor.report.tested import own_settings
 from loaderdoctor.settings import Settings
 
-# One line undoes these: of changes that may save as much it comes before a dataset rewritten.
+# One line undoes these: where that saves something of note, it comes before a dataset rewritten.
 _ONE_LINE = (Kind.WORKERS_SHARE_A_CORE, Kind.THREAD_OVERSUBSCRIPTION)
 
 
@@ -83,7 +83,8 @@ def _advice(
 ) -> list[CodeAdvice]:
     """Changes of code: those of the findings, and where the loop still waits the routes too.
 
-    Then what saves most comes first. A route that was tried is no advice any more.
+    Then what one line undoes comes first, and what saves most. A route that was tried is no advice
+    any more.
     """
     best = verification.best if verification is not None else None
     rest, step_ms = rest_ms(facts), facts.step_ms
@@ -112,7 +113,14 @@ def _advice(
     ]
     replaced = {way.kind for way in ways}
     both = [*ways, *(a for a in prescription.advice if a.kind not in replaced)]
-    return sorted(both, key=lambda a: (-round(a.bound_ms or 0.0, 3), a.kind not in _ONE_LINE))
+    worth_ms = MODERATE_SHARE * step_ms
+    return sorted(
+        both,
+        key=lambda a: (
+            a.kind not in _ONE_LINE or (a.bound_ms or 0.0) < worth_ms,
+            -(a.bound_ms or 0.0),
+        ),
+    )
 
 
 def samples_vary(prescription: Prescription, verification: Verification | None) -> bool:

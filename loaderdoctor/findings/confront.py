@@ -7,7 +7,7 @@ measured, and nothing else of it; where it was not, the expectation, marked as o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,6 +19,7 @@ Came = Literal["faster", "slower", "no different", "undecided"]
 # A gain below this part of the step is not worth a change of code: two means of one setting differ
 # by about 1 % on a quiet machine.
 MIN_GAIN_SHARE = 0.02
+UNSAFE = "predicted, and not advised here, for the reason given under “Not advised”"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +91,15 @@ def confronted(
     own: Settings,
     tried: str = "Tried in this run",
     untried: str = "predicted, not tried in this run",
+    unsafe: Collection[str] = (),
 ) -> tuple[Finding, ...]:
     """The findings with each of their predictions answered, in their order.
 
     `own` are the settings of the loop as it is. `tried` begins what was measured, `untried` marks
-    an expectation that nothing has tested.
+    an expectation that nothing has tested; `unsafe` are settings that would break this run.
     """
-    return tuple(_confronted(finding, outcomes, own, tried, untried) for finding in findings)
+    marks = dict.fromkeys(unsafe, UNSAFE)
+    return tuple(_confronted(finding, outcomes, own, tried, untried, marks) for finding in findings)
 
 
 def tests_of(finding: Finding, outcomes: Sequence[Outcome], own: Settings) -> tuple[Tested, ...]:
@@ -106,7 +109,12 @@ def tests_of(finding: Finding, outcomes: Sequence[Outcome], own: Settings) -> tu
 
 
 def _confronted(
-    finding: Finding, outcomes: Sequence[Outcome], own: Settings, tried: str, untried: str
+    finding: Finding,
+    outcomes: Sequence[Outcome],
+    own: Settings,
+    tried: str,
+    untried: str,
+    marks: Mapping[str, str],
 ) -> Finding:
     if not finding.predictions:
         return finding
@@ -118,6 +126,7 @@ def _confronted(
         if test is None:
             # Where the advice says the same, how to test it is said there.
             mark = untried.partition(":")[0] if prediction.advised and advice else untried
+            mark = marks.get(prediction.setting, mark)
             said.append(f"{prediction.sentence.removesuffix('.')} ({mark}).")
             continue
         measured = f"{tried} {test.sentence}"

@@ -63,7 +63,8 @@ def build_report(
     analysed trace belongs to (`elsewhere`).
     """
     unexplained = _unexplained(facts)
-    findings = answered(findings, facts, trials, elsewhere)
+    unsafe = {one.setting for one in withheld}
+    findings = answered(findings, facts, trials, elsewhere, unsafe=unsafe)
     return model.Report(
         command=facts.command,
         target=target,

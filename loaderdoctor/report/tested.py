@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -30,8 +30,13 @@ def answered(
     facts: Facts,
     trials: Sequence[model.Trial],
     elsewhere: Elsewhere | None = None,
+    *,
+    unsafe: Collection[str] = (),
 ) -> tuple[Finding, ...]:
-    """The findings with their predictions confronted with what was tried, here or `elsewhere`."""
+    """The findings with their predictions confronted with what was tried, here or `elsewhere`.
+
+    `unsafe` are settings that are not advised because they would break the run.
+    """
     target = elsewhere.target if elsewhere is not None else "train.py"
     untested = f"not tested: `loaderdoctor diagnose {target}` tries it in the running loop"
     if elsewhere is not None and len(elsewhere.trials) > 1:
@@ -45,7 +50,8 @@ def answered(
     own = own_settings(facts)
     if facts.command == "analyze":
         return confronted(findings, (), own=_settings(own), untried=untested)
-    return confronted(findings, outcomes(trials, own, facts.command), own=_settings(own))
+    tried = outcomes(trials, own, facts.command)
+    return confronted(findings, tried, own=_settings(own), unsafe=unsafe)
 
 
 def outcomes(

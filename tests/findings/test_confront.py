@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.findings.capacity import cpu_bound_ms, worker_limit, workers_needed
-from loaderdoctor.findings.confront import Outcome, confronted
+from loaderdoctor.findings.confront import UNSAFE, Outcome, confronted
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.prescription import candidates
 from loaderdoctor.findings.rules import RULES, find
@@ -42,6 +42,14 @@ def test_untried_a_prediction_is_said_and_marked_as_one() -> None:
         said.summary
     )
     assert said.tested == ()
+
+
+def test_a_prediction_of_what_would_break_the_run_is_marked_so() -> None:
+    finding = the(loader_in_main_process(LOADS_ITSELF))
+    (said,) = confronted([finding], (), own=OWN, unsafe=["num_workers"])
+    assert f"3 workers would keep up: 3.0 ms a step ({UNSAFE})." in said.summary
+    (other,) = confronted([finding], (), own=OWN, unsafe=["pin_memory"])
+    assert UNSAFE not in other.summary
 
 
 def test_a_slower_trial_replaces_the_prediction_and_what_was_advised() -> None:

@@ -15,7 +15,7 @@ from loaderdoctor.findings.rules import find
 from loaderdoctor.report.changes import changes_of
 from loaderdoctor.report.model import Recommendation
 from loaderdoctor.settings import Settings
-from tests.findings.builders import healthy
+from tests.findings.builders import healthy, machine
 from tests.findings.routes_facts import starved
 
 FOUR, SIX = Settings(num_workers=4), Settings(num_workers=6)
@@ -115,7 +115,12 @@ def test_routes_go_where_settings_leave_nothing_to_gain() -> None:
 
 
 def test_what_one_line_undoes_comes_before_a_dataset_rewritten() -> None:
-    pinned = starved(n_workers=4, workers_={"cores": ((0,),) * 4, "batch_ms": 60.0})
+    # A batch takes 9 ms of CPU, and its worker waits for the one CPU the rest of 60 ms.
+    pinned = starved(
+        n_workers=4,
+        workers_={"cores": ((0,),) * 4, "batch_ms": 60.0, "cpu_share": 0.15},
+        machine_=machine(device_name=None, usable_cpus=4.0),
+    )
     prescription = prescribe(pinned, find(pinned))
     assert prescription.routes
     first, *rest = recommendations(pinned, prescription, None)

@@ -58,7 +58,7 @@ class _Trials:
                 yield Text(f"Hardware {kind}{own}", style="bold")
             if ran:
                 yield Group(*self._ran(ran, base, console, options))
-                key = unclear_key(trial for _, trial in ran)
+                key = table_key(trial for _, trial in ran)
                 if key is not None:
                     yield Text(key, style="bright_black")
         for i, trial in trials:
@@ -288,8 +288,8 @@ def is_clear(trial: Trial) -> bool:
     return fmt.is_measured_well(trial.step_ms, trial.step_ms_ci)
 
 
-def unclear_key(trials: Iterable[Trial]) -> str | None:
-    """What `unclear` and `once` mean, where a row says so."""
+def table_key(trials: Iterable[Trial]) -> str | None:
+    """What `unclear`, `once` and `speed` mean, where a row has them."""
     seen = [t for t in trials if t.status == "ok"]
     words = []
     unclear = [t for t in seen if not is_clear(t)]
@@ -300,13 +300,26 @@ def unclear_key(trials: Iterable[Trial]) -> str | None:
         words[-1] += spread
     if any(step_cell(t).endswith(" once") for t in seen):
         words.append("once: one window, so no ±")
+    if any(_paired(t) for t in seen):
+        words.append("speed: beside the loop as it is in the same rounds")
     return "; ".join(words) + "." if words else None
 
 
 def _speed(trial: Trial, base: float | None) -> str:
     if base is None or not trial.compared_ms or not is_clear(trial):
         return ""
+    if _paired(trial) and trial.gain_ms is not None:
+        base = trial.compared_ms + trial.gain_ms
     return fmt.ratio(base / trial.compared_ms)
+
+
+def _paired(trial: Trial) -> bool:
+    """Whether its gain is known round by round, as of `diagnose`: what the advice says too.
+
+    A machine that slows down meanwhile slows the trial and the loop beside it, not the loop's mean
+    over the whole run. A sweep's trials are all visited throughout.
+    """
+    return trial.gain_ms is not None and trial.gain_confirmed is None
 
 
 def _share(shares: Shares | None, name: str) -> float | None:

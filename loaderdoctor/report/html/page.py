@@ -15,7 +15,7 @@ from loaderdoctor.report import format as fmt
 from loaderdoctor.report import gpu, machines
 from loaderdoctor.report.bars import LOOKS, ORDER
 from loaderdoctor.report.changes import Change, changes_of, nothing_helps, vocabulary
-from loaderdoctor.report.console_tables import by_speed, trial_columns, trial_mark, unclear_key
+from loaderdoctor.report.console_tables import by_speed, table_key, trial_columns, trial_mark
 from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.first_screen import (
     WhatIf,
@@ -286,7 +286,7 @@ def _trials(report: Report) -> TrialTable | None:
     return TrialTable(
         headings=tuple(heading for heading, _ in columns),
         rows=tuple(rows),
-        key=unclear_key(trial for trial in report.trials),
+        key=table_key(trial for trial in report.trials),
     )
 
 

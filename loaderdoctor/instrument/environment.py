@@ -51,6 +51,7 @@ def environment(device_index: int | None) -> Environment:
         swap_used_bytes=swap_used,
         allocator=allocator(),
         fault_us=fault_us(),
+        cpu_bf16=_cpu_bf16(),
     )
 
 
@@ -87,4 +88,14 @@ def _tf32() -> bool | None:
     try:
         return torch.get_float32_matmul_precision() != "highest"
     except RuntimeError:  # torch >= 2.9 refuses after a mix of its old and new settings
+        return None
+
+
+def _cpu_bf16() -> bool | None:
+    """Whether oneDNN has bfloat16 instructions to use here; None where torch won't say."""
+    import torch
+
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except (AttributeError, RuntimeError):  # built without oneDNN
         return None

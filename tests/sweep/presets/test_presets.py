@@ -232,6 +232,30 @@ def test_a_preset_that_is_misspelt_is_refused_with_the_names_of_all() -> None:
         find_preset("worker-pinning")
 
 
+@pytest.mark.parametrize(("cpu_bf16", "device"), [(False, None), (True, None), (False, "cuda:0")])
+def test_the_ladder_does_without_amp_where_a_cpu_would_emulate_it(
+    cpu_bf16: bool, device: str | None
+) -> None:
+    ladder = find_preset("ladder")
+    seen = observed(device=device)
+    seen = msgspec.structs.replace(
+        seen, environment=msgspec.structs.replace(seen.environment, cpu_bf16=cpu_bf16)
+    )
+    place = Place(observed=seen, recipe=ladder.recipe, script_of=script_of)
+    by_name = {
+        t.row.name: t for t in trials_of(ladder, ladder.rows(seen), place) if t.row is not None
+    }
+    emulated = not cpu_bf16 and device is None
+    assert (by_name["AMP"].status == "skipped") == emulated
+    assert ("no bfloat16 instructions" in (by_name["AMP"].reason or "")) == emulated
+    above = by_name["2 workers"]
+    assert above.status == "ok"
+    assert above.settings.batch_size == 128
+    assert bool(above.settings.amp) != emulated
+    assert above.row is not None
+    assert ("without AMP" in (above.row.note or "")) == emulated
+
+
 def test_rungs_run_in_the_loop_and_if_isolated_as_options_of_the_recipe() -> None:
     ladder = find_preset("ladder")
     trials, seen = planned(ladder, device="cuda:0", recipe=ladder.recipe)

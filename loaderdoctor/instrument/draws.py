@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
+from itertools import islice
 
 _DRAWS = frozenset({
     "random", "rand", "randn", "randint", "randrange", "rand_like", "randn_like", "randint_like",
@@ -54,8 +55,8 @@ def _functions(value: object, depth: int, seen: set[int]) -> Iterator[types.Func
     if isinstance(function, types.FunctionType):
         yield from _with_helpers(function, seen)
     elif isinstance(value, (list, tuple, dict)):
-        items = list(value.values() if isinstance(value, dict) else value[:MAX_ITEMS])
-        for item in items[:MAX_ITEMS]:
+        items = value.values() if isinstance(value, dict) else value
+        for item in list(islice(items, MAX_ITEMS)):  # it may hold a million
             yield from _functions(item, depth + 1, seen)
     elif hasattr(value, "__dict__") and not isinstance(value, (type, types.ModuleType)):
         for kind in type(value).__mro__:

@@ -18,12 +18,7 @@ from loaderdoctor.report.headline import headline
 from loaderdoctor.report.html.page import html
 from loaderdoctor.report.model import Finding as ReportFinding
 from loaderdoctor.report.model import Recommendation, Report
-from loaderdoctor.report.summary import (
-    VerdictSeverity,
-    cost_sentence,
-    of_first_epoch,
-    verdict_sentence,
-)
+from loaderdoctor.report.summary import VerdictSeverity, cost_sentence, verdict_sentence
 from tests.findings.builders import with_exposed
 from tests.report import sample_facts, samples
 from tests.report.sample_facts import estimate
@@ -402,14 +397,3 @@ def test_the_loops_own_work_between_epochs_is_not_called_the_loaders(
     assert "adds 2,403 ms" in text
     own = "the first batch: 1,500 ms; and the loop's own work between epochs)"
     assert (own in text) is named
-
-
-def test_a_loop_that_replays_its_first_epoch_is_told_so_in_the_first_words() -> None:
-    text = console_text(of_first_epoch(samples.input_bound()))
-    first_screen = " ".join(text.partition("The step\n")[0].split())
-    assert "That is in the first epoch only: the loop then replays its batches" in first_screen
-
-
-def test_of_a_loop_that_does_not_wait_nothing_is_said_of_its_first_epoch() -> None:
-    report = samples.healthy()
-    assert of_first_epoch(report) == report

@@ -90,9 +90,8 @@ def other_order(facts: Facts, loader: LoaderRecord, found: Found) -> list[Candid
     predicted, how = pool_ms(facts, loader.settings.num_workers, in_order=False)
     step_ms, stall = facts.step_ms, stall_cost(facts)
     if predicted is not None and step_ms is not None and stall is not None:
-        left_ms = (
-            step_ms - stall.ms
-        )  # workers started anew, an uneven pace: another order saves none
+        # Workers started anew, an uneven pace: another order saves none of those.
+        left_ms = step_ms - stall.ms
         if left_ms > predicted:
             predicted, how = left_ms, f"the step less the {ms(stall.ms)} behind slow batches"
     kinds = (Kind.HEAD_OF_LINE_STALL,)

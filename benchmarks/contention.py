@@ -26,10 +26,10 @@ import torch
 from torch import nn
 
 from loaderdoctor.attribution.cpu import cpu_facts
-from loaderdoctor.facts import CpuFacts
-from loaderdoctor.instrument.cpu_use import CpuMeter
-from loaderdoctor.instrument.machine import usable_cpus
-from loaderdoctor.instrument.protocol import WindowDone
+from loaderdoctor.facts.evidence import CpuFacts
+from loaderdoctor.instrument.system.cpu_use import CpuMeter
+from loaderdoctor.instrument.system.machine import usable_cpus
+from loaderdoctor.instrument.wire.protocol import WindowDone
 
 # Busy for this part of each tenth of a second.
 HOG = """

@@ -62,7 +62,7 @@ case $chapter in
         part python3 benchmarks/isolate.py --budget "${BUDGET:-75}" --json "$folder/isolate.json"
         ;;
     ranks)
-        part python3 -m pytest -q -s -p no:cacheprovider -m gpu tests/instrument/test_ranks_gpu.py
+        part python3 -m pytest -q -s -p no:cacheprovider -m gpu tests/instrument/session/test_ranks_gpu.py
         part python3 -m pytest -q -s -p no:cacheprovider -m gpu tests/sweep/test_jobs.py
         part python3 -m loaderdoctor sweep --recipe compute --grid ddp=data_parallel,ddp --rounds 3 --budget 90 --output "$folder/runs/ddp" -- --case parallel
         ;;

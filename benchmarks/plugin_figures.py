@@ -31,8 +31,8 @@ from torch_tb_profiler.profiler.run_generator import RunGenerator
 
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.attribution.tracks import tracks
-from loaderdoctor.report.captures import Overlay
-from loaderdoctor.report.tensorboard import write_plugin_trace
+from loaderdoctor.report.traces.captures import Overlay
+from loaderdoctor.report.traces.tensorboard import write_plugin_trace
 from loaderdoctor.trace.read import read_trace
 
 TRACES = Path(__file__).parent.parent / "traces"

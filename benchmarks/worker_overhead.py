@@ -38,9 +38,9 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data._utils import worker as torch_worker
 
-from loaderdoctor.instrument import fetch_clock, worker
-from loaderdoctor.instrument.record_file import RecordWriter
-from loaderdoctor.instrument.worker_sampling import LineSampler
+from loaderdoctor.instrument.wire.record_file import RecordWriter
+from loaderdoctor.instrument.workers import fetch_clock, worker
+from loaderdoctor.instrument.workers.worker_sampling import LineSampler
 
 
 class Decoding(Dataset[Any]):

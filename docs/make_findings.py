@@ -7,10 +7,10 @@ import re
 import sys
 from pathlib import Path
 
-from loaderdoctor.findings import rules
-from loaderdoctor.findings.advice import CHANGES
+from loaderdoctor.advice.formats import FORMATS
+from loaderdoctor.advice.lines import CHANGES
+from loaderdoctor.findings import find
 from loaderdoctor.findings.exposure import HIGH_SHARE, MODERATE_SHARE
-from loaderdoctor.findings.formats import FORMATS
 from loaderdoctor.findings.model import Kind, Rule
 
 PAGE = Path(__file__).parent / "findings.md"
@@ -69,10 +69,10 @@ def page() -> str:
     """The whole page."""
     lines = [HEAD]
     lines += ["| kind | what it says |", "|---|---|"]
-    for rule in rules.RULES:
+    for rule in find.RULES:
         kind, (first, _) = kind_of(rule).value, parts_of(rule)
         lines.append(f"| [`{kind}`](#{kind}) | {first} |")
-    for rule in rules.RULES:
+    for rule in find.RULES:
         kind = kind_of(rule)
         first, parts = parts_of(rule)
         lines += ["", f"## {kind.value}", "", first, ""]
@@ -85,10 +85,10 @@ def page() -> str:
                 lines += ["", f"### {form.name}", "", f"{form.what[0].upper()}{form.what[1:]}."]
                 lines += example(form.title, form.example, form.caution)
     lines += ["", "## Where one finding silences another", ""]
-    for overrule in rules.OVERRULES:
+    for overrule in find.OVERRULES:
         losers = ", ".join(f"`{k.value}`" for k in overrule.losers)
         lines.append(f"- `{overrule.winner.value}` over {losers}: {overrule.reason}.")
-    decided = {kind_of(rule) for rule in rules.RULES}
+    decided = {kind_of(rule) for rule in find.RULES}
     open_kinds = ", ".join(f"`{kind.value}`" for kind in Kind if kind not in decided)
     if open_kinds:
         lines += ["", "## Reserved", "", f"Named, and not decided yet: {open_kinds}."]

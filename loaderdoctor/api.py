@@ -24,15 +24,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from loaderdoctor.commands.run_folder import write_run
+from loaderdoctor.commands.diagnose.run_folder import write_run
 from loaderdoctor.diagnosis.gather import ProfileOptions
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
-from loaderdoctor.instrument.hooks import Hooks
-from loaderdoctor.instrument.local import LocalBench, LocalLink
-from loaderdoctor.instrument.session import Session
-from loaderdoctor.instrument.sites import user_site
-from loaderdoctor.report.console import console_text
+from loaderdoctor.instrument.command.in_process import LocalBench, LocalLink
+from loaderdoctor.instrument.session.hooks import Hooks
+from loaderdoctor.instrument.session.session import Session
+from loaderdoctor.instrument.system.call_sites import user_site
+from loaderdoctor.report.console.console import console_text
 from loaderdoctor.report.files import RunFolder
 
 if TYPE_CHECKING:

@@ -229,7 +229,7 @@ def diagnose(script: str, args: tuple[str, ...], **options: Any) -> int:
     With torchrun's options it runs as several ranks; `torchrun … -m loaderdoctor diagnose SCRIPT`
     does the same.
     """
-    from loaderdoctor.commands.diagnose import DiagnoseOptions, diagnose
+    from loaderdoctor.commands.diagnose.command import DiagnoseOptions, diagnose
 
     torchrun = _torchrun_words(options)
     return diagnose(DiagnoseOptions(script=script, args=args, torchrun=torchrun, **options))
@@ -281,8 +281,8 @@ def diagnose(script: str, args: tuple[str, ...], **options: Any) -> int:
 @click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]…]")
 def sweep(target: tuple[str, ...], **options: Any) -> int:
     """Try every combination of settings in a running loop and rank them by plain step time."""
-    from loaderdoctor.commands.sweep import sweep
-    from loaderdoctor.commands.sweep_plan import SweepOptions
+    from loaderdoctor.commands.sweep.command import sweep
+    from loaderdoctor.commands.sweep.plan import SweepOptions
 
     return sweep(SweepOptions(target=target, **options))
 
@@ -306,7 +306,7 @@ def sweep(target: tuple[str, ...], **options: Any) -> int:
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
 def analyze(traces: tuple[Path, ...], **options: Any) -> int:
     """Attribute any torch.profiler trace (.json or .json.gz), or a folder of a job's ranks."""
-    from loaderdoctor.commands.analyze import AnalyzeOptions, analyze
+    from loaderdoctor.commands.analyze.command import AnalyzeOptions, analyze
 
     return analyze(AnalyzeOptions(traces=traces, **options))
 
@@ -360,12 +360,12 @@ def main(argv: list[str] | None = None) -> None:
         error.show()
         sys.exit(EXIT_USAGE)
     except (click.Abort, KeyboardInterrupt) as error:
-        from loaderdoctor.instrument.signals import exit_code_of
+        from loaderdoctor.instrument.system.signals import exit_code_of
 
         click.echo("loaderdoctor: interrupted", err=True)
         sys.exit(exit_code_of(error.__cause__ or error))  # click wraps it
     except LoaderdoctorError as error:
-        from loaderdoctor.report.format import plain
+        from loaderdoctor.report.words.format import plain
 
         text = "\n".join(plain(line) for line in str(error).splitlines())
         click.echo(f"loaderdoctor: {text}", err=True)

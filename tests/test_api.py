@@ -17,7 +17,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 import loaderdoctor
 from loaderdoctor.errors import RunError, UsageError
-from loaderdoctor.instrument.hooks import Hooks
+from loaderdoctor.instrument.session.hooks import Hooks
 
 pytestmark = pytest.mark.alone
 Batch = tuple[torch.Tensor, torch.Tensor]

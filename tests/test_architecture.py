@@ -88,7 +88,7 @@ def test_help_and_analyze_load_no_torch() -> None:
         "from loaderdoctor.cli import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "import loaderdoctor.commands.analyze, loaderdoctor.commands.diagnose\n"
+        "import loaderdoctor.commands.analyze.command, loaderdoctor.commands.diagnose.command\n"
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

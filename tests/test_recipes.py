@@ -21,7 +21,7 @@ from rich.console import Console
 from loaderdoctor.commands import env as env_command
 from loaderdoctor.commands import recipes as recipes_command
 from loaderdoctor.errors import UsageError
-from loaderdoctor.instrument.machine import look
+from loaderdoctor.instrument.system.machine import look
 from loaderdoctor.recipes import all_recipes, find, read
 
 ROOT = Path(__file__).parent.parent

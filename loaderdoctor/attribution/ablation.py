@@ -15,8 +15,8 @@ from loaderdoctor.attribution.step import (
     window_times,
 )
 from loaderdoctor.estimate import Estimate, mean, paired_difference
-from loaderdoctor.facts import AblationFacts
-from loaderdoctor.instrument.protocol import WindowDone
+from loaderdoctor.facts.evidence import AblationFacts
+from loaderdoctor.instrument.wire.protocol import WindowDone
 
 # More transfers let through than this and "free copies" was not held: the loop copies other
 # things than it did while we learned. Half of what would move a 5-point share by one point.

@@ -7,7 +7,7 @@ from typing import Literal
 
 from loaderdoctor.attribution.contention import allow_for_contention
 from loaderdoctor.attribution.shares import Hidden, Shares
-from loaderdoctor.facts import (
+from loaderdoctor.facts.evidence import (
     AblationFacts,
     Facts,
     MachineFacts,
@@ -15,7 +15,7 @@ from loaderdoctor.facts import (
     TraceFacts,
     WorkerFacts,
 )
-from loaderdoctor.instrument.protocol import (
+from loaderdoctor.instrument.wire.protocol import (
     ComputeRecord,
     Environment,
     LoaderRecord,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from loaderdoctor.attribution.pages import mapping_ms_of
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts import AblationFacts, Facts, StepFacts
+from loaderdoctor.facts.evidence import AblationFacts, Facts, StepFacts
 
 # The loop and its workers use this much of the CPUs: what else runs then takes from them. Not
 # lower, since nothing keeps all CPUs busy all the time but a loop that is short of them.

@@ -6,8 +6,8 @@ import linecache
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from loaderdoctor.facts import Leaf, LineSpot
-from loaderdoctor.instrument.worker_records import LineCount
+from loaderdoctor.facts.evidence import Leaf, LineSpot
+from loaderdoctor.instrument.wire.worker_records import LineCount
 
 MAX_LINES = 20
 MAX_LEAVES = 20  # of a line

@@ -10,7 +10,7 @@ from loaderdoctor.attribution.verdict import (
     VerdictSeverity,
     verdict_from_shares,
 )
-from loaderdoctor.facts import Facts, TraceFacts
+from loaderdoctor.facts.evidence import Facts, TraceFacts
 
 # Fewer steps say nothing about a mean whose noise is a few percent.
 MIN_STEPS = 5

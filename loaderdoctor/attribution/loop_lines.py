@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loaderdoctor.attribution.rows import Index, Rows
-from loaderdoctor.facts import HostSpot
+from loaderdoctor.facts.evidence import HostSpot
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import Category, LineLook
 from loaderdoctor.trace.wire import shortened

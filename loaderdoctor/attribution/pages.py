@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from loaderdoctor.attribution.step import NS_PER_MS
-from loaderdoctor.facts import PageFacts
-from loaderdoctor.instrument.protocol import WindowDone
+from loaderdoctor.facts.evidence import PageFacts
+from loaderdoctor.instrument.wire.protocol import WindowDone
 
 # The training thread takes this part of the faults that reading a whole batch takes, or another
 # thread reads it. `benchmarks/page_faults.py`, batches of 64 MiB: 1025 a step where the loop reads

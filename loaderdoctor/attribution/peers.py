@@ -18,7 +18,7 @@ import numpy as np
 
 from loaderdoctor.attribution.rank_trace import Collectives, RankTrace
 from loaderdoctor.attribution.shares import Shares
-from loaderdoctor.facts import RankFacts, TraceFacts
+from loaderdoctor.facts.evidence import RankFacts, TraceFacts
 from loaderdoctor.intervals import I64, Intervals
 
 NS_PER_MS = 1e6

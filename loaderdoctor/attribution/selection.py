@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loaderdoctor.instrument.protocol import FetchRecord, LoaderRecord
-from loaderdoctor.instrument.worker_records import (
+from loaderdoctor.instrument.wire.protocol import FetchRecord, LoaderRecord
+from loaderdoctor.instrument.wire.worker_records import (
     Batches,
     IteratorRecord,
     Outcome,

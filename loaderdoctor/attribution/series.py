@@ -11,8 +11,8 @@ import numpy as np
 
 from loaderdoctor.attribution.selection import of_step, selections
 from loaderdoctor.attribution.trace_facts import Attributed, facts_of
-from loaderdoctor.instrument.protocol import FetchRecord, LoaderRecord, Observed, WindowDone
-from loaderdoctor.instrument.worker_records import WorkerLog
+from loaderdoctor.instrument.wire.protocol import FetchRecord, LoaderRecord, Observed, WindowDone
+from loaderdoctor.instrument.wire.worker_records import WorkerLog
 
 NS_PER_MS = 1e6
 # As many bars as a chart can show apart; a longer window is shown from its beginning.

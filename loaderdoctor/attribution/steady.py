@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 
 from loaderdoctor.attribution.step import NS_PER_MS, usable, window_times
 from loaderdoctor.estimate import t95
-from loaderdoctor.instrument.protocol import WindowDone
+from loaderdoctor.instrument.wire.protocol import WindowDone
 
 # A pace counts as another from this much on: several times the noise of window means (about 2 %).
 UNLIKE_SHARE = 0.15

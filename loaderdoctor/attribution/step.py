@@ -9,8 +9,8 @@ from statistics import fmean
 
 from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.estimate import Estimate, mean
-from loaderdoctor.facts import StepFacts
-from loaderdoctor.instrument.protocol import BoundaryRecord, Observed, WindowDone
+from loaderdoctor.facts.evidence import StepFacts
+from loaderdoctor.instrument.wire.protocol import BoundaryRecord, Observed, WindowDone
 
 NS_PER_MS = 1e6
 # Of a window, its steps; the rest was between them. Window means are good to about 2 %.

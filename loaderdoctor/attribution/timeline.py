@@ -16,8 +16,8 @@ import numpy as np
 from loaderdoctor.attribution.rows import Mask, Rows
 from loaderdoctor.attribution.trace_facts import Attributed
 from loaderdoctor.errors import TraceError
-from loaderdoctor.instrument.protocol import WindowDone
-from loaderdoctor.instrument.worker_records import MAIN_PROCESS, ProcessRecord, WorkerLog
+from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.instrument.wire.worker_records import MAIN_PROCESS, ProcessRecord, WorkerLog
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.calibrate import ClockMap, calibrate
 from loaderdoctor.trace.columns import Category

@@ -19,7 +19,7 @@ from loaderdoctor.attribution.processes import other_processes, without_processe
 from loaderdoctor.attribution.rows import Index, Mask, Rows, outermost, rows_of
 from loaderdoctor.attribution.shares import Hidden
 from loaderdoctor.attribution.user_ranges import user_ranges
-from loaderdoctor.facts import TraceFacts
+from loaderdoctor.facts.evidence import TraceFacts
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import I64, Category, Trace
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from loaderdoctor.attribution.first_touch import first_touch
 from loaderdoctor.attribution.hot_lines import line_spots
 from loaderdoctor.attribution.selection import Selection, of_step, selections
-from loaderdoctor.facts import LineSpot, WorkerFacts
-from loaderdoctor.instrument.protocol import FetchRecord, LoaderRecord, WindowDone
-from loaderdoctor.instrument.worker_records import Outcome, WorkerLog, rows_of
+from loaderdoctor.facts.evidence import LineSpot, WorkerFacts
+from loaderdoctor.instrument.wire.protocol import FetchRecord, LoaderRecord, WindowDone
+from loaderdoctor.instrument.wire.worker_records import Outcome, WorkerLog, rows_of
 from loaderdoctor.intervals import Intervals
 
 NS_PER_MS = 1e6

@@ -18,7 +18,7 @@ from loaderdoctor.cluster.hardware import Hardware, look_here
 from loaderdoctor.cluster.ray_tasks import POLL_S, Came, Running, Work, line_of
 from loaderdoctor.cluster.schedule import Place, Schedule
 from loaderdoctor.errors import RunError, UsageError
-from loaderdoctor.instrument.machine import usable_cpus
+from loaderdoctor.instrument.system.machine import usable_cpus
 
 EXTRA = "--engine ray needs Ray: pip install 'loaderdoctor[ray]'"
 REFRESH_S = 2.0

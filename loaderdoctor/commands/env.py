@@ -16,9 +16,9 @@ from rich.table import Table
 from loaderdoctor import __version__
 from loaderdoctor.attribution.contention import BUSY_SHARE
 from loaderdoctor.attribution.cpu import cpu_facts
-from loaderdoctor.instrument.cpu_use import CpuMeter
-from loaderdoctor.instrument.machine import Machine, look, usable_cpus
-from loaderdoctor.instrument.protocol import WindowDone
+from loaderdoctor.instrument.system.cpu_use import CpuMeter
+from loaderdoctor.instrument.system.machine import Machine, look, usable_cpus
+from loaderdoctor.instrument.wire.protocol import WindowDone
 
 # Importing torch from a cold disk takes up to half a minute.
 TORCH_TIMEOUT_S = 90.0

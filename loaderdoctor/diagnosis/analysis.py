@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from loaderdoctor.advice.plan import Prescription
+from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.attribution.combine import facts_of_run
 from loaderdoctor.attribution.judge import judge_run
 from loaderdoctor.attribution.peers import without_peer_wait
@@ -17,16 +19,14 @@ from loaderdoctor.attribution.verdict import VerdictSeverity
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
 from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.facts import Facts, RankFacts, ThreadTrial, WorkerFacts
+from loaderdoctor.facts.evidence import Facts, RankFacts, ThreadTrial, WorkerFacts
+from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Finding
-from loaderdoctor.findings.plan import Prescription
-from loaderdoctor.findings.prescription import prescribe
-from loaderdoctor.findings.rules import find
-from loaderdoctor.instrument import worker_records
-from loaderdoctor.instrument.protocol import WindowDone
-from loaderdoctor.instrument.worker_records import WorkerLog
-from loaderdoctor.report.captures import Overlay
-from loaderdoctor.report.lanes import lane_events
+from loaderdoctor.instrument.wire import worker_records
+from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.instrument.wire.worker_records import WorkerLog
+from loaderdoctor.report.traces.captures import Overlay
+from loaderdoctor.report.traces.worker_tracks import lane_events
 from loaderdoctor.trace.calibrate import calibrate
 from loaderdoctor.trace.read import read_trace
 

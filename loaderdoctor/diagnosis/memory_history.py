@@ -16,7 +16,7 @@ import msgspec
 from loaderdoctor.attribution.step import usable, window_times
 from loaderdoctor.diagnosis.gather import Gatherer
 from loaderdoctor.estimate import Estimate, mean
-from loaderdoctor.instrument.protocol import WindowDone, WindowRequest
+from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
 
 N_ROUNDS = 3  # the fewest for an interval
 # Events the allocator keeps, the latest: some kilobytes each with their stacks, so up to some

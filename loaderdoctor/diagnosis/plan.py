@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.instrument.wire.protocol import Observed
 
 # A window this long averages over scheduler and page-cache hiccups of some milliseconds: on two
 # shared cores, window means of 0.5 s windows of a 10 ms step spread by about 2 %.

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
+from loaderdoctor.advice.code import loader_arguments
+from loaderdoctor.advice.plan import Candidate, CodeAdvice, Prescription
+from loaderdoctor.advice.proposal import edits_for
 from loaderdoctor.diagnosis.verify import Tried, Verification
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts import Facts
-from loaderdoctor.findings.capacity import rest_ms
-from loaderdoctor.findings.code import loader_arguments
+from loaderdoctor.facts.evidence import Facts
 from loaderdoctor.findings.exposure import MODERATE_SHARE, input_cost
 from loaderdoctor.findings.model import Kind, Severity
-from loaderdoctor.findings.plan import Candidate, CodeAdvice, Prescription
-from loaderdoctor.findings.proposal import edits_for
+from loaderdoctor.findings.rules.capacity import rest_ms
 from loaderdoctor.report import model
 from loaderdoctor.report.build import interval
 from loaderdoctor.report.tested import own_settings

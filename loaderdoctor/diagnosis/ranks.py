@@ -14,9 +14,9 @@ from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.diagnosis.analysis import Analysis, analyse
 from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.facts import RankFacts, RankStep, ThreadTrial
-from loaderdoctor.instrument.member import Member
-from loaderdoctor.instrument.protocol import WindowDone
+from loaderdoctor.facts.evidence import RankFacts, RankStep, ThreadTrial
+from loaderdoctor.instrument.command.rank_connection import Member
+from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.trace.read import read_trace
 
 

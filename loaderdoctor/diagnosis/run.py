@@ -31,20 +31,20 @@ from loaderdoctor.diagnosis.slow_start import slow_start
 from loaderdoctor.diagnosis.verify import Verification, Verifier, thread_trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.instrument.bench import BenchLike
-from loaderdoctor.instrument.group_bench import GroupBench
-from loaderdoctor.instrument.protocol import Observed, WindowDone, WindowRequest
-from loaderdoctor.instrument.replay import NOTE as REPLAYS
+from loaderdoctor.instrument.command.rank_group import GroupBench
+from loaderdoctor.instrument.command.script_run import BenchLike
+from loaderdoctor.instrument.session.replay_watch import NOTE as REPLAYS
+from loaderdoctor.instrument.wire.protocol import Observed, WindowDone, WindowRequest
 from loaderdoctor.report import model
 from loaderdoctor.report.build import build_report, interval
-from loaderdoctor.report.captures import Overlay, write_capture
 from loaderdoctor.report.files import RunFolder
-from loaderdoctor.report.first_screen import SLOW_START
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.ranks import rank_rows
-from loaderdoctor.report.summary import of_first_epoch
-from loaderdoctor.report.tensorboard import BASELINE, RANKS
-from loaderdoctor.report.uncertain import is_open
+from loaderdoctor.report.traces.captures import Overlay, write_capture
+from loaderdoctor.report.traces.tensorboard import BASELINE, RANKS
+from loaderdoctor.report.words.first_screen import SLOW_START
+from loaderdoctor.report.words.summary import of_first_epoch
+from loaderdoctor.report.words.uncertain import is_open
 from loaderdoctor.trace.read import read_trace
 
 # Kept back from the budget for stopping the script, reading the trace and writing the report.

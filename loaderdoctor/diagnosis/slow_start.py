@@ -8,8 +8,8 @@ from statistics import fmean
 from loaderdoctor.attribution.steady import waited_ms
 from loaderdoctor.attribution.step import window_times
 from loaderdoctor.diagnosis.gather import Evidence
-from loaderdoctor.instrument.protocol import WindowDone
-from loaderdoctor.report import format as fmt
+from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.report.words import format as fmt
 
 # Page faults a step from which memory that is given back and fetched anew counts: a fault costs
 # some 2.5 µs (1,600 a step took 4 ms on recipe mnist; none with glibc's trimming switched off).

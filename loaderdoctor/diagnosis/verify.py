@@ -10,10 +10,10 @@ from statistics import fmean
 
 from loaderdoctor.attribution.step import usable, window_times
 from loaderdoctor.diagnosis.gather import Gatherer
-from loaderdoctor.epochs import measured_whole
 from loaderdoctor.estimate import Estimate, mean, paired_difference
-from loaderdoctor.facts import ThreadTrial
-from loaderdoctor.instrument.protocol import WindowDone, WindowRequest
+from loaderdoctor.facts.epochs import measured_whole
+from loaderdoctor.facts.evidence import ThreadTrial
+from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, invalid_reason
 
 ROUNDS = 3  # visits to each candidate; the fewest that give an interval worth having

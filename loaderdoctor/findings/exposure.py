@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from loaderdoctor.facts import Facts
+from loaderdoctor.facts.evidence import Facts
 from loaderdoctor.findings.model import Severity
 
 # The edges of the verdict: below 5 % a change drowns in run-to-run noise (repeats of the 12 traced

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
-from loaderdoctor.facts import Facts
+from loaderdoctor.facts.evidence import Facts
 from loaderdoctor.settings import Value
 
 if TYPE_CHECKING:
-    from loaderdoctor.findings.confront import Tested
+    from loaderdoctor.advice.predictions import Tested
 
 
 class Kind(str, Enum):

@@ -9,17 +9,17 @@ from typing import Any
 from loaderdoctor.attribution import shares as attribution
 from loaderdoctor.attribution.shares import Bound
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts import AblationFacts, Facts, StepFacts, WorkerFacts
-from loaderdoctor.findings.hot import seen_enough
+from loaderdoctor.facts.evidence import AblationFacts, Facts, StepFacts, WorkerFacts
 from loaderdoctor.findings.model import Finding
-from loaderdoctor.instrument.protocol import Environment, LoaderRecord
-from loaderdoctor.report import format as fmt
+from loaderdoctor.findings.rules.hotspots import seen_enough
+from loaderdoctor.instrument.wire.protocol import Environment, LoaderRecord
 from loaderdoctor.report import model
 from loaderdoctor.report.encode import plain_value
 from loaderdoctor.report.gpu import gpu_of, ranges_of
-from loaderdoctor.report.method import method_sentences
-from loaderdoctor.report.summary import VerdictSeverity, verdict_sentence
 from loaderdoctor.report.tested import Elsewhere, answered, tests_row
+from loaderdoctor.report.words import format as fmt
+from loaderdoctor.report.words.method import method_sentences
+from loaderdoctor.report.words.summary import VerdictSeverity, verdict_sentence
 
 # DESIGN: more than 2 % of the step in no share is a defect of ours, and the report says so.
 MAX_OTHER_SHARE = 0.02

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from loaderdoctor.advice.plan import PredictedFrom
 from loaderdoctor.attribution.steady import UNLIKE_SHARE
-from loaderdoctor.findings.plan import PredictedFrom
-from loaderdoctor.report import format as fmt
 from loaderdoctor.report.model import Recommendation, Report
+from loaderdoctor.report.words import format as fmt
 
 MEASURED = "measured here"
 PREDICTED: Mapping[PredictedFrom, str] = {

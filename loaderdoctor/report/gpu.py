@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from loaderdoctor.attribution.device_use import BusyFacts, DipFacts, GpuDeviceFacts
-from loaderdoctor.facts import Facts, StepFacts
-from loaderdoctor.report import format as fmt
+from loaderdoctor.facts.evidence import Facts, StepFacts
 from loaderdoctor.report import model
+from loaderdoctor.report.words import format as fmt
 
 # Two lists of tensor-core kernels that differ by less tell the same.
 SAME_SHARE = 0.005

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from loaderdoctor.findings.plan import PredictedFrom
+from loaderdoctor.advice.plan import PredictedFrom
 
 SCHEMA = "loaderdoctor.report/1"
 Interval = tuple[float, float]

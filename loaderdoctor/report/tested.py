@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from loaderdoctor.facts import Facts
-from loaderdoctor.findings.confront import Outcome, Tested, confronted
+from loaderdoctor.advice.predictions import Outcome, Tested, confronted
+from loaderdoctor.facts.evidence import Facts
 from loaderdoctor.findings.model import Finding
 from loaderdoctor.report import model
 from loaderdoctor.settings import AXES_BY_NAME, Settings

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from loaderdoctor.advice.predictions import MIN_GAIN_SHARE
+from loaderdoctor.advice.proposal import edits_for
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts import Facts
-from loaderdoctor.findings.confront import MIN_GAIN_SHARE
-from loaderdoctor.findings.proposal import edits_for
-from loaderdoctor.instrument.protocol import Observed
-from loaderdoctor.report import format as fmt
+from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.report.model import Recommendation, Withheld
+from loaderdoctor.report.words import format as fmt
 from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
 from loaderdoctor.sweep.grid import meaning, own_settings
 from loaderdoctor.sweep.rank import Ranking

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from loaderdoctor.advice.safety import why_unsafe
 from loaderdoctor.attribution.combine import best_shares, facts_of_run
 from loaderdoctor.attribution.shares import Shares
 from loaderdoctor.attribution.step import step_facts, usable
@@ -18,12 +19,11 @@ from loaderdoctor.attribution.workers import worker_facts
 from loaderdoctor.diagnosis import gather
 from loaderdoctor.diagnosis.plan import WINDOWS_PER_BUDGET, sizes
 from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.facts import Facts, StepFacts, WorkerFacts
-from loaderdoctor.findings.safety import why_unsafe
-from loaderdoctor.instrument import worker_records
-from loaderdoctor.instrument.bench import BenchLike
-from loaderdoctor.instrument.protocol import Note, Observed, WindowDone
-from loaderdoctor.instrument.worker_records import WorkerLog
+from loaderdoctor.facts.evidence import Facts, StepFacts, WorkerFacts
+from loaderdoctor.instrument.command.script_run import BenchLike
+from loaderdoctor.instrument.wire import worker_records
+from loaderdoctor.instrument.wire.protocol import Note, Observed, WindowDone
+from loaderdoctor.instrument.wire.worker_records import WorkerLog
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Cluster, ReportWarning
 from loaderdoctor.settings import Settings

@@ -13,11 +13,11 @@ from contextlib import AbstractContextManager
 import msgspec
 
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.bench import BenchLike
-from loaderdoctor.instrument.bench import Target as Script
-from loaderdoctor.instrument.endings import took_down
-from loaderdoctor.instrument.job_bench import NoJobError
-from loaderdoctor.instrument.protocol import Ended, Observed, WindowDone, WindowRequest
+from loaderdoctor.instrument.command.endings import took_down
+from loaderdoctor.instrument.command.job import NoJobError
+from loaderdoctor.instrument.command.script_run import BenchLike
+from loaderdoctor.instrument.command.script_run import Target as Script
+from loaderdoctor.instrument.wire.protocol import Ended, Observed, WindowDone, WindowRequest
 from loaderdoctor.sweep.grid import own_settings
 from loaderdoctor.sweep.scaling import epoch_steps
 from loaderdoctor.sweep.trials import Trial

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from loaderdoctor.errors import UsageError
-from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import (
     AXES,
     AXES_BY_NAME,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from loaderdoctor.cluster.hardware import Hardware, Kinds
 from loaderdoctor.diagnosis import gather
-from loaderdoctor.instrument.protocol import Note, Observed
+from loaderdoctor.instrument.wire.protocol import Note, Observed
 from loaderdoctor.sweep.grid import own_settings
 from loaderdoctor.sweep.outcome import Outcome, Part
 from loaderdoctor.sweep.rank import Ranking, rank

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from loaderdoctor.report import format as fmt
+from loaderdoctor.report.words import format as fmt
 from loaderdoctor.sweep.outcome import PhaseName, Progress
 from loaderdoctor.sweep.trials import Trial
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from loaderdoctor.instrument.bench import BenchLike
-from loaderdoctor.instrument.protocol import WindowDone
+from loaderdoctor.instrument.command.script_run import BenchLike
+from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.sweep.trials import Trial
 
 Search = Literal["grid", "auto"]

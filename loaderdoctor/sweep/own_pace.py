@@ -15,10 +15,10 @@ from loaderdoctor.attribution.steady import UNLIKE_SHARE, waited_ms
 from loaderdoctor.attribution.step import usable, waits_ms, window_times
 from loaderdoctor.diagnosis.slow_start import memory_anew, waited_more_ms
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.instrument.protocol import WindowDone
-from loaderdoctor.report import format as fmt
-from loaderdoctor.report.first_screen import SLOW_START
+from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.report.model import ReportWarning
+from loaderdoctor.report.words import format as fmt
+from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.sweep.outcome import Outcome
 from loaderdoctor.sweep.rank import Ranking
 from loaderdoctor.sweep.trials import Visit

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from loaderdoctor.epochs import measured_whole
-from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.facts.epochs import measured_whole
+from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import AXES_BY_NAME, DEFAULT_PREFETCH_FACTOR, Settings
 from loaderdoctor.sweep.grid import meaning, own_settings
 from loaderdoctor.sweep.trials import Trial

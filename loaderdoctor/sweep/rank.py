@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
 from typing import Literal
 
+from loaderdoctor.advice.predictions import MIN_GAIN_SHARE
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.findings.confront import MIN_GAIN_SHARE
 from loaderdoctor.settings import AXES_BY_NAME, DEFAULT_PREFETCH_FACTOR, Settings
+from loaderdoctor.sweep.baseline_ratio import ONE_MACHINE, Yardstick
 from loaderdoctor.sweep.grid import meaning
 from loaderdoctor.sweep.noise import Noise
 from loaderdoctor.sweep.trials import NS_PER_S, Trial, Visit
-from loaderdoctor.sweep.yardstick import ONE_MACHINE, Yardstick
 
 # Two means of the same setting differ by about 1 % on a quiet machine (window spread of 2 %,
 # four windows or more): a smaller difference is none, however narrow the interval.

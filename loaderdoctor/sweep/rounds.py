@@ -17,19 +17,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+from loaderdoctor.advice.predictions import MIN_GAIN_SHARE
 from loaderdoctor.errors import RunError
-from loaderdoctor.findings.confront import MIN_GAIN_SHARE
-from loaderdoctor.instrument.bench import BenchLike
-from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.instrument.command.script_run import BenchLike
+from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep import pace, race, shares
+from loaderdoctor.sweep import elimination, pace, shares
 from loaderdoctor.sweep.fresh import FreshBench
 from loaderdoctor.sweep.grid import n_changes, own_settings
+from loaderdoctor.sweep.measurements import SweepOverError, Visits
 from loaderdoctor.sweep.outcome import Ablate, Options, Outcome, PhaseName, Progress
 from loaderdoctor.sweep.pace import Cost, Plan
 from loaderdoctor.sweep.rank import MIN_PAIRS, Ranking, rank
 from loaderdoctor.sweep.trials import Phase, Trial
-from loaderdoctor.sweep.visits import SweepOverError, Visits
 
 # A calibration window: long enough to rank by in a pinch, short enough for 40 trials in 120 s.
 CALIBRATE_WINDOW_S = 0.5
@@ -159,7 +159,7 @@ class Sweep:
         for trial in order:
             cost = pace.guess(trial, self._observed, step_s=self._step_s)
             window_s = min(CALIBRATE_WINDOW_S, max(0.0, share_s - cost.overhead_s))
-            n_steps = race.window_steps(cost) if searching else cost.steps(window_s)
+            n_steps = elimination.window_steps(cost) if searching else cost.steps(window_s)
             # A search counts these windows but for the first, which meets cold caches.
             phase: Phase = "rank" if searching and trial.index else "calibrate"
             self._visits.time(trial, phase, 0, n_steps, cost)
@@ -207,7 +207,7 @@ class Sweep:
 
     def _race(self) -> None:
         """Rounds of short windows among those still in the race (see `race`)."""
-        allowance = self._allowance() * (1 - race.CONFIRM_SHARE)
+        allowance = self._allowance() * (1 - elimination.CONFIRM_SHARE)
         unvisited = [trial for trial in self._alive() if not trial.visits]
         for trial in unvisited:
             trial.dropped = True
@@ -217,12 +217,12 @@ class Sweep:
         number = max((v.round for t in self.outcome.trials for v in t.of("rank")), default=0)
         ending = None
         while ending is None:
-            costs = {i: race.spend(self._cost(self.outcome.trials[i])) for i in {0, *alive}}
+            costs = {i: elimination.spend(self._cost(self.outcome.trials[i])) for i in {0, *alive}}
             ranking = self.ranking()
-            left_s = self._left_s(shares.CONFIRM_SHARE) - race.pairs_s(ranking, costs)
+            left_s = self._left_s(shares.CONFIRM_SHARE) - elimination.pairs_s(ranking, costs)
             left_s = min(left_s, self._left_s(shares.RACE_SHARE))
-            left = race.Spend(steps=allowance - self.outcome.n_timed_steps, seconds=left_s)
-            field = race.after_round(ranking, alive, costs=costs, left=left)
+            left = elimination.Spend(steps=allowance - self.outcome.n_timed_steps, seconds=left_s)
+            field = elimination.after_round(ranking, alive, costs=costs, left=left)
             for index in set(alive) - set(field.alive) - {0}:  # to confirm, 0 is needed
                 self.outcome.trials[index].dropped = True
             alive, ending = list(field.alive), field.ending
@@ -231,7 +231,7 @@ class Sweep:
             number += 1
             for trial in self._shuffled([self.outcome.trials[i] for i in alive]):
                 cost = self._cost(trial)
-                self._visits.time(trial, "rank", number, race.window_steps(cost), cost)
+                self._visits.time(trial, "rank", number, elimination.window_steps(cost), cost)
                 self._tell("race", number, len(alive), trial.index)
             self.outcome.n_ranked_rounds = number
             alive = [trial.index for trial in self._alive()]
@@ -242,9 +242,9 @@ class Sweep:
         if self.outcome.grid_steps is None:  # once: later some have dropped out
             costs = {trial.index: self._cost(trial) for trial in self._alive()}
             n_rounds = self._options.n_rounds
-            self.outcome.grid_steps = race.grid_steps(costs, self._plan(n_rounds), n_rounds) + sum(
-                cost.steps(CALIBRATE_WINDOW_S) for cost in costs.values()
-            )
+            self.outcome.grid_steps = elimination.grid_steps(
+                costs, self._plan(n_rounds), n_rounds
+            ) + sum(cost.steps(CALIBRATE_WINDOW_S) for cost in costs.values())
         share = self._options.allowance_share
         return math.inf if share is None else share * self.outcome.grid_steps
 
@@ -266,8 +266,8 @@ class Sweep:
         searching = self._options.search == "auto"
         if searching:
             left = self._allowance() - self.outcome.n_timed_steps
-            window_s = race.confirm_window_s(list(costs.values()), left)
-            shortest_s = race.WINDOW_PART * pace.WINDOW_S
+            window_s = elimination.confirm_window_s(list(costs.values()), left)
+            shortest_s = elimination.WINDOW_PART * pace.WINDOW_S
             window_s = min(plan.window_s or shortest_s, window_s)
             plan = Plan(n_rounds=MIN_PAIRS, window_s=window_s, trials=tuple(costs))
             pair_steps = sum(cost.steps(plan.window_s, at_least=1) for cost in costs.values())

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from loaderdoctor.cluster.hardware import Hardware
 from loaderdoctor.errors import UsageError
-from loaderdoctor.instrument.protocol import FetchRecord, WindowDone
+from loaderdoctor.instrument.wire.protocol import FetchRecord, WindowDone
 from loaderdoctor.report.files import write_bytes
 from loaderdoctor.settings import Value
 from loaderdoctor.sweep.outcome import Part

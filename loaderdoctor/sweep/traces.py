@@ -14,13 +14,13 @@ from loaderdoctor.attribution.gpu import tensor_core_share
 from loaderdoctor.attribution.timeline import StepTimeline, timelines_of_window
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.facts import TraceFacts
-from loaderdoctor.instrument.protocol import WindowDone
-from loaderdoctor.instrument.worker_records import WorkerLog
-from loaderdoctor.report.captures import Overlay, write_capture
+from loaderdoctor.facts.evidence import TraceFacts
+from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.instrument.wire.worker_records import WorkerLog
 from loaderdoctor.report.files import RunFolder, trial_run
-from loaderdoctor.report.lanes import lane_events
-from loaderdoctor.report.tensorboard import BASELINE
+from loaderdoctor.report.traces.captures import Overlay, write_capture
+from loaderdoctor.report.traces.tensorboard import BASELINE
+from loaderdoctor.report.traces.worker_tracks import lane_events
 from loaderdoctor.sweep.outcome import Outcome
 from loaderdoctor.trace.calibrate import calibrate
 from loaderdoctor.trace.columns import Trace

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from loaderdoctor.attribution.step import WindowTimes, window_times
-from loaderdoctor.instrument.bench import Target as Script
-from loaderdoctor.instrument.protocol import WindowDone
+from loaderdoctor.instrument.command.script_run import Target as Script
+from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.scaling import epoch_steps
 

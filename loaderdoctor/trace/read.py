@@ -17,11 +17,11 @@ import numpy as np
 from loaderdoctor.errors import TraceError
 from loaderdoctor.trace.batches import EventBatches
 from loaderdoctor.trace.columns import Device, Spans, Text, Trace
-from loaderdoctor.trace.looks import line_looks
 from loaderdoctor.trace.memory import MemoryLimit
 from loaderdoctor.trace.parts import Parts
 from loaderdoctor.trace.rows import Rows
 from loaderdoctor.trace.source import DEFAULT_MAX_BYTES, OnShare, blocks
+from loaderdoctor.trace.stack_samples import line_looks
 from loaderdoctor.trace.wire import decode_strictly, printable
 
 # 61 bytes each, twice that while they are sorted: 6 GB. A gzip file of a few megabytes can hold as

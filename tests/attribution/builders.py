@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loaderdoctor.instrument.protocol import (
+from loaderdoctor.instrument.wire.protocol import (
     BoundaryRecord,
     Environment,
     FetchRecord,

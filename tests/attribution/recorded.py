@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from loaderdoctor.attribution.timeline import StepTimeline, step_timelines
 from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.instrument import worker
-from loaderdoctor.instrument.worker_records import WorkerLog, read
+from loaderdoctor.instrument.wire.worker_records import WorkerLog, read
+from loaderdoctor.instrument.workers import worker
 from loaderdoctor.trace.calibrate import ClockMap
 from tests.attribution.build import TraceBuilder
 

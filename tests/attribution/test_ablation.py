@@ -10,9 +10,9 @@ from loaderdoctor.attribution.combine import best_shares, lower_bounds
 from loaderdoctor.attribution.pages import mapping_ms_of, page_facts
 from loaderdoctor.attribution.shares import Hidden, Shares
 from loaderdoctor.attribution.step import step_facts
-from loaderdoctor.facts import TraceFacts
-from loaderdoctor.instrument.counters import CpuRecord, PageRecord
-from loaderdoctor.instrument.protocol import Mode, WindowDone
+from loaderdoctor.facts.evidence import TraceFacts
+from loaderdoctor.instrument.wire.counters import CpuRecord, PageRecord
+from loaderdoctor.instrument.wire.protocol import Mode, WindowDone
 from tests.attribution.builders import boundary, observed, window
 
 

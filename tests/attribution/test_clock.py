@@ -6,8 +6,7 @@ import pytest
 
 from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.trace.columns import Category
-
-from .build import AUTOGRAD, BACKGROUND, TraceBuilder
+from tests.attribution.build import AUTOGRAD, BACKGROUND, TraceBuilder
 
 
 def running_ahead(n_steps: int = 12) -> TraceBuilder:

@@ -6,9 +6,8 @@ import pytest
 
 from loaderdoctor.attribution.names import name_flags
 from loaderdoctor.attribution.trace_facts import trace_facts
-from loaderdoctor.facts import TraceFacts
-
-from .build import AUTOGRAD, H2D_PAGEABLE, H2D_PINNED, PIN, TraceBuilder
+from loaderdoctor.facts.evidence import TraceFacts
+from tests.attribution.build import AUTOGRAD, H2D_PAGEABLE, H2D_PINNED, PIN, TraceBuilder
 
 STEP = 1000
 D2H = "Memcpy DtoH (Device -> Pageable)"

@@ -10,9 +10,9 @@ import pytest
 from loaderdoctor.attribution.contention import machine_notes
 from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.attribution.judge import judge_run
-from loaderdoctor.facts import CpuFacts, Facts
-from loaderdoctor.instrument.counters import CpuRecord
-from loaderdoctor.instrument.protocol import WindowDone
+from loaderdoctor.facts.evidence import CpuFacts, Facts
+from loaderdoctor.instrument.wire.counters import CpuRecord
+from loaderdoctor.instrument.wire.protocol import WindowDone
 from tests.findings.builders import healthy, machine, step, with_exposed
 
 S = 10**9

@@ -6,10 +6,9 @@ import pytest
 
 from loaderdoctor.attribution.judge import judge_trace
 from loaderdoctor.attribution.trace_facts import trace_facts
-from loaderdoctor.facts import TraceFacts
+from loaderdoctor.facts.evidence import TraceFacts
 from loaderdoctor.trace.columns import Category
-
-from .build import BACKGROUND, NEXT_SINGLE, PIN, TraceBuilder
+from tests.attribution.build import BACKGROUND, NEXT_SINGLE, PIN, TraceBuilder
 
 STEP = 1000
 

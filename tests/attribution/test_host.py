@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from loaderdoctor.attribution.host import _largest_pairs, _self_time, is_user_frame
 from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.intervals import Intervals
-
-from .build import AUTOGRAD, TraceBuilder
+from tests.attribution.build import AUTOGRAD, TraceBuilder
 
 STEP = 1000
 

@@ -14,8 +14,7 @@ from loaderdoctor.attribution.shares import Shares
 from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import Category
-
-from .build import AUTOGRAD, H2D_PAGEABLE, Row, TraceBuilder
+from tests.attribution.build import AUTOGRAD, H2D_PAGEABLE, Row, TraceBuilder
 
 SIZE = 30
 spans = st.lists(st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)), max_size=6).map(

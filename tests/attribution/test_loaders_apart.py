@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, Dataset
 from loaderdoctor.attribution.selection import of_step, selections
 from loaderdoctor.attribution.series import sample_times
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
-from loaderdoctor.facts import WorkerFacts
-from loaderdoctor.instrument import worker
-from loaderdoctor.instrument.protocol import FetchRecord, LoaderRecord, WindowDone
-from loaderdoctor.instrument.worker_records import WorkerLog, read
+from loaderdoctor.facts.evidence import WorkerFacts
+from loaderdoctor.instrument.wire.protocol import FetchRecord, LoaderRecord, WindowDone
+from loaderdoctor.instrument.wire.worker_records import WorkerLog, read
+from loaderdoctor.instrument.workers import worker
 
 N_TRAIN, N_VALIDATION, BATCH = 64, 16, 4
 TRAIN = LoaderRecord(id="train.py:10", role="train")

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from loaderdoctor.attribution.peers import compare, slowest, without_peer_wait
 from loaderdoctor.attribution.rank_trace import Collectives, RankTrace, rank_trace
 from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.facts import RankFacts
-
-from .build import AUTOGRAD, TraceBuilder
+from loaderdoctor.facts.evidence import RankFacts
+from tests.attribution.build import AUTOGRAD, TraceBuilder
 
 REDUCE = "gloo:all_reduce"
 KERNEL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

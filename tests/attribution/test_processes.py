@@ -9,8 +9,7 @@ import pytest
 
 from loaderdoctor.attribution.trace_facts import attribute, trace_facts
 from loaderdoctor.trace.columns import ABSENT, DEVICE_CATEGORIES, Category, KernelShapes, Trace
-
-from .build import BACKGROUND, MAIN, Row, TraceBuilder
+from tests.attribution.build import BACKGROUND, MAIN, Row, TraceBuilder
 
 
 def loop(*, accelerated: bool, kernel_us: float) -> TraceBuilder:

@@ -14,10 +14,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from loaderdoctor.attribution.workers import worker_facts
-from loaderdoctor.facts import WorkerFacts
-from loaderdoctor.instrument import worker
-from loaderdoctor.instrument.protocol import FetchRecord
-from loaderdoctor.instrument.worker_records import WorkerLog, read
+from loaderdoctor.facts.evidence import WorkerFacts
+from loaderdoctor.instrument.wire.protocol import FetchRecord
+from loaderdoctor.instrument.wire.worker_records import WorkerLog, read
+from loaderdoctor.instrument.workers import worker
 from tests.instrument import worker_cases as cases
 
 

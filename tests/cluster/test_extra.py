@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.cluster.ray_cluster import RayCluster
-from loaderdoctor.commands.sweep_plan import SweepOptions, resolve
+from loaderdoctor.commands.sweep.plan import SweepOptions, resolve
 from loaderdoctor.errors import RunError, UsageError
 from tests.test_architecture import PACKAGE, imports, modules
 
@@ -66,7 +66,7 @@ def test_only_the_cluster_package_imports_ray() -> None:
 
 def test_loading_the_commands_loads_no_ray() -> None:
     code = (
-        "import sys, loaderdoctor.commands.analyze, loaderdoctor.commands.sweep\n"
+        "import sys, loaderdoctor.commands.analyze.command, loaderdoctor.commands.sweep.command\n"
         "assert 'ray' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -18,7 +18,7 @@ import pytest
 
 from loaderdoctor.attribution.rank_trace import RankTrace
 from loaderdoctor.cluster.ray_tasks import Came
-from loaderdoctor.commands.trace_readers import LocalReader, RayReader
+from loaderdoctor.commands.analyze.trace_readers import LocalReader, RayReader
 from loaderdoctor.errors import RunError
 from tests.cluster.conftest import Nodes
 

@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from loaderdoctor.cluster import ray_tasks
-from loaderdoctor.commands import sweep_cluster
-from loaderdoctor.commands.sweep import sweep
-from loaderdoctor.commands.sweep_cluster import ClusterMeasuring
-from loaderdoctor.commands.sweep_plan import SweepOptions
+from loaderdoctor.commands.sweep import cluster as sweep_cluster
+from loaderdoctor.commands.sweep.cluster import ClusterMeasuring
+from loaderdoctor.commands.sweep.command import sweep
+from loaderdoctor.commands.sweep.plan import SweepOptions
 from loaderdoctor.sweep.groups import Visited
 from tests.cluster.conftest import Nodes
 

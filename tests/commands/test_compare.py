@@ -9,10 +9,10 @@ import pytest
 
 from loaderdoctor.commands.compare import CompareOptions
 from loaderdoctor.commands.compare import compare as command
-from loaderdoctor.comparison import compare
 from loaderdoctor.errors import UsageError
 from loaderdoctor.report import model
-from loaderdoctor.report.comparison_view import sentence
+from loaderdoctor.report.comparison import compare
+from loaderdoctor.report.console.comparison import sentence
 from loaderdoctor.report.encode import encode_report
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from loaderdoctor.diagnosis.analysis import _unprofiled
 from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.diagnosis.plan import sizes
-from loaderdoctor.instrument.protocol import WindowDone
+from loaderdoctor.instrument.wire.protocol import WindowDone
 from tests.attribution.builders import observed
 
 

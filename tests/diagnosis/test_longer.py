@@ -8,7 +8,7 @@ import pytest
 
 from loaderdoctor.diagnosis.gather import MAX_LONGER_ROUNDS, MAX_ROUNDS, MIN_ROUNDS, ProfileOptions
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
-from loaderdoctor.instrument.protocol import Ended
+from loaderdoctor.instrument.wire.protocol import Ended
 from tests.diagnosis.simulator import SimulatedBench
 from tests.diagnosis.test_gather import gatherer
 

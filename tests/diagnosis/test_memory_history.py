@@ -17,7 +17,7 @@ from loaderdoctor.diagnosis.memory_history import (
     record,
 )
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
-from loaderdoctor.instrument.protocol import WindowDone, WindowRequest
+from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
 from loaderdoctor.report.model import Report
 from tests.diagnosis.simulator import SimulatedBench
 from tests.diagnosis.test_gather import gatherer

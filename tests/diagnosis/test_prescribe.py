@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from loaderdoctor.advice.plan import Candidate, Prescription
+from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.diagnosis.prescribe import recommendations, trial_rows, withheld_rows
 from loaderdoctor.diagnosis.verify import Tried, Verification, _ranked
-from loaderdoctor.findings.plan import Candidate, Prescription
-from loaderdoctor.findings.prescription import prescribe
-from loaderdoctor.findings.rules import find
+from loaderdoctor.findings.find import find
 from loaderdoctor.report.changes import changes_of
 from loaderdoctor.report.model import Recommendation
 from loaderdoctor.settings import Settings

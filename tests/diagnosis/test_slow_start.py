@@ -14,9 +14,9 @@ from loaderdoctor.diagnosis.analysis import analyse
 from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.diagnosis.plan import sizes
 from loaderdoctor.diagnosis.slow_start import slow_start
-from loaderdoctor.facts import Facts
-from loaderdoctor.instrument.counters import CpuRecord
-from loaderdoctor.instrument.protocol import WindowDone
+from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.instrument.wire.counters import CpuRecord
+from loaderdoctor.instrument.wire.protocol import WindowDone
 from tests.diagnosis.simulator import SimulatedBench
 from tests.diagnosis.test_gather import gatherer
 from tests.sweep.simulator import observed

@@ -13,18 +13,18 @@ from collections.abc import Callable
 from typing import Any
 
 from loaderdoctor.cli import main
-from loaderdoctor.commands import diagnose
+from loaderdoctor.commands.diagnose import command as diagnose
 from loaderdoctor.diagnosis import run
-from loaderdoctor.instrument import bench
-from loaderdoctor.instrument.protocol import Progress
+from loaderdoctor.instrument.command import script_run
+from loaderdoctor.instrument.wire.protocol import Progress
 from loaderdoctor.report import files
 
 MODES = ("plain", "profiled", "no-input", "trial")  # a window of this kind begins
 PLACES: dict[str, tuple[Any, str]] = {
     "folder": (files.RunFolder, "create"),
-    "starting": (bench, "MeasuringProcess"),
-    "stopping": (bench.Bench, "stop"),
-    "closing": (bench.Bench, "_close"),
+    "starting": (script_run, "MeasuringProcess"),
+    "stopping": (script_run.Bench, "stop"),
+    "closing": (script_run.Bench, "_close"),
     "reporting": (run, "build_report"),
     "writing": (diagnose, "write_run"),
     "printing": (diagnose, "deliver"),
@@ -52,15 +52,15 @@ def at(moment: str, number: int) -> None:
         replaced: Callable[..., Any] = staticmethod(call) if moment == "folder" else call
         setattr(owner, name, replaced)
         return
-    receive = bench.Bench._receive
+    receive = script_run.Bench._receive
 
-    def received(self: bench.Bench, message: Any) -> None:
+    def received(self: script_run.Bench, message: Any) -> None:
         receive(self, message)
         wanted = "watching" if moment == "warm-up" else f": {moment}"
         if isinstance(message, Progress) and wanted in message.text:
             send()
 
-    bench.Bench._receive = received  # type: ignore[method-assign]
+    script_run.Bench._receive = received  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

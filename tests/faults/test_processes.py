@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
-from loaderdoctor.instrument.bench import Bench, BenchOptions, Target
-from loaderdoctor.instrument.endings import took_down
-from loaderdoctor.instrument.protocol import WindowRequest
+from loaderdoctor.instrument.command.endings import took_down
+from loaderdoctor.instrument.command.script_run import Bench, BenchOptions, Target
+from loaderdoctor.instrument.wire.protocol import WindowRequest
 from loaderdoctor.settings import Settings
 from tests.faults.running import Place, script
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from loaderdoctor.attribution.shares import Hidden, Shares
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts import (
+from loaderdoctor.facts.evidence import (
     AblationFacts,
     CopyFacts,
     Facts,
@@ -21,7 +21,7 @@ from loaderdoctor.facts import (
     TraceFacts,
     WorkerFacts,
 )
-from loaderdoctor.instrument.protocol import (
+from loaderdoctor.instrument.wire.protocol import (
     LoaderRecord,
     SafetyRecord,
     TensorRecord,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from loaderdoctor.facts import Facts, Leaf
-from loaderdoctor.instrument.protocol import Normalisation, StoreRecord, TensorRecord
+from loaderdoctor.facts.evidence import Facts, Leaf
+from loaderdoctor.instrument.wire.protocol import Normalisation, StoreRecord, TensorRecord
 from tests.findings.builders import line, loader, machine, step, with_exposed, workers
 
 BATCH = (

@@ -11,8 +11,8 @@ import pytest
 
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.trace_facts import trace_facts
+from loaderdoctor.findings.find import OVERRULES, RULES, find, without_overruled
 from loaderdoctor.findings.model import Finding, Kind, Severity
-from loaderdoctor.findings.rules import OVERRULES, RULES, find, without_overruled
 from loaderdoctor.trace.read import read_trace
 from tests.findings.builders import (
     copy_facts,

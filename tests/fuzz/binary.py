@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from loaderdoctor.instrument.record_file import HEADER, MAGIC, Kind
+from loaderdoctor.instrument.wire.record_file import HEADER, MAGIC, Kind
 from tests.fuzz.mutate import Mutator
 
 

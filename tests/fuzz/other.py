@@ -15,12 +15,12 @@ from typing import Any
 from rich.console import Console
 
 from loaderdoctor.attribution.workers import worker_facts
-from loaderdoctor.commands.sweep_plan import SweepOptions
+from loaderdoctor.commands.sweep.plan import SweepOptions
 from loaderdoctor.commands.view import perfetto_traces, tensorboard_folder
-from loaderdoctor.comparison import compare
 from loaderdoctor.errors import LoaderdoctorError, UsageError
-from loaderdoctor.instrument import worker_records
-from loaderdoctor.report.comparison_view import render_comparison
+from loaderdoctor.instrument.wire import worker_records
+from loaderdoctor.report.comparison import compare
+from loaderdoctor.report.console.comparison import render_comparison
 from loaderdoctor.report.encode import read_report
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import samples

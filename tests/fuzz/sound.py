@@ -7,9 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from loaderdoctor.commands.sweep_plan import SweepOptions
-from loaderdoctor.instrument.protocol import FetchRecord, WindowDone
-from loaderdoctor.instrument.record_file import BATCH, DELIVERY, DRAW, PIN, SEND, Kind, RecordWriter
+from loaderdoctor.commands.sweep.plan import SweepOptions
+from loaderdoctor.instrument.wire.protocol import FetchRecord, WindowDone
+from loaderdoctor.instrument.wire.record_file import (
+    BATCH,
+    DELIVERY,
+    DRAW,
+    PIN,
+    SEND,
+    Kind,
+    RecordWriter,
+)
 from loaderdoctor.report.encode import encode_report
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import samples as sweep_samples

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.attribution.tracks import tracks
-from loaderdoctor.commands.pictures import extras_of_trace
+from loaderdoctor.commands.diagnose.pictures import extras_of_trace
 from loaderdoctor.errors import TraceError
-from loaderdoctor.report.captures import Overlay
-from loaderdoctor.report.perfetto import write_perfetto_trace
-from loaderdoctor.report.tensorboard import write_plugin_trace
+from loaderdoctor.report.traces.captures import Overlay
+from loaderdoctor.report.traces.perfetto import write_perfetto_trace
+from loaderdoctor.report.traces.tensorboard import write_plugin_trace
 from loaderdoctor.trace.read import read_trace
 from tests.fuzz import seeds
 from tests.fuzz.mutate import Mutator

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from loaderdoctor.instrument import h2d
+from loaderdoctor.instrument.batches import h2d
 from tests.instrument.ranks import MARK, children_of_test
 from tests.instrument.trial_cases import background_threads, children
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from loaderdoctor.instrument.supply import Source
-from loaderdoctor.instrument.trials import Withheld, open_trial
+from loaderdoctor.instrument.batches.replay_buffer import Source
+from loaderdoctor.instrument.trial.trials import Withheld, open_trial
 from loaderdoctor.settings import Settings
 from tests.instrument.trial_cases import raw_iterator
 

@@ -16,9 +16,10 @@ from statistics import fmean
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaderdoctor.instrument.channel import Channel, ToChild
-from loaderdoctor.instrument.hooks import Hooks
-from loaderdoctor.instrument.protocol import (
+from loaderdoctor.instrument.session.hooks import Hooks
+from loaderdoctor.instrument.session.session import Session
+from loaderdoctor.instrument.wire.channel import Channel, ToChild
+from loaderdoctor.instrument.wire.protocol import (
     Ended,
     FromRun,
     Measure,
@@ -28,7 +29,6 @@ from loaderdoctor.instrument.protocol import (
     WindowDone,
     WindowRequest,
 )
-from loaderdoctor.instrument.session import Session
 
 
 @dataclass(slots=True)

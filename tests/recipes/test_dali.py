@@ -214,11 +214,9 @@ def test_the_command_measures_the_real_dali_beside_the_loop(tmp_path: Path) -> N
 def test_without_dali_the_trial_is_skipped_and_the_script_says_what_it_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from loaderdoctor.commands import sweep_plan
+    from loaderdoctor.commands.sweep import plan
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    asked = sweep_plan.SweepOptions(recipe="imagefolder", grid=("dali=true",))
-    assert sweep_plan.why_no_dali(sweep_plan.SweepOptions(recipe="imagefolder")) is None
-    assert (
-        sweep_plan.why_no_dali(asked) == "DALI is not installed: pip install 'loaderdoctor[dali]'"
-    )
+    asked = plan.SweepOptions(recipe="imagefolder", grid=("dali=true",))
+    assert plan.why_no_dali(plan.SweepOptions(recipe="imagefolder")) is None
+    assert plan.why_no_dali(asked) == "DALI is not installed: pip install 'loaderdoctor[dali]'"

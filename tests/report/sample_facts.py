@@ -13,14 +13,8 @@ from loaderdoctor.attribution.device_use import (
 )
 from loaderdoctor.attribution.shares import Hidden, Shares
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts import (
-    AblationFacts,
-    Facts,
-    MachineFacts,
-    StepFacts,
-    TraceFacts,
-)
-from loaderdoctor.instrument.protocol import Environment, LoaderRecord
+from loaderdoctor.facts.evidence import AblationFacts, Facts, MachineFacts, StepFacts, TraceFacts
+from loaderdoctor.instrument.wire.protocol import Environment, LoaderRecord
 from loaderdoctor.settings import Settings
 
 LOADER = LoaderRecord(

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.commands.analyze import AnalyzeOptions, analyze
-from loaderdoctor.report import format as fmt
+from loaderdoctor.commands.analyze.command import AnalyzeOptions, analyze
 from loaderdoctor.report.html.extras import HtmlExtras
 from loaderdoctor.report.html.page import html
 from loaderdoctor.report.html.subjects import workers_by_prefetch
 from loaderdoctor.report.model import Report
+from loaderdoctor.report.words import format as fmt
 from tests.report import html_samples, samples
 from tests.report.conftest import trace_path
 
@@ -259,7 +259,7 @@ def test_analyze_writes_the_page_with_the_steps_of_the_trace(tmp_path: Path) -> 
 
 def test_nothing_is_imported_for_the_page_before_it_is_written() -> None:
     code = (
-        "import sys, loaderdoctor.commands.diagnose, loaderdoctor.commands.sweep\n"
+        "import sys, loaderdoctor.commands.diagnose.command, loaderdoctor.commands.sweep.command\n"
         "assert 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

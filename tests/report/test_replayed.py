@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loaderdoctor.report.console import console_text
-from loaderdoctor.report.summary import of_first_epoch
+from loaderdoctor.report.console.console import console_text
+from loaderdoctor.report.words.summary import of_first_epoch
 from tests.report import samples
 
 

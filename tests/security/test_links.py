@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
-from loaderdoctor.commands.analyze import report_of_facts
-from loaderdoctor.commands.analyze_files import write_files
+from loaderdoctor.commands.analyze.command import report_of_facts
+from loaderdoctor.commands.analyze.files import write_files
 from loaderdoctor.commands.output import deliver
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.listening import Doorway
-from loaderdoctor.instrument.record_file import RecordWriter
+from loaderdoctor.instrument.command.listener import Doorway
+from loaderdoctor.instrument.wire.record_file import RecordWriter
 from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.plots import write_plots
-from loaderdoctor.report.scalars import write_scalars
+from loaderdoctor.report.traces.scalars import write_scalars
 from loaderdoctor.sweep import samples as sweep_samples
 from loaderdoctor.trace.read import read_trace
 from tests.fuzz import seeds
@@ -52,7 +52,7 @@ def files(folder: Path) -> Iterator[Path]:
 @pytest.fixture
 def fixed_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names hold the time: the second run's are those of the first."""
-    monkeypatch.setattr("loaderdoctor.commands.analyze_files.time.time", lambda: AT)
+    monkeypatch.setattr("loaderdoctor.commands.analyze.files.time.time", lambda: AT)
 
 
 @pytest.mark.usefixtures("fixed_time")
@@ -168,7 +168,7 @@ def test_sockets_and_records_are_the_users_alone(tmp_path: Path) -> None:
 def test_a_record_file_is_never_an_existing_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loaderdoctor.instrument.record_file.time.perf_counter_ns", lambda: 5)
+    monkeypatch.setattr("loaderdoctor.instrument.wire.record_file.time.perf_counter_ns", lambda: 5)
     (tmp_path / f"worker-{os.getpid()}-5.rec").symlink_to(tmp_path / "victim")
     with pytest.raises(FileExistsError):
         RecordWriter(tmp_path, "worker")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.commands.sweep_plan import SweepOptions
+from loaderdoctor.commands.sweep.plan import SweepOptions
 from loaderdoctor.errors import UsageError
 from loaderdoctor.secrets import is_secret_name, masked
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.protocol import (
+from loaderdoctor.instrument.wire.protocol import (
     Ended,
     Environment,
     LoaderRecord,

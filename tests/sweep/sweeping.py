@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loaderdoctor.instrument.protocol import WindowRequest
+from loaderdoctor.instrument.wire.protocol import WindowRequest
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.outcome import Options, Outcome

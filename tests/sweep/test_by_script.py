@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from loaderdoctor.errors import UsageError
-from loaderdoctor.instrument.bench import BenchLike
-from loaderdoctor.instrument.bench import Target as Script
-from loaderdoctor.instrument.job_bench import NoJobError
-from loaderdoctor.instrument.protocol import ComputeRecord
+from loaderdoctor.instrument.command.job import NoJobError
+from loaderdoctor.instrument.command.script_run import BenchLike
+from loaderdoctor.instrument.command.script_run import Target as Script
+from loaderdoctor.instrument.wire.protocol import ComputeRecord
 from loaderdoctor.recipes import Options as ScriptOptions
 from loaderdoctor.recipes import find
 from loaderdoctor.settings import Settings

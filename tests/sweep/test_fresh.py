@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.bench import BenchLike
-from loaderdoctor.instrument.bench import Target as Script
+from loaderdoctor.instrument.command.script_run import BenchLike
+from loaderdoctor.instrument.command.script_run import Target as Script
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.fresh import FreshBench
 from loaderdoctor.sweep.outcome import Options, Outcome

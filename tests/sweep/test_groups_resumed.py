@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from loaderdoctor.commands.sweep_plan import SweepOptions
+from loaderdoctor.commands.sweep.plan import SweepOptions
 from loaderdoctor.errors import UsageError
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import samples

@@ -7,9 +7,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from loaderdoctor.instrument.counters import CpuRecord
-from loaderdoctor.instrument.protocol import FetchRecord, WindowDone
-from loaderdoctor.report.first_screen import SLOW_START
+from loaderdoctor.instrument.wire.counters import CpuRecord
+from loaderdoctor.instrument.wire.protocol import FetchRecord, WindowDone
+from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import AS_IS
 from loaderdoctor.sweep.outcome import Options, Outcome

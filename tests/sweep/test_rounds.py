@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.instrument.bench import BenchLike
+from loaderdoctor.instrument.command.script_run import BenchLike
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import asked_trials, default_trials
+from loaderdoctor.sweep.measurements import MEMORY_READINGS
 from loaderdoctor.sweep.outcome import Options, Progress
 from loaderdoctor.sweep.rounds import Sweep
-from loaderdoctor.sweep.visits import MEMORY_READINGS
 from tests.sweep.simulator import SimulatedBench, Truth, observed
 from tests.sweep.sweeping import OWN, all_the_same, swept, timed, workers_help
 

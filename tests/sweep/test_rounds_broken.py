@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from loaderdoctor.instrument.protocol import SafetyRecord
+from loaderdoctor.instrument.wire.protocol import SafetyRecord
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import withheld
 from loaderdoctor.sweep.grid import asked_trials, default_trials
+from loaderdoctor.sweep.measurements import RERUN
 from loaderdoctor.sweep.outcome import Options
 from loaderdoctor.sweep.rounds import Sweep
-from loaderdoctor.sweep.visits import RERUN
 from tests.sweep.simulator import SimulatedBench, Truth, observed
 from tests.sweep.sweeping import OWN, all_the_same, swept, workers_help
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from loaderdoctor.cluster.hardware import Hardware
-from loaderdoctor.commands.sweep_plan import SweepOptions
+from loaderdoctor.commands.sweep.plan import SweepOptions
 from loaderdoctor.errors import UsageError
-from loaderdoctor.instrument.protocol import WindowDone
+from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.outcome import Options

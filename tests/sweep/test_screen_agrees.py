@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from loaderdoctor.findings.model import Prediction
 from loaderdoctor.report.build import build_report
-from loaderdoctor.report.console import console_text
+from loaderdoctor.report.console.console import console_text
 from loaderdoctor.report.model import Report
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import recommendations, verdict_of_sweep

@@ -15,9 +15,8 @@ from markupsafe import Markup
 
 from loaderdoctor.attribution.series import SampleTimes, WaitSeries
 from loaderdoctor.attribution.timeline import StepTimeline
-from loaderdoctor.report import format as fmt
-from loaderdoctor.report.bars import ORDER
-from loaderdoctor.report.console_tables import is_clear, trial_mark
+from loaderdoctor.report.console.bars import ORDER
+from loaderdoctor.report.console.tables import is_clear, trial_mark
 from loaderdoctor.report.html.extras import HtmlExtras, Prediction, TracedSteps
 from loaderdoctor.report.html.subjects import (
     NO_PREFETCH,
@@ -29,6 +28,7 @@ from loaderdoctor.report.html.subjects import (
     workers_by_prefetch,
 )
 from loaderdoctor.report.model import GpuBusy, Report, Trial
+from loaderdoctor.report.words import format as fmt
 
 # What the colours of a timeline mean, by the page's name for each.
 DOING_WORDS = {

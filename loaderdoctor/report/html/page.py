@@ -11,13 +11,19 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from loaderdoctor import __version__
-from loaderdoctor.report import format as fmt
-from loaderdoctor.report import gpu, machines
-from loaderdoctor.report.bars import LOOKS, ORDER
+from loaderdoctor.report import gpu
 from loaderdoctor.report.changes import Change, changes_of, nothing_helps, vocabulary
-from loaderdoctor.report.console_tables import by_speed, table_key, trial_columns, trial_mark
+from loaderdoctor.report.console.bars import LOOKS, ORDER
+from loaderdoctor.report.console.tables import by_speed, table_key, trial_columns, trial_mark
 from loaderdoctor.report.files import RunFolder, write_bytes
-from loaderdoctor.report.first_screen import (
+from loaderdoctor.report.html.extras import HtmlExtras
+from loaderdoctor.report.html.figures import Table, charts_of
+from loaderdoctor.report.model import Report
+from loaderdoctor.report.ranks import outliers_first, rank_columns
+from loaderdoctor.report.words import format as fmt
+from loaderdoctor.report.words import machines
+from loaderdoctor.report.words.fastest_not_advised import leader_not_advised
+from loaderdoctor.report.words.first_screen import (
     WhatIf,
     evidence_words,
     other_loader_sentences,
@@ -25,13 +31,8 @@ from loaderdoctor.report.first_screen import (
     what_if,
     what_if_notes,
 )
-from loaderdoctor.report.headline import headline
-from loaderdoctor.report.html.extras import HtmlExtras
-from loaderdoctor.report.html.figures import Table, charts_of
-from loaderdoctor.report.leading import leader_not_advised
-from loaderdoctor.report.model import Report
-from loaderdoctor.report.ranks import outliers_first, rank_columns
-from loaderdoctor.report.summary import meaning
+from loaderdoctor.report.words.headline import headline
+from loaderdoctor.report.words.summary import meaning
 
 NAME = "report.html"
 _TEMPLATE = "report.html.j2"

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from loaderdoctor.report import format as fmt
+from loaderdoctor.report.words import format as fmt
 
 DPI = 120
 _ROW = 0.3  # inches of height for one bar

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.sweep.presets.figures import Change, Figures
 from loaderdoctor.sweep.presets.judge import faster, is_lower, not_testable, slower
 from loaderdoctor.sweep.presets.model import Claim, Judged, Preset, Published, Row

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.instrument.wire.protocol import Observed
 
 if TYPE_CHECKING:
     from loaderdoctor.sweep.presets.figures import Figures

@@ -6,7 +6,7 @@ operations, and batches trimmed to their longest, are options of the recipe `tok
 
 from __future__ import annotations
 
-from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.judge import all_hold, faster, not_testable, unchanged
 from loaderdoctor.sweep.presets.model import Claim, Judged, Preset, Row

@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from loaderdoctor.errors import UsageError
-from loaderdoctor.instrument.bench import Target as Script
-from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.instrument.command.script_run import Target as Script
+from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings, invalid_reason
 from loaderdoctor.sweep import by_script
 from loaderdoctor.sweep.by_script import Means

@@ -6,7 +6,7 @@ Each is run a second time without sampling the process tree's memory, to show wh
 
 from __future__ import annotations
 
-from loaderdoctor.instrument.protocol import Observed
+from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.judge import all_hold, faster, grows, mean_change, slower, unchanged
 from loaderdoctor.sweep.presets.model import Claim, Judged, Preset, Row

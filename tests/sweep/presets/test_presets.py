@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from loaderdoctor.errors import UsageError
-from loaderdoctor.instrument.bench import Target as Script
-from loaderdoctor.instrument.protocol import Observed, WindowDone
-from loaderdoctor.report.console import console_text
+from loaderdoctor.instrument.command.script_run import Target as Script
+from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
+from loaderdoctor.report.console.console import console_text
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.outcome import Options

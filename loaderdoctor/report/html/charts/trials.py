@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from loaderdoctor.report import format as fmt
-from loaderdoctor.report.bars import ORDER
-from loaderdoctor.report.console_tables import UNCLEAR, is_clear
+from loaderdoctor.report.console.bars import ORDER
+from loaderdoctor.report.console.tables import UNCLEAR, is_clear
 from loaderdoctor.report.html.charts.canvas import (
     Line,
     Rectangle,
@@ -24,6 +23,7 @@ from loaderdoctor.report.html.charts.canvas import (
 from loaderdoctor.report.html.extras import Prediction
 from loaderdoctor.report.html.subjects import NO_PREFETCH, Bar, Grid
 from loaderdoctor.report.model import Interval
+from loaderdoctor.report.words import format as fmt
 
 GIB = 2**30
 

@@ -1,0 +1,180 @@
+"""The user's own lines, changed: a DataLoader call with other settings, a copy made non-blocking.
+
+Works on the text of a call as it was recorded: one line or several, perhaps indented, perhaps a
+fragment of a larger statement. Only the arguments named are touched; the rest stays as written,
+comments and layout included. What can't be edited safely comes back as a hint, never as a guess.
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from dataclasses import dataclass
+
+from loaderdoctor.advice.call_edit import CannotEdit, calls, literal, parsed_call, with_arguments
+from loaderdoctor.settings import Settings, Value
+
+# Positional parameters in order: torch.utils.data.DataLoader (torch 2.6 to 2.14, what follows is
+# keyword-only), Tensor.cuda and Tensor.copy_. Tensor.to has too many signatures to name them.
+_LOADER_PARAMETERS = (
+    "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn",
+    "pin_memory", "drop_last", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
+)  # fmt: skip
+_TRANSFER_PARAMETERS = {
+    "to": (),
+    "cuda": ("device", "non_blocking"),
+    "copy_": ("src", "non_blocking"),
+}
+_TRANSFER_HINT = {
+    "to": "batch = batch.to(device, non_blocking=True)",
+    "cuda": "batch = batch.cuda(non_blocking=True)",
+    "copy_": "target.copy_(batch, non_blocking=True)",
+}
+# Axes that are arguments of DataLoader: the argument's name and torch's default.
+_ARGUMENTS: dict[str, tuple[str, Value]] = {
+    "num_workers": ("num_workers", 0),
+    "prefetch_factor": ("prefetch_factor", None),
+    "persistent_workers": ("persistent_workers", False),
+    "pin_memory": ("pin_memory", False),
+    "in_order": ("in_order", True),
+    "start_method": ("multiprocessing_context", None),
+    "batch_size": ("batch_size", 1),
+}
+_DEFAULTS: dict[str, Value] = {**dict(_ARGUMENTS.values()), "timeout": 0}
+# What torch takes at num_workers=0: with anything else it raises, if only at the first batch.
+_WITHOUT_WORKERS: dict[str, Value] = {
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "multiprocessing_context": None,
+    "timeout": 0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeEdit:
+    """A change of source. `before` is None where only a hint could be given."""
+
+    before: str | None
+    after: str
+    note: str | None = None  # what the user must check by hand
+
+    @property
+    def exact(self) -> bool:
+        """Whether `after` is the user's own code, changed; else it is a hint."""
+        return self.before is not None
+
+    def diff(self) -> str:
+        """Both as `- old` and `+ new` lines, unchanged lines once; a hint as `+` lines only."""
+        old = self.before.splitlines() if self.before is not None else []
+        new = self.after.splitlines()
+        shorter = min(len(old), len(new))
+        head = next((i for i in range(shorter) if old[i] != new[i]), shorter)
+        tail = next(
+            (i for i in range(shorter - head) if old[-1 - i] != new[-1 - i]), shorter - head
+        )
+        return "\n".join(
+            [f"  {x}" for x in old[:head]]
+            + [f"- {x}" for x in old[head : len(old) - tail]]
+            + [f"+ {x}" for x in new[head : len(new) - tail]]
+            + [f"  {x}" for x in old[len(old) - tail :]]
+        )
+
+
+def loader_arguments(changes: Settings) -> dict[str, Value]:
+    """The DataLoader arguments that these settings set; axes that are no argument are left out.
+
+    At num_workers=0 those that torch accepts with workers only are reset.
+    """
+    changed = {k: v for k, v in changes.changed().items() if k in _ARGUMENTS}
+    arguments = {_ARGUMENTS[name][0]: value for name, value in changed.items()}
+    return {**arguments, **(_WITHOUT_WORKERS if changed.get("num_workers") == 0 else {})}
+
+
+def edit_loader_call(code: str | None, changes: Settings, *, index: int = 0) -> CodeEdit:
+    """The DataLoader call in `code` with the arguments of `changes` replaced or added.
+
+    `index` counts the calls where one line builds several. A call that can't be found, parsed or
+    safely changed gives `DataLoader(..., num_workers=6)` as a hint, with the reason in `note`.
+    """
+    arguments = loader_arguments(changes)
+    if code is None or not code.strip():
+        return _loader_hint(arguments, None)
+    source = textwrap.dedent(code).strip("\n")
+    span = loader_call(source, index)
+    if span is None:
+        return _loader_hint(arguments, "the call was not found in the source line")
+    start, end = span
+    parameters = _LOADER_PARAMETERS if source[start:end].startswith("DataLoader") else ()
+    try:
+        text, notes = with_arguments(
+            source[start:end], arguments, parameters=parameters, defaults=_DEFAULTS
+        )
+    except CannotEdit as why:
+        return _loader_hint(arguments, str(why))
+    after = source[:start] + text + source[end:]
+    return CodeEdit(before=source, after=after, note="; ".join(notes) or None)
+
+
+def edit_transfer(code: str | None, call: str = "to") -> CodeEdit:
+    """Every `.to(…)`, `.cuda(…)` or `.copy_(…)` in a line, with non_blocking=True.
+
+    Casts such as `.to(torch.float32)` stay as they are. A line without such a call gives a hint.
+    """
+    hint = CodeEdit(before=None, after=_TRANSFER_HINT.get(call, _TRANSFER_HINT["to"]))
+    if code is None or not code.strip():
+        return hint
+    source = textwrap.dedent(code).strip("\n")
+    text = source
+    # From the last call to the first, found anew each time: an edit moves what comes after it.
+    for i in reversed(range(len(calls(source)))):
+        name, start, end = calls(text)[i]
+        if name != call or start == 0 or text[:start].rstrip()[-1:] != ".":
+            continue
+        if call == "to" and _is_no_transfer(text[start:end]):
+            continue
+        try:
+            edited, _ = with_arguments(
+                text[start:end],
+                {"non_blocking": True},
+                parameters=_TRANSFER_PARAMETERS[call],
+                defaults={"non_blocking": False},
+            )
+        except CannotEdit:
+            continue
+        text = text[:start] + edited + text[end:]
+    return CodeEdit(before=source, after=text) if text != source else hint
+
+
+def loader_call(source: str, index: int) -> tuple[int, int] | None:
+    """Where the DataLoader call stands: by name, else a call of some loader class or function."""
+    found = calls(source)
+    for fits in (
+        lambda name, text: name.endswith("DataLoader"),
+        lambda name, text: "loader" in name.lower(),
+        lambda name, text: "num_workers=" in text or "batch_size=" in text,
+    ):
+        spans = [(start, end) for name, start, end in found if fits(name, source[start:end])]
+        if spans:
+            return spans[min(index, len(spans) - 1)]
+    return None
+
+
+def _is_no_transfer(call: str) -> bool:
+    """Whether a `.to(…)` only casts, or already carries a positional non_blocking."""
+    node = parsed_call(call)
+    if node is None or not node.args:
+        return node is None or not any(k.arg in ("device", None) for k in node.keywords)
+    first, last = node.args[0], node.args[-1]
+    casts = (
+        len(node.args) == 1
+        and isinstance(first, ast.Attribute)
+        and isinstance(first.value, ast.Name)
+        and first.value.id in ("torch", "np", "numpy")
+    )
+    return casts or (isinstance(last, ast.Constant) and isinstance(last.value, bool))
+
+
+def _loader_hint(arguments: dict[str, Value], note: str | None) -> CodeEdit:
+    shown = {k: v for k, v in arguments.items() if v is not None or k not in _DEFAULTS}
+    text = ", ".join(f"{k}={literal(v)}" for k, v in shown.items())
+    return CodeEdit(before=None, after=f"DataLoader(..., {text})", note=note)

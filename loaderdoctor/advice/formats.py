@@ -1,0 +1,203 @@
+"""Formats that datasets convert for each sample: how each is recognised, and what to do instead.
+
+A look is judged by the innermost Python function it fell on, where that is a library's; where it is
+the user's own line (or torch's or the standard library's, called from it), by the line's text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from loaderdoctor.advice import snippets
+from loaderdoctor.facts.evidence import Leaf, LineSpot
+from loaderdoctor.instrument.wire.protocol import LoaderRecord, StoreRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One kind of conversion."""
+
+    name: str  # as in the finding's evidence
+    leaf: str  # pattern of "file:function" of a library
+    code: str  # pattern of a line of the user's
+    stores: tuple[str, ...]  # kinds of StoreRecord it starts from
+    what: str  # "…% of making a batch is <what>"
+    instead: str  # a sentence
+    title: str
+    example: str
+    caution: str | None = None
+
+
+FORMATS: tuple[Format, ...] = (
+    Format(
+        name="text",
+        leaf=r"/(json/(decoder|__init__)|ast|csv|_strptime|tokenize)\.py:|/numpy/lib/_npyio_impl\.py:",
+        code=r"\bjson\.loads?\(|literal_eval\(|\.split\(\s*(\)|['\"])|csv\.(reader|DictReader)|fromstring\("
+        r"|strptime\(|loadtxt\(|genfromtxt\(|(orjson|ujson)\.loads\(|\bre\.\w+\(",
+        stores=("list",),
+        what="parsing text for each sample",
+        instead="Parse once, ahead of training, and store the numbers as an array.",
+        title="Parse the text once and store arrays",
+        example=snippets.PARSED,
+    ),
+    Format(
+        name="pandas-rows",
+        leaf=r"/pandas/",
+        code=r"\.(iloc|loc|iat|at)\[|\.(iterrows|itertuples)\(",
+        stores=("frame",),
+        what="taking single rows out of a pandas frame, each of which becomes a Series first",
+        instead="Make one array of the columns ahead of training and index that.",
+        title="Make arrays of the frame's columns once",
+        example=snippets.COLUMNS,
+    ),
+    Format(
+        name="h5py",
+        leaf=r"/h5py/",
+        code=r"h5py\.File\(",
+        stores=("h5py",),
+        what="reading samples one at a time through h5py, whose every access parses a selection",
+        instead="Read a batch's rows in one access, or the whole array once where it fits.",
+        title="Read whole batches from the HDF5 file",
+        example=snippets.H5PY,
+        caution="Open the file in the worker, at its first batch: forked workers can't share it.",
+    ),
+    Format(
+        name="arrow",
+        leaf=r"-packages/(datasets|pyarrow)/",
+        code=r"\.(to_pylist|as_py|to_pandas|to_pydict)\(",
+        stores=("arrow",),
+        what="turning Arrow values into Python objects and these into tensors",
+        instead="Take the columns as arrays once, ahead of training, and index those.",
+        title="Take arrays from the Arrow columns once",
+        example=snippets.ARROW,
+    ),
+    Format(
+        name="pil-round-trip",
+        leaf=r"/PIL/Image\.py:|/torchvision/transforms/.*"
+        r":.*(to_tensor|pil_to_tensor|to_pil_image|to_image|ToTensor|PILToTensor|ToPILImage|ToImage)",
+        code=r"\bfromarray\(|ToTensor\(\)|\bto_tensor\(|pil_to_tensor\(|to_pil_image\(",
+        stores=("array", "tensor"),
+        what="a round trip of each sample through PIL: an array becomes an image, and that a "
+        "tensor again",
+        instead="Index the array for a whole batch and normalise that, without PIL between.",
+        title="Make batches straight from the array, without PIL between",
+        example=snippets.FROM_ARRAY,
+        caution="Random transforms that need PIL images stay as they are: "
+        "torchvision.transforms.v2 does most of them on tensors.",
+    ),
+    Format(
+        name="python-lists",
+        leaf=r"$^",
+        code=r"torch\.(tensor|as_tensor|FloatTensor|LongTensor|IntTensor|DoubleTensor)\("
+        r"|\b(np|numpy)\.(array|asarray|stack)\(|\.tolist\(",
+        stores=("list",),
+        what="making arrays of Python lists, value by value",
+        instead="Make one array of all of them ahead of training and index that.",
+        title="Store arrays instead of Python lists",
+        example=snippets.FORMAT,
+    ),
+)
+# What makes of an array a PIL image: without it, ToTensor is the end of decoding, no round trip.
+_TO_PIL = re.compile(r"\bfromarray|to_pil_image|ToPILImage|frombuffer|frombytes")
+# Whose values come as Python lists.
+_MAKE_LISTS = tuple(f for f in FORMATS if f.name in ("text", "arrow"))
+_OTHER_PACKAGE = re.compile(r"-packages/(?!(torch|numpy)/)")
+MIN_IMAGE_DIMENSIONS = 3  # samples, height, width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converting:
+    """One format and the looks that fell on it; the lines carry those looks only."""
+
+    format: Format
+    spots: tuple[LineSpot, ...]  # costliest first
+    store: StoreRecord | None  # what it starts from, where known
+
+    @property
+    def share(self) -> float:
+        """Of making a batch."""
+        return sum(x.share for x in self.spots)
+
+
+def conversion(lines: Iterable[LineSpot], loader: LoaderRecord | None) -> Converting | None:
+    """The format that takes most; None where no line converts.
+
+    Python lists that come out of another format (JSON, Arrow) are a part of that conversion.
+    """
+    spots = tuple(lines)
+    found = {f.name: c for f in FORMATS if (c := _converting(f, spots, loader)) is not None}
+    lists = found.get("python-lists")
+    made_by = [c for form in _MAKE_LISTS if (c := found.get(form.name)) is not None]
+    if lists is not None and made_by:
+        source = max(made_by, key=lambda c: c.share)
+        both = tuple(sorted((*source.spots, *lists.spots), key=lambda x: -x.share))
+        found[source.format.name] = replace(source, spots=both)
+    elif lists is not None:
+        # Looks seldom fall within such a library (it keeps the interpreter), the store tells it.
+        for form in _MAKE_LISTS:
+            store = next((s for s in (loader.stores if loader else ()) if _holds(form, s)), None)
+            if store is not None:
+                found[form.name] = Converting(format=form, spots=lists.spots, store=store)
+                del found[lists.format.name]
+                break
+    return max(found.values(), key=lambda c: c.share, default=None)
+
+
+def _holds(form: Format, store: StoreRecord) -> bool:
+    """Whether a store can only hold that format: of a list, text alone is known."""
+    return store.kind in form.stores and (store.kind != "list" or store.entry == "str")
+
+
+def format_named(name: object) -> Format | None:
+    """By the name in a finding's evidence."""
+    return next((f for f in FORMATS if f.name == name), None)
+
+
+def _converting(
+    form: Format, lines: tuple[LineSpot, ...], loader: LoaderRecord | None
+) -> Converting | None:
+    counts = [(spot, _looks_at(form, spot)) for spot in lines]
+    spots = [replace(spot, n_looks=n) for spot, n in counts if n]
+    stores = loader.stores if loader is not None else ()
+    store = next((s for s in stores if s.kind in form.stores), None)
+    if form.name == "pil-round-trip":
+        store = next((s for s in stores if _is_images(s)), None)
+        if store is None and not any(_makes_pil(spot) for spot in spots):
+            return None
+    if not spots:
+        return None
+    spots.sort(key=lambda x: -x.share)
+    return Converting(format=form, spots=tuple(spots), store=store)
+
+
+def _looks_at(form: Format, spot: LineSpot) -> int:
+    """How many of a line's looks fell on this format."""
+    if not spot.leaves:  # not recorded: the line itself is all there is
+        return spot.n_looks if _format_of(spot, None) is form else 0
+    return sum(leaf.n_looks for leaf in spot.leaves if _format_of(spot, leaf) is form)
+
+
+def _format_of(spot: LineSpot, leaf: Leaf | None) -> Format | None:
+    """The one format a look counts for: the library's it was in, else the line's own."""
+    places = [f"{leaf.file}:{leaf.function}"] if leaf is not None else []
+    for place in (*places, f"{spot.file}:{spot.function}"):
+        path = place.replace("\\", "/")
+        for form in FORMATS:
+            if re.search(form.leaf, path):
+                return form
+        if _OTHER_PACKAGE.search(path) and path.rpartition(":")[0] != spot.file.replace("\\", "/"):
+            return None  # in a library that converts nothing: decoding, normalising
+    code = spot.code or ""
+    return next((form for form in FORMATS if re.search(form.code, code)), None)
+
+
+def _makes_pil(spot: LineSpot) -> bool:
+    return any(
+        _TO_PIL.search(x) for x in (spot.code or "", *(leaf.function for leaf in spot.leaves))
+    )
+
+
+def _is_images(store: StoreRecord) -> bool:
+    return store.kind in ("array", "tensor") and len(store.shape) >= MIN_IMAGE_DIMENSIONS

@@ -1,0 +1,209 @@
+"""Findings that no setting answers -> the code to change, with an example and the most it gains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from loaderdoctor.advice import snippets
+from loaderdoctor.advice.formats import format_named
+from loaderdoctor.advice.plan import CodeAdvice, PredictedFrom
+from loaderdoctor.advice.worked import from_array
+from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.findings.rules.batch_making import LARGE_BATCH_BYTES
+from loaderdoctor.findings.rules.capacity import by_ablation, reachable_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What to change in the code for one kind of finding."""
+
+    title: str
+    example: str
+    caution: str | None = None
+
+
+CHANGES: Mapping[Kind, Change] = {
+    Kind.OVERHEAD_BOUND_LOADER: Change(
+        title="Slice whole batches out of memory instead of fetching sample by sample",
+        example=snippets.SLICING,
+    ),
+    Kind.WIDE_DTYPE_COPY: Change(
+        title="Send uint8 and normalise on the device",
+        example=snippets.UINT8,
+        caution="Only where the images were 8-bit before the dataset made floats of them.",
+    ),
+    Kind.ITERATOR_RECREATED: Change(
+        title="Make the iterator once per epoch", example=snippets.ITERATOR
+    ),
+    Kind.THREAD_OVERSUBSCRIPTION: Change(
+        title="Give every worker one library thread", example=snippets.WORKER_THREADS
+    ),
+    Kind.IDLE_WORKERS: Change(
+        title="Split the stream between the workers",
+        example=snippets.SHARDS,
+        caution="Needs at least as many shards as workers.",
+    ),
+    Kind.SAMPLER_BOUND: Change(
+        title="Compute the indices of an epoch in one call",
+        example=snippets.SAMPLER,
+        caution="The example draws a plain shuffle. Keep what your sampler draws, or training "
+        "changes: torch.multinomial(weights, n, replacement=True) for weighted draws.",
+    ),
+    Kind.COLLATE_BOUND: Change(
+        title="Do per-sample work once, ahead of training", example=snippets.COLLATE
+    ),
+    Kind.WORKERS_SHARE_A_CORE: Change(
+        title="Give the workers all CPUs again", example=snippets.AFFINITY
+    ),
+    Kind.PIN_INEFFECTIVE: Change(
+        title="Teach the batch class to pin itself", example=snippets.PIN_METHOD
+    ),
+    Kind.BATCH_PAGE_FAULTS: Change(
+        title="Let the workers write into shared tensors that are used again",
+        example=snippets.SHARED_RING,
+        caution="With fork as the start method only. A batch is overwritten once the loop has "
+        "taken two more: keep no reference to it.",
+    ),
+    Kind.MANY_SMALL_COPIES: Change(
+        title="Copy one packed tensor instead of many small ones", example=snippets.PACKED
+    ),
+    Kind.SYNC_EVERY_STEP: Change(
+        title="Keep the loss on the device, read it rarely", example=snippets.NO_SYNC
+    ),
+    Kind.LAUNCH_BOUND: Change(
+        title="Launch less: CUDA graphs, fused optimizers, a bigger batch",
+        example=snippets.LAUNCHES,
+        caution="A bigger batch changes training: warm the learning rate up.",
+    ),
+    Kind.WORK_BETWEEN_STEPS: Change(
+        title="Move the loop's own work into the workers, or do it rarely",
+        example=snippets.BETWEEN_STEPS,
+    ),
+    Kind.CPU_SATURATED_WORKERS: Change(
+        title="Move transforms from the workers to the device",
+        example=snippets.ON_DEVICE,
+        caution="A crop or flip drawn for a batch is the same for all its images.",
+    ),
+    Kind.MANY_SMALL_FILES: Change(
+        title="Pack the samples into a few large files", example=snippets.PACK_FILES
+    ),
+    Kind.COLD_STORAGE: Change(
+        title="Bring the data to fast storage before training",
+        example=snippets.WARM_COPY,
+        caution="Memory that holds the data is not there for the page cache.",
+    ),
+    Kind.DATA_PARALLEL: Change(
+        title="Train with a process for each GPU",
+        example=snippets.DISTRIBUTED,
+        caution="Batch norms then see each GPU's own batch, as they do under DataParallel.",
+    ),
+    Kind.TF32_OFF: Change(
+        title="Let float32 matrix products use TF32",
+        example=snippets.TF32,
+        caution="Changes numerics: inputs are rounded to 10 bits of mantissa.",
+    ),
+    Kind.GRAD_NOT_SET_TO_NONE: Change(
+        title="Drop gradients instead of filling them with zeros",
+        example=snippets.ZERO_GRAD,
+        caution="Code that reads .grad before the backward pass finds None.",
+    ),
+    Kind.CUDNN_BENCHMARK_OFF: Change(
+        title="Let cuDNN time its algorithms",
+        example=snippets.AUTOTUNER,
+        caution="Changes numerics a little, and slows down where shapes vary.",
+    ),
+    Kind.BIAS_BEFORE_BATCHNORM: Change(
+        title="Leave the bias out before a batch norm",
+        example=snippets.NO_BIAS,
+        caution="Checkpoints with those biases then need strict=False to load.",
+    ),
+}
+
+
+KEPT_BATCHES = Change(
+    title="Collate once, and keep the batches",
+    example=snippets.KEPT_BATCHES,
+    caution="The same samples stay together in every epoch, random transforms are drawn once, and "
+    "memory holds all batches.",
+)
+FEWER_BYTES = Change(
+    title="Hand over half the bytes, and widen them behind the copy",
+    example=snippets.FEWER_BYTES,
+    caution="float16 keeps three digits, up to 65,504; uint8 loses nothing of 8-bit data.",
+)
+
+
+def _change(finding: Finding, facts: Facts) -> Change | None:
+    """By the kind, and of conversions by the format that was recognised."""
+    library = finding.evidence.get("collate_library")
+    of_torch = finding.evidence.get("collate") == "default_collate" or library == "torch"
+    if finding.kind is Kind.COLLATE_BOUND and library is not None and not of_torch:
+        return KEPT_BATCHES
+    if finding.kind is Kind.COLLATE_BOUND and of_torch:
+        n_bytes = finding.evidence.get("batch_bytes")
+        large = isinstance(n_bytes, int | float) and n_bytes >= LARGE_BATCH_BYTES
+        return FEWER_BYTES if large else CHANGES[Kind.OVERHEAD_BOUND_LOADER]
+    if finding.kind is not Kind.DATASET_FORMAT_BOUND:
+        return CHANGES.get(finding.kind)
+    form = format_named(finding.evidence.get("format"))
+    if form is None:
+        return None
+    of_images = form.name == "pil-round-trip"
+    return Change(
+        title=form.title,
+        example=from_array(facts.main_loader) if of_images else form.example,
+        caution=form.caution,
+    )
+
+
+# Their share is of the step's own work, which no ablation touches.
+_COMPUTING = (Kind.TF32_OFF, Kind.GRAD_NOT_SET_TO_NONE)
+
+
+def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, ...]:
+    """A change of code for each finding that has one, in the findings' order.
+
+    The bound is what the finding explains of the step: from ablation where it ran, else from the
+    trace. More can't be gained by it, nor more than all CPUs together can do.
+    """
+    measured = by_ablation(facts)
+    on_device = facts.machine is not None and facts.machine.device_name is not None
+    out = []
+    for finding in findings:
+        change = _change(finding, facts)
+        if change is None:
+            continue
+        if finding.kind is Kind.CPU_SATURATED_WORKERS and not (measured and on_device):
+            continue  # only where ready batches proved that the CPU is the limit
+        if finding.evidence.get("threads_of") == "loop":
+            continue  # a setting answers it
+        bound_ms = _bound_ms(finding, facts)
+        computing = finding.kind in _COMPUTING
+        source: PredictedFrom = "ablation" if measured and not computing else "trace"
+        out.append(
+            CodeAdvice(
+                kind=finding.kind,
+                title=change.title,
+                example=change.example,
+                bound_ms=bound_ms,
+                predicted_from=source if bound_ms is not None else None,
+                caution=change.caution,
+            )
+        )
+    return tuple(out)
+
+
+def _bound_ms(finding: Finding, facts: Facts) -> float | None:
+    """The most of a step that the change may save; None where the finding has no share of it."""
+    if finding.share is None or facts.step_ms is None:
+        return None
+    bound_ms = finding.share * facts.step_ms
+    reachable, machine = reachable_ms(facts), facts.machine
+    if finding.kind is not Kind.WORKERS_SHARE_A_CORE or reachable is None or machine is None:
+        return bound_ms
+    shared = {core for one in facts.workers.cores for core in one} if facts.workers else ()
+    if machine.usable_cpus > len(shared):  # else nothing tells how many CPUs there would be
+        bound_ms = min(bound_ms, max(0.0, facts.step_ms - reachable))
+    return bound_ms

@@ -1,0 +1,160 @@
+"""Findings -> what to do about them: settings to try, in the order of what they should gain.
+
+A prediction is arithmetic on what was measured (`max(rest of the step, batch cost / workers)`), to
+order the trials; what is recommended in the end is what the trials measure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from loaderdoctor.advice.lines import code_advice
+from loaderdoctor.advice.plan import Candidate, CodeAdvice, Prescription, Withheld
+from loaderdoctor.advice.proposal import edits_for, has_accelerator
+from loaderdoctor.advice.propose_copies import copying, resident
+from loaderdoctor.advice.propose_data import in_code, withheld_in_code
+from loaderdoctor.advice.propose_pool import (
+    background_thread,
+    fewer_workers,
+    kept_workers,
+    more_workers,
+    other_order,
+)
+from loaderdoctor.advice.propose_threads import fewer_threads
+from loaderdoctor.advice.routes import routes
+from loaderdoctor.advice.safety import why_unsafe
+from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.findings.model import Finding
+from loaderdoctor.findings.rules.capacity import batch_ms, rest_ms
+from loaderdoctor.settings import Settings, invalid_reason
+
+# More are not tried within a budget anyway: each costs several windows.
+MAX_CANDIDATES = 8
+# Settings that make no other kind of change of one.
+_VARIATIONS = frozenset({"persistent_workers"})
+
+
+def prescribe(facts: Facts, findings: Iterable[Finding]) -> Prescription:
+    """The whole prescription: safe candidates, what was withheld, and advice on code."""
+    found = tuple(findings)
+    tried = candidates(facts, found)
+    unsafe = withheld(facts, tried)
+    bad = {w.settings for w in unsafe}
+    loader = facts.main_loader
+    ways: tuple[CodeAdvice, ...] = ()
+    code: list[Candidate] = []
+    if loader is not None and loader.kind != "foreign" and found:
+        by_kind = {f.kind: f for f in found}
+        ways = routes(facts)
+        code = in_code(facts, loader, by_kind, ways)
+        unsafe = (*unsafe, *withheld_in_code(facts, loader, by_kind))
+    return Prescription(
+        candidates=(*(c for c in tried if c.settings not in bad), *code),
+        withheld=unsafe,
+        advice=code_advice(facts, found),
+        routes=ways,
+        draws=loader.draws if loader is not None else (),
+    )
+
+
+def candidates(facts: Facts, findings: Iterable[Finding]) -> tuple[Candidate, ...]:
+    """Settings worth trying, best prediction first; empty where nothing is worth changing.
+
+    Variants of one kind of change (another number of workers) come after the best of each kind.
+
+    Only for loaders that were seen in a run: a trace alone has no settings to change. Never what
+    the user has already. Safety is not looked at here: see `withheld`.
+    """
+    loader = facts.main_loader
+    found = {f.kind: f for f in findings}
+    if loader is None:
+        return ()
+    threads = fewer_threads(facts, loader, found)
+    if loader.kind == "foreign" or not found:
+        return tuple(threads)  # what needs nothing of the loader
+    pool = more_workers(facts, loader, found)
+    sent = copying(facts, loader, found)
+    everything = [
+        *_both(pool, sent, facts),
+        *pool,
+        *sent,
+        *kept_workers(facts, loader, found),
+        *other_order(facts, loader, found),
+        *resident(facts, loader, found),
+        *background_thread(facts, loader, found),
+        *fewer_workers(facts, loader, found),
+        *threads,
+    ]
+    unique: dict[Settings, Candidate] = {}
+    for candidate in everything:
+        whole = _whole(candidate.settings, loader.settings)
+        if invalid_reason(whole, has_accelerator=has_accelerator(facts)) is None:
+            unique.setdefault(candidate.settings, candidate)
+    ranked = sorted(
+        unique.values(),
+        key=lambda c: math.inf if c.predicted_step_ms is None else c.predicted_step_ms,
+    )
+    return tuple(_each_kind_first(ranked)[:MAX_CANDIDATES])
+
+
+def _each_kind_first(ranked: list[Candidate]) -> list[Candidate]:
+    """The best of each kind of change before variants of it: time may not suffice for all."""
+    seen: set[frozenset[str]] = set()
+    first: list[Candidate] = []
+    others: list[Candidate] = []
+    for candidate in ranked:
+        kind = frozenset(candidate.settings.changed()) - _VARIATIONS
+        (others if kind in seen else first).append(candidate)
+        seen.add(kind)
+    return first + others
+
+
+def withheld(facts: Facts, proposed: Iterable[Candidate]) -> tuple[Withheld, ...]:
+    """Those of the candidates that would break the user's run, each with the reason."""
+    out: list[Withheld] = []
+    for candidate in proposed:
+        unsafe = why_unsafe(facts, candidate.settings)
+        if unsafe is not None:
+            setting, reason = unsafe
+            out.append(Withheld(setting=setting, settings=candidate.settings, reason=reason))
+    return tuple(out)
+
+
+def _whole(changes: Settings, have: Settings) -> Settings:
+    """The complete settings of a trial: at 0 workers the user's worker-only axes fall away."""
+    whole = changes.over(have)
+    if whole.num_workers:
+        return whole
+    return replace(whole, prefetch_factor=None, persistent_workers=None, start_method=None)
+
+
+def _both(pool: list[Candidate], sent: list[Candidate], facts: Facts) -> list[Candidate]:
+    """The best pool with the best copy, where both cost something."""
+    step_ms = facts.step_ms
+    if not pool or not sent or step_ms is None:
+        return []
+    workers = min(pool, key=lambda c: (c.predicted_step_ms or math.inf, -_count(c)))
+    copy = min(sent, key=lambda c: c.predicted_step_ms or math.inf)
+    rest, saved = rest_ms(facts), step_ms - (copy.predicted_step_ms or step_ms)
+    predicted = None
+    if rest is not None and workers.predicted_step_ms is not None:
+        batch = batch_ms(facts) or 0.0
+        predicted = max(rest - saved, batch / max(1, _count(workers)))
+    return [
+        replace(
+            workers,
+            settings=copy.settings.over(workers.settings),
+            kinds=(*workers.kinds, *copy.kinds),
+            predicted_step_ms=predicted,
+            prediction=f"{workers.prediction}, and {copy.prediction}",
+            edits=edits_for(facts, copy.settings.over(workers.settings)),
+            caution=" ".join(x for x in (workers.caution, copy.caution) if x) or None,
+            live=workers.live and copy.live,
+        )
+    ]
+
+
+def _count(candidate: Candidate) -> int:
+    return candidate.settings.num_workers or 0

@@ -1,0 +1,116 @@
+"""One candidate: what differs from the user's own settings, the lines to write, the prediction."""
+
+from __future__ import annotations
+
+from loaderdoctor.advice.axis_code import axis_code
+from loaderdoctor.advice.code import CodeEdit, edit_loader_call, edit_transfer, loader_arguments
+from loaderdoctor.advice.framework_code import edit_framework_call
+from loaderdoctor.advice.plan import Candidate
+from loaderdoctor.advice.snippets import BACKGROUND, RESIDENT, SIDE_STREAM
+from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.findings.model import Kind
+from loaderdoctor.findings.rules.capacity import (
+    batch_ms,
+    by_ablation,
+    cpu_bound_ms,
+    rest_ms,
+    stall_cost,
+)
+from loaderdoctor.findings.wording import ms
+from loaderdoctor.instrument.wire.protocol import LoaderRecord
+from loaderdoctor.settings import Settings, Value
+
+
+def proposal(
+    loader: LoaderRecord,
+    facts: Facts,
+    kinds: tuple[Kind, ...],
+    changes: dict[str, Value],
+    predicted_ms: float | None,
+    how: str,
+    caution: str | None,
+) -> Candidate | None:
+    """A candidate of what differs from the user's own settings; None where nothing does."""
+    have = loader.settings.as_dict()
+    if facts.transfers and all(t.non_blocking for t in facts.transfers):
+        have["non_blocking"] = True
+    settings = Settings(**{k: v for k, v in changes.items() if v != have[k]})  # type: ignore[arg-type]
+    if not settings.changed():
+        return None
+    whole = settings.over(loader.settings)
+    threads_and_workers = whole.background not in (None, "off") and bool(whole.num_workers)
+    in_data = settings.resident or settings.cache or settings.uint8
+    in_thread = settings.background in ("host", "device")
+    reopens = bool(loader_arguments(settings)) or in_data is True or in_thread
+    cautions = [caution] if caution else []
+    if reopens and loader.safety.one_pass:
+        reason = loader.safety.one_pass_reason or "its data can't be read twice"
+        cautions.append(f"Not tried in this run: {reason}.")
+    return Candidate(
+        settings=settings,
+        kinds=kinds,
+        loader=loader.id,
+        predicted_step_ms=predicted_ms,
+        prediction=how,
+        predicted_from="ablation" if by_ablation(facts) else "trace",
+        edits=edits_for(facts, settings),
+        caution=" ".join(cautions) or None,
+        live=not (
+            settings.start_method or threads_and_workers or (reopens and loader.safety.one_pass)
+        ),
+    )
+
+
+def pool_ms(facts: Facts, n_workers: int, *, in_order: bool = True) -> tuple[float | None, str]:
+    """Step time with this pool, by the mean: the slowest of the rest, the pool and the CPUs.
+
+    Handed out `in_order`, batches also wait behind slow ones, which no mean shows: that wait is
+    taken to stay as long as it is.
+    """
+    rest, batch = rest_ms(facts), batch_ms(facts)
+    if rest is None or batch is None:
+        return None, "batch cost or rest of the step not recorded"
+    shown = f"{ms(batch)} a batch / {n_workers}" if n_workers > 1 else f"{ms(batch)} a batch"
+    bound, longest = cpu_bound_ms(facts), max(rest, batch / n_workers)
+    how = f"the longer of {ms(rest)} (rest of the step) and {shown}"
+    if bound is not None and facts.machine is not None and bound > longest:
+        cpus = f"{facts.machine.usable_cpus:g} usable CPUs"
+        longest = bound
+        how = f"the CPU time of a step and its batch spread over {cpus}, the limit here"
+    stall = stall_cost(facts) if in_order and n_workers > 1 else None
+    if stall is None:
+        return longest, how
+    return longest + stall.ms, f"{how}, and {ms(stall.ms)} behind slow batches as now"
+
+
+def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:
+    """The lines to write for these settings: the loader's call, the copies, the loop."""
+    loader = facts.main_loader
+    edits: list[CodeEdit] = []
+    if loader is not None and loader_arguments(settings):
+        if loader.library is not None:
+            edits.append(edit_framework_call(loader.library, settings))
+        else:
+            edits.append(edit_loader_call(loader.code, settings, index=loader.call_index))
+    if settings.non_blocking:
+        lines = {
+            (t.site, t.code): edit_transfer(t.code, t.call)
+            for t in facts.transfers
+            if not t.non_blocking
+        }
+        exact = {e.before: e for e in lines.values() if e.exact}
+        edits += exact.values() or [edit_transfer(None)]
+    if settings.background in ("host", "device"):
+        edits.append(CodeEdit(before=None, after=BACKGROUND))
+    if settings.side_stream:
+        edits.append(CodeEdit(before=None, after=SIDE_STREAM))
+    if settings.resident:
+        edits.append(CodeEdit(before=None, after=RESIDENT))
+    edits += [CodeEdit(before=None, after=text) for text in axis_code(settings)]
+    return tuple(edits)
+
+
+def has_accelerator(facts: Facts) -> bool:
+    if facts.trace is not None and facts.trace.has_accelerator:
+        return True
+    return facts.machine is not None and facts.machine.device_name is not None

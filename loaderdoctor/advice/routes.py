@@ -1,0 +1,353 @@
+"""Ways to cheaper batches that no setting takes: chosen by what was recorded, dearest saving first.
+
+Each route removes some part of making a batch. What that can save at most is the part's share of
+the time that making batches costs the step, as ablation measured it; more nobody can promise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from loaderdoctor.advice import snippets, worked
+from loaderdoctor.advice.formats import conversion
+from loaderdoctor.advice.loader_line import dataset_name
+from loaderdoctor.advice.plan import CodeAdvice
+from loaderdoctor.advice.safety import dataset_bytes
+from loaderdoctor.facts.evidence import Facts, LineSpot, WorkerFacts
+from loaderdoctor.findings.exposure import MODERATE_SHARE, Cost, num_workers
+from loaderdoctor.findings.model import Kind
+from loaderdoctor.findings.rules.capacity import (
+    batch_ms,
+    by_ablation,
+    cost_beyond_wait,
+    making_cost,
+)
+from loaderdoctor.findings.rules.hotspots import seen, seen_enough
+from loaderdoctor.findings.rules.saturated import MAX_OVERHEAD_SAMPLE_MS, MAX_WAITING_CPU_SHARE
+from loaderdoctor.findings.wording import ms, percent, size
+from loaderdoctor.instrument.wire.protocol import LoaderRecord
+
+# Of the memory available; a trial of `cache` keeps to the same (instrument/cached.py).
+MAX_SHARE_OF_MEMORY = 0.40
+# Conversions and scaling: the same for every image of a batch, whatever its content.
+BATCHWISE = frozenset({
+    "ToTensor", "PILToTensor", "ToImage", "ToDtype", "ConvertImageDtype", "ConvertDtype",
+    "Normalize",
+})  # fmt: skip
+_RANDOM = re.compile(r"Random|Jitter|AutoAugment|TrivialAugment|AugMix|Erasing|MixUp|CutMix")
+_DECODES = re.compile(
+    r"\bImage\.open\(|imread\(|imdecode\(|decode_(image|jpeg|png)\(|read_image\(|\bopen\("
+    r"|default_loader\(|\.load\(|\.convert\("
+)
+_DECODERS = re.compile(
+    r"/PIL/(ImageFile|\w+ImagePlugin|Image)\.py:.*(load|open|decode|draft|convert)"
+    r"|/(imageio|cv2|soundfile|librosa|torchaudio|torchcodec|tifffile|pydicom)/"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Making:
+    """What making a batch consists of, as shares of it."""
+
+    facts: Facts
+    loader: LoaderRecord
+    workers: WorkerFacts
+    cost: Cost
+    n_samples: float  # in a batch
+
+    @property
+    def fetch(self) -> float:
+        """Making the samples."""
+        return min(1.0, self.workers.fetch_ms / self.workers.batch_ms)
+
+    @property
+    def sample_ms(self) -> float:
+        """The mean sample."""
+        return self.workers.fetch_ms / self.n_samples
+
+    def transforms(self, names: Callable[[str], bool]) -> float:
+        """The transforms that `names` picks, as they were timed; never more than the samples."""
+        timed_ms = sum(cost for name, cost in self.workers.transforms if names(_bare(name)))
+        return min(self.fetch, timed_ms * self.n_samples / self.workers.batch_ms)
+
+    def saved_ms(self, part: float) -> float:
+        """At most so much of a step is saved where that part of a batch falls away."""
+        n, whole_ms = num_workers(self.facts), batch_ms(self.facts)
+        if not n or whole_ms is None:
+            return self.cost.ms * part
+        # A pool that is a little short needs only a little less work to keep up.
+        return min(self.cost.ms, max(part * whole_ms / n, part * self.cost.ms))
+
+
+def routes(facts: Facts) -> tuple[CodeAdvice, ...]:
+    """What can be done about the dataset itself, the largest saving first.
+
+    Empty where making batches costs the step nothing worth it, or was not recorded.
+    """
+    making = _making(facts)
+    if making is None:
+        return ()
+    found = [advice for route in ROUTES if (advice := route(making)) is not None]
+    worth = [a for a in found if (a.bound_ms or 0.0) >= MODERATE_SHARE * making.cost.step_ms]
+    return tuple(sorted(worth, key=lambda a: -(a.bound_ms or 0.0)))
+
+
+def random_transforms(facts: Facts) -> tuple[str, ...]:
+    """Transforms that draw at random, by their names."""
+    loader = facts.main_loader
+    names = dict.fromkeys(
+        (
+            *(loader.augmentations if loader is not None else ()),
+            *(name for name, _ in (facts.workers.transforms if facts.workers else ())),
+        )
+    )
+    return tuple(dict.fromkeys(_bare(name) for name in names if _RANDOM.search(name)))
+
+
+def batchwise_transforms(facts: Facts) -> tuple[str, ...]:
+    """The last transforms, as far as they may run on whole batches, in order."""
+    names = [_bare(name) for name, _ in (facts.workers.transforms if facts.workers else ())]
+    n = 0
+    while n < len(names) and names[len(names) - 1 - n] in BATCHWISE:
+        n += 1
+    return tuple(names[len(names) - n :])
+
+
+def fits_in_memory(facts: Facts) -> bool | None:
+    """Whether all samples may be kept in host memory; None where a size is not known."""
+    held = dataset_bytes(facts)
+    available = facts.machine.memory_available_bytes if facts.machine is not None else None
+    return None if held is None or available is None else held <= MAX_SHARE_OF_MEMORY * available
+
+
+def _making(facts: Facts) -> _Making | None:
+    workers, loader = facts.workers, facts.main_loader
+    cost = making_cost(facts) or cost_beyond_wait(facts)
+    if workers is None or loader is None or cost is None or loader.kind == "foreign":
+        return None
+    n_samples = loader.batch_size or workers.n_samples / max(1, workers.n_batches)
+    if workers.batch_ms <= 0 or not n_samples:
+        return None
+    return _Making(facts=facts, loader=loader, workers=workers, cost=cost, n_samples=n_samples)
+
+
+def _slices(making: _Making) -> CodeAdvice | None:
+    """All samples as one tensor, batches as slices of it: nothing is left of making a batch."""
+    facts, loader = making.facts, making.loader
+    if loader.kind != "map" or loader.collate != "default_collate" or loader.shapes_vary:
+        return None
+    if random_transforms(facts) or loader.dataset == "TensorDataset":  # which is one tensor already
+        return None
+    images, name = worked.image_store(loader), dataset_name(loader)
+    converts = conversion(making.workers.lines, loader)
+    if images is not None and converts is not None and converts.format.name == "pil-round-trip":
+        what = f"{name}.{images.path} ({size(images.n_bytes or 0)}) is an array of all images"
+        return _advice(
+            making,
+            f"Slice whole batches out of {name}.{images.path}, without PIL between",
+            worked.from_array(loader),
+            1.0,
+            f"{what}; a sample takes {ms(making.sample_ms)} on its way through PIL.",
+            keeps_samples=True,
+            replaces=Kind.DATASET_FORMAT_BOUND,
+        )
+    held = dataset_bytes(facts)
+    if not fits_in_memory(facts) or held is None:
+        return None
+    return _advice(
+        making,
+        f"Keep all samples as one tensor ({size(held)}) and slice batches out of it",
+        worked.sliced(loader),
+        1.0,
+        f"{loader.n_samples:,} samples of one shape take {_of_memory(facts, held)}. A sample takes "
+        f"{ms(making.sample_ms)} to make, collating a batch {ms(making.workers.collate_ms)}.",
+        caution="Each sample is made once: what its dataset draws at random is drawn once.",
+        keeps_samples=True,
+        replaces=Kind.OVERHEAD_BOUND_LOADER,
+    )
+
+
+def _cache(making: _Making) -> CodeAdvice | None:
+    """Samples kept as they were first made; random transforms, where there are any, stay."""
+    facts, held = making.facts, dataset_bytes(making.facts)
+    if making.loader.kind != "map" or not fits_in_memory(facts) or held is None:
+        return None
+    if making.sample_ms <= MAX_OVERHEAD_SAMPLE_MS:  # taking it out of a list costs as much
+        return None
+    if making.loader.dataset == "TensorDataset":  # which is in memory already
+        return None
+    busy = making.workers.cpu_share
+    cpu = f", {percent(min(1.0, busy))} of it on the CPU" if busy is not None else ""
+    what = (
+        f"Making samples is {percent(making.fetch)} of a batch ({ms(making.sample_ms)} each{cpu})"
+    )
+    drawn = random_transforms(facts)
+    if not drawn:
+        return _advice(
+            making,
+            f"Keep the samples in memory as they are first made ({size(held)})",
+            worked.cached(making.loader),
+            making.fetch,
+            f"{what}; all {making.loader.n_samples:,} take {_of_memory(facts, held)}.",
+            axis="cache",
+            caution="The first epoch, or the start, pays for making every sample once, and what "
+            "its dataset draws at random is drawn once.",
+            keeps_samples=True,
+        )
+    names = [_bare(name) for name, _ in making.workers.transforms]
+    first = next((i for i, name in enumerate(names) if name in drawn), None)
+    if first is None:
+        return None
+    stays = making.transforms(lambda name: name in names[first:])
+    return _advice(
+        making,
+        f"Keep what comes before {drawn[0]} in memory",
+        snippets.CACHE_BEFORE_RANDOM,
+        making.fetch - stays,
+        f"{what}. {', '.join(drawn)} must be drawn anew each epoch, so only what comes before is "
+        f"kept: pictures as decoded, about {size(held)} where they have the final size.",
+    )
+
+
+def _batchwise(making: _Making) -> CodeAdvice | None:
+    """Scaling and normalising, once for a batch instead of once for each sample."""
+    last = batchwise_transforms(making.facts)
+    if not last or making.loader.shapes_vary:
+        return None
+    part = making.transforms(lambda name: name in last)
+    timed = [f"{n} {ms(cost)}" for n, cost in making.workers.transforms if _bare(n) in last]
+    return _advice(
+        making,
+        f"{' and '.join(last)} for the whole batch, not for each sample",
+        worked.batchwise(making.loader, last),
+        part,
+        f"{', '.join(timed)} a sample: {percent(part)} of a batch.",
+        axis="uint8",
+    )
+
+
+def _device(making: _Making) -> CodeAdvice | None:
+    """All transforms on the accelerator, where there is one."""
+    machine = making.facts.machine
+    part = making.transforms(lambda name: True)
+    if machine is None or machine.device_name is None or not making.workers.transforms:
+        return None
+    names = ", ".join(name for name, _ in making.workers.transforms)
+    return _advice(
+        making,
+        f"Move the transforms onto the {machine.device_name}",
+        snippets.ON_DEVICE,
+        part,
+        f"{names}: {percent(part)} of a batch.",
+        caution="A crop or flip drawn for a batch is the same for all its images.",
+        replaces=Kind.CPU_SATURATED_WORKERS,
+    )
+
+
+def _decoded(making: _Making) -> CodeAdvice | None:
+    """Files decoded once and kept as one array, or packed where reading is what waits."""
+    found = conversion(making.workers.lines, making.loader)
+    if found is not None and found.format.name == "pil-round-trip":
+        return None
+    spots = tuple(s for spot in making.workers.lines if (s := _decoding(spot)) is not None)
+    if not seen_enough(spots):
+        return None
+    part = min(making.fetch, sum(x.share for x in spots))
+    on_cpu = making.workers.cpu_share or 1.0
+    waits = on_cpu + (making.workers.run_wait_share or 0.0) < MAX_WAITING_CPU_SHARE
+    evidence = f"{seen(*spots)} of making a batch is opening and decoding files"
+    if waits:
+        return _advice(
+            making,
+            "Pack the samples into a few large files",
+            snippets.PACK_FILES,
+            part,
+            f"{evidence}, and the CPU is busy only {percent(on_cpu)} of "
+            "the time: it is reading that takes it.",
+            replaces=Kind.MANY_SMALL_FILES,
+        )
+    return _advice(
+        making,
+        "Decode once and keep the pixels in one file",
+        snippets.DECODED,
+        part,
+        f"{evidence}, on the CPU.{_on_disk(making.loader)}",
+        caution="Decode to the size before the first random crop, or its choice is narrower.",
+    )
+
+
+ROUTES: tuple[Callable[[_Making], CodeAdvice | None], ...] = (
+    _slices,
+    _cache,
+    _batchwise,
+    _device,
+    _decoded,
+)
+
+
+def _advice(
+    making: _Making,
+    title: str,
+    example: str,
+    part: float,
+    evidence: str,
+    *,
+    axis: str | None = None,
+    caution: str | None = None,
+    keeps_samples: bool = False,
+    replaces: Kind | None = None,
+) -> CodeAdvice:
+    saved_ms = making.saved_ms(part)
+    return CodeAdvice(
+        kind=replaces,
+        title=title,
+        example=example,
+        bound_ms=saved_ms,
+        predicted_from="ablation" if by_ablation(making.facts) else "trace",
+        caution=caution,
+        axis=axis,
+        keeps_samples=keeps_samples,
+        evidence=f"At most {ms(saved_ms)} of the step's {ms(making.cost.step_ms)}. {evidence}",
+    )
+
+
+def _decoding(spot: LineSpot) -> LineSpot | None:
+    """The looks of a line that fell on decoding; None where none did."""
+    if spot.phase != "fetch":
+        return None
+    if not spot.leaves:
+        n_looks = spot.n_looks if _DECODES.search(spot.code or "") else 0
+    else:
+        own = spot.n_looks if _DECODES.search(spot.code or "") else 0
+        places = (
+            (f"{leaf.file}:{leaf.function}".replace("\\", "/"), leaf.n_looks)
+            for leaf in spot.leaves
+        )
+        n_looks = max(own, sum(n for place, n in places if _DECODERS.search(place)))
+    return replace(spot, n_looks=n_looks, leaves=()) if n_looks else None
+
+
+def _bare(name: str) -> str:
+    """A transform's name without the number that tells two of them apart."""
+    return name.partition(" #")[0]
+
+
+def _of_memory(facts: Facts, held: int) -> str:
+    available = facts.machine.memory_available_bytes if facts.machine is not None else None
+    assert available is not None  # it fits
+    return f"{size(held)} of {size(available)} available"
+
+
+def _on_disk(loader: LoaderRecord) -> str:
+    """What the file takes: one byte for each value of the largest tensor of a batch."""
+    largest = max(loader.batch, key=lambda t: t.n_bytes, default=None)
+    if largest is None or len(largest.shape) < 2 or not loader.n_samples:
+        return ""
+    each = 1
+    for length in largest.shape[1:]:
+        each *= length
+    return (
+        f" As bytes, {loader.n_samples:,} of the final size take {size(each * loader.n_samples)}."
+    )

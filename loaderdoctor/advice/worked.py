@@ -1,0 +1,121 @@
+"""Examples of `snippets` in the user's own names, shapes and figures, as far as recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from loaderdoctor.advice import snippets
+from loaderdoctor.advice.code import edit_loader_call
+from loaderdoctor.advice.loader_line import dataset_name, dataset_source, has_name, with_dataset
+from loaderdoctor.instrument.wire.protocol import LoaderRecord, StoreRecord
+from loaderdoctor.settings import Settings
+
+_LOADER = "\nloader = DataLoader("
+# Channels come last in what fromarray() takes, and there are so many of them.
+MAX_CHANNELS = 4
+# Transforms that make a tensor of a picture.
+CONVERTING = frozenset({"ToTensor", "PILToTensor", "ToImage"})
+
+
+def from_array(loader: LoaderRecord | None) -> str:
+    """FROM_ARRAY for the dataset's array of images: its name, layout, mean and deviation."""
+    images, labels = image_store(loader), label_store(loader)
+    if loader is None or images is None:
+        return snippets.FROM_ARRAY
+    text = snippets.FROM_ARRAY.replace(".unsqueeze(1)", _to_channels_first(images))
+    if images.dtype != "uint8":  # ToTensor() scales bytes only
+        text = text.replace(".div_(255)", "")
+    text = text.replace(".sub_(0.1307).div_(0.3081)", _normalised(loader))
+    name = dataset_name(loader)
+    arguments = f"{name}.{images.path}, {name}.{labels.path if labels else 'targets'}"
+    text = text.replace("dataset.data, dataset.targets", arguments)
+    if not has_name(loader):  # the array of a dataset that the line makes
+        return text
+    return with_own_line(text, loader, f"Batches({arguments})", slices=True)
+
+
+def sliced(loader: LoaderRecord | None) -> str:
+    """SLICED with the user's own line; a batch that is a dict keeps its keys."""
+    text = snippets.SLICED
+    if loader is not None and any(t.path.startswith("['") for t in loader.batch):
+        text = text.replace("len(self.columns[0])", "len(next(iter(self.columns.values())))")
+        text = text.replace(
+            "[column[indices] for column in self.columns]",
+            "{name: column[indices] for name, column in self.columns.items()}",
+        )
+        text = text.replace(
+            "tuple(column[index] for column in self.columns)",
+            "{name: column[index] for name, column in self.columns.items()}",
+        )
+    return with_own_line(text, loader, f"Sliced({dataset_source(loader)})", slices=True)
+
+
+def cached(loader: LoaderRecord | None) -> str:
+    """CACHED with the user's own line."""
+    return with_own_line(snippets.CACHED, loader, f"Cached({dataset_source(loader)})")
+
+
+def batchwise(loader: LoaderRecord | None, last: Sequence[str]) -> str:
+    """BATCHWISE with the dataset's name, its own mean and deviation, and its `last` transforms."""
+    text = snippets.BATCHWISE.replace("dataset.transform", f"{dataset_name(loader)}.transform")
+    text = text.replace("[:-2]", f"[:-{len(last)}]")
+    text = text.replace("ToTensor() and Normalize()", " and ".join(f"{x}()" for x in last))
+    if not any(name in CONVERTING for name in last):  # samples are tensors before these
+        text = text.replace("[*steps, transforms.PILToTensor()]", "steps")
+    if loader is None:
+        return text
+    scaled = _normalised(loader).replace("]).view", "], device=device).view")
+    return text.replace(".sub_(0.1307).div_(0.3081)", scaled)
+
+
+def with_own_line(
+    text: str, loader: LoaderRecord | None, dataset: str, *, slices: bool = False
+) -> str:
+    """An example whose last statement builds the loader: as a change of the user's own line.
+
+    With `slices` batches are collated by `as_it_is`, and without workers: they would only add a
+    queue to what takes microseconds.
+    """
+    edit = with_dataset(loader, dataset, collate="as_it_is" if slices else None)
+    if edit is None or loader is None:
+        return text
+    if slices and loader.settings.num_workers:
+        alone = edit_loader_call(edit.after, Settings(num_workers=0), index=loader.call_index)
+        edit = replace(edit, after=alone.after) if alone.exact else edit
+    return text[: text.rindex(_LOADER)] + "\n" + edit.diff()
+
+
+def image_store(loader: LoaderRecord | None) -> StoreRecord | None:
+    """The array or tensor of all images, where the dataset holds one."""
+    stores = loader.stores if loader is not None else ()
+    return next(
+        (s for s in stores if s.kind in ("array", "tensor") and len(s.shape) in (3, 4)), None
+    )
+
+
+def label_store(loader: LoaderRecord | None) -> StoreRecord | None:
+    """One number for each sample."""
+    stores = loader.stores if loader is not None else ()
+    return next((s for s in stores if len(s.shape) == 1 or s.entry in ("int", "float")), None)
+
+
+def _to_channels_first(images: StoreRecord) -> str:
+    """What makes (n, channels, height, width) of the batch."""
+    if len(images.shape) == 3:
+        return ".unsqueeze(1)"
+    return ".permute(0, 3, 1, 2)" if images.shape[-1] <= MAX_CHANNELS else ""
+
+
+def _normalised(loader: LoaderRecord) -> str:
+    """Normalize as a call on a batch of floats; empty where the dataset has none."""
+    norm = loader.normalisation
+    if norm is None:
+        return ""
+    mean, std = (
+        f"{x[0]:g}"
+        if len(x) == 1
+        else f"torch.tensor({[float(f'{v:g}') for v in x]}).view(-1, 1, 1)"
+        for x in (norm.mean, norm.std)
+    )
+    return f".sub_({mean}).div_({std})"

@@ -1,0 +1,209 @@
+"""`loaderdoctor analyze TRACE…`: the attribution of traces we need not have recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from loaderdoctor.attribution.combine import facts_of_trace
+from loaderdoctor.attribution.judge import judge_trace
+from loaderdoctor.attribution.peers import compare, slowest, without_peer_wait
+from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
+from loaderdoctor.commands.analyze.job_traces import Job, read_job, traces_in
+from loaderdoctor.commands.analyze.memory_limit import enforced, memory_limit
+from loaderdoctor.commands.analyze.own_run import run_of
+from loaderdoctor.commands.analyze.progress import progress
+from loaderdoctor.commands.analyze.trace_readers import EngineName, trace_reader
+from loaderdoctor.commands.output import (
+    ShareRule,
+    check_json_target,
+    deliver,
+    exit_code,
+    share_rules,
+)
+from loaderdoctor.errors import UsageError
+from loaderdoctor.facts.evidence import TraceFacts
+from loaderdoctor.findings.find import find
+from loaderdoctor.report.build import build_report, step_of
+from loaderdoctor.report.model import Report, ReportWarning
+from loaderdoctor.report.ranks import rank_rows
+from loaderdoctor.report.tested import Elsewhere
+from loaderdoctor.trace.read import read_trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyzeOptions:
+    """What the command line asks for; nothing is written unless a target is given."""
+
+    traces: tuple[Path, ...]
+    output: Path | None = None
+    json_target: str | None = None
+    tensorboard: Path | None = None
+    fail_on: tuple[str, ...] = ()
+    engine: EngineName = "local"
+    ray_address: str | None = None
+    max_memory: str | None = None  # as written: "4GB"
+
+
+def analyze(options: AnalyzeOptions) -> int:
+    """Report on a trace, or on the ranks of a job together; the exit code of the worst.
+
+    A folder is a job, and so are several traces that state different ranks; other traces are
+    reported one by one. Raises UsageError for unreadable input.
+    """
+    rules = share_rules(options.fail_on)
+    check_json_target(options.json_target)
+    is_folder = any(path.is_dir() for path in options.traces)
+    paths = tuple(
+        found
+        for path in options.traces
+        for found in (traces_in(path) if path.is_dir() else (path,))
+    )
+    memory = memory_limit(options.max_memory)
+    with enforced(memory, paths):
+        return _analyze(paths, is_folder, options, rules, memory)
+
+
+def _analyze(
+    paths: tuple[Path, ...],
+    is_folder: bool,
+    options: AnalyzeOptions,
+    rules: tuple[ShareRule, ...],
+    memory: int,
+) -> int:
+    if len(paths) == 1:
+        return _one(paths[0], options, rules, memory)
+    job = read_job(paths, trace_reader(options.engine, options.ray_address, memory))
+    if is_folder or job.numbered:
+        label = ", ".join(map(str, options.traces))
+        return _job(label if is_folder else f"{len(paths)} traces", job, options, rules, memory)
+    if options.output or options.json_target or options.tensorboard:
+        raise UsageError("--output, --json and --tensorboard take one trace or one job at a time.")
+    return max(_one(path, options, rules, memory) for path in paths)
+
+
+def report_of_facts(
+    target: str,
+    facts: TraceFacts,
+    warnings: tuple[ReportWarning, ...],
+    elsewhere: Elsewhere | None = None,
+) -> Report:
+    """Judge, find, report: one trace. `elsewhere`: what the run tried that it was recorded in."""
+    bound, severity = judge_trace(facts)
+    of_trace = facts_of_trace(facts)
+    return build_report(
+        facts=of_trace,
+        target=target,
+        bound=bound,
+        severity=severity,
+        findings=find(of_trace),
+        warnings=warnings,
+        elsewhere=elsewhere,
+    )
+
+
+def report_of_job(target: str, job: Job) -> tuple[Report, Path]:
+    """Judge, find, report: the rank the others wait for, beside them. Returns its trace too."""
+    ranks = compare(job.traces, job.ranks)
+    slow = slowest(ranks)
+    trace = job.traces[ranks.index(slow)]
+    in_trace = without_peer_wait(trace.facts, slow.peer_wait_ms)
+    facts = replace(facts_of_trace(in_trace), ranks=ranks)
+    bound, severity = judge_trace(in_trace)
+    elsewhere, unread = run_of(Path(trace.source))
+    report = build_report(
+        facts=facts,
+        target=target,
+        bound=bound,
+        severity=severity,
+        findings=find(facts),
+        warnings=(*_job_warnings(job, all(r.peer_wait_ms is None for r in ranks)), *unread),
+        elsewhere=elsewhere,
+        ranks=rank_rows(ranks, step_of(facts).definition),
+    )
+    return report, Path(trace.source)
+
+
+def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...], memory: int) -> int:
+    with progress(f"Reading {path.name}") as told:
+        attributed = attribute(read_trace(path, max_memory_bytes=memory, on_share=told))
+    left_out = (
+        *_malformed(attributed.trace.n_dropped_events),
+        *_merged(attributed.n_other_processes),
+    )
+    elsewhere, unread = run_of(path)
+    report = report_of_facts(str(path), facts_of(attributed), (*left_out, *unread), elsewhere)
+    return _deliver(path, attributed, report, options, rules, memory)
+
+
+def _job(
+    target: str, job: Job, options: AnalyzeOptions, rules: tuple[ShareRule, ...], memory: int
+) -> int:
+    report, slow = report_of_job(target, job)
+    attributed = None
+    if options.output is not None or options.tensorboard is not None:
+        with progress(f"Reading {slow.name}") as told:
+            attributed = attribute(read_trace(slow, max_memory_bytes=memory, on_share=told))
+    return _deliver(slow, attributed, report, options, rules, memory)
+
+
+def _deliver(
+    path: Path,
+    attributed: Attributed | None,
+    report: Report,
+    options: AnalyzeOptions,
+    rules: tuple[ShareRule, ...],
+    memory: int,
+) -> int:
+    folder = None
+    if attributed is not None and (options.output is not None or options.tensorboard is not None):
+        # Half of the time to start (tensorboard, jinja2, matplotlib), for what is seldom asked.
+        from loaderdoctor.commands.analyze.files import write_files
+
+        folder = write_files(
+            path,
+            attributed,
+            report,
+            output=options.output,
+            tensorboard=options.tensorboard,
+            max_memory_bytes=memory,
+        )
+    deliver(report, json_target=options.json_target, folder=folder)
+    return exit_code(report, rules)
+
+
+def _malformed(n_events: int) -> tuple[ReportWarning, ...]:
+    if not n_events:
+        return ()
+    text = f"{n_events} malformed events of the trace were left out."
+    return (ReportWarning(kind="malformed-events", text=text),)
+
+
+def _merged(n_others: int) -> tuple[ReportWarning, ...]:
+    if not n_others:
+        return ()
+    text = (
+        f"Traces of {n_others + 1} training processes were merged into this file; the report is "
+        "about one of them, as far as they can be told apart. Analyze the folder of the traces "
+        "they were merged from."
+    )
+    return (ReportWarning(kind="processes-left-out", text=text),)
+
+
+def _job_warnings(job: Job, unmatched: bool) -> tuple[ReportWarning, ...]:
+    said = [*_malformed(sum(trace.n_malformed for trace in job.traces))]
+    said += _merged(max((trace.n_other_processes for trace in job.traces), default=0))
+    said += [ReportWarning(kind="rank-not-read", text=text) for text in job.problems]
+    n_ranks = max((trace.n_ranks or 0 for trace in job.traces), default=0)
+    if n_ranks > len(job.traces):
+        text = (
+            f"{len(job.traces)} of the job's {n_ranks} ranks are here; its slowest may be missing."
+        )
+        said.append(ReportWarning(kind="ranks-missing", text=text))
+    if unmatched and len(job.traces) > 1:
+        text = (
+            "Too few collectives were found that the traces share, so what ranks wait for one "
+            "another is not known; the report's first part is of the rank with the longest step."
+        )
+        said.append(ReportWarning(kind="ranks-not-matched", text=text))
+    return tuple(said)

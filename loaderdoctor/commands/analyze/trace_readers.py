@@ -1,0 +1,173 @@
+"""Who reads the traces of a job: the cores of this machine, or a Ray cluster.
+
+Both give each trace's summary as it comes. A trace is reduced where it is read, so a reader's
+memory does not grow with their number, and the command never holds one.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from loaderdoctor.attribution.rank_trace import RankTrace, rank_trace
+from loaderdoctor.attribution.trace_facts import attribute
+from loaderdoctor.cluster.schedule import RefusedError
+from loaderdoctor.errors import LoaderdoctorError, RunError
+from loaderdoctor.instrument.system.machine import memory_available_bytes, usable_cpus
+from loaderdoctor.trace.read import read_trace
+
+if TYPE_CHECKING:
+    from loaderdoctor.cluster.ray_cluster import RayCluster
+
+EngineName = Literal["local", "ray"]
+
+# Below this a process of its own takes longer to start (0.4 s) than the traces take to read.
+MIN_POOL_BYTES = 4 << 20
+# Memory while one trace is read, over its file's size: 2.8 for the text of a 465 MB trace
+# (benchmarks/analyze.py); gzip shrinks such text 12 to 18 times.
+MEMORY_PER_BYTE = 3.0
+MEMORY_PER_GZIP_BYTE = 50.0
+# A process that reads traces, before the first: Python, numpy, ourselves.
+MEMORY_AT_LEAST = 200 << 20
+
+
+class TraceReader(Protocol):
+    """Reads many traces."""
+
+    def read(self, paths: Sequence[Path]) -> Iterator[tuple[Path, RankTrace | str]]:
+        """Each path with what its trace brings, or why it can't be read; in any order."""
+
+
+def trace_reader(
+    engine: EngineName, ray_address: str | None, max_memory_bytes: int | None = None
+) -> TraceReader:
+    """The reader that `--engine` names; of a cluster the memory limit is each node's own."""
+    if engine == "ray":
+        return RayReader(address=ray_address, max_memory_bytes=max_memory_bytes)
+    return LocalReader(max_memory_bytes)
+
+
+def summary_of(path: Path, max_memory_bytes: int | None = None) -> RankTrace | str:
+    """What one trace brings, or why it can't be read. Runs in a process that reads traces."""
+    try:
+        trace = read_trace(path, in_parts=False, max_memory_bytes=max_memory_bytes)
+        return rank_trace(attribute(trace))
+    except LoaderdoctorError as error:
+        return str(error)
+    except MemoryError:
+        return f"{path}: needs more memory than there is. Profile fewer steps."
+
+
+def bytes_to_read(path: Path) -> float:
+    """Memory that reading this trace may take; 0 where the file can't be seen."""
+    size = path.stat().st_size if path.is_file() else 0
+    return size * (MEMORY_PER_GZIP_BYTE if path.name.endswith(".gz") else MEMORY_PER_BYTE)
+
+
+# ---------------------------------------------------------------- this machine
+
+
+@dataclass(frozen=True, slots=True)
+class LocalReader:
+    """Reads on this machine: as many processes as there are CPUs, and memory for.
+
+    `max_memory_bytes` is for all of them together; None: as much as is available.
+    """
+
+    max_memory_bytes: int | None = None
+
+    def read(self, paths: Sequence[Path]) -> Iterator[tuple[Path, RankTrace | str]]:
+        n_processes = _n_processes(paths, self.max_memory_bytes)
+        limit = self.max_memory_bytes
+        if n_processes == 1:
+            for path in paths:
+                yield path, summary_of(path, limit)
+            return
+        limit = None if limit is None else limit // n_processes
+        context = multiprocessing.get_context("spawn")  # the progress bar runs in a thread
+        with ProcessPoolExecutor(n_processes, mp_context=context) as pool:
+            try:
+                waiting: dict[Future[RankTrace | str], Path] = {
+                    pool.submit(summary_of, path, limit): path for path in paths
+                }
+                for done in as_completed(waiting):
+                    yield waiting[done], done.result()
+            except BrokenProcessPool:
+                raise RunError(
+                    "A process that read a trace was killed, most likely for want of memory. "
+                    "Name fewer or smaller traces."
+                ) from None
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def _n_processes(paths: Sequence[Path], max_memory_bytes: int | None = None) -> int:
+    """As many as there are CPUs, as memory holds the largest traces at once."""
+    if sum(path.stat().st_size for path in paths if path.is_file()) < MIN_POOL_BYTES:
+        return 1
+    needed = max(map(bytes_to_read, paths)) + MEMORY_AT_LEAST
+    known = [n for n in (memory_available_bytes(), max_memory_bytes) if n is not None]
+    available = min(known, default=None)
+    room = int(available / needed) if available is not None and needed > 0 else len(paths)
+    return max(1, min(len(paths), int(usable_cpus()), room))
+
+
+# ---------------------------------------------------------------- a cluster
+
+
+def _ray_cluster(address: str | None) -> RayCluster:
+    from loaderdoctor.cluster.ray_cluster import RayCluster
+
+    return RayCluster(address)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayReader:
+    """Reads on a Ray cluster: a CPU for each trace, memory permitting.
+
+    `max_memory_bytes` is for each trace; None: as much as its node has.
+    """
+
+    address: str | None = None
+    max_memory_bytes: int | None = None
+    connect: Callable[[str | None], RayCluster] = field(default=_ray_cluster)
+
+    def read(self, paths: Sequence[Path]) -> Iterator[tuple[Path, RankTrace | str]]:
+        items = [(str(path), str(path.absolute()), self.max_memory_bytes) for path in paths]
+        needed = max(map(bytes_to_read, paths), default=0.0) + MEMORY_AT_LEAST
+        if self.max_memory_bytes is not None:
+            needed = min(needed, self.max_memory_bytes + MEMORY_AT_LEAST)
+        with self.connect(self.address) as cluster:
+            cluster.wait_places()
+            for why in cluster.unusable:
+                sys.stderr.write(f"loaderdoctor: not used: {why}\n")
+            for came in cluster.run(summary_on_node, items, bytes_each=needed):
+                path = paths[came.index]
+                if came.given_up is not None:
+                    yield path, f"{path}: not read: {came.given_up}"
+                elif came.result is not None:
+                    yield path, came.result
+
+
+def summary_on_node(
+    named: tuple[str, str, int | None], tell: Callable[[Any], None]
+) -> RankTrace | str:
+    """`summary_of` on a node: (path as the user wrote it, the same from anywhere, memory)."""
+    written, absolute, max_memory_bytes = named
+    if not Path(absolute).is_file():
+        raise RefusedError(
+            f"{socket.gethostname()} sees no such file. Traces must lie in a folder that every "
+            "node of the cluster has under the same path."
+        )
+    found = summary_of(Path(absolute), max_memory_bytes)
+    if isinstance(found, str):
+        return found.replace(absolute, written)
+    return replace(found, source=written)

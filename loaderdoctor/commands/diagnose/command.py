@@ -1,0 +1,278 @@
+"""`loaderdoctor diagnose SCRIPT`: the user's own script, measured, explained, and tried better.
+
+Comes in: a script or module with its arguments. Goes out: a run folder with the report and the
+traces; the report on stdout, warnings on stderr. The script's own output, traceback and exit code
+are its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from loaderdoctor.commands.diagnose.launch import (
+    Launch,
+    follow,
+    launch_everywhere,
+    several_machines,
+)
+from loaderdoctor.commands.diagnose.run_folder import write_run
+from loaderdoctor.commands.diagnose.stages import Stages
+from loaderdoctor.commands.output import (
+    STDOUT,
+    ShareRule,
+    check_json_target,
+    deliver,
+    exit_code,
+    share_rules,
+)
+from loaderdoctor.diagnosis.gather import ProfileOptions
+from loaderdoctor.diagnosis.memory_history import NAME as SNAPSHOT
+from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
+from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.command.rank_group import GroupBench
+from loaderdoctor.instrument.command.script_run import (
+    Bench,
+    BenchOptions,
+    LoaderlessError,
+    RanksSpawnedError,
+    Target,
+)
+from loaderdoctor.instrument.system.signals import Signals, exit_code_of, held
+from loaderdoctor.report.files import RunFolder
+
+# How long a script may take to its first warm steps: imports, data preparation, compilation.
+START_TIMEOUT_S = 1800.0
+
+NOT_VALID = (
+    "loaderdoctor: this run's training is not valid: it is stopped after measuring, and a loop "
+    "over a DataLoader gets other batches than its own for a while. Files it saves may be "
+    "overwritten. (--run-to-end measures less and changes nothing.)\n"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiagnoseOptions:
+    """What the command line says."""
+
+    script: str
+    args: tuple[str, ...] = ()
+    as_module: bool = False
+    budget_s: float = 45.0
+    no_ablation: bool = False
+    no_verify: bool = False
+    trial_limit_s: float | None = None
+    run_to_end: bool = False
+    fail_on: tuple[str, ...] = ()
+    wait: int | None = None
+    warmup: int | None = None
+    active: int | None = None
+    repeat: int = 1
+    with_stack: bool = False
+    profile_memory: bool = False
+    memory_history: bool = False
+    json_target: str | None = None
+    output: Path | None = None
+    torchrun: tuple[str, ...] = ()  # options of torch's launcher; with them it starts the ranks
+
+
+def diagnose(options: DiagnoseOptions) -> int:
+    """Run, measure, report. Returns the exit code; raises LoaderdoctorError."""
+    rules = share_rules(options.fail_on)
+    check_json_target(options.json_target)
+    target = Target(
+        script=None if options.as_module else options.script,
+        module=options.script if options.as_module else None,
+        args=options.args,
+    )
+    target.check()
+    if several_machines(options.torchrun):
+        return launch_everywhere(options.torchrun, _words(options))
+    launch = Launch.find(options.torchrun)
+    if launch.follows:
+        return follow(_bench_options(options))
+    with Signals():
+        return _diagnose(options, target, launch, rules)
+
+
+def _diagnose(
+    options: DiagnoseOptions, target: Target, launch: Launch, rules: tuple[ShareRule, ...]
+) -> int:
+    folder = RunFolder.create(target.label, output=options.output, at=time.time())
+    try:
+        return _diagnose_into(folder, options, target, launch, rules)
+    finally:
+        folder.discard_if_empty()  # the script ended before there was anything to tell
+
+
+def _diagnose_into(
+    folder: RunFolder,
+    options: DiagnoseOptions,
+    target: Target,
+    launch: Launch,
+    rules: tuple[ShareRule, ...],
+) -> int:
+    began = time.time()
+    if not options.run_to_end:
+        Stages().warn(NOT_VALID)
+    with tempfile.TemporaryDirectory(prefix=".raw-", dir=folder.path) as raw:
+        run = _Run(options, target, Path(raw), launch)
+        try:
+            run.measure()
+        except LoaderlessError as error:
+            if error.seen.trace_path is None:
+                raise
+            return _of_loaderless(folder, options, run, error, rules, began)
+        except RunError as error:
+            if run.diagnosis.evidence is None:
+                if run.ended_code:
+                    sys.stderr.write(f"loaderdoctor: {error}\n")
+                    return run.ended_code
+                raise
+            run.diagnosis.problems.append(str(error))
+        # Some seconds, and then there is a whole report of what was measured.
+        with held() as came:
+            run.stages("reading the trace, writing the report", run.diagnosis.report_s)
+            report = run.diagnosis.report()
+            try:
+                write_run(folder, run.diagnosis, report, at=began)
+            except Exception:
+                # A full disk, or a fault of ours: what was measured is shown all the same.
+                deliver(report, json_target=options.json_target, folder=None)
+                raise
+            deliver(report, json_target=options.json_target, folder=folder.path)
+    interrupt = run.interrupt or next(iter(came), None)
+    if interrupt is not None:
+        return exit_code_of(interrupt)
+    return run.ended_code or exit_code(report, rules)
+
+
+def _of_loaderless(
+    folder: RunFolder,
+    options: DiagnoseOptions,
+    run: _Run,
+    error: LoaderlessError,
+    rules: tuple[ShareRule, ...],
+    began: float,
+) -> int:
+    """The script trains without a DataLoader: what its profiled steps tell."""
+    # Imported only now: most scripts have a loader, and theirs shall start at once.
+    from loaderdoctor.commands.diagnose.no_dataloader import report_of_loaderless, write_loaderless
+
+    run.stages("reading the trace, writing the report")
+    report, attributed = report_of_loaderless(
+        error.seen, options.script if not options.as_module else f"-m {options.script}"
+    )
+    write_loaderless(folder, error.seen, report, attributed, at=began)
+    deliver(report, json_target=options.json_target, folder=folder.path)
+    return run.ended_code or exit_code(report, rules)
+
+
+class _Run:
+    """One measured run of a script, from start to stop."""
+
+    def __init__(self, options: DiagnoseOptions, target: Target, raw: Path, launch: Launch) -> None:
+        self._options, self._target, self._raw = options, target, raw
+        self._bench = launch.bench(target, raw, _bench_options(options))
+        self.diagnosis = self._diagnosis()
+        self.stages = Stages()
+        self.ended_code = 0  # of the script itself, where it ended without being stopped
+        self.interrupt: KeyboardInterrupt | None = None
+
+    def measure(self) -> None:
+        """Start the script, gather evidence within the budget, stop it. Raises RunError."""
+        try:
+            try:
+                self._measure()
+            except RanksSpawnedError:
+                self._measure()
+        except KeyboardInterrupt as interrupt:
+            if self.diagnosis.evidence is None:
+                raise
+            self.interrupt, self.diagnosis.interrupted = interrupt, True
+
+    def _measure(self) -> None:
+        bench = self._bench
+        try:
+            with bench:
+                try:
+                    self.stages("starting the script, for as long as its loop takes to be warm")
+                    observed = bench.wait_observed(START_TIMEOUT_S)
+                except RanksSpawnedError:
+                    assert isinstance(bench, Bench)
+                    self._bench = GroupBench.of_spawned(bench)
+                    self.diagnosis = self._diagnosis()
+                    raise
+                except LoaderlessError:
+                    bench.stop(to_end=self._options.run_to_end)
+                    raise
+                self.diagnosis.measure(observed)
+                to_end = self._options.run_to_end
+                if to_end:
+                    self.stages("measured; the script runs to its end, for as long as it takes")
+                else:
+                    self.stages("stopping it", self.diagnosis.left_s)
+                bench.stop(to_end=to_end)
+        finally:
+            if bench.ended is not None and bench.ended.how in ("script-failed", "script-ended"):
+                self.ended_code = bench.ended.exit_code
+
+    def _diagnosis(self) -> Diagnosis:
+        options = self._options
+        return Diagnosis(
+            self._bench,
+            target=self._target.label,
+            raw=self._raw,
+            on_stage=lambda what, left_s: self.stages(what, left_s),
+            options=DiagnosisOptions(
+                budget_s=options.budget_s,
+                ablate=not (options.no_ablation or options.run_to_end),
+                verify=not (options.no_verify or options.run_to_end),
+                trial_limit_s=options.trial_limit_s,
+                profile=ProfileOptions(
+                    with_stack=options.with_stack,
+                    profile_memory=options.profile_memory,
+                    n_active=options.active,
+                    n_warmup=_sum(options.wait, options.warmup),
+                ),
+                memory_history=self._raw.parent / SNAPSHOT if options.memory_history else None,
+            ),
+        )
+
+
+def _words(options: DiagnoseOptions) -> tuple[str, ...]:
+    """The options as the command line takes them, but for the launcher's."""
+    words = ["--budget", str(options.budget_s), "--repeat", str(options.repeat)]
+    for flag, name in (
+        (options.as_module, "-m"),
+        (options.no_ablation, "--no-ablation"),
+        (options.no_verify, "--no-verify"),
+        (options.run_to_end, "--run-to-end"),
+        (options.with_stack, "--with-stack"),
+        (options.profile_memory, "--profile-memory"),
+        (options.memory_history, "--memory-history"),
+    ):
+        words += [name] if flag else []
+    for value, name in (
+        (options.wait, "--wait"),
+        (options.warmup, "--warmup"),
+        (options.active, "--active"),
+        (options.json_target, "--json"),
+        (options.output, "--output"),
+        (options.trial_limit_s, "--trial-limit"),
+        *((rule, "--fail-on") for rule in options.fail_on),
+    ):
+        words += [name, str(value)] if value is not None else []
+    return (*words, options.script, *options.args)
+
+
+def _bench_options(options: DiagnoseOptions) -> BenchOptions:
+    return BenchOptions(stdout="stderr" if options.json_target == STDOUT else "inherit")
+
+
+def _sum(*counts: int | None) -> int | None:
+    known = [n for n in counts if n is not None]
+    return sum(known) if known else None

@@ -1,0 +1,126 @@
+"""How `diagnose` starts the script: by itself, as ranks with torch's launcher, or as one rank.
+
+Within `torchrun … -m loaderdoctor diagnose` there is a command for each rank: rank 0's drives all
+of them and reports, the others start their rank and wait for its end.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from loaderdoctor.instrument.command import rendezvous
+from loaderdoctor.instrument.command.launch_config import environment_with
+from loaderdoctor.instrument.command.measuring_process import POLITE_S, MeasuringProcess
+from loaderdoctor.instrument.command.rank_group import GroupBench
+from loaderdoctor.instrument.command.script_run import Bench
+from loaderdoctor.instrument.command.target import BenchOptions, Target
+from loaderdoctor.instrument.session.ranks import place
+from loaderdoctor.instrument.system.signals import Signals
+from loaderdoctor.instrument.wire.channel import Handover
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Where this command stands: alone, above the launcher, or under it as one rank."""
+
+    torchrun: tuple[str, ...] = ()  # the launcher's options; empty: don't use it
+    rank: int | None = None  # under torchrun: this command's
+
+    @staticmethod
+    def find(torchrun: Sequence[str]) -> Launch:
+        """From the options given and the environment. Raises UsageError."""
+        if torchrun:
+            return Launch(torchrun=tuple(torchrun))
+        here = place()
+        if here is None:
+            return Launch()
+        rendezvous.check_launcher()
+        return Launch(rank=here[0])
+
+    @property
+    def follows(self) -> bool:
+        """Whether another rank's command drives this one."""
+        return self.rank is not None and self.rank > 0
+
+    def bench(self, target: Target, run_dir: Path, options: BenchOptions) -> Bench | GroupBench:
+        """What to measure with; nothing is started yet."""
+        if self.torchrun:
+            return GroupBench(target, run_dir, self._start_launcher, options)
+        if self.rank is None:
+            return Bench(target, run_dir, options)
+        host = None if rendezvous.same_machine() else os.environ["MASTER_ADDR"]
+        return GroupBench(target, run_dir, _start_first_rank, options, host=host)
+
+    def _start_launcher(self, handover: Handover, stdout: int | None) -> MeasuringProcess:
+        return MeasuringProcess(
+            python=sys.executable,
+            environment=environment_with(handover),
+            stdout=stdout,
+            module="entry.launcher",
+            arguments=self.torchrun,
+        )
+
+
+def several_machines(torchrun: Sequence[str]) -> bool:
+    """Whether the launcher's options speak of more machines than this one."""
+    words = list(torchrun)
+    n_nodes = words[words.index("--nnodes") + 1] if "--nnodes" in words else "1"
+    return n_nodes.rpartition(":")[2] != "1"
+
+
+def launch_everywhere(torchrun: Sequence[str], diagnose: Sequence[str]) -> int:
+    """Run torchrun over `loaderdoctor diagnose` itself: on each machine the same command is given.
+
+    The launcher's exit code: it tells only whether a rank failed.
+    """
+    launcher = [sys.executable, "-m", "torch.distributed.run", *torchrun]
+    process = subprocess.Popen([*launcher, "-m", "loaderdoctor", "diagnose", *diagnose])
+    signals = Signals()
+    signals.catch()
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()  # it ends its ranks, whose commands end theirs
+            process.wait()
+        signals.release()
+
+
+def follow(options: BenchOptions) -> int:
+    """Start this rank for rank 0's command, wait for its end; returns the script's exit code."""
+    signals = Signals()
+    signals.catch()
+    process = None
+    try:
+        with tempfile.TemporaryDirectory(prefix="loaderdoctor-") as own:
+            handover = rendezvous.fetch()
+            if not rendezvous.same_machine():
+                # A rank of the first machine may use the shared folder as well as its own.
+                handover = msgspec.structs.replace(handover, run_dir=own)
+            with options.open_stdout() as stdout:
+                process = _start_rank(handover, stdout)
+            process.wait(None)
+            return process.exit_code or 0
+    finally:
+        if process is not None:
+            process.end(polite_s=POLITE_S if process.exit_code is None else 0.0)
+        signals.release()
+
+
+def _start_first_rank(handover: Handover, stdout: int | None) -> MeasuringProcess:
+    rendezvous.publish(handover)
+    return _start_rank(handover, stdout)
+
+
+def _start_rank(handover: Handover, stdout: int | None) -> MeasuringProcess:
+    return MeasuringProcess(
+        python=sys.executable, environment=environment_with(handover), stdout=stdout
+    )

@@ -1,0 +1,226 @@
+"""Every rule in plain sight, and what is left of their findings once they have been compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.findings.model import Finding, Kind, Rule, Severity
+from loaderdoctor.findings.rules.allocator_faults import allocator_page_faults
+from loaderdoctor.findings.rules.batch_making import (
+    collate_bound,
+    dataset_format_bound,
+    head_of_line_stall,
+    sampler_bound,
+)
+from loaderdoctor.findings.rules.batchnorm_bias import bias_before_batchnorm
+from loaderdoctor.findings.rules.contention import (
+    gil_contention,
+    pin_thread_bound,
+    thread_oversubscription,
+    workers_share_a_core,
+)
+from loaderdoctor.findings.rules.copies import (
+    copy_not_overlapped,
+    many_small_copies,
+    wide_dtype_copy,
+)
+from loaderdoctor.findings.rules.cudnn_benchmark import cudnn_benchmark_off
+from loaderdoctor.findings.rules.data_parallel import data_parallel
+from loaderdoctor.findings.rules.host import launch_bound, sync_every_step, work_between_steps
+from loaderdoctor.findings.rules.page_faults import batch_page_faults
+from loaderdoctor.findings.rules.pinning import blocking_copy, pageable_copy, pin_ineffective
+from loaderdoctor.findings.rules.saturated import (
+    cpu_saturated_workers,
+    overhead_bound_loader,
+    storage_bound_workers,
+)
+from loaderdoctor.findings.rules.slow_rank import slow_rank
+from loaderdoctor.findings.rules.startup import iterator_recreated, worker_startup_each_epoch
+from loaderdoctor.findings.rules.starved import (
+    idle_workers,
+    loader_in_main_process,
+    too_few_workers,
+)
+from loaderdoctor.findings.rules.storage import cold_storage, many_small_files, memory_short
+from loaderdoctor.findings.rules.tf32_off import tf32_off
+from loaderdoctor.findings.rules.zero_grad import grad_not_set_to_none
+
+RULES: tuple[Rule, ...] = (
+    loader_in_main_process,
+    too_few_workers,
+    cpu_saturated_workers,
+    storage_bound_workers,
+    overhead_bound_loader,
+    worker_startup_each_epoch,
+    iterator_recreated,
+    head_of_line_stall,
+    sampler_bound,
+    collate_bound,
+    dataset_format_bound,
+    workers_share_a_core,
+    thread_oversubscription,
+    idle_workers,
+    gil_contention,
+    batch_page_faults,
+    allocator_page_faults,
+    pin_thread_bound,
+    pin_ineffective,
+    pageable_copy,
+    blocking_copy,
+    copy_not_overlapped,
+    many_small_copies,
+    wide_dtype_copy,
+    sync_every_step,
+    launch_bound,
+    work_between_steps,
+    cold_storage,
+    many_small_files,
+    memory_short,
+    slow_rank,
+    data_parallel,
+    tf32_off,
+    grad_not_set_to_none,
+    cudnn_benchmark_off,
+    bias_before_batchnorm,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrule:
+    """Where `winner` is found, `losers` would contradict or repeat it, for this reason."""
+
+    winner: Kind
+    losers: tuple[Kind, ...]
+    reason: str
+    # The winner must explain at least this part of the loser's share.
+    min_part: float = 0.0
+
+
+OVERRULES: tuple[Overrule, ...] = (
+    Overrule(
+        winner=Kind.ITERATOR_RECREATED,
+        losers=(
+            Kind.LOADER_IN_MAIN_PROCESS,
+            Kind.TOO_FEW_WORKERS,
+            Kind.CPU_SATURATED_WORKERS,
+            Kind.STORAGE_BOUND_WORKERS,
+            Kind.OVERHEAD_BOUND_LOADER,
+            Kind.WORKER_STARTUP_EACH_EPOCH,
+            Kind.HEAD_OF_LINE_STALL,
+            Kind.IDLE_WORKERS,
+            Kind.GIL_CONTENTION,
+            Kind.BATCH_PAGE_FAULTS,
+            Kind.SAMPLER_BOUND,
+        ),
+        reason="with an iterator per step no queue ever fills, so the pool cannot be judged",
+    ),
+    Overrule(
+        winner=Kind.OVERHEAD_BOUND_LOADER,
+        losers=(
+            Kind.LOADER_IN_MAIN_PROCESS,
+            Kind.TOO_FEW_WORKERS,
+            Kind.CPU_SATURATED_WORKERS,
+            Kind.COLLATE_BOUND,
+            Kind.GIL_CONTENTION,
+        ),
+        reason="these call for workers or blame collating, which is part of the same overhead",
+    ),
+    Overrule(
+        winner=Kind.OVERHEAD_BOUND_LOADER,
+        losers=(Kind.THREAD_OVERSUBSCRIPTION,),
+        reason="workers would be fewer, or none; the loop's own threads may cost more than that",
+        min_part=1.0,
+    ),
+    Overrule(
+        winner=Kind.WORKERS_SHARE_A_CORE,
+        losers=(
+            Kind.CPU_SATURATED_WORKERS,
+            Kind.TOO_FEW_WORKERS,
+            Kind.STORAGE_BOUND_WORKERS,
+            Kind.THREAD_OVERSUBSCRIPTION,
+        ),
+        reason="workers waiting for one core look starved of CPU, of company or of data",
+    ),
+    Overrule(
+        winner=Kind.THREAD_OVERSUBSCRIPTION,
+        losers=(Kind.CPU_SATURATED_WORKERS, Kind.GIL_CONTENTION),
+        reason="the CPU is full of threads that compete, which is the cause worth naming",
+    ),
+    Overrule(
+        winner=Kind.CPU_SATURATED_WORKERS,
+        losers=(Kind.TOO_FEW_WORKERS,),
+        reason="no CPU is left for more workers",
+    ),
+    Overrule(
+        winner=Kind.IDLE_WORKERS,
+        losers=(Kind.TOO_FEW_WORKERS,),
+        reason="more workers would idle too",
+    ),
+    Overrule(
+        winner=Kind.PIN_THREAD_BOUND,
+        losers=(Kind.TOO_FEW_WORKERS,),
+        reason="batches are ready and wait to be pinned",
+    ),
+    Overrule(
+        winner=Kind.SAMPLER_BOUND,
+        losers=(Kind.LOADER_IN_MAIN_PROCESS, Kind.TOO_FEW_WORKERS),
+        reason="the sampler stays in the training process whatever the workers do",
+        min_part=0.5,
+    ),
+    Overrule(
+        winner=Kind.HEAD_OF_LINE_STALL,
+        losers=(Kind.TOO_FEW_WORKERS,),
+        reason="ready batches are waiting: the pool is out of order, not too small",
+        min_part=2.0,
+    ),
+    Overrule(
+        winner=Kind.PIN_INEFFECTIVE,
+        losers=(Kind.PAGEABLE_COPY,),
+        reason="it would advise pin_memory=True, which the user has already",
+    ),
+    Overrule(
+        winner=Kind.WORK_BETWEEN_STEPS,
+        losers=(Kind.LAUNCH_BOUND,),
+        reason="the launches are the smaller part, and the profiler makes them look larger",
+        min_part=1.0,
+    ),
+    Overrule(
+        winner=Kind.MANY_SMALL_COPIES,
+        losers=(Kind.COPY_NOT_OVERLAPPED,),
+        reason="what such copies cost is the calls, which a side stream pays as well",
+        min_part=1.0,
+    ),
+)
+
+_ORDER = {
+    Severity.HIGH: 0,
+    Severity.MODERATE: 1,
+    Severity.UNCERTAIN: 2,
+    Severity.LOW: 3,
+    Severity.NONE: 4,
+}
+
+
+def find(facts: Facts) -> tuple[Finding, ...]:
+    """The findings of every rule, worst first, without those that a better one overrules."""
+    if facts.trace is not None and facts.trace.wall_ms <= 0:
+        facts = replace(facts, trace=None)  # a window without length shows nothing
+    found = [finding for rule in RULES if (finding := rule(facts)) is not None]
+    kept = without_overruled(found)
+    return tuple(sorted(kept, key=lambda x: (_ORDER[x.severity], -(x.share or 0.0))))
+
+
+def without_overruled(found: list[Finding]) -> list[Finding]:
+    """Findings that no other one contradicts or repeats; an overruled one still overrules none."""
+    by_kind = {x.kind: x for x in found}
+    gone: set[Kind] = set()
+    for rule in OVERRULES:
+        winner = by_kind.get(rule.winner)
+        if winner is None or rule.winner in gone:
+            continue
+        for kind in rule.losers:
+            loser = by_kind.get(kind)
+            if loser is not None and (winner.share or 0.0) >= rule.min_part * (loser.share or 0.0):
+                gone.add(kind)
+    return [x for x in found if x.kind not in gone]

@@ -1,0 +1,326 @@
+"""How fast batches are made and needed: the arithmetic behind every worker count we name.
+
+A pool of n workers hands out a batch every `batch cost / n`; the rest of the step takes `rest`.
+It keeps up while the first is no longer than the second, by the mean over whole worker cycles:
+single waits come as 255, 0, 0, 0, 140, 1, 0, 0 ms, and their median says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+from loaderdoctor.attribution.pages import mapping_ms_of
+from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.findings.exposure import MODERATE_SHARE, Cost, exposed, input_cost, num_workers
+
+# A worker that waits for storage most of the time still burns some CPU (decoding, pickling,
+# the queue's thread): it is never taken for free.
+MIN_CPU_SHARE = 0.1
+# More workers than this per usable CPU is a disk or network to fix, not a pool to grow: every
+# worker also holds an interpreter, torch and the dataset in memory.
+MAX_WORKERS_PER_CPU = 4
+# Time slicing, interrupts and waits for the queue keep the counted user and system time of fully
+# loaded cores below 100 %. Under this the CPU still has room for another worker.
+SATURATED_CPU_SHARE = 0.85
+# A loader whose removal gains twice what the loop ever waited for it costs by other means.
+MAX_WAIT_PART = 0.5
+# Both the pool's and the step's times vary: closer than this they count as equal.
+KEEPS_UP_MARGIN = 1.05
+
+
+def by_ablation(facts: Facts) -> bool:
+    """Whether what is said of the step rests on windows with ready batches; else on its trace.
+
+    One round of them has no interval and decides nothing.
+    """
+    ablation = facts.ablation
+    return ablation is not None and ablation.input_ms is not None and ablation.input_ms.bounded
+
+
+def rest_ms(facts: Facts) -> float | None:
+    """The step without its loader: measured by ablation, else the step less its input share."""
+    ablation = facts.ablation
+    if by_ablation(facts) and ablation is not None and ablation.no_input_ms is not None:
+        return ablation.no_input_ms.value
+    cost = exposed(facts, "input")
+    return max(cost.step_ms - cost.ms, 0.0) if cost is not None else None
+
+
+def batch_ms(facts: Facts) -> float | None:
+    """What making one batch takes one worker (or the loop itself); None where not recorded.
+
+    Without workers the loop's wait for a batch is the cost of making it.
+    """
+    if facts.workers is not None and facts.workers.n_batches > 0:
+        return facts.workers.batch_ms
+    if num_workers(facts) == 0:
+        if facts.step is not None:
+            return facts.step.raw_wait_ms
+        return facts.trace.raw_wait_ms if facts.trace is not None else None
+    return None
+
+
+def main_cpu_ms(facts: Facts) -> float | None:
+    """CPU time of the training process for one step without its loader; None if not recorded.
+
+    Measured with ready batches; else what it uses, less what its own batches cost it.
+    """
+    if facts.ablation is not None and facts.ablation.main_cpu_ms is not None:
+        return facts.ablation.main_cpu_ms
+    step = facts.step
+    if step is None or step.main_cpu_cores is None:
+        return None
+    own_ms = 0.0
+    if num_workers(facts) == 0:
+        made = batch_cpu_ms(facts)
+        if made is None:
+            return None
+        own_ms = made
+    return max(0.0, step.main_cpu_cores * step.wall_ms.value - own_ms)
+
+
+def batch_cpu_ms(facts: Facts) -> float | None:
+    """CPU time of making one batch; None where not recorded."""
+    workers = facts.workers
+    if workers is None or workers.cpu_share is None:
+        return None
+    return workers.batch_ms * workers.cpu_share
+
+
+def cpu_bound_ms(facts: Facts) -> float | None:
+    """The shortest step that the CPUs allow, however many workers: all CPU time / usable CPUs.
+
+    None where it is not recorded.
+    """
+    of_step, of_batch = main_cpu_ms(facts), batch_cpu_ms(facts)
+    if of_step is None or of_batch is None or facts.machine is None:
+        return None
+    return (of_step + of_batch) / facts.machine.usable_cpus
+
+
+def reachable_ms(facts: Facts) -> float | None:
+    """The step that workers can bring it to: its rest, or what the CPUs allow if that is longer."""
+    rest, bound = rest_ms(facts), cpu_bound_ms(facts)
+    return rest if rest is None or bound is None else max(rest, bound)
+
+
+def workers_needed(facts: Facts) -> int | None:
+    """Workers so that the loop no longer waits: batch cost / rest of the step, rounded up.
+
+    Not capped by the machine: see `worker_limit`. None where either figure is missing.
+    """
+    batch, rest = batch_ms(facts), rest_ms(facts)
+    if batch is None or rest is None or batch <= 0:
+        return None
+    return max(1, math.ceil(batch / rest)) if rest > 0 else None
+
+
+def worker_limit(facts: Facts) -> int | None:
+    """The most workers this machine feeds beside the training process itself.
+
+    Usable CPUs less what that process keeps busy at the step within reach; more workers where they
+    wait instead of burn. None where the machine is not known (a trace from elsewhere).
+    """
+    if facts.machine is None:
+        return None
+    cpus = facts.machine.usable_cpus
+    cpu_share = wanted_cpu_share(facts)
+    if cpu_share is None or cpu_saturated(facts):
+        # A saturated CPU makes workers wait for it, which looks like a low share.
+        cpu_share = 1.0
+    share = min(1.0, max(cpu_share, MIN_CPU_SHARE))
+    of_step, reach = main_cpu_ms(facts), reachable_ms(facts)
+    if of_step is not None and reach:
+        # Rounded up: what the step leaves is no whole number, and the last worker idles at times.
+        left = math.ceil(max(0.0, cpus - of_step / reach) / share)
+    else:
+        left = math.floor(cpus / share)
+    limit = min(left, math.floor(cpus * MAX_WORKERS_PER_CPU))
+    n, used = num_workers(facts), cpu_cores_used(facts)
+    if n and used:
+        # A pool that leaves CPUs unused may grow until it fills them; what it queues for is no
+        # room: other programs have it.
+        wanted = used + n * _run_wait_share(facts)
+        limit = max(limit, math.floor(n * SATURATED_CPU_SHARE * cpus / wanted))
+    return max(1, min(limit, math.floor(cpus * MAX_WORKERS_PER_CPU)))
+
+
+def wanted_cpu_share(facts: Facts) -> float | None:
+    """What of its time a worker would burn CPU if one were free: it does, or queues for one.
+
+    None where it is not recorded. On CPUs that other programs keep busy, what it burns alone looks
+    like waiting for storage.
+    """
+    workers = facts.workers
+    if workers is None or workers.cpu_share is None:
+        return None
+    return workers.cpu_share + _run_wait_share(facts)
+
+
+def _run_wait_share(facts: Facts) -> float:
+    return (facts.workers.run_wait_share or 0.0) if facts.workers is not None else 0.0
+
+
+def supply_ms(facts: Facts, n_workers: int) -> float | None:
+    """Time between batches from a pool of this size, by the mean; 0 workers: the batch itself."""
+    batch = batch_ms(facts)
+    return batch / max(1, n_workers) if batch is not None else None
+
+
+def pool_falls_short_ms(facts: Facts) -> float | None:
+    """How much longer the pool takes per batch than the rest of the step, ms; 0 if it keeps up.
+
+    None where a figure is missing or there are no workers.
+    """
+    n = num_workers(facts)
+    if not n:
+        return None
+    n_idle = facts.workers.n_idle_workers if facts.workers is not None else 0
+    supply, rest = supply_ms(facts, n - n_idle), rest_ms(facts)
+    if supply is None or rest is None:
+        return None
+    return supply - rest if supply > rest * KEEPS_UP_MARGIN else 0.0
+
+
+def making_cost(facts: Facts) -> Cost | None:
+    """The part of the established input cost that making batches explains; None where none is.
+
+    Without workers that is the batch itself; with a pool what it falls short by. The rest of the
+    cost (start-up, stalls behind a slow batch, the sampler) no faster dataset would save.
+    """
+    cost = input_cost(facts)
+    if cost is None:
+        return None
+    makes_itself = num_workers(facts) == 0
+    explained_ms = batch_ms(facts) if makes_itself else pool_falls_short_ms(facts)
+    return cost.part(explained_ms) if explained_ms else None
+
+
+def stall_cost(facts: Facts) -> Cost | None:
+    """What waiting for a slow batch costs while later ones are ready; None where nothing of note.
+
+    Only a pool that hands its batches out in order makes the loop wait so.
+    """
+    workers, cost, loader = facts.workers, input_cost(facts), facts.main_loader
+    if workers is None or cost is None or workers.n_workers < 2 or not workers.head_of_line_ms:
+        return None
+    if loader is not None and loader.settings.in_order is False:
+        return None
+    stall = cost.part(workers.head_of_line_ms)
+    return stall if stall.share >= MODERATE_SHARE else None
+
+
+def cpu_cores_used(facts: Facts) -> float | None:
+    """CPUs kept busy by the training process and its workers together, over the plain windows."""
+    step = facts.step
+    if step is None or step.worker_cpu_cores is None:
+        return None
+    return step.worker_cpu_cores + (step.main_cpu_cores or 0.0)
+
+
+def cpu_saturated(facts: Facts) -> bool | None:
+    """Whether the usable CPUs are all busy; None where CPU time was not recorded."""
+    if facts.machine is None:
+        return None
+    used = cpu_cores_used(facts)
+    if used is None:
+        return None
+    return used >= SATURATED_CPU_SHARE * facts.machine.usable_cpus
+
+
+def cost_beyond_wait(facts: Facts) -> Cost | None:
+    """What the loader costs by ablation beyond the loop's wait for it; None if not established."""
+    part, seen_ms = _beyond_wait(facts), _seen_ms(facts)
+    ablation = facts.ablation
+    if part is None or seen_ms is None or ablation is None or ablation.input_ms is None:
+        return None
+    return part if ablation.input_ms.low > seen_ms else None
+
+
+def mapping_cost(facts: Facts) -> Cost | None:
+    """What mapping batches and freeing them costs the step; None where it is none to speak of.
+
+    Counted and timed by itself, so that of the ablation only an established input cost is needed,
+    most of it beyond the loop's wait; it is never more than that.
+    """
+    part, mapped_ms = _beyond_wait(facts), mapping_ms(facts)
+    if part is None or not mapped_ms:
+        return None
+    part = part.part(mapped_ms)
+    return part if part.share >= MODERATE_SHARE else None
+
+
+def _beyond_wait(facts: Facts) -> Cost | None:
+    """The established input cost less the wait, by the estimates alone."""
+    ablation, seen_ms, cost = facts.ablation, _seen_ms(facts), input_cost(facts)
+    if ablation is None or ablation.input_ms is None or not ablation.input_ms.bounded:
+        return None
+    if seen_ms is None or cost is None or seen_ms > MAX_WAIT_PART * ablation.input_ms.value:
+        return None
+    part = cost.part(ablation.input_ms.value - seen_ms)
+    return part if part.share >= MODERATE_SHARE else None
+
+
+def _seen_ms(facts: Facts) -> float | None:
+    """What the loop was seen to wait, a step: in `__next__`, and for workers to start."""
+    step = facts.step
+    if step is None or step.raw_wait_ms is None:
+        return None
+    # Starting workers at an epoch's end is paid outside `__next__`, and is no contention.
+    return step.raw_wait_ms + (startup_ms_per_step(facts) or 0.0)
+
+
+def mapping_ms(facts: Facts) -> float | None:
+    """What the training thread pays, a step, to map what workers hand over and to free it again.
+
+    0 where it is not the first to read these pages (another thread is, or nobody); None where
+    faults were not counted.
+    """
+    pages = facts.ablation.pages if facts.ablation is not None else None
+    if pages is None or not num_workers(facts):
+        return None
+    return mapping_ms_of(pages)
+
+
+def unmapped_cost(facts: Facts) -> Cost | None:
+    """The established input cost without mapping its batches; None where nothing of note is left.
+
+    Only what lies beyond the loop's wait can be mapping: what it waits for, it waits for.
+    """
+    cost, mapped = input_cost(facts), mapping_cost(facts)
+    if cost is None or mapped is None:
+        return cost
+    part = cost.part(cost.ms - mapped.ms)
+    return part if part.share >= MODERATE_SHARE else None
+
+
+def contention_cost(facts: Facts) -> Cost | None:
+    """What the loader costs beyond the loop's wait and beyond mapping its batches: a fight.
+
+    None where it is not established, or the smaller part: then the noise of the figures it is
+    the difference of is as large.
+    """
+    extra, mapped_ms = cost_beyond_wait(facts), mapping_ms(facts)
+    if extra is None or not mapped_ms:
+        return extra
+    part = extra.part(extra.ms - mapped_ms)
+    return part if part.share >= MODERATE_SHARE and part.ms > mapped_ms else None
+
+
+def startup_ms_per_step(facts: Facts) -> float | None:
+    """The loader's part of one epoch boundary of a run, spread over an epoch's steps.
+
+    None where no boundary was measured.
+    """
+    boundary_ms = boundary_of_loader_ms(facts)
+    if facts.step is None or boundary_ms is None or not facts.step.steps_per_epoch:
+        return None
+    return boundary_ms / facts.step.steps_per_epoch
+
+
+def boundary_of_loader_ms(facts: Facts) -> float | None:
+    """What of one epoch boundary the loader takes; all of it where that was not told apart."""
+    step = facts.step
+    if step is None or step.loader_boundary_ms is None:
+        return step.boundary_ms if step is not None else None
+    return step.loader_boundary_ms

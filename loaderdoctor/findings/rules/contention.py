@@ -1,0 +1,270 @@
+"""The loader takes the CPU, a core or the GIL away from the step: costs that no wait shows."""
+
+from __future__ import annotations
+
+from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.findings.exposure import (
+    MODERATE_SHARE,
+    Cost,
+    in_background,
+    input_cost,
+    loader_id,
+    num_workers,
+)
+from loaderdoctor.findings.model import Finding, Kind, Prediction
+from loaderdoctor.findings.rules.capacity import (
+    batch_ms,
+    contention_cost,
+    cpu_cores_used,
+    cpu_saturated,
+    pool_falls_short_ms,
+    rest_ms,
+)
+from loaderdoctor.findings.rules.saturated import no_more_workers
+from loaderdoctor.findings.rules.threads import threads_of_loop
+from loaderdoctor.findings.wording import does, ms, of_step, percent, plural
+
+# CPU time above wall time: the worker runs more than one thread while it makes a batch.
+MIN_MULTITHREADED_CPU_SHARE = 1.2
+# Ready to run and no CPU free for this part of a worker's life. On two CPUs beside the loop: two
+# workers of eight BLAS threads 0.65 (a batch takes 32 times as long), two of one thread 0.18
+# (`tests/scripts/starved/many_threads.py`).
+MIN_RUN_WAIT_SHARE = 0.25
+# In one measured case the loop waited 0.2 ms a step and removing the loader gained 2.1 of 5.4 ms:
+# its thread fought the loop for the GIL. A fetch that burns CPU holds the GIL; one that waits
+# releases it.
+MIN_GIL_CPU_SHARE = 0.5
+# A stage busy this much of the time is the bottleneck; the queue before it is never empty.
+MIN_PIN_BUSY_SHARE = 0.9
+
+_OWN_INTERPRETERS = Prediction(
+    sentence="Worker processes would do that work in interpreters of their own.",
+    setting="num_workers",
+    which="more",
+)
+
+
+def workers_share_a_core(facts: Facts) -> Finding | None:
+    """All workers may only run on fewer cores than there are workers, while the job has more.
+
+    Decides on: the workers' CPU affinities together, the number of workers, usable CPUs, and
+    exposed input time.
+    Abstains: affinities not recorded, or the pool keeps up with the step all the same.
+    Fooled by: a job that was rightly given one core; the summary then says so.
+    """
+    workers, cost = facts.workers, input_cost(facts)
+    if workers is None or cost is None or workers.n_workers < 2 or not workers.cores:
+        return None
+    cores = sorted({core for one in workers.cores for core in one})
+    usable = facts.machine.usable_cpus if facts.machine is not None else None
+    narrowed = usable is not None and usable >= len(cores) + 1
+    if not cores or len(cores) >= workers.n_workers or not (narrowed or len(cores) == 1):
+        return None
+    if pool_falls_short_ms(facts) == 0.0:
+        return None
+    which = ", ".join(map(str, cores[:4])) + (", …" if len(cores) > 4 else "")
+    cause = (
+        f"though the job may use {usable:g}: something changed the CPU affinity (often an import)"
+        if narrowed
+        else "the only one this process may use when they start"
+    )
+    return Finding(
+        kind=Kind.WORKERS_SHARE_A_CORE,
+        severity=cost.severity,
+        share=cost.share,
+        loader=loader_id(facts),
+        summary=(
+            f"{workers.n_workers} workers share {plural(len(cores), 'CPU')} ({which}), {cause}. "
+            f"The loop waits {of_step(cost)}. Restore the affinity before the loader starts."
+        ),
+        evidence={
+            "num_workers": workers.n_workers,
+            "n_cores_shared": len(cores),
+            "usable_cpus": usable,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+        advice="os.sched_setaffinity(0, range(os.cpu_count())) in worker_init_fn, or before the "
+        "loader is iterated; unset GOMP_CPU_AFFINITY and KMP_AFFINITY.",
+    )
+
+
+def thread_oversubscription(facts: Facts) -> Finding | None:
+    """More busy threads than CPUs: library threads in every worker, or the loop's own.
+
+    Decides on: threads x workers against the usable CPUs, where the CPU is full, a worker uses more
+    CPU time than wall time, or stands ready with no CPU free. For the loop's own threads, also at 0
+    workers, what the step gains with fewer of them, where that was tried; else threads that stand
+    ready with no CPU free, a quota that holds back more threads than it has CPUs for, or a loader
+    whose removal gains more than the loop waits for it while the CPU is full.
+    Abstains: machine, thread counts or CPU times not recorded; one thread.
+    Fooled by: torch threads a worker may use and never does, beside a CPU that is full for another
+    reason (a library's own pool counts only where it was seen at work); untried, threads of the
+    training process that are not torch's.
+    """
+    return _threads_of_workers(facts) or threads_of_loop(facts)
+
+
+def _threads_of_workers(facts: Facts) -> Finding | None:
+    machine, workers, cost = facts.machine, facts.workers, input_cost(facts)
+    if machine is None or cost is None or not num_workers(facts):
+        return None
+    cpus, saturated = machine.usable_cpus, cpu_saturated(facts)
+    in_worker = workers.n_threads if workers is not None else None
+    n = num_workers(facts) or 0
+    competes = saturated or (
+        workers is not None
+        and (
+            (workers.cpu_share or 0.0) >= MIN_MULTITHREADED_CPU_SHARE
+            or (workers.run_wait_share or 0.0) >= MIN_RUN_WAIT_SHARE
+        )
+    )
+    if in_worker is not None and in_worker > 1 and in_worker * n > cpus and competes:
+        return _oversubscribed(
+            facts,
+            cost,
+            f"{plural(n, 'worker')} of {in_worker} library threads each {does(n, 'compete')} for "
+            f"{cpus:g} usable CPUs",
+            "Give each worker one thread (worker_init_fn)",
+            n_threads=in_worker,
+        )
+    return None
+
+
+def gil_contention(facts: Facts) -> Finding | None:
+    """The loader costs the step though the loop hardly waits: a thread of it holds the GIL.
+
+    Decides on: input cost by ablation (its lower bound) against the wait in plain windows, less
+    what mapping the batches takes (`batch-page-faults`); or a background thread whose fetching
+    burns CPU, with exposed input time.
+    Abstains: no loader thread in this process (background, pin-memory), no ablation, or the CPU is
+    full (then threads compete for cores, not for the GIL).
+    Fooled by: memory bandwidth or clock speed lost to workers, which looks the same from here.
+    """
+    extra, cost = contention_cost(facts), input_cost(facts)
+    thread = _loader_thread(facts)
+    if extra is not None and thread is not None and not cpu_saturated(facts):
+        wait_ms = facts.step.raw_wait_ms if facts.step is not None else None
+        return Finding(
+            kind=Kind.GIL_CONTENTION,
+            severity=extra.severity,
+            share=extra.share,
+            loader=loader_id(facts),
+            summary=(
+                f"The loop waits only {ms(wait_ms)} for its loader, yet without it the step is "
+                f"{of_step(extra)} shorter: {thread} takes the interpreter from the loop."
+            ),
+            predictions=(_OWN_INTERPRETERS,),
+            evidence={
+                "input_ms_per_step": extra.ms,
+                "raw_wait_ms_per_step": wait_ms,
+                "step_ms": extra.step_ms,
+                "cpu_cores_used": cpu_cores_used(facts),
+            },
+            advice="Let worker processes do the loading, and hand fewer, larger objects to the "
+            "training process.",
+        )
+    share = facts.workers.cpu_share if facts.workers is not None else None
+    if cost is None or not _threaded(facts) or num_workers(facts) != 0 or share is None:
+        return None
+    if share < MIN_GIL_CPU_SHARE:
+        return None
+    return Finding(
+        kind=Kind.GIL_CONTENTION,
+        severity=cost.severity,
+        share=cost.share,
+        loader=loader_id(facts),
+        summary=(
+            f"The background thread burns CPU for {percent(share)} of each batch's "
+            f"{ms(batch_ms(facts))} and so shares the interpreter with the loop: {of_step(cost)}."
+        ),
+        predictions=(_OWN_INTERPRETERS,),
+        evidence={
+            "cpu_share": share,
+            "batch_ms": batch_ms(facts),
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+    )
+
+
+def pin_thread_bound(facts: Facts) -> Finding | None:
+    """The one thread that pins batches is slower than the step, so ready batches queue before it.
+
+    Decides on: busy share of the pin-memory thread, its time per batch against the rest of the
+    step, and exposed input time.
+    Abstains: no pin thread recorded.
+    Fooled by: a thread that waits for the GIL while it pins; its time then falls with the loop's.
+    """
+    workers, cost, rest = facts.workers, input_cost(facts), rest_ms(facts)
+    if workers is None or cost is None or rest is None or workers.pin_ms is None:
+        return None
+    if workers.pin_busy_share is None or workers.pin_busy_share < MIN_PIN_BUSY_SHARE:
+        return None
+    if workers.pin_ms <= rest:
+        return None
+    part = cost.part(workers.pin_ms - rest)
+    if part.share < MODERATE_SHARE:
+        return None
+    return Finding(
+        kind=Kind.PIN_THREAD_BOUND,
+        severity=part.severity,
+        share=part.share,
+        loader=loader_id(facts),
+        summary=(
+            f"Pinning a batch takes the pin thread {ms(workers.pin_ms)}, the rest of the step "
+            f"{ms(rest)}: the loop waits {of_step(part)} for it. Send fewer bytes, or fewer and "
+            "larger tensors."
+        ),
+        predictions=(no_more_workers("More workers would wait for the same thread."),),
+        evidence={
+            "pin_ms_per_batch": workers.pin_ms,
+            "pin_busy_share": workers.pin_busy_share,
+            "rest_of_step_ms": rest,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+        advice="Send uint8 instead of float32, merge small tensors of a batch into one, or return "
+        "batches that need no pinning.",
+    )
+
+
+def _loader_thread(facts: Facts) -> str | None:
+    """The thread of the training process that does loader work; None where there is none."""
+    loader = facts.main_loader
+    if _threaded(facts):
+        return "the background thread"
+    if loader is None:
+        return None
+    if loader.settings.pin_memory and loader.settings.num_workers:
+        return "the pin-memory thread"
+    return "a thread of its own" if loader.kind == "foreign" else None
+
+
+def _oversubscribed(facts: Facts, cost: Cost, what: str, remedy: str, *, n_threads: int) -> Finding:
+    machine = facts.machine
+    return Finding(
+        kind=Kind.THREAD_OVERSUBSCRIPTION,
+        severity=cost.severity,
+        share=cost.share,
+        loader=loader_id(facts),
+        summary=f"{what}; {of_step(cost)}. {remedy}.",
+        evidence={
+            "threads_of": "workers",
+            "n_threads": n_threads,
+            "num_workers": num_workers(facts),
+            "usable_cpus": machine.usable_cpus if machine is not None else None,
+            "cpu_cores_used": cpu_cores_used(facts),
+            "worker_cpu_share": facts.workers.cpu_share if facts.workers is not None else None,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+        advice="Limit library threads: torch.set_num_threads, cv2.setNumThreads(0), "
+        "OMP_NUM_THREADS and OPENBLAS_NUM_THREADS.",
+    )
+
+
+def _threaded(facts: Facts) -> bool:
+    """Whether a thread of the training process fetches: of a setting tried, or of the user's."""
+    loader = facts.main_loader
+    return in_background(facts) or (loader is not None and loader.in_background)

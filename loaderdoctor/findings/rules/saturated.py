@@ -1,0 +1,226 @@
+"""More workers would not help: the CPU is full, the storage is slow, or the work is overhead."""
+
+from __future__ import annotations
+
+from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.findings.exposure import MODERATE_SHARE, input_cost, loader_id, num_workers
+from loaderdoctor.findings.model import Finding, Kind, Prediction
+from loaderdoctor.findings.rules.capacity import (
+    batch_ms,
+    contention_cost,
+    cpu_cores_used,
+    cpu_saturated,
+    making_cost,
+    pool_falls_short_ms,
+    rest_ms,
+    unmapped_cost,
+    wanted_cpu_share,
+    worker_limit,
+)
+from loaderdoctor.findings.rules.hotspots import hot_evidence, hot_sentence
+from loaderdoctor.findings.wording import does, ms, of_step, percent, plural
+
+# While making a batch a worker either burns CPU or waits for a disk, the network or a lock.
+# Under a half, waiting dominates.
+MAX_WAITING_CPU_SHARE = 0.5
+
+# A sample below this costs what Python costs, not what its data does. On 2 cores indexing a
+# TensorDataset takes 0.012 ms a sample, an MNIST image through PIL, ToTensor and Normalize
+# 0.106 ms. At the former workers hurt (20000 rows, batch 256: 204 ms an epoch without, 626 ms with
+# two, 12 ms sliced), at the latter they help.
+MAX_OVERHEAD_SAMPLE_MS = 0.03
+# What a worker pays to send a batch, the loop pays about again to receive it; beyond that the cost
+# is not the overhead of these batches.
+MAX_BEYOND_SEEN = 2.0
+
+
+def cpu_saturated_workers(facts: Facts) -> Finding | None:
+    """The workers fall short and the usable CPUs are full: more workers can't help.
+
+    Decides on: CPU time of workers and training process against the usable CPUs, over the plain
+    windows, and exposed input time; or a pool that burns CPU and is as large as the CPUs feed. A
+    pool that keeps up counts too, where removing it gains more than the loop ever waits for it.
+    Abstains: no workers, machine not known, or the workers' CPU time not recorded.
+    Fooled by: other programs on the same CPUs, where the system does not tell how long workers
+    queue for one: their load then reads as room.
+    """
+    n, cost, machine = num_workers(facts), input_cost(facts), facts.machine
+    if not n or cost is None or machine is None:
+        return None
+    short, competes = pool_falls_short_ms(facts), contention_cost(facts) is not None
+    if short == 0.0 and not competes:
+        return None
+    if not cpu_saturated(facts) and not (short and _fills_the_cpus(facts, n)):
+        return None
+    used = cpu_cores_used(facts)
+    busy = f"{used:.1f} of " if used is not None else "all of "
+    cpu = facts.step.cpu if facts.step is not None else None
+    others = cpu.other_cores if cpu is not None else None
+    company = ""
+    if others is not None and used is not None and not cpu_saturated(facts):
+        company = f" with this loop and {others:.1f} with other programs,"
+    return Finding(
+        kind=Kind.CPU_SATURATED_WORKERS,
+        severity=cost.severity,
+        share=cost.share,
+        loader=loader_id(facts),
+        summary=(
+            f"{busy}{machine.usable_cpus:g} usable CPUs are busy{company} and the loop still waits "
+            f"{of_step(cost)}. Make each sample cheaper, cache it, or move work to the "
+            f"accelerator.{hot_sentence(facts)}"
+        ),
+        predictions=(no_more_workers("No CPU is left for more workers."),),
+        evidence={
+            "num_workers": n,
+            "usable_cpus": machine.usable_cpus,
+            "cpu_cores_used": used,
+            **hot_evidence(facts),
+            "worker_cpu_share": facts.workers.cpu_share if facts.workers is not None else None,
+            "batch_ms": batch_ms(facts),
+            "rest_of_step_ms": rest_ms(facts),
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+        advice="Make each sample cheaper (smaller files, fewer or faster transforms), cache "
+        "decoded samples, or move transforms to the accelerator.",
+    )
+
+
+def storage_bound_workers(facts: Facts) -> Finding | None:
+    """The workers fall short while they wait for storage or the network, not for the CPU.
+
+    Decides on: wall time of making a batch less CPU time and less waiting for a free CPU, a CPU
+    with room, and exposed input time.
+    Abstains: no workers, or the workers' CPU time not recorded.
+    Fooled by: waiting of any other kind (sleep, a lock, a rate limit), which looks the same.
+    """
+    n, cost, workers = num_workers(facts), making_cost(facts), facts.workers
+    if not n or cost is None or workers is None or workers.cpu_share is None:
+        return None
+    waiting = 1 - workers.cpu_share - (workers.run_wait_share or 0.0)
+    if waiting <= 1 - MAX_WAITING_CPU_SHARE or cpu_saturated(facts):
+        return None
+    if cost.share < MODERATE_SHARE:
+        return None
+    return Finding(
+        kind=Kind.STORAGE_BOUND_WORKERS,
+        severity=cost.severity,
+        share=cost.share,
+        loader=loader_id(facts),
+        summary=(
+            f"The {plural(n, 'worker')} {does(n, 'spend')} {percent(waiting)} of each batch's "
+            f"{ms(workers.batch_ms)} waiting (storage, network), not computing, and the loop "
+            f"waits {of_step(cost)}. Faster storage, packed files or a cache help."
+        ),
+        predictions=(
+            Prediction(
+                sentence="Workers that wait may outnumber the CPUs: more of them would wait at "
+                "once.",
+                setting="num_workers",
+                which="more",
+            ),
+        ),
+        evidence={
+            "num_workers": n,
+            "worker_cpu_share": workers.cpu_share,
+            "batch_ms": workers.batch_ms,
+            "fetch_ms": workers.fetch_ms,
+            "rest_of_step_ms": rest_ms(facts),
+            "cpu_cores_used": cpu_cores_used(facts),
+            **hot_evidence(facts),
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+        advice="Keep the data on faster storage, pack small files, or cache samples in memory.",
+    )
+
+
+def overhead_bound_loader(facts: Facts) -> Finding | None:
+    """Samples so small that indexing, collating and the queue are the whole cost.
+
+    Decides on: median time of a sample of a map-style dataset, its part of collating, and exposed
+    input time without mapping the batches (`batch-page-faults`).
+    Abstains: sample times not recorded, the dataset is a stream, the sampler is what costs, or the
+    batches seen made are too cheap to explain the cost.
+    Fooled by: samples that are cheap but for a rare slow one; the median hides it, so the mean
+    must be small too.
+    """
+    workers, cost, loader = facts.workers, unmapped_cost(facts), facts.main_loader
+    if workers is None or cost is None or loader is None or loader.kind != "map":
+        return None
+    sample_ms = _sample_ms(facts)
+    if sample_ms is None or sample_ms > MAX_OVERHEAD_SAMPLE_MS:
+        return None
+    if _collate_ms_per_sample(facts) > MAX_OVERHEAD_SAMPLE_MS:
+        return None
+    if workers.sampler_ms is not None and workers.sampler_ms > cost.ms / 2:
+        return None
+    seen_ms = workers.batch_ms + (workers.queue_put_ms or 0.0)
+    if MAX_BEYOND_SEEN * seen_ms < MODERATE_SHARE * cost.step_ms:
+        return None
+    n = workers.n_workers
+    instead = (
+        "" if not n else f" The {plural(n, 'worker')} {does(n, 'add')} the price of a queue to it."
+    )
+    return Finding(
+        kind=Kind.OVERHEAD_BOUND_LOADER,
+        severity=cost.severity,
+        share=cost.share,
+        loader=loader.id,
+        summary=(
+            f"A sample takes {1000 * sample_ms:.0f} µs: the {of_step(cost)} are the overhead of "
+            "fetching one sample at a time and collating them, not the data. Slice whole batches "
+            f"or keep the dataset on the device.{instead}"
+        ),
+        predictions=(no_more_workers("More workers would add the price of a queue."),),
+        evidence={
+            "sample_us": 1000 * sample_ms,
+            "batch_ms": workers.batch_ms,
+            "fetch_ms": workers.fetch_ms,
+            "collate_ms": workers.collate_ms,
+            "num_workers": n,
+            "batch_size": loader.batch_size,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+        advice="Slice whole batches from tensors in memory (or define __getitems__), or keep the "
+        "dataset on the device.",
+    )
+
+
+def no_more_workers(sentence: str) -> Prediction:
+    """That more workers gain nothing, for this reason."""
+    return Prediction(sentence=sentence, setting="num_workers", which="more", gains=False)
+
+
+def _fills_the_cpus(facts: Facts, n_workers: int) -> bool:
+    """Whether a pool that computes, rather than waits, has all the workers the CPUs can feed."""
+    share, limit = wanted_cpu_share(facts), worker_limit(facts)
+    if share is None or limit is None:
+        return False
+    return share >= MAX_WAITING_CPU_SHARE and n_workers >= limit
+
+
+def _sample_ms(facts: Facts) -> float | None:
+    """Time of one sample: the median, or the mean where that is what the batch is made of."""
+    workers = facts.workers
+    if workers is None:
+        return None
+    mean_ms = (
+        workers.fetch_ms * workers.n_batches / workers.n_samples if workers.n_samples > 0 else None
+    )
+    if workers.sample_ms_quantiles is None:
+        return mean_ms
+    median_ms = workers.sample_ms_quantiles[3]
+    # The mean holds what a rare slow sample costs; twice the limit leaves room for its noise.
+    if mean_ms is not None and mean_ms > 2 * MAX_OVERHEAD_SAMPLE_MS:
+        return mean_ms
+    return median_ms
+
+
+def _collate_ms_per_sample(facts: Facts) -> float:
+    """Collating, spread over the batch; 0 where it was not recorded apart."""
+    workers = facts.workers
+    if workers is None or workers.collate_ms is None or workers.n_samples <= 0:
+        return 0.0
+    return workers.collate_ms * workers.n_batches / workers.n_samples

@@ -1,0 +1,158 @@
+"""Time paid per iterator, not per batch: workers started each epoch, or each step."""
+
+from __future__ import annotations
+
+import math
+
+from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.findings.exposure import MODERATE_SHARE, input_cost, loader_id, num_workers
+from loaderdoctor.findings.model import Finding, Kind, Prediction
+from loaderdoctor.findings.rules.capacity import boundary_of_loader_ms, startup_ms_per_step
+from loaderdoctor.findings.wording import ms, of_step, percent, plural, seconds
+
+# An epoch of one or two steps may rightly need an iterator every other step; from one in two
+# steps on, a longer epoch means that the loop drops its iterator.
+MIN_CREATIONS_PER_STEP = 0.5
+# In a trace, start-up is inferred from gaps: it must also be the better part of the input time
+# before it is named as its cause.
+MIN_PART_OF_INPUT = 0.5
+
+
+def iterator_recreated(facts: Facts) -> Finding | None:
+    """The loop builds a new iterator for (nearly) every step and drops it after a batch.
+
+    Decides on: iterator creations per step, the epoch's length, and exposed input time.
+    Abstains: creations not recorded, or an epoch is one or two steps long by its own length.
+    Fooled by: a trace that begins and ends within two steps, where one epoch boundary looks like
+    a habit; at least 4 steps are asked for.
+    """
+    cost, counts = input_cost(facts), _creations(facts)
+    if cost is None or counts is None:
+        return None
+    n_created, n_steps = counts
+    if n_steps < 4 or n_created / n_steps < MIN_CREATIONS_PER_STEP:
+        return None
+    loader = facts.main_loader
+    if loader is not None and loader.steps_per_epoch is not None and loader.steps_per_epoch <= 2:
+        return None
+    n = num_workers(facts)
+    paid = f", and {plural(n, 'worker')} are started for it" if n else ""
+    return Finding(
+        kind=Kind.ITERATOR_RECREATED,
+        severity=cost.severity,
+        share=cost.share,
+        loader=loader_id(facts),
+        summary=(
+            f"The loop makes a new iterator {n_created} times in {n_steps} steps "
+            f"(next(iter(loader))){paid}: {of_step(cost)}. Make the iterator once per epoch and "
+            "call next() on it."
+        ),
+        evidence={
+            "n_iterators_created": n_created,
+            "n_steps": n_steps,
+            "num_workers": n,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+        advice="Loop with `for batch in loader:`, or keep `batches = iter(loader)` outside it.",
+    )
+
+
+def worker_startup_each_epoch(facts: Facts) -> Finding | None:
+    """Workers start anew each epoch, and epochs are short enough for that to matter.
+
+    Decides on: the cost of one epoch boundary spread over the steps of an epoch; in a trace alone,
+    the start-ups inside it, where they are most of its input time.
+    Abstains: no workers, persistent workers, or no boundary measured.
+    Fooled by: a trace that holds one boundary of a much longer epoch: its share is of the trace's
+    own steps, and the evidence says how many.
+    """
+    n, loader = num_workers(facts), facts.main_loader
+    if n == 0 or (loader is not None and loader.settings.persistent_workers):
+        return None
+    if facts.step is not None:
+        return _startup_of_run(facts)
+    return _startup_of_trace(facts)
+
+
+def _startup_of_run(facts: Facts) -> Finding | None:
+    step, per_step, n = facts.step, startup_ms_per_step(facts), num_workers(facts)
+    cost, boundary_ms = input_cost(facts), boundary_of_loader_ms(facts)
+    if step is None or boundary_ms is None or per_step is None or not n or cost is None:
+        return None
+    explained = cost.part(per_step)
+    if explained.share < MODERATE_SHARE:
+        return None
+    return Finding(
+        kind=Kind.WORKER_STARTUP_EACH_EPOCH,
+        severity=explained.severity,
+        share=explained.share,
+        loader=loader_id(facts),
+        summary=(
+            f"Starting {plural(n, 'worker')} anew costs {seconds(boundary_ms)} each epoch of "
+            f"{step.steps_per_epoch} steps, {percent(explained.share)} of the run."
+        ),
+        predictions=(_kept(cost.step_ms - explained.ms),),
+        evidence={
+            "boundary_ms": boundary_ms,
+            "startup_s_per_epoch": boundary_ms / 1000,
+            "steps_per_epoch": step.steps_per_epoch,
+            "startup_ms_per_step": per_step,
+            "step_ms": cost.step_ms,
+            "num_workers": n,
+        },
+    )
+
+
+def _startup_of_trace(facts: Facts) -> Finding | None:
+    trace, cost = facts.trace, input_cost(facts)
+    if trace is None or cost is None or not trace.startup_ms or trace.n_steps < 1:
+        return None
+    if trace.fetch_kind not in ("multi-process", "mixed"):
+        return None
+    n_starts = len(trace.startup_ms)
+    if trace.n_steps >= 4 and trace.n_iterators_created / trace.n_steps >= MIN_CREATIONS_PER_STEP:
+        return None  # the iterator is dropped each step: that is the cause, not the epoch
+    explained = cost.part(math.fsum(trace.startup_ms) / trace.n_steps)
+    if explained.share < MODERATE_SHARE or explained.ms < MIN_PART_OF_INPUT * cost.ms:
+        return None
+    mean_ms = math.fsum(trace.startup_ms) / n_starts
+    return Finding(
+        kind=Kind.WORKER_STARTUP_EACH_EPOCH,
+        severity=explained.severity,
+        share=explained.share,
+        summary=(
+            f"Workers start anew {n_starts} times in {trace.n_steps} steps, {ms(mean_ms)} until "
+            f"the first batch each time: {of_step(explained)}."
+        ),
+        predictions=(_kept(None),),
+        evidence={
+            "n_startups": n_starts,
+            "n_steps": trace.n_steps,
+            "startup_ms": mean_ms,
+            "startup_ms_per_step": explained.ms,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+        advice="Pass persistent_workers=True to the DataLoader.",
+    )
+
+
+def _kept(step_ms: float | None) -> Prediction:
+    """That workers kept between epochs save their start; the step then expected, where known."""
+    brings = f", which would bring the step to {ms(step_ms)}" if step_ms is not None else ""
+    return Prediction(
+        sentence=f"persistent_workers=True keeps them between epochs{brings}.",
+        setting="persistent_workers",
+        value=True,
+        step_ms=step_ms,
+        advised=True,
+    )
+
+
+def _creations(facts: Facts) -> tuple[int, int] | None:
+    if facts.step is not None:
+        return facts.step.n_iterators_created, facts.step.n_steps
+    if facts.trace is not None and facts.trace.loader_events:
+        return facts.trace.n_iterators_created, facts.trace.n_steps
+    return None

@@ -1,0 +1,230 @@
+"""The loop waits because too little makes its batches: the loop alone, or too small a pool."""
+
+from __future__ import annotations
+
+from loaderdoctor.advice.proposal import pool_ms
+from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.findings.exposure import (
+    MODERATE_SHARE,
+    Cost,
+    in_background,
+    input_cost,
+    loader_id,
+    num_workers,
+)
+from loaderdoctor.findings.model import Finding, Kind, Prediction
+from loaderdoctor.findings.rules.capacity import (
+    KEEPS_UP_MARGIN,
+    batch_cpu_ms,
+    batch_ms,
+    main_cpu_ms,
+    pool_falls_short_ms,
+    reachable_ms,
+    rest_ms,
+    worker_limit,
+    workers_needed,
+)
+from loaderdoctor.findings.rules.hotspots import hot_evidence, hot_sentence
+from loaderdoctor.findings.wording import does, ms, of_step, plural
+
+# Workers that wait for work this much of their life have room: the pool is not what is short.
+# (A pool that falls short never waits, but for its own start and the window's edges.)
+MAX_IDLE_SHARE = 0.5
+# Ablation may find more than the time seen in making batches (caches and memory the loader takes
+# from the step), within reason: beyond twice of it, another cause or noise is at work.
+MAX_BEYOND_SEEN = 2.0
+
+
+def loader_in_main_process(facts: Facts) -> Finding | None:
+    """The training loop makes its batches itself, and the step waits while it does.
+
+    Decides on: exposed input time of a loop whose loader has no workers (its settings, or the
+    single-process fetches of a trace).
+    Abstains: no exposed input time, workers or a background thread fetch, neither the settings nor
+    the trace say who fetches, or the batches seen made are too cheap to explain it.
+    Fooled by: a dataset that waits for another process of the user's own; the wait is real, but
+    workers only move it.
+    """
+    if num_workers(facts) != 0 or in_background(facts):
+        return None
+    cost = input_cost(facts)
+    if cost is None:
+        return None
+    waited_ms = facts.step.raw_wait_ms if facts.step is not None else None
+    seen_ms = max(batch_ms(facts) or 0.0, waited_ms or 0.0)
+    if seen_ms and MAX_BEYOND_SEEN * seen_ms < MODERATE_SHARE * cost.step_ms:
+        return None
+    needed, limit = workers_needed(facts), worker_limit(facts)
+    return Finding(
+        kind=Kind.LOADER_IN_MAIN_PROCESS,
+        severity=cost.severity,
+        share=cost.share,
+        loader=loader_id(facts),
+        summary=f"{_by_itself(facts, cost)}.{hot_sentence(facts)}",
+        evidence={
+            "num_workers": 0,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+            "batch_ms": batch_ms(facts),
+            "rest_of_step_ms": rest_ms(facts),
+            "num_workers_needed": needed,
+            "num_workers_limit": limit,
+            "cpu_share": facts.workers.cpu_share if facts.workers is not None else None,
+            **hot_evidence(facts),
+        },
+        advice=None if facts.machine is not None else "Let DataLoader workers make the batches.",
+        predictions=(_more_workers(facts, 0),),
+    )
+
+
+def too_few_workers(facts: Facts) -> Finding | None:
+    """The pool makes batches more slowly than the step uses them, and the machine has room.
+
+    Decides on: mean batch cost over whole worker cycles / num_workers against the rest of the
+    step, and the workers this machine can feed.
+    Abstains: batch cost or rest of the step not recorded (a trace alone knows neither the number
+    of workers nor their cost).
+    Fooled by: workers that slow each other down (a shared disk or lock): the batch cost then grows
+    with the pool, which only a trial shows.
+    """
+    n, short = num_workers(facts), pool_falls_short_ms(facts)
+    cost, workers = input_cost(facts), facts.workers
+    if not n or not short or cost is None or workers is None:
+        return None
+    if workers.idle_share is not None and workers.idle_share > MAX_IDLE_SHARE:
+        return None
+    needed, limit = workers_needed(facts), worker_limit(facts)
+    if limit is not None and n >= limit:
+        return None
+    explained = cost.part(short)
+    if explained.share < MODERATE_SHARE:
+        return None
+    return Finding(
+        kind=Kind.TOO_FEW_WORKERS,
+        severity=explained.severity,
+        share=explained.share,
+        loader=loader_id(facts),
+        summary=(
+            f"{plural(n, 'worker')} {does(n, 'hand')} out a batch every "
+            f"{ms(workers.batch_ms / n)} on average, the rest of the step takes "
+            f"{ms(rest_ms(facts))}: the loop waits {of_step(cost)}."
+            f"{hot_sentence(facts)}"
+        ),
+        evidence={
+            "num_workers": n,
+            "batch_ms": workers.batch_ms,
+            "supply_ms_per_batch": workers.batch_ms / n,
+            "rest_of_step_ms": rest_ms(facts),
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+            "num_workers_needed": needed,
+            "num_workers_limit": limit,
+            "worker_idle_share": workers.idle_share,
+            "cpu_share": workers.cpu_share,
+            **hot_evidence(facts),
+        },
+        predictions=(_more_workers(facts, n),),
+    )
+
+
+def idle_workers(facts: Facts) -> Finding | None:
+    """Some workers never make a batch while the loop waits for the others.
+
+    Decides on: workers without a single batch in the window, and exposed input time.
+    Abstains: no worker records, so few batches that the window just missed some workers, or the
+    others keep up with the step.
+    Fooled by: an epoch with fewer batches than workers, where idling is right and costs nothing
+    but memory.
+    """
+    workers, cost = facts.workers, input_cost(facts)
+    if workers is None or cost is None or workers.n_workers < 2 or workers.n_idle_workers < 1:
+        return None
+    if pool_falls_short_ms(facts) == 0.0:
+        return None
+    loader = facts.main_loader
+    iterable = loader is not None and loader.kind == "iterable"
+    # A map-style loader deals batches in turn: after this many rounds each worker had some.
+    if not iterable and workers.n_batches < 4 * workers.n_workers:
+        return None
+    busy = workers.n_workers - workers.n_idle_workers
+    why = "its stream has fewer shards than workers" if iterable else "they were given no batch"
+    return Finding(
+        kind=Kind.IDLE_WORKERS,
+        severity=cost.severity,
+        share=cost.share,
+        loader=loader_id(facts),
+        summary=(
+            f"{workers.n_idle_workers} of {workers.n_workers} workers made no batch ({why}): "
+            f"{plural(busy, 'worker')} {does(busy, 'make')} all of them while the loop waits "
+            f"{of_step(cost)}. Split the data into at least as many shards as workers."
+        ),
+        evidence={
+            "num_workers": workers.n_workers,
+            "n_idle_workers": workers.n_idle_workers,
+            "n_batches": workers.n_batches,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+        advice="Give every worker its own shards (get_worker_info() in __iter__), or use as many "
+        f"workers as there are shards ({busy}).",
+    )
+
+
+def _by_itself(facts: Facts, cost: Cost) -> str:
+    loader = facts.main_loader
+    if loader is not None and loader.in_background:  # as with prefetch_generator
+        return (
+            "One background thread of the training process makes its batches (num_workers=0), and "
+            f"is too slow for the step: the loop still waits {of_step(cost)}"
+        )
+    return (
+        f"The loop makes its batches itself (num_workers=0): {of_step(cost)}, and nothing "
+        "overlaps it"
+    )
+
+
+def _more_workers(facts: Facts, n: int) -> Prediction:
+    """What more workers than `n` are expected to bring, by arithmetic on what was measured."""
+    needed, limit, reach = workers_needed(facts), worker_limit(facts), reachable_ms(facts)
+    if needed is None or reach is None:
+        sentence = "Workers that make the batches while the step runs would hide that time."
+        return Prediction(
+            sentence=sentence, setting="num_workers", which="more", advised=facts.machine is None
+        )
+    count = max(n + 1, min(needed, limit) if limit is not None else needed)
+    predicted_ms, _ = pool_ms(facts, count)
+    step_ms = facts.step_ms
+    gains = step_ms is None or predicted_ms is None or predicted_ms < (1 - MODERATE_SHARE) * step_ms
+    return Prediction(
+        sentence=_need_sentence(facts, count, needed, predicted_ms, gains=gains),
+        setting="num_workers",
+        which="more",
+        value=count,
+        gains=gains,
+        step_ms=predicted_ms,
+        advised=facts.machine is None,
+    )
+
+
+def _need_sentence(
+    facts: Facts, count: int, needed: int, predicted_ms: float | None, *, gains: bool
+) -> str:
+    """How many workers, and what they are expected to bring the step to."""
+    many, rest, reach = plural(count, "worker"), rest_ms(facts), reachable_ms(facts)
+    if rest is not None and reach is not None and reach > rest * KEEPS_UP_MARGIN:
+        assert facts.machine is not None
+        cpus = facts.machine.usable_cpus
+        text = (
+            f"The CPU is the limit: a step takes {ms(main_cpu_ms(facts))} of CPU time, its batch "
+            f"{ms(batch_cpu_ms(facts))}, and {cpus:g} usable CPUs can't do that in less than "
+            f"{ms(reach)}"
+        )
+        if not gains:
+            return f"{text}, with any number of workers."
+        return f"{text}; {many} would come to {ms(predicted_ms)}."
+    if count < needed:
+        return (
+            f"{plural(needed, 'worker')} would keep up; beside the loop this machine feeds about "
+            f"{count}, which would bring the step to {ms(predicted_ms)}."
+        )
+    return f"{many} would keep up: {ms(predicted_ms)} a step."

@@ -1,0 +1,186 @@
+"""The loop's own intra-op threads: more of them than there are CPUs free to run them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from loaderdoctor.facts.evidence import Facts, ThreadTrial
+from loaderdoctor.findings.exposure import MODERATE_SHARE, loader_id, num_workers, severity
+from loaderdoctor.findings.model import EvidenceValue, Finding, Kind, Prediction, Severity
+from loaderdoctor.findings.rules.capacity import contention_cost, cpu_cores_used, cpu_saturated
+from loaderdoctor.findings.wording import ms, of_step, percent, plural
+
+# Threads of the training process that stand ready with no CPU free, on average. Two threads on two
+# CPUs: 0.14-0.25 beside programs that leave 85 % of the CPUs, where the step takes no longer; 0.35
+# where it takes 8-16 % longer, 0.7-0.8 where 60-90 %, 1.5 where 2 to 30 times as long
+# (`benchmarks/contention.py --alone`).
+MIN_WAITING_THREADS = 0.3
+# Periods of a quota that ended with everything held back: more threads than the quota feeds are
+# held back in nearly all, as many as it feeds only where something else ran too. Not measured.
+MIN_THROTTLED_SHARE = 0.2
+# With one thread at work the training process uses one CPU, and no other number of them matters.
+MIN_BUSY_CORES = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Fight:
+    """Why the loop's threads are taken to fight, and at least what part of the time is lost."""
+
+    share: float
+    why: str
+    sure: bool  # more threads than CPUs: fewer are right whatever else runs
+    company: str = ""  # who else fights, for behind "the step's own threads"
+
+
+def threads_of_loop(facts: Facts) -> Finding | None:
+    """What the loop's own threads cost: measured where fewer were tried, else suspected."""
+    own = facts.machine.n_threads if facts.machine is not None else None
+    if own is None or own < 2:
+        return None
+    fight = fight_of_threads(facts)
+    decided = [t for t in facts.thread_trials if t.decided]
+    if not decided:
+        return _suspected(facts, own, fight) if fight is not None else None
+    best = min(decided, key=lambda t: t.step_ms.value)
+    if best.gain_ms.low > 0.0:
+        return _measured(facts, own, best, fight)
+    looks_better = best.gain_ms.value >= MODERATE_SHARE * (best.step_ms.value + best.gain_ms.value)
+    if fight is None or not looks_better:
+        return None
+    return _suspected(facts, own, replace(fight, sure=False))  # too noisy to tell
+
+
+def fight_of_threads(facts: Facts) -> Fight | None:
+    """What the plain windows say against so many threads; None where nothing does.
+
+    Threads of a step wait for one another, so a step loses at least what one of them stands
+    without a CPU.
+    """
+    machine, step = facts.machine, facts.step
+    own = machine.n_threads if machine is not None else None
+    if machine is None or step is None or own is None or own < 2:
+        return None
+    cpus, cpu = machine.usable_cpus, step.cpu
+    sure = own > cpus
+    if cpu is not None and (cpu.throttled_share or 0.0) >= MIN_THROTTLED_SHARE and sure:
+        share = max(cpu.throttled_share or 0.0, cpu.train_wait_share or 0.0)
+        held = percent(cpu.throttled_share or 0.0)
+        return Fight(
+            share, f"the quota of {cpus:g} CPUs held them back in {held} of its periods", sure
+        )
+    waiting = cpu.waiting_threads if cpu is not None else None
+    if cpu is not None and waiting is not None and waiting >= MIN_WAITING_THREADS:
+        share = min(1.0, max(waiting / own, cpu.train_wait_share or 0.0))
+        others = (
+            f", and other programs use {cpu.other_cores:.1f} of them"
+            if cpu.other_cores is not None and cpu.other_cores >= MIN_WAITING_THREADS
+            else ""
+        )
+        return Fight(
+            share,
+            f"on average {waiting:.1f} of them stand ready with no CPU free "
+            f"({cpus:g} usable{others})",
+            sure,
+        )
+    extra, n = contention_cost(facts), num_workers(facts) or 0
+    no_device = facts.trace is None or not facts.trace.has_accelerator
+    if n and own + n > cpus and cpu_saturated(facts) and extra is not None and no_device:
+        why = (
+            f"{cpus:g} are usable, and without the loader the step is shorter by more than it "
+            f"waits: {of_step(extra)}"
+        )
+        return Fight(extra.share, why, True, company=f" and {plural(n, 'worker')}")
+    return None
+
+
+def threads_at_work(facts: Facts) -> bool:
+    """Whether the training process was seen to run more than one thread at a time."""
+    step = facts.step
+    return step is not None and (step.main_cpu_cores or 0.0) >= MIN_BUSY_CORES
+
+
+def fewer(facts: Facts) -> tuple[int, ...]:
+    """Numbers of threads to try, the likeliest first: what the CPUs have room for, half, one."""
+    machine, step = facts.machine, facts.step
+    own = machine.n_threads if machine is not None else None
+    if machine is None or own is None or own < 2:
+        return ()
+    taken = step.cpu.other_cores if step is not None and step.cpu is not None else None
+    free = round(machine.usable_cpus - (taken or 0.0) - (num_workers(facts) or 0))
+    wanted = dict.fromkeys([max(1, free), own // 2, 1])
+    return tuple(n for n in wanted if 1 <= n < own)
+
+
+def _measured(facts: Facts, own: int, best: ThreadTrial, fight: Fight | None) -> Finding | None:
+    plain_ms = best.step_ms.value + best.gain_ms.value
+    share, low = best.gain_ms.value / plain_ms, best.gain_ms.low / plain_ms
+    if share < MODERATE_SHARE:
+        return None
+    why = (
+        f": {fight.why}"
+        if fight is not None
+        else ", as they spend more on one another than they save"
+    )
+    return _finding(
+        facts,
+        share=share,
+        severity=severity(share, low),
+        summary=(
+            f"The step's own {own} threads slow it down{why}. With "
+            f"{plural(best.n_threads, 'thread')} it takes {ms(best.step_ms.value)} instead of "
+            f"{ms(plain_ms)}, measured in this run."
+        ),
+        more={
+            "best_n_threads": best.n_threads,
+            "step_ms": plain_ms,
+            "step_ms_with_best": best.step_ms.value,
+        },
+    )
+
+
+def _suspected(facts: Facts, own: int, fight: Fight) -> Finding | None:
+    if fight.share < MODERATE_SHARE:
+        return None
+    n = (*fewer(facts), 1)[0]
+    return replace(
+        _finding(
+            facts,
+            share=fight.share,
+            severity=severity(fight.share) if fight.sure else Severity.UNCERTAIN,
+            summary=f"The step's own {own} threads{fight.company} compete for CPUs: {fight.why}.",
+            more={"step_ms": facts.step_ms},
+        ),
+        predictions=(
+            Prediction(
+                sentence=f"With torch.set_num_threads({n}) it should be faster.",
+                setting="num_threads",
+            ),
+        ),
+    )
+
+
+def _finding(
+    facts: Facts, *, share: float, severity: Severity, summary: str, more: dict[str, EvidenceValue]
+) -> Finding:
+    machine, step = facts.machine, facts.step
+    cpu = step.cpu if step is not None else None
+    return Finding(
+        kind=Kind.THREAD_OVERSUBSCRIPTION,
+        severity=severity,
+        share=share,
+        loader=loader_id(facts),
+        summary=summary,
+        evidence={
+            "threads_of": "loop",
+            "n_threads": machine.n_threads if machine is not None else None,
+            "num_workers": num_workers(facts),
+            "usable_cpus": machine.usable_cpus if machine is not None else None,
+            "cpu_cores_used": cpu_cores_used(facts),
+            "other_cpu_cores": cpu.other_cores if cpu is not None else None,
+            "waiting_threads": cpu.waiting_threads if cpu is not None else None,
+            "throttled_share": cpu.throttled_share if cpu is not None else None,
+            **more,
+        },
+        advice="torch.set_num_threads(n) before the loop, or OMP_NUM_THREADS=n when starting it; "
+        "sums are then made in another order, so results may differ in their last bits.",
+    )

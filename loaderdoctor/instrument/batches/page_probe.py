@@ -1,0 +1,106 @@
+"""What a worker's batch costs before anything is computed: its pages mapped, and let go again.
+
+A batch arrives in shared memory that this process has never seen. Whoever reads it first takes a
+page fault for every few pages, and whoever drops it last unmaps and frees them all; neither is
+waiting, and no trace names either. Both are timed here on batches that are thrown away between
+windows anyway, so nothing that the loop gets is touched. In CPU time: while batches are thrown
+away workers run at full speed, and the thread stands ready without a CPU more than in a step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import sys
+from dataclasses import dataclass, field
+from time import thread_time_ns
+from typing import TYPE_CHECKING, Any
+
+from loaderdoctor.instrument.system.cpu_use import thread_faults
+from loaderdoctor.instrument.wire.counters import PageRecord
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PAGE_BYTES = 4096
+# As many as a ring of recorded batches holds; the median counts. One of 64 MiB takes 30 to 60 ms
+# on a virtual machine (`benchmarks/page_faults.py`), of 1 MiB half a millisecond.
+MAX_PROBED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    n_bytes: int
+    n_faults: int
+    touch_ns: int
+    release_ns: int
+
+
+@dataclass(slots=True)
+class PageProbe:
+    """Figures of one loader's batches. Belongs to the thread that fetches them."""
+
+    _found: list[_Probe] = field(default_factory=list)
+
+    def use_up(self, held: list[Any]) -> None:
+        """Read a byte of each page of the batch in `held`, and drop it: its last reference."""
+        if not held or len(self._found) >= MAX_PROBED or sys.platform != "linux":
+            held.clear()
+            return
+        from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, tensors
+
+        try:
+            ranges = [_bytes_of(t) for _, t in tensors(held[0]) if _is_plain(t)]
+        except (UnsupportedBatch, RuntimeError, NotImplementedError):
+            ranges = []  # a tensor of the user's own kind that has no memory to speak of
+        before = thread_faults()
+        first_ns = _read(ranges)
+        after = thread_faults()
+        again_ns = _read(ranges)
+        n_bytes = sum(n for _, n in ranges)
+        start_ns = thread_time_ns()
+        held.clear()
+        release_ns = thread_time_ns() - start_ns
+        if before is not None and after is not None and ranges:
+            touch_ns = max(0, first_ns - again_ns)
+            self._found.append(_Probe(n_bytes, after - before, touch_ns, release_ns))
+
+    def record(self) -> PageRecord | None:
+        """Medians of a batch; None where none was thrown away yet."""
+        if not self._found:
+            return None
+        return PageRecord(
+            n_batches=len(self._found),
+            n_bytes=round(statistics.median(x.n_bytes for x in self._found)),
+            n_faults=round(statistics.median(x.n_faults for x in self._found)),
+            touch_ns=round(statistics.median(x.touch_ns for x in self._found)),
+            release_ns=round(statistics.median(x.release_ns for x in self._found)),
+        )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it is an ordinary tensor in host memory, whose bytes lie where it says."""
+    import torch
+
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return plain and tensor.device.type == "cpu" and tensor.layout is torch.strided
+
+
+def _bytes_of(tensor: Tensor) -> tuple[int, int]:
+    """Address of the first byte, and bytes to the last one."""
+    if tensor.numel() == 0:
+        return 0, 0
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), (last + 1) * tensor.element_size()
+
+
+def _read(ranges: list[tuple[int, int]]) -> int:
+    """One byte of each page; the CPU time of that (ns). Profilers would see torch operations."""
+    import numpy as np
+
+    start_ns = thread_time_ns()
+    for address, n_bytes in ranges:
+        if n_bytes:
+            memory = (ctypes.c_ubyte * n_bytes).from_address(address)
+            np.frombuffer(memoryview(memory), dtype=np.uint8)[::PAGE_BYTES].max()
+    return thread_time_ns() - start_ns

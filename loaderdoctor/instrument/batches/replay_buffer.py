@@ -1,0 +1,273 @@
+"""Where batches come from while we measure: `Source`, and recorded batches handed out again.
+
+Runs in the measuring process, at the DataLoader, below any wrapper of the user's own. Batches may
+be asked for from any thread of the loop.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from loaderdoctor.instrument.batches.batch_tree import (
+    Array,
+    UnsupportedBatch,
+    holders,
+    rebuild,
+    tensors,
+)
+from loaderdoctor.instrument.batches.tensor_pool import Budget, TensorPool, held_bytes
+from loaderdoctor.instrument.system.memory import available_bytes
+
+# So many batches of one shape before one is taken to stand for all.
+MIN_SEEN = 3
+
+
+class Source(Protocol):
+    """Something the loop can be fed from instead of the loader's own iterator."""
+
+    @property
+    def startup_ns(self) -> int | None:
+        """Opening to first batch; None: not opened here, or no batch yet."""
+
+    def next_batch(self) -> Any:
+        """The next batch. Raises StopIteration at the end of the data."""
+
+    def drop(self, n: int) -> int:
+        """Throw away up to n batches as quickly as they come; returns how many came."""
+
+    def close(self) -> None:
+        """Leave no worker, thread or batch behind, in bounded time. Idempotent."""
+
+
+def epochs_ended(source: Source) -> Sequence[object] | None:
+    """The list of epochs that ended within a source, which grows; None where it has none."""
+    seen: Any = source
+    while seen is not None:
+        ended = getattr(seen, "boundaries", None)
+        if ended is not None:
+            return cast("Sequence[object]", ended)
+        seen = getattr(seen, "inner", None)
+    return None
+
+
+class BatchRing:
+    """Batches recorded from the running loop, to be handed out again without any loader.
+
+    One batch where shapes are constant, else up to `max_batches` consecutive ones, within a share
+    of the memory that was free at the first. Clones of the same memory kind: pinned stays pinned,
+    pageable pageable, device memory on its device; none of the user's own tensors is kept.
+    `reason` says why nothing can be recorded; `ready` when the ring may stand for the loader.
+    """
+
+    def __init__(self, max_batches: int = 8, max_share_of_free_memory: float = 0.10) -> None:
+        self._max_batches = max_batches
+        self._share = max_share_of_free_memory
+        self._budgets: dict[torch.device, Budget] = {}
+        self._recorded: list[_Recorded] = []
+        self._signatures: set[_Signature] = set()
+        self._n_seen = 0
+        self._full = False
+        self.reason: str | None = None
+        self._lock = threading.Lock()
+        self._next = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough was recorded; False for good where `reason` is set."""
+        if self.reason is not None or not self._recorded or self._n_seen < MIN_SEEN:
+            return False
+        return self._full or not self.shapes_vary
+
+    @property
+    def n_batches(self) -> int:
+        """Batches held: a whole cycle of hand-outs."""
+        return len(self._recorded)
+
+    @property
+    def shapes_vary(self) -> bool:
+        """Whether batches of several shapes were seen."""
+        return len(self._signatures) > 1
+
+    @property
+    def position(self) -> int:
+        """Which of the batches was handed out last, 0 … n_batches - 1."""
+        return (self._next - 1) % max(1, len(self._recorded))
+
+    @property
+    def inline_ns(self) -> int:
+        """Time spent inside `next_batch` on undoing changes, over the ring's life.
+
+        0 unless the loop changes its batches in place and memory is short; what it grew by
+        within a window is none of the loop's own time.
+        """
+        return sum(pool.inline_ns for recorded in self._recorded for pool in recorded.pools)
+
+    def record(self, batch: Any) -> None:
+        """Show a batch that the loop is about to get; cloned only where the ring needs it."""
+        if self.reason is not None or self._full:
+            return
+        with self._lock:
+            try:
+                found = tensors(batch)
+                signature = _signature(batch, found)
+                self._n_seen += 1
+                self._signatures.add(signature)
+                if not self._recorded or self.shapes_vary:
+                    self._recorded.append(self._clone(batch, found))
+            except UnsupportedBatch as error:
+                self._refuse(str(error))
+            except (TypeError, RuntimeError, NotImplementedError) as error:
+                # torch refuses to copy a tensor, or the user's own type refuses to be rebuilt
+                self._refuse(f"a batch of type {type(batch).__name__} can't be copied: {error}")
+            except MemoryError:
+                self._full = True
+                if not self._recorded:
+                    size = sum(held_bytes(tensor) for _, tensor in found)
+                    self._refuse(
+                        f"two copies of a batch of {size} bytes are more than "
+                        f"{self._share:.0%} of the free memory"
+                    )
+            self._full = self._full or len(self._recorded) >= self._max_batches
+
+    def next_batch(self) -> Any:
+        """The next recorded batch, endlessly. Raises StopIteration where none is held."""
+        with self._lock:
+            if not self._recorded:
+                raise StopIteration
+            recorded = self._recorded[self._next % len(self._recorded)]
+            self._next += 1
+            return recorded.hand_out()
+
+    def restore(self) -> None:
+        """Undo what the loop changed in place. Call it between windows; may wait for the device."""
+        with self._lock:
+            for recorded in self._recorded:
+                recorded.restore()
+
+    def as_source(self) -> RingSource:
+        """The ring as an endless source; `release` of the ring ends it."""
+        return RingSource(self)
+
+    def release(self) -> None:
+        """Free every clone. The ring can't be used again."""
+        with self._lock:
+            for recorded in self._recorded:
+                recorded.release()
+            self._recorded.clear()
+            self._full = True
+
+    def _refuse(self, reason: str) -> None:
+        for recorded in self._recorded:
+            recorded.release()
+        self._recorded.clear()
+        self.reason = reason
+
+    def _clone(self, batch: Any, found: list[tuple[str, Tensor]]) -> _Recorded:
+        pools: list[TensorPool] = []
+        try:
+            pools.extend(TensorPool(tensor, self._budget(tensor.device)) for _, tensor in found)
+            host = self._budget(torch.device("cpu"))
+            return _Recorded(batch, found, pools, host)
+        except BaseException:
+            for pool in pools:
+                pool.release()
+            raise
+
+    def _budget(self, device: torch.device) -> Budget:
+        if device not in self._budgets:
+            free = available_bytes() or 0
+            if device.type == "cuda":
+                free = torch.cuda.mem_get_info(device)[0]
+            self._budgets[device] = Budget(int(free * self._share))
+        return self._budgets[device]
+
+
+class RingSource:
+    """A ring as a `Source`; several may share one ring."""
+
+    startup_ns: int | None = None
+
+    def __init__(self, ring: BatchRing) -> None:
+        self._ring: BatchRing | None = ring
+
+    def next_batch(self) -> Any:
+        """The next recorded batch; StopIteration once closed or where nothing is held."""
+        if self._ring is None:
+            raise StopIteration
+        return self._ring.next_batch()
+
+    def drop(self, n: int) -> int:
+        """Recorded batches don't queue up: 0 have to be dropped."""
+        return 0
+
+    def close(self) -> None:
+        """Let go of the ring, which keeps its batches."""
+        self._ring = None
+
+
+_Signature = tuple[Any, ...]
+
+
+def _signature(batch: Any, found: list[tuple[str, Tensor]]) -> _Signature:
+    """Type, paths, shapes, dtypes and devices: what has to be constant."""
+    return (
+        type(batch),
+        tuple((path, tuple(t.shape), t.dtype, t.device, t.layout) for path, t in found),
+    )
+
+
+class _Recorded:
+    """One batch: its containers as a template around pools, one for each tensor."""
+
+    def __init__(
+        self,
+        batch: Any,
+        found: list[tuple[str, Tensor]],
+        pools: list[TensorPool],
+        host: Budget,
+    ) -> None:
+        self.pools = pools
+        # The template holds a small stand-in where the batch has a tensor, so that it keeps none
+        # of the user's memory alive; arrays are copied, twice.
+        place = {id(tensor): i for i, (_, tensor) in enumerate(found)}
+        self._index: dict[int, int] = {}
+        self._stand_ins: list[Tensor] = []
+        self._arrays: list[tuple[Array, Array]] = []  # handed out, pristine
+
+        def stand_in(_: str, tensor: Tensor) -> Tensor:
+            made = torch.empty(0)
+            self._index[id(made)] = place[id(tensor)]
+            self._stand_ins.append(made)
+            return made
+
+        def array(value: Array) -> Array:
+            if not host.take(2 * value.nbytes):
+                raise MemoryError(f"2 x {value.nbytes} bytes are more than may be taken")
+            self._arrays.append((value.copy(), value.copy()))
+            return self._arrays[-1][0]
+
+        self._template = rebuild(batch, stand_in, on_array=array)
+        self._holding = holders(self._template)
+
+    def hand_out(self) -> Any:
+        return rebuild(self._template, self._fill, holding=self._holding)
+
+    def restore(self) -> None:
+        for pool in self.pools:
+            pool.restore()
+        for handed_out, pristine in self._arrays:
+            if handed_out.flags.writeable:
+                handed_out[...] = pristine
+
+    def release(self) -> None:
+        for pool in self.pools:
+            pool.release()
+        self.pools = []
+
+    def _fill(self, _: str, stand_in: Tensor) -> Tensor:
+        return self.pools[self._index[id(stand_in)]].hand_out()

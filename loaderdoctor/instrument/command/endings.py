@@ -1,0 +1,123 @@
+"""How a run of the script ended, in words, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.system.machine import shm_bytes
+from loaderdoctor.instrument.wire.protocol import SCRIPT_ENDED, Ended, Loaderless, Note, WindowDone
+
+MAX_REASON = 300  # characters of an exception that a table or a line can hold
+NOT_BEGUN = "the script ended before this window"
+_MB = 1e6
+
+
+def nothing_measured(ended: Ended, label: str) -> RunError:
+    """The error of a script that ended before there was anything to measure.
+
+    A script that failed by itself, its command line refused for example, keeps its exit code.
+    """
+    error = RunError(_why_nothing(ended, label))
+    if ended.exit_code > 0:
+        error.exit_code = ended.exit_code
+    return error
+
+
+def raise_if_broken(notes: Sequence[Note], label: str) -> None:
+    """Raises RunError after a fault of ours in a measuring process: nothing more will come."""
+    for note in notes:
+        if note.kind == "internal-error":
+            raise RunError(
+                f"{label}: measuring failed inside loaderdoctor; the script ran on unwatched.\n"
+                f"{note.text}"
+            )
+
+
+def _why_nothing(ended: Ended, label: str) -> str:
+    """One line: why there is nothing to measure."""
+    if ended.how == "no-loader" and ended.exit_code:
+        return (
+            f"{label}: the script exited with code {ended.exit_code} before it iterated a "
+            "DataLoader; what it says of that stands above."
+        )
+    if ended.how == "no-loader":
+        return (
+            f"{label}: no torch DataLoader was iterated, so there is no loader to measure. "
+            "If the script starts other processes that train, run one of them instead."
+        )
+    if ended.how == "script-failed":
+        how = ended.reason or f"it failed with exit code {ended.exit_code}"
+        text = f"{label}: the script failed before its loop was warm: {how}"
+        return f"{text.rstrip('.')}.{advice(ended)}"
+    if ended.how == "interrupted":
+        return f"{label}: interrupted before its loop was warm."
+    return (
+        f"{label}: ended before enough training steps were seen (exit code "
+        f"{ended.exit_code}). Let it run longer: more batches or more epochs."
+    )
+
+
+def without_loader(seen: Loaderless, label: str) -> str:
+    """One line: the script trains, but there is no loader to measure."""
+    what = "backward passes" if seen.of_passes else "steps"
+    text = (
+        f"{label}: no torch DataLoader was iterated in {seen.n_steps} {what} of {seen.site}: the "
+        f"loop makes its batches itself, so there is no loader to measure.{built_only(seen)}"
+    )
+    return f"{text} There is no profile of it either: {seen.reason}." if seen.reason else text
+
+
+def built_only(seen: Loaderless) -> str:
+    """What a DataLoader that was built and never iterated may be; empty where there is none."""
+    if not seen.built:
+        return ""
+    return (
+        " One was built: if its class replaces __iter__ without calling torch's own, only "
+        "batches that torch's own makes can be measured."
+    )
+
+
+def killed(name: str) -> str:
+    """A signal that ended the script without a word of its own."""
+    if name == "SIGKILL":
+        return (
+            "ended by SIGKILL, as the kernel's out-of-memory killer does (`dmesg`, or "
+            "memory.events of the container, tells): fewer workers, smaller batches or more memory"
+        )
+    return f"ended by {name}"
+
+
+def in_one_line(error: BaseException) -> str:
+    """Class and message of an exception, for a table.
+
+    An error of a worker holds the worker's traceback: its last line is the message then.
+    """
+    name, text = type(error).__name__, str(error).strip()
+    if "Traceback (most recent call last)" in text:
+        return text.splitlines()[-1].strip()[:MAX_REASON]
+    text = " ".join(text.split())
+    return f"{name}: {text}"[:MAX_REASON] if text else name
+
+
+def advice(ended: Ended) -> str:
+    """What to do about such an end, with a space before it; empty where nothing is known."""
+    reason = ended.reason or ""
+    if not ("Bus error" in reason or "SIGBUS" in reason or "shared memory" in reason):
+        return ""
+    total, _ = shm_bytes()
+    size = f" of {total / _MB:.1f} MB" if total is not None else ""
+    return (
+        f" Workers hand their batches over in /dev/shm{size}, which is too small for them: give "
+        "the container more (docker run --shm-size=8g …, in Kubernetes an emptyDir of medium "
+        "Memory at /dev/shm), or use fewer workers, a smaller prefetch_factor or smaller batches."
+    )
+
+
+def took_down(done: WindowDone, ended: Ended | None) -> str | None:
+    """Why the script failed within this window; None where it did not."""
+    if ended is None or ended.how != "script-failed":
+        return None
+    if done.reason not in (SCRIPT_ENDED, NOT_BEGUN):
+        return None
+    return f"the script failed: {ended.reason or f'exit code {ended.exit_code}'}{advice(ended)}"

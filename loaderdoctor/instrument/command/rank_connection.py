@@ -1,0 +1,177 @@
+"""The command's end of the connection to one rank of a group: what it has said so far."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+import msgspec
+
+from loaderdoctor.instrument.wire.protocol import (
+    MEETING,
+    Ended,
+    FromRun,
+    Hello,
+    Note,
+    Observed,
+    Progress,
+    Ready,
+    ToRun,
+    WindowDone,
+)
+
+# A step to begin with or to meet after should be still to come when every rank has heard of it:
+# messages are looked for every 50 ms.
+BEGIN_LEAD_S = 0.1
+BEGIN_LEAD_STEPS = 2
+STOP_LEAD_S = 0.3
+STOP_LEAD_STEPS = 3
+STOP_LEAD_GROWTH = 4
+MEETING_S = 1.0  # patience beyond the time those steps take
+MEETING_MAX_S = 3.0  # so far ahead at most, at the pace of an undisturbed loop
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One rank. Nothing here waits."""
+
+    connection: Connection
+    hello: Hello | None = None
+    observed: Observed | None = None
+    ended: Ended | None = None
+    lost: bool = False
+    done: dict[int, WindowDone] = field(default_factory=dict)  # by request id
+    ready: set[int] = field(default_factory=set)
+    # Steps of the loop so far, when that was heard (time.monotonic), and seconds a step lately.
+    n_steps: int = 0
+    heard_s: float = 0.0
+    step_s: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come from it."""
+        return self.lost or self.ended is not None
+
+    @property
+    def rank(self) -> int:
+        """Its rank; -1 before it has said so."""
+        return self.hello.rank if self.hello is not None else -1
+
+    def answered(self, request_id: int) -> bool:
+        """Whether a window is prepared, over, or will never be."""
+        return self.over or request_id in self.ready or request_id in self.done
+
+    def finished(self, request_id: int) -> bool:
+        """Whether a window is over or will never be."""
+        return self.over or request_id in self.done
+
+    def stands_by(self) -> bool:
+        """Whether a process that starts ranks has heard of the stop, or is gone."""
+        while self.take() is not None:
+            pass
+        return self.lost or MEETING in self.ready
+
+    def step_after(self, seconds: float) -> int:
+        """The step its loop will have begun by then, at the pace of late."""
+        if not self.step_s:
+            return self.n_steps
+        elapsed_s = time.monotonic() - self.heard_s + seconds
+        return self.n_steps + math.ceil(elapsed_s / self.step_s)
+
+    def send(self, message: ToRun) -> None:
+        """Send one message; a lost connection is remembered, not raised."""
+        if self.lost:
+            return
+        try:
+            self.connection.send_bytes(msgspec.json.encode(message))
+        except (OSError, EOFError):
+            self.lost = True
+
+    def take(self) -> FromRun | None:
+        """The next message if one has come."""
+        if self.lost:
+            return None
+        try:
+            if not self.connection.poll(0.0):
+                return None
+            data = self.connection.recv_bytes()
+        except (OSError, EOFError):
+            self.lost = True
+            return None
+        message: FromRun = msgspec.json.decode(data, type=FromRun)
+        self._note(message)
+        return message
+
+    def _note(self, message: FromRun) -> None:
+        if isinstance(message, Hello):
+            self.hello = message
+        elif isinstance(message, Observed):
+            self.observed = message
+            self._at(message.n_steps_so_far)
+            self.step_s = sum(message.step_ns) / len(message.step_ns) / 1e9
+        elif isinstance(message, WindowDone):
+            self.done[message.id] = message
+        elif isinstance(message, Ready):
+            self.ready.add(message.id)
+            self._at(message.n_steps)
+        elif isinstance(message, Progress):
+            self._at(message.n_steps)
+        elif isinstance(message, Ended):
+            self.ended = message
+
+    def _at(self, n_steps: int) -> None:
+        now = time.monotonic()
+        if self.n_steps and n_steps > self.n_steps:
+            self.step_s = (now - self.heard_s) / (n_steps - self.n_steps)
+        self.n_steps, self.heard_s = n_steps, now
+
+
+def beginning(members: Sequence[Member]) -> int:
+    """The step from which ranks in step can measure a window: still to come for all of them."""
+    alive = [m for m in members if not m.over]
+    return max((m.step_after(BEGIN_LEAD_S) for m in alive), default=0) + BEGIN_LEAD_STEPS
+
+
+def meeting(members: Sequence[Member], attempt: int) -> tuple[int, float]:
+    """After which step ranks in step could meet to stop, and how long to wait for that (s).
+
+    Farther ahead with each attempt (0, 1, …): the pace of late says little about loops that were
+    held up.
+    """
+    lead_s = STOP_LEAD_S * (attempt + 1)
+    n_steps = min(
+        STOP_LEAD_STEPS * STOP_LEAD_GROWTH**attempt,
+        max(STOP_LEAD_STEPS, round(MEETING_MAX_S / _pace_s(members))),
+    )
+    at_step = max((m.step_after(lead_s) for m in members), default=0) + n_steps
+    step_s = max((m.step_s or 0.0 for m in members), default=0.0)
+    return at_step, MEETING_S + lead_s + (n_steps + 1) * step_s
+
+
+def missing(measured: Sequence[Member], n_ranks: int) -> list[Note]:
+    """What the report must say where not all ranks of the job were measured.
+
+    The script's process group may be larger than what was started here.
+    """
+    environments = (m.observed.environment for m in measured if m.observed is not None)
+    n_ranks = max([n_ranks, *(e.n_ranks or 0 for e in environments)])
+    seen = {m.rank for m in measured}
+    absent = [rank for rank in range(n_ranks) if rank not in seen]
+    if not absent:
+        return []
+    text = (
+        f"{len(absent)} of {n_ranks} ranks were not measured (rank "
+        f"{', '.join(map(str, absent[:8]))}{', …' if len(absent) > 8 else ''}): no "
+        "training step was seen there. The job's slowest rank may be among them."
+    )
+    return [Note(kind="ranks-missing", text=text)]
+
+
+def _pace_s(members: Sequence[Member]) -> float:
+    """Seconds a step of the loop as it was first observed."""
+    observed = next((m.observed for m in members if m.observed is not None), None)
+    steps = observed.step_ns if observed is not None else ()
+    return max(1e-4, sum(steps) / len(steps) / 1e9) if steps else 1.0

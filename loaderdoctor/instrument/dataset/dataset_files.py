@@ -1,0 +1,194 @@
+"""Which files a dataset reads its samples from, found by its attributes and by making a few.
+
+A sample is made while Python's ways to open a file are watched; files that C code opens show in the
+page cache: dropped before, there after.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loaderdoctor.instrument.dataset.dataset_tree import replaced
+from loaderdoctor.instrument.dataset.samples import some_samples
+from loaderdoctor.instrument.system import page_cache
+from loaderdoctor.instrument.withheld import Withheld
+
+# Folders with more files than this are not searched.
+MAX_FILES = 2_000_000
+# For the look at the page cache; a dataset of more files is believed what its attributes say.
+MAX_LOOKED_AT = 50_000
+_NO_DATA = (".py", ".pyc", ".so", ".pth")
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFiles:
+    """Files of samples, all below `base`."""
+
+    base: Path
+    files: tuple[Path, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Their size."""
+        return sum(path.stat().st_size for path in self.files if path.exists())
+
+
+def dataset_files(dataset: Any) -> DatasetFiles:
+    """Raises Withheld where no file can be found that samples are read from."""
+    files, folders = _named(dataset)
+    opened = opens_of(dataset)
+    if opened and opened <= files:
+        return _below(files, folders)
+    if opened:
+        for folder in sorted(folders, key=lambda f: -len(f.parts)):
+            if all(folder in path.parents for path in opened):
+                return DatasetFiles(folder, _walk(folder))
+        raise Withheld(
+            f"samples are read from {min(opened)}, which no attribute of the dataset names"
+        )
+    for found in (files, *({*_walk(f)} for f in sorted(folders, key=lambda f: -len(f.parts)))):
+        if found and _read_by(dataset, found):
+            return _below(found, folders)
+    raise Withheld("no file is read while samples are made: the dataset is in memory")
+
+
+def opens_of(dataset: Any) -> set[Path]:
+    """Files that Python opens while a few samples are made; empty where that fails."""
+    with watched_opens() as opened:
+        try:
+            some_samples(dataset)
+        except Exception:  # a dataset that isn't numbered, say
+            return set()
+    return {path for path in opened if _is_data(path)}
+
+
+@contextmanager
+def watched_opens() -> Iterator[set[Path]]:
+    """Paths given to `open` and `os.open` within the block, on any thread."""
+    seen: set[Path] = set()
+
+    def watching(original: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(file: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(file, (str, bytes, os.PathLike)):
+                seen.add(_absolute(os.fsdecode(file)))
+            return original(file, *args, **kwargs)
+
+        return watched
+
+    places: tuple[Any, ...] = (builtins, io, os)
+    before = [place.open for place in places]
+    for place in places:
+        place.open = watching(place.open)
+    try:
+        yield seen
+    finally:
+        for place, original in zip(places, before, strict=True):
+            place.open = original
+
+
+def redirected(dataset: Any, found: DatasetFiles, target: Path) -> Any:
+    """The dataset with every path to these files, or to a folder of them, below `target` instead.
+
+    Raises Withheld where it still reads from the old place.
+    """
+    known = set(found.files)
+    for path in found.files:
+        for parent in path.parents:
+            known.add(parent)
+            if parent == found.base:
+                break
+
+    def moved(value: Any) -> Any:
+        if not isinstance(value, (str, Path)) or len(str(value)) > 4096:
+            return value
+        path = _absolute(str(value))
+        if path not in known or not _looks_like_path(value):
+            return value
+        new = target / path.relative_to(found.base)
+        return str(new) if isinstance(value, str) else type(value)(new)
+
+    changed = replaced(dataset, moved)
+    old = {path for path in opens_of(changed) if path in known}
+    if changed is dataset or old:
+        what = min(old) if old else found.base
+        raise Withheld(f"the dataset can't be sent elsewhere: it still reads {what}")
+    return changed
+
+
+def _named(dataset: Any) -> tuple[set[Path], set[Path]]:
+    """Existing files and folders that attributes of the dataset name."""
+    texts: set[str] = set()
+
+    def collect(value: Any) -> Any:
+        if isinstance(value, (str, Path)) and _looks_like_path(value):
+            texts.add(str(value))
+        return value
+
+    replaced(dataset, collect)
+    files, folders = set(), set()
+    for text in texts:
+        path = _absolute(text)
+        if path.is_dir():
+            folders.add(path)
+        elif path.is_file() and _is_data(path):
+            files.add(path)
+    # The working directory and what is above it are in many objects and say nothing.
+    here = Path.cwd()
+    return files, {f for f in folders if f != here and f not in here.parents}
+
+
+def _looks_like_path(value: str | Path) -> bool:
+    text = str(value)
+    return 1 < len(text) < 4096 and "\n" not in text and "\0" not in text
+
+
+def _absolute(text: str) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(text)))  # noqa: PTH100, PTH111  # no symlinks resolved
+
+
+def _is_data(path: Path) -> bool:
+    if path.suffix in _NO_DATA or path.parts[:2] in (("/", "proc"), ("/", "sys"), ("/", "dev")):
+        # /dev/shm may hold a dataset
+        return path.parts[:3] == ("/", "dev", "shm") and path.suffix not in _NO_DATA
+    return not any(
+        path.is_relative_to(place) for place in {sys.prefix, sys.base_prefix} if place != "/usr"
+    )
+
+
+def _below(files: Iterable[Path], folders: set[Path]) -> DatasetFiles:
+    """With a base that the dataset names itself, where one holds all the files."""
+    listed = tuple(sorted(files))
+    common = Path(os.path.commonpath([str(path.parent) for path in listed]))
+    named = [f for f in folders if f == common or f in common.parents]
+    return DatasetFiles(min(named, key=lambda f: len(f.parts), default=common), listed)
+
+
+def _walk(folder: Path) -> tuple[Path, ...]:
+    found: list[Path] = []
+    for place, _, names in os.walk(folder):
+        found += [Path(place, name) for name in names]
+        if len(found) > MAX_FILES:
+            raise Withheld(f"{folder} holds more than {MAX_FILES:,} files")
+    return tuple(sorted(found))
+
+
+def _read_by(dataset: Any, files: set[Path]) -> bool:
+    """Whether making samples brings pages of these files into memory."""
+    if not page_cache.can_drop() or len(files) > MAX_LOOKED_AT:
+        return True
+    before = page_cache.drop(files)
+    try:
+        some_samples(dataset)
+    except Exception:  # nothing can be said
+        return True
+    if before.n_pages and before.share == 1.0:
+        return True  # they can't be dropped, so nothing shows
+    return page_cache.in_memory(files).n_in_memory > before.n_in_memory

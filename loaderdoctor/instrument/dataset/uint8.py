@@ -1,0 +1,174 @@
+"""`uint8`: batches travel as bytes and become normalised floats where they arrive.
+
+Only where the last transforms of the dataset's Compose are a conversion to floats of 0 … 1 and,
+perhaps, Normalize. The arithmetic and its order are torchvision's, on whole batches.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from loaderdoctor.instrument.batches.batch_tree import rebuild, tensors
+from loaderdoctor.instrument.batches.replay_buffer import Source
+from loaderdoctor.instrument.batches.to_device import Mover
+from loaderdoctor.instrument.dataset.augment import transform_name
+from loaderdoctor.instrument.dataset.dataset_tree import replaced
+from loaderdoctor.instrument.dataset.samples import some_samples
+from loaderdoctor.instrument.withheld import Withheld
+from loaderdoctor.instrument.workers.transform_probe import find_composes
+
+
+class ToBytes:
+    """In place of ToTensor: the picture as uint8 (channels, height, width), not scaled."""
+
+    def __call__(self, picture: Any) -> Tensor:
+        """Raises TypeError for a picture that isn't made of bytes: ToTensor doesn't scale it."""
+        array = np.array(picture, copy=True)
+        if array.dtype != np.uint8:
+            raise TypeError(f"pictures of {array.dtype} can't travel as uint8")
+        if array.ndim == 2:
+            array = array[:, :, None]
+        return torch.from_numpy(array).permute(2, 0, 1).contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class Normaliser:
+    """What was taken out of the dataset: scaling to 0 … 1 and, perhaps, mean and deviation."""
+
+    paths: frozenset[str]  # tensors of a batch
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+
+    def __call__(self, batch: Any) -> tuple[Any, list[Tensor]]:
+        """The batch with those tensors as floats, and these; on their device, its stream."""
+        made: list[Tensor] = []
+
+        def floats(path: str, tensor: Tensor) -> Tensor:
+            if path not in self.paths or tensor.dtype != torch.uint8:
+                return tensor
+            result = tensor.to(torch.get_default_dtype()).div_(255)
+            if self.mean is not None and self.std is not None:
+                shape = (-1, 1, 1)
+                like = {"dtype": result.dtype, "device": result.device}
+                result.sub_(torch.tensor(self.mean, **like).view(shape))  # type: ignore[arg-type]
+                result.div_(torch.tensor(self.std, **like).view(shape))  # type: ignore[arg-type]
+            made.append(result)
+            return result
+
+        return rebuild(batch, floats), made
+
+
+class NormalisingMover(Mover):
+    """Moves a batch, then normalises it on the device."""
+
+    def __init__(self, mover: Mover, normalise: Normaliser) -> None:
+        self.__dict__.update(vars(mover))
+        self._normalise = normalise
+
+    def moves(self, path: str, tensor: Tensor) -> bool:
+        """Also what the loop was seen to move as floats."""
+        if path in self._normalise.paths and tensor.device != self.device:
+            return True
+        return super().moves(path, tensor)
+
+    def move(self, batch: Any) -> tuple[Any, list[Tensor]]:
+        """The batch on the device as the loop expects it; both kinds of new tensors."""
+        batch, moved = super().move(batch)
+        batch, made = self._normalise(batch)
+        return batch, [*moved, *made]
+
+
+class NormalisedSource:
+    """Batches of `inner`, made floats as they are handed to the loop: moved first, if at all."""
+
+    def __init__(self, inner: Source, normalise: Normaliser, mover: Mover | None) -> None:
+        self.inner = inner
+        self._finish = normalise if mover is None else NormalisingMover(mover, normalise).move
+
+    @property
+    def startup_ns(self) -> int | None:
+        """The inner source's."""
+        return self.inner.startup_ns
+
+    def next_batch(self) -> Any:
+        """A batch as the loop expects it."""
+        return self._finish(self.inner.next_batch())[0]
+
+    def drop(self, n: int) -> int:
+        """As the inner source."""
+        return self.inner.drop(n)
+
+    def close(self) -> None:
+        """Close the inner source."""
+        self.inner.close()
+
+
+def as_bytes(dataset: Any, collate: Any) -> tuple[Any, Normaliser]:
+    """The dataset that gives bytes, and what makes of its batches what they were.
+
+    Raises Withheld where the dataset isn't known to end in ToTensor (and Normalize).
+    """
+    made: dict[int, Any] = {}
+    norms: set[tuple[tuple[float, ...], tuple[float, ...]] | None] = set()
+    for compose in find_composes(dataset):
+        kept, norm = _without_floats(vars(compose)["transforms"])
+        if kept is None:
+            continue
+        new = copy.copy(compose)
+        vars(new)["transforms"] = kept
+        made[id(compose)] = new
+        norms.add(norm)
+    if not made:
+        raise Withheld("no Compose of the dataset ends in ToTensor, or ToTensor and Normalize")
+    if len(norms) > 1:
+        raise Withheld("the dataset normalises its inputs in different ways")
+    changed = replaced(dataset, lambda value: made.get(id(value), value))
+    try:
+        before = dict(tensors(collate(some_samples(dataset)[:1])))
+        after = dict(tensors(collate(some_samples(changed)[:1])))
+    except Exception as error:  # the dataset's own code, on what it was not written for
+        raise Withheld(f"its samples can't be bytes: {type(error).__name__}: {error}") from error
+    paths = {
+        path
+        for path, tensor in after.items()
+        if tensor.dtype == torch.uint8 and path in before and before[path].is_floating_point()
+    }
+    if not paths or any(before[p].shape != after[p].shape for p in paths):
+        raise Withheld("no input of the batch becomes bytes without ToTensor")
+    (norm,) = norms
+    return changed, Normaliser(frozenset(paths), *(norm or (None, None)))
+
+
+def _without_floats(
+    transforms: list[Any],
+) -> tuple[list[Any] | None, tuple[tuple[float, ...], tuple[float, ...]] | None]:
+    """The list without its last conversion to floats, and what Normalize did; None: no such end."""
+    rest = list(transforms)
+    norm = None
+    if rest and transform_name(rest[-1]) == "Normalize":
+        last = rest.pop()
+        mean, std = getattr(last, "mean", None), getattr(last, "std", None)
+        if mean is None or std is None:
+            return None, None
+        norm = (_numbers(mean), _numbers(std))
+    if not rest:
+        return None, None
+    name = transform_name(rest[-1])
+    if name == "ToTensor":
+        return [*rest[:-1], ToBytes()], norm
+    scales = name == "ConvertImageDtype" or (
+        name == "ToDtype" and getattr(rest[-1], "scale", False)
+    )
+    if scales and getattr(rest[-1], "dtype", None) == torch.get_default_dtype():
+        return rest[:-1], norm
+    return None, None
+
+
+def _numbers(values: Any) -> tuple[float, ...]:
+    return tuple(float(v) for v in (values if hasattr(values, "__iter__") else (values,)))

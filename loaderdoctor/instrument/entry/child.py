@@ -1,0 +1,115 @@
+"""Entry of the measuring process: connect to the command, hook torch, run the user's script.
+
+Started by `bench.Bench`; torch is not imported here. Hooks go in right after the script's own
+`import torch` (see `afterimport`), so that environment variables the script sets before it
+(CUDA_VISIBLE_DEVICES, OMP_NUM_THREADS) still count.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from loaderdoctor.instrument.command.endings import in_one_line
+from loaderdoctor.instrument.entry.main_script import (
+    CannotStartError,
+    report_exception,
+    run_module,
+    run_script,
+    waits_for_threads,
+)
+from loaderdoctor.instrument.entry.spawned import Spawner
+from loaderdoctor.instrument.session import ranks
+from loaderdoctor.instrument.session.hooks import Hooks
+from loaderdoctor.instrument.session.no_dataloader import LoaderlessWatch
+from loaderdoctor.instrument.session.session import Session
+from loaderdoctor.instrument.session.stopping import StopTraining, exit_now
+from loaderdoctor.instrument.system.parentage import (
+    EXIT_INTERRUPTED,
+    die_with_parent,
+    outlive_terminal_reads,
+)
+from loaderdoctor.instrument.wire.channel import Channel, Handover, take_handover
+
+
+def main() -> NoReturn:
+    """Run the script and leave with its exit code."""
+    parent = os.getppid()
+    handover = take_handover()
+    outlive_terminal_reads()
+    die_with_parent(parent)
+    channel = Channel.open(handover)
+    run_dir = Path(handover.run_dir)
+    if handover.group:
+        hello = ranks.hello(handover)
+        run_dir = Path(hello.run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        channel.send(hello)
+    session = Session(
+        channel,
+        run_dir=run_dir,
+        records_workers=handover.record_workers,
+        group=handover.group,
+    )
+    Hooks(session).watch()
+    if not handover.group:
+        Spawner(handover).watch()
+        session.loaderless = LoaderlessWatch(session).stepped
+    os.register_at_fork(after_in_child=session.disable_in_fork)
+    sys.exit(_run(handover, session))
+
+
+def _run(handover: Handover, session: Session) -> int:
+    """The script's exit code. Ended is sent once nothing of the script can run any more."""
+    how: Literal["script-ended", "script-failed", "interrupted"] = "script-ended"
+    code = 0
+    reason: str | None = None
+    exit_value: object = None
+    try:
+        if handover.kind == "script":
+            run_script(handover.target, handover.args)
+        else:
+            run_module(handover.target, handover.args)
+    except StopTraining:
+        if session.group:
+            # A process group of the script's still has threads that talk to peers which leave at
+            # this moment too; they may abort a process that tears down its interpreter.
+            atexit._run_exitfuncs()
+            exit_now()
+        return 0
+    except CannotStartError as error:
+        print(error, file=sys.stderr)
+        how, code = "script-failed", 2 if handover.kind == "script" else 1
+    except SystemExit as error:
+        exit_value = error.code
+        code = _exit_code(exit_value)
+    except KeyboardInterrupt as error:
+        report_exception(error)
+        how, code = "interrupted", EXIT_INTERRUPTED
+    except BaseException as error:
+        report_exception(error)
+        how, code, reason = "script-failed", 1, in_one_line(error)
+    if waits_for_threads():
+        # Registered last, so it runs before the script's own exit handlers, but after the
+        # interpreter has joined the script's threads, in which training may still be running.
+        atexit.register(session.script_over, how, code, reason)
+    else:
+        session.script_over(how, code, reason)
+    return code
+
+
+def _exit_code(value: object) -> int:
+    """What the interpreter makes of SystemExit's argument; a text goes to stderr."""
+    if value is None:
+        return 0
+    if isinstance(value, int):
+        return value
+    print(value, file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,341 @@
+"""Ranks that the script starts itself: by `torch.multiprocessing.spawn`, or as processes of Python.
+
+The measuring process does not train then, its children do. What starts them is replaced so that
+each child watches itself, and becomes one of a group, as under torch's launcher, when its loop has
+begun; a child without a training loop is never heard of. The first process goes on waiting for its
+children, as the script wants it to, and for the command's Stop.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import msgspec
+
+from loaderdoctor.instrument.command.endings import in_one_line
+from loaderdoctor.instrument.command.measuring_process import bootstrap
+from loaderdoctor.instrument.entry.main_script import strip_frames
+from loaderdoctor.instrument.session.after_import import ImportWatch
+from loaderdoctor.instrument.session.hooks import Hooks
+from loaderdoctor.instrument.session.ranks import place
+from loaderdoctor.instrument.session.session import Session
+from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace, exit_now
+from loaderdoctor.instrument.system.parentage import die_with_parent
+from loaderdoctor.instrument.wire.channel import (
+    CHANNEL_VARIABLE,
+    Channel,
+    ConnectionLostError,
+    Handover,
+    ToChild,
+    encode_handover,
+)
+from loaderdoctor.instrument.wire.protocol import (
+    MEETING,
+    Ended,
+    FromRun,
+    Hello,
+    Note,
+    Ready,
+    Spawned,
+    Stop,
+)
+
+LISTEN_S = 0.5
+_SPAWN = "torch.multiprocessing.spawn"
+_PYTHON = re.compile(r"^python(\d+(\.\d+)*)?$")
+# Options of the interpreter that take no word of their own; command lines with others are let be.
+_FLAGS = re.compile(r"^-[BEIOPRSbdqsuv]+$")
+# Processes that these start run no training loop of the script's: workers, pools, managers.
+_NOT_THE_SCRIPTS = ("torch.", "multiprocessing.", "concurrent.", "loaderdoctor.")
+
+
+class Spawner:
+    """In the process that starts the ranks: has each of them watched, and hears Stop."""
+
+    def __init__(self, handover: Handover) -> None:
+        self._handover = msgspec.structs.replace(handover, group=True)
+        self._link: Channel | None = None  # our own, beside the session's
+        self._stopping = False
+        self._pid = os.getpid()
+
+    def watch(self) -> None:
+        """Replace what starts processes; for as long as this process lives."""
+        self._hook_process()
+        self._hook_subprocess()
+        ImportWatch({_SPAWN: self._hook_spawn}).install()
+
+    # ------------------------------------------------------------ what is replaced
+
+    def _hook_spawn(self, module: ModuleType) -> None:
+        original, join = module.start_processes, module.ProcessContext.join
+
+        @functools.wraps(original)
+        def start_processes(
+            fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **options: Any
+        ) -> Any:
+            if self._listens():
+                fn = SpawnedRank(fn, self._handover, nprocs)
+            return original(fn, args, nprocs, *more, **options)
+
+        module.start_processes = start_processes  # type: ignore[attr-defined]
+        module.ProcessContext.join = self._leaving(join)
+
+    def _hook_process(self) -> None:
+        start = BaseProcess.start
+
+        @functools.wraps(start)
+        def started(process: Any) -> None:
+            target = process._target
+            module = getattr(target, "__module__", None) or ""
+            foreign = not module.startswith(_NOT_THE_SCRIPTS)
+            if target is not None and foreign and self._listens():
+                process._target = RankProcess(target, self._handover)
+            start(process)
+
+        process: Any = BaseProcess
+        process.start, process.join = started, self._leaving(process.join)
+
+    def _hook_subprocess(self) -> None:
+        popen: Any = subprocess.Popen
+        init = popen.__init__
+
+        @functools.wraps(init)
+        def __init__(process: Any, args: Any, *more: Any, **options: Any) -> None:  # noqa: N807
+            env = options.get("env")
+            env = os.environ if env is None else env
+            script = None if options.get("shell") else _script_in(args)
+            if script is not None and place(env) is not None and self._listens():
+                handover = script.handover(self._handover)
+                args = script.command
+                options["env"] = {**env, CHANNEL_VARIABLE: encode_handover(handover)}
+            init(process, args, *more, **options)
+
+        popen.__init__ = __init__
+        popen.wait, popen.poll = self._leaving(popen.wait), self._leaving(popen.poll)
+
+    def _leaving(self, waits: Callable[..., Any]) -> Callable[..., Any]:
+        """`waits`, which ends the script where the command has stopped its ranks meanwhile."""
+
+        @functools.wraps(waits)
+        def call(*args: Any, **options: Any) -> Any:
+            result = waits(*args, **options)
+            if self._stopping and threading.current_thread() is threading.main_thread():
+                self._stopping = False  # once: exit handlers wait for processes too
+                raise StopTraining
+            return result
+
+        return call
+
+    # ------------------------------------------------------------ the command's Stop
+
+    def _listens(self) -> bool:
+        """Whether the command hears of what is started here; connects at the first call."""
+        if os.getpid() != self._pid:
+            return False  # a forked child: of ours, or a worker
+        if self._link is None:
+            try:
+                self._link = Channel.open(self._handover)
+            except (OSError, EOFError):
+                return False  # the command is measuring this very process
+            self._link.send(Spawned())
+            threading.Thread(target=self._listen, name="loaderdoctor-spawner", daemon=True).start()
+        return not self._link.lost
+
+    def _listen(self) -> None:
+        link = self._link
+        assert link is not None
+        while True:
+            try:
+                message = link.receive(LISTEN_S)
+            except ConnectionLostError:
+                return
+            if isinstance(message, Stop):
+                self._stopping = True
+                link.send(Ready(id=MEETING, n_steps=0))
+                exit_after_grace()
+                return
+
+
+class SpawnedRank:
+    """What `spawn` runs in each process in place of the script's function; travels as a pickle."""
+
+    def __init__(self, fn: Callable[..., Any], handover: Handover, n_ranks: int) -> None:
+        self._fn, self._n_ranks = fn, n_ranks
+        self._handover = msgspec.json.encode(handover)
+        self._parent = os.getpid()
+
+    def __call__(self, rank: int, *args: Any) -> Any:
+        """Run the script's function as this rank, watched."""
+        handover = msgspec.json.decode(self._handover, type=Handover)
+        link = RankLink(handover, f"rank{rank}", (rank, self._n_ranks))
+        return _watched(link, self._parent, self._fn, rank, *args)
+
+
+class RankProcess:
+    """The target of a `multiprocessing.Process`, which may turn out to be a rank."""
+
+    def __init__(self, target: Callable[..., Any], handover: Handover) -> None:
+        self._target = target
+        self._handover = msgspec.json.encode(handover)
+        self._parent = os.getpid()
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Run the target, watched."""
+        handover = msgspec.json.decode(self._handover, type=Handover)
+        link = RankLink(handover, f"process{os.getpid()}", None)
+        return _watched(link, self._parent, self._target, *args, **options)
+
+
+def _watched(
+    link: RankLink, parent: int, fn: Callable[..., Any], *args: Any, **options: Any
+) -> Any:
+    die_with_parent(parent)
+    if Hooks.active is not None:
+        Hooks.active.remove()  # forked: the parent's, which do nothing here but would wrap ours
+    session = Session(
+        link, run_dir=link.run_dir, records_workers=link.handover.record_workers, group=True
+    )
+    Hooks(session).watch()
+    os.register_at_fork(after_in_child=session.disable_in_fork)
+    how: Literal["script-ended", "script-failed"] = "script-failed"
+    code = 1
+    reason: str | None = None
+    try:
+        result = fn(*args, **options)
+        how, code = "script-ended", 0
+    except StopTraining:
+        exit_now()  # at once, as ranks of a launcher leave: see `child`
+    except BaseException as error:
+        strip_frames(error)
+        reason = in_one_line(error)
+        raise
+    finally:
+        session.script_over(how, code, reason)
+    return result
+
+
+class RankLink:
+    """A session's connection that is opened by the first message of a training loop.
+
+    A process that is no rank of several, or has no loop, is never heard of; nor is one that comes
+    when the command no longer listens. Both run on unwatched.
+    """
+
+    n_above = 2  # the script, and the command that started it
+
+    def __init__(self, handover: Handover, folder: str, spawned_as: tuple[int, int] | None) -> None:
+        self.handover = handover
+        self.lost = False
+        self.run_dir = Path(handover.run_dir) / folder
+        self._spawned_as = spawned_as
+        self._channel: Channel | None = None
+        self._notes: list[Note] = []
+
+    def send(self, message: FromRun) -> None:
+        """Send one message, after Hello if it is the first."""
+        if self._channel is None and not self.lost:
+            if isinstance(message, Ended):
+                return
+            if isinstance(message, Note):
+                self._notes.append(message)
+                return
+            self._open()
+        if self._channel is not None:
+            self._channel.send(message)
+            self.lost = self._channel.lost
+
+    def receive(self, timeout_s: float) -> ToChild | None:
+        """The next request, or None after `timeout_s`. Raises ConnectionLostError."""
+        if self._channel is None:
+            return None
+        try:
+            return self._channel.receive(timeout_s)
+        except ConnectionLostError:
+            self.lost = True
+            raise
+
+    def forget_in_fork(self) -> None:
+        """In a forked child: the connection stays the parent's."""
+        self.lost = True
+        if self._channel is not None:
+            self._channel.forget_in_fork()
+
+    def _open(self) -> None:
+        where = _process_group() or place() or self._spawned_as
+        if where is None:
+            self.lost = True
+            return
+        try:
+            channel = Channel.open(self.handover)
+        except (OSError, EOFError):
+            self.lost = True
+            return
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        channel.send(
+            Hello(
+                rank=where[0],
+                n_ranks=where[1],
+                host=socket.gethostname(),
+                run_dir=str(self.run_dir),
+            )
+        )
+        for note in self._notes:
+            channel.send(note)
+        self._channel = channel
+
+
+def _process_group() -> tuple[int, int] | None:
+    """Rank and number of ranks of torch's process group; None without several."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
+        return None
+    return dist.get_rank(), dist.get_world_size()
+
+
+class _Script:
+    """A command line `python [flags] script.py args…`, or with `-m`."""
+
+    def __init__(
+        self, python: Sequence[str], kind: Literal["script", "module"], rest: Sequence[str]
+    ) -> None:
+        self.command = [*python, "-c", bootstrap("entry.child")]
+        self._kind: Literal["script", "module"] = kind
+        self._target, *self._args = rest
+
+    def handover(self, handover: Handover) -> Handover:
+        """What its measuring process must know."""
+        return msgspec.structs.replace(
+            handover, kind=self._kind, target=self._target, args=tuple(self._args)
+        )
+
+
+def _script_in(args: object) -> _Script | None:
+    """The script that a command line runs; None where it is not Python's in a plain form."""
+    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+        return None
+    words = [os.fspath(x) if isinstance(x, os.PathLike) else x for x in args]
+    if not words or not all(isinstance(x, str) for x in words):
+        return None
+    if not _PYTHON.match(Path(words[0]).name) and words[0] != sys.executable:
+        return None
+    n = 1
+    while n < len(words) and _FLAGS.match(words[n]):
+        n += 1
+    rest = words[n:]
+    if rest[:1] == ["-m"] and len(rest) > 1:
+        return _Script(words[:n], "module", rest[1:])
+    if rest and rest[0].endswith(".py"):
+        return _Script(words[:n], "script", rest)
+    return None

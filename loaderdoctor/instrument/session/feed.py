@@ -1,0 +1,219 @@
+"""Hands the loop its batches: the real ones untouched, or substituted ones at the same place.
+
+One `Feed` belongs to one pass of the loop over a loader (one epoch). While nothing was
+substituted in it, it only calls torch's own `__next__`. Once something was, the loop still never
+sees more batches than the epoch has.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from loaderdoctor.instrument.session.loaders import LoaderState
+
+FEED = "_loaderdoctor_feed"  # attribute of a torch iterator: the Feed of the user's pass
+
+RAN_OUT = "the batches of this trial ran out"
+
+_bypass = threading.local()
+
+
+def bypassed() -> bool:
+    """Whether this thread is opening an iterator of our own."""
+    return getattr(_bypass, "on", False)
+
+
+@contextmanager
+def bypass() -> Iterator[None]:
+    """Iterators created inside belong to us: hooks leave them alone."""
+    before = bypassed()
+    _bypass.on = True
+    try:
+        yield
+    finally:
+        _bypass.on = before
+
+
+class Torch:
+    """torch's own functions, as they were before our hooks."""
+
+    def __init__(
+        self,
+        open_iterator: Callable[[DataLoader[Any]], Any],
+        fetch: Callable[[Any], Any],
+    ) -> None:
+        self._open = open_iterator
+        self.fetch = fetch
+
+    def open_iterator(self, loader: DataLoader[Any]) -> Any:
+        """A fresh torch iterator that our hooks ignore."""
+        with bypass():
+            return self._open(loader)
+
+
+class Feed:
+    """One pass of the loop over one loader."""
+
+    __slots__ = (
+        "__weakref__",
+        "at_ns",
+        "create_ns",
+        "fresh",
+        "keep_loader",
+        "loader",
+        "n_seen",
+        "raw",
+        "spare",
+        "tainted",
+    )
+
+    def __init__(
+        self,
+        loader: LoaderState,
+        *,
+        keep_loader: DataLoader[Any] | None = None,
+        spare: DataLoader[Any] | None = None,
+    ) -> None:
+        self.loader = loader
+        loader.feed = weakref.ref(self)
+        # A light iterator may have to open the loader after the script dropped it; torch's own
+        # iterators don't keep their loader alive, and neither do we then: they get a `spare`.
+        self.keep_loader = keep_loader
+        self.spare = spare
+        # The torch iterator that supplies real batches if it isn't the one the loop holds. Never
+        # that one: a cycle would keep its workers alive until the garbage collector runs.
+        self.raw: Any = None
+        self.n_seen = 0
+        self.tainted = False  # something was substituted or thrown away in this pass
+        self.fresh = True  # nothing fetched yet
+        self.at_ns = 0
+        self.create_ns = 0
+
+    def at_edge(self) -> bool:
+        """Whether the fetch to come may border on an epoch's end."""
+        limit = self.loader.limit
+        return self.fresh or limit is None or self.n_seen >= limit
+
+    def take(self, own: Any, torch: Torch) -> Any:
+        """The next batch. `own` is the torch iterator the loop holds, None for a light one.
+
+        Raises StopIteration at the end of the epoch, and whatever the user's dataset raises.
+        """
+        loader = self.loader
+        if loader.source is not None:
+            return self._substituted(own, torch)
+        if self.raw is None and own is not None and not self.tainted and not loader.pending_drop:
+            batch = torch.fetch(own)
+            self.n_seen += 1
+            return batch
+        return self._real_again(own, torch)
+
+    def _substituted(self, own: Any, torch: Torch) -> Any:
+        loader = self.loader
+        if self._complete():
+            self._end(own)
+        with loader.lock:
+            source = loader.source
+            if source is not None:
+                try:
+                    batch = source.next_batch()
+                except StopIteration:
+                    loader.source_failure = RAN_OUT
+                except Exception as error:  # a trial that crashes is a result, not an end
+                    loader.source_failure = _in_words(error)
+                else:
+                    self.n_seen += 1
+                    self.tainted = True
+                    return batch
+                loader.source = None
+                source.close()
+        return self._real_again(own, torch)
+
+    def _real_again(self, own: Any, torch: Torch) -> Any:
+        """Real batches in a pass that is no longer torch's own."""
+        loader = self.loader
+        if self.tainted and self._complete():
+            self._end(own)
+        if self.raw is None and own is None:
+            self._reopen(torch)
+        drop, loader.pending_drop = loader.pending_drop, 0
+        self.tainted = self.tainted or drop > 0
+        just_opened = False
+        while True:
+            try:
+                batch = torch.fetch(own if self.raw is None else self.raw)
+            except StopIteration:
+                # Batches thrown away would make the epoch shorter than the script expects.
+                short = self.tainted and loader.limit is not None and not just_opened
+                if not (short and loader.reopenable and self._reopen(torch)):
+                    raise
+                just_opened = True
+                continue
+            just_opened = False
+            if drop > 0:
+                drop -= 1
+                held = [batch]
+                del batch
+                loader.pages.use_up(held)
+                continue
+            self.n_seen += 1
+            return batch
+
+    def _reopen(self, torch: Torch) -> bool:
+        loader = self.keep_loader if self.keep_loader is not None else self.loader.living()
+        if loader is None:
+            return False
+        self.raw = torch.open_iterator(loader)
+        return True
+
+    def _complete(self) -> bool:
+        limit = self.loader.limit
+        return limit is not None and self.n_seen >= limit
+
+    def _end(self, own: Any) -> None:
+        """End of the epoch as torch would make it: workers shut down unless persistent."""
+        raw = own if self.raw is None else self.raw
+        self.raw = None
+        shut_down = getattr(raw, "_shutdown_workers", None)
+        if shut_down is not None and not getattr(raw, "_persistent_workers", False):
+            shut_down()
+        raise StopIteration
+
+
+def _in_words(error: Exception) -> str:
+    """Why a trial's batches stopped coming."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, (ConnectionError, EOFError)):
+        # What torch's SIGCHLD handler would say, had a read from the worker not failed before it.
+        return f"a worker was killed or died ({text})"
+    return text
+
+
+class LightIterator:
+    """What the loop gets from `iter(loader)` while batches are substituted.
+
+    Starts no workers; opens the real loader only if a plain window needs it.
+    """
+
+    def __init__(self, feed: Feed, fetch: Callable[[Feed, Any], Any]) -> None:
+        self._feed = feed
+        self._fetch = fetch
+
+    def __iter__(self) -> LightIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return self._fetch(self._feed, None)
+
+    def __len__(self) -> int:
+        limit = self._feed.loader.limit
+        if limit is None:
+            raise TypeError("this loader's dataset has no length")
+        return limit

@@ -1,0 +1,183 @@
+"""The places in torch where we listen; thin wrappers that call the session.
+
+    DataLoader.__init__                       where a loader was built
+    DataLoader.__iter__                       creation of an iterator, and how long it takes
+    _BaseDataLoaderIter.__init__, __next__    which loader an iterator belongs to; fetching
+    _MultiProcessingDataLoaderIter._shutdown_workers   teardown
+    optimizer step (post hook), torch.autograd.backward  training work
+
+Installed once, removed without a trace unless another tool has wrapped them since: then they
+stay and only pass through. A fork switches them off (`Session.disable_in_fork`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from loaderdoctor.instrument.session.after_import import ImportWatch
+from loaderdoctor.instrument.session.feed import FEED, Feed, Torch, bypassed
+
+if TYPE_CHECKING:
+    from loaderdoctor.instrument.session.session import Session
+
+_DATALOADER = "torch.utils.data.dataloader"
+_OPTIMIZER = "torch.optim.optimizer"
+_AUTOGRAD = "torch.autograd"
+
+
+class Hooks:
+    """Our wrappers and what they replaced."""
+
+    active: ClassVar[Hooks | None] = None  # those installed in this process
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, original, ours
+        self._handle: Any = None
+        self._watch = ImportWatch(
+            {
+                _AUTOGRAD: self._hook_autograd,
+                _OPTIMIZER: self._hook_optimizer,
+                _DATALOADER: self._hook_dataloader,
+            }
+        )
+        session.hooks = self
+
+    def watch(self) -> None:
+        """Install each hook as soon as the script has imported what it hooks."""
+        Hooks.active = self
+        self._watch.install()
+
+    def remove(self, *, but_epochs: bool = False) -> None:
+        """Give torch its own functions back; with `but_epochs` all except iterating."""
+        self._watch.remove()
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        keep = ("__iter__", "__next__") if but_epochs else ()
+        for entry in [e for e in reversed(self._replaced) if e[1] not in keep]:
+            self._restore(entry)
+        if not self._replaced and Hooks.active is self:
+            Hooks.active = None
+
+    def remove_backward(self) -> None:
+        """Take only the backward hook out: the step is known and needs it no more."""
+        for entry in [e for e in self._replaced if e[1] == "backward"]:
+            self._restore(entry)
+
+    def _restore(self, entry: tuple[Any, str, Any, Any]) -> None:
+        owner, name, original, ours = entry
+        if owner.__dict__.get(name) is ours:
+            setattr(owner, name, original)
+        self._replaced.remove(entry)
+
+    def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        original = owner.__dict__[name]
+        ours = functools.wraps(original)(wrap(original))
+        setattr(owner, name, ours)
+        self._replaced.append((owner, name, original, ours))
+
+    # ------------------------------------------------------------ after import
+
+    def _hook_dataloader(self, module: ModuleType) -> None:
+        session = self._session
+        base = module._BaseDataLoaderIter
+        loader_class = module.DataLoader
+        session.originals = Torch(loader_class.__dict__["__iter__"], base.__dict__["__next__"])
+        self._replace(loader_class, "__init__", self._wrap_loader_init)
+        self._replace(loader_class, "__iter__", self._wrap_iter)
+        self._replace(base, "__init__", self._wrap_iterator_init)
+        self._replace(base, "__next__", self._wrap_next)
+        self._replace(
+            module._MultiProcessingDataLoaderIter, "_shutdown_workers", self._wrap_shutdown
+        )
+
+    def _hook_optimizer(self, module: ModuleType) -> None:
+        session = self._session
+
+        def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if session.live:
+                session.worked(optimizer)
+
+        self._handle = module.register_optimizer_step_post_hook(stepped)
+
+    def _hook_autograd(self, module: ModuleType) -> None:
+        self._replace(module, "backward", self._wrap_backward)
+
+    # ------------------------------------------------------------ wrappers
+
+    def _wrap_loader_init(self, original: Any) -> Any:
+        session = self._session
+
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            if not session.live or bypassed():
+                original(self, *args, **kwargs)
+                return
+            session.built(self)
+            original(self, *args, **kwargs)
+            session.registry.complete(self)
+
+        return __init__
+
+    def _wrap_iter(self, original: Any) -> Any:
+        session = self._session
+
+        def __iter__(self: Any) -> Any:  # noqa: N807
+            if session.live and not bypassed():
+                return session.open_iterator(self, original)
+            iterator = original(self)
+            if not session.live:
+                # A persistent iterator begins another epoch: what we knew was of the last one.
+                getattr(iterator, "__dict__", {}).pop(FEED, None)
+            return iterator
+
+        return __iter__
+
+    def _wrap_iterator_init(self, original: Any) -> Any:
+        session = self._session
+
+        def __init__(self: Any, loader: Any) -> None:  # noqa: N807
+            original(self, loader)
+            if session.live and not bypassed():
+                state = session.state_of(loader)
+                self.__dict__[FEED] = Feed(state, spare=session.registry.spare(loader))
+
+        return __init__
+
+    def _wrap_next(self, original: Any) -> Any:
+        session = self._session
+        fetch = session.fetch
+
+        def __next__(self: Any) -> Any:  # noqa: N807
+            feed = self.__dict__.get(FEED)
+            if feed is not None and (session.live or feed.tainted):
+                return fetch(feed, self)
+            return original(self)
+
+        return __next__
+
+    def _wrap_shutdown(self, original: Any) -> Any:
+        session = self._session
+
+        def _shutdown_workers(self: Any) -> None:
+            feed = self.__dict__.get(FEED)
+            if feed is None or not session.live or self.__dict__.get("_shutdown", True):
+                original(self)
+                return
+            session.shut_down(feed, self, original)
+
+        return _shutdown_workers
+
+    def _wrap_backward(self, original: Any) -> Any:
+        session = self._session
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if session.live:
+                session.worked(None)
+            return result
+
+        return backward

@@ -1,0 +1,346 @@
+"""The DataLoaders seen in the run: where each was built, what it is, what feeds it now."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from loaderdoctor.instrument.batches.page_probe import PageProbe
+from loaderdoctor.instrument.dataset.collating import collate_library
+from loaderdoctor.instrument.session.feed import bypassed
+from loaderdoctor.instrument.system.call_sites import Site, user_site
+from loaderdoctor.instrument.wire.protocol import LoaderRecord, SafetyRecord, TensorRecord
+from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, StartMethod
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from loaderdoctor.instrument.batches.replay_buffer import BatchRing, Source
+    from loaderdoctor.instrument.session.feed import Feed
+
+# Batches of each loader described during warm-up: enough to see whether shapes vary.
+N_DESCRIBED = 4
+# Loaders told apart that one line builds; a line that builds more builds them by some rule.
+MAX_SAME_PLACE = 8
+
+
+@dataclass(slots=True, eq=False)
+class LoaderState:
+    """One DataLoader of the script; re-built at the same place, it stays the same one."""
+
+    index: int  # position in Observed.loaders and Ended.loaders
+    id: str
+    site: Site
+    loader: weakref.ref[DataLoader[Any]]
+    record: LoaderRecord
+    feed: weakref.ref[Feed] | None = None  # the loop's latest pass
+    role: Literal["train", "other"] = "other"
+    # What hands out batches instead of the loader; None: the real one. Switched by the driver
+    # on the training thread, read by whichever thread fetches; `lock` covers use and closing.
+    source: Source | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    source_failure: str | None = None
+    # Epochs that ended within `source`, a list of its own that grows, and how many were counted.
+    source_epochs: Sequence[object] | None = None
+    n_source_epochs: int = 0
+    pending_drop: int = 0  # real batches to throw away at the next real fetch
+    pages: PageProbe = field(default_factory=PageProbe)  # uses up what is thrown away
+    ring: BatchRing | None = None
+    recording: bool = False  # put real batches into `ring`
+    n_iterators: int = 0
+    n_fetches: int = 0
+    epoch_length: int | None = None  # as observed: batches of the last epoch that ran out
+    left_after: int | None = None  # batches after which the loop left the last pass early
+    n_in_pass: int = 0  # batches of the present pass, while none of them was substituted
+    teardown_ns: int = 0  # worker shutdown since the last iterator was created
+    in_background: bool = False  # fetched on another thread than the one that trains
+    described: list[tuple[TensorRecord, ...]] = field(default_factory=list)
+    batch_type: str = ""
+
+    def end_source(self) -> None:
+        """The real loader again, for good; the trial's workers, thread and batches go."""
+        with self.lock:
+            before, self.source = self.source, None
+            if before is not None:
+                with contextlib.suppress(Exception):  # the user's run goes on
+                    before.close()
+
+    def fetched(self, feed: Feed) -> None:
+        """Count a batch that the loop got."""
+        self.n_fetches += 1
+        self.n_in_pass = 0 if feed.tainted else feed.n_seen
+
+    def crossed(self) -> bool:
+        """Whether the step's substituted batches have begun another epoch of their own."""
+        before, self.n_source_epochs = self.n_source_epochs, len(self.source_epochs or ())
+        return self.n_source_epochs != before and self.role == "train"
+
+    def living(self) -> DataLoader[Any] | None:
+        """The loader, or while `for x in DataLoader(…)` runs, where nobody holds it, its like."""
+        loader = self.loader()
+        if loader is not None:
+            return loader
+        feed = self.feed() if self.feed is not None else None
+        if feed is None:
+            return None
+        return feed.keep_loader if feed.keep_loader is not None else feed.spare
+
+    @property
+    def workers(self) -> int:
+        """num_workers."""
+        return self.record.settings.num_workers or 0
+
+    @property
+    def queue_length(self) -> int:
+        """Batches the workers may hold ready or in work, pin-memory queue included."""
+        return self.workers * (self.record.settings.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
+
+    @property
+    def limit(self) -> int | None:
+        """Batches in an epoch: what the loop may see at most; None where unknown."""
+        if self.record.kind == "map" and self.record.steps_per_epoch is not None:
+            return self.record.steps_per_epoch
+        return self.epoch_length or self.record.steps_per_epoch
+
+    @property
+    def reopenable(self) -> bool:
+        """Whether a second pass over the data is the same data: never true for iterables."""
+        return self.record.kind == "map"
+
+    def full_record(self) -> LoaderRecord:
+        """What the report gets: the loader's nature plus what was seen of its batches."""
+        import msgspec
+
+        return msgspec.structs.replace(
+            self.record,
+            role=self.role,
+            steps_per_epoch=self._steps_per_epoch(),
+            batch=self.described[-1] if self.described else (),
+            batch_type=self.batch_type,
+            shapes_vary=len({tuple(t.shape for t in b) for b in self.described}) > 1,
+            in_background=self.in_background,
+        )
+
+    def _steps_per_epoch(self) -> int | None:
+        """len(loader), or what the loop was seen to use where it leaves each epoch early."""
+        # An iterator made for each batch has no epochs: its length stays the loader's.
+        if self.epoch_length is None and self.left_after is not None and self.left_after > 1:
+            return self.left_after
+        return self.record.steps_per_epoch or self.epoch_length
+
+    def describe(self, batch: object) -> None:
+        """Look at one of the first batches; keeps shapes, never the batch."""
+        from loaderdoctor.instrument.dataset.safety import describe_batch
+
+        self.described.append(describe_batch(batch))
+        self.batch_type = type(batch).__name__
+
+
+class LoaderRegistry:
+    """Every DataLoader built or iterated, by object, without keeping any alive."""
+
+    def __init__(self) -> None:
+        self.states: list[LoaderState] = []
+        self.any_built = False  # a script with one may train for long before it iterates it
+        self._sites: weakref.WeakKeyDictionary[Any, Site] = weakref.WeakKeyDictionary()
+        # Where the user built the latest loader over a dataset, by the dataset's id.
+        self._by_dataset: dict[int, tuple[weakref.ref[Any], Site]] = {}
+        self._by_loader: weakref.WeakKeyDictionary[Any, LoaderState] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def built(self, loader: DataLoader[Any]) -> None:
+        """Remember where a loader is being constructed."""
+        self.any_built = True
+        self._sites[loader] = user_site(building=loader)
+
+    def complete(self, loader: DataLoader[Any]) -> None:
+        """Construction is over. A library's loader over the user's dataset is the user's loader.
+
+        Lightning and accelerate build one of their own from that which they were given.
+        """
+        site, dataset = self._sites.get(loader), loader.dataset
+        if site is None:
+            return
+        known = self._by_dataset.get(id(dataset))
+        if site.library is None:
+            with contextlib.suppress(TypeError):  # a list can't be referred to weakly
+                self._by_dataset[id(dataset)] = (weakref.ref(dataset), site)
+        elif known is not None and known[0]() is dataset:
+            self._sites[loader] = known[1]
+
+    def state_of(self, loader: DataLoader[Any]) -> LoaderState:
+        """The state of a loader, made at its first iteration.
+
+        A loader rebuilt at the same place after the earlier one died (each epoch, each step) is
+        the same loader to the report; a second one alive at that place gets "#2", and so does one
+        that a helper builds there for another caller.
+        """
+        known = self._by_loader.get(loader)
+        if known is not None:
+            return known
+        with self._lock:
+            site = self._sites.get(loader) or user_site()
+            same = [s for s in self.states if s.site.label == site.label]
+            state = _earlier(loader, site, [s for s in same if s.loader() is None], len(same))
+            if state is None:
+                number = f"#{len(same) + 1}" if same else ""
+                state = LoaderState(
+                    index=len(self.states),
+                    id=site.label + number,
+                    site=site,
+                    loader=weakref.ref(loader),
+                    record=loader_record(loader, site.label + number, site),
+                )
+                self.states.append(state)
+            else:
+                state.loader = weakref.ref(loader)
+                safety = state.record.safety
+                state.record = loader_record(loader, state.id, state.site, safety=safety)
+            self._by_loader[loader] = state
+            return state
+
+    def id_of(self, loader: DataLoader[Any]) -> str | None:
+        """LoaderRecord.id of a loader of the script; None for one that we opened ourselves."""
+        known = self._by_loader.get(loader)
+        if known is None and not bypassed():
+            known = self.state_of(loader)
+        return known.id if known is not None else None
+
+    def spare(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        """`spare_of` a loader of the script, known as that loader."""
+        spare = spare_of(loader)
+        self._by_loader[spare] = self.state_of(loader)
+        return spare
+
+    def records(self) -> tuple[LoaderRecord, ...]:
+        """All loaders iterated so far, by index."""
+        return tuple(s.full_record() for s in self.states)
+
+
+def _earlier(
+    loader: DataLoader[Any], site: Site, dead: Sequence[LoaderState], n_same: int
+) -> LoaderState | None:
+    """The one of these states of one place that this loader is built anew of; None: of none.
+
+    The same calls lead there, or the same samples are drawn alike. A dataset that grows from epoch
+    to epoch stays one loader; training and validation through one helper are two.
+    """
+    record = loader_record(loader, site.label, site)
+    alike = [s for s in dead if _drawn_alike(s.record, record)]
+    for state in alike:
+        if state.site.callers == site.callers:
+            return state
+    for state in alike:
+        if state.record.n_samples == record.n_samples:
+            return state
+    return dead[0] if dead and n_same >= MAX_SAME_PLACE else None
+
+
+def _drawn_alike(a: LoaderRecord, b: LoaderRecord) -> bool:
+    return (a.kind, a.dataset, a.batch_size, a.sampler) == (
+        b.kind, b.dataset, b.batch_size, b.sampler
+    )  # fmt: skip
+
+
+def loader_record(
+    loader: DataLoader[Any], id_: str, site: Site, *, safety: SafetyRecord | None = None
+) -> LoaderRecord:
+    """What a loader is, without iterating it and without changing it."""
+    dataset = loader.dataset
+    iterable = _is_iterable(loader)
+    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    if type(sampler).__name__ == "BatchSampler":
+        sampler = getattr(sampler, "sampler", sampler)
+    return LoaderRecord(
+        id=id_,
+        role="other",
+        code=site.code,
+        library=site.library,
+        settings=loader_settings(loader),
+        kind="iterable" if iterable else "map",
+        dataset=type(dataset).__name__,
+        n_samples=_length(dataset),
+        batch_size=loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
+        steps_per_epoch=steps_per_epoch(loader),
+        sampler="" if iterable else type(sampler).__name__,
+        collate=getattr(loader.collate_fn, "__name__", type(loader.collate_fn).__name__),
+        collate_library=collate_library(loader.collate_fn),
+        safety=safety or SafetyRecord(),
+    )
+
+
+def spare_of(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A loader of the same make over the same objects, without what a class of its own adds.
+
+    It holds no iterator: kept by one, it makes no cycle that would keep workers alive.
+    """
+    from torch.utils.data import DataLoader
+
+    spare: DataLoader[Any] = object.__new__(DataLoader)
+    known = _plain_attributes()
+    spare.__dict__.update((k, v) for k, v in loader.__dict__.items() if k in known)
+    spare.__dict__["_iterator"] = None
+    return spare
+
+
+@functools.cache
+def _plain_attributes() -> frozenset[str]:
+    from torch.utils.data import DataLoader
+
+    from loaderdoctor.instrument.session.feed import bypass
+
+    with bypass():
+        return frozenset(vars(DataLoader([0])))  # type: ignore[arg-type]  # a list is a dataset
+
+
+def loader_settings(loader: DataLoader[Any]) -> Settings:
+    """The loader's own settings; worker-only axes are unset at 0 workers."""
+    workers = loader.num_workers
+    method: StartMethod | None = None
+    if workers:
+        context = loader.multiprocessing_context
+        name = context.get_start_method() if context is not None else default_start_method()
+        method = name if name in ("fork", "spawn", "forkserver") else None  # type: ignore[assignment]
+    return Settings(
+        num_workers=workers,
+        prefetch_factor=loader.prefetch_factor if workers else None,
+        persistent_workers=loader.persistent_workers if workers else None,
+        pin_memory=bool(loader.pin_memory),
+        in_order=getattr(loader, "in_order", None) if workers else None,
+        start_method=method,
+    )
+
+
+def default_start_method() -> str:
+    """The start method workers would use now, without fixing it as asking for it would."""
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
+
+
+def steps_per_epoch(loader: DataLoader[Any]) -> int | None:
+    """Batches in an epoch. Not len(loader): on an iterable that changes torch's warnings."""
+    if not _is_iterable(loader):
+        return _length(loader._index_sampler)
+    n = _length(loader.dataset)
+    if n is None or loader.batch_size is None:
+        return n
+    return n // loader.batch_size if loader.drop_last else -(-n // loader.batch_size)
+
+
+def _is_iterable(loader: DataLoader[Any]) -> bool:
+    from torch.utils.data import IterableDataset
+
+    return isinstance(loader.dataset, IterableDataset)
+
+
+def _length(thing: object) -> int | None:
+    try:
+        return len(thing)  # type: ignore[arg-type]  # the TypeError is the answer
+    except Exception:  # the user's own __len__ may raise anything
+        return None

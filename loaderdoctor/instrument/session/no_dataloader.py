@@ -1,0 +1,213 @@
+"""A script that trains without a DataLoader: one capture of its steps, told by the optimizer.
+
+Batches made by the loop itself (slices of a memmap, an environment's episodes, one tensor that
+holds everything) give no loader to measure and nothing to substitute. What a profiler sees of such
+a loop is still worth having, and a loop that may run for weeks must not be waited for.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from loaderdoctor.instrument.session.roles import optimizer_exists
+from loaderdoctor.instrument.system.call_sites import user_site
+from loaderdoctor.instrument.system.devices import device_of, training_device
+from loaderdoctor.instrument.wire.channel import ConnectionLostError
+from loaderdoctor.instrument.wire.protocol import Loaderless, Stop
+
+if TYPE_CHECKING:
+    import torch
+    from torch.optim import Optimizer
+
+    from loaderdoctor.instrument.session.session import Session
+
+# A DataLoader is iterated before the first optimizer step in scripts that have one. Those that fit
+# something else before it do so for less than this, or have built their loader by then.
+MIN_STEPS, MIN_S = 8, 3.0
+MIN_STEPS_SLOW, SLOW_S = 2, 20.0
+# One that was built and is still not iterated after so much training never is, as we see it: a
+# class of the script's own may replace `__iter__` altogether.
+BUILT_S = 30.0
+# Backward passes come before the first optimizer step, and several to one where gradients are
+# accumulated: only a loop that updates its parameters by hand has so many and no optimizer.
+MIN_BACKWARDS = 50
+# The capture: as many steps as last about so long.
+CAPTURE_S = 5.0
+FEWEST, MOST = 5, 20  # fewer steps give no verdict (attribution.judge)
+N_WARMUP = 2
+# A capture that would take longer than this is not made: its steps hold whole trainings. Where an
+# optimizer's step holds many backward passes, those are captured in its place.
+LIMIT_S = 30.0
+WAIT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refused:
+    """Why steps were not captured; `too_large`: smaller ones could be."""
+
+    reason: str
+    too_large: bool = False
+
+
+class LoaderlessWatch:
+    """Told of each optimizer step until a loader is iterated; the first optimizer's are steps."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._key: int | None = None
+        self._began_ns = 0
+        self._steps: Iterator[None] | None = None
+        self._captures = False
+        self._n_passes = 0  # backward passes since the steps were begun to be timed
+        self._only_some: str | None = None  # why fewer were captured than are wanted
+
+    def stepped(self, optimizer: Optimizer | None) -> None:
+        """An optimizer stepped or, without one, a backward pass ran; no loader feeds it so far."""
+        key = None if optimizer is None else id(optimizer)
+        if self._steps is None or (self._key is None and key is not None and not self._captures):
+            self._key = key
+            self._steps = self._watch(optimizer)
+        self._n_passes += key is None and not self._captures
+        if key != self._key:
+            return
+        try:
+            next(self._steps, None)
+        except Exception:  # ours: the user's run must not fail for it
+            self._session.note("internal-error", traceback.format_exc())
+            self._session.detach()
+
+    def _has_loader(self) -> bool:
+        return bool(self._session.registry.states) or self._may_be_iterated()
+
+    def _may_be_iterated(self) -> bool:
+        trained_s = (perf_counter_ns() - self._began_ns) / 1e9
+        return self._session.registry.any_built and trained_s < BUILT_S
+
+    def _watch(self, optimizer: Optimizer | None) -> Iterator[None]:
+        session = self._session
+        site = user_site().label
+        marks = [perf_counter_ns()]
+        self._began_ns = marks[0]
+        self._n_passes = 0
+        few = MIN_STEPS if optimizer is not None else MIN_BACKWARDS
+        while (
+            not _enough(len(marks) - 1, (marks[-1] - marks[0]) / 1e9, few)
+            or self._may_be_iterated()
+        ):
+            yield
+            if session.registry.states:
+                return
+            marks.append(perf_counter_ns())
+        # One step of an optimizer may hold many backward passes (LBFGS): it is waited for, unless
+        # it lasts so long that too few would be seen.
+        waits = optimizer is None and optimizer_exists()
+        while waits and marks[-1] - marks[0] < SLOW_S * 1e9:
+            yield
+            marks.append(perf_counter_ns())
+        self._captures = True
+        n_steps = len(marks) - 1
+        step_ms = (marks[-1] - marks[0]) / n_steps / 1e6
+        of_passes = optimizer is None
+        device = training_device(device_of(optimizer) if optimizer is not None else None)
+        splits = self._n_passes > n_steps and not of_passes
+        refused = yield from self._capture(step_ms, device, fewest=FEWEST if splits else 1)
+        if self._has_loader():
+            return
+        if refused is not None and refused.too_large and splits:
+            n_passes = self._n_passes
+            self._key = None  # what is told of from here on are the passes of a step
+            yield
+            site, of_passes = user_site().label, True
+            n_steps, step_ms = n_passes, step_ms * n_steps / n_passes
+            self._only_some = None
+            refused = yield from self._capture(step_ms, device, fewest=1)
+            if self._has_loader():
+                return
+        session.send(
+            Loaderless(
+                site=site,
+                n_steps=n_steps,
+                step_ms=step_ms,
+                built=session.registry.any_built,
+                of_passes=of_passes and optimizer_exists(),
+                trace_path=str(self._trace_path) if refused is None else None,
+                reason=refused.reason if refused is not None else self._only_some,
+            )
+        )
+        self._wait_for_stop()
+
+    @property
+    def _trace_path(self) -> Path:
+        return self._session.run_dir.resolve() / "loaderless.json"
+
+    def _capture(
+        self, step_ms: float, device: torch.device | None, *, fewest: int
+    ) -> Generator[None, None, _Refused | None]:
+        """Profile some of the steps to come, which take about `step_ms`; why not, or None.
+
+        Less than `FEWEST`, but `fewest`, where more have too many events.
+        """
+        # Imports torch, which is the script's to import first: its environment still counts then.
+        from loaderdoctor.instrument.session.profiling import (
+            MAX_EVENTS,
+            EventProbe,
+            ProfilerBusyError,
+            WindowProfiler,
+            most_steps,
+        )
+
+        n_captured = max(FEWEST, min(MOST, int(CAPTURE_S * 1e3 / step_ms)))
+        if (1 + N_WARMUP + n_captured) * step_ms > LIMIT_S * 1e3:
+            reason = f"{n_captured} steps would take longer than {LIMIT_S:g} s"
+            return _Refused(reason=reason, too_large=True)
+        try:
+            probe = EventProbe(device)
+            probe.start()
+            yield
+            n_events = probe.finish()
+            if FEWEST * n_events > MAX_EVENTS:
+                self._only_some = f"{FEWEST} steps have more than {MAX_EVENTS:,} events"
+                if fewest * n_events > MAX_EVENTS:
+                    return _Refused(reason=self._only_some, too_large=True)
+            n_captured = min(n_captured, most_steps(n_events))
+            if self._has_loader():
+                return None
+            profiler = WindowProfiler(
+                self._trace_path,
+                device=device,
+                n_warmup=N_WARMUP,
+                with_stack=False,
+                profile_memory=False,
+            )
+            profiler.start()
+            for left in reversed(range(N_WARMUP + n_captured)):
+                yield
+                if self._has_loader():
+                    break
+                profiler.boundary(begins=True, last=left == 0)
+            profiler.finish()
+        except ProfilerBusyError as error:
+            return _Refused(reason=str(error))
+        return None
+
+    def _wait_for_stop(self) -> None:
+        """The command has what it wanted: it says whether the script may run on."""
+        session = self._session
+        try:
+            message = session.channel.receive(WAIT_S)
+        except ConnectionLostError:
+            message = None
+        if isinstance(message, Stop) and not message.to_end:
+            session.stop()
+        session.detach()
+
+
+def _enough(n_steps: int, seconds: float, few: int) -> bool:
+    return (n_steps >= few and seconds >= MIN_S) or (
+        n_steps >= MIN_STEPS_SLOW and seconds >= SLOW_S
+    )

@@ -1,0 +1,179 @@
+"""torch.profiler over the steps of one window, on the training thread."""
+
+from __future__ import annotations
+
+import gc
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.instrument.session.loop_lines import KEY, LoopLines
+
+if TYPE_CHECKING:
+    import torch
+
+# More events than this make a trace that takes minutes to write and to open.
+MAX_EVENTS = 1_000_000
+# Warm-up of the profiler itself: its first steps pay for buffers and CUPTI set-up.
+DEFAULT_WARMUP_STEPS = 2
+WAIT_SPAN = "loaderdoctor: wait for batch"
+
+
+class ProfilerBusyError(LoaderdoctorError):
+    """The script's own profiler is active; torch allows one at a time."""
+
+
+class WindowProfiler:
+    """One capture. Start it, tell it of boundaries, finish it, on the training thread."""
+
+    def __init__(
+        self,
+        trace_path: Path,
+        *,
+        device: torch.device | None,
+        n_warmup: int,
+        with_stack: bool,
+        profile_memory: bool,
+    ) -> None:
+        from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+        self._trace_path = trace_path
+        self.n_warmup = max(1, n_warmup)
+        self.clock_marks: list[tuple[str, int]] = []
+        self._n = 0
+        self._lines = LoopLines(threading.get_ident()) if with_stack else None
+        activities = [ProfilerActivity.CPU]
+        if device is not None:
+            activities.append(ProfilerActivity.CUDA)
+
+        def schedule(step: int) -> ProfilerAction:
+            # Recording has no fixed end: steps that hold validation don't count, so how many
+            # boundaries the window needs is only known when it is over.
+            return ProfilerAction.WARMUP if step < self.n_warmup else ProfilerAction.RECORD
+
+        self._profile = profile(
+            activities=activities,
+            schedule=schedule,
+            on_trace_ready=self._export,
+            with_stack=with_stack,
+            profile_memory=profile_memory,
+        )
+
+    def start(self) -> None:
+        """Begin the profiler's warm-up. Raises ProfilerBusyError."""
+        refuse_second_profiler(self.n_warmup)
+        self._trace_path.parent.mkdir(parents=True, exist_ok=True)
+        self._profile.start()
+        if self._lines is not None:
+            self._lines.start()
+
+    def boundary(self, *, begins: bool, last: bool = False) -> None:
+        """A step boundary: the next `ProfilerStep#N` span begins, unless the step before holds it.
+
+        At the `last` one the running span ends and none begins: what follows (waiting for the
+        device, stopping) would be a step of its own in the trace.
+        """
+        if last:
+            span, self._profile.step_rec_fn = self._profile.step_rec_fn, None
+            if span is not None:
+                span.__exit__(None, None, None)
+        elif begins:
+            self._profile.step()
+            self._n += 1
+            # Taken after the call: the span is opened by its last statement.
+            self.clock_marks.append((f"ProfilerStep#{self._n}", perf_counter_ns()))
+
+    def finish(self) -> None:
+        """Stop and write the trace."""
+        if self._lines is not None:
+            looks = self._lines.stop(self.clock_marks)
+            if self.recording:  # else torch has nothing to add it to
+                self._profile.add_metadata_json(KEY, looks)
+        self._profile.stop()
+
+    @property
+    def recording(self) -> bool:
+        """Whether the warm-up is over."""
+        return self._n >= self.n_warmup
+
+    def _export(self, profile: Any) -> None:
+        profile.export_chrome_trace(str(self._trace_path))
+
+
+def refuse_second_profiler(n_steps: int) -> None:
+    """Raise ProfilerBusyError where the script's own profiler is, or may become, active."""
+    import torch
+    from torch.profiler import ProfilerAction, profile
+
+    if torch.autograd.profiler._is_profiler_enabled:
+        raise ProfilerBusyError(
+            "the script's own profiler is active; torch allows one at a time. "
+            "Take it out of the script for this run."
+        )
+    for one in (o for o in gc.get_objects() if issubclass(type(o), profile)):
+        # Entered but waiting by its schedule: it would start within our window and fail.
+        running = one.step_rec_fn is not None
+        upcoming = (one.schedule(one.step_num + k) for k in range(1, n_steps + 200))
+        if running and any(action != ProfilerAction.NONE for action in upcoming):
+            raise ProfilerBusyError(
+                "the script has a torch.profiler schedule of its own under way; torch allows "
+                "one profiler at a time. Take it out of the script for this run."
+            )
+
+
+class EventProbe:
+    """Counts the profiler events of one step, to bound the length of a capture."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU]
+        if device is not None:
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(activities=activities)
+
+    def start(self) -> None:
+        """Begin at a step boundary. Raises ProfilerBusyError."""
+        refuse_second_profiler(1)
+        self._profile.start()
+
+    def finish(self) -> int:
+        """Events since `start`."""
+        self._profile.stop()
+        results = self._profile.profiler.kineto_results if self._profile.profiler else None
+        return len(results.events()) if results is not None else 0
+
+
+def most_steps(n_events_per_step: int) -> int:
+    """How many steps stay below MAX_EVENTS."""
+    return max(1, MAX_EVENTS // max(1, n_events_per_step))
+
+
+@contextmanager
+def queue_waits_named(training_thread: int) -> Iterator[None]:
+    """Name the training thread's waits for a background thread's batches in the trace.
+
+    Wrappers that fetch on a thread of their own (prefetch_generator and its like) hand batches
+    over in a `queue.Queue`; its `get` gets a span while this is active.
+    """
+    from torch.autograd.profiler import record_function
+
+    original = queue.Queue.get
+
+    def get(self: Any, block: bool = True, timeout: float | None = None) -> Any:
+        if threading.get_ident() != training_thread:
+            return original(self, block, timeout)
+        with record_function(WAIT_SPAN):
+            return original(self, block, timeout)
+
+    queue.Queue.get = get  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if queue.Queue.get is get:
+            queue.Queue.get = original  # type: ignore[method-assign]

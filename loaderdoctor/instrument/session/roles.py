@@ -1,0 +1,182 @@
+"""Finds the step: which loader feeds the training work, on which thread, and what ends a step.
+
+A loader belongs to the step if its fetches are followed by training work (backward or an
+optimizer step) before its next fetch, and it is fetched often enough to be no validation. Batches
+fetched without gradients are never the step's where others are.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from loaderdoctor.instrument.session.loaders import LoaderState
+from loaderdoctor.instrument.system.call_sites import Site, user_site
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+Tick = Literal["fetch", "optimizer", "backward"]
+
+# Steps needed before roles are decided; the first ones of a run are transients anyway.
+MIN_WORKED = 4
+MIN_WORKED_SLOW = 2
+SLOW_S = 5.0
+# At least this share of a loader's fetches must be followed by work: batches of a validation
+# loader come in rows without any, except its last.
+MIN_FOLLOWED = 0.5
+# Fetched less often than this against the busiest loader of the step: not part of each step.
+MIN_FREQUENCY = 0.3
+# Fewer optimizer steps than this per batch: gradients are accumulated over several batches.
+ACCUMULATES_BELOW = 0.75
+# A loop without backward and optimizer (inference) is measured too, once it is clear that no
+# training follows: after this many fetches and seconds.
+MIN_WORKLESS_FETCHES = 8
+WORKLESS_S = 1.0
+WORKLESS_WITH_OPTIMIZER_S = 30.0
+
+
+@dataclass(slots=True)
+class _Fetches:
+    loader: LoaderState
+    thread: int = 0
+    n: int = 0
+    n_followed: int = 0
+    n_without_grad: int = 0
+    pending: bool = False
+
+
+@dataclass(slots=True)
+class _Work:
+    thread: int
+    n: int = 0
+    site: Site | None = None
+    optimizer: int | None = None  # id of the optimizer; None: backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """What a step is in this run."""
+
+    clock: LoaderState  # its batches are the steps
+    train: tuple[LoaderState, ...]  # all loaders of the step, `clock` first
+    tick: Tick
+    optimizer: int | None  # tick "optimizer": which one (id)
+    thread: int  # training thread (threading.get_ident)
+    text: str
+
+
+@dataclass(slots=True)
+class RoleObserver:
+    """Watches the first steps. Fetches may come from any thread."""
+
+    first_ns: int = 0
+    fetches: dict[int, _Fetches] = field(default_factory=dict)  # by LoaderState.index
+    work: dict[int | None, _Work] = field(default_factory=dict)  # by optimizer id; None: backward
+
+    def fetched(self, loader: LoaderState, now: int) -> None:
+        """A batch was handed out."""
+        import torch
+
+        one = self.fetches.get(loader.index)
+        if one is None:
+            one = self.fetches[loader.index] = _Fetches(loader)
+            self.first_ns = self.first_ns or now
+        one.thread = threading.get_ident()
+        one.n += 1
+        one.pending = True
+        one.n_without_grad += not torch.is_grad_enabled()
+
+    def worked(self, optimizer: Optimizer | None) -> None:
+        """Training work on this thread: an optimizer's step, or a backward pass (None)."""
+        key = None if optimizer is None else id(optimizer)
+        one = self.work.get(key)
+        if one is None:
+            one = self.work[key] = _Work(threading.get_ident(), optimizer=key, site=user_site())
+        one.n += 1
+        for fetches in self.fetches.values():
+            if fetches.pending:
+                fetches.pending = False
+                fetches.n_followed += 1
+
+    def decide(self, now: int) -> Definition | None:
+        """The step, once enough was seen; None until then."""
+        elapsed_s = (now - self.first_ns) / 1e9 if self.first_ns else 0.0
+        if self.work:
+            candidates = self._fed_by()
+            needed = MIN_WORKED if elapsed_s < SLOW_S else MIN_WORKED_SLOW
+            if candidates and max(c.n_followed for c in candidates) >= needed:
+                return self._definition(candidates)
+            return None
+        return self._without_work(elapsed_s)
+
+    def _fed_by(self) -> list[_Fetches]:
+        """Loaders of the step, in the order they were first fetched."""
+        seen = [f for f in self.fetches.values() if f.n_followed]
+        with_grad = [f for f in seen if f.n_without_grad * 2 <= f.n] or seen
+        steady = [f for f in with_grad if f.n_followed >= MIN_FOLLOWED * f.n]
+        # Accumulation without visible backward passes: work follows few of the fetches.
+        chosen = steady or with_grad[:1]
+        most = max((f.n for f in chosen), default=0)
+        return [f for f in chosen if f.n >= MIN_FREQUENCY * most]
+
+    def _without_work(self, elapsed_s: float) -> Definition | None:
+        busiest = max(self.fetches.values(), key=lambda f: f.n, default=None)
+        if busiest is None or busiest.n < MIN_WORKLESS_FETCHES or elapsed_s < WORKLESS_S:
+            return None
+        if elapsed_s < WORKLESS_WITH_OPTIMIZER_S and optimizer_exists():
+            return None
+        return self._definition([busiest])
+
+    def _definition(self, fed_by: list[_Fetches]) -> Definition:
+        first = fed_by[0]
+        train = tuple(f.loader for f in fed_by)
+        optimizers = [w for w in self.work.values() if w.optimizer is not None]
+        work = max(optimizers or list(self.work.values()), key=lambda w: w.n, default=None)
+        text = f"one batch of {first.loader.id}"
+        others = [x.id for x in train[1:]]
+        if others:
+            text += f" with one of {' and '.join(others)}"
+        if work is not None and work.site is not None:
+            what = "the optimizer" if optimizers else "the backward pass"
+            text += f" (which feeds {what} at {work.site.label})"
+        if work is None or first.thread == work.thread:
+            return Definition(
+                clock=first.loader,
+                train=train,
+                tick="fetch",
+                optimizer=None,
+                thread=first.thread,
+                text=text,
+            )
+        # Batches come from a background thread: what happens once a batch on the training
+        # thread marks the step instead.
+        best = self._once_per_batch(first.n)
+        return Definition(
+            clock=first.loader,
+            train=train,
+            tick="backward" if best.optimizer is None else "optimizer",
+            optimizer=best.optimizer,
+            thread=best.thread,
+            text=f"{text}, fetched on a background thread",
+        )
+
+    def _once_per_batch(self, n_batches: int) -> _Work:
+        """What happens once a batch: an optimizer's step, unless gradients are accumulated."""
+        optimizers = [w for w in self.work.values() if w.optimizer is not None]
+        backward = self.work.get(None)
+        if not optimizers:
+            return next(iter(self.work.values()))
+        best = min(optimizers, key=lambda w: abs(w.n - n_batches))
+        if backward is not None and best.n < ACCUMULATES_BELOW * min(backward.n, n_batches):
+            return backward
+        return best
+
+
+def optimizer_exists() -> bool:
+    from torch.optim import Optimizer
+
+    # type(), not isinstance: lazy proxies answer __class__ by doing work.
+    return any(issubclass(type(o), Optimizer) for o in gc.get_objects())

@@ -1,0 +1,144 @@
+"""Where in the user's code something was called: file, line and the source text there."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import loaderdoctor
+
+MAX_CALLERS = 16
+MAX_CODE_LINES = 12  # a construction longer than this is cut; the first lines name it well enough
+
+_OURS = str(Path(loaderdoctor.__file__).parent) + os.sep
+_RECIPES = _OURS + "_recipes" + os.sep  # in the wheel: shipped with us, a user's code in kind
+
+
+def _library_roots() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return tuple({os.path.realpath(paths[n]) + os.sep for n in names if paths.get(n)})
+
+
+_LIBRARIES = _library_roots()
+# Wherever packages are installed: for this user only, into a folder on PYTHONPATH, ….
+_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A call in the user's code."""
+
+    file: str
+    line: int
+    code: str | None
+    library: str | None = None  # the package called here that made the call, if one did
+    # Through which of the user's calls it was reached: a helper's one line builds several loaders.
+    callers: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """`train.py:41`."""
+        return f"{Path(self.file).name}:{self.line}"
+
+
+def user_site(*, building: object = None) -> Site:
+    """The innermost call that is neither torch's, ours, nor (if avoidable) a library's.
+
+    `building`: an object under construction; the `__init__` frames of its own class chain, and
+    what other tools wrapped around them, are skipped, so that a DataLoader subclass is found where
+    it is used. Runs in the training
+    process; looks at frames only, so it costs microseconds.
+    """
+    fallback: FrameType | None = None
+    library: str | None = None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        recipe = name.startswith(_RECIPES)
+        ours_or_torch = (name.startswith(_OURS) and not recipe) or _is_torch(name)
+        building_it = building is not None and _first_argument(frame) is building
+        if _is_file(name) and not ours_or_torch and not building_it:
+            path = os.path.realpath(name)
+            package = _package(path)
+            if recipe or (package is None and not path.startswith(_LIBRARIES)):
+                return _site(frame, library, callers=building is not None)
+            fallback = fallback or frame
+            library = package or library
+        frame = frame.f_back
+    if fallback is None:
+        return Site(file="<unknown>", line=0, code=None)
+    return _site(fallback, library)
+
+
+def _callers(frame: FrameType) -> tuple[tuple[str, int], ...]:
+    """File and line of the user's frames around this one, innermost first."""
+    found: list[tuple[str, int]] = []
+    at = frame.f_back
+    while at is not None and len(found) < MAX_CALLERS:
+        name = at.f_code.co_filename
+        ours = name.startswith(_OURS) and not name.startswith(_RECIPES)
+        if _is_file(name) and not ours and not name.startswith(_LIBRARIES) and not _package(name):
+            found.append((name, at.f_lineno))
+        at = at.f_back
+    return tuple(found)
+
+
+def _is_file(name: str) -> bool:
+    """Code of a file or of a notebook's or console's input; not `<frozen importlib>` and such."""
+    return not name.startswith("<") or name.startswith(("<ipython-input", "<stdin"))
+
+
+def _package(path: str) -> str | None:
+    """The installed package that a file belongs to: "accelerate"."""
+    for folder in _PACKAGES:
+        if folder in path:
+            return Path(path.rpartition(folder)[2]).parts[0].removesuffix(".py")
+    return None
+
+
+def library_of(file: str) -> str | None:
+    """The package whose code a file is: "torch", "accelerate"; None: the user's own."""
+    return "torch" if _is_torch(file) else _package(os.path.realpath(file))
+
+
+def _is_torch(name: str) -> bool:
+    torch = sys.modules.get("torch")
+    roots = getattr(torch, "__path__", None) or ()
+    return any(name.startswith(str(root) + os.sep) for root in roots)
+
+
+def _first_argument(frame: FrameType) -> object:
+    names = frame.f_code.co_varnames
+    return frame.f_locals.get(names[0]) if names else None
+
+
+def _site(frame: FrameType, library: str | None, *, callers: bool = False) -> Site:
+    first, last = frame.f_lineno, frame.f_lineno
+    if sys.version_info >= (3, 11):
+        positions = list(frame.f_code.co_positions())
+        index = frame.f_lasti // 2
+        if 0 <= index < len(positions):
+            begin, end = positions[index][:2]
+            first, last = begin or first, end or last
+    return Site(
+        file=frame.f_code.co_filename,
+        line=first,
+        code=source_lines(frame.f_code.co_filename, first, last),
+        library=library,
+        callers=_callers(frame) if callers else (),
+    )
+
+
+def source_lines(file: str, first: int, last: int) -> str | None:
+    """Source text of these lines, laid out as written; None where the file can't be read."""
+    last = min(last, first + MAX_CODE_LINES - 1)
+    lines = [linecache.getline(file, n).rstrip() for n in range(first, last + 1)]
+    text = textwrap.dedent("\n".join(x for x in lines if x))
+    return text or None

@@ -1,0 +1,120 @@
+"""Memory of the run: host memory of the whole process tree, GPU peaks, what is still free.
+
+Bytes throughout. Host memory counts pages shared between processes once (PSS), so a forked
+worker doesn't count its parent's data again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from loaderdoctor.instrument.system.cgroups import ROOT
+from loaderdoctor.instrument.system.machine import memory_available_bytes, shm_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPeaks:
+    """Peaks of torch's caching allocator since the last reset."""
+
+    allocated_bytes: int  # tensors
+    reserved_bytes: int  # taken from the device, tensors or not
+
+
+def host_bytes(pid: int, proc: Path = ROOT / "proc") -> int | None:
+    """Memory of a process and all its descendants; None where the process is gone.
+
+    Proportional set size where /proc has `smaps_rollup` for all of them (Linux >= 4.14), else the
+    sum of resident sizes, which counts shared pages once for each process.
+    """
+    tree = _tree(pid)
+    if not tree:
+        return None
+    shares = [_pss_bytes(proc / str(process.pid) / "smaps_rollup") for process in tree]
+    if all(share is not None for share in shares):
+        return sum(share for share in shares if share is not None)
+    # Unreadable because it ended meanwhile: its memory is gone. Else PSS can't be had for all.
+    alive = [process for process in tree if _alive(process)]
+    if not alive:
+        return None
+    shares = [_pss_bytes(proc / str(process.pid) / "smaps_rollup") for process in alive]
+    if all(share is not None for share in shares):
+        return sum(share for share in shares if share is not None)
+    return sum(_rss_bytes(process) for process in alive)
+
+
+def reset_gpu_peaks(device: torch.device | None) -> None:
+    """Empty the allocator's cache and start its peaks anew, so a trial owns what it reads."""
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def gpu_peaks(device: torch.device | None) -> GpuPeaks | None:
+    """Peaks since the last reset; None without a CUDA or ROCm device."""
+    if device is None or device.type != "cuda":
+        return None
+    return GpuPeaks(
+        allocated_bytes=torch.cuda.max_memory_allocated(device),
+        reserved_bytes=torch.cuda.max_memory_reserved(device),
+    )
+
+
+def gpu_free_bytes(device: torch.device) -> int | None:
+    """Device memory a new tensor can have: the driver's free memory and the allocator's own."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def shm_free_bytes(root: Path = ROOT) -> int | None:
+    """Free space in /dev/shm, where workers put their batches; None without one."""
+    return shm_bytes(root)[1]
+
+
+def available_bytes(root: Path = ROOT) -> int | None:
+    """Host memory that can be taken without swapping; the tightest cgroup limit counts."""
+    try:
+        return memory_available_bytes(root)
+    except (OSError, RuntimeError):
+        return None
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def _pss_bytes(path: Path) -> int | None:
+    """`Pss:` of a smaps_rollup file, which is in KiB."""
+    try:
+        text = path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[0] == "Pss:" and words[1].isdigit():
+            return int(words[1]) * 1024
+    return None
+
+
+def _rss_bytes(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0

@@ -1,0 +1,243 @@
+"""The data axes of a trial: which dataset, sampler and collate function its loader gets.
+
+What is made once (cached samples, copied files, changed datasets) is kept as long as the user's
+loader lives, since a trial is opened many times.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, default_collate
+
+from loaderdoctor.instrument.dataset.augment import without_augmentation
+from loaderdoctor.instrument.dataset.cached import CachedDataset
+from loaderdoctor.instrument.dataset.dataset_files import dataset_files, redirected
+from loaderdoctor.instrument.dataset.disk_copies import DiskCopy, other_place, tmpfs_place
+from loaderdoctor.instrument.dataset.one_input import making_only
+from loaderdoctor.instrument.dataset.portion import first_part, n_first
+from loaderdoctor.instrument.dataset.uint8 import Normaliser, as_bytes
+from loaderdoctor.instrument.system import page_cache
+from loaderdoctor.instrument.trial.synthetic import OneField
+from loaderdoctor.instrument.withheld import Withheld
+from loaderdoctor.settings import Settings
+
+Note = Callable[[str, str], None]  # (kind, text): something the report must say
+
+# A cache that is filled within this time is freed after each trial, and filled again.
+KEEP_CACHE_S = 1.0
+# More of the dataset's pages still in memory than this after they were dropped: not cold.
+MAX_WARM_SHARE = 0.10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialData:
+    """What a trial's loader reads. The defaults of every axis: the user's own objects."""
+
+    dataset: Any
+    sampler: Any  # for a loader that makes its batches itself; None: its batch_sampler does
+    batch_size: int | None
+    collate: Any
+    normalise: Normaliser | None = None
+    before_epoch: Callable[[], None] | None = None  # not part of the epoch's time
+
+
+@dataclass(slots=True)
+class _Made:
+    """What was made of one loader's dataset."""
+
+    datasets: dict[tuple[object, ...], Any] = field(default_factory=dict)
+    copies: dict[str, DiskCopy] = field(default_factory=dict)
+
+
+# By the id of the dataset: loaders are often built anew each epoch, and datasets that compare by
+# value (arrays, dataclasses) have no hash. One that can't be referred to weakly (a list) is told by
+# its loader.
+_made: dict[int, _Made] = {}
+
+
+def trial_data(
+    loader: DataLoader[Any],
+    settings: Settings,
+    note: Note,
+    *,
+    forks: bool = True,
+    cache_limit_s: float | None = None,
+) -> TrialData:
+    """The data of a trial with these settings. Raises Withheld with the reason.
+
+    `forks`: its workers are forked, or there are none, so that data need not pickle.
+    `cache_limit_s`: as the limit of `CachedDataset`.
+    """
+    owner = _owner(loader)
+    made = _made_of(owner)
+    data = TrialData(
+        dataset=loader.dataset,
+        sampler=None if _own_batches(loader) else loader.sampler,
+        batch_size=loader.batch_size,
+        collate=loader.collate_fn,
+    )
+    if settings.storage not in (None, "original"):
+        data = _stored(data, owner, settings.storage or "", made, note)
+    if settings.augment not in (None, "on"):
+        dataset = _once(
+            made,
+            (settings.storage, settings.augment),
+            lambda: without_augmentation(data.dataset, settings.augment or ""),
+        )
+        data = replace(data, dataset=dataset)
+    if settings.uint8:
+        dataset, normalise = _once(
+            made,
+            (settings.storage, settings.augment, loader.collate_fn, "uint8"),
+            lambda: as_bytes(data.dataset, _collate_of(loader)),
+        )
+        data = replace(data, dataset=dataset, normalise=normalise)
+    if settings.cache:
+        dataset = _cached(loader, data.dataset, settings, made, note, cache_limit_s)
+        data = replace(data, dataset=dataset)
+    if settings.portion is not None and settings.portion < 1:
+        data = replace(data, sampler=first_part(loader, settings.portion))
+    if settings.batch_size is not None and settings.batch_size != loader.batch_size:
+        data = replace(data, batch_size=_batch_size(loader, settings.batch_size))
+    if settings.fields not in (None, "all"):
+        data = _one_input(data, settings, made, note, forks=forks)
+    return data
+
+
+def release(loader: DataLoader[Any]) -> None:
+    """Forget what was made of this loader's data, and remove copies of its files."""
+    made = _made.pop(id(_owner(loader)), None)
+    for copy in made.copies.values() if made is not None else ():
+        copy.remove()
+
+
+def _owner(loader: DataLoader[Any]) -> Any:
+    try:
+        weakref.ref(loader.dataset)
+    except TypeError:
+        return loader
+    return loader.dataset
+
+
+def _made_of(owner: Any) -> _Made:
+    made = _made.get(id(owner))
+    if made is None:
+        made = _made[id(owner)] = _Made()
+        weakref.finalize(owner, _made.pop, id(owner), None).atexit = False
+    return made
+
+
+def _own_batches(loader: DataLoader[Any]) -> bool:
+    """Whether a batch_sampler of the user's own decides what a batch is."""
+    return loader.batch_size is None and loader.batch_sampler is not None
+
+
+def _batch_size(loader: DataLoader[Any], batch_size: int) -> int:
+    if loader.batch_size is None or (
+        loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler
+    ):
+        raise Withheld("the loader's batches are made by the script, not by batch_size")
+    return batch_size
+
+
+def _collate_of(loader: DataLoader[Any]) -> Any:
+    """The collate function as a batch of one is made; without batching a sample is the batch."""
+    if loader.batch_size is None and loader.batch_sampler is None:
+        return lambda samples: loader.collate_fn(samples[0])
+    return loader.collate_fn
+
+
+def _once(made: _Made, key: tuple[object, ...], make: Callable[[], Any]) -> Any:
+    if key not in made.datasets:
+        made.datasets[key] = make()
+    return made.datasets[key]
+
+
+def _cached(
+    loader: DataLoader[Any],
+    dataset: Any,
+    settings: Settings,
+    made: _Made,
+    note: Note,
+    limit_s: float | None,
+) -> Any:
+    n = None
+    batched = loader.batch_sampler is not None
+    if not batched and isinstance(loader.sampler, BatchSampler):
+        raise Withheld("the loader asks the dataset for whole batches: there is no sample to keep")
+    # torch's own collate function copies; without batching the loop gets the sample itself.
+    copies = not batched or loader.collate_fn is not default_collate
+    # Changed datasets are kept, so ids stay.
+    key = (id(dataset), settings.portion, limit_s is not None, copies, batched, "cache")
+    if key in made.datasets:
+        return made.datasets[key]
+    if settings.portion is not None and hasattr(dataset, "__len__"):
+        n = n_first(len(dataset), settings.portion)
+    cached = CachedDataset(dataset, n, limit_s=limit_s, copies=copies, batched=batched)
+    if limit_s is not None and cached.n_kept < (n or len(cached)):
+        whole_s = cached.fill_s * (n or len(cached)) / cached.n_kept
+        note(
+            "cache-in-part",
+            f"cache: tried with the first {cached.n_kept:,} of {len(cached):,} samples in memory, "
+            f"given in the others' place. Making all of them takes about {whole_s:.0f} s, once.",
+        )
+    if cached.fill_s > KEEP_CACHE_S or limit_s is not None:
+        made.datasets[key] = cached
+    return cached
+
+
+def _one_input(
+    data: TrialData, settings: Settings, made: _Made, note: Note, *, forks: bool
+) -> TrialData:
+    field, key = settings.fields or "", (id(data.dataset), settings.fields, "fields")
+    alone = None
+    if forks:
+        alone = _once(made, key, lambda: making_only(data.dataset, field, data.collate))
+    if alone is None:
+        note(
+            "other-inputs-made",
+            f"fields={field}: samples are still made whole (their __getitem__, or the collate "
+            "function, can't be cut down to one input); only what comes after is saved.",
+        )
+    dataset = data.dataset if alone is None else alone
+    return replace(data, dataset=dataset, collate=OneField(data.collate, field))
+
+
+def _stored(data: TrialData, owner: Any, storage: str, made: _Made, note: Note) -> TrialData:
+    original = data.dataset
+    found = _once(made, ("files",), lambda: dataset_files(original))
+    if storage == "cold":
+        files = found.files
+    else:
+        place = tmpfs_place() if storage == "tmpfs" else other_place(storage)
+        if storage not in made.copies:
+            made.copies[storage] = DiskCopy(found, place)
+            weakref.finalize(owner, made.copies[storage].remove)
+        copy = made.copies[storage]
+        files = copy.files
+        dataset = _once(made, (storage, None), lambda: redirected(original, found, copy.path))
+        data = replace(data, dataset=dataset)
+        if storage == "tmpfs":
+            return data
+    if not page_cache.can_drop():
+        if storage == "cold":
+            raise Withheld("this system doesn't let a process drop pages of files")
+        note(
+            "storage-warm", f"storage={storage}: read from memory, since its pages can't be dropped"
+        )
+        return data
+    cached = page_cache.drop(files)
+    if cached.share > MAX_WARM_SHARE:
+        stayed = f"{cached.n_in_memory} of {cached.n_pages} pages of the dataset's files"
+        if storage == "cold":
+            raise Withheld(f"{stayed} stayed in memory though they were dropped")
+        note("storage-warm", f"storage={storage}: {stayed} stayed in memory")
+
+    def drop_again() -> None:
+        page_cache.drop(files)
+
+    return replace(data, before_epoch=drop_again)

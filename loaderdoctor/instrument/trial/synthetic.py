@@ -1,0 +1,153 @@
+"""`synthetic` and `fields`: recorded batches in place of loading, wholly or but for one input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, rebuild, tensors
+from loaderdoctor.instrument.batches.replay_buffer import BatchRing, Source
+from loaderdoctor.instrument.batches.to_device import Mover
+from loaderdoctor.instrument.withheld import Withheld
+
+MAX_RECORDED = 24  # a ring that isn't full by then won't be
+
+
+class ReadySource:
+    """Recorded batches of `inner`, which is closed, handed out endlessly: the upper bound."""
+
+    def __init__(self, inner: Source) -> None:
+        self._ring = BatchRing()
+        try:
+            for _ in range(MAX_RECORDED):
+                if self._ring.ready or self._ring.reason is not None:
+                    break
+                self._ring.record(inner.next_batch())
+        except StopIteration:
+            pass  # an epoch without a batch
+        finally:
+            self.startup_ns = inner.startup_ns
+            inner.close()
+        if not self._ring.ready:
+            reason = self._ring.reason or "too few batches were seen"
+            self._ring.release()
+            raise Withheld(f"batches can't be recorded: {reason}")
+
+    def next_batch(self) -> Any:
+        """A recorded batch; StopIteration once closed."""
+        return self._ring.next_batch()
+
+    def drop(self, n: int) -> int:
+        """Nothing queues up: 0 have to be dropped."""
+        return 0
+
+    def close(self) -> None:
+        """Free the batches."""
+        self._ring.release()
+
+
+class OneField:
+    """A collate function that sends one input of the batch only. Runs in the workers.
+
+    torch's own default is given that input alone; another function must see whole samples.
+    """
+
+    def __init__(self, collate: Any, field: str) -> None:
+        self._collate = collate
+        self._field = field
+
+    def __call__(self, samples: Any) -> Any:
+        if self._collate is default_collate and isinstance(samples, list):
+            return default_collate([_take(sample, self._field) for sample in samples])
+        return _take(self._collate(samples), self._field)
+
+
+class FieldSource:
+    """Batches whose one input was loaded; the others are a recorded batch's.
+
+    These lie on the device already where the loop moves them there.
+    """
+
+    def __init__(self, inner: Source, field: str, template: Any, mover: Mover | None) -> None:
+        self.inner = inner
+        self._field = field
+        own = [t for _, t in tensors(_take(template, field))]
+        self._n = own[0].shape[0] if own and own[0].dim() else 0
+        ready = rebuild(template, lambda _, tensor: tensor.detach().clone())
+        self._template = ready if mover is None else mover.move(ready)[0]
+
+    @property
+    def startup_ns(self) -> int | None:
+        """The inner source's."""
+        return self.inner.startup_ns
+
+    def next_batch(self) -> Any:
+        """A batch of the loop's kind; the last one of an epoch as short as it comes."""
+        loaded = self.inner.next_batch()
+        sizes = [t.shape[0] for _, t in tensors(loaded) if t.dim()]
+        short = bool(sizes) and sizes[0] < self._n
+
+        def others(_: str, tensor: Tensor) -> Tensor:
+            whole = tensor.detach()
+            return whole[: sizes[0]] if short and whole.dim() and len(whole) == self._n else whole
+
+        return _put(rebuild(self._template, others), self._field, loaded)
+
+    def drop(self, n: int) -> int:
+        """As the inner source."""
+        return self.inner.drop(n)
+
+    def close(self) -> None:
+        """Close the inner source."""
+        self.inner.close()
+
+
+def first_batch(source: Source, field: str) -> Any:
+    """One batch of the source, which is closed. Raises Withheld where it has no such input."""
+    try:
+        batch = source.next_batch()
+    except StopIteration:
+        raise Withheld("an epoch has no batch") from None
+    finally:
+        source.close()
+    try:
+        _take(batch, field)
+        tensors(batch)
+    except (KeyError, IndexError, AttributeError, UnsupportedBatch):
+        raise Withheld(f"the batch has no input {field}; it has {_names(batch)}") from None
+    return batch
+
+
+def _take(whole: Any, field: str) -> Any:
+    """That input of a sample or batch. Raises KeyError, IndexError, AttributeError."""
+    if isinstance(whole, (list, tuple)) and field.isdigit():
+        return whole[int(field)]
+    if isinstance(whole, Mapping):
+        return {str(key): value for key, value in whole.items()}[field]
+    if isinstance(whole, Tensor):
+        raise KeyError(field)
+    return getattr(whole, field)
+
+
+def _put(whole: Any, field: str, value: Any) -> Any:
+    if isinstance(whole, (list, tuple)) and field.isdigit():
+        items = [value if i == int(field) else item for i, item in enumerate(whole)]
+        return type(whole)(*items) if hasattr(whole, "_fields") else type(whole)(items)
+    if isinstance(whole, MutableMapping):
+        whole[next(key for key in whole if str(key) == field)] = value
+    elif hasattr(whole, "_fields"):
+        return whole._replace(**{field: value})
+    else:
+        setattr(whole, field, value)
+    return whole
+
+
+def _names(batch: Any) -> str:
+    if isinstance(batch, (list, tuple)):
+        return ", ".join(str(i) for i in range(len(batch)))
+    if isinstance(batch, Mapping):
+        return ", ".join(map(str, batch))
+    return "one tensor only"

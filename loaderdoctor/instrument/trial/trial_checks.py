@@ -1,0 +1,150 @@
+"""What withholds a trial: data that would be lost or repeated, a crash foretold, or no room."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from loaderdoctor.instrument.dataset.iteration import one_pass_reason, shards_itself
+from loaderdoctor.instrument.dataset.pickling import TrialPickle
+from loaderdoctor.instrument.dataset.safety import pickled_parts
+from loaderdoctor.instrument.system.machine import open_files_limit
+from loaderdoctor.instrument.system.memory import available_bytes, shm_free_bytes
+from loaderdoctor.instrument.wire.protocol import TensorRecord
+from loaderdoctor.instrument.withheld import Withheld
+from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, invalid_reason
+
+# Memory of one worker's own (USS) that has made one small batch, CUDA build of torch 2.14 on
+# Linux: forked 11 MiB, spawned 281 MiB. Rounded up.
+FORKED_WORKER_BYTES = 40 * 2**20
+SPAWNED_WORKER_BYTES = 320 * 2**20
+# Of /dev/shm and of free memory, what a trial may fill: others live there too.
+MAX_SHARE_OF_ROOM = 0.90
+# Pipes of the index queue, sentinel, resource sharer: 4 for each worker with torch 2.14 on Linux,
+# and as many again to be safe.
+FILES_PER_WORKER = 8
+
+_pickles: weakref.WeakKeyDictionary[DataLoader[Any], TrialPickle] = weakref.WeakKeyDictionary()
+
+
+def check(
+    loader: DataLoader[Any],
+    settings: Settings,
+    effective: Settings,
+    *,
+    has_accelerator: bool,
+    batch: tuple[TensorRecord, ...],
+) -> None:
+    """Raise Withheld where the trial must not be run.
+
+    `settings` is what the trial changes, `effective` what its loader would have. `batch` is one
+    batch of the loader, for its size; empty: not known.
+    """
+    workers = effective.num_workers or 0
+    asked = settings if settings.resident else settings.over(Settings(num_workers=workers))
+    reason = invalid_reason(asked, has_accelerator=has_accelerator)
+    reason = reason or one_pass_reason(loader)
+    if reason is None and workers:
+        reason = (
+            _duplicates(loader, workers)
+            or _crashes(loader, effective)
+            or _too_large(loader, effective, batch)
+        )
+    if reason is not None:
+        raise Withheld(reason)
+
+
+def start_method_of(effective: Settings) -> str:
+    """How the workers would be started: as set, else as the process is set up."""
+    return effective.start_method or torch.multiprocessing.get_start_method()
+
+
+def main_is_guarded() -> bool:
+    """Whether the script can be imported by a spawned worker without running its training.
+
+    True where there is no script to import.
+    """
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    if file is None:
+        return True
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return True  # a zip or a compiled script: multiprocessing's own idea of it counts
+    return any(
+        isinstance(name, ast.Name) and name.id == "__name__"
+        for node in tree.body
+        if isinstance(node, ast.If)
+        for name in ast.walk(node.test)
+    )
+
+
+def _duplicates(loader: DataLoader[Any], workers: int) -> str | None:
+    if not isinstance(loader.dataset, IterableDataset):
+        return None
+    # As many as the user's own workers repeat no more than the user's run does already.
+    if workers <= max(1, loader.num_workers) or shards_itself(loader):
+        return None
+    return (
+        f"{type(loader.dataset).__name__} doesn't share its data between workers: "
+        f"{workers} of them would each give all of it"
+    )
+
+
+def _crashes(loader: DataLoader[Any], effective: Settings) -> str | None:
+    method = start_method_of(effective)
+    if method == "fork":
+        cuda_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if cuda_used and _pickled(loader).cuda_tensors:
+            return "the dataset holds CUDA tensors, which a forked worker can't use"
+        return None
+    parts = _pickled(loader)
+    if parts.pickles is False:
+        return f"the dataset or collate_fn can't be sent to a worker by {method}: {parts.error}"
+    if not main_is_guarded():
+        return (
+            f"a worker started by {method} would run the script again: it has no "
+            'if __name__ == "__main__" guard'
+        )
+    return None
+
+
+def _too_large(
+    loader: DataLoader[Any], effective: Settings, batch: tuple[TensorRecord, ...]
+) -> str | None:
+    workers = effective.num_workers or 0
+    spawned = start_method_of(effective) != "fork"
+    queued = workers * (effective.prefetch_factor or DEFAULT_PREFETCH_FACTOR) + 1
+    in_shm = queued * sum(tensor.n_bytes for tensor in batch)
+    private = workers * (SPAWNED_WORKER_BYTES if spawned else FORKED_WORKER_BYTES)
+    if spawned:
+        parts = _pickled(loader)
+        in_shm += parts.shared_bytes
+        private += workers * parts.n_bytes
+    free = shm_free_bytes()
+    if free is not None and in_shm > MAX_SHARE_OF_ROOM * free:
+        return f"/dev/shm is too small: {in_shm} bytes of batches may wait there, {free} are free"
+    available = available_bytes()
+    if available is not None and in_shm + private > MAX_SHARE_OF_ROOM * available:
+        return f"{workers} workers would take about {in_shm + private} of {available} free bytes"
+    limit = open_files_limit()
+    if limit is not None:
+        files = psutil.Process().num_fds() + workers * FILES_PER_WORKER
+        files += queued * max(1, len(batch))
+        if files > limit:
+            return f"up to {files} files would be open at once and {limit} may be"
+    return None
+
+
+def _pickled(loader: DataLoader[Any]) -> TrialPickle:
+    if loader not in _pickles:
+        _pickles[loader] = pickled_parts(loader)
+    return _pickles[loader]

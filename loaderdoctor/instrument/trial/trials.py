@@ -1,0 +1,274 @@
+"""A trial's source: a new DataLoader over the same data with other settings.
+
+Runs in the measuring process. The user's own loader is left alone; only its dataset, sampler,
+collate function and the like are used again. What a trial opens, `close` ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+
+from loaderdoctor.instrument.batches.replay_buffer import RingSource, Source
+from loaderdoctor.instrument.batches.to_device import Mover
+from loaderdoctor.instrument.dataset.uint8 import NormalisedSource, NormalisingMover
+from loaderdoctor.instrument.trial.data_axes import Note, TrialData, trial_data
+from loaderdoctor.instrument.trial.endless import endless
+from loaderdoctor.instrument.trial.epoch_feeds import (
+    BackgroundFeed,
+    EpochFeed,
+    LoaderFeed,
+    shut_down,
+)
+from loaderdoctor.instrument.trial.epochs import EpochSource
+from loaderdoctor.instrument.trial.resident import ResidentSource
+from loaderdoctor.instrument.trial.side_stream import SideStreamSource
+from loaderdoctor.instrument.trial.synthetic import FieldSource, ReadySource, first_batch
+from loaderdoctor.instrument.trial.trial_checks import check, start_method_of
+from loaderdoctor.instrument.wire.protocol import TensorRecord, TransferRecord
+from loaderdoctor.instrument.withheld import Withheld
+from loaderdoctor.settings import Settings
+
+__all__ = ["Withheld", "loader_settings", "measure_boundary", "open_trial"]
+
+# A fetch that takes longer is taken for a hang: spawning 16 workers that import torch takes half
+# a minute on two cores.
+FETCH_LIMIT_S = 120.0
+
+OpenIter = Callable[[DataLoader[Any]], Any]
+
+
+def loader_settings(loader: DataLoader[Any]) -> Settings:
+    """The loader's own settings; what means nothing without workers is None at 0 of them."""
+    if not loader.num_workers:
+        return Settings(num_workers=0, pin_memory=bool(loader.pin_memory))
+    context: Any = loader.multiprocessing_context
+    return Settings(
+        num_workers=loader.num_workers,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        pin_memory=bool(loader.pin_memory),
+        in_order=getattr(loader, "in_order", True),
+        start_method=None if context is None else context.get_start_method(),
+    )
+
+
+def open_trial(
+    loader: DataLoader[Any],
+    settings: Settings,
+    *,
+    device: torch.device | None,
+    transfers: tuple[TransferRecord, ...],
+    open_iter: OpenIter,
+    batch: tuple[TensorRecord, ...] = (),
+    loader_id: str = "",
+    fetch_limit_s: float = FETCH_LIMIT_S,
+    note: Note = lambda kind, text: None,
+    opened: Callable[[object], None] = lambda made: None,
+    cache_limit_s: float | None = None,
+) -> Source:
+    """Open a source with `settings` applied over the loader's own.
+
+    `transfers` are the loop's own host-to-device calls: background=device, side_stream and
+    resident move what these move. `open_iter` gives a loader's raw torch iterator, unhooked.
+    `batch` is one of the loader's batches, for what it takes to queue them. `non_blocking` is
+    for the caller (`transfer.ForceTransfer`) unless the batch is moved here, and so
+    are the compute axes (`compute.ComputeSwitch`). `note` is told what the report must say,
+    `opened` of what the trial holds and must be gone once its source is closed.
+    `cache_limit_s`: as the limit of `CachedDataset`.
+
+    Raises Withheld where the trial must not be run, whatever torch and the user's code raise when
+    it can't be opened, and TimeoutError from its fetches after `fetch_limit_s`.
+    """
+    own = loader_settings(loader)
+    effective = settings.over(own)
+    check(loader, settings, effective, has_accelerator=device is not None, batch=batch)
+    forks = not effective.num_workers or start_method_of(effective) == "fork"
+    if settings.cache and not forks:
+        raise Withheld("workers that are not forked would each hold all cached samples")
+    mover = _mover(settings, device, transfers)
+
+    def epochs(data: TrialData, mover: Mover | None = None) -> EpochSource:
+        made = _new_loader(loader, data, effective, fetch_limit_s)
+        opened(made)
+        source = _epochs(made, data, effective, open_iter, mover, fetch_limit_s, loader_id)
+        opened(source)
+        return source
+
+    template: Any = None
+    if settings.fields not in (None, "all"):
+        template = first_batch(epochs(trial_data(loader, Settings(), note)), settings.fields or "")
+    data = trial_data(loader, settings, note, forks=forks, cache_limit_s=cache_limit_s)
+    if settings.resident and mover is not None:
+        n = _length(_new_loader(loader, data, effective, fetch_limit_s))
+        return ResidentSource(epochs(data), mover, n, shuffle=_shuffles(loader))
+    if data.normalise is not None and mover is not None:
+        mover = NormalisingMover(mover, data.normalise)
+    source: Source = epochs(data, mover)
+    try:
+        if settings.synthetic:
+            source = ReadySource(source)
+        if template is not None:
+            source = FieldSource(source, settings.fields or "", template, mover)
+        if settings.side_stream and mover is not None:
+            source = SideStreamSource(source, mover)
+        elif data.normalise is not None and effective.background != "device":
+            source = NormalisedSource(source, data.normalise, mover)
+    except BaseException:
+        source.close()
+        raise
+    return source
+
+
+def _mover(
+    settings: Settings, device: torch.device | None, transfers: tuple[TransferRecord, ...]
+) -> Mover | None:
+    """What moves batches where the trial does so itself; None where the loop does."""
+    if device is None:
+        return None
+    asked = settings.resident or settings.side_stream or settings.background == "device"
+    if not transfers and (asked or settings.uint8):
+        raise Withheld("the loop was not seen to copy anything of its batch to the device")
+    if asked or settings.uint8 or settings.fields not in (None, "all"):
+        return Mover(device, transfers, non_blocking=_non_blocking(settings, transfers))
+    return None
+
+
+def measure_boundary(source: Source) -> int:
+    """Nanoseconds of one epoch boundary of this source beyond a steady fetch; drops batches.
+
+    Shutdown or reset of its workers, its new iterator and first batch. 0 for recorded batches.
+    Raises StopIteration where its data is at an end, TypeError for a source not opened here.
+    """
+    if isinstance(source, (SideStreamSource, NormalisedSource, FieldSource)):
+        return measure_boundary(source.inner)
+    if isinstance(source, (EpochSource, ResidentSource)):
+        return source.boundary_ns()
+    if isinstance(source, (RingSource, ReadySource)):
+        return 0
+    raise TypeError(f"{type(source).__name__} is no trial's source")
+
+
+def _epochs(
+    loader: DataLoader[Any],
+    data: TrialData,
+    effective: Settings,
+    open_iter: OpenIter,
+    mover: Mover | None,
+    fetch_limit_s: float,
+    loader_id: str,
+) -> EpochSource:
+    """Epochs of the new loader, read by a thread where `background` says so."""
+    to_device = mover if effective.background == "device" else None
+
+    def prepare(batch: Any) -> Any:
+        return batch if to_device is None else to_device.move(batch)[0]
+
+    context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    if to_device is not None and to_device.device.type == "cuda":
+        context = _same_stream(to_device.device)
+
+    def open_feed() -> EpochFeed:
+        feed = LoaderFeed(open_iter(loader), loader.timeout)
+        if effective.background in (None, "off"):
+            return feed
+        return BackgroundFeed(feed, prepare, fetch_limit_s, context)
+
+    def after(stuck: bool) -> None:
+        kept, loader._iterator = loader._iterator, None  # persistent workers
+        shut_down(kept, stuck=stuck)
+
+    return EpochSource(
+        open_feed,
+        cycle=max(1, loader.num_workers),
+        after=after,
+        loader_id=loader_id,
+        before_epoch=data.before_epoch,
+    )
+
+
+def _same_stream(
+    device: torch.device,
+) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """The loop's own stream, for a thread: what it copies there is ordered before its use."""
+    stream = torch.cuda.current_stream(device)
+
+    @contextlib.contextmanager
+    def entered() -> Iterator[None]:
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            yield
+
+    return entered
+
+
+def _new_loader(
+    loader: DataLoader[Any], data: TrialData, effective: Settings, fetch_limit_s: float
+) -> DataLoader[Any]:
+    """A plain DataLoader over the same data. Subclasses' own `__iter__` is left behind."""
+    workers = effective.num_workers or 0
+    arguments: dict[str, Any] = {
+        "num_workers": workers,
+        "collate_fn": data.collate,
+        "pin_memory": bool(effective.pin_memory),
+        "worker_init_fn": loader.worker_init_fn,
+        "generator": loader.generator,
+    }
+    if loader.pin_memory_device and effective.pin_memory:
+        arguments["pin_memory_device"] = loader.pin_memory_device
+    if workers:
+        arguments |= {
+            "timeout": loader.timeout or fetch_limit_s,
+            "persistent_workers": bool(effective.persistent_workers),
+            "in_order": effective.in_order is not False,
+            "multiprocessing_context": effective.start_method,
+        }
+        if effective.prefetch_factor is not None:
+            arguments["prefetch_factor"] = effective.prefetch_factor
+    if isinstance(data.dataset, IterableDataset):
+        arguments |= {"batch_size": data.batch_size, "drop_last": loader.drop_last}
+    elif loader.batch_sampler is None:
+        arguments |= {"batch_size": None, "sampler": data.sampler}
+    elif type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None:
+        arguments |= {
+            "batch_size": data.batch_size,
+            "sampler": data.sampler,
+            "drop_last": loader.drop_last,
+        }
+    else:
+        arguments["batch_sampler"] = loader.batch_sampler
+    with warnings.catch_warnings():
+        # torch warns of more workers than CPUs; that is what the trial is to find out.
+        warnings.simplefilter("ignore")
+        made: DataLoader[Any] = DataLoader(data.dataset, **arguments)
+        if not effective.keep_iterator:
+            return made
+        for name in ("batch_size", "sampler", "drop_last", "batch_sampler"):
+            arguments.pop(name, None)
+        return DataLoader(data.dataset, **arguments, **endless(made))
+
+
+def _non_blocking(settings: Settings, transfers: tuple[TransferRecord, ...]) -> bool:
+    if settings.non_blocking is not None:
+        return settings.non_blocking
+    return bool(settings.side_stream) or any(transfer.non_blocking for transfer in transfers)
+
+
+def _shuffles(loader: DataLoader[Any]) -> bool:
+    """Whether the order changes from epoch to epoch: any sampler but torch's sequential one."""
+    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+    if any(isinstance(sampler, RandomSampler) for sampler in samplers):
+        return True
+    kind = type(loader.sampler).__name__
+    return kind not in ("SequentialSampler", "_InfiniteConstantSampler")
+
+
+def _length(loader: DataLoader[Any]) -> int:
+    try:
+        return max(1, len(loader))
+    except TypeError:
+        raise Withheld("the dataset has no length, so whether it fits can't be told") from None

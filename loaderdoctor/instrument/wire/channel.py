@@ -1,0 +1,126 @@
+"""The measuring process's end of the connection to the command: messages out, requests in."""
+
+from __future__ import annotations
+
+import base64
+import os
+import threading
+from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection
+from typing import Literal, Protocol
+
+import msgspec
+
+from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.instrument.wire.protocol import Begin, FromRun, Measure, Stop
+
+# One variable, taken out of the environment before the user's code can see it.
+CHANNEL_VARIABLE = "LOADERDOCTOR_CHANNEL"
+
+ToChild = Measure | Begin | Stop
+# A path, or host and port where ranks on other machines connect.
+Address = str | tuple[str, int]
+
+
+class ConnectionLostError(LoaderdoctorError):
+    """The command is gone: nobody listens any more."""
+
+
+class Handover(msgspec.Struct, frozen=True, kw_only=True):
+    """What the measuring process must know before it runs the script."""
+
+    address: Address
+    authkey: str  # base64
+    run_dir: str
+    kind: Literal["script", "module"]
+    target: str
+    args: tuple[str, ...]
+    record_workers: bool = True
+    group: bool = False  # one of several ranks: RANK and WORLD_SIZE say which
+    host: str = ""  # where the command runs
+
+
+def encode_handover(handover: Handover) -> str:
+    """The value of the environment variable."""
+    return base64.b64encode(msgspec.json.encode(handover)).decode("ascii")
+
+
+def take_handover() -> Handover:
+    """Read and remove the variable. Raises LoaderdoctorError where it is missing."""
+    text = os.environ.pop(CHANNEL_VARIABLE, None)
+    if text is None:
+        raise LoaderdoctorError(
+            f"{CHANNEL_VARIABLE}: not set. This module is started by `loaderdoctor`, not by hand."
+        )
+    return msgspec.json.decode(base64.b64decode(text), type=Handover)
+
+
+class Link(Protocol):
+    """What the session needs of whoever decides."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether nobody listens any more."""
+
+    def send(self, message: FromRun) -> None:
+        """Send one message; where nobody listens any more, nothing happens."""
+
+    def receive(self, timeout_s: float) -> ToChild | None:
+        """The next request, or None after `timeout_s`. Raises ConnectionLostError."""
+
+    def forget_in_fork(self) -> None:
+        """In a forked child: the link stays the parent's."""
+
+    @property
+    def n_above(self) -> int:
+        """Processes of this run above this one: the command, and what starts ranks for it."""
+
+
+@dataclass(slots=True)
+class Channel:
+    """A connection that carries our messages only; usable from any thread of this process."""
+
+    connection: Connection
+    lost: bool = False
+    n_above: int = 1  # see `Link`
+    _lock: threading.Lock = None  # type: ignore[assignment]  # made in __post_init__
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def open(handover: Handover) -> Channel:
+        """Connect to the command that started us."""
+        key = base64.b64decode(handover.authkey)
+        # A rank has the launcher between itself and the command, or above the command; a rank that
+        # the script starts has the script.
+        n_above = 2 if handover.group else 1
+        return Channel(Client(handover.address, authkey=key), n_above=n_above)
+
+    def send(self, message: FromRun) -> None:
+        """Send one message; a lost connection is remembered, not raised."""
+        if self.lost:
+            return
+        data = msgspec.json.encode(message)
+        try:
+            with self._lock:
+                self.connection.send_bytes(data)
+        except (OSError, EOFError):
+            self.lost = True
+
+    def receive(self, timeout_s: float) -> ToChild | None:
+        """The next request, or None after `timeout_s`. Raises ConnectionLostError."""
+        try:
+            if not self.connection.poll(timeout_s):
+                return None
+            data = self.connection.recv_bytes()
+        except (OSError, EOFError) as error:
+            self.lost = True
+            raise ConnectionLostError("the command that started this run is gone") from error
+        message: ToChild = msgspec.json.decode(data, type=ToChild)
+        return message
+
+    def forget_in_fork(self) -> None:
+        """Close our copy of the connection in a forked child, so that its end is seen as ours."""
+        self.lost = True
+        self.connection.close()

@@ -1,0 +1,390 @@
+"""What the measuring process and the commands say to each other, and nothing else.
+
+The measuring process runs the user's script and executes *requests* at step boundaries of the
+running loop; every decision (how many steps, which trials, when to stop) is taken by the command
+that drives it. Messages are JSON over a private pipe; nothing is pickled. All `_ns` times are
+CLOCK_MONOTONIC (time.perf_counter_ns) of the measuring machine, the one clock shared with workers.
+
+    measuring process                       command (no torch)
+      ------- Observed ------->               once the loop is warm: what feeds the step, how fast
+      <------ Measure(requests) ------
+      ------- WindowDone ---->                one for each request, as it ends
+      <------ Measure / Stop ---------
+      ------- Ended --------->                script over, stopped, or failed
+
+Several ranks train in step: one that stood still would hold the others in a collective, each at
+another step. So a rank of a group never pauses. It says Hello first; where a window is prepared it
+says Ready and keeps stepping in the window's mode until Begin, which the command sends once every
+rank is ready; after its window it steps on. Only to stop do all ranks wait, after the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Literal
+
+import msgspec
+
+from loaderdoctor.instrument.wire.counters import CpuRecord, PageRecord
+from loaderdoctor.settings import Settings
+
+# Windows are told apart by their numbers: all who ask a bench for some take them from here.
+WINDOW_IDS: Iterator[int] = count(1)
+
+# WindowDone.reason of a window that the end of the script cut short; Ended follows at once.
+SCRIPT_ENDED = "the script ended during this window"
+
+# Ready.id of a rank that waits for its peers before the stop.
+MEETING = -1
+
+Mode = Literal["plain", "profiled", "no_input", "no_copy", "trial"]
+
+
+class Message(msgspec.Struct, tag=True, frozen=True, kw_only=True, omit_defaults=True):
+    """Root of the messages."""
+
+
+# ---------------------------------------------------------------- command -> measuring process
+
+
+class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One window to measure.
+
+    The process first switches batches to `mode`, drops and warms up as the switch needs, then
+    measures `n_steps` steps. A window that would outlast `limit_s` ends early with what it has.
+    """
+
+    id: int
+    mode: Mode
+    n_steps: int
+    n_warmup_steps: int | None = None  # None: what the switch needs (queues steady again)
+    limit_s: float | None = None
+    settings: Settings | None = None  # mode "trial": what to change; None elsewhere
+    loader: str | None = None  # no_input: only this loader (LoaderRecord.id); None: all in the step
+    # mode "profiled", and trials to be traced: torch.profiler options and where the trace goes
+    trace_path: str | None = None
+    with_stack: bool = False
+    profile_memory: bool = False
+    measure_boundary: bool = False  # trial: also time one epoch boundary (worker start-up)
+    drop_batches: bool = True  # False: same mode as the window before, queues are steady
+    host_memory: bool = True  # False: don't sample the process tree's memory at the window's end
+    tensor_memory: bool = False  # without an accelerator: one more step, for tensor_peak_bytes
+    fetch_limit_s: float | None = None  # trial: a batch that takes longer hangs; None: 120 s
+    # Trial with `cache`: make samples for so long at most, and refuse a dataset whose samples vary.
+    # None: all of them are made, as they come.
+    cache_limit_s: float | None = None
+    drain: bool = False  # trial: fetch batches back to back, the loop gets none of them
+    # Record torch's memory history meanwhile, so many events of it at most; 0: don't.
+    memory_entries: int = 0
+    snapshot_path: str | None = None  # where its snapshot goes; of several ranks: beside it
+
+    @property
+    def own_batches(self) -> bool:
+        """Whether a trial leaves the loop's loaders alone, and asks nothing of them."""
+        only_threads = self.settings is not None and self.settings.only_threads
+        return only_threads and not self.measure_boundary
+
+
+class Measure(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Windows to measure back to back, in this order."""
+
+    requests: tuple[WindowRequest, ...]
+
+
+class Stop(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Stop the script now; with `to_end` remove every hook and let it run to its end.
+
+    `at_step`: wait after so many steps of the loop (as Progress counts them) and say Ready with the
+    id MEETING; a rank that is past them already says so and steps on. Once all wait after the same
+    step, with no collective under way, they are told to stop; else where to meet next.
+    """
+
+    to_end: bool = False
+    at_step: int | None = None
+
+
+class Begin(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Every rank of the group is ready: measure the window prepared, from this step on.
+
+    A rank that is past it begins at once.
+    """
+
+    id: int
+    at_step: int
+
+
+# ---------------------------------------------------------------- measuring process -> command
+
+
+class Hello(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """First message of a rank of a group."""
+
+    rank: int
+    n_ranks: int
+    host: str
+    run_dir: str  # of this rank: traces and workers' records lie below it
+
+
+class Spawned(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """First and only message of a process that starts ranks itself, on a connection for Stop."""
+
+
+class Ready(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """The window is prepared: its batches are what it measures, queues and loop are steady."""
+
+    id: int
+    n_steps: int
+
+
+class TensorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One tensor of a batch, as the loop receives it."""
+
+    path: str  # where in the batch: "[0]", "['image']", ".pixel_values"
+    shape: tuple[int, ...]
+    dtype: str  # "float32"
+    n_bytes: int
+    pinned: bool = False
+    device: str = "cpu"
+
+
+class TransferRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One host-to-device call of the loop's own, as seen in a normal step."""
+
+    call: Literal["to", "cuda", "copy_"]
+    site: str  # "train.py:57"
+    code: str | None  # the source line, stripped
+    shape: tuple[int, ...]
+    dtype: str
+    n_bytes: int
+    pinned: bool
+    non_blocking: bool
+    path: str | None = None  # the tensor of the batch that is copied as it is, else None
+
+
+class ComputeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the loop computes, as seen in a few of its first steps."""
+
+    n_steps: int  # watched
+    compute_major: int | None = None  # CUDA compute capability of the training device
+    n_replicas: int | None = None  # devices of the nn.DataParallel that is called, where one is
+    # Layers in order of their calls whose bias is taken out again: "features.0 -> features.1".
+    biased: tuple[str, ...] = ()
+    n_batch_norms: int = 0  # in training, called in a step
+    n_zero_fills: int = 0  # calls of zero_grad(set_to_none=False) in these steps
+    zero_fill_site: str | None = None  # "train.py:57"
+    zero_fill_code: str | None = None
+
+
+class SafetyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What speaks against changing the workers of a loader; None = not checked."""
+
+    pickles: bool | None = None
+    pickle_error: str | None = None
+    cuda_tensors: bool | None = None  # dataset holds or returned CUDA tensors
+    unsharded_iterable: bool | None = None
+    open_handles: tuple[str, ...] = ()  # attributes of the dataset that hold open files
+    one_pass: bool = False  # can't be re-opened without losing data (iterable, stateful sampler)
+    one_pass_reason: str | None = None
+
+
+class StoreRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An attribute of a dataset that holds an entry for each sample."""
+
+    path: str  # "data", "dataset.data": from the loader's dataset
+    kind: Literal["tensor", "array", "list", "frame", "h5py", "arrow"]
+    shape: tuple[int, ...] = ()
+    dtype: str = ""  # "uint8"
+    n_bytes: int | None = None
+    entry: str = ""  # of a list, what the first entry is: "list of 784 int", "str"
+
+
+class Normalisation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a dataset's Normalize takes off and divides by, per channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A DataLoader (or another source of batches) seen in the run."""
+
+    id: str  # "train.py:41": where it was built; "#2" appended where one line builds several
+    role: Literal["train", "other"]  # fetched within the training step, or not
+    code: str | None = None  # source line(s) of the construction
+    library: str | None = None  # what built it, where the user's code did not ("transformers")
+    settings: Settings = Settings()
+    kind: Literal["map", "iterable", "foreign"] = "map"
+    dataset: str = ""  # class name
+    n_samples: int | None = None  # len(dataset)
+    batch_size: int | None = None
+    steps_per_epoch: int | None = None  # len(loader), or the length observed
+    sampler: str = ""
+    collate: str = ""
+    collate_library: str | None = None  # the package whose code it is; None: the user's own
+    batch: tuple[TensorRecord, ...] = ()
+    batch_type: str = ""
+    shapes_vary: bool = False
+    in_background: bool = False  # fetched on another thread than the one that trains
+    augmentations: tuple[str, ...] = ()  # transforms of a Compose that may be left out, by name
+    draws: tuple[str, ...] = ()  # functions of the dataset's code that draw at random
+    stores: tuple[StoreRecord, ...] = ()  # what samples are made from, as far as known
+    normalisation: Normalisation | None = None  # of the one Normalize among the transforms
+
+    @property
+    def call_index(self) -> int:
+        """Which of the line's calls built it, from 0."""
+        suffix = self.id.rpartition("#")[2] if "#" in self.id else "1"
+        return int(suffix) - 1 if suffix.isdigit() else 0
+
+    safety: SafetyRecord = SafetyRecord()
+
+
+class BoundaryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One epoch boundary: what stands between the last step of an epoch and steady steps again."""
+
+    loader: str
+    create_ns: int  # DataLoader.__iter__: workers started here
+    first_wait_ns: int  # first __next__ of the new iterator
+    teardown_ns: int  # exhausted __next__ or dropped iterator: worker shutdown
+    at_ns: int  # when the creation began
+    first: bool = False  # the first iterator of the run: caches cold, imports included
+
+
+class Observed(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """The loop is warm. `step_ns` are host times of the last warm-up steps, first to last."""
+
+    definition: str  # "one batch of train.py:41 (which feeds the optimizer at train.py:63)"
+    step_ns: tuple[int, ...]
+    loaders: tuple[LoaderRecord, ...]
+    transfers: tuple[TransferRecord, ...]
+    boundaries: tuple[BoundaryRecord, ...]
+    n_steps_so_far: int
+    optimizer_steps_per_step: float | None
+    device: str | None  # "cuda:0"; None without an accelerator
+    batches_per_cycle: int  # max num_workers of the step's loaders, times accumulation
+    environment: Environment
+    compute: ComputeRecord | None = None  # None: not watched
+    n_devices: int = 0  # accelerators that the process sees
+    group_size: int | None = None  # ranks of torch's process group; None: there is none
+
+
+# Whose malloc serves the process; glibc's as it comes, or told by MALLOC_ variables or tunables.
+Allocator = Literal["glibc", "glibc-tuned", "other"]
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The measuring process's own surroundings."""
+
+    torch: str
+    python: str
+    platform: str
+    device_name: str | None
+    device_memory_bytes: int | None
+    cuda: str | None
+    usable_cpus: float
+    n_threads: int  # torch.get_num_threads()
+    memory_available_bytes: int | None
+    shm_free_bytes: int | None
+    open_files_limit: int | None
+    start_method: str
+    host: str
+    rank: int | None = None
+    n_ranks: int | None = None
+    cudnn_benchmark: bool | None = None
+    tf32: bool | None = None
+    swap_used_bytes: int | None = None
+    allocator: Allocator | None = None  # None: neither glibc's nor one known by name
+    fault_us: float | None = None  # a page fault of anonymous memory, CPU time; None: not timed
+    cpu_bf16: bool | None = None  # whether the CPU computes bfloat16 itself; None: torch won't say
+
+
+class FetchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
+    """One fetch in a window: which of Observed.loaders, when `__next__` began and ended."""
+
+    loader: int
+    start_ns: int
+    end_ns: int
+    thread: int  # native thread id
+
+
+class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """One window, measured or failed."""
+
+    id: int
+    mode: Mode
+    status: Literal["ok", "failed", "skipped", "short"]  # short: ended early, figures stand
+    reason: str | None = None
+    n_steps: int = 0
+    n_samples: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+    # Time per step, n_steps entries. `host` between step boundaries on the host; `device` between
+    # the same boundaries as the accelerator reached them (events on the step's stream), None
+    # without one. The step clock is `device` where there is one: the host runs ahead.
+    host_step_ns: tuple[int, ...] = ()
+    device_step_ns: tuple[int, ...] | None = None
+    # Which of those steps hold an epoch boundary of a loader of the step (iterator re-created,
+    # first batch of the new one): indexes into host_step_ns, ascending.
+    boundary_steps: tuple[int, ...] = ()
+    fetches: tuple[FetchRecord, ...] = ()
+    boundaries: tuple[BoundaryRecord, ...] = ()
+    worker_cpu_ns: int | None = None  # user+system time of all workers over the window
+    main_cpu_ns: int | None = None  # of the training process
+    cpu: CpuRecord | None = None  # who else used the CPUs
+    pages: PageRecord | None = None  # of all batches thrown away so far
+    host_bytes: int | None = None  # PSS of the process tree, else RSS sum
+    gpu_peak_allocated_bytes: int | None = None
+    gpu_peak_reserved_bytes: int | None = None
+    tensor_peak_bytes: int | None = None  # the most that tensors in host memory grew in one step
+    trace_path: str | None = None
+    # (step boundary, perf_counter_ns) marks to calibrate the trace clock: name of a span that
+    # starts at that instant, and the instant.
+    clock_marks: tuple[tuple[str, int], ...] = ()
+    snapshot_path: str | None = None
+    snapshot_entries: int = 0  # events of the history in it
+    startup_ns: int | None = None  # trial: open the loader and get its first batch
+    boundary_ns: int | None = None  # trial: one epoch boundary, as the settings make it
+    n_copy_hits: int | None = None  # no_copy: transfers answered / let through
+    n_copy_misses: int | None = None
+
+
+class Note(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Something the report must say: a typed warning from the run."""
+
+    kind: str  # "no-copy-not-held", "one-pass-loader", "second-profiler", …
+    text: str
+
+
+class Progress(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """What the process is doing, for the live display."""
+
+    text: str
+    n_steps: int = 0
+
+
+class Loaderless(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """In place of Observed: the script trains, and iterates no DataLoader. It waits for Stop."""
+
+    site: str  # "train.py:57": where the optimizer steps
+    n_steps: int  # optimizer steps timed without the profiler
+    step_ms: float  # their mean, host time
+    built: bool = False  # a DataLoader was, but torch's own `__iter__` of it was never called
+    of_passes: bool = False  # all of it is of backward passes: an optimizer's step is too large
+    trace_path: str | None = None  # a profiled window of some of them
+    reason: str | None = None  # why there is none, or one of few steps
+
+
+class Ended(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """The script is over (or stopped, or failed). Last message."""
+
+    how: Literal["stopped", "script-ended", "script-failed", "no-loader", "interrupted"]
+    exit_code: int
+    n_steps: int
+    reason: str | None = None  # the exception that ended the script, or how it was killed
+    boundaries: tuple[BoundaryRecord, ...] = ()
+    loaders: tuple[LoaderRecord, ...] = ()
+
+
+FromRun = Observed | WindowDone | Note | Progress | Ended | Hello | Ready | Spawned | Loaderless
+ToRun = Measure | Begin | Stop

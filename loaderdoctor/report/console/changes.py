@@ -1,0 +1,90 @@
+"""The prescription on a terminal: each change with its code, its gain, and what to beware of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from loaderdoctor.report.changes import MEASURED, Change, changes_of, nothing_helps, vocabulary
+from loaderdoctor.report.model import Report, Step
+from loaderdoctor.report.words import format as fmt
+from loaderdoctor.report.words.fastest_not_advised import leader_not_advised
+from loaderdoctor.report.words.format import plain
+from loaderdoctor.report.words.summary import meaning
+
+
+def prescription_lines(report: Report) -> list[RenderableType]:
+    """What to change, the first first; empty where there is nothing to say about it."""
+    changes = changes_of(report.recommendations)
+    if not changes:
+        leads = leader_not_advised(report)
+        if leads is not None:
+            return [Text(plain(leads))]
+        unseen = report.shares is not None and report.shares.input is None  # nothing was tried
+        told = report.verdict.severity == "none" or unseen or any(f.advice for f in report.findings)
+        if told or report.verdict.bound == "unknown" or report.command == "analyze":
+            return []
+        return [Text(nothing_helps(report))]
+    body: list[RenderableType] = []
+    for number, change in enumerate(changes, 1):
+        if body:
+            body.append(Text(""))
+        body += _change(number, change, report.step)
+    leads = leader_not_advised(report)
+    if leads is not None:
+        body += [Text(""), Text(plain(leads))]
+    words = vocabulary(changes)
+    if words:
+        body += [Text(""), Text(words, style="bright_black")]
+    what_for = meaning(report)
+    if what_for:
+        body += [Text(""), Text(what_for, style="bold")]
+    return body
+
+
+def _change(number: int, change: Change, step: Step) -> Sequence[RenderableType]:
+    what = Text(f"{number}  ")
+    for i, row in enumerate(change.rows):
+        what.append(", " if i else "")
+        what.append(plain(row.setting), style="bold")
+        if not change.is_code:
+            what.append(f" {fmt.setting(row.from_)} → {fmt.setting(row.to)}")
+    below: list[RenderableType] = [
+        _code(code) for code in dict.fromkeys(row.code for row in change.rows)
+    ]
+    below.append(_gain(change, step))
+    for row in change.rows:
+        if row.summary:
+            below.append(Text(plain(row.summary)))
+        if row.caution:
+            below.append(Text.assemble(("beware: ", "yellow"), plain(row.caution)))
+    return [what, Padding(Group(*below), (0, 0, 0, 3))]
+
+
+def _gain(change: Change, step: Step) -> Text:
+    measured_ms = change.measured_ms
+    if measured_ms is None:
+        return Text(change.prediction() or "not tried here")
+    first = change.first
+    text = Text("together " if len(change.rows) > 1 else "")
+    text.append(fmt.step_ms(measured_ms, first.measured_ci_ms), style="bold green")
+    text.append(f" a step, {MEASURED}")
+    more = []
+    if (ratio := change.times_as_fast(step.wall_ms)) is not None:
+        more.append(f"{fmt.ratio(ratio)} as fast{change.beside(step.wall_ms)}")
+    if first.predicted_step_ms is not None:
+        more.append(f"{fmt.ms(first.predicted_step_ms)} {change.basis}")
+    text.append(f" ({'; '.join(more)})" if more else "")
+    return text
+
+
+def _code(code: str) -> Text:
+    """Code lines, those of a diff in its colours; `-` and `+` say the same."""
+    text = Text(no_wrap=False, overflow="fold")
+    for i, line in enumerate(code.splitlines()):
+        style = {"+": "green", "-": "red"}.get(line[:1], "cyan")
+        text.append(("\n" if i else "") + plain(line), style=style)
+    return text

@@ -1,0 +1,185 @@
+"""What the first screen says, in the words that terminal and page share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from loaderdoctor.findings import wording
+from loaderdoctor.findings.exposure import MODERATE_SHARE
+from loaderdoctor.report.model import Ablation, Finding, Interval, Report, Step
+from loaderdoctor.report.words import format as fmt
+
+_NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?:\s?([a-zA-Z%µ]+))?")
+
+# Kind of the warning that the loop's first windows were slower, and are in no figure of its step.
+SLOW_START = "slow-start"
+# Less of an epoch's boundary is not named: the first batch's wait replaces a usual one.
+OWN_PART = 0.2
+
+
+def boundary_sentence(step: Step) -> str | None:
+    """What an epoch's end costs and whether that matters; None where it was not measured."""
+    if step.boundary_ms is None or step.within_epoch_ms is None or not step.steps_per_epoch:
+        return None
+    steps = fmt.count(step.steps_per_epoch, "step")
+    epoch_ms = step.within_epoch_ms * step.steps_per_epoch + step.boundary_ms
+    part = step.boundary_ms / epoch_ms if epoch_ms > 0 else 0.0
+    matters = (
+        "which is worth saving"
+        if part >= MODERATE_SHARE  # from here on a finding speaks of it
+        else "too little to matter"
+        if step.boundary_ms
+        else "nothing to save"
+    )
+    of_loader = step.loader_boundary_ms
+    own = ""  # what the loop does itself there: saving, drawing
+    if of_loader is not None and step.boundary_ms - of_loader > OWN_PART * step.boundary_ms:
+        own = f": {fmt.ms(of_loader)}; and the loop's own work between epochs"
+    return (
+        f"Of it {fmt.ms(step.within_epoch_ms)} within an epoch. Each new epoch (its iterator, the "
+        f"start of workers, the first batch{own}) adds {fmt.ms(step.boundary_ms)}: "
+        f"{fmt.share(part)} of an epoch of {steps}, {matters}."
+    )
+
+
+def step_notes(step: Step) -> tuple[str, ...]:
+    """What must be known of the step's time, behind its shares."""
+    roughly = None if fmt.is_measured_well(step.wall_ms, step.wall_ms_ci) else fmt.ROUGHLY
+    return tuple(note for note in (roughly, boundary_sentence(step)) if note is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """The step as it is, or without something; `value_ms` None: not recorded."""
+
+    words: str
+    value_ms: float | None
+    ci_ms: Interval | None
+    is_now: bool
+    gain: float | None  # as fast as now; None where it is now, or known roughly only
+    applies: bool  # False: there is nothing to copy to
+
+    @property
+    def figure(self) -> str:
+        """In milliseconds with the noise, where that leaves a figure."""
+        if self.value_ms is None:
+            return fmt.NOT_RECORDED if self.applies else fmt.NOT_APPLICABLE
+        if fmt.is_measured_well(self.value_ms, self.ci_ms):
+            return fmt.ms(self.value_ms, self.ci_ms)
+        return fmt.step_ms(self.value_ms, self.ci_ms)
+
+
+def what_if(report: Report) -> tuple[WhatIf, ...]:
+    """Now, with an instant loader, and with free copies too; empty without ablation."""
+    ablation = report.ablation
+    return tuple(_rows(report, ablation)) if ablation is not None else ()
+
+
+def _rows(report: Report, ablation: Ablation) -> Iterator[WhatIf]:
+    no_accelerator = report.shares is not None and report.shares.copy is None
+    now = ablation.plain_ms
+    for words, value, name in (
+        ("now", now, "plain_ms"),
+        ("with an instant loader", ablation.no_input_ms, "no_input_ms"),
+        ("and with free copies", ablation.no_copy_ms, "no_copy_ms"),
+    ):
+        ci = ablation.ci_ms.get(name)
+        is_now = name == "plain_ms"
+        clear = value is not None and value > 0 and fmt.is_measured_well(value, ci)
+        yield WhatIf(
+            words=words,
+            value_ms=value,
+            ci_ms=ci,
+            is_now=is_now,
+            gain=now / value if clear and value and not is_now else None,
+            applies=value is not None or not (no_accelerator and name == "no_copy_ms"),
+        )
+
+
+def what_if_notes(report: Report) -> tuple[str, ...]:
+    """What must be known of these figures: few rounds, and another "now" than the step's."""
+    ablation, wall_ms = report.ablation, report.step.wall_ms
+    if ablation is None:
+        return ()
+    notes = []
+    if ablation.n_rounds == 1:
+        notes.append("One round, no interval: these figures decide nothing.")
+    shown = fmt.step_ms(ablation.plain_ms, ablation.ci_ms.get("plain_ms")).partition(" ±")[0]
+    step = fmt.step_ms(wall_ms, report.step.wall_ms_ci).partition(" ±")[0]
+    if wall_ms is not None and shown != step and fmt.ms(wall_ms) != fmt.ms(ablation.plain_ms):
+        rounds = fmt.count(ablation.n_rounds, "round")
+        slow = any(warning.kind == SLOW_START for warning in report.warnings)
+        which = " but its slow first ones" if slow and report.command == "diagnose" else ""
+        notes.append(
+            f"“now” is of the {rounds} of this comparison alone; {fmt.ms(wall_ms)} above is of "
+            f"all windows of the loop as it is{which}."
+        )
+    of_step = fmt.is_measured_well(wall_ms, report.step.wall_ms_ci)  # else it is said there
+    if of_step and any(not fmt.is_measured_well(r.value_ms, r.ci_ms) for r in what_if(report)):
+        notes.append(fmt.ROUGHLY)
+    if ablation.reason:
+        notes.append(ablation.reason)
+    for loader, cost_ms in ablation.by_loader_ms.items():
+        notes.append(f"{loader} alone costs {fmt.ms(cost_ms)} a step.")
+    return tuple(notes)
+
+
+def evidence_words(finding: Finding) -> list[str]:
+    """The figures behind a finding that its own sentences do not say already.
+
+    report.json has all of them, and those that were not recorded, as null.
+    """
+    said = f"{finding.summary} {finding.advice or ''}"
+    if finding.share is not None:
+        said += f" {fmt.share(finding.share)}"
+    told = frozenset(_figures(said))
+    return [
+        fmt.evidence(name, value)
+        for name, value in finding.evidence.items()
+        if value is not None and not _is_said(name, value, said, told)
+    ]
+
+
+def _is_said(name: str, value: Any, said: str, told: frozenset[tuple[str, str]]) -> bool:
+    """Whether a sentence holds this figure: rounded as the report does, or as findings do."""
+    if isinstance(value, str):
+        return value in said
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if f"{name}={value}" in said:
+        return True
+    figure = next(reversed(list(_figures(fmt.evidence(name, value)))), None)
+    if figure is None:
+        return False
+    text, unit = figure
+    if not unit:  # a count: only beside the word for what is counted
+        return any(one == text and word and (word == "of" or word in name) for one, word in told)
+    texts = {text, wording.number(100 * value if unit == "%" else value)}
+    return any(one in texts and word in (unit, "of") for one, word in told)
+
+
+def _figures(text: str) -> Iterator[tuple[str, str]]:
+    """(number, unit or the word behind it) of each figure in a text: `("14.6", "ms")`."""
+    for number, word in _NUMBER.findall(text):
+        yield number.replace(",", ""), word
+
+
+def other_loader_sentences(report: Report) -> tuple[str, ...]:
+    """What is known of each loader whose batches are not those that figures are given for."""
+    roles = {loader.id: loader.role for loader in report.loaders}
+    said = []
+    for other in report.other_workers:
+        of_step = roles.get(other.loader or "") == "train"  # as in zip(images, labels)
+        feeds = "feeds the step too" if of_step else "does not feed the step"
+        said.append(
+            f"{other.loader or 'Another loader'} {feeds}: {fmt.ms(other.batch_ms)} a batch."
+        )
+    return tuple(said)
+
+
+def listed(evidence: Mapping[str, Any]) -> list[str]:
+    """Figures with their names, those that were recorded."""
+    return [fmt.evidence(name, value) for name, value in evidence.items() if value is not None]

@@ -1,0 +1,89 @@
+"""How each number was measured, one sentence each: the end of every report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from loaderdoctor.facts.evidence import Facts, TraceFacts
+from loaderdoctor.report.model import Trial
+from loaderdoctor.report.words import format as fmt
+
+_CLOCKS = {
+    "device": "the accelerator's own progress, since the host runs ahead of it",
+    "host-annotations": "the profiler's step marks",
+    "fetches": "the fetch of each batch, as the trace has no step marks",
+    "optimizer": "optimizer steps, as the trace has no step marks and no fetches",
+    "window": "nothing: the trace has no steps, so it is taken as one window",
+}
+
+
+def method_sentences(facts: Facts, trials: Sequence[Trial] = ()) -> tuple[str, ...]:
+    """What the figures of a report rest on."""
+    return tuple(_sentences(facts, trials))
+
+
+def _sentences(facts: Facts, trials: Sequence[Trial]) -> Iterator[str]:
+    step = facts.step
+    if step is not None:
+        clock = "accelerator" if step.clock == "device" else "host"
+        yield (
+            f"Step time: {fmt.count(step.n_steps, 'step')} in "
+            f"{fmt.count(step.wall_ms.n, 'window')} without the profiler, timed on the {clock}; "
+            "± is the 95 % interval of the windows' mean."
+        )
+        if step.boundary_ms is not None:
+            spread = (
+                f", spread over {fmt.count(step.steps_per_epoch, 'step')}"
+                if step.steps_per_epoch
+                else ""
+            )
+            yield f"Epoch boundary: {fmt.ms(step.boundary_ms)} each{spread}."
+        else:
+            yield "Epoch boundary: none was seen, so worker start-up is not in the step time."
+    if step is not None and step.cpu is not None and step.cpu.other_cores is not None:
+        used = f"the training process used {step.main_cpu_cores or 0.0:.1f}"
+        if step.worker_cpu_cores:
+            used += f", its workers {step.worker_cpu_cores:.1f}"
+        yield f"CPUs meanwhile: {used}, other programs {step.cpu.other_cores:.1f}."
+    if facts.trace is not None:
+        yield _trace(facts.trace, has_plain=step is not None)
+        if facts.trace.gpu_devices:
+            yield (
+                "GPU utilisation, SM efficiency and occupancy: from kernel events, by the "
+                "definitions of TensorBoard's PyTorch plugin; the last two are estimated from how "
+                "kernels were launched. GPU-busy leaves copies out."
+            )
+    if step is not None and step.gpu_peak_allocated_bytes is not None:
+        yield (
+            "GPU memory: peaks of torch's allocator in the first window, before anything was "
+            "substituted."
+        )
+    if facts.profiler_overhead is not None:
+        yield (
+            f"The profiler made steps take {fmt.ratio(facts.profiler_overhead)} as long; times "
+            "and rankings come from windows without it."
+        )
+    if facts.ablation is not None:
+        yield (
+            f"What loader and copies cost: {fmt.count(facts.ablation.n_rounds, 'round')} of plain "
+            "windows and windows with ready batches, interleaved in the same process."
+        )
+        if facts.ablation.reason:
+            yield f"Not measured by ablation: {fmt.plain(facts.ablation.reason)}"
+    if trials:
+        visits = [trial.n_windows for trial in trials if trial.n_windows]
+        each = f", up to {fmt.count(max(visits), 'window')} each" if visits else ""
+        yield (
+            f"Trials: {fmt.count(len(trials), 'combination')} of settings{each}, in shuffled "
+            "rounds; batches made under the previous settings are dropped first."
+        )
+
+
+def _trace(trace: TraceFacts, *, has_plain: bool) -> str:
+    what = "Profiled window" if has_plain else "Trace"
+    clock = _CLOCKS[trace.step_clock]
+    text = f"{what}: {fmt.count(trace.n_steps, 'step')}, told apart by {clock}."
+    if trace.n_dropped_steps:
+        steps = fmt.count(trace.n_dropped_steps, "step")
+        text += f" Left out: {steps} at its edges, not recorded whole."
+    return text

@@ -1,0 +1,318 @@
+"""The report in words: the verdict's sentence, and what the change means for a whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from msgspec import structs
+
+from loaderdoctor.attribution.shares import Bound
+from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.findings.model import Finding, Kind, Severity
+from loaderdoctor.findings.rules.capacity import cost_beyond_wait, mapping_cost
+from loaderdoctor.report.changes import MEASURED, Change, changes_of
+from loaderdoctor.report.model import Recommendation, Report
+from loaderdoctor.report.words import format as fmt
+from loaderdoctor.report.words.uncertain import is_open, measured_share, uncertain_sentence
+
+VerdictSeverity = Literal["high", "moderate", "none", "uncertain"]
+
+# Why, in a clause that follows "because". Kinds that are no cause of waiting are left out.
+CAUSES: Mapping[Kind, str] = {
+    Kind.LOADER_IN_MAIN_PROCESS: "batches are made in the training process",
+    Kind.TOO_FEW_WORKERS: "there are too few workers to keep up",
+    Kind.CPU_SATURATED_WORKERS: "the workers use all the CPUs there are",
+    Kind.STORAGE_BOUND_WORKERS: "the workers wait for storage",
+    Kind.OVERHEAD_BOUND_LOADER: "the samples are so small that handing them over costs more than "
+    "making them",
+    Kind.WORKER_STARTUP_EACH_EPOCH: "the workers are started again each epoch",
+    Kind.ITERATOR_RECREATED: "the loader's iterator is created again and again",
+    Kind.HEAD_OF_LINE_STALL: "ready batches wait behind a slow one",
+    Kind.SAMPLER_BOUND: "the sampler is slow",
+    Kind.COLLATE_BOUND: "collating is slow",
+    Kind.DATASET_FORMAT_BOUND: "the dataset converts its format for each sample",
+    Kind.WORKERS_SHARE_A_CORE: "the workers share one core",
+    Kind.THREAD_OVERSUBSCRIPTION: "more threads run than there are CPUs",
+    Kind.IDLE_WORKERS: "some workers have nothing to do",
+    Kind.GIL_CONTENTION: "a loading thread holds the interpreter that the loop needs",
+    Kind.BATCH_PAGE_FAULTS: "the loop maps each batch's new shared memory page by page",
+    Kind.PIN_THREAD_BOUND: "pinning the batches is slow",
+    Kind.COLD_STORAGE: "the files were not cached yet",
+    Kind.MANY_SMALL_FILES: "many small files are opened",
+    Kind.MEMORY_SHORT: "memory is short",
+    Kind.PIN_INEFFECTIVE: "the batches are not pinned although pin_memory is on",
+    Kind.PAGEABLE_COPY: "batches are copied from pageable memory",
+    Kind.BLOCKING_COPY: "the loop waits for each copy",
+    Kind.COPY_NOT_OVERLAPPED: "copies and computing take turns",
+    Kind.MANY_SMALL_COPIES: "a batch is copied in many small pieces",
+    Kind.WIDE_DTYPE_COPY: "more bytes are copied than the data holds",
+    Kind.SYNC_EVERY_STEP: "the loop waits for the accelerator in each step",
+    Kind.LAUNCH_BOUND: "launching many small operations takes longer than they run",
+    Kind.WORK_BETWEEN_STEPS: "the loop does other work between steps",
+    Kind.SLOW_RANK: "one rank is slower than the others",
+}
+_HOST = (Kind.SYNC_EVERY_STEP, Kind.LAUNCH_BOUND, Kind.WORK_BETWEEN_STEPS)
+_COPY = (Kind.PIN_INEFFECTIVE, Kind.PAGEABLE_COPY, Kind.BLOCKING_COPY, Kind.COPY_NOT_OVERLAPPED,
+         Kind.MANY_SMALL_COPIES, Kind.WIDE_DTYPE_COPY)  # fmt: skip
+_OF_BOUND: Mapping[Bound, tuple[Kind, ...]] = {
+    "input": tuple(kind for kind in CAUSES if kind not in (*_HOST, *_COPY, Kind.SLOW_RANK)),
+    "copy": _COPY,
+    "communication": (Kind.SLOW_RANK,),
+    "host": (*_HOST, Kind.GIL_CONTENTION, Kind.THREAD_OVERSUBSCRIPTION),
+}
+_COST: Mapping[Bound, str] = {
+    "input": "Waiting for the loader costs",
+    "copy": "Copying batches to the accelerator costs",
+    "communication": "Communication between ranks costs",
+    "host": "Python and launching cost",
+    "compute": "Computing takes",
+}
+_INPUT_UNKNOWN = "What getting batches costs is not recorded."
+# What explains less of a part than this is not said to be the reason for it.
+_CAUSE_PART = 1 / 3
+# Fewer steps say nothing about a mean whose noise is a few percent.
+_FEW_STEPS = 5
+
+
+def verdict_sentence(
+    bound: Bound,
+    severity: VerdictSeverity,
+    *,
+    facts: Facts,
+    findings: Sequence[Finding] = (),
+    recommendations: Sequence[Recommendation] = (),
+    unsettled: str | None = None,
+) -> str:
+    """What the step is bound by, the figures, the cause, and the remedy or that there is none.
+
+    Of a job with a rank that holds the others up, this is the rank described. `unsettled` says
+    why an uncertain verdict was not made a certain one.
+    """
+    slow = next((f for f in findings if f.kind is Kind.SLOW_RANK), None)
+    if slow is not None and bound != "unknown":
+        if severity == "none" or bound == "compute":
+            return slow.summary
+        others = [f for f in findings if f is not slow]
+        sentence = verdict_sentence(
+            bound,
+            severity,
+            facts=facts,
+            findings=others,
+            recommendations=recommendations,
+            unsettled=unsettled,
+        )
+        return f"Rank {slow.evidence['rank']} holds the others up. {sentence}"
+    step_ms = facts.step_ms
+    if bound == "unknown" or step_ms is None:
+        return _unknown(facts)
+    if severity == "none" or bound == "compute":
+        return _healthy(facts, step_ms, recommendations, _threads(findings), unsettled)
+    if severity == "uncertain":
+        change = next(iter(changes_of(recommendations)), None)
+        if change is not None and change.measured_ms is not None:  # shown to help all the same
+            unsettled = _first_change(step_ms, change)
+        return f"{_threads(findings)}{uncertain_sentence(bound, facts, step_ms, unsettled)}"
+    cost = _cost(bound, facts, step_ms)
+    threads = _threads(findings)  # say what they cost themselves
+    causes = [f for f in findings if f.kind in _OF_BOUND[bound] and not _disproved(f)]
+    cause = next((f for f in causes if not (threads and _of_loop(f))), None)
+    if cause is not None and (cause.share or 1.0) < _CAUSE_PART * (facts.share(bound) or 0.0):
+        cause = None  # it is to blame for a small part of it only
+    because = f", because {CAUSES[cause.kind]}" if cause is not None else ""
+    where = f" ({fmt.plain(cause.loader)})" if cause is not None and cause.loader else ""
+    remedy = _remedy(step_ms, cause, recommendations, facts, findings)
+    return f"{threads}{cost}{because}{where}. {remedy}"
+
+
+def _of_loop(finding: Finding) -> bool:
+    """Whether it is about the loop's own threads or memory, not about loading."""
+    return (
+        finding.evidence.get("threads_of") == "loop" or finding.kind is Kind.ALLOCATOR_PAGE_FAULTS
+    )
+
+
+def _threads(findings: Sequence[Finding]) -> str:
+    """What slows the loop's own work, where nothing larger was found; else nothing."""
+    mine = next((f for f in findings if _of_loop(f)), None)
+    if mine is None:
+        return ""
+    known = [f.share or 0.0 for f in findings if f.severity is not Severity.UNCERTAIN]
+    return f"{mine.summary} " if (mine.share or 0.0) >= max(known, default=0.0) else ""
+
+
+def cost_sentence(bound: Bound, severity: VerdictSeverity, facts: Facts) -> str:
+    """What the bound costs, for who says something else of the remedy; "" where nothing is sure."""
+    step_ms = facts.step_ms
+    if step_ms is None or severity not in ("high", "moderate") or bound not in _COST:
+        return ""
+    return f"{_cost(bound, facts, step_ms)}."
+
+
+def meaning(report: Report) -> str | None:
+    """What the measured change means for a whole run; None where nothing measured is faster."""
+    now_ms = report.step.wall_ms
+    ratios = [c.times_as_fast(now_ms) for c in changes_of(report.recommendations)]
+    ratio = max((r for r in ratios if r is not None), default=0.0)
+    if now_ms is None or ratio <= 1.0:
+        return None
+    best_ms = now_ms / ratio
+    hour = fmt.seconds(3600 / ratio)
+    text = f"Every hour of this training becomes {hour}"
+    steps = report.step.steps_per_epoch
+    if steps is not None:
+        text += (
+            f"; an epoch of {fmt.count(steps, 'step')} takes {fmt.seconds(steps * best_ms / 1e3)} "
+            f"instead of {fmt.seconds(steps * now_ms / 1e3)}"
+        )
+    return text + "."
+
+
+def _disproved(cause: Finding) -> bool:
+    """Whether a trial showed that this is no cause: of all, the one that is itself a forecast."""
+    return cause.kind is Kind.TOO_FEW_WORKERS and any(t.refuted for t in cause.tested)
+
+
+def _cost(bound: Bound, facts: Facts, step_ms: float) -> str:
+    """`Waiting for the loader costs 11.3 of 13.1 ms a step (86 %)`."""
+    part = facts.share(bound) or 0.0
+    costs = _COST[bound]
+    if bound == "input" and (cost_beyond_wait(facts) or mapping_cost(facts)) is not None:
+        costs = "The loader costs"  # by ablation: the loop hardly waits for it
+    return (
+        f"{costs} {fmt.number(part * step_ms)} of {fmt.number(step_ms)} ms a step "
+        f"({fmt.share(part)})"
+    )
+
+
+def _remedy(
+    step_ms: float,
+    cause: Finding | None,
+    recommendations: Sequence[Recommendation],
+    facts: Facts,
+    findings: Sequence[Finding],
+) -> str:
+    change = next(iter(changes_of(recommendations)), None)  # the first of the list, whatever it is
+    if change is not None:
+        return _first_change(step_ms, change, glimpsed=_glimpsed(change, findings))
+    if cause is not None and cause.advice is not None:
+        return cause.advice
+    faster = next((t for f in findings for t in f.tested if t.outcome.came == "faster"), None)
+    if faster is not None:
+        return f"A trial {faster.sentence}"
+    ablation = facts.ablation
+    if ablation is not None and ablation.no_input_ms is not None:
+        floor = fmt.number(ablation.no_input_ms.value)
+        return (
+            "No setting tried here was faster beyond the noise; an instant loader would bring it "
+            f"to {floor} ms."
+        )
+    if facts.share("input") is None:
+        return _INPUT_UNKNOWN
+    return "No loader setting is known to help here."
+
+
+def _glimpsed(change: Change, findings: Sequence[Finding]) -> bool:
+    """Whether it was tried, in too few windows to say what came of it."""
+    wanted = {(row.setting, row.to) for row in change.rows}
+    return any(
+        wanted <= set(test.outcome.settings.changed().items())
+        for finding in findings
+        for test in finding.tested
+    )
+
+
+def _first_change(step_ms: float, change: Change, *, glimpsed: bool = False) -> str:
+    """What the list of changes begins with, and what it gains."""
+    measured_ms, prediction = change.measured_ms, change.prediction()
+    if measured_ms is not None:
+        ratio = change.times_as_fast(step_ms)
+        if measured_ms < step_ms and ratio is not None and ratio > 1.0:
+            return (
+                f"{change.words()} brings it to {fmt.number(measured_ms)} ms, "
+                f"{fmt.ratio(ratio)} as fast{change.beside(step_ms)}, {MEASURED}."
+            )
+        return (
+            f"{change.words()} was faster than the loop as it is in the same rounds: "
+            f"{fmt.number(measured_ms)} ms a step, {MEASURED}."
+        )
+    figure = f" ({prediction})" if prediction is not None else ""
+    if change.is_code:
+        title = change.words()
+        return f"To change: {title[:1].lower()}{title[1:]}{figure}."
+    how = "it was tried here in too few windows to tell" if glimpsed else "it was not tried here"
+    return f"Try {change.words()}{figure}; {how}."
+
+
+def _healthy(
+    facts: Facts,
+    step_ms: float,
+    recommendations: Sequence[Recommendation],
+    threads: str,
+    unsettled: str | None,
+) -> str:
+    change = next(iter(changes_of(recommendations)), None)
+    best_ms = change.measured_ms if change is not None else None
+    known = facts.share("compute") is not None
+    busy = _cost("compute", facts, step_ms) if known else f"A step takes {fmt.number(step_ms)} ms"
+    costs = [
+        f"{name} {fmt.number(part * step_ms)} ms"
+        for name, part in (("loader", facts.share("input")), ("copies", facts.share("copy")))
+        if part is not None
+    ]
+    busy += f"; {' and '.join(costs)}." if costs else "."
+    if change is not None and best_ms is not None and best_ms < step_ms:
+        return (
+            f"Nothing is wrong with the loader. {threads}{busy} {change.words()} still brings the "
+            f"step to {fmt.number(best_ms)} ms, {MEASURED}."
+        )
+    if threads:
+        return f"Nothing is wrong with the loader. {busy} {threads}".rstrip()
+    part = measured_share("input", facts)
+    if part is not None and is_open("none", facts):
+        return (
+            f"Nothing is shown to be worth changing. {busy} What the loader costs is open yet: "
+            f"{fmt.share_within(part.value, part.margin)} of the step. {unsettled or ''}"
+        ).rstrip()
+    if facts.share("input") is None:
+        return f"{busy} {_INPUT_UNKNOWN}"
+    return f"Nothing worth changing. {busy}"
+
+
+def _unknown(facts: Facts) -> str:
+    n_steps = facts.step.n_steps if facts.step is not None else None
+    if n_steps is None and facts.trace is not None:
+        n_steps = facts.trace.n_steps
+        if facts.trace.step_clock == "window":
+            return (
+                "No verdict: the trace marks no steps (no profiler.step(), batch or optimizer "
+                "span), so the shares are those of the whole window."
+            )
+    if not n_steps:
+        return "No verdict: no whole step was recorded."
+    if n_steps < _FEW_STEPS:
+        return (
+            f"No verdict: not enough steps ({fmt.count(n_steps, 'step')} recorded). "
+            "Record more of them."
+        )
+    if facts.trace is not None and not facts.trace.loader_events and facts.step is None:
+        return (
+            "No verdict: the trace holds no loader events, so what the loop waits for is not "
+            "recorded. Profile the CPU too (ProfilerActivity.CPU)."
+        )
+    return "No verdict: too little was recorded to judge."
+
+
+def of_first_epoch(report: Report) -> Report:
+    """The report of a loop that replays its first epoch from memory: its first words say so.
+
+    What the loader costs, it costs there alone, and then nothing for however long training is.
+    Copies and computing go on: of a verdict on those nothing is said.
+    """
+    if report.verdict.bound != "input":
+        return report
+    summary = (
+        f"{report.verdict.summary} That is in the first epoch only: the loop then replays its "
+        "batches from memory, and the loader costs it nothing more."
+    )
+    return structs.replace(report, verdict=structs.replace(report.verdict, summary=summary))

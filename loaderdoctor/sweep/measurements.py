@@ -1,0 +1,265 @@
+"""Single windows of a sweep: asks the bench, and writes what came back to the trial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from loaderdoctor.attribution.step import usable
+from loaderdoctor.errors import RunError
+from loaderdoctor.facts.epochs import SHORT_EPOCH
+from loaderdoctor.instrument.command.endings import took_down
+from loaderdoctor.instrument.command.script_run import BenchLike
+from loaderdoctor.instrument.wire.protocol import (
+    WINDOW_IDS,
+    Ended,
+    Mode,
+    Observed,
+    WindowDone,
+    WindowRequest,
+)
+from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
+from loaderdoctor.sweep import pace
+from loaderdoctor.sweep.fresh import FreshBench
+from loaderdoctor.sweep.outcome import Options, Outcome
+from loaderdoctor.sweep.pace import Cost
+from loaderdoctor.sweep.trials import Phase, Trial, Visit
+
+# No window may run longer than this many times what was planned, plus a worker pool's slow start.
+LIMIT_FACTOR = 4.0
+LIMIT_EXTRA_S = 5.0
+LIMIT_BUDGET_SHARE = 0.25
+# With a limit asked for, until the process counts as hung: torch's own time-out ends a trial whose
+# workers hang, and its pool is shut down, within some seconds of it.
+TIMEOUT_SLACK_S = 15.0
+# Host memory of a trial is the largest of its windows'; it settles with the first epoch.
+MEMORY_READINGS = 2
+# Profiled steps run up to this many times as long (`launch_bound_tiny` in traces/truth.json).
+PROFILED_FACTOR = 2.3
+
+
+RERUN = "--rerun starts the script again where a trial takes it down, and goes on."
+
+
+class SweepOverError(Exception):
+    """No further window can be had; the sweep ends with what it has."""
+
+
+class Visits:
+    """Measures one window at a time; between windows the running loop is paused."""
+
+    def __init__(
+        self,
+        bench: BenchLike,
+        observed: Observed,
+        options: Options,
+        outcome: Outcome,
+        *,
+        reopen: Callable[[], BenchLike] | None,
+        clock: Callable[[], float],
+        fresh: FreshBench | None = None,
+    ) -> None:
+        self.bench = bench
+        self.reopening_s = 0.0  # spent on starting the script again
+        self._fresh = fresh
+        self._options = options
+        self._outcome = outcome
+        self._reopen = reopen
+        self._clock = clock
+        self._observed = observed
+        train = next((x for x in observed.loaders if x.role == "train"), None)
+        # "plain" where the loader can be opened only once
+        self._steps_per_epoch = train.steps_per_epoch if train is not None else None
+        one_pass = train is not None and train.safety.one_pass
+        self._own_mode: Mode = "plain" if one_pass else "trial"
+
+    def plain(self, n_steps: int, cost: Cost) -> None:
+        """One window of the loop as it is, nothing re-opened."""
+        done = self._measure(
+            WindowRequest(
+                id=next(WINDOW_IDS),
+                mode="plain",
+                n_steps=n_steps,
+                limit_s=self._limit_s(n_steps * cost.step_s),
+            )
+        )
+        if done is not None and usable(done):
+            self._outcome.plain.append(done)
+
+    def time(self, trial: Trial, phase: Phase, number: int, n_steps: int, cost: Cost) -> None:
+        """One timed window of a trial, written to it; so is a failure."""
+        mode: Mode = "trial" if trial.index else self._own_mode
+        if trial.place == "process" and not trial.switched.changed():
+            mode = "plain"
+        if self._drains(trial):
+            n_steps = self._drained_steps(trial, n_steps)
+        elif mode == "trial":
+            n_steps = self._with_end(trial, n_steps, cost)
+        expected_s = cost.overhead_s + n_steps * cost.step_s
+        began = self._clock()
+        done = self._measure(
+            WindowRequest(
+                id=next(WINDOW_IDS),
+                mode=mode,
+                n_steps=n_steps,
+                limit_s=self._limit_s(expected_s)
+                + (0.0 if trial.visits else pace.slow_start_s(trial.settings)),
+                settings=trial.switched if mode == "trial" else None,
+                measure_boundary=mode == "trial" and self._boundary_due(trial, expected_s),
+                host_memory=self._memory_due(trial),
+                tensor_memory=_tensor_memory_due(trial),
+                drain=self._drains(trial),
+                fetch_limit_s=self._options.trial_limit_s,
+            ),
+            trial,
+        )
+        if done is not None and usable(done):
+            wall_s = self._clock() - began
+            trial.visits.append(Visit(phase=phase, round=number, window=done, wall_s=wall_s))
+        elif trial.index == 0 and mode == "trial" and trial.status != "ok":
+            # The loop's own loader can't be opened a second time: measure it as it runs.
+            self._outcome.notes.append(
+                ("baseline-not-reopened", f"trial 0 is the running loop itself: {trial.reason}")
+            )
+            trial.status, trial.reason = "ok", None
+            self._own_mode = "plain"
+            self.time(trial, phase, number, n_steps, cost)
+
+    def _with_end(self, trial: Trial, n_steps: int, cost: Cost) -> int:
+        """`n_steps`, made whole epochs while an epoch's end has to be seen yet.
+
+        A shorter last batch takes memory of its own: a row's GPU memory peaked at 95 MiB with the
+        end of an epoch in the window, and at 82 without (H200).
+        """
+        if trial.row is None or self._observed.device is None:
+            return n_steps
+        epoch = pace.epoch_of(trial, self._observed)
+        if epoch is None or epoch * cost.step_s > pace.LONGEST_EPOCH_S:
+            return n_steps
+        if any(visit.times.n_boundaries for visit in trial.visits):
+            return n_steps
+        return math.ceil(n_steps / epoch) * epoch
+
+    def _memory_due(self, trial: Trial) -> bool:
+        """A row's as often as it is published; else until it is known.
+
+        Each reading walks the page tables of every process of the tree: 13 ms of CPU for one
+        process and 9 ms more for each worker (measured), between two windows.
+        """
+        if trial.row is not None:
+            return trial.row.host_memory
+        return sum(v.window.host_bytes is not None for v in trial.visits) < MEMORY_READINGS
+
+    def _drains(self, trial: Trial) -> bool:
+        """Whether only its loader is measured, without the loop's work."""
+        has_loader = trial.row is not None and not trial.settings.synthetic
+        return self._options.loader_only and has_loader
+
+    def _drained_steps(self, trial: Trial, n_steps: int) -> int:
+        """Long enough that queues filled before don't count: two of them, or a whole epoch."""
+        workers = trial.settings.num_workers or 0
+        queue = workers * (trial.settings.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
+        if self._steps_per_epoch is not None and self._steps_per_epoch <= SHORT_EPOCH * queue:
+            return self._steps_per_epoch
+        return max(n_steps, 2 * queue)
+
+    def _limit_s(self, expected_s: float) -> float:
+        """When a window must end: far beyond what was planned, but within the budget's reach."""
+        generous = LIMIT_FACTOR * expected_s + LIMIT_EXTRA_S
+        planned = min(generous, max(2 * expected_s, LIMIT_BUDGET_SHARE * self._options.budget_s))
+        limit_s = self._options.trial_limit_s
+        return planned if limit_s is None else min(planned, limit_s)
+
+    @property
+    def _timeout_s(self) -> float | None:
+        """How long to wait for a window of the running loop; None: from its own limit."""
+        limit_s = self._options.trial_limit_s
+        return limit_s + TIMEOUT_SLACK_S if limit_s is not None else None
+
+    def _boundary_due(self, trial: Trial, expected_s: float) -> bool:
+        """At least one boundary for each trial; more where they cost little beside the window."""
+        if trial.settings.keep_iterator:
+            return False  # it has none
+        seen = [v.boundary_ms for v in trial.visits if v.window.boundary_ns is not None]
+        if not seen or seen[-1] is None:
+            return True
+        return len(seen) < pace.MIN_ROUNDS and seen[-1] / 1000 < 0.5 * expected_s
+
+    def trace(self, trial: Trial, repeat: int, n_steps: int, cost: Cost) -> None:
+        """One traced window of a trial; never used for times."""
+        options = self._options
+        assert options.trace_dir is not None
+        name = "baseline" if trial.index == 0 else f"trial-{trial.index:02d}"
+        suffix = f"-{repeat + 1}" if repeat else ""
+        own_loop = trial.index == 0 or (trial.place == "process" and not trial.switched.changed())
+        request = WindowRequest(
+            id=next(WINDOW_IDS),
+            mode="profiled" if own_loop else "trial",
+            n_steps=n_steps,
+            n_warmup_steps=options.n_warmup,
+            limit_s=self._limit_s(cost.overhead_s + PROFILED_FACTOR * n_steps * cost.step_s),
+            settings=None if own_loop else trial.switched,
+            trace_path=str(options.trace_dir / f"{name}{suffix}.pt.trace.json.gz"),
+            with_stack=options.with_stack,
+            profile_memory=options.profile_memory,
+        )
+        failed = trial.status, trial.reason
+        done = self._measure(request, trial if trial.place == "process" else None)
+        trial.status, trial.reason = failed  # a trace that fails leaves its times as they are
+        if done is None:
+            return
+        if usable(done) and done.trace_path:
+            trial.profiles.append(done)
+        else:
+            text = f"trial {trial.index}: no trace ({done.reason or 'not recorded'})"
+            self._outcome.notes.append(("no-trace", text))
+
+    def _measure(self, request: WindowRequest, trial: Trial | None = None) -> WindowDone | None:
+        """One window; a failed one is written to `trial`. Raises where nothing can follow."""
+        died: str | None = None
+        done: WindowDone | None = None
+        try:
+            if trial is not None and trial.place == "process":
+                assert self._fresh is not None
+                done = self._fresh.measure_trial(trial, request)
+            else:
+                done = next(iter(self.bench.measure([request], timeout_s=self._timeout_s)), None)
+                died = took_down(done, self.bench.ended) if done is not None else None
+                done = None if died is not None else done
+        except RunError as error:
+            died = str(error)
+        if done is None:
+            ended = self.bench.ended
+            if ended is not None and ended.how == "script-ended":
+                raise SweepOverError("the script ended before the sweep did")
+            if ended is not None and ended.how == "interrupted":
+                raise KeyboardInterrupt
+            died = died or _how(ended)
+            if trial is not None and trial.index:
+                trial.fail("failed", died)
+            if self._reopen is None or trial is None:
+                where = "" if trial is None else f"trial {trial.index}: "
+                raise SweepOverError(f"{where}{died.rstrip('.')}. {RERUN}")
+            began = self._clock()
+            self.bench = self._reopen()
+            self.reopening_s += self._clock() - began
+            return None
+        if trial is not None and done.status in ("failed", "skipped"):
+            reason = done.reason or "no reason given"
+            trial.fail("failed" if done.status == "failed" else "skipped", reason)
+        return done
+
+
+def _tensor_memory_due(trial: Trial) -> bool:
+    """Once for each row that is about it: a step under the profiler."""
+    if trial.row is None or not trial.row.tensor_memory:
+        return False
+    return all(v.window.tensor_peak_bytes is None for v in trial.visits)
+
+
+def _how(ended: Ended | None) -> str:
+    if ended is None:
+        return "the measuring process ended"
+    if ended.reason is not None and ended.how != "script-ended":
+        return f"the measuring process was {ended.reason}"
+    return f"the measuring process ended with exit code {ended.exit_code}"

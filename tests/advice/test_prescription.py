@@ -1,0 +1,344 @@
+"""What to try: which settings, in which order, with which prediction, and the lines to write."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from loaderdoctor.advice.lines import CHANGES
+from loaderdoctor.advice.plan import Candidate
+from loaderdoctor.advice.prescription import candidates, prescribe
+from loaderdoctor.advice.proposal import pool_ms
+from loaderdoctor.advice.snippets import BACKGROUND
+from loaderdoctor.attribution.combine import facts_of_trace
+from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.findings.find import find
+from loaderdoctor.findings.model import Kind
+from loaderdoctor.settings import Settings
+from tests.findings.builders import (
+    FLOAT_IMAGE,
+    LABELS,
+    copy_facts,
+    healthy,
+    loader,
+    machine,
+    shares,
+    step,
+    trace,
+    transfer,
+    with_exposed,
+    workers,
+)
+
+
+def proposed(facts: Facts) -> tuple[Candidate, ...]:
+    return candidates(facts, find(facts))
+
+
+def by_settings(facts: Facts) -> dict[Settings, Candidate]:
+    return {c.settings: c for c in proposed(facts)}
+
+
+def loop_loads(**more: object) -> Facts:
+    """No workers: 7 of 10 ms a step make the batch, the CPU busy throughout."""
+    facts = with_exposed(
+        input_=0.7,
+        loaders=(
+            loader(
+                settings={"num_workers": 0, "prefetch_factor": None},
+                code="loader = DataLoader(dataset, batch_size=64, pin_memory=True)",
+            ),
+        ),
+        workers=workers(n_workers=0, batch_ms=7.0, cores=()),
+        step=step(raw_wait_ms=7.0, worker_cpu_cores=None),
+    )
+    return replace(facts, **more)  # type: ignore[arg-type]
+
+
+def test_nothing_is_worth_changing_in_a_healthy_run() -> None:
+    for facts in (healthy(), with_exposed()):
+        nothing = prescribe(facts, find(facts))
+        assert not nothing.candidates
+        assert not nothing.withheld
+        assert not nothing.advice
+
+
+def test_a_trace_alone_has_no_settings_to_change() -> None:
+    seen = trace(shares=shares(input_=0.7), fetch_kind="single-process", raw_wait_ms=7.0)
+    assert proposed(facts_of_trace(seen)) == ()
+
+
+def test_workers_are_batch_cost_over_the_rest_of_the_step_and_its_neighbours() -> None:
+    found = by_settings(loop_loads())
+    assert {s.num_workers for s in found if s.num_workers} == {1, 3, 5}
+    assert found[Settings(num_workers=3)].predicted_step_ms == pytest.approx(3.0)
+    assert found[Settings(num_workers=1)].predicted_step_ms == pytest.approx(7.0)
+    best = proposed(loop_loads())[0]
+    assert best.settings == Settings(num_workers=3)
+    assert best.edits[0].after == (
+        "loader = DataLoader(dataset, batch_size=64, pin_memory=True, num_workers=3)"
+    )
+    assert best.live
+
+
+def test_workers_that_burn_cpu_are_capped_by_the_usable_cpus() -> None:
+    found = by_settings(loop_loads(machine=machine(usable_cpus=2.0)))
+    assert {s.num_workers for s in found if s.num_workers} == {1, 2}
+    # 10.0 ms of CPU time (step and batch together) on two CPUs, whatever the pool.
+    assert found[Settings(num_workers=2)].predicted_step_ms == pytest.approx(5.0)
+    assert found[Settings(num_workers=2)].prediction == (
+        "the CPU time of a step and its batch spread over 2 usable CPUs, the limit here; 3 workers "
+        "would keep up, this machine feeds about 2"
+    )
+
+
+def test_workers_that_wait_may_outnumber_the_cpus() -> None:
+    facts = with_exposed(
+        input_=0.9,
+        workers=workers(n_workers=2, batch_ms=20.0, cpu_share=0.05, idle_share=0.0),
+        loaders=(loader(settings={"num_workers": 2}),),
+        machine=machine(usable_cpus=2.0),
+        step=step(worker_cpu_cores=0.1, main_cpu_cores=0.3),
+    )
+    assert max(s.num_workers or 0 for s in by_settings(facts)) == 8
+
+
+def test_short_epochs_want_new_workers_to_stay() -> None:
+    short = loader(settings={"num_workers": 0, "prefetch_factor": None}, steps_per_epoch=20)
+    found = by_settings(loop_loads(loaders=(short,)))
+    assert all(s.persistent_workers for s in found if s.num_workers)
+    assert not any(s.persistent_workers for s in by_settings(loop_loads()))
+
+
+def test_kept_workers_gain_their_startup() -> None:
+    facts = with_exposed(
+        input_=0.55,
+        step=step(boundary_ms=40.0, steps_per_epoch=8),
+        workers=workers(batch_ms=12.0),
+    )
+    (one,) = proposed(facts)
+    assert one.settings == Settings(persistent_workers=True)
+    assert one.predicted_step_ms == pytest.approx(5.0)
+    assert "persistent_workers=True" in one.edits[0].after
+
+
+def pageable(**more: object) -> Facts:
+    copies = (
+        copy_facts(
+            source="pageable",
+            bytes_per_step=6e6,
+            exposed_ms_per_step=3.0,
+            busy_ms_per_step=2.9,
+            host_blocked_ms_per_step=3.0,
+        ),
+    )
+    facts = with_exposed(
+        copy=0.3,
+        loaders=(loader(settings={"pin_memory": False}, code="DataLoader(d, num_workers=4)"),),
+        transfers=(
+            transfer(pinned=False, non_blocking=False, code="x = x.to(device)"),
+            transfer(pinned=False, non_blocking=False, code="y = y.to(device)", site="t.py:58"),
+        ),
+        trace=trace(shares=shares(copy=0.3), copies=copies),
+    )
+    return replace(facts, **more)  # type: ignore[arg-type]
+
+
+def test_pinning_and_non_blocking_go_together() -> None:
+    found = by_settings(pageable())
+    both = found[Settings(pin_memory=True, non_blocking=True)]
+    assert both.predicted_step_ms == pytest.approx(7.5)  # 3.0 ms less, 6 MB at 12 GB/s more
+    assert [e.after for e in both.edits] == [
+        "DataLoader(d, num_workers=4, pin_memory=True)",
+        "x = x.to(device, non_blocking=True)",
+        "y = y.to(device, non_blocking=True)",
+    ]
+
+
+def test_what_the_user_does_already_is_not_advised() -> None:
+    already = tuple(transfer(pinned=False, non_blocking=True) for _ in range(2))
+    found = by_settings(pageable(transfers=already))
+    assert Settings(pin_memory=True) in found
+    assert not any(s.non_blocking for s in found)
+    for candidate in proposed(loop_loads()):
+        assert candidate.settings.pin_memory is None
+
+
+def test_a_side_stream_gains_the_exposed_copy_and_no_more() -> None:
+    copies = (copy_facts(exposed_ms_per_step=1.0, busy_ms_per_step=1.0),)
+    facts = with_exposed(copy=0.1, trace=trace(shares=shares(copy=0.1), copies=copies))
+    (one,) = proposed(facts)
+    assert one.settings == Settings(side_stream=True)
+    assert one.predicted_step_ms == pytest.approx(9.0)
+    assert "torch.cuda.Stream()" in one.edits[0].after
+    assert proposed(healthy(trace=trace(copies=copies))) == ()
+
+
+def test_more_workers_and_a_better_copy_are_tried_together_first() -> None:
+    facts = with_exposed(
+        input_=0.4,
+        copy=0.3,
+        loaders=(
+            loader(settings={"num_workers": 0, "prefetch_factor": None, "pin_memory": False}),
+        ),
+        workers=workers(n_workers=0, batch_ms=4.0, cores=()),
+        step=step(worker_cpu_cores=None),
+        transfers=(transfer(pinned=False, non_blocking=False),),
+        trace=trace(
+            shares=shares(input_=0.4, copy=0.3),
+            copies=(copy_facts(source="pageable", bytes_per_step=1.2e6, exposed_ms_per_step=3.0),),
+        ),
+    )
+    first = proposed(facts)[0]
+    assert first.settings.pin_memory
+    assert first.settings.non_blocking
+    assert first.settings.num_workers
+    assert first.predicted_step_ms == pytest.approx(3.1)
+    assert {Kind.LOADER_IN_MAIN_PROCESS, Kind.PAGEABLE_COPY} <= set(first.kinds)
+
+
+def test_a_small_dataset_of_tiny_samples_becomes_resident_and_gets_no_workers() -> None:
+    tiny = workers(
+        batch_ms=2.6, fetch_ms=2.0, collate_ms=0.6, n_samples=20_480,
+        sample_ms_quantiles=(0.01,) * 8,
+    )  # fmt: skip
+    facts = with_exposed(
+        input_=0.5, workers=tiny, loaders=(loader(n_samples=6400, code="DataLoader(d)"),)
+    )
+    found = by_settings(facts)
+    resident = next(c for s, c in found.items() if s.resident)
+    assert resident.predicted_step_ms == pytest.approx(4.8)
+    assert resident.caution is not None
+    assert "963 MB of device memory" in resident.caution
+    assert Settings(num_workers=0) in found
+    assert all((s.num_workers or 0) == 0 for s in found)
+    assert any(a.kind is Kind.OVERHEAD_BOUND_LOADER for a in prescribe(facts, find(facts)).advice)
+
+
+def test_a_large_dataset_is_not_kept_on_the_device() -> None:
+    assert not any(s.resident for s in by_settings(loop_loads()))
+
+
+def test_a_stall_is_answered_with_any_order_or_a_longer_queue() -> None:
+    found = by_settings(with_exposed(input_=0.6, workers=workers(head_of_line_ms=5.5)))
+    assert found[Settings(in_order=False)].predicted_step_ms == pytest.approx(5.0)
+    assert "reproducible" in (found[Settings(in_order=False)].caution or "")
+    assert found[Settings(prefetch_factor=4)].predicted_step_ms is None
+    assert list(found)[-1] == Settings(prefetch_factor=4)
+
+
+def test_another_order_promises_no_more_than_the_stall() -> None:
+    """What workers cost that start anew each epoch, no order of batches saves."""
+    short = step(boundary_ms=32.0, steps_per_epoch=8)
+    found = by_settings(
+        with_exposed(input_=0.6, step=short, workers=workers(batch_ms=8.0, head_of_line_ms=1.0))
+    )
+    assert found[Settings(in_order=False)].predicted_step_ms == pytest.approx(9.0)
+    assert next(iter(found)) == Settings(persistent_workers=True)
+
+
+def test_more_workers_are_not_promised_to_end_a_stall() -> None:
+    facts = with_exposed(input_=0.8, workers=workers(batch_ms=20.0, head_of_line_ms=5.0))
+    alone, _ = pool_ms(facts, 8, in_order=False)
+    kept, how = pool_ms(facts, 8)
+    assert alone is not None and kept == pytest.approx(alone + 5.0)
+    assert "behind slow batches" in how
+
+
+def test_a_background_thread_is_tried_wherever_the_loop_makes_its_batches() -> None:
+    thread = Settings(background="host")
+    sleeps = workers(n_workers=0, batch_ms=7.0, cpu_share=0.05, cores=())
+    assert by_settings(loop_loads(workers=sleeps))[thread].predicted_step_ms == pytest.approx(7.0)
+    burns = by_settings(loop_loads())[thread]
+    assert burns.predicted_step_ms is None  # what releases the lock, only a trial tells
+    assert burns.live
+    assert [e.after for e in burns.edits] == [BACKGROUND]
+    assert thread not in by_settings(with_exposed(input_=0.6, workers=workers()))
+    framework = loader(settings={"num_workers": 0, "prefetch_factor": None}, library="lightning")
+    assert thread not in by_settings(loop_loads(loaders=(framework,)))
+
+
+def test_a_one_pass_loader_is_not_opened_again_for_a_thread() -> None:
+    once = loader(settings={"num_workers": 0, "prefetch_factor": None}, safety={"one_pass": True})
+    (thread,) = [c for s, c in by_settings(loop_loads(loaders=(once,))).items() if s.background]
+    assert not thread.live
+    assert "Not tried in this run" in (thread.caution or "")
+
+
+def test_the_best_of_each_kind_is_tried_before_its_variants() -> None:
+    found = list(by_settings(loop_loads()))
+    assert found[0].num_workers in (3, 5)
+    assert found[1] == Settings(background="host")
+    assert [bool(s.num_workers) for s in found] == [True, False, True, True]
+
+
+def test_a_background_thread_that_fights_for_the_gil_gives_way_to_workers() -> None:
+    on = loader(settings={"num_workers": 0, "prefetch_factor": None, "background": "host"})
+    facts = loop_loads(loaders=(on,), workers=workers(n_workers=0, batch_ms=7.0, cpu_share=0.98))
+    assert Settings(num_workers=3, background="off") in by_settings(facts)
+
+
+def test_a_pool_larger_than_the_cpus_may_shrink_but_not_grow() -> None:
+    facts = with_exposed(
+        input_=0.6,
+        workers=workers(n_workers=12, batch_ms=120.0, idle_share=0.0),
+        loaders=(loader(settings={"num_workers": 12}),),
+        step=step(worker_cpu_cores=7.0, main_cpu_cores=0.9),
+    )
+    assert set(by_settings(facts)) == {Settings(num_workers=8)}
+
+
+def test_a_one_pass_sampler_is_not_tried_in_the_running_loop() -> None:
+    once = loader(
+        settings={"num_workers": 0, "prefetch_factor": None},
+        safety={"one_pass": True, "one_pass_reason": "its sampler keeps state"},
+    )
+    for candidate in proposed(loop_loads(loaders=(once,))):
+        assert not candidate.live
+        assert "its sampler keeps state" in (candidate.caution or "")
+
+
+def test_code_advice_is_bounded_by_what_was_measured() -> None:
+    facts = with_exposed(copy=0.3, loaders=(loader(batch=(FLOAT_IMAGE, LABELS)),))
+    (advice,) = prescribe(facts, find(facts)).advice
+    assert advice.kind is Kind.WIDE_DTYPE_COPY
+    assert advice.bound_ms == pytest.approx(2.25, rel=0.01)
+    assert advice.predicted_from == "ablation"
+    assert "uint8" in advice.example
+
+
+@pytest.mark.parametrize(("cpus", "saved_ms"), [(8.0, 6.0), (2.0, 3.5)])
+def test_no_more_is_promised_of_other_cores_than_they_can_do(cpus: float, saved_ms: float) -> None:
+    """Of a step of 10 ms 6 ms are input; a batch takes 10 ms of CPU, the rest of the step 3 ms."""
+    facts = with_exposed(
+        input_=0.6,
+        workers=workers(batch_ms=40.0, cpu_share=0.25, cores=((0,),) * 4),
+        machine=machine(usable_cpus=cpus),
+        step=step(main_cpu_cores=0.3),
+    )
+    advice = {a.kind: a for a in prescribe(facts, find(facts)).advice}
+    found = advice[Kind.WORKERS_SHARE_A_CORE].bound_ms
+    assert found == pytest.approx(saved_ms, abs=0.01)
+
+
+def test_transforms_go_to_the_device_only_where_ready_batches_proved_the_cpu_the_limit() -> None:
+    facts = with_exposed(
+        input_=0.6,
+        workers=workers(batch_ms=40.0, idle_share=0.0),
+        step=step(worker_cpu_cores=6.8, main_cpu_cores=1.0),
+    )
+    on_device = [a.title for a in prescribe(facts, find(facts)).advice]
+    assert on_device == ["Move transforms from the workers to the device"]
+    for less in (
+        replace(facts, ablation=None),
+        replace(facts, machine=machine(device_name=None)),
+    ):
+        assert prescribe(less, find(less)).advice == ()
+
+
+def test_every_change_of_code_answers_a_kind_with_a_title() -> None:
+    for kind, change in CHANGES.items():
+        assert isinstance(kind, Kind)
+        assert change.title[0].isupper()
+        assert not change.title.endswith(".")

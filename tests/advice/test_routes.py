@@ -1,0 +1,185 @@
+"""Ways to cheaper batches that are no settings: which, in what order, what they save at most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from loaderdoctor.advice.plan import CodeAdvice
+from loaderdoctor.advice.prescription import prescribe
+from loaderdoctor.advice.routes import routes
+from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.findings.find import find
+from loaderdoctor.settings import Settings
+from tests.findings.builders import machine, with_exposed
+from tests.findings.routes_facts import DECODING, THROUGH_PIL, starved
+
+
+def titles(facts: Facts) -> list[str]:
+    return [x.title for x in routes(facts)]
+
+
+def one(facts: Facts, text: str) -> CodeAdvice:
+    (found,) = [x for x in routes(facts) if text in x.title]
+    return found
+
+
+def test_digits_through_pil_are_sliced_cached_or_normalised_as_a_batch() -> None:
+    facts = starved(workers_={"lines": (THROUGH_PIL,)})
+    assert titles(facts) == [
+        "Slice whole batches out of train_set.data, without PIL between",
+        "Keep the samples in memory as they are first made (189 MB)",
+        "ToTensor and Normalize for the whole batch, not for each sample",
+    ]
+    slices, cache, batchwise = routes(facts)
+    assert slices.bound_ms == pytest.approx(7.0)
+    assert cache.bound_ms == pytest.approx(6.4)
+    assert batchwise.bound_ms == pytest.approx(64 * 0.07)
+    assert "(47.0 MB) is an array of all images; a sample takes 0.10 ms" in str(slices.evidence)
+    assert "189 MB of 68.7 GB available" in str(cache.evidence)
+    assert "ToTensor 0.05 ms, Normalize 0.02 ms a sample: 64 % of a batch" in str(
+        batchwise.evidence
+    )
+    assert all(x.predicted_from == "ablation" for x in routes(facts))
+
+
+def test_no_route_saves_more_than_the_loader_costs_and_the_largest_is_first() -> None:
+    for n_workers in (0, 1, 3):
+        facts = starved(n_workers=n_workers, workers_={"batch_ms": 40.0, "fetch_ms": 39.0})
+        found = routes(facts)
+        assert found
+        bounds = [x.bound_ms or 0.0 for x in found]
+        assert bounds == sorted(bounds, reverse=True)
+        assert all(0.5 <= x <= 7.0 for x in bounds)
+
+
+def test_a_pool_that_is_a_little_short_needs_only_a_little_less_work() -> None:
+    # Two workers hand out a batch every 10 ms and the rest of the step takes 3: a third less work
+    # saves a third of the pool's time, not of what the loop waits.
+    facts = starved(
+        n_workers=2,
+        workers_={"batch_ms": 20.0, "fetch_ms": 19.0, "transforms": (("ToTensor", 0.1),)},
+    )
+    assert one(facts, "for the whole batch").bound_ms == pytest.approx(64 * 0.1 / 2)
+
+
+def test_random_transforms_keep_their_place_behind_the_cache() -> None:
+    facts = starved(
+        loader_={"augmentations": ("RandomCrop",)},
+        workers_={
+            "transforms": (("Resize", 0.04), ("RandomCrop", 0.02), ("ToTensor", 0.02)),
+            "lines": (DECODING,),
+        },
+    )
+    assert not any("one tensor" in t or "first made" in t for t in titles(facts))
+    cache = one(facts, "Keep what comes before RandomCrop in memory")
+    assert cache.bound_ms == pytest.approx(6.4 - 64 * 0.04)
+    assert cache.axis is None
+    assert "RandomCrop must be drawn anew each epoch" in str(cache.evidence)
+    withheld = {w.setting: w.reason for w in prescribe(facts, find(facts)).withheld}
+    assert "RandomCrop must be drawn anew in each epoch" in withheld["cache"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            {"machine_": machine(memory_available_bytes=300_000_000)},
+            "take about 189 MB, and 300 MB",
+        ),
+        ({"loader_": {"batch": ()}}, "is not known"),
+    ],
+)
+def test_what_does_not_fit_is_not_tried_and_the_reason_said(
+    change: dict[str, Any], reason: str
+) -> None:
+    facts = starved(**change)
+    result = prescribe(facts, find(facts))
+    assert not any(c.settings.cache for c in result.candidates)
+    assert reason in {w.setting: w.reason for w in result.withheld}["cache"]
+    assert not any("memory" in way.title for way in result.routes)
+
+
+def test_cached_samples_and_whole_batches_are_tried_after_the_settings() -> None:
+    facts = starved(workers_={"lines": (THROUGH_PIL,)})
+    result = prescribe(facts, find(facts))
+    assert [c.settings for c in result.candidates if c.in_code] == [
+        Settings(cache=True),
+        Settings(uint8=True),
+    ]
+    order = [c.in_code for c in result.candidates]
+    assert order == sorted(order) and not order[0]
+    cache = next(c for c in result.candidates if c.settings.cache)
+    assert cache.live and cache.predicted_step_ms == pytest.approx(3.6)
+
+
+def test_spawned_workers_would_each_hold_the_cache() -> None:
+    facts = starved(n_workers=1, machine_=machine(start_method="spawn", device_name=None))
+    result = prescribe(facts, find(facts))
+    assert not any(c.settings.cache for c in result.candidates)
+    assert any("not forked" in w.reason for w in result.withheld)
+
+
+def test_an_accelerator_can_take_the_transforms() -> None:
+    facts = starved(machine_=machine())
+    device = one(facts, "Move the transforms onto the H100")
+    assert device.bound_ms == pytest.approx(64 * 0.07)
+    assert not any("H100" in t for t in titles(starved()))
+
+
+def test_files_are_decoded_once_or_packed_as_the_cpu_says() -> None:
+    photos = {"stores": (), "normalisation": None, "shapes_vary": False}
+    busy = starved(loader_=photos, workers_={"lines": (DECODING,), "cpu_share": 0.95})
+    decoded = one(busy, "Decode once and keep the pixels in one file")
+    assert decoded.bound_ms == pytest.approx(4.9)
+    assert "70 % (70 of 100 looks at samples) of making a batch is opening" in str(decoded.evidence)
+    assert "take 47.0 MB" in str(decoded.evidence)  # bytes, not the batch's floats
+    waiting = starved(loader_=photos, workers_={"lines": (DECODING,), "cpu_share": 0.2})
+    packed = one(waiting, "Pack the samples into a few large files")
+    assert "the CPU is busy only 20 %" in str(packed.evidence)
+    few = replace(DECODING, n_looks=5, of_looks=6, leaves=())
+    assert not any("file" in t for t in titles(starved(workers_={"lines": (few,)})))
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        lambda: with_exposed(),
+        lambda: starved(loader_={"kind": "foreign"}),
+        lambda: starved(workers_={"batch_ms": 0.2, "fetch_ms": 0.19}),
+        lambda: replace(starved(), workers=None),
+        lambda: replace(starved(), loaders=()),
+    ],
+    ids=[
+        "healthy",
+        "no loader of torch",
+        "batches cost nothing",
+        "nothing recorded",
+        "a trace alone",
+    ],
+)
+def test_there_are_no_routes_where_batches_are_not_the_matter(facts: Callable[[], Facts]) -> None:
+    assert routes(facts()) == ()
+
+
+def test_a_stream_can_be_scaled_by_the_batch_but_not_kept() -> None:
+    facts = starved(loader_={"kind": "iterable", "n_samples": None})
+    assert titles(facts) == ["ToTensor and Normalize for the whole batch, not for each sample"]
+
+
+def test_rows_of_a_tensor_need_no_cache_and_are_one_tensor_already() -> None:
+    rows = starved(
+        loader_={"dataset": "TensorDataset", "stores": ()},
+        workers_={"fetch_ms": 1.0, "collate_ms": 6.0, "transforms": ()},
+    )
+    assert titles(rows) == []
+    advice = prescribe(rows, find(rows)).advice
+    assert any("Do per-sample work once" in a.title or "Slice" in a.title for a in advice)
+
+
+def test_tensors_in_memory_are_not_to_be_kept_in_memory_once_more() -> None:
+    assert any("in memory as they" in title for title in titles(starved()))
+    assert not any("in memory" in x for x in titles(starved(loader_={"dataset": "TensorDataset"})))

@@ -1,0 +1,218 @@
+"""Examples in the user's own names make the batches that the user's dataset makes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+
+from loaderdoctor.advice import snippets, worked
+from loaderdoctor.advice.loader_line import dataset_name, dataset_source, with_dataset
+from loaderdoctor.instrument.dataset.stores import normalisation, stores
+from loaderdoctor.instrument.wire.protocol import LoaderRecord, TensorRecord
+from loaderdoctor.settings import Settings
+from tests.findings import format_cases as cases
+from tests.findings.routes_facts import starved
+
+LINE = "loader = DataLoader(train_set, batch_size=16, shuffle=True)"
+
+
+def record(dataset: object = None, code: str | None = LINE, **more: Any) -> LoaderRecord:
+    return LoaderRecord(
+        id="train.py:41",
+        role="train",
+        code=code,
+        stores=stores(dataset),
+        normalisation=normalisation(dataset),
+        **more,
+    )
+
+
+def written(example: str, **names: Any) -> dict[str, Any]:
+    """What the example makes, its diff applied."""
+    lines = [x for x in example.splitlines() if not x.startswith("- ")]
+    code = "\n".join(x.removeprefix("+ ") for x in lines)
+    scope: dict[str, Any] = {
+        "torch": torch, "numpy": numpy, "Image": Image, "transforms": transforms,
+        "DataLoader": DataLoader, "device": "cpu", **names,
+    }  # fmt: skip
+    exec(code, scope)  # ours, from the package
+    return scope
+
+
+def same_batches(new: DataLoader[Any], old: Any) -> None:
+    """The same batches, in order; the new loader's own sampler shuffles."""
+    assert type(new.sampler).__name__ == "RandomSampler"
+    in_order = DataLoader(new.dataset, batch_size=16, collate_fn=new.collate_fn)
+    n = 0
+    for a, b in zip(in_order, DataLoader(old, batch_size=16), strict=True):
+        torch.testing.assert_close(a, b)
+        n += 1
+    assert n == 4
+
+
+class Named(Dataset[dict[str, Any]]):
+    """Samples that are dicts."""
+
+    def __len__(self) -> int:
+        return cases.N
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.full((3,), float(index)), "y": index}
+
+
+@pytest.mark.parametrize("make", [worked.sliced, worked.cached])
+def test_samples_kept_in_memory_are_those_of_the_dataset(make: Any) -> None:
+    for old, path in ((cases.OfImages(), "[0]"), (Named(), "['x']")):
+        batch = (TensorRecord(path=path, shape=(16, 3), dtype="float32", n_bytes=192),)
+        example = make(record(old, batch=batch))
+        assert f"- {LINE}" in example
+        same_batches(written(example, train_set=old)["loader"], old)
+
+
+def test_batches_that_are_slices_need_no_workers() -> None:
+    old = cases.OfImages()
+    line = (
+        "loader = DataLoader(train_set, batch_size=16, shuffle=True, num_workers=n,\n"
+        "    prefetch_factor=4, persistent_workers=True)"
+    )
+    example = worked.sliced(record(old, line, settings=Settings(num_workers=4)))
+    assert "num_workers=0" in example
+    same_batches(written(example, train_set=old)["loader"], old)
+    kept = worked.cached(record(old, line, settings=Settings(num_workers=4)))
+    assert "num_workers=n" in kept
+
+
+@pytest.mark.parametrize("make", [cases.OfImages, cases.OfColours])
+def test_scaling_whole_batches_gives_the_same_floats(make: Any) -> None:
+    old, new = make(), make()
+    new.transform = old.transform  # as a script shares it with its test set
+    example = worked.batchwise(record(new), ("ToTensor", "Normalize"))
+    seen: list[Tensor] = []
+    in_order = DataLoader(new, batch_size=16)
+    code = example.replace("...  #", "seen.append(images)  #")
+    written(code, train_set=new, loader=in_order, seen=seen)
+    expected = torch.cat([x for x, _ in DataLoader(old, batch_size=16)])
+    torch.testing.assert_close(torch.cat(seen), expected)
+    assert new[0][0].dtype == torch.uint8
+
+
+def test_scaling_alone_is_taken_out_where_samples_are_tensors_already() -> None:
+    example = worked.batchwise(record(), ("Normalize",))
+    assert "transforms[:-1]  # without Normalize()" in example
+    assert "train_set.transform = transforms.Compose(steps)" in example
+    assert ".sub_(" not in example  # none was recorded: nothing is made up
+
+
+def test_random_transforms_stay_behind_the_cache_and_are_drawn_anew() -> None:
+    class Counting(cases.OfImages):
+        n_made = 0
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            type(self).n_made += 1
+            return super().__getitem__(index)
+
+    steps = [transforms.Resize(20), transforms.RandomCrop(12), transforms.ToTensor()]
+    dataset: Any = Counting(transforms.Compose(steps))
+    cached = written(snippets.CACHE_BEFORE_RANDOM, dataset=dataset)["dataset"]
+    crops = {tuple(cached[3][0].flatten().tolist()) for _ in range(20)}
+    assert len(crops) > 1
+    assert Counting.n_made == cases.N == len(cached)
+    assert cached[3][0].shape == (1, 12, 12) and cached[3][1] == 3
+
+
+def test_decoded_pixels_are_those_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = cases.Decoding(tmp_path).paths
+    scope = written(snippets.DECODED, paths=paths, index=5)
+    with Image.open(paths[5]) as image:
+        expected = transforms.PILToTensor()(image.convert("RGB").resize((224, 224)))
+    assert torch.equal(scope["image"], expected)
+
+
+CALLS = [
+    ("loader = DataLoader(ds, batch_size=4)", "ds"),
+    ("loader = DataLoader(self.train_set, 4)", "self.train_set"),
+    ("loader = DataLoader(batch_size=4, dataset=ds)", "ds"),
+    ("loader = torch.utils.data.DataLoader(\n    ds,\n    batch_size=4,  # small\n)", "ds"),
+    ("loader = DataLoader(\n    ds, batch_size=4\n)", "ds"),
+    ("loader = torch.utils.data.DataLoader(ds, **options)", "ds"),
+]
+
+
+@pytest.mark.parametrize(("code", "name"), CALLS)
+def test_the_users_line_gets_the_new_dataset_and_keeps_the_rest(code: str, name: str) -> None:
+    loader = record(code=code, collate="default_collate")
+    assert dataset_name(loader) == name
+    edit = with_dataset(loader, f"Sliced({name})", collate="as_it_is")
+    assert edit is not None
+    compile(edit.after, "edited", "exec")
+    assert f"Sliced({name})" in edit.after and "collate_fn=as_it_is" in edit.after
+    assert edit.before == code
+    kept = edit.after.replace(f"Sliced({name})", name).replace("collate_fn=as_it_is", "")
+    assert sorted(filter(str.isalnum, kept)) == sorted(filter(str.isalnum, code))
+
+
+@pytest.mark.parametrize(
+    ("code", "made"),
+    [
+        ("loader = DataLoader(Photos(root), 4, collate_fn=mine)", "Photos(root)"),
+        ("x = DataLoader(\n    Photos(\n        root,\n    ),\n    num_workers=2,\n)", "Photos("),
+        ("a, b = DataLoader(parts[0], 4), DataLoader(parts[1])", "parts[0]"),
+    ],
+)
+def test_a_dataset_that_the_line_makes_is_wrapped_where_it_stands(code: str, made: str) -> None:
+    """The general example has another batch size, and none of the loader's other arguments."""
+    loader = record(code=code)
+    assert dataset_name(loader) == "dataset"
+    assert f"Cached({made}" in worked.cached(loader)
+    edit = with_dataset(loader, f"Cached({dataset_source(loader)})")
+    assert edit is not None
+    compile(edit.after, "edited", "exec")
+    kept = edit.after.replace("Cached(", "", 1)
+    assert sorted(filter(str.isalnum, kept)) == sorted(filter(str.isalnum, code))
+
+
+def test_the_array_of_a_dataset_that_the_line_makes_has_no_name_to_be_taken_by() -> None:
+    facts = starved(loader_={"code": "loader = DataLoader(MNIST(root), 64)"})
+    example = worked.from_array(facts.main_loader)
+    assert "Batches(dataset.data, dataset.targets), batch_size=64" in example
+    assert "MNIST(root)" not in example
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        None,
+        "loader = make(root)",
+        "loader = DataLoader(*args)",
+        "loader = DataLoader(ds, collate_fn=mine)",
+        "loader = DataLoader(ds, **options)",
+        "for x in DataLoader(ds",
+    ],
+)
+def test_a_line_that_cannot_be_changed_safely_gives_the_general_example(code: str | None) -> None:
+    loader = record(code=code)
+    assert with_dataset(loader, "Sliced(ds)", collate="as_it_is") is None
+    example = worked.sliced(loader)
+    assert "\n- " not in example and "loader = DataLoader(Sliced(dataset)" in example
+
+
+def test_a_framework_s_own_loader_has_no_line_to_change() -> None:
+    assert with_dataset(record(library="lightning"), "Sliced(x)") is None
+
+
+def test_whatever_the_samples_two_runs_of_an_example_agree() -> None:
+    chance = random.Random(1)
+    old: Any = [(torch.full((2,), chance.random()), k) for k in range(cases.N)]
+    same_batches(written(worked.sliced(record()), train_set=old)["loader"], old)

@@ -1,0 +1,105 @@
+"""What a diagnosis says while it runs: for people at a terminal, and only for them."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from loaderdoctor.commands.diagnose.stages import Stages
+from tests.commands.reading import read_to_end
+
+LONG = "loaderdoctor: this text is of more words than fit one line, " + "and more " * 8 + "\n"
+
+
+def console(*, terminal: bool) -> Console:
+    return Console(file=io.StringIO(), width=40, force_terminal=terminal, color_system=None)
+
+
+def test_a_stage_is_said_with_the_time_left_and_not_twice_at_once() -> None:
+    now_s = [0.0]
+    shown = console(terminal=True)
+    stages = Stages(shown, clock=lambda: now_s[0])
+    stages("profiling", 44.7)
+    stages("trying settings", 30.0)
+    stages("trying settings", 29.0)
+    now_s[0] += 6.0
+    stages("trying settings", 24.0)
+    stages("stopping it")
+    assert isinstance(shown.file, io.StringIO)
+    said = " ".join(shown.file.getvalue().split())
+    assert said.split("loaderdoctor: ")[1:] == [
+        "profiling, about 45 s left ",
+        "trying settings, about 30 s left ",
+        "trying settings, about 24 s left ",
+        "stopping it",
+    ]
+
+
+def test_a_pipe_gets_warnings_as_they_are_and_no_stages() -> None:
+    shown = console(terminal=False)
+    stages = Stages(shown)
+    stages("profiling", 44.7)
+    stages.warn(LONG)
+    assert isinstance(shown.file, io.StringIO)
+    assert shown.file.getvalue() == LONG
+
+
+def test_a_warning_is_wrapped_between_words_in_a_terminal() -> None:
+    shown = console(terminal=True)
+    Stages(shown).warn(LONG)
+    assert isinstance(shown.file, io.StringIO)
+    lines = shown.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 40
+    assert " ".join(line.strip() for line in lines) == LONG.strip()
+
+
+@pytest.mark.slow
+def test_diagnose_tells_every_stage_in_a_real_terminal(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import time, torch
+            from torch.utils.data import DataLoader, Dataset
+            class Slow(Dataset):
+                def __len__(self): return 512
+                def __getitem__(self, i):
+                    time.sleep(0.002)
+                    return torch.randn(8)
+            for _ in range(1000):
+                for x in DataLoader(Slow(), batch_size=8):
+                    x.sum()
+            """
+        )
+    )
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "loaderdoctor", "diagnose", "--budget", "20", str(script)]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdin=theirs, stdout=subprocess.DEVNULL, stderr=theirs,
+        env={**os.environ, "COLUMNS": "80", "TERM": "xterm"},
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        said = read_to_end(ours)
+        assert process.wait(60) == 0
+    text = re.sub(r"\x1b\[[0-9;]*m", "", said.decode()).replace("\r", "")
+    stages = re.findall(r"loaderdoctor: ([a-z ]+)", text)
+    for stage in ("measuring the loop as it is", "profiling", "comparing with ready batches"):
+        assert stage in stages
+    # Every long step but the script's own start says how long it takes yet.
+    silent = [x for x in text.splitlines() if x.startswith("loaderdoctor: ") and "left" not in x]
+    assert [x for x in silent if "not valid" not in x and "nearly done" not in x] == [
+        "loaderdoctor: starting the script, for as long as its loop takes to be warm"
+    ]
+    left = [int(s) for s in re.findall(r"about (\d+) s left", text)]
+    assert left == sorted(left, reverse=True)
+    assert len(left) >= 3 and left[0] <= 20
+    assert max(map(len, text.splitlines())) <= 80

@@ -1,0 +1,89 @@
+"""What the searches within a preset start from, and what of them an interrupted sweep keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from loaderdoctor.commands.sweep.plan import SweepOptions, Target, searches, trials
+from loaderdoctor.commands.sweep.search import found_before
+from loaderdoctor.errors import UsageError
+from loaderdoctor.instrument.command.script_run import Target as Script
+from loaderdoctor.settings import Settings
+from loaderdoctor.sweep import samples
+from loaderdoctor.sweep.presets.resolve import Found
+from loaderdoctor.sweep.trials import Trial
+from tests.sweep.simulator import observed
+
+OPTIONS = SweepOptions(preset="ladder", recipe="cifar10-mobilenetv2")
+TARGET = Target(
+    script=Script(script="train.py", args=("--crop", "32")),
+    recipe="cifar10-mobilenetv2",
+    name="cifar10-mobilenetv2",
+    axes=(),
+)
+FOUND = {
+    "pinned, non_blocking": Found(settings=Settings(num_workers=8, prefetch_factor=4)),
+    "fused optimizer": Found(settings=Settings(num_workers=12, background="device")),
+}
+
+
+def saved(planned: list[Trial]) -> samples.Description:
+    return samples.Description(
+        schema=samples.SCHEMA,
+        options={},
+        trials=tuple(
+            samples.SavedTrial(
+                settings=trial.settings.changed(),
+                status=trial.status,
+                reason=trial.reason,
+                dropped=False,
+                row=trial.row.name if trial.row is not None else None,
+            )
+            for trial in planned
+        ),
+        spent_s=1.0,
+    )
+
+
+def test_each_search_starts_from_the_script_of_its_rung() -> None:
+    scripts = searches(OPTIONS, TARGET, observed(device="cuda:0"))
+    assert list(scripts) == list(FOUND)
+    first, last = scripts.values()
+    assert first.args[:2] == last.args[:2] == ("--crop", "32")  # the user's own words stay
+    assert first.args[-3:] == ("2", "--pin-memory", "--non-blocking")
+    assert last.args == (*first.args, "--channels-last", "--cudnn-benchmark", "--fused-optimizer")
+    assert not searches(OPTIONS, replace(TARGET, recipe=None), observed())
+    assert not searches(replace(OPTIONS, preset="reuse"), TARGET, observed())
+
+
+def test_an_interrupted_ladder_goes_on_with_what_it_had_found() -> None:
+    seen = observed(device="cuda:0")
+    planned = trials(OPTIONS, TARGET, seen, found=FOUND)
+    before = saved(planned)
+    again = trials(OPTIONS, TARGET, seen, found=found_before(OPTIONS, seen, before))
+    samples.check_same(again, before)
+    assert [t.settings for t in again] == [t.settings for t in planned]
+    with pytest.raises(UsageError):  # another find would be other trials
+        samples.check_same(trials(OPTIONS, TARGET, seen), before)
+
+
+def test_rows_that_were_not_reached_are_visited_after_an_interruption() -> None:
+    seen = observed(device="cuda:0")
+    planned = trials(OPTIONS, TARGET, seen, found=FOUND)
+    for trial in planned[5:]:
+        trial.fail("skipped", "not reached: interrupted: what was measured until then stands")
+    before = saved(planned)
+    again = trials(OPTIONS, TARGET, seen, found=found_before(OPTIONS, seen, before))
+    samples.check_same(again, before)
+    assert all(trial.status == "ok" for trial in again)
+
+
+def test_a_search_that_failed_stays_failed_with_its_reason() -> None:
+    seen = observed(device="cuda:0")
+    found = FOUND | {"fused optimizer": Found(settings=Settings(), why_not="our own search failed")}
+    planned = trials(OPTIONS, TARGET, seen, found=found)
+    again = trials(OPTIONS, TARGET, seen, found=found_before(OPTIONS, seen, saved(planned)))
+    assert [t.reason for t in again] == [t.reason for t in planned]
+    assert again[-1].reason == "our own search failed"

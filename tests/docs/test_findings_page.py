@@ -1,0 +1,34 @@
+"""The page of kinds is made from the rules, and is current."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from loaderdoctor.advice.lines import CHANGES
+from loaderdoctor.advice.snippets import SNIPPETS
+from loaderdoctor.findings.find import RULES
+
+SCRIPT = Path(__file__).parents[2] / "docs" / "make_findings.py"
+
+
+def test_the_page_of_kinds_is_current() -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_rule_says_what_it_decides_on_when_it_abstains_and_what_fools_it() -> None:
+    for rule in RULES:
+        text = rule.__doc__ or ""
+        for part in ("Decides on:", "Abstains:", "Fooled by:"):
+            assert part in text, f"{rule} lacks {part}"
+
+
+def test_every_example_compiles() -> None:
+    assert len(SNIPPETS) > 15
+    for name, text in SNIPPETS.items():
+        compile(text, name, "exec")
+    assert {change.example for change in CHANGES.values()} <= set(SNIPPETS.values())

@@ -1,0 +1,205 @@
+"""Rules about making a batch: its order, sampler, collating and formats."""
+
+from __future__ import annotations
+
+import pytest
+
+from loaderdoctor.advice.lines import code_advice
+from loaderdoctor.advice.prescription import prescribe
+from loaderdoctor.findings.find import find
+from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings.rules.batch_making import (
+    collate_bound,
+    dataset_format_bound,
+    head_of_line_stall,
+    sampler_bound,
+)
+from loaderdoctor.findings.rules.hotspots import where
+from loaderdoctor.instrument.wire.protocol import TensorRecord
+from tests.findings.builders import healthy, line, loader, with_exposed, workers
+from tests.findings.case import Case, fires, stays_silent
+from tests.findings.input_facts import LOW
+
+VOLUMES = TensorRecord(
+    path="[0]", shape=(16, 16, 256, 256), dtype="float32", n_bytes=16 * 16 * 256 * 256 * 4
+)
+
+CASES = (
+    Case(
+        rule=head_of_line_stall,
+        ill=with_exposed(
+            input_=0.6,
+            workers=workers(
+                head_of_line_ms=5.0,
+                sample_ms_quantiles=(0.2, 0.2, 0.2, 0.3, 0.4, 9.0, 20.0, 21.0),
+            ),
+        ),
+        share=0.5,
+        severity=Severity.HIGH,
+        evidence={"head_of_line_ms_per_step": 5.0, "p99_sample_ms": 20.0},
+        says=("For 5.0 of 10.0 ms a step", "0.30 ms at the median, 20.0 ms at the 99th"),
+        silent={
+            "no batch waits": with_exposed(input_=0.6),
+            "any order already": with_exposed(
+                input_=0.6,
+                workers=workers(head_of_line_ms=5.0),
+                loaders=(loader(settings={"in_order": False}),),
+            ),
+            "one worker": with_exposed(
+                input_=0.6, workers=workers(n_workers=1, head_of_line_ms=5.0)
+            ),
+            LOW: healthy(workers=workers(head_of_line_ms=5.0)),
+        },
+        missing={
+            "stall": with_exposed(input_=0.6, workers=workers(head_of_line_ms=None)),
+            "workers": with_exposed(input_=0.6, workers=None),
+        },
+    ),
+    Case(
+        rule=sampler_bound,
+        ill=with_exposed(input_=0.45, workers=workers(sampler_ms=4.0)),
+        share=0.4,
+        severity=Severity.HIGH,
+        evidence={"sampler_ms_per_batch": 4.0, "sampler": "RandomSampler"},
+        says=("RandomSampler takes 4.0 ms per batch", "workers can't take that over"),
+        silent={
+            "a fast sampler": with_exposed(input_=0.45),
+            LOW: healthy(workers=workers(sampler_ms=4.0)),
+        },
+        missing={"sampler": with_exposed(input_=0.45, workers=workers(sampler_ms=None))},
+    ),
+    Case(
+        rule=collate_bound,
+        ill=with_exposed(
+            input_=0.5,
+            loaders=(loader(collate="pad_and_tokenise"),),
+            workers=workers(
+                batch_ms=40.0,
+                collate_ms=30.0,
+                lines=(
+                    line(function="pad", phase="collate", phase_share=0.75),
+                    line(line=31, n_looks=99, phase_share=0.25),
+                ),
+            ),
+        ),
+        share=0.375,
+        severity=Severity.HIGH,
+        evidence={"collate_share_of_batch": 0.75, "line": "data.py:30 (pad)"},
+        says=("pad_and_tokenise takes 30.0 ms of the 40.0 ms", "75 % of it", "in the workers"),
+        silent={
+            "fetching costs more": with_exposed(input_=0.5, workers=workers(batch_ms=40.0)),
+            "the pool keeps up": with_exposed(
+                input_=0.5, workers=workers(batch_ms=2.0, collate_ms=1.5)
+            ),
+            LOW: healthy(workers=workers(batch_ms=40.0, collate_ms=30.0)),
+        },
+        missing={"collate": with_exposed(input_=0.5, workers=workers(collate_ms=None))},
+    ),
+    Case(
+        rule=collate_bound,
+        ill=with_exposed(
+            input_=0.5,
+            loaders=(loader(batch=(VOLUMES,)),),
+            workers=workers(batch_ms=40.0, collate_ms=30.0),
+        ),
+        share=0.375,
+        severity=Severity.HIGH,
+        evidence={"collate": "default_collate", "batch_bytes": VOLUMES.n_bytes},
+        says=("default_collate takes 30.0 ms", "It copies 67.1 MB a batch", "float16 or uint8"),
+    ),
+    Case(
+        rule=collate_bound,
+        ill=with_exposed(
+            input_=0.5,
+            loaders=(loader(collate="Collater", collate_library="torch_geometric"),),
+            workers=workers(batch_ms=40.0, collate_ms=30.0),
+        ),
+        share=0.375,
+        severity=Severity.HIGH,
+        evidence={"collate": "Collater", "collate_library": "torch_geometric"},
+        says=("Collater takes 30.0 ms", "It is code of torch_geometric", "keep the batches"),
+    ),
+    Case(
+        rule=dataset_format_bound,
+        ill=with_exposed(
+            input_=0.5,
+            workers=workers(
+                batch_ms=40.0,
+                lines=(line(code="return torch.tensor(row)", share=0.7), line(share=0.2)),
+            ),
+        ),
+        share=0.35,
+        severity=Severity.HIGH,
+        evidence={"conversion_share_of_batch": 0.7, "line_code": "return torch.tensor(row)"},
+        says=("70 % (70 of 100 looks at samples) of making a batch is making arrays", "data.py:30"),
+        silent={
+            "other hot lines": with_exposed(
+                input_=0.5, workers=workers(batch_ms=40.0, lines=(line(),))
+            ),
+            "a small part": with_exposed(
+                input_=0.5,
+                workers=workers(batch_ms=40.0, lines=(line(code="torch.tensor(y)", share=0.1),)),
+            ),
+            "the pool keeps up": with_exposed(
+                input_=0.5, workers=workers(lines=(line(code="torch.tensor(x)"),))
+            ),
+            LOW: healthy(workers=workers(batch_ms=40.0, lines=(line(code="torch.tensor(x)"),))),
+        },
+        missing={"lines": with_exposed(input_=0.5, workers=workers(batch_ms=40.0))},
+    ),
+)
+
+
+test_a_rule_fires_with_its_figures = fires(CASES)
+test_a_rule_stays_silent_on_look_alikes_and_missing_facts = stays_silent(CASES)
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ("/home/me/mnist.py", "mnist.py"),
+        ("/v/site-packages/torchvision/datasets/mnist.py", "torchvision/datasets/mnist.py"),
+        ("C:\\env\\Lib\\site-packages\\PIL\\Image.py", "PIL/Image.py"),
+        ("/v/site-packages/loaderdoctor/_recipes/mnist/train.py", "train.py"),
+    ],
+)  # fmt: skip
+def test_a_package_s_line_does_not_pass_for_the_users(file: str, shown: str) -> None:
+    spot = line(file=file, line=7, function="f")
+    assert where(spot) == f"{shown}:7 (f)"
+
+
+@pytest.mark.parametrize(
+    ("collate", "library", "title", "never"),
+    [
+        ("Collater", "torch_geometric", "Collate once, and keep the batches", "tokenis"),
+        (
+            "DataCollatorWithPadding",
+            "transformers",
+            "Collate once, and keep the batches",
+            "padding",
+        ),
+        ("mine", None, "Do per-sample work once, ahead of training", "It is code of"),
+        ("default_convert", "torch", "Slice whole batches out of memory", "tokenis"),
+    ],
+)
+def test_advice_about_collating_is_of_whose_code_it_is(
+    collate: str, library: str | None, title: str, never: str
+) -> None:
+    facts = with_exposed(
+        input_=0.5,
+        loaders=(loader(collate=collate, collate_library=library, batch=()),),
+        workers=workers(batch_ms=40.0, collate_ms=30.0),
+    )
+    finding = collate_bound(facts)
+    assert finding is not None and finding.advice is not None
+    assert never not in finding.advice
+    (advice,) = code_advice(facts, [finding])
+    assert advice.title.startswith(title)
+    assert never not in advice.example
+
+
+def test_an_example_of_a_plain_shuffle_warns_whoever_draws_otherwise() -> None:
+    facts = with_exposed(input_=0.6, workers=workers(sampler_ms=5.0))
+    (advice,) = [a for a in prescribe(facts, find(facts)).advice if a.kind is Kind.SAMPLER_BOUND]
+    assert "randperm" in advice.example
+    assert "Keep what your sampler draws" in (advice.caution or "")

@@ -1,0 +1,106 @@
+"""A line is named only where enough looks say that it is hot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from loaderdoctor.estimate import binomial_interval
+from loaderdoctor.facts.evidence import Facts, LineSpot
+from loaderdoctor.findings.find import RULES, find
+from loaderdoctor.findings.rules.hotspots import (
+    MIN_LOOKS,
+    MIN_NAMED_SHARE,
+    hot_evidence,
+    hot_sentence,
+    seen_enough,
+)
+from loaderdoctor.report.build import build_report
+from loaderdoctor.report.console.console import console_text
+from tests.findings.builders import line, loader, step, with_exposed, workers
+
+
+def starved(*lines: LineSpot) -> Facts:
+    """No workers; making batches is 70 % of the step, and these lines were seen at it."""
+    return with_exposed(
+        input_=0.7,
+        loaders=(loader(settings={"num_workers": 0, "prefetch_factor": None}),),
+        workers=workers(
+            n_workers=0, batch_ms=7.0, collate_ms=5.0, cpu_share=0.2, cores=(), lines=lines
+        ),
+        step=step(raw_wait_ms=7.0, worker_cpu_cores=None),
+    )
+
+
+def test_the_fewest_looks_are_those_that_bear_out_half_of_them() -> None:
+    fewest = next(n for n in range(2, 100, 2) if binomial_interval(n // 2, n)[0] >= MIN_NAMED_SHARE)
+    assert fewest == MIN_LOOKS
+
+
+@pytest.mark.parametrize(
+    ("n_looks", "of_looks", "named"),
+    [(3, 3, False), (10, 10, False), (17, 17, False), (18, 18, True), (9, 18, True), (6, 18, False),
+     (30, 100, False), (40, 100, True), (1, 18, False), (300, 1000, True)],
+)  # fmt: skip
+def test_a_line_is_named_by_the_lower_end_of_its_interval(
+    n_looks: int, of_looks: int, named: bool
+) -> None:
+    spot = line(n_looks=n_looks, of_looks=of_looks)
+    assert seen_enough((spot,)) is named
+    facts = starved(spot)
+    assert ("line" in hot_evidence(facts)) is named
+    assert ("data.py" in hot_sentence(facts)) is named
+
+
+def test_a_named_line_comes_with_its_looks() -> None:
+    facts = starved(line(n_looks=19, of_looks=24))
+    assert "data.py:30 (__getitem__), 79 % (19 of 24 looks at samples)" in hot_sentence(facts)
+    assert hot_evidence(facts)["line_looks"] == 19
+    assert hot_evidence(facts)["looks"] == 24
+
+
+@pytest.mark.parametrize("code", ["x = self.load(i)", "torch.tensor(row)", "open(path)"])
+def test_no_rule_names_a_line_or_rests_on_it_below_the_fewest_looks(code: str) -> None:
+    few = starved(line(code=code, n_looks=MIN_LOOKS - 1, of_looks=MIN_LOOKS - 1))
+    without = starved()
+    assert {f.kind for f in find(few)} == {f.kind for f in find(without)}
+    for finding in (f for rule in RULES if (f := rule(few)) is not None):
+        assert "data.py" not in finding.summary
+        assert "line" not in finding.evidence
+
+
+def test_the_report_carries_counts_and_says_where_they_are_too_few() -> None:
+    def shown(*lines: LineSpot) -> tuple[str, dict[str, object]]:
+        report = build_report(facts=starved(*lines), target="x", bound="input", severity="high")
+        assert report.workers is not None
+        return console_text(report), report.workers.lines[0]
+
+    text, row = shown(line(n_looks=19, of_looks=24))
+    assert "79 % (19 of 24 looks at samples) at /home/u/data.py:30" in text
+    assert (row["n_looks"], row["of_looks"], row["named"]) == (19, 24, True)
+    assert row["share_ci"] == binomial_interval(19, 24)
+    text, row = shown(line(n_looks=5, of_looks=5))
+    assert "5 looks at its code: too few, or too spread, to name a line." in text
+    assert "data.py:30" not in text
+    assert row["named"] is False
+
+
+def test_a_phase_counts_for_its_time_not_for_its_looks() -> None:
+    stack = line(n_looks=60, of_looks=60, phase="collate", phase_share=0.05, code="torch.stack(x)")
+    parse = line(line=31, n_looks=18, of_looks=20, phase_share=0.948, code="x = self.parse(i)")
+    facts = starved(parse, stack)
+    assert "data.py:31 (__getitem__), 85 % (18 of 20 looks at samples)" in hot_sentence(facts)
+    assert not seen_enough((stack,))
+    assert seen_enough((replace(parse, n_looks=6), replace(stack, phase_share=0.4)))
+
+
+def test_lines_that_only_together_are_seen_enough_are_not_named_alone() -> None:
+    spots = tuple(line(line=n, n_looks=7, of_looks=28, code="open(p)") for n in (1, 2, 3))
+    facts = replace(
+        starved(*spots), workers=workers(n_workers=4, batch_ms=80.0, cpu_share=0.2, lines=spots)
+    )
+    found = [f for rule in RULES if (f := rule(facts)) is not None]
+    packed = next(f for f in found if f.kind.value == "many-small-files")
+    assert "75 % (21 of 28 looks at samples)" in packed.summary
+    assert "data.py" not in packed.summary and "line" not in packed.evidence

@@ -1,0 +1,349 @@
+"""Rules about the workers: none, too few, idle ones, and pools that can't be helped by more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from loaderdoctor.attribution.combine import facts_of_trace
+from loaderdoctor.findings.model import Severity
+from loaderdoctor.findings.rules.contention import gil_contention
+from loaderdoctor.findings.rules.saturated import (
+    cpu_saturated_workers,
+    overhead_bound_loader,
+    storage_bound_workers,
+)
+from loaderdoctor.findings.rules.starved import (
+    idle_workers,
+    loader_in_main_process,
+    too_few_workers,
+)
+from tests.findings.builders import (
+    ablation,
+    healthy,
+    line,
+    loader,
+    machine,
+    step,
+    trace,
+    with_exposed,
+    workers,
+)
+from tests.findings.case import Case, fires, stays_silent
+from tests.findings.input_facts import (
+    BY_ITSELF,
+    FULL_CPU,
+    LOW,
+    NO_WORKERS,
+    SHORT,
+    SLEEPING,
+    STARVED,
+)
+
+CASES = (
+    Case(
+        rule=loader_in_main_process,
+        ill=with_exposed(input_=0.7, loaders=NO_WORKERS, workers=BY_ITSELF),
+        share=0.7,
+        severity=Severity.HIGH,
+        evidence={
+            "num_workers": 0,
+            "input_ms_per_step": 7.0,
+            "step_ms": 10.0,
+            "batch_ms": 7.0,
+            "rest_of_step_ms": 3.0,
+            "num_workers_needed": 3,
+            "num_workers_limit": 8,
+        },
+        says=(
+            "The loop makes its batches itself (num_workers=0): 7.0 of 10.0 ms a step, and nothing "
+            "overlaps it.",
+            "3 workers would keep up",
+        ),
+        silent={
+            "workers fetch": with_exposed(input_=0.7),
+            LOW: healthy(loaders=NO_WORKERS, workers=BY_ITSELF),
+            "a background thread fetches": with_exposed(
+                input_=0.7, loaders=(loader(settings={"num_workers": 0, "background": "host"}),)
+            ),
+            "within the noise": with_exposed(input_=0.1, margin=1.5, loaders=NO_WORKERS),
+            "batches too cheap to explain it": with_exposed(
+                input_=0.7,
+                loaders=NO_WORKERS,
+                workers=replace(BY_ITSELF, batch_ms=0.1),
+                step=step(raw_wait_ms=0.12),
+            ),
+        },
+        missing={
+            "shares": healthy(loaders=NO_WORKERS, shares=None, trace=None),
+            "steps": healthy(loaders=NO_WORKERS, step=None, trace=None),
+            "who fetches": with_exposed(
+                input_=0.7, loaders=(), workers=None, trace=trace(fetch_kind=None)
+            ),
+        },
+    ),
+    Case(
+        rule=too_few_workers,
+        ill=STARVED,
+        share=0.6,
+        severity=Severity.HIGH,
+        evidence={
+            "num_workers": 4,
+            "batch_ms": 40.0,
+            "supply_ms_per_batch": 10.0,
+            "rest_of_step_ms": 4.0,
+            "num_workers_needed": 10,
+            "num_workers_limit": 7,
+        },
+        says=("4 workers hand out a batch every 10.0 ms on average", "8 usable CPUs can't do that"),
+        silent={
+            "the pool keeps up": with_exposed(input_=0.6, workers=workers(batch_ms=12.0)),
+            "no CPU for more": with_exposed(
+                input_=0.6, workers=SHORT, machine=machine(usable_cpus=4.0)
+            ),
+            "workers have time": with_exposed(input_=0.6, workers=replace(SHORT, idle_share=0.6)),
+            LOW: healthy(workers=SHORT),
+        },
+        missing={
+            "workers": with_exposed(input_=0.6, workers=None),
+            "shares": replace(STARVED, shares=None, trace=None),
+            "a trace alone": facts_of_trace(trace(shares=STARVED.shares)),
+        },
+    ),
+    Case(
+        rule=idle_workers,
+        ill=with_exposed(
+            input_=0.6,
+            loaders=(loader(kind="iterable"),),
+            workers=workers(n_idle_workers=3),
+        ),
+        share=0.6,
+        severity=Severity.HIGH,
+        evidence={"num_workers": 4, "n_idle_workers": 3},
+        says=("3 of 4 workers made no batch (its stream has fewer shards than workers)",),
+        silent={
+            "one is enough": with_exposed(
+                input_=0.6,
+                loaders=(loader(kind="iterable"),),
+                workers=workers(n_idle_workers=3, batch_ms=3.0),
+            ),
+            "all work": with_exposed(input_=0.6, loaders=(loader(kind="iterable"),)),
+            "a window shorter than a round": with_exposed(
+                input_=0.6, workers=workers(n_idle_workers=2, n_batches=3)
+            ),
+            LOW: healthy(workers=workers(n_idle_workers=3)),
+        },
+        missing={"workers": with_exposed(input_=0.6, workers=None)},
+    ),
+    Case(
+        rule=cpu_saturated_workers,
+        ill=with_exposed(input_=0.6, workers=SHORT, step=FULL_CPU),
+        share=0.6,
+        severity=Severity.HIGH,
+        evidence={"cpu_cores_used": 7.5, "usable_cpus": 8.0, "num_workers": 4},
+        says=("7.5 of 8 usable CPUs are busy", "No CPU is left for more workers"),
+        silent={
+            "CPUs are free": STARVED,
+            "the pool keeps up": with_exposed(input_=0.4, workers=workers(), step=FULL_CPU),
+            LOW: healthy(step=FULL_CPU, workers=SHORT),
+            "no workers": with_exposed(input_=0.6, loaders=NO_WORKERS, step=FULL_CPU),
+        },
+        missing={
+            "machine": with_exposed(input_=0.6, workers=SHORT, step=FULL_CPU, machine=None),
+            "CPU times": with_exposed(
+                input_=0.6,
+                workers=replace(SHORT, cpu_share=None),
+                step=step(worker_cpu_cores=None),
+            ),
+        },
+    ),
+    Case(
+        rule=storage_bound_workers,
+        ill=with_exposed(input_=0.6, workers=SLEEPING, step=step(worker_cpu_cores=0.3)),
+        share=0.6,
+        severity=Severity.HIGH,
+        evidence={"worker_cpu_share": 0.08, "batch_ms": 40.0, "cpu_cores_used": 1.3},
+        says=("92 % of each batch's 40.0 ms waiting", "outnumber the CPUs"),
+        silent={
+            "workers compute": STARVED,
+            "the pool keeps up": with_exposed(input_=0.6, workers=workers(batch_ms=8.0)),
+            "starved of CPU, not of data": with_exposed(
+                input_=0.6, workers=replace(SHORT, cpu_share=0.2), step=FULL_CPU
+            ),
+            LOW: healthy(workers=SLEEPING),
+        },
+        missing={
+            "CPU times": with_exposed(input_=0.6, workers=replace(SHORT, cpu_share=None)),
+            "workers": with_exposed(input_=0.6, workers=None),
+        },
+    ),
+    Case(
+        rule=overhead_bound_loader,
+        ill=with_exposed(
+            input_=0.5,
+            loaders=NO_WORKERS,
+            workers=workers(
+                n_workers=0,
+                batch_ms=2.6,
+                fetch_ms=2.0,
+                collate_ms=0.6,
+                n_samples=20_480,
+                sample_ms_quantiles=(0.008, 0.009, 0.01, 0.011, 0.012, 0.02, 0.03, 0.2),
+            ),
+        ),
+        share=0.5,
+        severity=Severity.HIGH,
+        evidence={"sample_us": 11.0, "batch_ms": 2.6, "num_workers": 0},
+        says=("A sample takes 11 µs", "More workers would add the price of a queue"),
+        silent={
+            "samples of some cost": with_exposed(input_=0.5, workers=BY_ITSELF),
+            "batches too cheap to explain it": with_exposed(
+                input_=0.5,
+                workers=workers(
+                    batch_ms=0.1, fetch_ms=0.1, queue_put_ms=0.05, sample_ms_quantiles=(0.01,) * 8
+                ),
+            ),
+            "a rare slow sample": with_exposed(
+                input_=0.5,
+                workers=workers(
+                    fetch_ms=16.0,
+                    sample_ms_quantiles=(0.01, 0.01, 0.02, 0.02, 0.02, 0.02, 0.03, 120.0),
+                ),
+            ),
+            "costly collating": with_exposed(
+                input_=0.5,
+                workers=workers(
+                    fetch_ms=0.6, collate_ms=15.0, sample_ms_quantiles=(0.01,) * 8, sampler_ms=0.0
+                ),
+            ),
+            "a stream": with_exposed(
+                input_=0.5,
+                loaders=(loader(kind="iterable"),),
+                workers=workers(fetch_ms=0.6, sample_ms_quantiles=(0.01,) * 8),
+            ),
+        },
+        missing={
+            "workers": with_exposed(input_=0.5, workers=None),
+            "sample times": with_exposed(
+                input_=0.5, workers=workers(sample_ms_quantiles=None, n_samples=0)
+            ),
+            "loader": with_exposed(input_=0.5, loaders=()),
+        },
+    ),
+)
+
+
+test_a_rule_fires_with_its_figures = fires(CASES)
+test_a_rule_stays_silent_on_look_alikes_and_missing_facts = stays_silent(CASES)
+
+
+def test_the_hot_line_and_the_slowest_transform_are_named() -> None:
+    facts = with_exposed(
+        input_=0.7,
+        loaders=NO_WORKERS,
+        workers=replace(
+            BY_ITSELF,
+            lines=(line(share=0.2), line(line=31, share=0.7)),
+            transforms=(("Resize", 0.9), ("ToTensor", 0.1)),
+        ),
+    )
+    finding = loader_in_main_process(facts)
+    assert finding is not None
+    assert (
+        "Hottest line: data.py:31 (__getitem__), 70 % (70 of 100 looks at samples) of"
+        in finding.summary
+    )
+    assert finding.evidence["slowest_transform"] == "Resize"
+    assert finding.evidence["slowest_transform_ms_per_sample"] == 0.9
+
+
+def test_one_worker_is_spoken_of_in_the_singular() -> None:
+    one = workers(n_workers=1, batch_ms=10.0, idle_share=0.0, cpu_share=0.05, cores=((0, 1),))
+    facts = with_exposed(
+        input_=0.6,
+        workers=one,
+        loaders=(loader(settings={"num_workers": 1}),),
+        step=step(worker_cpu_cores=0.1),
+    )
+    few, waiting = too_few_workers(facts), storage_bound_workers(facts)
+    assert few is not None
+    assert few.summary.startswith("1 worker hands out")
+    assert waiting is not None
+    assert waiting.summary.startswith("The 1 worker spends")
+
+
+def test_the_loader_of_a_trace_alone_is_told_by_its_fetches() -> None:
+    shares = with_exposed(input_=0.7).shares
+    assert shares is not None
+    seen = trace(shares=shares, fetch_kind="single-process", raw_wait_ms=7.0)
+    finding = loader_in_main_process(facts_of_trace(seen))
+    assert finding is not None
+    assert finding.evidence["num_workers_needed"] == 3
+    assert loader_in_main_process(facts_of_trace(replace(seen, loader_events=False))) is None
+    assert loader_in_main_process(facts_of_trace(replace(seen, fetch_kind="multi-process"))) is None
+
+
+def test_a_pool_that_fills_the_cpus_is_saturated_though_they_rest_at_times() -> None:
+    pool = workers(n_workers=8, batch_ms=80.0, idle_share=0.1)
+    facts = with_exposed(
+        input_=0.6,
+        workers=pool,
+        loaders=(loader(settings={"num_workers": 8}),),
+        step=step(worker_cpu_cores=6.2, main_cpu_cores=0.4),
+    )
+    assert cpu_saturated_workers(facts) is not None
+    assert too_few_workers(facts) is None
+
+
+def test_a_pool_that_keeps_up_but_takes_the_steps_cpus_is_saturated() -> None:
+    facts = with_exposed(
+        input_=0.4,
+        workers=workers(batch_ms=8.0),
+        step=step(raw_wait_ms=0.2, worker_cpu_cores=6.5, main_cpu_cores=1.0),
+    )
+    assert cpu_saturated_workers(facts) is not None
+    assert gil_contention(facts) is None
+
+
+def test_a_pool_that_leaves_cpus_unused_may_grow_past_their_number() -> None:
+    pool = workers(n_workers=8, batch_ms=80.0, idle_share=0.1)
+    facts = with_exposed(
+        input_=0.6,
+        workers=pool,
+        loaders=(loader(settings={"num_workers": 8}),),
+        step=step(worker_cpu_cores=4.0, main_cpu_cores=0.4),
+    )
+    finding = too_few_workers(facts)
+    assert finding is not None
+    assert finding.evidence["num_workers_limit"] == 12
+    assert cpu_saturated_workers(facts) is None
+
+
+def test_a_high_cost_without_a_sure_interval_is_uncertain() -> None:
+    facts = with_exposed(input_=0.5, margin=6.0, loaders=NO_WORKERS, workers=BY_ITSELF)
+    finding = loader_in_main_process(facts)
+    assert finding is not None
+    assert finding.severity is Severity.UNCERTAIN
+
+
+def test_one_round_of_ablation_gives_no_sure_finding() -> None:
+    one_round = replace(ablation(input_ms=5.0), n_rounds=1)
+    facts = replace(
+        with_exposed(input_=0.5, loaders=NO_WORKERS, workers=BY_ITSELF),
+        ablation=one_round,
+        shares_low={"input": float("-inf")},
+    )
+    finding = loader_in_main_process(facts)
+    assert finding is not None
+    assert finding.severity is Severity.UNCERTAIN
+
+
+def test_a_loader_on_a_background_thread_is_not_said_to_be_overlapped_by_nothing() -> None:
+    on_thread = loader(
+        settings={"num_workers": 0, "prefetch_factor": None, "pin_memory": False},
+        in_background=True,
+    )
+    waits = workers(n_workers=0, batch_ms=7.0, cpu_share=0.05, cores=())
+    finding = loader_in_main_process(with_exposed(input_=0.4, loaders=(on_thread,), workers=waits))
+    assert finding is not None
+    assert finding.summary.startswith("One background thread of the training process")
+    assert "nothing overlaps" not in finding.summary

@@ -1,0 +1,344 @@
+"""Recorded batches are clones of the same kind, and come out the same however they are used."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import weakref
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from loaderdoctor.instrument.batches import replay_buffer
+from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, rebuild, tensors
+from loaderdoctor.instrument.batches.replay_buffer import BatchRing
+from loaderdoctor.instrument.batches.tensor_pool import Budget, TensorPool, clone, held_bytes
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class Frozen:
+    x: Tensor
+    name: str
+
+
+class Slotted:
+    __slots__ = ("__weakref__", "never_set", "x")
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+class Child:
+    def __init__(self, parent: Graph, x: Tensor) -> None:
+        self.parent = weakref.ref(parent)
+        self.x = x
+
+
+class Graph:
+    """A batch whose part knows its parent, as graph batches do."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.store = Child(self, x)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+class Encoding(collections.UserDict[str, Any]):
+    """What tokenizers return."""
+
+
+X = torch.arange(6.0).reshape(2, 3)
+BATCHES: dict[str, Any] = {
+    "tensor": X,
+    "list": [X, X + 1],
+    "tuple": (X, {"deep": [X * 2, "text", 3]}),
+    "dict": {"x": X, 5: X + 1},
+    "ordered dict": collections.OrderedDict(x=X),
+    "default dict": collections.defaultdict(list, x=X),
+    "named tuple": Pair(X, X + 1),
+    "frozen dataclass": Frozen(X, "name"),
+    "slots": Slotted(X),
+    "user dict": Encoding({"ids": X, "mask": X > 2}),
+    "graph": Graph(X),
+    "packed": pack_sequence([torch.ones(3), torch.ones(2)]),
+    "array": {"a": np.arange(4), "x": X},
+    "the same tensor twice": [X, X],
+}
+
+
+def record(batch: Any, n: int = 3) -> BatchRing:
+    ring = BatchRing()
+    for _ in range(n):
+        ring.record(batch)
+    return ring
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_handed_out_batch_equals_the_recorded_one(name: str) -> None:
+    batch = BATCHES[name]
+    out = record(batch).next_batch()
+    assert type(out) is type(batch)
+    before, after = tensors(batch), tensors(out)
+    assert [path for path, _ in before] == [path for path, _ in after]
+    assert before
+    for (_, old), (_, new) in zip(before, after, strict=True):
+        assert torch.equal(old, new)
+        assert (old.dtype, old.stride()) == (new.dtype, new.stride())
+        assert old.data_ptr() != new.data_ptr()
+
+
+def test_what_a_part_knows_of_its_parent_points_to_the_new_parent() -> None:
+    out = record(BATCHES["graph"]).next_batch()
+    assert out.store.parent() is out
+
+
+def test_a_packed_sequence_can_be_used_after_recording() -> None:
+    out = record(BATCHES["packed"]).next_batch()
+    assert isinstance(out, PackedSequence)
+    padded, lengths = torch.nn.utils.rnn.pad_packed_sequence(out)
+    assert padded.shape == (3, 2)
+    assert lengths.tolist() == [3, 2]
+
+
+def test_other_leaves_are_the_same_objects() -> None:
+    text = ["a", "b"]
+    out = record({"x": X, "path": text[0], "n": 7}).next_batch()
+    assert out["path"] is text[0]
+    assert out["n"] == 7
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.zeros(4, 6).t(),
+        torch.arange(12).reshape(3, 4)[:, ::2],
+        torch.arange(3.0).expand(5, 3),
+        torch.zeros(0, 4),
+        torch.tensor(3),
+        torch.zeros(3, dtype=torch.bfloat16),
+        torch.ones(3, dtype=torch.complex64),
+        torch.tensor([True, False]),
+    ],
+)
+def test_clones_keep_dtype_and_strides(tensor: Tensor) -> None:
+    made = clone(tensor, pinned=False)
+    assert torch.equal(made, tensor)
+    assert (made.shape, made.stride(), made.dtype) == (
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+    )
+
+
+def test_an_expanded_tensor_is_held_once() -> None:
+    assert held_bytes(torch.zeros(1, 1000).expand(64, 1000)) == 4000
+    assert clone(torch.zeros(1).expand(64), pinned=False).untyped_storage().nbytes() == 4
+
+
+def test_sparse_tensors_are_handled() -> None:
+    sparse = torch.eye(4).to_sparse()
+    ring = record([sparse])
+    out = ring.next_batch()[0]
+    assert out.layout == torch.sparse_coo
+    assert torch.equal(out.to_dense(), torch.eye(4))
+    out.mul_(0)
+    again = ring.next_batch()[0]
+    assert torch.equal(again.to_dense(), torch.eye(4))
+
+
+def test_subclasses_keep_their_type() -> None:
+    vision = pytest.importorskip("torchvision.tv_tensors")
+    boxes = vision.BoundingBoxes([[0, 0, 4, 4]], format="XYXY", canvas_size=(8, 8))
+    out = record([boxes]).next_batch()[0]
+    assert type(out) is type(boxes)
+    assert out.canvas_size == (8, 8)
+
+
+def test_nothing_of_the_users_is_kept_alive() -> None:
+    batch = [torch.ones(5), {"a": torch.ones(3), "array": np.ones(3)}]
+    gone = [weakref.ref(tensor) for _, tensor in tensors(batch)]
+    array = weakref.ref(batch[1]["array"])  # type: ignore[index]
+    ring = record(batch)
+    del batch
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
+    assert array() is None
+    assert ring.ready
+    held = [weakref.ref(pool._copies[0].tensor) for pool in ring._recorded[0].pools]
+    ring.release()
+    assert [ref() for ref in held] == [None, None]
+
+
+def test_one_batch_stands_for_all_of_constant_shape() -> None:
+    ring = BatchRing()
+    ring.record([X])
+    assert not ring.ready
+    for i in range(5):
+        ring.record([X + i])
+    assert ring.ready
+    assert ring.n_batches == 1
+    assert not ring.shapes_vary
+
+
+def test_up_to_eight_batches_are_kept_where_shapes_vary_and_come_in_order() -> None:
+    ring = BatchRing()
+    for n in range(1, 20):
+        assert ring.ready is (ring.n_batches == 8)
+        ring.record(torch.full((n,), float(n)))
+    assert ring.n_batches == 8
+    source = ring.as_source()
+    sizes = [source.next_batch().numel() for _ in range(16)]
+    assert sizes == [*range(1, 9), *range(1, 9)]
+    assert ring.position == 7
+
+
+def test_a_batch_that_does_not_fit_is_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replay_buffer, "available_bytes", lambda: 1000)
+    ring = record(torch.zeros(100, dtype=torch.uint8))
+    assert not ring.ready
+    assert ring.reason is not None
+    assert "10%" in ring.reason
+    with pytest.raises(StopIteration):
+        ring.next_batch()
+
+
+def test_memory_ends_the_recording_not_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_buffer, "available_bytes", lambda: 10_000)
+    ring = BatchRing()
+    for n in range(100, 120):
+        ring.record(torch.zeros(n, dtype=torch.uint8))
+    assert ring.ready
+    assert 2 <= ring.n_batches < 8
+
+
+def test_a_batch_that_leads_to_everything_is_refused() -> None:
+    deep: list[Any] = [X]
+    for _ in range(30):
+        deep = [deep]
+    ring = record(deep)
+    assert ring.reason is not None
+    with pytest.raises(UnsupportedBatch):
+        tensors(deep)
+
+
+def test_changes_in_place_never_reach_the_next_hand_out() -> None:
+    """Labels shifted each step would run out of range, and images fade into denormals."""
+    ring = record([X, torch.tensor([1, 2])])
+    for _ in range(30):
+        x, labels = ring.next_batch()
+        x.div_(255)
+        labels -= 1
+        assert labels.tolist() == [0, 1]
+        assert torch.equal(x, X / 255)
+    assert ring.inline_ns > 0
+
+
+def test_after_restore_a_window_as_long_as_the_last_undoes_nothing_inside() -> None:
+    ring = record([X])
+
+    def window() -> int:
+        before = ring.inline_ns
+        for _ in range(20):
+            ring.next_batch()[0].mul_(2)
+        spent = ring.inline_ns - before
+        ring.restore()
+        return spent
+
+    assert window() > 0
+    assert window() == 0
+    assert torch.equal(ring.next_batch()[0], X)
+
+
+def test_a_loop_that_changes_nothing_gets_one_copy_of_memory() -> None:
+    ring = record([X])
+    for _ in range(20):
+        ring.next_batch()
+    ring.restore()
+    assert ring._recorded[0].pools[0].n_copies == 1
+    assert ring.inline_ns == 0
+
+
+def test_changes_past_the_version_counter_are_undone_between_windows() -> None:
+    ring = record([X])
+    ring.next_batch()[0].numpy()[:] = 9
+    ring.next_batch()[0].data.zero_()
+    ring.restore()
+    assert torch.equal(ring.next_batch()[0], X)
+
+
+def test_gradients_and_containers_are_the_steps_own() -> None:
+    ring = record({"x": X, "drop": "me", "t": [X + 1]})
+    first = ring.next_batch()
+    first["x"].requires_grad_()
+    first["x"].sum().backward()
+    first.pop("drop")
+    first["t"].clear()
+    first["x"] = None
+    second = ring.next_batch()
+    assert second["drop"] == "me"
+    assert len(second["t"]) == 1
+    assert not second["x"].requires_grad
+    assert second["x"].grad is None
+
+
+def test_hand_outs_in_inference_mode_are_ordinary_tensors() -> None:
+    with torch.inference_mode():
+        ring = record([X + 1])
+        out = ring.next_batch()[0]
+        out.add_(1)
+        again = ring.next_batch()[0]
+    assert torch.equal(again, X + 1)
+    assert not again.is_inference()
+
+
+def test_a_pool_puts_back_within_the_window_when_memory_is_short() -> None:
+    pool = TensorPool(X, Budget(2 * held_bytes(X)))
+    for _ in range(5):
+        out = pool.hand_out()
+        assert torch.equal(out, X)
+        out.zero_()
+    assert pool.n_copies == 1
+    with pytest.raises(MemoryError):
+        TensorPool(X, Budget(2 * held_bytes(X) - 1))
+
+
+def test_long_plain_lists_are_copied_without_a_look_at_each_element() -> None:
+    words = ["w"] * 50_000
+    ring = record({"x": X, "words": words})
+    out = ring.next_batch()
+    out["words"].clear()
+    assert len(ring.next_batch()["words"]) == 50_000
+    assert len(words) == 50_000
+
+
+def test_the_users_container_is_never_written_to() -> None:
+    batch = Encoding({"ids": X})
+    out = rebuild(batch, lambda _, t: t + 1)
+    assert torch.equal(batch["ids"], X)
+    assert torch.equal(out["ids"], X + 1)
+
+
+def test_a_closed_ring_source_ends_and_the_ring_stays() -> None:
+    ring = record([X])
+    source = ring.as_source()
+    assert source.drop(5) == 0
+    assert source.startup_ns is None
+    source.close()
+    source.close()
+    with pytest.raises(StopIteration):
+        source.next_batch()
+    assert torch.equal(ring.as_source().next_batch()[0], X)

@@ -1,0 +1,341 @@
+"""Whole scripts under the bench, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.command.script_run import Bench, Target
+from loaderdoctor.instrument.wire.protocol import Observed, Progress
+from tests.instrument.watched import request
+
+HEAD = """
+import hashlib, os, sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Noise(Dataset):
+    def __len__(self):
+        return 48
+    def __getitem__(self, index):
+        return torch.randn(4) + index, index
+
+class Batch:
+    def __init__(self, samples):
+        self.x = torch.stack([s[0] for s in samples])
+
+def collate(samples):
+    return Batch(samples)
+
+def train(n_epochs, n_workers=0, method=None, cls=DataLoader, sleep=0.0):
+    torch.manual_seed(3)
+    loader = cls(Noise(), 4, shuffle=True, num_workers=n_workers, collate_fn=collate,
+                 multiprocessing_context=method)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    losses = []
+    for _ in range(n_epochs):
+        for n, batch in enumerate(loader):
+            loss = model(batch.x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            time.sleep(sleep)
+        assert n + 1 == len(loader)
+    data = str(losses) + str([p.tolist() for p in model.parameters()])
+    print("result", len(losses), hashlib.sha256(data.encode()).hexdigest(), flush=True)
+"""
+
+
+def script(folder: Path, body: str) -> Target:
+    path = folder / "train.py"
+    path.write_text(HEAD + textwrap.dedent(body))
+    return Target(script=str(path))
+
+
+def started_unwatched(target: Target) -> subprocess.Popen[str]:
+    """The same script without us, at the same time: what it says depends on no clock."""
+    return subprocess.Popen(
+        [sys.executable, str(target.script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def no_process_left(pids: list[int]) -> bool:
+    end = time.monotonic() + 5.0
+    while any(psutil.pid_exists(p) for p in pids) and time.monotonic() < end:
+        time.sleep(0.05)
+    alive = [p for p in pids if psutil.pid_exists(p)]
+    return all(psutil.Process(p).status() == psutil.STATUS_ZOMBIE for p in alive)
+
+
+@dataclass(frozen=True)
+class OneRun:
+    """What one watched script told: before its windows, of them, and of what it was doing."""
+
+    observed: Observed
+    modes: Sequence[str]
+    progress: Sequence[str]
+
+
+@pytest.fixture(scope="module")
+def one_run(tmp_path_factory: pytest.TempPathFactory) -> OneRun:
+    """A script that sets its own number of threads, measured in two windows of one number."""
+    folder = tmp_path_factory.mktemp("one-run")
+    target = script(folder, "train(1000)")
+    path = folder / "train.py"
+    path.write_text("import os; os.environ['OMP_NUM_THREADS'] = '1'\n" + path.read_text())
+    texts: list[str] = []
+
+    def told(event: object) -> None:
+        if isinstance(event, Progress):
+            texts.append(event.text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("OMP_NUM_THREADS", raising=False)
+        patch.delenv("MKL_NUM_THREADS", raising=False)
+        with Bench(target, folder / "run") as bench:
+            observed = bench.wait_observed(60.0, on_event=told)
+            asked = [request(1, mode, 3) for mode in ("plain", "no_input")]
+            modes = [bench.measure([one])[0].mode for one in asked]
+            bench.stop()
+    return OneRun(observed, modes, texts)
+
+
+def tree(bench: Bench) -> list[int]:
+    process = bench._process
+    assert process is not None
+    return [process.pid, *(p.pid for p in process.descendants())]
+
+
+@pytest.mark.parametrize("n_workers", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_a_run_to_the_end_is_bit_for_bit_the_unwatched_run(
+    n_workers: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    method = "'fork'" if n_workers else None
+    target = script(tmp_path, f"train(8, {n_workers}, {method})")
+    unwatched = started_unwatched(target)
+    capfd.readouterr()
+    with Bench(target, tmp_path / "run") as bench:
+        bench.wait_observed(60)
+        done = bench.measure(
+            [
+                request(1, "plain", drop_batches=False),
+                request(2, "profiled", trace_path=str(tmp_path / "trace.json")),
+                request(3, "plain"),
+            ],
+            timeout_s=60,
+        )
+        bench.stop(to_end=True)
+        ended = bench.ended
+    assert [w.status for w in done] == ["ok"] * 3
+    assert (tmp_path / "trace.json").stat().st_size > 1000
+    assert ended is not None
+    assert (ended.how, ended.exit_code) == ("script-ended", 0)
+    said, _ = unwatched.communicate()
+    assert said.startswith("result 96 ")
+    assert capfd.readouterr().out == said
+
+
+def test_a_window_of_a_number_used_before_is_measured_anew(one_run: OneRun) -> None:
+    """Else it is answered by the earlier one: a trial passed for a window without input."""
+    assert one_run.modes == ["plain", "no_input"]
+
+
+def test_the_environment_a_script_sets_before_torch_counts(one_run: OneRun) -> None:
+    assert one_run.observed.environment.n_threads == 1
+
+
+def test_progress_is_told_while_it_runs(one_run: OneRun) -> None:
+    assert one_run.progress
+
+
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+def test_classes_of_the_script_reach_workers_of_every_start_method(
+    method: str, tmp_path: Path
+) -> None:
+    body = f"""
+    if __name__ == "__main__":
+        train(60, 1, "{method}")
+    """
+    with Bench(script(tmp_path, body), tmp_path / "run") as bench:
+        observed = bench.wait_observed(90)
+        pids = tree(bench)
+        bench.stop()
+    assert observed.loaders[0].settings.start_method == method
+    assert bench.ended is not None
+    assert (bench.ended.how, bench.ended.exit_code) == ("stopped", 0)
+    assert no_process_left(pids)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        """
+        while True:
+            try:
+                train(1000)
+            except Exception:
+                pass
+        """,
+        """
+        while True:
+            try:
+                train(1000, 1, "fork")
+            except:
+                pass
+        """,
+        """
+        try:
+            train(1000)
+        finally:
+            time.sleep(60)
+        """,
+    ],
+)
+def test_stop_ends_a_script_that_catches_everything(body: str, tmp_path: Path) -> None:
+    with Bench(script(tmp_path, body), tmp_path / "run") as bench:
+        bench.wait_observed(60)
+        bench.measure([request(1, "no_input")], timeout_s=60)
+        pids = tree(bench)
+        bench.stop()
+    assert bench.ended is not None
+    assert bench.ended.how == "stopped"
+    assert no_process_left(pids)
+
+
+def test_a_script_that_cleans_up_after_stop_may_finish_it(tmp_path: Path) -> None:
+    body = f"""
+    try:
+        train(1000)
+    finally:
+        open({str(tmp_path / "cleaned")!r}, "w").close()
+    """
+    with Bench(script(tmp_path, body), tmp_path / "run") as bench:
+        bench.wait_observed(60)
+        bench.stop()
+    assert (tmp_path / "cleaned").exists()
+
+
+def test_os_exit_in_the_middle_of_a_window_loses_no_finished_window(tmp_path: Path) -> None:
+    body = """
+    import threading
+    class Counted(DataLoader):
+        def __iter__(self):
+            for n, batch in enumerate(super().__iter__()):
+                if EPOCH[0] * 12 + n > 60:
+                    os._exit(4)
+                yield batch
+            EPOCH[0] += 1
+    EPOCH = [0]
+    train(100, cls=Counted)
+    """
+    with Bench(script(tmp_path, body), tmp_path / "run") as bench:
+        bench.wait_observed(60)
+        done = bench.measure([request(1, "plain"), request(2, "plain", 500)], timeout_s=60)
+        ended = bench.ended
+    assert [w.id for w in done] == [1]
+    assert ended is not None
+    assert (ended.how, ended.exit_code) == ("script-ended", 4)
+
+
+def test_a_script_that_fails_in_a_window_shows_its_own_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    body = """
+    class Breaks(Noise):
+        def __getitem__(self, index):
+            COUNT[0] += 1
+            if COUNT[0] > 250:
+                raise OSError("disk is gone")
+            return super().__getitem__(index)
+    COUNT = [0]
+    Noise_, Noise = Noise, Breaks
+    train(100)
+    """
+    body = body.replace("super().", "Noise_.").replace("__(index)", "__(self, index)", 2)
+    body = body.replace("def __getitem__(self, self, index)", "def __getitem__(self, index)")
+    target = script(tmp_path, body)
+    unwatched = started_unwatched(target)
+    capfd.readouterr()
+    with Bench(target, tmp_path / "run") as bench:
+        bench.wait_observed(60)
+        done = bench.measure([request(1, "plain", 500)], timeout_s=60)
+        ended = bench.ended
+    assert ended is not None
+    assert (ended.how, ended.exit_code) == ("script-failed", 1)
+    assert [w.status for w in done] == ["short"]
+    _, said = unwatched.communicate()
+    assert "disk is gone" in said
+    assert capfd.readouterr().err == said
+
+
+def test_a_killed_run_is_told_with_its_signal(tmp_path: Path) -> None:
+    body = "os.kill(os.getpid(), 9)"
+    with (
+        Bench(script(tmp_path, body), tmp_path / "run") as bench,
+        pytest.raises(RunError, match="SIGKILL"),
+    ):
+        bench.wait_observed(60)
+
+
+def test_a_script_that_never_trains_is_given_up_in_time(tmp_path: Path) -> None:
+    body = "time.sleep(600)"
+    began = time.monotonic()
+    with Bench(script(tmp_path, body), tmp_path / "run") as bench:
+        pids = tree(bench)
+        with pytest.raises(RunError, match="no training step"):
+            bench.wait_observed(1.0)
+    assert no_process_left(pids)
+    assert time.monotonic() - began < 60.0
+
+
+COMMAND = """
+import sys
+from pathlib import Path
+from loaderdoctor.instrument.command.script_run import Bench
+from loaderdoctor.instrument.command.target import Target
+with Bench(Target(script=sys.argv[1]), Path(sys.argv[2])) as bench:
+    bench.wait_observed(60)
+    print("ready", bench._process.pid, *(p.pid for p in bench._process.descendants()), flush=True)
+    bench._pump(60)
+    while True:
+        bench._pump(1)
+"""
+
+
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL],
+)
+def test_no_process_outlives_the_command(number: signal.Signals, tmp_path: Path) -> None:
+    target = script(tmp_path, "train(100000, 1, 'fork', sleep=0.01)")
+    command = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, str(target.script), str(tmp_path / "run")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert command.stdout is not None
+    words = command.stdout.readline().split()
+    assert words[0] == "ready"
+    pids = [int(w) for w in words[1:]]
+    assert len(pids) >= 2
+    os.kill(command.pid, number)
+    command.wait(30)
+    command.stdout.close()
+    assert no_process_left(pids)

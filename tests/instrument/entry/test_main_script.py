@@ -1,0 +1,128 @@
+"""A script run by the bench can't tell that it isn't run by plain python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loaderdoctor.errors import RunError, UsageError
+from loaderdoctor.instrument.command.script_run import Bench, BenchOptions, Target
+
+SHOW = """
+import os, sys, json
+print(json.dumps({
+    "name": __name__, "file": __file__, "spec": __spec__ and __spec__.name, "argv": sys.argv,
+    "path0": sys.path[0], "package": __package__, "names": sorted(globals()),
+    "cwd": os.getcwd(), "main": sys.modules["__main__"].__dict__ is globals(),
+    "ours": sorted(k for k in os.environ if k.startswith("LOADERDOCTOR")),
+    "torch": "torch" in sys.modules, "numpy": "numpy" in sys.modules,
+}))
+"""
+
+
+def plain(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+
+
+def watched(
+    folder: Path, target: Target, capfd: pytest.CaptureFixture[str]
+) -> tuple[int, str, str, str]:
+    """Exit code, how it ended, stdout and stderr of a run under the bench."""
+    before = Path.cwd()
+    os.chdir(folder)
+    capfd.readouterr()
+    try:
+        with Bench(target, folder / "run") as bench:
+            with pytest.raises(RunError):
+                bench.wait_observed(60)
+            assert bench.ended is not None
+            bench.stop(to_end=True)
+            code, how = bench.ended.exit_code, bench.ended.how
+    finally:
+        os.chdir(before)
+    out, err = capfd.readouterr()
+    return code, how, out, err
+
+
+def test_a_script_sees_what_it_would_see_under_plain_python(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "show.py").write_text(SHOW)
+    expected = plain(tmp_path, "sub/show.py", "--lr", "1")
+    target = Target(script="sub/show.py", args=("--lr", "1"))
+    code, how, out, err = watched(tmp_path, target, capfd)
+    assert (code, how) == (0, "no-loader")
+    assert (out, err) == (expected.stdout, expected.stderr)
+
+
+@pytest.mark.parametrize("name", ["pack", "pack.part"])
+def test_a_module_sees_what_it_would_see_under_plain_python(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pack").mkdir()
+    for file in ("__init__.py", "__main__.py", "part.py"):
+        (tmp_path / "pack" / file).write_text(SHOW)
+    expected = plain(tmp_path, "-m", name, "x")
+    _, _, out, _ = watched(tmp_path, Target(module=name, args=("x",)), capfd)
+    assert out == expected.stdout
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def f():\n    raise ValueError('broken')\nf()",
+        "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('k') from e",
+        "import sys; sys.excepthook = lambda *a: print('mine', a[0].__name__); {}['x']",
+        "import sys; sys.exit(3)",
+        "import sys; sys.exit('a text')",
+        "import os; print('last', flush=True); os._exit(7)",
+        "def f(:\n    pass",
+        "import atexit; atexit.register(print, 'at exit'); raise SystemExit",
+        "import threading, time\n"
+        "threading.Thread(target=lambda: (time.sleep(.2), print('thread'))).start()",
+    ],
+)
+def test_a_script_ends_as_under_plain_python(
+    body: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ends.py").write_text(body + "\n")
+    expected = plain(tmp_path, "ends.py")
+    code, _, out, err = watched(tmp_path, Target(script="ends.py"), capfd)
+    assert (code, out, err) == (expected.returncode, expected.stdout, expected.stderr)
+
+
+def test_a_missing_module_is_told_as_python_tells_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expected = plain(tmp_path, "-m", "nowhere")
+    code, how, _, err = watched(tmp_path, Target(module="nowhere"), capfd)
+    assert (code, err) == (expected.returncode, expected.stderr)
+    assert how == "script-failed"
+
+
+def test_a_missing_script_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UsageError, match=r"nowhere\.py"),
+        Bench(Target(script="nowhere.py"), tmp_path / "run"),
+    ):
+        pass
+
+
+def test_script_output_can_go_to_stderr_or_a_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hello.py").write_text("print('hello')\n")
+    target = Target(script=str(tmp_path / "hello.py"))
+    for options in (BenchOptions(stdout="stderr"), BenchOptions(stdout=tmp_path / "out.txt")):
+        with Bench(target, tmp_path / "run", options) as bench, pytest.raises(RunError):
+            bench.wait_observed(60)
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "hello\n")
+    assert (tmp_path / "out.txt").read_text() == "hello\n"

@@ -1,0 +1,94 @@
+"""`for x in DataLoader(…)`: nobody but the iterator knows the loader while the loop runs."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from loaderdoctor.instrument.wire.protocol import WindowRequest
+from loaderdoctor.settings import Settings
+from tests.instrument.watched import Numbers, Trainer, loader_of, watch
+
+
+def test_a_loader_that_only_its_iterator_knows_can_be_tried_with_other_settings() -> None:
+    trainer = Trainer()
+    seen: list[int] = []
+
+    def loop() -> None:
+        for _ in range(30):
+            n = 0
+            for x, _ in loader_of(10):
+                trainer.step(x)
+                n += 1
+            seen.append(n)
+
+    watched = watch(
+        loop,
+        WindowRequest(id=1, mode="plain", n_steps=8),
+        WindowRequest(id=2, mode="no_input", n_steps=8),
+        WindowRequest(id=3, mode="trial", n_steps=8, settings=Settings(num_workers=1)),
+        WindowRequest(id=4, mode="plain", n_steps=8),
+    )
+    assert [w.status for w in watched.windows] == ["ok"] * 4, watched.windows
+    assert set(seen) == {10}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_iterator_that_is_dropped_dies_at_once_with_its_workers(persistent: bool) -> None:
+    class Keeps(DataLoader[Any]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.mine = super().__iter__()
+
+    gone: list[bool] = []
+
+    def loop() -> None:
+        loader = Keeps(Numbers(8), 2, num_workers=1, persistent_workers=persistent)
+        next(loader.mine)
+        iterator = weakref.ref(loader.mine)
+        del loader
+        gone.append(iterator() is None)
+
+    gc.disable()
+    try:
+        loop()  # as torch has it
+        watch(loop)
+    finally:
+        gc.enable()
+    assert gone[0] == gone[1]
+
+
+def test_a_helper_that_builds_both_loaders_each_epoch_builds_two() -> None:
+    trainer = Trainer()
+
+    def make(n_batches: int) -> DataLoader[object]:
+        return loader_of(n_batches)
+
+    def loop() -> None:
+        for _ in range(12):
+            for x, _ in make(10):
+                trainer.step(x)
+            with torch.no_grad():
+                for x, _ in make(6):
+                    trainer.model(x)
+
+    watched = watch(loop, WindowRequest(id=1, mode="plain", n_steps=8))
+    roles = [(x.role, x.n_samples) for x in watched.ended.loaders]
+    assert roles == [("train", 20), ("other", 12)]
+
+
+def test_a_dataset_that_grows_from_epoch_to_epoch_stays_one_loader() -> None:
+    trainer = Trainer()
+
+    def loop() -> None:
+        for epoch in range(12):
+            for x, _ in loader_of(4 + epoch):
+                trainer.step(x)
+
+    watched = watch(loop, WindowRequest(id=1, mode="plain", n_steps=8))
+    assert [x.role for x in watched.ended.loaders] == ["train"]

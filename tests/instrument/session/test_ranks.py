@@ -1,0 +1,81 @@
+"""A rank that is ready: steps on, its device with it, to the step at which all ranks begin."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from loaderdoctor.instrument.command.rank_connection import Member, beginning
+from loaderdoctor.instrument.session.ranks import hold
+from loaderdoctor.instrument.wire.protocol import Begin, Measure, Progress, Ready
+
+MEASURE = Measure(requests=())
+
+
+def held(arriving: dict[int, list[Any]], lost_at: int | None = None) -> tuple[int, int, list[Any]]:
+    """Steps held, waits for the device, and messages left; messages arrive in these steps."""
+    session = SimpleNamespace(n_steps=100, inbox=list(arriving.get(100, ())), sent=[])
+    session.channel = SimpleNamespace(lost=False)
+    session.send = session.sent.append
+    session.progress = lambda text: None
+
+    def poll(now: int) -> None:
+        session.inbox += arriving.get(session.n_steps, ())
+        session.channel.lost = session.n_steps == lost_at
+
+    session.poll = poll
+    waits: list[int] = []
+    steps = hold(session, 7, lambda: None, lambda: waits.append(session.n_steps))  # type: ignore[arg-type]
+    for _ in steps_of(steps, session):
+        pass
+    assert session.sent == [Ready(id=7, n_steps=100)]
+    return session.n_steps - 100, len(waits), session.inbox
+
+
+def steps_of(steps: Any, session: Any) -> Any:
+    try:
+        next(steps)
+        while True:
+            session.n_steps += 1
+            yield
+            steps.send(0)
+    except StopIteration:
+        return
+
+
+@pytest.mark.parametrize(
+    ("arriving", "expected"),
+    [
+        # With the device until it is named, then without waiting for it.
+        ({102: [Begin(id=7, at_step=110)]}, 10),
+        # Past it already: at once.
+        ({105: [Begin(id=7, at_step=103)]}, 5),
+        # What was meant for a window before is no beginning.
+        ({101: [Begin(id=6, at_step=90)], 104: [Begin(id=7, at_step=106)]}, 6),
+    ],
+)
+def test_a_window_begins_with_the_step_named(arriving: dict[int, list[Any]], expected: int) -> None:
+    n_steps, _, left = held(arriving)
+    assert (n_steps, left) == (expected, [])
+
+
+def test_the_device_is_waited_for_until_the_step_is_known() -> None:
+    # At the start, before the step of each boundary, and no more once the message has come.
+    assert held({103: [Begin(id=7, at_step=150)]})[:2] == (50, 4)
+
+
+def test_another_message_or_its_end_lets_the_rank_go() -> None:
+    assert held({104: [MEASURE]}) == (4, 5, [MEASURE])
+    assert held({102: [Begin(id=7, at_step=120)], 104: [MEASURE]})[0] == 4
+    assert held({}, lost_at=103)[0] == 3
+
+
+def test_the_step_named_is_still_to_come_for_every_rank() -> None:
+    members = [Member(connection=None) for _ in range(2)]  # type: ignore[arg-type]
+    for member, n_steps in zip(members, (200, 231), strict=True):
+        member._note(Progress(text="", n_steps=n_steps))
+    assert beginning(members) > 231
+    members[1].lost = True
+    assert 200 < beginning(members) < 231

@@ -1,0 +1,33 @@
+"""How a script ends that is stopped from inside a hook."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+TRAINS_IN_A_THREAD = """\
+import threading
+from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace
+
+def train(error):
+    raise error
+
+exit_after_grace()
+for error in (StopTraining(), ValueError("the script's own")):
+    thread = threading.Thread(target=train, args=(error,))
+    thread.start()
+    thread.join()
+"""
+
+
+def test_a_thread_that_trains_is_stopped_without_a_traceback_of_ours() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TRAINS_IN_A_THREAD],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "StopTraining" not in done.stderr
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.rstrip().endswith("ValueError: the script's own")

@@ -1,0 +1,100 @@
+"""Before each trial the one before is gone; the collector runs only where something is left."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from loaderdoctor.instrument.batches.replay_buffer import Source
+from loaderdoctor.instrument.trial.leak_check import Remains
+from loaderdoctor.instrument.trial.trials import open_trial
+from loaderdoctor.settings import Settings
+from tests.instrument import trial_cases as cases
+
+EACH_WAY = (
+    Settings(num_workers=0),
+    Settings(num_workers=2),
+    Settings(num_workers=2, persistent_workers=True),
+    Settings(num_workers=1, background="host"),
+    Settings(background="host"),
+    Settings(synthetic=True),
+    Settings(keep_iterator=True, num_workers=1),
+    Settings(cache=True),
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_collection_by_itself() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def opened(remains: Remains, loader: DataLoader[Any], settings: Settings) -> Source:
+    source = open_trial(
+        loader,
+        settings,
+        device=None,
+        transfers=(),
+        open_iter=cases.raw_iterator,
+        opened=remains.opened,
+    )
+    remains.opened(source)
+    return source
+
+
+def test_closed_trials_are_gone_without_a_collection() -> None:
+    remains = Remains()
+    remains.clear(None)
+    assert remains.n_collections == 1  # of the loop's own time nothing is known
+    loader = DataLoader(cases.Squares(), batch_size=4)
+    for settings in EACH_WAY:
+        source = opened(remains, loader, settings)
+        batch = weakref.ref(source.next_batch()[0])
+        source.close()
+        del source
+        remains.clear(None)
+        assert remains.n_collections == 1, settings.label()
+        assert batch() is None, settings.label()
+
+
+def test_a_trial_that_is_held_by_a_cycle_is_collected() -> None:
+    remains = Remains()
+    remains.clear(None)
+    source: Any = opened(remains, DataLoader(cases.Squares(), batch_size=4), Settings())
+    source.itself = source
+    source.held = torch.zeros(4)
+    held = weakref.ref(source.held)
+    source.close()
+    del source
+    assert held() is not None
+    remains.clear(None)
+    assert held() is None
+    assert remains.n_collections == 2
+
+
+def test_what_can_not_be_referred_to_weakly_is_taken_to_be_left() -> None:
+    remains = Remains()
+    remains.clear(None)
+    remains.opened((1, 2))
+    remains.clear(None)
+    assert remains.n_collections == 2
+
+
+def test_a_trial_that_failed_leaves_nothing_to_the_next() -> None:
+    remains = Remains()
+    remains.clear(None)
+    source = opened(remains, DataLoader(cases.Failing(), batch_size=4), Settings(num_workers=1))
+    with pytest.raises(ValueError, match="sample 3"):
+        source.next_batch()
+    ref = weakref.ref(source)
+    source.close()
+    del source
+    remains.clear(None)
+    assert ref() is None

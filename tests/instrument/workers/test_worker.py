@@ -1,0 +1,396 @@
+"""Recording in real worker processes: nothing the user sees changes, and every batch is there."""
+
+from __future__ import annotations
+
+import functools
+import json.decoder
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset
+from torch.utils.data import dataloader as torch_loader
+from torch.utils.data._utils import fetch as torch_fetch
+from torch.utils.data._utils import pin_memory as torch_pin
+from torch.utils.data._utils import worker as torch_worker
+
+from loaderdoctor.instrument.wire.worker_records import ABSENT, Outcome, WorkerLog, read, rows_of
+from loaderdoctor.instrument.workers import worker
+from tests.instrument import worker_cases as cases
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Iterator[Path]:
+    """Recording is on; `read` the path after `worker.remove()` or `flush()`."""
+    worker.install(tmp_path / "records")
+    yield tmp_path / "records"
+    worker.remove()
+
+
+def finished(records: Path) -> WorkerLog:
+    worker.remove()
+    return read(records)
+
+
+def unrecorded_and_recorded(
+    tmp_path: Path, run: Callable[[], list[Any]]
+) -> tuple[list[Any], list[Any], WorkerLog]:
+    plain = run()
+    worker.install(tmp_path / "records")
+    try:
+        recorded = run()
+    finally:
+        worker.remove()
+    return plain, recorded, read(tmp_path / "records")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_batches_are_identical_and_each_is_recorded_under_every_start_method(
+    tmp_path: Path, method: str
+) -> None:
+    def run(method: str) -> list[Any]:
+        return cases.seeded_epochs(
+            lambda: cases.loader(
+                cases.Augmented(),
+                shuffle=True,
+                num_workers=2,
+                persistent_workers=True,
+                multiprocessing_context=method,
+            ),
+            n_epochs=2,
+        )
+
+    plain = run("fork")  # the batches don't depend on how workers start
+    worker.install(tmp_path)
+    try:
+        recorded = run(method)
+    finally:
+        worker.remove()
+    log = read(tmp_path)
+    assert cases.same(plain, recorded)
+    assert_every_delivery_was_made(log, n=len(recorded), n_workers=2)
+    assert sorted(set(log.batches.epoch.tolist())) == [0, 1]
+
+
+def assert_every_delivery_was_made(log: WorkerLog, *, n: int, n_workers: int) -> None:
+    assert len(log.deliveries) == n
+    row = rows_of(log.deliveries.key, log.batches.key)
+    assert (row >= 0).all()
+    made = log.batches.where(row)
+    assert set(made.worker.tolist()) == set(range(n_workers))
+    assert (made.begin_ns <= made.collate_ns).all()
+    assert (made.collate_ns <= made.end_ns).all()
+    assert (made.wait_ns <= made.begin_ns).all()
+    assert (made.end_ns < log.deliveries.end_ns).all()
+    # Ready a moment before the bytes are in the pipe, so before the loop can have them.
+    assert (made.send_ns != ABSENT).all()
+    assert (made.send_ns < log.deliveries.end_ns).all()
+    ready = {p.pid: p.ready_ns for p in log.processes if p.role == "worker"}
+    assert set(made.pid.tolist()) <= set(ready)
+    assert all(p.cores and p.torch_threads == 1 for p in log.processes if p.role == "worker")
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_random_numbers_of_the_training_process_are_untouched(
+    tmp_path: Path, n_workers: int
+) -> None:
+    def run() -> list[Any]:
+        batches = cases.seeded_epochs(
+            lambda: cases.loader(cases.Augmented(), shuffle=True, num_workers=n_workers)
+        )
+        return [*batches, torch.rand(1), random.random(), float(np.random.rand())]  # noqa: NPY002
+
+    plain, recorded, log = unrecorded_and_recorded(tmp_path, run)
+    assert cases.same(plain, recorded)
+    assert len(log.deliveries) == 6
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_an_iterable_dataset_gives_the_same_and_its_end_is_recorded(
+    tmp_path: Path, n_workers: int
+) -> None:
+    def run() -> list[Any]:
+        return cases.seeded_epochs(lambda: cases.loader(cases.Sharded(), num_workers=n_workers))
+
+    plain, recorded, log = unrecorded_and_recorded(tmp_path, run)
+    assert cases.same(plain, recorded)
+    made = log.batches.where(log.batches.outcome == Outcome.OK)
+    assert len(made) == len(recorded) == len(log.deliveries)
+    # 30 samples in batches of 4 never divide evenly: the last batch of each worker is short.
+    assert log.samples.duration_ns.size >= 30
+    if n_workers:
+        ended = log.batches.worker[log.batches.outcome == Outcome.EXHAUSTED]
+        assert sorted(ended.tolist()) == [0, 1]
+
+
+@pytest.mark.parametrize("dataset", [cases.Failing(), cases.FailingSharded()])
+def test_a_workers_exception_reaches_the_loop_word_for_word(tmp_path: Path, dataset: Any) -> None:
+    def run() -> list[Any]:
+        error = cases.error_of(cases.loader(dataset, num_workers=1))
+        assert isinstance(error, (KeyError, OSError))
+        return [type(error), str(error)]
+
+    plain, recorded, log = unrecorded_and_recorded(tmp_path, run)
+    assert "Original Traceback" in recorded[1]
+    assert plain == recorded, "the traceback's text shows frames of ours"
+    assert Outcome.ERROR in log.batches.outcome
+
+
+def test_a_killed_worker_ends_the_loop_as_ever_and_leaves_readable_records(records: Path) -> None:
+    error = cases.error_of(cases.loader(cases.Killed(), num_workers=2))
+    # torch notices the death itself, or first meets what the worker left half sent: a socket closed
+    # (ConnectionError) or an end of the stream (EOFError). Which one is torch's race, not ours.
+    assert isinstance(error, (RuntimeError, ConnectionError, EOFError))
+    if isinstance(error, RuntimeError):
+        assert "exited unexpectedly" in str(error) or "killed by signal" in str(error)
+    log = finished(records)
+    assert len(log.deliveries) >= 2
+    assert any(p.role == "worker" and p.exit_ns is None for p in log.processes)
+
+
+def test_a_record_cut_off_anywhere_loses_only_itself(records: Path, tmp_path: Path) -> None:
+    list(cases.loader(cases.Augmented(), num_workers=1))
+    worker.remove()
+    path = next(records.glob("worker-*.rec"))
+    whole, content = read(records), path.read_bytes()
+    for cut in (3, 40, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:cut])
+        log = read(records)
+        assert len(log.batches) <= len(whole.batches)
+    assert log.n_truncated == 1
+
+
+@pytest.mark.parametrize("dataset", [cases.Watchful(), cases.WatchfulBatched()])
+def test_dataset_and_collate_see_their_own_objects(tmp_path: Path, dataset: Any) -> None:
+    def run() -> list[Any]:
+        return list(cases.loader(dataset, num_workers=1, collate_fn=cases.watchful_collate))
+
+    plain, recorded, log = unrecorded_and_recorded(tmp_path, run)
+    assert plain == recorded
+    assert recorded[0][0] == "list"
+    assert (log.batches.collate_ns >= log.batches.begin_ns).all()
+    if isinstance(dataset, cases.WatchfulBatched):
+        assert log.samples.duration_ns.size == 0  # made as a batch: samples can't be told apart
+        assert recorded[0][1].startswith("list int")
+
+
+def test_a_subset_has_its_samples_timed_and_loading_without_batches_works(records: Path) -> None:
+    subset = Subset(cases.Sleeping(), range(10, 26))
+    list(cases.loader(subset, num_workers=1))
+    list(DataLoader(subset, batch_size=None, num_workers=1))
+    log = finished(records)
+    batched = log.batches.serial[log.samples.batch] == log.iterators[0].serial
+    assert int(batched.sum()) == 16
+    assert (log.samples.duration_ns[batched] > 1_500_000).all()
+    assert sorted(log.samples.index[batched].tolist()) == list(range(16))
+    unbatched = log.batches.serial == log.iterators[1].serial
+    assert (log.batches.n_samples[unbatched] == 1).all()
+
+
+@pytest.mark.alone
+def test_cpu_time_tells_spinning_from_sleeping(records: Path) -> None:
+    list(cases.loader(cases.Spinning(), num_workers=1))
+    list(cases.loader(cases.Sleeping(sleep_s=0.006), num_workers=1))
+    log = finished(records)
+    share = log.batches.thread_cpu_ns / (log.batches.end_ns - log.batches.begin_ns)
+    spinning = log.batches.serial == log.iterators[0].serial
+    assert np.median(share[spinning]) > 3 * np.median(share[~spinning])
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_the_hot_line_is_the_users_own(records: Path, n_workers: int) -> None:
+    list(cases.loader(cases.Spinning(), num_workers=n_workers))
+    log = finished(records)
+    hits = [spot for spot in log.lines if spot.phase == "fetch"]
+    total = sum(spot.count for spot in hits)
+    assert total >= 5
+    mine = [spot for spot in hits if spot.file == cases.__file__]
+    assert sum(spot.count for spot in mine) > 0.8 * total
+    assert {spot.function.split(".")[-1] for spot in mine} == {"__getitem__"}
+
+
+@pytest.mark.alone
+def test_looks_at_a_worker_fall_on_code_that_keeps_the_interpreter(records: Path) -> None:
+    # Spawned: a worker forked from a process of many tests has what those left behind.
+    source = cases.loader(cases.Parsing(), num_workers=1, multiprocessing_context="spawn")
+    parsing = total = 0
+    until = time.monotonic() + 60
+    while total < 20 and time.monotonic() < until:  # a busy machine leaves few turns for looks
+        worker.install(records)
+        list(source)
+        hits = [spot for spot in finished(records).lines if spot.phase == "fetch"]
+        parsing = sum(spot.count for spot in hits if spot.leaf_file == json.decoder.__file__)
+        total = sum(spot.count for spot in hits)
+    assert total >= 20
+    assert parsing > 0.4 * total  # it takes nine tenths; looks at the usual turns found a quarter
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_each_transform_is_timed_and_the_pipeline_is_left_as_it_was(
+    tmp_path: Path, n_workers: int
+) -> None:
+    transforms: list[Any] = [cases.Shift(1.0), cases.Shift(2.0, sleep_s=0.005)]
+    dataset = cases.Transformed(cases.Compose(transforms))
+
+    def run() -> list[Any]:
+        return cases.seeded_epochs(lambda: cases.loader(dataset, num_workers=n_workers))
+
+    plain, recorded, log = unrecorded_and_recorded(tmp_path, run)
+    assert cases.same(plain, recorded)
+    assert dataset.transform.transforms is transforms
+    assert type(transforms) is list
+    times = {t.name: (t.total_ns / t.n_samples, t.n_samples) for t in log.transforms}
+    assert set(times) == {"Shift #1", "Shift #2"}
+    assert times["Shift #2"][0] > 2 * times["Shift #1"][0]
+    assert times["Shift #2"][1] == 64 // 8
+
+
+def test_at_no_workers_batches_are_recorded_in_the_training_process(records: Path) -> None:
+    source = cases.loader(cases.Sleeping(n=16), shuffle=True)
+    for _ in range(2):
+        for _ in source:
+            pass
+    log = finished(records)
+    assert set(log.batches.pid.tolist()) == {os.getpid()}
+    assert set(log.batches.worker.tolist()) == {-1}
+    assert len(log.batches) == len(log.deliveries) == 8
+    assert (rows_of(log.deliveries.key, log.batches.key) >= 0).all()
+    assert log.samples.duration_ns.size == 32
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_time_in_the_sampler_is_recorded(records: Path, n_workers: int) -> None:
+    batches: Any = cases.SlowIndices()
+    source = DataLoader(cases.Augmented(32), batch_sampler=batches, num_workers=n_workers)
+    list(source)
+    log = finished(records)
+    slow = log.draws.end_ns - log.draws.start_ns
+    assert len(slow) == 8
+    assert (slow > 3_500_000).all()
+
+
+def test_batches_out_of_order_are_known_by_their_number(records: Path) -> None:
+    dataset = cases.Sleeping(n=32, sleep_s=0.001, slow_every=8, slow_s=0.03)
+    got = [int(batch[0, 0]) // 4 for batch in cases.loader(dataset, num_workers=2, in_order=False)]
+    log = finished(records)
+    assert got != sorted(got)
+    assert log.deliveries.idx.tolist() == got
+
+
+def custom_loop(*args: Any, **kwargs: Any) -> None:
+    """A user's own replacement of torch's worker loop."""
+    os.environ["CUSTOM_LOOP_RAN"] = "1"
+    _torchs_own(*args, **kwargs)
+
+
+_torchs_own = torch_worker._worker_loop
+
+
+class Environment(cases.Augmented):
+    def __getitem__(self, i: int) -> Any:
+        return int(os.environ.get("CUSTOM_LOOP_RAN", "0"))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_loop_patched_by_the_user_beforehand_still_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(torch_worker, "_worker_loop", custom_loop)
+    worker.install(tmp_path)
+    source = cases.loader(Environment(4), num_workers=1, multiprocessing_context=method)
+    assert next(iter(source)).tolist() == [1, 1, 1, 1]
+    worker.remove()
+    assert torch_worker._worker_loop is custom_loop
+    assert len(read(tmp_path).batches) == 1
+
+
+def test_a_loop_patched_by_the_user_afterwards_still_runs_and_survives(
+    records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = torch_worker._worker_loop
+
+    @functools.wraps(ours)
+    def on_top(*args: Any, **kwargs: Any) -> None:
+        os.environ["CUSTOM_LOOP_RAN"] = "1"
+        ours(*args, **kwargs)
+
+    monkeypatch.setattr(torch_worker, "_worker_loop", on_top)
+    assert next(iter(cases.loader(Environment(4), num_workers=1))).tolist() == [1, 1, 1, 1]
+    worker.remove()
+    assert torch_worker._worker_loop is on_top
+    assert len(read(records).batches) == 1
+
+
+def test_removing_leaves_torch_as_it_was(tmp_path: Path) -> None:
+    def state() -> dict[str, Any]:
+        owners = (
+            torch_worker,
+            torch_pin,
+            torch_loader._DatasetKind,
+            torch_fetch._BaseDatasetFetcher,
+            torch_loader._BaseDataLoaderIter,
+            torch_loader._SingleProcessDataLoaderIter,
+            torch_loader._MultiProcessingDataLoaderIter,
+        )
+        return {f"{o.__name__}.{k}": v for o in owners for k, v in vars(o).items()}
+
+    before = state()
+    source = cases.loader(cases.Augmented())
+    for _ in range(2):
+        worker.install(tmp_path)
+        iterator = iter(source)
+        next(iterator)
+        worker.remove()
+        after = state()
+        assert after.keys() == before.keys()
+        assert all(after[name] is before[name] for name in before)
+        assert len(list(iterator)) == 5  # an iterator opened meanwhile goes on without us
+
+
+def test_a_forked_child_writes_nothing_into_its_parents_file(records: Path) -> None:
+    next(iter(cases.loader(cases.Augmented())))
+    pid = os.fork()
+    if pid == 0:
+        list(cases.loader(cases.Augmented()))
+        worker.flush()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    log = finished(records)
+    assert len(log.batches) == 1
+    assert log.n_truncated == 0
+
+
+def test_the_pin_memory_thread_is_timed(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an accelerator torch starts no such thread, so its loop is run here directly."""
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
+    source = iter(cases.loader(cases.Sleeping(n=16), num_workers=1, collate_fn=tuple_of_sums))
+    assert isinstance(source, torch_loader._MultiProcessingDataLoaderIter)
+    pinned: queue.Queue[Any] = queue.Queue()
+    done = threading.Event()
+    thread = threading.Thread(
+        target=torch_pin._pin_memory_loop,
+        args=(source._worker_result_queue, pinned, 0, done, None),
+    )
+    thread.start()
+    got = [pinned.get(timeout=10)[0] for _ in range(2)]  # what was requested ahead
+    done.set()
+    source._worker_result_queue.put((None, None))
+    thread.join()
+    log = finished(records)
+    assert got == [0, 1] == log.pins.idx.tolist()
+    assert (log.pins.wait_ns <= log.pins.start_ns).all()
+    assert (log.pins.start_ns <= log.pins.end_ns).all()
+    assert set(log.pins.serial.tolist()) == {log.iterators[0].serial}
+
+
+def tuple_of_sums(samples: list[torch.Tensor]) -> tuple[float, ...]:
+    return tuple(float(sample.sum()) for sample in samples)

@@ -1,0 +1,85 @@
+"""A trial that leads the table and is not recommended has its reason on the first screen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from loaderdoctor.report.console.console import console_text
+from loaderdoctor.report.html.page import html
+from loaderdoctor.report.model import Report, Trial
+from loaderdoctor.report.words.fastest_not_advised import leader_not_advised
+from tests.report import samples
+from tests.report.samples import recommendation, trial
+
+
+def tried(settings: dict[str, Any], step_ms: float, **more: Any) -> Trial:
+    given: dict[str, Any] = {"settings": settings, "n_windows": 6, "gain_ms": 14.8 - step_ms}
+    return trial("background host", step_ms, **(given | more))
+
+
+def diagnosed(*trials: Trial, advised: tuple[Any, ...] = ()) -> Report:
+    as_is = trial("as is", 14.8, settings={})
+    return msgspec.structs.replace(
+        samples.input_bound(), trials=(as_is, *trials), recommendations=advised
+    )
+
+
+HOST = {"background": "host"}
+# As a busy machine gave it: 6.9 ms in the table, and no gain in turns with the loop as it is.
+NOISY = tried(HOST, 6.9, step_ms_ci=(2.5, 11.4), gain_ms=2.6, gain_ms_ci=(-2.6, 7.9))
+
+
+def test_a_lead_that_may_be_noise_says_so_on_every_first_screen() -> None:
+    report = diagnosed(NOISY)
+    said = leader_not_advised(report)
+    assert said is not None
+    assert said.startswith("background host is first among the trials (7 ± 4 ms a step)")
+    assert "it gained 3 ± 5 ms a step, which may be noise" in said
+    before_trials = " ".join(console_text(report).partition("Trials, fastest first")[0].split())
+    assert said in before_trials
+    assert "it gained 3 ± 5 ms a step, which may be noise" in html(report)
+
+
+@pytest.mark.parametrize(
+    ("leader", "why"),
+    [
+        (tried(HOST, 6.9, gain_ms_ci=None), "only once"),
+        (tried(HOST, 6.9, gain_ms=None), "not measured in turns"),
+        (tried(HOST, 6.9, gain_ms_ci=(5.0, 9.0), gain_confirmed=False), "not confirmed"),
+        (tried(HOST, 6.9, gain_ms_ci=(-1.0, 9.0), gain_confirmed=True), "when measured again"),
+    ],
+)
+def test_each_reason_is_said_in_its_own_words(leader: Trial, why: str) -> None:
+    assert why in (leader_not_advised(diagnosed(leader)) or "")
+
+
+def test_beside_a_change_that_is_slower_in_the_table_it_is_said_too() -> None:
+    change = recommendation("num_workers", 0, 2, measured_step_ms=9.0, measured_ci_ms=(8.5, 9.5))
+    report = diagnosed(NOISY, advised=(change,))
+    assert "background host is first" in " ".join(console_text(report).split())
+    sure = tried(HOST, 6.9, gain_ms_ci=(5.0, 9.0))
+    said = leader_not_advised(diagnosed(sure, advised=(change,)))
+    assert said is not None and "changes less" in said
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        tried(HOST, 14.5),  # no clear lead
+        tried(HOST, 6.9, step_ms_ci=(-2.0, 15.8)),  # no figure at all
+        tried({"synthetic": True}, 1.0),  # answers a question, is no setting
+        tried({"amp": True}, 6.9, changes_numerics=True),  # tried because it was asked for
+        trial("background host", None, settings=HOST, status="failed"),
+    ],
+)
+def test_what_does_not_lead_needs_no_reason(other: Trial) -> None:
+    assert leader_not_advised(diagnosed(other)) is None
+
+
+def test_what_is_advised_needs_none_either() -> None:
+    change = recommendation("background", None, "host", measured_step_ms=6.9)
+    assert leader_not_advised(diagnosed(NOISY, advised=(change,))) is None
+    assert leader_not_advised(samples.healthy()) is None

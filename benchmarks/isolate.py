@@ -81,9 +81,9 @@ def print_table(rows: list[dict[str, Any]], here: Swept, apart: Swept) -> None:
         print("| " + " | ".join([*cells, *ratios, AGREE[row["agree"]]]) + " |")
     print("\n| | visits | seconds a visit, mean | whole command, s |\n|---|---|---|---|")
     for name, one in (("one process", here), ("isolated", apart)):
-        visits = one.samples["wall_s"].tolist()
-        mean = f"{sum(visits) / len(visits):.2f}" if visits else "–"
-        print(f"| {name} | {len(visits)} | {mean} | {one.total_s:.0f} |")
+        measurements = one.samples["wall_s"].tolist()
+        mean = f"{sum(measurements) / len(measurements):.2f}" if measurements else "–"
+        print(f"| {name} | {len(measurements)} | {mean} | {one.total_s:.0f} |")
     print(f"\n{machine(here.report)}, Python {here.report['environment']['python']}")
 
 

@@ -55,16 +55,16 @@ def main() -> None:
     if told.sharing:
         torch.multiprocessing.set_sharing_strategy(told.sharing)  # type: ignore[no-untyped-call]
     n_bytes, n = told.megabytes << 20, told.batches
-    ring = [
+    replay_buffer = [
         torch.zeros(BATCH, n_bytes // 4 // BATCH).share_memory_()  # type: ignore[no-untyped-call]
         for _ in range(WORKERS * PREFETCH + 2)
     ]
 
     def slots() -> list[list[tuple[int, int]]]:
-        return [[(k % len(ring), i) for i in range(BATCH)] for k in range(n)]
+        return [[(k % len(replay_buffer), i) for i in range(BATCH)] for k in range(n)]
 
-    def into_ring(samples: list[tuple[int, torch.Tensor]]) -> int:
-        torch.stack([row for _, row in samples], out=ring[samples[0][0]])
+    def into_buffers(samples: list[tuple[int, torch.Tensor]]) -> int:
+        torch.stack([row for _, row in samples], out=replay_buffer[samples[0][0]])
         return samples[0][0]
 
     def plain(dtype: torch.dtype, workers: int = WORKERS) -> DataLoader[Any]:
@@ -78,10 +78,10 @@ def main() -> None:
     shared: DataLoader[Any] = DataLoader(
         WithSlot(n_bytes, n, torch.float32),
         batch_sampler=slots(),
-        collate_fn=into_ring,
+        collate_fn=into_buffers,
         num_workers=WORKERS,
     )
-    loop(told.work, "shared tensors reused", shared, get=ring.__getitem__)
+    loop(told.work, "shared tensors reused", shared, get=replay_buffer.__getitem__)
 
 
 def loop(

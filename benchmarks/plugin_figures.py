@@ -40,7 +40,7 @@ FILE = "host_0.1.pt.trace.json.gz"
 BEGIN, END = "<!-- table: benchmarks/plugin_figures.py -->", "<!-- end -->"
 _START_S = 300.0
 # A worker's row as `diagnose` adds it; here it only has to be there.
-LANES = (
+TRACKS = (
     {"ph": "M", "name": "process_name", "pid": 77001, "tid": 0, "args": {"name": "worker 0"}},
     {"ph": "X", "cat": "dataloader_worker", "name": "fetch", "pid": 77001, "tid": 77001,
      "ts": 4961860580960.0, "dur": 5000.0, "args": {}},
@@ -55,12 +55,12 @@ class Said:
     input_share: float
 
 
-def write_dialect(trace: Path, target: Path, *, with_lanes: bool) -> Said:
+def write_dialect(trace: Path, target: Path, *, with_tracks: bool) -> Said:
     """The trace as `analyze --tensorboard` writes it; what we say of it ourselves."""
     attributed = attribute(read_trace(trace))
     waits = Overlay.of(tracks(attributed)).waits_outside_next
     written = write_plugin_trace(
-        trace, target, extra_waits=waits, lanes=LANES if with_lanes else ()
+        trace, target, extra_waits=waits, tracks=TRACKS if with_tracks else ()
     )
     shares = facts_of(attributed).shares
     assert shares is not None
@@ -123,7 +123,7 @@ def rows(traces: Sequence[Path]) -> Iterator[tuple[str, Said, Said, Said, Said]]
         for name, trace in zip(names, traces, strict=True):
             for run in (name, f"{name}-untouched"):
                 (logdir / run).mkdir()
-            ours[name] = write_dialect(trace, logdir / name / FILE, with_lanes=True)
+            ours[name] = write_dialect(trace, logdir / name / FILE, with_tracks=True)
             parsed[name] = said_by_parser(logdir / name / FILE)
             untouched = logdir / f"{name}-untouched" / FILE
             if trace.suffix == ".gz":

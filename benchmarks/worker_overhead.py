@@ -119,19 +119,19 @@ class _Turns:
         self.data_queue = data_queue
         self.batch = list(range(batch_size))
         self.done = done
-        self.tap: worker.WorkerTap | None = None
+        self.wrapper: worker.WorkerWrapper | None = None
         self.hooks: dict[Any, tuple[str, Any]] = {}
         self.n_left = self.n_measured = self.n_made = self.began_ns = 0
 
     def get(self, timeout: float | None = None) -> Any:
-        if self.tap is not None and "get" not in vars(self):
-            self.tap._making = False  # began with the last recorded call
-            self.tap._lines.end()
+        if self.wrapper is not None and "get" not in vars(self):
+            self.wrapper._making = False  # began with the last recorded call
+            self.wrapper._lines.end()
         if self.n_left == self.n_measured:
             self.began_ns = time.process_time_ns()
         if not self.n_left:
             cpu_ns = (time.process_time_ns() - self.began_ns) / max(1, self.n_measured)
-            self.pipe.send((cpu_ns, self.tap._lines._cpu_ns if self.tap is not None else 0))
+            self.pipe.send((cpu_ns, self.wrapper._lines._cpu_ns if self.wrapper is not None else 0))
             self.n_left, self.n_measured, recorded = self.pipe.recv()
             self.switch(recorded)
             if not self.n_left:
@@ -161,10 +161,10 @@ class _Turns:
 class _Recorded(worker.RecordedLoop):
     """Tells the index queue what records, so that it can be paused."""
 
-    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> worker.WorkerTap | None:
-        tap = super()._open(args, kwargs)
-        args[2].tap = tap
-        return tap
+    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> worker.WorkerWrapper | None:
+        wrapper = super()._open(args, kwargs)
+        args[2].wrapper = wrapper
+        return wrapper
 
 
 class _Counting(Dataset[int]):
@@ -271,13 +271,15 @@ def print_hook_costs(n_pairs: int, parts: bool, only: str) -> None:
         if only not in shape:
             continue
         some = n_pairs if n_batches > 2 else math.ceil(n_pairs / 4)
-        took, looks = cpu_of_turns(variants, some, batch_size, _Counting(n_times), n_batches)
+        took, stack_samples = cpu_of_turns(
+            variants, some, batch_size, _Counting(n_times), n_batches
+        )
         plain = statistics.median(b for pairs in took.values() for _, b in pairs)
         print(f"{shape}: {batch_size} samples, {plain:.1f} us of CPU a batch")
         for name, pairs in took.items():
             more = statistics.median([a - b for a, b in pairs])
             print(f"  {name:22s} CPU {median_ratio([a / b for a, b in pairs])}, {more:+.1f} us")
-        print(f"  looks alone, their own thread: {looks:.2%} of the worker's CPU time")
+        print(f"  looks alone, their own thread: {stack_samples:.2%} of the worker's CPU time")
 
 
 @dataclass(frozen=True)

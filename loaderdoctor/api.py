@@ -28,7 +28,7 @@ from loaderdoctor.commands.diagnose.run_folder import write_run
 from loaderdoctor.diagnosis.gather import ProfileOptions
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
-from loaderdoctor.instrument.command.in_process import LocalBench, LocalLink
+from loaderdoctor.instrument.command.in_process import InProcessRun, LocalLink
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.call_sites import user_site
@@ -86,7 +86,7 @@ class watching:  # noqa: N801 - a context manager, called like a function
         self._session: Session | None = None
         self._hooks: Hooks | None = None
         self._deciding: threading.Thread | None = None
-        self._bench = LocalBench()
+        self._script_run = InProcessRun()
         self._diagnosis: Diagnosis | None = None
         self._failure: LoaderdoctorError | None = None
         self._report: Report | None = None
@@ -107,9 +107,9 @@ class watching:  # noqa: N801 - a context manager, called like a function
             self._folder = RunFolder.create(label, output=self._output, at=self._began)
         self._raw = tempfile.TemporaryDirectory(prefix="loaderdoctor-")
         raw = Path(self._raw.name)
-        self._diagnosis = Diagnosis(self._bench, target=label, raw=raw, options=self._options)
+        self._diagnosis = Diagnosis(self._script_run, target=label, raw=raw, options=self._options)
         watching._open = self
-        session = self._session = Session(LocalLink(self._bench), run_dir=raw)
+        session = self._session = Session(LocalLink(self._script_run), run_dir=raw)
         self._hooks = Hooks(session)
         self._hooks.watch()
         if "torch" in sys.modules:
@@ -147,10 +147,10 @@ class watching:  # noqa: N801 - a context manager, called like a function
     def _decide(self, diagnosis: Diagnosis) -> None:
         """What the command does, on a thread of its own."""
         try:
-            diagnosis.measure(self._bench.wait_observed())
+            diagnosis.measure(self._script_run.wait_observed())
         except LoaderdoctorError as error:
             self._failure = error
-        self._bench.stop()
+        self._script_run.stop()
 
     def _end(self, *, failed: bool) -> None:
         session, hooks, deciding = self._session, self._hooks, self._deciding
@@ -173,7 +173,7 @@ class watching:  # noqa: N801 - a context manager, called like a function
                 if diagnosis.evidence is None:
                     raise self._failure
                 diagnosis.problems.append(str(self._failure))
-            self._bench.finish()
+            self._script_run.finish()
             report = diagnosis.report()
             if self._folder is not None:
                 write_run(self._folder, diagnosis, report, at=self._began)

@@ -25,3 +25,11 @@ class TraceError(UsageError):
 
 class RunError(LoaderdoctorError):
     """A run of ours failed: the measuring process died, hung, or gave no evidence."""
+
+
+class TrialRefused(LoaderdoctorError):  # noqa: N818  # a result, not a failure
+    """Running this trial would lose data, break the run or the machine. The reason is a row's."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from loaderdoctor.advice import snippets
-from loaderdoctor.facts.evidence import Leaf, LineSpot
+from loaderdoctor.facts.evidence import Leaf, LineHotspot
 from loaderdoctor.instrument.wire.protocol import LoaderRecord, StoreRecord
 
 
@@ -112,34 +112,34 @@ class Converting:
     """One format and the looks that fell on it; the lines carry those looks only."""
 
     format: Format
-    spots: tuple[LineSpot, ...]  # costliest first
+    hotspots: tuple[LineHotspot, ...]  # costliest first
     store: StoreRecord | None  # what it starts from, where known
 
     @property
     def share(self) -> float:
         """Of making a batch."""
-        return sum(x.share for x in self.spots)
+        return sum(x.share for x in self.hotspots)
 
 
-def conversion(lines: Iterable[LineSpot], loader: LoaderRecord | None) -> Converting | None:
+def conversion(lines: Iterable[LineHotspot], loader: LoaderRecord | None) -> Converting | None:
     """The format that takes most; None where no line converts.
 
     Python lists that come out of another format (JSON, Arrow) are a part of that conversion.
     """
-    spots = tuple(lines)
-    found = {f.name: c for f in FORMATS if (c := _converting(f, spots, loader)) is not None}
+    hotspots = tuple(lines)
+    found = {f.name: c for f in FORMATS if (c := _converting(f, hotspots, loader)) is not None}
     lists = found.get("python-lists")
     made_by = [c for form in _MAKE_LISTS if (c := found.get(form.name)) is not None]
     if lists is not None and made_by:
         source = max(made_by, key=lambda c: c.share)
-        both = tuple(sorted((*source.spots, *lists.spots), key=lambda x: -x.share))
-        found[source.format.name] = replace(source, spots=both)
+        both = tuple(sorted((*source.hotspots, *lists.hotspots), key=lambda x: -x.share))
+        found[source.format.name] = replace(source, hotspots=both)
     elif lists is not None:
         # Looks seldom fall within such a library (it keeps the interpreter), the store tells it.
         for form in _MAKE_LISTS:
             store = next((s for s in (loader.stores if loader else ()) if _holds(form, s)), None)
             if store is not None:
-                found[form.name] = Converting(format=form, spots=lists.spots, store=store)
+                found[form.name] = Converting(format=form, hotspots=lists.hotspots, store=store)
                 del found[lists.format.name]
                 break
     return max(found.values(), key=lambda c: c.share, default=None)
@@ -156,46 +156,48 @@ def format_named(name: object) -> Format | None:
 
 
 def _converting(
-    form: Format, lines: tuple[LineSpot, ...], loader: LoaderRecord | None
+    form: Format, lines: tuple[LineHotspot, ...], loader: LoaderRecord | None
 ) -> Converting | None:
-    counts = [(spot, _looks_at(form, spot)) for spot in lines]
-    spots = [replace(spot, n_looks=n) for spot, n in counts if n]
+    counts = [(hotspot, _looks_at(form, hotspot)) for hotspot in lines]
+    hotspots = [replace(hotspot, n_stack_samples=n) for hotspot, n in counts if n]
     stores = loader.stores if loader is not None else ()
     store = next((s for s in stores if s.kind in form.stores), None)
     if form.name == "pil-round-trip":
         store = next((s for s in stores if _is_images(s)), None)
-        if store is None and not any(_makes_pil(spot) for spot in spots):
+        if store is None and not any(_makes_pil(hotspot) for hotspot in hotspots):
             return None
-    if not spots:
+    if not hotspots:
         return None
-    spots.sort(key=lambda x: -x.share)
-    return Converting(format=form, spots=tuple(spots), store=store)
+    hotspots.sort(key=lambda x: -x.share)
+    return Converting(format=form, hotspots=tuple(hotspots), store=store)
 
 
-def _looks_at(form: Format, spot: LineSpot) -> int:
+def _looks_at(form: Format, hotspot: LineHotspot) -> int:
     """How many of a line's looks fell on this format."""
-    if not spot.leaves:  # not recorded: the line itself is all there is
-        return spot.n_looks if _format_of(spot, None) is form else 0
-    return sum(leaf.n_looks for leaf in spot.leaves if _format_of(spot, leaf) is form)
+    if not hotspot.leaves:  # not recorded: the line itself is all there is
+        return hotspot.n_stack_samples if _format_of(hotspot, None) is form else 0
+    return sum(leaf.n_stack_samples for leaf in hotspot.leaves if _format_of(hotspot, leaf) is form)
 
 
-def _format_of(spot: LineSpot, leaf: Leaf | None) -> Format | None:
+def _format_of(hotspot: LineHotspot, leaf: Leaf | None) -> Format | None:
     """The one format a look counts for: the library's it was in, else the line's own."""
     places = [f"{leaf.file}:{leaf.function}"] if leaf is not None else []
-    for place in (*places, f"{spot.file}:{spot.function}"):
+    for place in (*places, f"{hotspot.file}:{hotspot.function}"):
         path = place.replace("\\", "/")
         for form in FORMATS:
             if re.search(form.leaf, path):
                 return form
-        if _OTHER_PACKAGE.search(path) and path.rpartition(":")[0] != spot.file.replace("\\", "/"):
+        if _OTHER_PACKAGE.search(path) and path.rpartition(":")[0] != hotspot.file.replace(
+            "\\", "/"
+        ):
             return None  # in a library that converts nothing: decoding, normalising
-    code = spot.code or ""
+    code = hotspot.code or ""
     return next((form for form in FORMATS if re.search(form.code, code)), None)
 
 
-def _makes_pil(spot: LineSpot) -> bool:
+def _makes_pil(hotspot: LineHotspot) -> bool:
     return any(
-        _TO_PIL.search(x) for x in (spot.code or "", *(leaf.function for leaf in spot.leaves))
+        _TO_PIL.search(x) for x in (hotspot.code or "", *(leaf.function for leaf in hotspot.leaves))
     )
 
 

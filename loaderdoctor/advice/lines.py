@@ -62,7 +62,7 @@ CHANGES: Mapping[Kind, Change] = {
     ),
     Kind.BATCH_PAGE_FAULTS: Change(
         title="Let the workers write into shared tensors that are used again",
-        example=snippets.SHARED_RING,
+        example=snippets.SHARED_BUFFERS,
         caution="With fork as the start method only. A batch is overwritten once the loop has "
         "taken two more: keep no reference to it.",
     ),

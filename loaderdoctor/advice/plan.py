@@ -48,7 +48,7 @@ class CodeAdvice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Withheld:
+class NotAdvised:
     """A setting not advised because it would break the user's run, and why."""
 
     setting: str  # axis name
@@ -61,9 +61,9 @@ class Prescription:
     """Everything to do about the findings. Nothing in `candidates` and `advice`: no change."""
 
     candidates: tuple[Candidate, ...]  # safe ones, as they are to be tried; those in code last
-    withheld: tuple[Withheld, ...]
+    withheld: tuple[NotAdvised, ...]
     advice: tuple[CodeAdvice, ...]
     # What to do about the dataset where settings leave the loop waiting; largest saving first.
     routes: tuple[CodeAdvice, ...] = ()
     # Functions of the dataset's code that draw at random; whether its samples vary, a trial tells.
-    draws: tuple[str, ...] = ()
+    randomness: tuple[str, ...] = ()

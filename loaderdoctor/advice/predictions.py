@@ -84,7 +84,7 @@ class Tested:
         )
 
 
-def confronted(
+def check_predictions(
     findings: Iterable[Finding],
     outcomes: Sequence[Outcome],
     *,
@@ -99,7 +99,7 @@ def confronted(
     an expectation that nothing has tested; `unsafe` are settings that would break this run.
     """
     marks = dict.fromkeys(unsafe, UNSAFE)
-    return tuple(_confronted(finding, outcomes, own, tried, untried, marks) for finding in findings)
+    return tuple(_checked(finding, outcomes, own, tried, untried, marks) for finding in findings)
 
 
 def tests_of(finding: Finding, outcomes: Sequence[Outcome], own: Settings) -> tuple[Tested, ...]:
@@ -108,7 +108,7 @@ def tests_of(finding: Finding, outcomes: Sequence[Outcome], own: Settings) -> tu
     return tuple(Tested(prediction=p, outcome=o) for p, o in found if o is not None)
 
 
-def _confronted(
+def _checked(
     finding: Finding,
     outcomes: Sequence[Outcome],
     own: Settings,

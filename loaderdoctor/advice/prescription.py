@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from loaderdoctor.advice.lines import code_advice
-from loaderdoctor.advice.plan import Candidate, CodeAdvice, Prescription, Withheld
+from loaderdoctor.advice.plan import Candidate, CodeAdvice, NotAdvised, Prescription
 from loaderdoctor.advice.proposal import edits_for, has_accelerator
 from loaderdoctor.advice.propose_copies import copying, resident
-from loaderdoctor.advice.propose_data import in_code, withheld_in_code
+from loaderdoctor.advice.propose_data import in_code, not_advised_in_code
 from loaderdoctor.advice.propose_pool import (
     background_thread,
     fewer_workers,
@@ -49,13 +49,13 @@ def prescribe(facts: Facts, findings: Iterable[Finding]) -> Prescription:
         by_kind = {f.kind: f for f in found}
         ways = routes(facts)
         code = in_code(facts, loader, by_kind, ways)
-        unsafe = (*unsafe, *withheld_in_code(facts, loader, by_kind))
+        unsafe = (*unsafe, *not_advised_in_code(facts, loader, by_kind))
     return Prescription(
         candidates=(*(c for c in tried if c.settings not in bad), *code),
         withheld=unsafe,
         advice=code_advice(facts, found),
         routes=ways,
-        draws=loader.draws if loader is not None else (),
+        randomness=loader.randomness if loader is not None else (),
     )
 
 
@@ -111,14 +111,14 @@ def _each_kind_first(ranked: list[Candidate]) -> list[Candidate]:
     return first + others
 
 
-def withheld(facts: Facts, proposed: Iterable[Candidate]) -> tuple[Withheld, ...]:
+def withheld(facts: Facts, proposed: Iterable[Candidate]) -> tuple[NotAdvised, ...]:
     """Those of the candidates that would break the user's run, each with the reason."""
-    out: list[Withheld] = []
+    out: list[NotAdvised] = []
     for candidate in proposed:
         unsafe = why_unsafe(facts, candidate.settings)
         if unsafe is not None:
             setting, reason = unsafe
-            out.append(Withheld(setting=setting, settings=candidate.settings, reason=reason))
+            out.append(NotAdvised(setting=setting, settings=candidate.settings, reason=reason))
     return tuple(out)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from loaderdoctor.advice.plan import Candidate, CodeAdvice, Withheld
+from loaderdoctor.advice.plan import Candidate, CodeAdvice, NotAdvised
 from loaderdoctor.advice.proposal import proposal
 from loaderdoctor.advice.routes import fits_in_memory, random_transforms
 from loaderdoctor.advice.safety import dataset_bytes, start_method
@@ -58,9 +58,9 @@ def in_code(
     return made
 
 
-def withheld_in_code(
+def not_advised_in_code(
     facts: Facts, loader: LoaderRecord, found: Mapping[Kind, Finding]
-) -> tuple[Withheld, ...]:
+) -> tuple[NotAdvised, ...]:
     """Why samples kept in memory are not tried, where they would answer a finding."""
     if loader.kind != "map" or making_cost(facts) is None:
         return ()
@@ -69,7 +69,7 @@ def withheld_in_code(
     reason = why_not_cached(facts, loader)
     if reason is None:
         return ()
-    return (Withheld(setting="cache", settings=Settings(cache=True), reason=reason),)
+    return (NotAdvised(setting="cache", settings=Settings(cache=True), reason=reason),)
 
 
 def why_not_cached(facts: Facts, loader: LoaderRecord) -> str | None:

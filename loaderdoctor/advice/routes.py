@@ -15,7 +15,7 @@ from loaderdoctor.advice.formats import conversion
 from loaderdoctor.advice.loader_line import dataset_name
 from loaderdoctor.advice.plan import CodeAdvice
 from loaderdoctor.advice.safety import dataset_bytes
-from loaderdoctor.facts.evidence import Facts, LineSpot, WorkerFacts
+from loaderdoctor.facts.evidence import Facts, LineHotspot, WorkerFacts
 from loaderdoctor.findings.exposure import MODERATE_SHARE, Cost, num_workers
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.findings.rules.capacity import (
@@ -24,7 +24,7 @@ from loaderdoctor.findings.rules.capacity import (
     cost_beyond_wait,
     making_cost,
 )
-from loaderdoctor.findings.rules.hotspots import seen, seen_enough
+from loaderdoctor.findings.rules.line_names import seen, seen_enough
 from loaderdoctor.findings.rules.saturated import MAX_OVERHEAD_SAMPLE_MS, MAX_WAITING_CPU_SHARE
 from loaderdoctor.findings.wording import ms, percent, size
 from loaderdoctor.instrument.wire.protocol import LoaderRecord
@@ -251,13 +251,13 @@ def _decoded(making: _Making) -> CodeAdvice | None:
     found = conversion(making.workers.lines, making.loader)
     if found is not None and found.format.name == "pil-round-trip":
         return None
-    spots = tuple(s for spot in making.workers.lines if (s := _decoding(spot)) is not None)
-    if not seen_enough(spots):
+    hotspots = tuple(s for hotspot in making.workers.lines if (s := _decoding(hotspot)) is not None)
+    if not seen_enough(hotspots):
         return None
-    part = min(making.fetch, sum(x.share for x in spots))
+    part = min(making.fetch, sum(x.share for x in hotspots))
     on_cpu = making.workers.cpu_share or 1.0
     waits = on_cpu + (making.workers.run_wait_share or 0.0) < MAX_WAITING_CPU_SHARE
-    evidence = f"{seen(*spots)} of making a batch is opening and decoding files"
+    evidence = f"{seen(*hotspots)} of making a batch is opening and decoding files"
     if waits:
         return _advice(
             making,
@@ -313,20 +313,20 @@ def _advice(
     )
 
 
-def _decoding(spot: LineSpot) -> LineSpot | None:
+def _decoding(hotspot: LineHotspot) -> LineHotspot | None:
     """The looks of a line that fell on decoding; None where none did."""
-    if spot.phase != "fetch":
+    if hotspot.phase != "fetch":
         return None
-    if not spot.leaves:
-        n_looks = spot.n_looks if _DECODES.search(spot.code or "") else 0
+    if not hotspot.leaves:
+        n_stack_samples = hotspot.n_stack_samples if _DECODES.search(hotspot.code or "") else 0
     else:
-        own = spot.n_looks if _DECODES.search(spot.code or "") else 0
+        own = hotspot.n_stack_samples if _DECODES.search(hotspot.code or "") else 0
         places = (
-            (f"{leaf.file}:{leaf.function}".replace("\\", "/"), leaf.n_looks)
-            for leaf in spot.leaves
+            (f"{leaf.file}:{leaf.function}".replace("\\", "/"), leaf.n_stack_samples)
+            for leaf in hotspot.leaves
         )
-        n_looks = max(own, sum(n for place, n in places if _DECODERS.search(place)))
-    return replace(spot, n_looks=n_looks, leaves=()) if n_looks else None
+        n_stack_samples = max(own, sum(n for place, n in places if _DECODERS.search(place)))
+    return replace(hotspot, n_stack_samples=n_stack_samples, leaves=()) if n_stack_samples else None
 
 
 def _bare(name: str) -> str:

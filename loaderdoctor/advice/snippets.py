@@ -28,7 +28,7 @@ def copied_ahead(loader, device):
 for images, labels in copied_ahead(loader, device):
     ...  # the loop as it is, without its .to(device)"""
 
-SHARED_RING = """\
+SHARED_BUFFERS = """\
 # Shared tensors that workers fill again and again: mapped once, never freed. Two more than the
 # batches under way, so that none is overwritten while the loop uses it.
 x, y = torch.utils.data.default_collate([dataset[i] for i in range(batch_size)])

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from loaderdoctor.attribution.pages import page_facts, ready_faults
+from loaderdoctor.attribution.pages import page_facts, synthetic_faults
 from loaderdoctor.attribution.step import (
     NS_PER_MS,
     of_steps_alone,
@@ -87,7 +87,7 @@ def ablation_facts(
         by_loader_ms=_by_loader(with_input, plain_ms, own_ms),
         pages=page_facts([(r.plain, r.no_input) for r in with_input if r.no_input is not None]),
         main_cpu_ms=_main_cpu_ms([r.no_input for r in with_input if r.no_input is not None]),
-        ready_faults_per_step=ready_faults([r.no_input for r in with_input if r.no_input]),
+        synthetic_faults_per_step=synthetic_faults([r.no_input for r in with_input if r.no_input]),
     )
 
 

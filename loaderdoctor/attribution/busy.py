@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from loaderdoctor.attribution.clock import StepClock
-from loaderdoctor.attribution.device_use import BusyFacts, DipFacts
+from loaderdoctor.attribution.device_use import BusyFacts, IdleGapFacts
 from loaderdoctor.attribution.fetches import Fetches
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import F64, I64
@@ -28,7 +28,7 @@ NS_PER_MS = 1e6
 PER_STEP = 4
 MAX_POINTS = 20_000  # looked at; a longer window is looked at more coarsely
 MAX_SHOWN = 400  # as many as a chart can show apart
-MAX_DIPS = 200  # listed
+MAX_IDLE_GAPS = 200  # listed
 # Below this part of a typical step's busy share the accelerator counts as fallen idle.
 LOW = 0.5
 # Dips shorter than this part of the longest are not the ones that are noticed.
@@ -36,7 +36,7 @@ MINOR = 0.25
 # A loop whose typical step hardly uses the accelerator has nothing to fall from.
 MIN_USUAL_SHARE = 0.01
 # Steps with a dip among all: beyond, it is no dip but how each step is.
-MAX_DIPPING_STEPS = 0.5
+MAX_IDLE_GAP_STEPS = 0.5
 # Of the pairs of steps one period apart that begin with a dip, so many must end with one. Of dips
 # strewn at random over an eighth of the steps, three pairs do so in one case of twenty.
 MIN_REPEATED = 0.75
@@ -44,7 +44,7 @@ MIN_PAIRS = 2
 # Of the dips, so many must hold an epoch's boundary.
 MIN_AT_BOUNDARIES = 0.75
 # And of the boundaries, so many must have a dip.
-MIN_DIPPING_BOUNDARIES = 0.5
+MIN_IDLE_GAP_BOUNDARIES = 0.5
 
 
 def busy_facts(
@@ -77,7 +77,7 @@ def busy_facts(
         over_ms=(over if n_apart == 1 else every * n_apart) / NS_PER_MS,
         shares=tuple(shown.tolist()) if shown_at.size else (),
         window_ms=(end - begin) / NS_PER_MS,
-        dips=_dips(busy, clock, fetches, waiting, num_workers, middles, shares, every),
+        idle_gaps=_idle_gaps(busy, clock, fetches, waiting, num_workers, middles, shares, every),
     )
 
 
@@ -94,7 +94,7 @@ def _moving(busy: Intervals, begin: int, end: int, every: float, over: float) ->
     return middles, covered / np.maximum(high - low, 1)
 
 
-def _dips(
+def _idle_gaps(
     busy: Intervals,
     clock: StepClock,
     fetches: Fetches,
@@ -103,7 +103,7 @@ def _dips(
     middles: I64,
     shares: F64,
     every: float,
-) -> DipFacts | None:
+) -> IdleGapFacts | None:
     lengths = np.maximum(clock.end_ns - clock.start_ns, 1)
     of_steps = (busy.covered_before(clock.end_ns) - busy.covered_before(clock.start_ns)) / lengths
     usual = float(np.median(of_steps)) if clock.n_steps > 1 else 0.0
@@ -122,18 +122,18 @@ def _dips(
         np.searchsorted(clock.end_ns, (low.starts + low.ends) // 2, side="right"),
         clock.n_steps - 1,
     )
-    dipping = np.unique(step)
-    if dipping.size > MAX_DIPPING_STEPS * clock.n_steps:
+    in_idle_gap = np.unique(step)
+    if in_idle_gap.size > MAX_IDLE_GAP_STEPS * clock.n_steps:
         return None
     begin = int(clock.window.starts[0])
     apart = np.diff(step)
     period = float(np.median(apart)) if apart.size else None
-    matches, match_steps = _match(low, dipping, clock, fetches, num_workers)
+    matches, match_steps = _match(low, in_idle_gap, clock, fetches, num_workers)
     total = low.total_ns
-    return DipFacts(
+    return IdleGapFacts(
         spans_ms=tuple(
             ((int(a) - begin) / NS_PER_MS, (int(b) - begin) / NS_PER_MS)
-            for a, b in zip(low.starts[:MAX_DIPS], low.ends[:MAX_DIPS], strict=True)
+            for a, b in zip(low.starts[:MAX_IDLE_GAPS], low.ends[:MAX_IDLE_GAPS], strict=True)
         ),
         n=len(low),
         mean_ms=total / len(low) / NS_PER_MS,
@@ -154,38 +154,42 @@ def _dips(
 
 
 def _match(
-    dips: Intervals, dipping: I64, clock: StepClock, fetches: Fetches, num_workers: int | None
+    idle_gaps: Intervals,
+    in_idle_gap: I64,
+    clock: StepClock,
+    fetches: Fetches,
+    num_workers: int | None,
 ) -> tuple[str | None, int | None]:
     """What the dips go with, and its length in steps."""
     boundaries = np.sort(np.concatenate((fetches.created_ns, fetches.exhausted_ns)))
     boundaries = boundaries[clock.window.contains(boundaries)]
     if boundaries.size:
         slack = int(np.median(clock.end_ns - clock.start_ns))
-        near = Intervals.of(dips.starts - slack, dips.ends + slack)
-        held = np.searchsorted(boundaries, dips.ends + slack) > np.searchsorted(
-            boundaries, dips.starts - slack
+        near = Intervals.of(idle_gaps.starts - slack, idle_gaps.ends + slack)
+        held = np.searchsorted(boundaries, idle_gaps.ends + slack) > np.searchsorted(
+            boundaries, idle_gaps.starts - slack
         )
         if (
             held.mean() >= MIN_AT_BOUNDARIES
-            and near.contains(boundaries).mean() >= MIN_DIPPING_BOUNDARIES
+            and near.contains(boundaries).mean() >= MIN_IDLE_GAP_BOUNDARIES
         ):
             at = np.unique(np.searchsorted(clock.end_ns, boundaries, side="right"))
             # Ended and begun in two neighbouring steps, it is one boundary.
             at = at[np.concatenate(([True], np.diff(at) > 1))]
             return "epoch", int(np.median(np.diff(at))) if at.size > 1 else None
-    if num_workers is not None and num_workers > 1 and _repeats(dipping, num_workers, clock):
+    if num_workers is not None and num_workers > 1 and _repeats(in_idle_gap, num_workers, clock):
         return "worker-cycle", num_workers
     return None, None
 
 
-def _repeats(dipping: I64, period: int, clock: StepClock) -> bool:
+def _repeats(in_idle_gap: I64, period: int, clock: StepClock) -> bool:
     """Whether steps that dip are followed by others after `period` steps, wherever one is left."""
     slack = int(_slack(period))
-    begun = dipping[dipping + period + slack < clock.n_steps]
+    begun = in_idle_gap[in_idle_gap + period + slack < clock.n_steps]
     if begun.size < MIN_PAIRS:
         return False
     wanted = begun[:, None] + period + np.arange(-slack, slack + 1)
-    return float(np.isin(wanted, dipping).any(axis=1).mean()) >= MIN_REPEATED
+    return float(np.isin(wanted, in_idle_gap).any(axis=1).mean()) >= MIN_REPEATED
 
 
 def _slack(period: float) -> float:

@@ -26,7 +26,7 @@ class GpuDeviceFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DipFacts:
+class IdleGapFacts:
     """Times in which the accelerator falls idle, while at others it is busy."""
 
     spans_ms: tuple[tuple[float, float], ...]  # (begin, end), since the series' begin
@@ -51,7 +51,7 @@ class BusyFacts:
     over_ms: float  # each is the busy share of so long a time
     shares: tuple[float, ...]
     window_ms: float
-    dips: DipFacts | None  # None: there are none
+    idle_gaps: IdleGapFacts | None  # None: there are none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

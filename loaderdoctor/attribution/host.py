@@ -18,19 +18,19 @@ import numpy as np
 from loaderdoctor.attribution.loop_lines import (
     Frame,
     called,
-    looks_within,
+    hotspots_of,
+    hotspots_of_stack_samples,
     open_from_start,
-    spots_of,
-    spots_of_looks,
+    stack_samples_within,
 )
 from loaderdoctor.attribution.names import FETCH_PREFIX, OPTIMIZER_PREFIX
 from loaderdoctor.attribution.rows import Index, Rows, outermost
-from loaderdoctor.facts.evidence import HostSpot
+from loaderdoctor.facts.evidence import HostHotspot
 from loaderdoctor.intervals import EMPTY, Intervals
-from loaderdoctor.trace.columns import I32, I64, Category, LineLook
+from loaderdoctor.trace.columns import I32, I64, Category, LineStackSample
 from loaderdoctor.trace.wire import shortened
 
-MAX_SPOTS = 10
+MAX_HOTSPOTS = 10
 # Kineto's word for a call of the CUDA runtime that is newer than its list of them.
 UNNAMED = "INVALID"
 NS_PER_MS = 1e6
@@ -50,9 +50,9 @@ _NOT_USER_PACKAGES = frozenset(
 _STDLIB = frozenset(sys.stdlib_module_names)
 
 
-def host_spots(
-    rows: Rows, host: Intervals, per_step: int, looks: tuple[LineLook, ...] = ()
-) -> tuple[HostSpot, ...]:
+def host_hotspots(
+    rows: Rows, host: Intervals, per_step: int, stack_samples: tuple[LineStackSample, ...] = ()
+) -> tuple[HostHotspot, ...]:
     """At most ten places, largest first, that together hold most of the exposed host time.
 
     `looks` at the training thread tell the lines of the user's frames.
@@ -60,25 +60,28 @@ def host_spots(
     host = host.subtract(_between_steps(rows))
     if len(host) == 0:
         return ()
-    spots: dict[str, HostSpot] = {}
+    hotspots: dict[str, HostHotspot] = {}
     left = host
-    for spot in _user_frames(rows, left, looks):
-        before = spots.get(spot.name)
+    for hotspot in _user_frames(rows, left, stack_samples):
+        before = hotspots.get(hotspot.name)
         if before is not None:
-            spot = replace(spot, ms_per_step=spot.ms_per_step + before.ms_per_step)
-        spots[spot.name] = spot
-    if spots:
+            hotspot = replace(hotspot, ms_per_step=hotspot.ms_per_step + before.ms_per_step)
+        hotspots[hotspot.name] = hotspot
+    if hotspots:
         left = left.subtract(_frames_extent(rows))
     else:  # stacks that lie on a row of their own: our trace for Perfetto moves those that cross
-        spots = {spot.name: spot for spot in spots_of_looks(rows, looks, left)}
-        left = EMPTY if spots else left
+        hotspots = {
+            hotspot.name: hotspot
+            for hotspot in hotspots_of_stack_samples(rows, stack_samples, left)
+        }
+        left = EMPTY if hotspots else left
     for name, total_ns in _operations(rows, left):
         shown = "unnamed CUDA calls" if name == UNNAMED else shortened(name, MAX_SHOWN_CHARS)
-        spots[name] = HostSpot(name=shown, ms_per_step=total_ns / NS_PER_MS)
-    ranked = sorted(spots.values(), key=lambda s: (-s.ms_per_step, s.name))
+        hotspots[name] = HostHotspot(name=shown, ms_per_step=total_ns / NS_PER_MS)
+    ranked = sorted(hotspots.values(), key=lambda s: (-s.ms_per_step, s.name))
     return tuple(
-        HostSpot(name=s.name, ms_per_step=s.ms_per_step / per_step, file=s.file, line=s.line)
-        for s in ranked[:MAX_SPOTS]
+        HostHotspot(name=s.name, ms_per_step=s.ms_per_step / per_step, file=s.file, line=s.line)
+        for s in ranked[:MAX_HOTSPOTS]
         if s.ms_per_step > 0
     )
 
@@ -114,14 +117,16 @@ def is_user_frame(name: str) -> bool:
     return top not in _NOT_USER_PACKAGES and top.removesuffix(".py") not in _STDLIB
 
 
-def _user_frames(rows: Rows, host: Intervals, looks: tuple[LineLook, ...]) -> Iterator[HostSpot]:
+def _user_frames(
+    rows: Rows, host: Intervals, stack_samples: tuple[LineStackSample, ...]
+) -> Iterator[HostHotspot]:
     """Exposed time of each user frame without the user frames it calls."""
     index = _user_frame_rows(rows)
     if index.size == 0:
         return
     spans = rows.spans
     own = _self_time(spans.start_ns[index], spans.end_ns[index], host)
-    within = looks_within(rows, looks, host)
+    within = stack_samples_within(rows, stack_samples, host)
     numbers = {rows.names[n]: n for n in np.unique(spans.name[index]).tolist()}
     for name, total in _by_name(rows, index, own):
         match = _FRAME.match(name)
@@ -131,7 +136,7 @@ def _user_frames(rows: Rows, host: Intervals, looks: tuple[LineLook, ...]) -> It
         mine = index[spans.name[index] == numbers[name]]
         running = open_from_start(rows, mine)
         calls = _called(rows, mine, index, host) if running else None
-        yield from spots_of(frame, total, within, open_from_start=running, calls=calls)
+        yield from hotspots_of(frame, total, within, open_from_start=running, calls=calls)
 
 
 def _called(rows: Rows, mine: Index, users: Index, host: Intervals) -> str | None:
@@ -258,7 +263,7 @@ def _largest_pairs(name: I32, between_ns: I64) -> Iterator[tuple[int, int, int]]
         pair = number[:-1] * present.size + number[1:]
         keys, which = np.unique(pair, return_inverse=True)
         totals = np.bincount(which.reshape(-1), weights=between_ns)
-    for at in np.argsort(-totals, kind="stable")[:MAX_SPOTS]:
+    for at in np.argsort(-totals, kind="stable")[:MAX_HOTSPOTS]:
         before, after = divmod(int(keys[at]), present.size)
         yield int(present[before]), int(present[after]), int(totals[at])
 

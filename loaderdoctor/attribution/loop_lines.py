@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from loaderdoctor.attribution.rows import Index, Rows
-from loaderdoctor.facts.evidence import HostSpot
+from loaderdoctor.facts.evidence import HostHotspot
 from loaderdoctor.intervals import Intervals
-from loaderdoctor.trace.columns import Category, LineLook
+from loaderdoctor.trace.columns import Category, LineStackSample
 from loaderdoctor.trace.wire import shortened
 
 # With fewer looks a line's share is a guess: of 8, two may be elsewhere by chance (95 %).
-MIN_LOOKS = 8
+MIN_STACK_SAMPLES = 8
 # A line with less of its function's time is not worth a row of its own.
 MIN_LINE_SHARE = 0.05
 # What a function calls is named with it where that is most of its own time.
@@ -41,60 +41,76 @@ class Frame:
         return f"{self.file}({self.line}): {self.function}"
 
 
-def looks_within(rows: Rows, looks: tuple[LineLook, ...], host: Intervals) -> list[LineLook]:
+def stack_samples_within(
+    rows: Rows, stack_samples: tuple[LineStackSample, ...], host: Intervals
+) -> list[LineStackSample]:
     """Looks at instants of `host` (ns, trace clock), by the marks that they were taken after."""
-    if not looks:
+    if not stack_samples:
         return []
     numbers = {name: i for i, name in enumerate(rows.names)}
     spans = rows.spans
     annotations = rows.of_category[Category.USER_ANNOTATION]
     begins: dict[str, int] = {}
-    for mark in {look.mark for look in looks}:
+    for mark in {stack_sample.mark for stack_sample in stack_samples}:
         number = numbers.get(mark)
         if number is not None:
             starts = spans.start_ns[annotations[spans.name[annotations] == number]]
             if starts.size:
                 begins[mark] = int(starts.min())
-    placed = [look for look in looks if look.mark in begins]
-    at_ns = np.array([begins[look.mark] + look.after_ns for look in placed], dtype=np.int64)
+    placed = [stack_sample for stack_sample in stack_samples if stack_sample.mark in begins]
+    at_ns = np.array(
+        [begins[stack_sample.mark] + stack_sample.after_ns for stack_sample in placed],
+        dtype=np.int64,
+    )
     inside = host.contains(at_ns) if at_ns.size else np.empty(0, np.bool_)
-    return [look for look, within in zip(placed, inside.tolist(), strict=True) if within]
+    return [
+        stack_sample for stack_sample, within in zip(placed, inside.tolist(), strict=True) if within
+    ]
 
 
-def spots_of(
-    frame: Frame, total_ns: int, looks: list[LineLook], *, open_from_start: bool, calls: str | None
-) -> Iterator[HostSpot]:
+def hotspots_of(
+    frame: Frame,
+    total_ns: int,
+    stack_samples: list[LineStackSample],
+    *,
+    open_from_start: bool,
+    calls: str | None,
+) -> Iterator[HostHotspot]:
     """The frame's own time by line, in nanoseconds for now; one spot where no line can be told.
 
     `calls`: the call that most of that time passes in, if there is one.
     """
-    mine = [x for x in looks if _same(x, frame)]
-    if len(mine) < MIN_LOOKS:
+    mine = [x for x in stack_samples if _same(x, frame)]
+    if len(mine) < MIN_STACK_SAMPLES:
         # The line of a frame that was running already is where the profiler found it.
         name = f"{frame.file}: {frame.function}" if open_from_start else frame.name
         if calls is not None:
             name += f", calling {calls}"
         line = None if open_from_start else frame.line
-        yield _spot(name, total_ns, frame.file, line)
+        yield _hotspot(name, total_ns, frame.file, line)
         return
-    by_line = Counter(look.line for look in mine)
+    by_line = Counter(stack_sample.line for stack_sample in mine)
     shown = {n: k for n, k in by_line.most_common() if k >= MIN_LINE_SHARE * len(mine)}
     n_shown = sum(shown.values())
     for line, n in shown.items():
         own = Frame(file=frame.file, line=line, function=frame.function)
-        yield _spot(own.name, total_ns * n // n_shown, frame.file, line)
+        yield _hotspot(own.name, total_ns * n // n_shown, frame.file, line)
 
 
-def spots_of_looks(rows: Rows, looks: tuple[LineLook, ...], host: Intervals) -> Iterator[HostSpot]:
+def hotspots_of_stack_samples(
+    rows: Rows, stack_samples: tuple[LineStackSample, ...], host: Intervals
+) -> Iterator[HostHotspot]:
     """All of `host` by line, in nanoseconds for now, where no frame of the user's is on the row."""
-    within = looks_within(rows, looks, host)
-    if len(within) < MIN_LOOKS:
+    within = stack_samples_within(rows, stack_samples, host)
+    if len(within) < MIN_STACK_SAMPLES:
         return
-    places = Counter((look.file, look.line, look.function) for look in within)
+    places = Counter(
+        (stack_sample.file, stack_sample.line, stack_sample.function) for stack_sample in within
+    )
     for (file, line, function), n in places.most_common():
         path = file.replace("\\", "/").rpartition("/")[2]
         frame = Frame(file=path, line=line, function=function.rpartition(".")[2])
-        yield _spot(frame.name, host.total_ns * n // len(within), path, line)
+        yield _hotspot(frame.name, host.total_ns * n // len(within), path, line)
 
 
 def called(rows: Rows, own: Intervals, mine: Index, users: Index) -> str | None:
@@ -127,16 +143,16 @@ def open_from_start(rows: Rows, index: Index) -> bool:
     return int(spans.start_ns[index[0]]) <= int(spans.start_ns[others].min())
 
 
-def _same(look: LineLook, frame: Frame) -> bool:
+def _same(stack_sample: LineStackSample, frame: Frame) -> bool:
     """A look's file is whole, the trace's may be relative; a look's function is qualified."""
-    path = look.file.replace("\\", "/")
+    path = stack_sample.file.replace("\\", "/")
     if not (path == frame.file or path.endswith("/" + frame.file.lstrip("./"))):
         return False
-    return look.function.rpartition(".")[2] == frame.function.rpartition(".")[2]
+    return stack_sample.function.rpartition(".")[2] == frame.function.rpartition(".")[2]
 
 
-def _spot(name: str, total_ns: int, file: str, line: int | None) -> HostSpot:
-    return HostSpot(
+def _hotspot(name: str, total_ns: int, file: str, line: int | None) -> HostHotspot:
+    return HostHotspot(
         name=shortened(name, MAX_SHOWN_CHARS),
         ms_per_step=total_ns / 1e6,
         file=shortened(file, MAX_SHOWN_CHARS),

@@ -36,7 +36,7 @@ def page_facts(rounds: Sequence[tuple[WindowDone, WindowDone]]) -> PageFacts | N
     )
 
 
-def ready_faults(windows: Sequence[WindowDone]) -> float | None:
+def synthetic_faults(windows: Sequence[WindowDone]) -> float | None:
     """The fewest of these no_input windows, a step; None where they were not counted."""
     return min((n for w in windows if (n := _faults(w)) is not None), default=None)
 

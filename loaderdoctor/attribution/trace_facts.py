@@ -12,7 +12,7 @@ from loaderdoctor.attribution.compute import compute_facts
 from loaderdoctor.attribution.copies import CopyRows, copy_facts, copy_rows
 from loaderdoctor.attribution.fetches import Fetches, fetches_of, silence_at
 from loaderdoctor.attribution.gpu import gpu_facts
-from loaderdoctor.attribution.host import host_spots
+from loaderdoctor.attribution.host import host_hotspots
 from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
 from loaderdoctor.attribution.launches import Launches, Syncs, launches_of, syncs_of
 from loaderdoctor.attribution.processes import other_processes, without_processes
@@ -259,7 +259,7 @@ def facts_of(attributed: Attributed, *, num_workers: int | None = None) -> Trace
         n_syncs_per_step=syncs.starts.size / clock.per_step,
         sync_wait_ms=ms(int((syncs.ends - syncs.starts).sum())) if accelerated else None,
         idle_after_sync_ms=ms(syncs.idle_after.total_ns) if accelerated else None,
-        host_spots=host_spots(rows, partition.host, clock.per_step, trace.looks),
+        host_hotspots=host_hotspots(rows, partition.host, clock.per_step, trace.stack_samples),
         communication_ms=ms(partition.communication.total_ns),
         profiler_ms=_profiler_ms(rows, clock),
         compute=compute_facts(trace, rows, clock),

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaderdoctor.attribution.first_touch import first_touch
-from loaderdoctor.attribution.hot_lines import line_spots
+from loaderdoctor.attribution.hotspots import line_hotspots
 from loaderdoctor.attribution.selection import Selection, of_step, selections
-from loaderdoctor.facts.evidence import LineSpot, WorkerFacts
+from loaderdoctor.facts.evidence import LineHotspot, WorkerFacts
 from loaderdoctor.instrument.wire.protocol import FetchRecord, LoaderRecord, WindowDone
 from loaderdoctor.instrument.wire.worker_records import Outcome, WorkerLog, rows_of
 from loaderdoctor.intervals import Intervals
@@ -36,7 +36,7 @@ def worker_facts(
     *,
     n_steps: int,
     fetches: Sequence[FetchRecord] = (),
-    looked_in: Sequence[tuple[int, int, Sequence[FetchRecord]]] = (),
+    sampled_in: Sequence[tuple[int, int, Sequence[FetchRecord]]] = (),
     loaders: Sequence[LoaderRecord] = (),
 ) -> WorkerFacts | None:
     """Facts of the step's loader in [start_ns, end_ns); None where it had no batch made there.
@@ -51,10 +51,11 @@ def worker_facts(
     chosen = of_step(found, loaders)
     if chosen is None:
         return None
-    looked = [
-        of_step(selections(log, a, b, fetches=f, loaders=loaders), loaders) for a, b, f in looked_in
+    sampled = [
+        of_step(selections(log, a, b, fetches=f, loaders=loaders), loaders)
+        for a, b, f in sampled_in
     ]
-    return _facts(chosen, n_steps, [s for s in looked if s is not None])
+    return _facts(chosen, n_steps, [s for s in sampled if s is not None])
 
 
 def other_worker_facts(
@@ -78,7 +79,7 @@ def other_worker_facts(
     return tuple(facts for _, facts in best.values())
 
 
-def _facts(chosen: Selection, n_steps: int, looked_in: Sequence[Selection]) -> WorkerFacts:
+def _facts(chosen: Selection, n_steps: int, sampled_in: Sequence[Selection]) -> WorkerFacts:
     log, batches = chosen.log, chosen.batches
     start_ns, end_ns = chosen.start_ns, chosen.end_ns
     datasets = {i.dataset for i in chosen.iterators}
@@ -86,7 +87,7 @@ def _facts(chosen: Selection, n_steps: int, looked_in: Sequence[Selection]) -> W
     split = batches.collate_ns >= 0
     fetch_end_ns = np.where(split, batches.collate_ns, batches.end_ns)
     durations = log.samples.duration_ns[np.isin(log.samples.batch, chosen.rows)]
-    draws = chosen.of_iterators(log.draws)
+    draws = chosen.of_iterators(log.sampler_draws)
     pins = chosen.of_iterators(log.pins)
     in_workers = chosen.n_workers > 0
     fetch_ms = _mean_ms(fetch_end_ns - batches.begin_ns)
@@ -123,7 +124,7 @@ def _facts(chosen: Selection, n_steps: int, looked_in: Sequence[Selection]) -> W
         ),
         transforms=_transforms(chosen),
         lines=_lines(
-            [chosen, *looked_in],
+            [chosen, *sampled_in],
             {"fetch": fetch_ms, "collate": collate_ms, "sampler": sampler_ms},
         ),
         first_touch_ratio=touched.ratio if touched is not None else None,
@@ -278,18 +279,24 @@ def _transforms(chosen: Selection) -> tuple[tuple[str, float], ...]:
     return tuple((name, total_ns[name] / n_samples[name] / NS_PER_MS) for name in total_ns)
 
 
-def _lines(chosen: Sequence[Selection], phase_ms: dict[str, float | None]) -> tuple[LineSpot, ...]:
+def _lines(
+    chosen: Sequence[Selection], phase_ms: dict[str, float | None]
+) -> tuple[LineHotspot, ...]:
     """Looks taken while one of these was made, each once."""
     windows = [(c.start_ns, c.end_ns, frozenset(c.serials.tolist())) for c in chosen]
-    looks = (
-        look
-        for look in chosen[0].log.lines
+    stack_samples = (
+        stack_sample
+        for stack_sample in chosen[0].log.lines
         if any(
-            look.until_ns > start_ns and look.since_ns < end_ns and look.serial in serials
+            stack_sample.until_ns > start_ns
+            and stack_sample.since_ns < end_ns
+            and stack_sample.serial in serials
             for start_ns, end_ns, serials in windows
         )
     )
-    return line_spots(looks, {name: ms for name, ms in phase_ms.items() if ms is not None})
+    return line_hotspots(
+        stack_samples, {name: ms for name, ms in phase_ms.items() if ms is not None}
+    )
 
 
 def _mean_ms(durations_ns: NDArray[np.int64]) -> float:

@@ -14,7 +14,6 @@ from loaderdoctor.attribution.peers import without_peer_wait
 from loaderdoctor.attribution.shares import Bound
 from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
-from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.attribution.verdict import VerdictSeverity
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
 from loaderdoctor.diagnosis.gather import Evidence
@@ -26,7 +25,8 @@ from loaderdoctor.instrument.wire import worker_records
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.worker_records import WorkerLog
 from loaderdoctor.report.traces.captures import Overlay
-from loaderdoctor.report.traces.worker_tracks import lane_events
+from loaderdoctor.attribution.tracks import tracks
+from loaderdoctor.report.traces.worker_tracks import track_events
 from loaderdoctor.trace.calibrate import calibrate
 from loaderdoctor.trace.read import read_trace
 
@@ -100,11 +100,11 @@ def overlay(analysis: Analysis, profiled: WindowDone) -> Overlay:
     attributed = analysis.attributed
     if attributed is None:
         return Overlay()
-    lanes: list[dict[str, Any]] = []
+    of_workers: list[dict[str, Any]] = []
     if analysis.log is not None and profiled.clock_marks:
         clock = calibrate(attributed.trace, profiled.clock_marks)
-        lanes = lane_events(analysis.log, clock, attributed.trace)
-    return Overlay.of(tracks(attributed), lanes)
+        of_workers = track_events(analysis.log, clock, attributed.trace)
+    return Overlay.of(tracks(attributed), of_workers)
 
 
 def _num_workers(evidence: Evidence) -> int | None:
@@ -149,7 +149,7 @@ def _workers(log: WorkerLog | None, evidence: Evidence) -> WorkerFacts | None:
         window.end_ns,
         n_steps=window.n_steps,
         fetches=window.fetches,
-        looked_in=[(start_ns, end_ns, ()) for start_ns, end_ns in _unprofiled(evidence)],
+        sampled_in=[(start_ns, end_ns, ()) for start_ns, end_ns in _unprofiled(evidence)],
         loaders=evidence.observed.loaders,
     )
 

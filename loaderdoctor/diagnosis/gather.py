@@ -26,7 +26,7 @@ from loaderdoctor.attribution.step import own_boundary_ms, pooled_boundary_ms, u
 from loaderdoctor.diagnosis.plan import Sizes
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.evidence import AblationFacts
-from loaderdoctor.instrument.command.script_run import BenchLike
+from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import (
     WINDOW_IDS,
     Ended,
@@ -142,7 +142,7 @@ class Gatherer:
 
     def __init__(
         self,
-        bench: BenchLike,
+        script_run: ScriptRunLike,
         evidence: Evidence,
         *,
         trace_path: Path,
@@ -154,7 +154,7 @@ class Gatherer:
         self.evidence = evidence
         self.deferred = False  # ablation, until other numbers of threads were tried
         self._tell = on_stage or (lambda what: None)
-        self._bench = bench
+        self._script_run = script_run
         self._trace_path = trace_path
         self._profile = profile
         self._rng = random.Random(seed)
@@ -296,7 +296,7 @@ class Gatherer:
         )
 
     def _measure(self, requests: list[WindowRequest]) -> list[WindowDone]:
-        return self._bench.measure(requests)
+        return self._script_run.measure(requests)
 
 
 def _share_settled(part: Estimate, wall_ms: float) -> bool:

@@ -38,8 +38,8 @@ def recommendations(
         match = _prediction(best.settings, prescription)
         rows += _rows(facts, best.settings, match, best, _cautions(best, prescription))
     seen = verification.tried if verification is not None else ()
-    glimpsed = {t.settings: t for t in seen if not t.decided and not _worse(t)}
-    tried = {t.settings for t in seen if t.settings not in glimpsed}
+    inconclusive = {t.settings: t for t in seen if not t.decided and not _worse(t)}
+    tried = {t.settings for t in seen if t.settings not in inconclusive}
     untried = [
         c
         for c in prescription.candidates
@@ -54,9 +54,9 @@ def recommendations(
         )
         rows += _rows(facts, helpful.settings, match, helpful, caution, code=code)
     if not settings_help and untried and not any(t.decided for t in seen if not t.in_code):
-        first = min(untried, key=lambda c: c.settings not in glimpsed)
+        first = min(untried, key=lambda c: c.settings not in inconclusive)
         rows += _rows(
-            facts, first.settings, first, None, first.caution, glimpsed.get(first.settings)
+            facts, first.settings, first, None, first.caution, inconclusive.get(first.settings)
         )
     for candidate in untried:
         if not candidate.live and candidate.settings.changed() and not _covered(candidate, rows):
@@ -129,13 +129,13 @@ def samples_vary(prescription: Prescription, verification: Verification | None) 
     cached = [t for t in tried if t.in_code and t.settings.cache]
     if any(t.refused for t in cached):
         return True
-    return bool(prescription.draws) and not any(t.step_ms for t in cached)
+    return bool(prescription.randomness) and not any(t.step_ms for t in cached)
 
 
-def _drawn_once(draws: tuple[str, ...]) -> str:
-    does = "draws" if len(draws) == 1 else "draw"
+def _drawn_once(randomness: tuple[str, ...]) -> str:
+    does = "draws" if len(randomness) == 1 else "draw"
     return (
-        f"{' and '.join(draws)} {does} at random: samples kept in memory would be the same in "
+        f"{' and '.join(randomness)} {does} at random: samples kept in memory would be the same in "
         "every epoch, which changes training. Whether they differ was not seen in this run."
     )
 
@@ -150,9 +150,9 @@ def trial_rows(facts: Facts, verification: Verification | None) -> tuple[model.T
     return tuple(_trial_rows(facts, tried, samples))
 
 
-def withheld_rows(
+def not_advised_rows(
     prescription: Prescription, verification: Verification | None = None
-) -> tuple[model.Withheld, ...]:
+) -> tuple[model.NotAdvised, ...]:
     """Advice not given, each reason once; a change of the dataset that its trial refused too."""
     refused = [
         (next(iter(t.settings.changed())), t.failed)
@@ -166,9 +166,9 @@ def withheld_rows(
         and samples_vary(prescription, verification)
         and "cache" not in dict([*told, *refused])
     ):
-        told.append(("cache", _drawn_once(prescription.draws)))
+        told.append(("cache", _drawn_once(prescription.randomness)))
     seen = dict.fromkeys([*told, *refused])
-    return tuple(model.Withheld(setting=setting, reason=reason) for setting, reason in seen)
+    return tuple(model.NotAdvised(setting=setting, reason=reason) for setting, reason in seen)
 
 
 def _rows(
@@ -177,7 +177,7 @@ def _rows(
     candidate: Candidate | None,
     tried: Tried | None,
     caution: str | None,
-    glimpsed: Tried | None = None,
+    inconclusive: Tried | None = None,
     code: str | None = None,
 ) -> Iterator[model.Recommendation]:
     """One row for each setting changed; they share prediction and measurement.
@@ -186,7 +186,7 @@ def _rows(
     """
     have = own_settings(facts)
     measured = tried.step if tried is not None else None
-    basis = _basis(candidate, glimpsed) if candidate is not None and measured is None else None
+    basis = _basis(candidate, inconclusive) if candidate is not None and measured is None else None
     for name, value in settings.changed().items():
         edits = edits_for(facts, _only(settings, name))
         yield model.Recommendation(
@@ -209,16 +209,16 @@ def _rows(
         caution = basis = None  # said once
 
 
-def _basis(candidate: Candidate, glimpsed: Tried | None) -> str:
+def _basis(candidate: Candidate, inconclusive: Tried | None) -> str:
     """What an untried recommendation rests on."""
     how = candidate.prediction
     known = candidate.predicted_step_ms is not None
     text = f"That is {how}." if known else f"{how[:1].upper()}{how[1:]}."
-    if glimpsed is not None and glimpsed.step is not None:
+    if inconclusive is not None and inconclusive.step is not None:
         text += (
-            f" The few windows that there was time for ({len(glimpsed.step_ms)}) took "
-            f"{glimpsed.step.value:.3g} ms a step beside {fmean(glimpsed.plain_ms):.3g} as is: "
-            "too few to show a gain."
+            f" The few windows that there was time for ({len(inconclusive.step_ms)}) took "
+            f"{inconclusive.step.value:.3g} ms a step beside "
+            f"{fmean(inconclusive.plain_ms):.3g} as is: too few to show a gain."
         )
     return text
 
@@ -292,7 +292,7 @@ def _trial_rows(
                 reason=t.failed or "no visit was measured",
             )
             continue
-        last = t.visits[-1]
+        last = t.measurements[-1]
         row = _trial(t.settings, step, samples, shares=None)
         yield model.Trial(
             **{f: getattr(row, f) for f in _SAME},
@@ -300,7 +300,7 @@ def _trial_rows(
             host_bytes=last.host_bytes,
             gpu_peak_allocated_bytes=last.gpu_peak_allocated_bytes,
             gpu_peak_reserved_bytes=last.gpu_peak_reserved_bytes,
-            n_windows=len(t.visits),
+            n_windows=len(t.measurements),
             window_ms=tuple(t.step_ms),
             gain_ms=t.gain.value if t.gain is not None else None,
             gain_ms_ci=interval(t.gain),

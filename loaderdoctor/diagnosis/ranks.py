@@ -15,7 +15,7 @@ from loaderdoctor.diagnosis.analysis import Analysis, analyse
 from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts.evidence import RankFacts, RankStep, ThreadTrial
-from loaderdoctor.instrument.command.rank_connection import Member
+from loaderdoctor.instrument.command.rank_connection import RankConnection
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.trace.read import read_trace
 
@@ -32,15 +32,15 @@ class GroupAnalysis:
 
 
 def analyse_group(
-    evidence: Evidence, members: Sequence[Member], tried: tuple[ThreadTrial, ...] = ()
+    evidence: Evidence, connections: Sequence[RankConnection], tried: tuple[ThreadTrial, ...] = ()
 ) -> GroupAnalysis:
     """Compare the ranks by their profiled windows, and analyse the one that the others wait for.
 
     `evidence` is of the lowest rank; what the others measured in the same windows lies with them.
     """
-    own = {m.rank: evidence_of(evidence, m) for m in members}
+    own = {m.rank: evidence_of(evidence, m) for m in connections}
     problems: list[str] = []
-    traces = dict(_traces(own, members, problems))
+    traces = dict(_traces(own, connections, problems))
     ranks = compare(list(traces.values()), list(traces))
     if (
         len(ranks) > 1
@@ -52,15 +52,15 @@ def analyse_group(
             "another is not known: it counts as communication."
         )
     chosen = slowest(ranks) if ranks else None
-    rank = chosen.rank if chosen is not None else members[0].rank
-    member = next(m for m in members if m.rank == rank)
-    assert member.hello is not None
+    rank = chosen.rank if chosen is not None else connections[0].rank
+    connection = next(m for m in connections if m.rank == rank)
+    assert connection.hello is not None
     # Ranks are compared over the same windows.
     ids = frozenset(window.id for window in own[rank].earlier)
     own = {r: replace(one, earlier_ids=ids) for r, one in own.items()}
     analysis = analyse(
         own[rank],
-        Path(member.hello.run_dir) / "workers",
+        Path(connection.hello.run_dir) / "workers",
         ranks=ranks,
         peer_wait_ms=chosen.peer_wait_ms if chosen is not None else None,
         tried=tried,
@@ -76,15 +76,15 @@ def analyse_group(
                 host=m.hello.host if m.hello is not None else "",
                 step=step_facts(own[m.rank].observed, own[m.rank].steady, own[m.rank].earlier),
             )
-            for m in members
+            for m in connections
         ),
     )
 
 
-def evidence_of(evidence: Evidence, member: Member) -> Evidence:
+def evidence_of(evidence: Evidence, connection: RankConnection) -> Evidence:
     """The same windows as this rank measured them."""
-    assert member.observed is not None
-    done = member.done
+    assert connection.observed is not None
+    done = connection.done
 
     def mine(window: WindowDone | None) -> WindowDone | None:
         return done.get(window.id) if window is not None else None
@@ -97,7 +97,7 @@ def evidence_of(evidence: Evidence, member: Member) -> Evidence:
     profiled = mine(evidence.profiled)
     return replace(
         evidence,
-        observed=member.observed,
+        observed=connection.observed,
         plain=[w for one in evidence.plain if (w := mine(one)) is not None],
         profiled=profiled if profiled is not None and usable(profiled) else None,
         rounds=rounds,
@@ -105,26 +105,26 @@ def evidence_of(evidence: Evidence, member: Member) -> Evidence:
 
 
 def _traces(
-    evidence: Mapping[int, Evidence], members: Sequence[Member], problems: list[str]
+    evidence: Mapping[int, Evidence], connections: Sequence[RankConnection], problems: list[str]
 ) -> dict[int, RankTrace]:
     found = {}
-    for member in members:
-        path = _profiled(evidence[member.rank])
+    for connection in connections:
+        path = _profiled(evidence[connection.rank])
         if path is None:
             continue
-        host = member.hello.host if member.hello is not None else ""
+        host = connection.hello.host if connection.hello is not None else ""
         if not path.is_file():
             problems.append(
-                f"rank {member.rank}: its trace lies on {host} and was not read, so its shares and "
-                "waits are not in this report."
+                f"rank {connection.rank}: its trace lies on {host} and was not read, so its shares "
+                "and waits are not in this report."
             )
             continue
         try:
             trace = rank_trace(attribute(read_trace(path)))
         except LoaderdoctorError as error:
-            problems.append(f"rank {member.rank}: {error}")
+            problems.append(f"rank {connection.rank}: {error}")
         else:
-            found[member.rank] = replace(trace, host=trace.host or host)
+            found[connection.rank] = replace(trace, host=trace.host or host)
     return found
 
 

@@ -25,14 +25,14 @@ from loaderdoctor.diagnosis.gather import (
 )
 from loaderdoctor.diagnosis.memory_history import MAX_ENTRIES, MemoryHistory, record
 from loaderdoctor.diagnosis.plan import sizes
-from loaderdoctor.diagnosis.prescribe import recommendations, trial_rows, withheld_rows
+from loaderdoctor.diagnosis.prescribe import not_advised_rows, recommendations, trial_rows
 from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
 from loaderdoctor.diagnosis.slow_start import slow_start
 from loaderdoctor.diagnosis.verify import Verification, Verifier, thread_trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.instrument.command.rank_group import GroupBench
-from loaderdoctor.instrument.command.script_run import BenchLike
+from loaderdoctor.instrument.command.rank_group import RankGroup
+from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.session.replay_watch import NOTE as REPLAYS
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone, WindowRequest
 from loaderdoctor.report import model
@@ -78,7 +78,7 @@ class Diagnosis:
 
     def __init__(
         self,
-        bench: BenchLike,
+        script_run: ScriptRunLike,
         *,
         target: str,
         raw: Path,
@@ -88,7 +88,7 @@ class Diagnosis:
     ) -> None:
         """`on_stage` is told what begins and how many seconds of the budget are left."""
         self._clock = clock
-        self._bench, self._target, self._raw, self._options = bench, target, raw, options
+        self._script_run, self._target, self._raw, self._options = script_run, target, raw, options
         self.evidence: Evidence | None = None  # of several ranks, the lowest's
         self.group: GroupAnalysis | None = None
         self.analysis: Analysis | None = None
@@ -101,7 +101,7 @@ class Diagnosis:
 
     def measure(self, observed: Observed) -> None:
         """Measure within the budget, which began with the steps observed. Raises RunError."""
-        options, bench = self._options, self._bench
+        options, script_run = self._options, self._script_run
         first_step_s = self._clock() - sum(observed.step_ns) / 1e9
         reserve_s = min(RESERVE_S, RESERVE_SHARE * options.budget_s)
         self._end_s = first_step_s + options.budget_s
@@ -110,7 +110,7 @@ class Diagnosis:
             observed=observed, sizes=sizes(observed, budget_s=options.budget_s)
         )
         gatherer = Gatherer(
-            bench,
+            script_run,
             self.evidence,
             trace_path=self._raw / "baseline.json",
             profile=options.profile,
@@ -126,12 +126,12 @@ class Diagnosis:
             ablate=options.ablate,
             with_copy=self._with_copy,
         )
-        if options.memory_history is not None and bench.ended is None:
+        if options.memory_history is not None and script_run.ended is None:
             self._tell("recording the memory history")
-            self.history = record(gatherer, bench.measure, options.memory_history)
-        if options.verify and bench.ended is None:
+            self.history = record(gatherer, script_run.measure, options.memory_history)
+        if options.verify and script_run.ended is None:
             self._verify(gatherer, until)
-        if gatherer.deferred and bench.ended is None:
+        if gatherer.deferred and script_run.ended is None:
             gatherer.ablate(until=until, with_copy=self._with_copy)
             self.analysis = self._analyse(self.evidence)
         if options.ablate:
@@ -139,7 +139,7 @@ class Diagnosis:
 
     @property
     def _with_copy(self) -> bool:
-        observed = self._bench.observed
+        observed = self._script_run.observed
         return observed is not None and observed.device is not None and bool(observed.transfers)
 
     @property
@@ -161,18 +161,18 @@ class Diagnosis:
         Where it had no settings to try, they are tried as soon as it turned out to cost something:
         time is kept for that.
         """
-        evidence, bench = gatherer.evidence, self._bench
-        if bench.ended is not None or not evidence.rounds:
+        evidence, script_run = gatherer.evidence, self._script_run
+        if script_run.ended is not None or not evidence.rounds:
             return
         known = self.analysis or self._analyse(evidence)  # settings that were tried change neither
         for part in (LONGER_SHARE, 1.0):
-            if not _is_open(known) or bench.ended is not None:
+            if not _is_open(known) or script_run.ended is not None:
                 return
             untried = self._options.verify and self.verification is None
             now = self._clock()
             end_s = now + (until - now) * part if untried else until
             gatherer.ablate(until=end_s, with_copy=self._with_copy, most=MAX_LONGER_ROUNDS)
-            if not untried or bench.ended is not None:
+            if not untried or script_run.ended is not None:
                 return
             self._verify(gatherer, until)
             known = self.analysis or known
@@ -183,7 +183,7 @@ class Diagnosis:
 
     def _tried(self, requests: Sequence[WindowRequest]) -> list[WindowDone]:
         self._tell("trying settings")
-        return self._bench.measure(requests)
+        return self._script_run.measure(requests)
 
     def _verify(self, gatherer: Gatherer, until: float) -> None:
         evidence = gatherer.evidence
@@ -209,7 +209,7 @@ class Diagnosis:
         """The report of what was measured. Raises RunError where that is nothing."""
         if self.evidence is None:
             raise RunError(f"{self._target}: interrupted before its loop was warm.")
-        self.evidence.add_loaders(self._bench.ended)
+        self.evidence.add_loaders(self._script_run.ended)
         # Again, even after verification: ended windows and notes may have come since.
         analysis = self.analysis = self._analyse(self.evidence)
         group, verified = self.group, self._verified
@@ -222,7 +222,7 @@ class Diagnosis:
             recommendations=recommendations(analysis.facts, analysis.prescription, verified)
             if not self._replayed
             else (),
-            withheld=withheld_rows(analysis.prescription, verified),
+            not_advised=not_advised_rows(analysis.prescription, verified),
             trials=trial_rows(analysis.facts, verified),
             warnings=self._warnings(analysis),
             environment=self.shown.observed.environment if self.shown is not None else None,
@@ -242,15 +242,15 @@ class Diagnosis:
     def _analyse(self, evidence: Evidence) -> Analysis:
         verified = self._verified
         tried = thread_trials(verified.tried if verified is not None else ())
-        if isinstance(self._bench, GroupBench):
-            self.group = analyse_group(evidence, self._bench.measured, tried)
+        if isinstance(self._script_run, RankGroup):
+            self.group = analyse_group(evidence, self._script_run.measured, tried)
             return self.group.analysis
         return analyse(evidence, self._raw / "workers", tried=tried)
 
     @property
     def _replayed(self) -> bool:
         """Whether the loop ceased to fetch: no setting of a loader changes what is left of it."""
-        return any(note.kind == REPLAYS for note in self._bench.notes)
+        return any(note.kind == REPLAYS for note in self._script_run.notes)
 
     @property
     def _verified(self) -> Verification | None:
@@ -260,7 +260,7 @@ class Diagnosis:
     def _warnings(self, analysis: Analysis) -> tuple[ReportWarning, ...]:
         said = dict.fromkeys(
             [
-                *((note.kind, note.text) for note in self._bench.notes),
+                *((note.kind, note.text) for note in self._script_run.notes),
                 *(("evidence-missing", text) for text in (*analysis.problems, *self.problems)),
             ]
         )
@@ -276,7 +276,7 @@ class Diagnosis:
             said[("no-trace", text if text.endswith(".") else f"{text}.")] = None
         if self.interrupted:
             said[("interrupted", "Interrupted: this is what had been measured by then.")] = None
-        elif missing and self._bench.ended is not None and self._ended_by_itself():
+        elif missing and self._script_run.ended is not None and self._ended_by_itself():
             text = (
                 f"The script ended before there was time for {' and '.join(missing)}. "
                 "Let it run longer (more epochs, more data) to have that too."
@@ -318,7 +318,7 @@ class Diagnosis:
         )
 
     def _ended_by_itself(self) -> bool:
-        ended = self._bench.ended
+        ended = self._script_run.ended
         return ended is not None and ended.how in ("script-ended", "script-failed")
 
     def _not_measured(self) -> Sequence[str]:

@@ -27,10 +27,10 @@ REACHED = 1.03
 # Trials need less than a diagnosis: they are compared with one another in the same round.
 WINDOW_PART = 0.5
 # A visit pays for worker start-up and dropped batches too; before one is measured, assume this.
-VISIT_FACTOR = 2.5
+MEASUREMENT_FACTOR = 2.5
 # Two pools of workers started and ended, the second for the epoch boundary: four forked workers
 # take 0.2 s each time on two busy cores.
-VISIT_OPEN_S = 0.5
+MEASUREMENT_OPEN_S = 0.5
 LONGEST_EPOCH_S = 2.0  # of those that are measured whole
 # Making samples to keep, for the trial of that: so long at most, and this part of what is left.
 # Two seconds make 20,000 MNIST digits or 300 photos: far more than caches of the CPU hold.
@@ -44,7 +44,7 @@ class Tried:
 
     settings: Settings
     in_code: bool = False  # written into the dataset's code: never added to other settings
-    visits: list[WindowDone] = field(default_factory=list)
+    measurements: list[WindowDone] = field(default_factory=list)
     plain_ms: list[float] = field(default_factory=list)  # of the same rounds
     step_ms: list[float] = field(default_factory=list)
     failed: str | None = None
@@ -123,7 +123,7 @@ class Verifier:
         cycle = sizes.cycle
         self._n_steps = max(cycle, round(sizes.n_steps * WINDOW_PART / cycle) * cycle)
         self._cache_limit_s = min(MAX_CACHE_S, CACHE_PART * max(0.0, until - clock()))
-        self._visit_s = VISIT_FACTOR * self._n_steps * sizes.step_s + VISIT_OPEN_S
+        self._measurement_s = MEASUREMENT_FACTOR * self._n_steps * sizes.step_s + MEASUREMENT_OPEN_S
 
     def verify(
         self,
@@ -194,7 +194,7 @@ class Verifier:
             if n >= ROUNDS:
                 left = [t for t in left if t.promising]
             rounds = max(1, ROUNDS - n)
-            room = max(1, int((self._until - self._clock()) / self._visit_s / rounds) - 1)
+            room = max(1, int((self._until - self._clock()) / self._measurement_s / rounds) - 1)
             left = _fitting(_ranked(left) if n and len(left) > room else left, room)
             if left and not self._round(left):
                 break
@@ -202,13 +202,13 @@ class Verifier:
     def _catch_up(self, tried: Sequence[Tried]) -> None:
         """Visits to candidates left out, where those before them took less time than planned."""
         while waiting := [t for t in tried if not t.decided]:
-            n_visits = sum(len(t.visits) for t in tried)
-            pair_s = 2 * self._visit_s
+            n_measurements = sum(len(t.measurements) for t in tried)
+            pair_s = 2 * self._measurement_s
             fewest = min(ROUNDS - len(t.step_ms) for t in waiting)
             if self._clock() + fewest * pair_s > self._until:
                 return
             self._compete(waiting)
-            if sum(len(t.visits) for t in tried) == n_visits:
+            if sum(len(t.measurements) for t in tried) == n_measurements:
                 return
 
     def _trial_steps(self, tried: Tried) -> int:
@@ -224,7 +224,7 @@ class Verifier:
         return self._n_steps
 
     def _round(self, tried: Sequence[Tried]) -> bool:
-        if not tried or self._clock() + self._visit_s * (len(tried) + 1) > self._until:
+        if not tried or self._clock() + self._measurement_s * (len(tried) + 1) > self._until:
             return False
         began = self._clock()
         plain = self._gatherer.request("plain", n_steps=self._n_steps)
@@ -244,7 +244,7 @@ class Verifier:
         order = list(requests.values())
         self._rng.shuffle(order)
         done = {w.id: w for w in self._measure(order)}
-        self._visit_s = (self._clock() - began) / len(order)
+        self._measurement_s = (self._clock() - began) / len(order)
         if plain.id not in done or not usable(done[plain.id]):
             return False
         evidence = self._gatherer.evidence
@@ -258,7 +258,7 @@ class Verifier:
                 t.failed = window.reason or "the trial failed"
                 t.refused = window.status == "skipped"
                 continue
-            t.visits.append(window)
+            t.measurements.append(window)
             t.plain_ms.append(plain_ms)
             own_ms = evidence.own_boundary_ms() or 0.0
             kept = boundary_ms if t.settings.only_threads else None
@@ -287,7 +287,7 @@ def trial_step_ms(
 
 def _verification(tried: Sequence[Tried], best: Tried | None) -> Verification:
     return Verification(
-        tried=tuple(t for t in tried if t.visits or t.failed is not None),
+        tried=tuple(t for t in tried if t.measurements or t.failed is not None),
         best=best,
         complete=all(t.decided for t in tried),
     )

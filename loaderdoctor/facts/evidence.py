@@ -37,7 +37,7 @@ class CopyFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostSpot:
+class HostHotspot:
     """Host work between fetch and fetch, by the deepest thing the trace names."""
 
     name: str  # "train.py(57): log_metrics" with stacks, else an op or annotation name
@@ -92,7 +92,7 @@ class TraceFacts:
     n_syncs_per_step: float  # blocking calls that wait for compute: .item(), .cpu(), synchronize
     sync_wait_ms: float | None  # raw time in them, per step (never a promise)
     idle_after_sync_ms: float | None  # accelerator idle from each sync's end to the next kernel
-    host_spots: tuple[HostSpot, ...]
+    host_hotspots: tuple[HostHotspot, ...]
     communication_ms: float | None
     run_ahead_steps: float | None  # how far the host ran ahead of the device, median
     n_dropped_steps: int = 0  # steps at the trace's edges that could not be measured whole
@@ -115,19 +115,19 @@ class Leaf:
 
     file: str
     function: str
-    n_looks: int
+    n_stack_samples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineSpot:
+class LineHotspot:
     """A line of the user's code inside dataset, collate or sampler, and how often it was seen."""
 
     file: str
     line: int
     function: str
     code: str | None
-    n_looks: int
-    of_looks: int  # in the same phase, at all lines, those left out here too
+    n_stack_samples: int
+    of_stack_samples: int  # in the same phase, at all lines, those left out here too
     # Looks fall where the interpreter is let go, which collating does more than most samples: so
     # each phase counts for its measured time, and looks only say how that is spread.
     phase: Literal["fetch", "collate", "sampler"] = "fetch"
@@ -137,12 +137,12 @@ class LineSpot:
     @property
     def share(self) -> float:
         """Of making a batch; an estimate, whose noise `share_ci` tells."""
-        return self.phase_share * self.n_looks / self.of_looks
+        return self.phase_share * self.n_stack_samples / self.of_stack_samples
 
     @property
     def share_ci(self) -> tuple[float, float]:
         """95 % interval of the share."""
-        low, high = binomial_interval(self.n_looks, self.of_looks)
+        low, high = binomial_interval(self.n_stack_samples, self.of_stack_samples)
         return self.phase_share * low, self.phase_share * high
 
 
@@ -171,7 +171,7 @@ class WorkerFacts:
     pin_ms: float | None  # pin-memory thread, per batch
     pin_busy_share: float | None
     transforms: tuple[tuple[str, float], ...]  # each transform of a Compose: ms per sample
-    lines: tuple[LineSpot, ...]
+    lines: tuple[LineHotspot, ...]
     first_touch_ratio: float | None  # sample time in the first epoch / later ones
     first_touch_ms: float | None = None  # a sample touched for the first time
     # Of a worker's life, ready to run and no CPU free: it waits for a CPU, not for storage.
@@ -218,7 +218,7 @@ class AblationFacts:
     pages: PageFacts | None = None  # None: no batch was thrown away, or faults are not counted
     # Minor page faults of the thread that trains, a step with ready batches: of the round with
     # fewest, as validation between steps takes its own. None: not counted.
-    ready_faults_per_step: float | None = None
+    synthetic_faults_per_step: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

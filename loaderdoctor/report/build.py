@@ -11,7 +11,7 @@ from loaderdoctor.attribution.shares import Bound
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.evidence import AblationFacts, Facts, StepFacts, WorkerFacts
 from loaderdoctor.findings.model import Finding
-from loaderdoctor.findings.rules.hotspots import seen_enough
+from loaderdoctor.findings.rules.line_names import seen_enough
 from loaderdoctor.instrument.wire.protocol import Environment, LoaderRecord
 from loaderdoctor.report import model
 from loaderdoctor.report.encode import plain_value
@@ -41,7 +41,7 @@ def build_report(
     severity: VerdictSeverity,
     findings: Sequence[Finding] = (),
     recommendations: Sequence[model.Recommendation] = (),
-    withheld: Sequence[model.Withheld] = (),
+    not_advised: Sequence[model.NotAdvised] = (),
     trials: Sequence[model.Trial] = (),
     best: model.Best | None = None,
     claims: Sequence[Mapping[str, Any]] = (),
@@ -63,7 +63,7 @@ def build_report(
     analysed trace belongs to (`elsewhere`).
     """
     unexplained = _unexplained(facts)
-    unsafe = {one.setting for one in withheld}
+    unsafe = {one.setting for one in not_advised}
     findings = answered(findings, facts, trials, elsewhere, unsafe=unsafe)
     return model.Report(
         command=facts.command,
@@ -96,7 +96,7 @@ def build_report(
         cpu=_cpu(facts),
         findings=tuple(_finding(finding) for finding in findings),
         recommendations=tuple(recommendations),
-        withheld=tuple(withheld),
+        withheld=tuple(not_advised),
         trials=tuple(trials),
         best=best,
         claims=tuple(dict(claim) for claim in claims),
@@ -211,18 +211,18 @@ def _workers(facts: WorkerFacts | None) -> model.Workers | None:
         transforms=dict(facts.transforms),
         lines=tuple(
             {
-                "file": spot.file,
-                "line": spot.line,
-                "function": spot.function,
-                "code": spot.code,
-                "share": spot.share,
-                "share_ci": spot.share_ci,
-                "n_looks": spot.n_looks,
-                "of_looks": spot.of_looks,
-                "phase": spot.phase,
-                "named": seen_enough((spot,)),
+                "file": hotspot.file,
+                "line": hotspot.line,
+                "function": hotspot.function,
+                "code": hotspot.code,
+                "share": hotspot.share,
+                "share_ci": hotspot.share_ci,
+                "n_looks": hotspot.n_stack_samples,
+                "of_looks": hotspot.of_stack_samples,
+                "phase": hotspot.phase,
+                "named": seen_enough((hotspot,)),
             }
-            for spot in facts.lines
+            for hotspot in facts.lines
         ),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from loaderdoctor.attribution.device_use import BusyFacts, DipFacts, GpuDeviceFacts
+from loaderdoctor.attribution.device_use import BusyFacts, GpuDeviceFacts, IdleGapFacts
 from loaderdoctor.facts.evidence import Facts, StepFacts
 from loaderdoctor.report import model
 from loaderdoctor.report.words import format as fmt
@@ -103,39 +103,42 @@ def memory_history_sentence(history: model.MemoryHistory) -> str:
     return f"{text}. While it was recorded, steps took {ratio} as long."
 
 
-def dips_sentence(busy: BusyFacts) -> str:
+def idle_gaps_sentence(busy: BusyFacts) -> str:
     """How the GPU's use runs over the window: even, or with dips of which depth and period."""
     window = fmt.seconds(busy.window_ms / 1e3)
-    dips = busy.dips
-    if dips is None:
+    idle_gaps = busy.idle_gaps
+    if idle_gaps is None:
         mean = fmt.share(fmean(busy.shares) if busy.shares else None)
         return (
             f"GPU-busy runs evenly at {mean} over the {window} profiled: it falls idle nowhere for "
             "longer than in every step."
         )
-    depth = f"GPU-busy falls from {fmt.share(dips.usual_share)} to {fmt.share(dips.low_share)}"
-    if dips.period_ms is None:
+    usual, low = fmt.share(idle_gaps.usual_share), fmt.share(idle_gaps.low_share)
+    depth = f"GPU-busy falls from {usual} to {low}"
+    if idle_gaps.period_ms is None:
         often = f"once in the {window} profiled"
-    elif dips.regular or dips.matches is not None:
-        often = f"about every {fmt.seconds(dips.period_ms / 1e3)}"
+    elif idle_gaps.regular or idle_gaps.matches is not None:
+        often = f"about every {fmt.seconds(idle_gaps.period_ms / 1e3)}"
     else:
-        often = f"{fmt.count(dips.n, 'time')} in the {window} profiled"
-    each = " each" if dips.n > 1 else ""
-    text = f"{depth} {often}{_matched(dips)}, for {fmt.seconds(dips.mean_ms / 1e3)}{each}."
-    if dips.waiting_share is not None:
-        text += f" {fmt.share(dips.waiting_share)} of that time the loop waits for a batch."
+        often = f"{fmt.count(idle_gaps.n, 'time')} in the {window} profiled"
+    each = " each" if idle_gaps.n > 1 else ""
+    text = (
+        f"{depth} {often}{_matched(idle_gaps)}, for {fmt.seconds(idle_gaps.mean_ms / 1e3)}{each}."
+    )
+    if idle_gaps.waiting_share is not None:
+        text += f" {fmt.share(idle_gaps.waiting_share)} of that time the loop waits for a batch."
     return text
 
 
-def _matched(dips: DipFacts) -> str:
-    steps = dips.match_steps
-    if dips.matches == "epoch":
+def _matched(idle_gaps: IdleGapFacts) -> str:
+    steps = idle_gaps.match_steps
+    if idle_gaps.matches == "epoch":
         length = f" of {fmt.count(steps, 'step')}" if steps else ""
         return f" (where an epoch{length} begins)"
-    if dips.matches == "worker-cycle" and steps:
+    if idle_gaps.matches == "worker-cycle" and steps:
         return f" (in each cycle of {fmt.count(steps, 'step')}, one batch from every worker)"
-    if dips.regular and dips.period_steps:
-        return f" ({fmt.count(round(dips.period_steps), 'step')})"
+    if idle_gaps.regular and idle_gaps.period_steps:
+        return f" ({fmt.count(round(idle_gaps.period_steps), 'step')})"
     return ""
 
 
@@ -157,7 +160,7 @@ def epoch_sentence(busy: BusyFacts, step: StepFacts | None) -> str:
     if step is None or step.boundary_ms is None or not step.steps_per_epoch:
         return ""
     epoch_ms = step.wall_ms.value * step.steps_per_epoch
-    shown = busy.dips is not None and busy.dips.matches == "epoch"
+    shown = busy.idle_gaps is not None and busy.idle_gaps.matches == "epoch"
     # As for dips of the window: no less than a step, or nobody sees them.
     if shown or epoch_ms <= busy.window_ms or step.boundary_ms < step.within_epoch_ms.value:
         return ""
@@ -169,31 +172,31 @@ def epoch_sentence(busy: BusyFacts, step: StepFacts | None) -> str:
 
 
 def _busy(busy: BusyFacts, step: StepFacts | None) -> model.GpuBusy:
-    dips = busy.dips
+    idle_gaps = busy.idle_gaps
     return model.GpuBusy(
-        summary=dips_sentence(busy) + epoch_sentence(busy, step),
+        summary=idle_gaps_sentence(busy) + epoch_sentence(busy, step),
         window_ms=busy.window_ms,
         every_ms=busy.every_ms,
         over_ms=busy.over_ms,
         shares=busy.shares,
-        dips=_dips(dips) if dips is not None else None,
+        idle_gaps=_idle_gaps(idle_gaps) if idle_gaps is not None else None,
     )
 
 
-def _dips(dips: DipFacts) -> model.GpuDips:
-    return model.GpuDips(
-        n=dips.n,
-        mean_ms=dips.mean_ms,
-        usual_share=dips.usual_share,
-        low_share=dips.low_share,
-        of_window_share=dips.of_window_share,
-        period_ms=dips.period_ms,
-        period_steps=dips.period_steps,
-        regular=dips.regular,
-        matches=dips.matches,
-        match_steps=dips.match_steps,
-        waiting_share=dips.waiting_share,
-        spans_ms=dips.spans_ms,
+def _idle_gaps(idle_gaps: IdleGapFacts) -> model.GpuIdleGaps:
+    return model.GpuIdleGaps(
+        n=idle_gaps.n,
+        mean_ms=idle_gaps.mean_ms,
+        usual_share=idle_gaps.usual_share,
+        low_share=idle_gaps.low_share,
+        of_window_share=idle_gaps.of_window_share,
+        period_ms=idle_gaps.period_ms,
+        period_steps=idle_gaps.period_steps,
+        regular=idle_gaps.regular,
+        matches=idle_gaps.matches,
+        match_steps=idle_gaps.match_steps,
+        waiting_share=idle_gaps.waiting_share,
+        spans_ms=idle_gaps.spans_ms,
     )
 
 

@@ -117,7 +117,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     own_step_ms: float | None = None
 
 
-class Withheld(Struct, frozen=True, kw_only=True):
+class NotAdvised(Struct, frozen=True, kw_only=True):
     """Advice not given because it would break the run, and why."""
 
     setting: str
@@ -269,7 +269,7 @@ class GpuDevice(Struct, frozen=True, kw_only=True):
     plugin_tensor_core_share: float | None  # likewise, as TensorBoard shows it
 
 
-class GpuDips(Struct, frozen=True, kw_only=True):
+class GpuIdleGaps(Struct, frozen=True, kw_only=True):
     """When the GPU falls idle: how deep, how long, how often, and what goes with it."""
 
     n: int
@@ -294,7 +294,7 @@ class GpuBusy(Struct, frozen=True, kw_only=True):
     every_ms: float
     over_ms: float
     shares: tuple[float, ...]
-    dips: GpuDips | None  # None: there are none
+    idle_gaps: GpuIdleGaps | None = msgspec.field(name="dips")  # None: there are none
 
 
 class Gpu(Struct, frozen=True, kw_only=True):
@@ -358,7 +358,7 @@ class Report(Struct, frozen=True, kw_only=True):
     workers: Workers | None
     findings: tuple[Finding, ...]
     recommendations: tuple[Recommendation, ...]
-    withheld: tuple[Withheld, ...]
+    withheld: tuple[NotAdvised, ...]
     trials: tuple[Trial, ...]
     best: Best | None
     claims: tuple[dict[str, Any], ...]

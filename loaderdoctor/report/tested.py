@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from loaderdoctor.advice.predictions import Outcome, Tested, confronted
+from loaderdoctor.advice.predictions import Outcome, Tested, check_predictions
 from loaderdoctor.facts.evidence import Facts
 from loaderdoctor.findings.model import Finding
 from loaderdoctor.report import model
@@ -40,7 +40,7 @@ def answered(
     target = elsewhere.target if elsewhere is not None else "train.py"
     untested = f"not tested: `loaderdoctor diagnose {target}` tries it in the running loop"
     if elsewhere is not None and len(elsewhere.trials) > 1:
-        return confronted(
+        return check_predictions(
             findings,
             outcomes(elsewhere.trials, elsewhere.own, elsewhere.command, base=elsewhere.recorded),
             own=_settings(_of(elsewhere.trials, elsewhere.recorded, elsewhere.own)),
@@ -49,9 +49,9 @@ def answered(
         )
     own = own_settings(facts)
     if facts.command == "analyze":
-        return confronted(findings, (), own=_settings(own), untried=untested)
+        return check_predictions(findings, (), own=_settings(own), untried=untested)
     tried = outcomes(trials, own, facts.command)
-    return confronted(findings, tried, own=_settings(own), unsafe=unsafe)
+    return check_predictions(findings, tried, own=_settings(own), unsafe=unsafe)
 
 
 def outcomes(

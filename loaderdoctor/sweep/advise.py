@@ -9,7 +9,7 @@ from loaderdoctor.advice.proposal import edits_for
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.evidence import Facts
 from loaderdoctor.instrument.wire.protocol import Observed
-from loaderdoctor.report.model import Recommendation, Withheld
+from loaderdoctor.report.model import NotAdvised, Recommendation
 from loaderdoctor.report.words import format as fmt
 from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
 from loaderdoctor.sweep.grid import meaning, own_settings
@@ -95,13 +95,13 @@ def needed_changes(settings: Settings, own: Settings) -> Settings:
     return Settings(**kept)  # type: ignore[arg-type]
 
 
-def withheld(ranking: Ranking) -> tuple[Withheld, ...]:
+def not_advised(ranking: Ranking) -> tuple[NotAdvised, ...]:
     """Trials that were not run because they would have harmed the run, each reason once."""
     reasons: dict[str, str] = {}
     for result in ranking.results:
         if result.status == "skipped" and result.reason and "not reached" not in result.reason:
             reasons.setdefault(result.reason, result.settings.label())
-    return tuple(Withheld(setting=label, reason=why) for why, label in reasons.items())
+    return tuple(NotAdvised(setting=label, reason=why) for why, label in reasons.items())
 
 
 def verdict_of_sweep(ranking: Ranking) -> str:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from types import MappingProxyType
 
-from loaderdoctor.sweep.trials import Phase, Visit
+from loaderdoctor.sweep.trials import Measurement, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Yardstick:
+class BaselineRatio:
     """Wall time per step of the loop's own settings, milliseconds: overall, and where and when."""
 
     mean_ms: float
@@ -26,27 +26,31 @@ class Yardstick:
     by_group: Mapping[int, float]
 
     @staticmethod
-    def of(own: Sequence[tuple[Visit, float]], counted: Sequence[tuple[Visit, float]]) -> Yardstick:
+    def of(
+        own: Sequence[tuple[Measurement, float]], counted: Sequence[tuple[Measurement, float]]
+    ) -> BaselineRatio:
         """From visits of trial 0 with their wall times; `counted` are those that rank it."""
         by_round: dict[tuple[int, Phase, int], float] = {}
         groups: dict[int, list[float]] = {}
-        for visit, ms in own:
-            if visit.group is not None:
-                by_round[visit.group, visit.phase, visit.round] = ms
-                groups.setdefault(visit.group, []).append(ms)
-        return Yardstick(
+        for measurement, ms in own:
+            if measurement.group is not None:
+                by_round[measurement.group, measurement.phase, measurement.round] = ms
+                groups.setdefault(measurement.group, []).append(ms)
+        return BaselineRatio(
             mean_ms=fmean(ms for _, ms in counted) if counted else 0.0,
             by_round=by_round,
             by_group={group: fmean(ms) for group, ms in groups.items()},
         )
 
-    def factor(self, visit: Visit) -> float:
+    def factor(self, measurement: Measurement) -> float:
         """What this window's time is to be multiplied by; 1 where all was on one machine."""
-        if visit.group is None:
+        if measurement.group is None:
             return 1.0
-        own = self.by_round.get((visit.group, visit.phase, visit.round))
-        own = own or self.by_group.get(visit.group)
+        own = self.by_round.get((measurement.group, measurement.phase, measurement.round))
+        own = own or self.by_group.get(measurement.group)
         return self.mean_ms / own if own else 1.0
 
 
-ONE_MACHINE = Yardstick(mean_ms=0.0, by_round=MappingProxyType({}), by_group=MappingProxyType({}))
+ONE_MACHINE = BaselineRatio(
+    mean_ms=0.0, by_round=MappingProxyType({}), by_group=MappingProxyType({})
+)

@@ -20,7 +20,7 @@ from loaderdoctor.diagnosis import gather
 from loaderdoctor.diagnosis.plan import WINDOWS_PER_BUDGET, sizes
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts.evidence import Facts, StepFacts, WorkerFacts
-from loaderdoctor.instrument.command.script_run import BenchLike
+from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.wire import worker_records
 from loaderdoctor.instrument.wire.protocol import Note, Observed, WindowDone
 from loaderdoctor.instrument.wire.worker_records import WorkerLog
@@ -88,13 +88,13 @@ class Evidence:
         """What the report says of the nodes; None on one machine."""
         return None
 
-    def withheld(self, trials: Sequence[Settings]) -> dict[Settings, str]:
+    def refused(self, trials: Sequence[Settings]) -> dict[Settings, str]:
         """Trials that would break or falsify the run, each with the reason."""
         facts = self._facts(None)
         unsafe = {settings: why_unsafe(facts, settings) for settings in trials}
         return {settings: why[1] for settings, why in unsafe.items() if why is not None}
 
-    def ablate(self, bench: BenchLike, left_s: float, *, fewest: bool) -> None:
+    def ablate(self, script_run: ScriptRunLike, left_s: float, *, fewest: bool) -> None:
         """Plain, no-input and no-copy windows of the loop as it is, for at most `left_s`.
 
         With `fewest` no more rounds than an interval needs. At first those may take longer, but
@@ -114,7 +114,7 @@ class Evidence:
         if left_s <= 0 or (fewest and too_slow):
             return  # trials first: what they leave may do
         gatherer = gather.Gatherer(
-            bench,
+            script_run,
             self.ablated,
             trace_path=Path(os.devnull),  # nothing is traced here
             profile=gather.ProfileOptions(),
@@ -147,7 +147,7 @@ class Evidence:
                 window.end_ns,
                 n_steps=window.n_steps,
                 fetches=window.fetches,
-                looked_in=[(w.start_ns, w.end_ns, w.fetches) for w in plain],
+                sampled_in=[(w.start_ns, w.end_ns, w.fetches) for w in plain],
                 loaders=self.observed.loaders,
             )
         main = next((x for x in self.observed.loaders if x.role == "train"), None)
@@ -191,7 +191,9 @@ class Evidence:
         """Facts of the step under a trial's settings, from the windows that rank it."""
         assert self.sweep is not None
         trial, result = self.sweep.outcome.trials[index], ranking.results[index]
-        step = step_facts(self.observed, [_as_plain(visit.window) for visit in trial.ranked])
+        step = step_facts(
+            self.observed, [_as_plain(measurement.window) for measurement in trial.ranked]
+        )
         if step is None or result.wall_ms is None or result.within_ms is None:
             return None
         # The trial's own boundary, as its row in the table has it: both must say the same.

@@ -15,7 +15,7 @@ import msgspec
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.endings import took_down
 from loaderdoctor.instrument.command.job import NoJobError
-from loaderdoctor.instrument.command.script_run import BenchLike
+from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.command.script_run import Target as Script
 from loaderdoctor.instrument.wire.protocol import Ended, Observed, WindowDone, WindowRequest
 from loaderdoctor.sweep.grid import own_settings
@@ -25,10 +25,10 @@ from loaderdoctor.sweep.trials import Trial
 # Beyond a window's own limit, until its process counts as hung: drop and warm-up of a slow loop.
 SLACK_S = 30.0
 # Opens a process of a script (None: the sweep's own), its loop warm. Raises RunError.
-OpenFresh = Callable[[Script | None], AbstractContextManager[BenchLike]]
+OpenFresh = Callable[[Script | None], AbstractContextManager[ScriptRunLike]]
 
 
-class FreshBench:
+class FreshRuns:
     """Measures each request in a process of its own."""
 
     def __init__(self, open_process: OpenFresh) -> None:
@@ -37,13 +37,13 @@ class FreshBench:
     def measure_trial(self, trial: Trial, request: WindowRequest) -> WindowDone:
         """One window; `failed` where the process could not start, died or hung."""
         try:
-            with self._open(trial.script) as bench:
-                observed = bench.observed
+            with self._open(trial.script) as script_run:
+                observed = script_run.observed
                 assert observed is not None
                 _note_loop(trial, observed)
                 timeout_s = None if request.limit_s is None else request.limit_s + SLACK_S
-                done = next(iter(bench.measure([request], timeout_s=timeout_s)), None)
-                ended = bench.ended
+                done = next(iter(script_run.measure([request], timeout_s=timeout_s)), None)
+                ended = script_run.ended
         except NoJobError as error:
             return msgspec.structs.replace(_failed(request, str(error)), status="skipped")
         except RunError as error:

@@ -167,9 +167,9 @@ def _hardware_row(sweep: GroupedSweep, name: str, index: int) -> model.Hardware:
 
 
 def _group_row(sweep: GroupedSweep, state: GroupState) -> model.Group:
-    own = [visit for index, visit in state.visits if index == 0]
-    timed = [visit.times.within_ms for visit in own]
-    baseline = Trial(index=0, settings=sweep.recorded[0].settings, visits=own)
+    own = [measurement for index, measurement in state.measurements if index == 0]
+    timed = [measurement.times.within_ms for measurement in own]
+    baseline = Trial(index=0, settings=sweep.recorded[0].settings, measurements=own)
     status: Literal["ok", "failed", "running"]
     over = state.measured is not None or state.restored
     status = "failed" if state.failed else "ok" if over else "running"

@@ -17,7 +17,7 @@ from loaderdoctor.sweep.grid import own_settings
 from loaderdoctor.sweep.outcome import Outcome, Part
 from loaderdoctor.sweep.rank import Ranking, rank
 from loaderdoctor.sweep.samples import Description, SavedGroup, check_same
-from loaderdoctor.sweep.trials import Trial, Visit
+from loaderdoctor.sweep.trials import Measurement, Trial
 
 # A group costs a start of the script and a baseline: with one trial they are most of it.
 MIN_TRIALS = 2
@@ -44,11 +44,11 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visited:
+class TrialUpdate:
     """What a node tells while it measures: one more visit, or that a trial failed."""
 
     trial: int  # within the group
-    visit: Visit | None = None
+    measurement: Measurement | None = None
     status: str = "ok"
     reason: str | None = None
 
@@ -59,7 +59,9 @@ class GroupState:
 
     group: Group
     host: str | None = None
-    visits: list[tuple[int, Visit]] = field(default_factory=list)  # told; by trial of the sweep
+    measurements: list[tuple[int, Measurement]] = field(
+        default_factory=list
+    )  # told; by trial of the sweep
     measured: Measured | None = None
     failed: str | None = None
     kind: str | None = None
@@ -116,7 +118,9 @@ class GroupedSweep:
 
     # ------------------------------------------------------------ what comes in
 
-    def restore(self, saved: Description, visits: Mapping[int, Sequence[Visit]]) -> None:
+    def restore(
+        self, saved: Description, measurements: Mapping[int, Sequence[Measurement]]
+    ) -> None:
         """Take over groups that were measured to the end before. Raises UsageError.
 
         Others begin anew: their baseline was a node's that may measure something else now.
@@ -129,11 +133,11 @@ class GroupedSweep:
                 host=old.host,
                 kind=self.kinds.of(old.hardware, old.loop),
                 restored=True,
-                visits=[
-                    (number, replace(visit, group=index))
-                    for number, seen in visits.items()
-                    for visit in seen
-                    if visit.group == old.index
+                measurements=[
+                    (number, replace(measurement, group=index))
+                    for number, seen in measurements.items()
+                    for measurement in seen
+                    if measurement.group == old.index
                 ],
             )
             self.states.append(state)
@@ -151,19 +155,19 @@ class GroupedSweep:
         """A group that will be measured."""
         self.states.append(GroupState(group=group))
 
-    def told(self, index: int, hardware: Hardware, said: Visited) -> None:
+    def told(self, index: int, hardware: Hardware, said: TrialUpdate) -> None:
         """Word from a group at work."""
         state = self.states[index]
         state.host = hardware.host
         state.kind = self.kinds.of(hardware, self._own.label())
-        if said.visit is not None and _counts(state.group, said.visit):
-            visit = replace(said.visit, group=index)
-            state.visits.append((self._number(state, said.trial), visit))
+        if said.measurement is not None and _counts(state.group, said.measurement):
+            measurement = replace(said.measurement, group=index)
+            state.measurements.append((self._number(state, said.trial), measurement))
 
     def again(self, index: int) -> None:
         """Its node was lost: what it told is void, since its baseline went with it."""
         state = self.states[index]
-        state.visits.clear()
+        state.measurements.clear()
         state.host = state.kind = None
         state.n_lost += 1
 
@@ -173,18 +177,18 @@ class GroupedSweep:
         state.measured, state.host = measured, hardware.host
         own = own_settings(measured.observed).label()
         state.kind = self.kinds.of(hardware, own)
-        state.visits = [
-            (self._number(state, trial.index), replace(visit, group=index))
+        state.measurements = [
+            (self._number(state, trial.index), replace(measurement, group=index))
             for trial in measured.outcome.trials
-            for visit in trial.visits
-            if _counts(state.group, visit)
+            for measurement in trial.measurements
+            if _counts(state.group, measurement)
         ]
 
     def fail(self, index: int, why: str) -> None:
         """No node could measure the group."""
         state = self.states[index]
         state.failed = why
-        state.visits.clear()
+        state.measurements.clear()
 
     # ------------------------------------------------------------ what goes out
 
@@ -299,12 +303,12 @@ class GroupedSweep:
 
     def _trials(self, kind: str | None) -> list[Trial]:
         """The trials with their visits; of trial 0 only those on this kind (None: all)."""
-        made = [replace(trial, visits=[], profiles=[]) for trial in self._planned]
+        made = [replace(trial, measurements=[], profiles=[]) for trial in self._planned]
         for state in self.states:
             alike = kind is None or state.kind in (None, kind)
-            for index, visit in state.visits:
+            for index, measurement in state.measurements:
                 if index or alike:
-                    made[index].visits.append(visit)
+                    made[index].measurements.append(measurement)
             for index in state.group.trials:
                 made[index].apart = made[index].apart or not alike
             self._conclude(state, made, alike=alike)
@@ -342,12 +346,14 @@ class GroupedSweep:
         return [s.measured.outcome for s in self.states if s.measured is not None]
 
 
-def _counts(group: Group, visit: Visit) -> bool:
+def _counts(group: Group, measurement: Measurement) -> bool:
     """A group that confirms was ranked elsewhere: its first visits only size its windows."""
-    return group.part == "rank" or visit.phase == "confirm"
+    return group.part == "rank" or measurement.phase == "confirm"
 
 
 def local_trials(planned: Sequence[Trial], group: Group) -> tuple[Trial, ...]:
     """The group's trials as its node numbers them: the baseline, then its own."""
     chosen = [planned[0], *(planned[index] for index in group.trials)]
-    return tuple(replace(trial, index=i, visits=[], profiles=[]) for i, trial in enumerate(chosen))
+    return tuple(
+        replace(trial, index=i, measurements=[], profiles=[]) for i, trial in enumerate(chosen)
+    )

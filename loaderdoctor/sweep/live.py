@@ -118,7 +118,7 @@ def trial_table(progress: Progress, *, max_rows: int, width: int = 80) -> Table:
             f"{marker}{trial.index}",
             trial.settings.label() if trial.index else "as is (the loop's own)",
             trial.status if trial.status != "ok" else fmt.number(step_ms) if step_ms else "…",
-            str(len(trial.visits)) if trial.visits else "",
+            str(len(trial.measurements)) if trial.measurements else "",
             style=style,
         )
     if len(shown) < len(trials):
@@ -128,10 +128,10 @@ def trial_table(progress: Progress, *, max_rows: int, width: int = 80) -> Table:
 
 def mean_step_ms(trial: Trial) -> float | None:
     """Mean step within epochs over the ranked windows, else over the first visit."""
-    visits = trial.ranked
-    if not visits or trial.status != "ok":
+    measurements = trial.ranked
+    if not measurements or trial.status != "ok":
         return None
-    return sum(visit.times.within_ms for visit in visits) / len(visits)
+    return sum(measurement.times.within_ms for measurement in measurements) / len(measurements)
 
 
 def _own_and_first(trials: list[Trial], n_shown: int) -> list[Trial]:

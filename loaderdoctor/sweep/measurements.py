@@ -9,7 +9,7 @@ from loaderdoctor.attribution.step import usable
 from loaderdoctor.errors import RunError
 from loaderdoctor.facts.epochs import SHORT_EPOCH
 from loaderdoctor.instrument.command.endings import took_down
-from loaderdoctor.instrument.command.script_run import BenchLike
+from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import (
     WINDOW_IDS,
     Ended,
@@ -20,10 +20,10 @@ from loaderdoctor.instrument.wire.protocol import (
 )
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
 from loaderdoctor.sweep import pace
-from loaderdoctor.sweep.fresh import FreshBench
+from loaderdoctor.sweep.fresh import FreshRuns
 from loaderdoctor.sweep.outcome import Options, Outcome
 from loaderdoctor.sweep.pace import Cost
-from loaderdoctor.sweep.trials import Phase, Trial, Visit
+from loaderdoctor.sweep.trials import Measurement, Phase, Trial
 
 # No window may run longer than this many times what was planned, plus a worker pool's slow start.
 LIMIT_FACTOR = 4.0
@@ -45,21 +45,21 @@ class SweepOverError(Exception):
     """No further window can be had; the sweep ends with what it has."""
 
 
-class Visits:
+class Measurer:
     """Measures one window at a time; between windows the running loop is paused."""
 
     def __init__(
         self,
-        bench: BenchLike,
+        script_run: ScriptRunLike,
         observed: Observed,
         options: Options,
         outcome: Outcome,
         *,
-        reopen: Callable[[], BenchLike] | None,
+        reopen: Callable[[], ScriptRunLike] | None,
         clock: Callable[[], float],
-        fresh: FreshBench | None = None,
+        fresh: FreshRuns | None = None,
     ) -> None:
-        self.bench = bench
+        self.script_run = script_run
         self.reopening_s = 0.0  # spent on starting the script again
         self._fresh = fresh
         self._options = options
@@ -103,7 +103,7 @@ class Visits:
                 mode=mode,
                 n_steps=n_steps,
                 limit_s=self._limit_s(expected_s)
-                + (0.0 if trial.visits else pace.slow_start_s(trial.settings)),
+                + (0.0 if trial.measurements else pace.slow_start_s(trial.settings)),
                 settings=trial.switched if mode == "trial" else None,
                 measure_boundary=mode == "trial" and self._boundary_due(trial, expected_s),
                 host_memory=self._memory_due(trial),
@@ -115,7 +115,9 @@ class Visits:
         )
         if done is not None and usable(done):
             wall_s = self._clock() - began
-            trial.visits.append(Visit(phase=phase, round=number, window=done, wall_s=wall_s))
+            trial.measurements.append(
+                Measurement(phase=phase, round=number, window=done, wall_s=wall_s)
+            )
         elif trial.index == 0 and mode == "trial" and trial.status != "ok":
             # The loop's own loader can't be opened a second time: measure it as it runs.
             self._outcome.notes.append(
@@ -136,7 +138,7 @@ class Visits:
         epoch = pace.epoch_of(trial, self._observed)
         if epoch is None or epoch * cost.step_s > pace.LONGEST_EPOCH_S:
             return n_steps
-        if any(visit.times.n_boundaries for visit in trial.visits):
+        if any(measurement.times.n_boundaries for measurement in trial.measurements):
             return n_steps
         return math.ceil(n_steps / epoch) * epoch
 
@@ -148,7 +150,7 @@ class Visits:
         """
         if trial.row is not None:
             return trial.row.host_memory
-        return sum(v.window.host_bytes is not None for v in trial.visits) < MEMORY_READINGS
+        return sum(v.window.host_bytes is not None for v in trial.measurements) < MEMORY_READINGS
 
     def _drains(self, trial: Trial) -> bool:
         """Whether only its loader is measured, without the loop's work."""
@@ -180,7 +182,7 @@ class Visits:
         """At least one boundary for each trial; more where they cost little beside the window."""
         if trial.settings.keep_iterator:
             return False  # it has none
-        seen = [v.boundary_ms for v in trial.visits if v.window.boundary_ns is not None]
+        seen = [v.boundary_ms for v in trial.measurements if v.window.boundary_ns is not None]
         if not seen or seen[-1] is None:
             return True
         return len(seen) < pace.MIN_ROUNDS and seen[-1] / 1000 < 0.5 * expected_s
@@ -223,13 +225,15 @@ class Visits:
                 assert self._fresh is not None
                 done = self._fresh.measure_trial(trial, request)
             else:
-                done = next(iter(self.bench.measure([request], timeout_s=self._timeout_s)), None)
-                died = took_down(done, self.bench.ended) if done is not None else None
+                done = next(
+                    iter(self.script_run.measure([request], timeout_s=self._timeout_s)), None
+                )
+                died = took_down(done, self.script_run.ended) if done is not None else None
                 done = None if died is not None else done
         except RunError as error:
             died = str(error)
         if done is None:
-            ended = self.bench.ended
+            ended = self.script_run.ended
             if ended is not None and ended.how == "script-ended":
                 raise SweepOverError("the script ended before the sweep did")
             if ended is not None and ended.how == "interrupted":
@@ -241,7 +245,7 @@ class Visits:
                 where = "" if trial is None else f"trial {trial.index}: "
                 raise SweepOverError(f"{where}{died.rstrip('.')}. {RERUN}")
             began = self._clock()
-            self.bench = self._reopen()
+            self.script_run = self._reopen()
             self.reopening_s += self._clock() - began
             return None
         if trial is not None and done.status in ("failed", "skipped"):
@@ -254,7 +258,7 @@ def _tensor_memory_due(trial: Trial) -> bool:
     """Once for each row that is about it: a step under the profiler."""
     if trial.row is None or not trial.row.tensor_memory:
         return False
-    return all(v.window.tensor_peak_bytes is None for v in trial.visits)
+    return all(v.window.tensor_peak_bytes is None for v in trial.measurements)
 
 
 def _how(ended: Ended | None) -> str:

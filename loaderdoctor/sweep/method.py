@@ -48,7 +48,7 @@ def sweep_method(asked: HowAsked, outcome: Outcome) -> tuple[str, ...]:
             "The candidate's gain is measured again beside the loop's own settings after it was "
             "chosen."
         )
-    if any(trial.place == "process" and trial.visits for trial in outcome.trials):
+    if any(trial.place == "process" and trial.measurements for trial in outcome.trials):
         found.append(
             "Trials in processes of their own start the script anew for each visit; start-up is "
             "its first iterator's."
@@ -65,7 +65,7 @@ def _rounds(asked: HowAsked, outcome: Outcome) -> str:
         share = f", {n_steps / grid:.0%} of the grid's" if grid else ""
         return (
             f"Each trial is {where}; a race of {n_rounds} rounds dropped clear losers and ended "
-            f"because {_ENDINGS.get(outcome.race or 'spent', 'it was cut short')}. It took "
+            f"because {_ENDINGS.get(outcome.elimination or 'spent', 'it was cut short')}. It took "
             f"{n_steps:,} steps{share} (at most {ALLOWANCE_SHARE:.0%})."
         )
     return (

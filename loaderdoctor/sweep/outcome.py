@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from loaderdoctor.instrument.command.script_run import BenchLike
+from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.sweep.trials import Trial
 
@@ -21,7 +21,7 @@ PhaseName = Literal["plain", "calibrate", "rank", "race", "ablate", "confirm", "
 class Ablate(Protocol):
     """What measures the loop as it is against ready batches, for at most `left_s` seconds."""
 
-    def __call__(self, bench: BenchLike, left_s: float, *, fewest: bool) -> None:
+    def __call__(self, script_run: ScriptRunLike, left_s: float, *, fewest: bool) -> None:
         """`fewest`: no more rounds than an interval needs."""
 
 
@@ -72,10 +72,12 @@ class Outcome:
     interrupt: KeyboardInterrupt | None = None  # what ended it, where the user did
     notes: list[tuple[str, str]] = field(default_factory=list)  # (kind, text) of warnings
     n_ranked_rounds: int = 0
-    race: str | None = None  # how a search ended: separated, nothing-better or spent
+    elimination: str | None = None  # how a search ended: separated, nothing-better or spent
     grid_steps: int | None = None  # steps that the whole grid would have taken
 
     @property
     def n_timed_steps(self) -> int:
         """Steps of all timed visits."""
-        return sum(visit.times.n_steps for trial in self.trials for visit in trial.visits)
+        return sum(
+            measurement.times.n_steps for trial in self.trials for measurement in trial.measurements
+        )

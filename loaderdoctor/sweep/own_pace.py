@@ -21,7 +21,7 @@ from loaderdoctor.report.words import format as fmt
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.sweep.outcome import Outcome
 from loaderdoctor.sweep.rank import Ranking
-from loaderdoctor.sweep.trials import Visit
+from loaderdoctor.sweep.trials import Measurement
 
 REOPENED = "baseline-unlike-loop"
 
@@ -29,15 +29,15 @@ REOPENED = "baseline-unlike-loop"
 def pace_warning(outcome: Outcome, ranking: Ranking) -> ReportWarning | None:
     """What the reader must know of the loop's own pace; None where trial 0 stands for it."""
     plain = [window for window in outcome.plain if usable(window)]
-    visits = [v for v in outcome.trials[0].visits if v.group == outcome.plain_group]
+    measurements = [v for v in outcome.trials[0].measurements if v.group == outcome.plain_group]
     own = ranking.results[0].within_ms if ranking.results else None
-    if not plain or not visits or own is None or ranking.noise is None:
+    if not plain or not measurements or own is None or ranking.noise is None:
         return None
-    pairs = [(plain[0], _after(plain[0], visits))]
+    pairs = [(plain[0], _after(plain[0], measurements))]
     if len(plain) > 1:
-        pairs.append((plain[-1], _before(plain[-1], visits)))
+        pairs.append((plain[-1], _before(plain[-1], measurements)))
     loop = [(i, window_times(window).within_ms) for i, (window, _) in enumerate(pairs)]
-    again = [(i, visit.times.within_ms) for i, (_, visit) in enumerate(pairs)]
+    again = [(i, measurement.times.within_ms) for i, (_, measurement) in enumerate(pairs)]
     more = ranking.noise.difference(loop, again)
     if more is not None and _matters(more, fmean(ms for _, ms in again)):
         where = _where(pairs, more)
@@ -55,7 +55,7 @@ def pace_warning(outcome: Outcome, ranking: Ranking) -> ReportWarning | None:
         return None
     if first.value - waited_more_ms(plain[0], plain[-1]) <= UNLIKE_SHARE * own.value:
         return None  # other programs had the CPU then: no pace of the loop's
-    why = memory_anew(plain[0], [plain[-1], *(visit.window for visit in visits)])
+    why = memory_anew(plain[0], [plain[-1], *(measurement.window for measurement in measurements)])
     return ReportWarning(
         kind=SLOW_START,
         text=f"the running loop took {fmt.number(loop[0][1])} ms a step before the sweep, and with "
@@ -71,20 +71,20 @@ def _matters(difference: Estimate, of_ms: float) -> bool:
     return beyond and abs(difference.value) > UNLIKE_SHARE * of_ms
 
 
-def _after(window: WindowDone, visits: list[Visit]) -> Visit:
+def _after(window: WindowDone, measurements: list[Measurement]) -> Measurement:
     """The visit that came next (one of them where the clock is not known)."""
-    later = [v for v in visits if v.window.start_ns >= window.start_ns]
-    return min(later or visits[:1], key=lambda v: v.window.start_ns)
+    later = [v for v in measurements if v.window.start_ns >= window.start_ns]
+    return min(later or measurements[:1], key=lambda v: v.window.start_ns)
 
 
-def _before(window: WindowDone, visits: list[Visit]) -> Visit:
-    earlier = [v for v in visits if v.window.start_ns <= window.start_ns]
-    return max(reversed(earlier or visits[-1:]), key=lambda v: v.window.start_ns)
+def _before(window: WindowDone, measurements: list[Measurement]) -> Measurement:
+    earlier = [v for v in measurements if v.window.start_ns <= window.start_ns]
+    return max(reversed(earlier or measurements[-1:]), key=lambda v: v.window.start_ns)
 
 
-def _where(pairs: list[tuple[WindowDone, Visit]], more: Estimate) -> str:
+def _where(pairs: list[tuple[WindowDone, Measurement]], more: Estimate) -> str:
     """Whether the difference lies in getting batches; "" where waits were not recorded."""
-    waits = [(_wait_ms(window), _wait_ms(visit.window)) for window, visit in pairs]
+    waits = [(_wait_ms(window), _wait_ms(measurement.window)) for window, measurement in pairs]
     known = [a - b for a, b in waits if a is not None and b is not None]
     if not known:
         return ""

@@ -50,7 +50,7 @@ class Cost:
         wanted = min(MAX_STEPS, max(at_least, window_s / self.step_s))
         return math.ceil(wanted / self.cycle - 1e-9) * self.cycle
 
-    def visit_s(self, window_s: float) -> float:
+    def measurement_s(self, window_s: float) -> float:
         """Expected length of a visit whose window takes about `window_s`."""
         return self.overhead_s + self.steps(window_s) * self.step_s
 
@@ -114,12 +114,12 @@ def epoch_of(trial: Trial, observed: Observed) -> int | None:
 
 def measured(trial: Trial, observed: Observed) -> Cost | None:
     """The cost as its visits showed it; None before the first."""
-    if not trial.visits:
+    if not trial.measurements:
         return None
-    steps = sum(visit.times.n_steps for visit in trial.visits)
-    window_s = sum(visit.window_s for visit in trial.visits)
+    steps = sum(measurement.times.n_steps for measurement in trial.measurements)
+    window_s = sum(measurement.window_s for measurement in trial.measurements)
     step_s = max(window_s / steps, 1e-6)
-    overheads = [v.wall_s - v.window_s for v in trial.visits]
+    overheads = [v.wall_s - v.window_s for v in trial.measurements]
     if slow_start_s(trial.settings):
         # What was compiled, copied or filled at the first visit is there at the next.
         later = guess(trial, observed, step_s=step_s).overhead_s
@@ -186,14 +186,14 @@ def _plan(
 
 def _window(costs: Sequence[Cost], round_s: float, *, at_least: float) -> float | None:
     """The longest window (up to WINDOW_S) with which one round takes at most `round_s`."""
-    if sum(cost.visit_s(at_least) for cost in costs) > round_s:
+    if sum(cost.measurement_s(at_least) for cost in costs) > round_s:
         return None
     low, high = at_least, WINDOW_S
-    if sum(cost.visit_s(high) for cost in costs) <= round_s:
+    if sum(cost.measurement_s(high) for cost in costs) <= round_s:
         return high
     for _ in range(20):  # bisection: the visit's length grows with the window's
         middle = (low + high) / 2
-        if sum(cost.visit_s(middle) for cost in costs) <= round_s:
+        if sum(cost.measurement_s(middle) for cost in costs) <= round_s:
             low = middle
         else:
             high = middle

@@ -18,10 +18,10 @@ from typing import Literal
 from loaderdoctor.advice.predictions import MIN_GAIN_SHARE
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.settings import AXES_BY_NAME, DEFAULT_PREFETCH_FACTOR, Settings
-from loaderdoctor.sweep.baseline_ratio import ONE_MACHINE, Yardstick
+from loaderdoctor.sweep.baseline_ratio import ONE_MACHINE, BaselineRatio
 from loaderdoctor.sweep.grid import meaning
 from loaderdoctor.sweep.noise import Noise
-from loaderdoctor.sweep.trials import NS_PER_S, Trial, Visit
+from loaderdoctor.sweep.trials import NS_PER_S, Measurement, Trial
 
 # Two means of the same setting differ by about 1 % on a quiet machine (window spread of 2 %,
 # four windows or more): a smaller difference is none, however narrow the interval.
@@ -107,18 +107,18 @@ class Ranking:
 
 def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None) -> Ranking:
     """Everything that can be said about the trials so far; also after an interruption."""
-    yardstick = yardstick_of(trials[0], steps_per_epoch) if trials else ONE_MACHINE
+    baseline_ratio = baseline_ratio_of(trials[0], steps_per_epoch) if trials else ONE_MACHINE
     noise = Noise.of(
-        [ms for _, ms in wall_samples(trial, trial.ranked, steps_per_epoch, yardstick)]
+        [ms for _, ms in wall_samples(trial, trial.ranked, steps_per_epoch, baseline_ratio)]
         for trial in trials
         if trial.status == "ok" and not trial.apart
-        if trial.index or yardstick is ONE_MACHINE  # exact by definition
+        if trial.index or baseline_ratio is ONE_MACHINE  # exact by definition
     )
     base = samples_per_step(trials[0]) if trials else None
     results = _shared(
         trials,
         [
-            result(trial, noise, steps_per_epoch, base_samples=base, yardstick=yardstick)
+            result(trial, noise, steps_per_epoch, base_samples=base, baseline_ratio=baseline_ratio)
             for trial in trials
         ],
     )
@@ -145,7 +145,7 @@ def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None)
     else:
         others = [r for r in ranked if r.index and r.index in tied]
         candidate = _simplest([best, *others], best, own)
-    gain_ms, confirmed = gain(trials, results, candidate, noise, steps_per_epoch, yardstick)
+    gain_ms, confirmed = gain(trials, results, candidate, noise, steps_per_epoch, baseline_ratio)
     own_cost = results[0].cost_ms
     ranking = Ranking(
         results=results,
@@ -175,28 +175,28 @@ def is_choice(trial: Trial) -> bool:
     )
 
 
-def yardstick_of(own: Trial, steps_per_epoch: int | None) -> Yardstick:
+def baseline_ratio_of(own: Trial, steps_per_epoch: int | None) -> BaselineRatio:
     """Of a sweep on a cluster; ONE_MACHINE where trial 0 was measured in no group."""
-    if all(visit.group is None for visit in own.visits):
+    if all(measurement.group is None for measurement in own.measurements):
         return ONE_MACHINE
     timed, counted = (
         [
-            (visit, ms)
-            for visit, (_, ms) in zip(
-                visits, wall_samples(own, visits, steps_per_epoch), strict=True
+            (measurement, ms)
+            for measurement, (_, ms) in zip(
+                measurements, wall_samples(own, measurements, steps_per_epoch), strict=True
             )
         ]
-        for visits in (own.visits, own.ranked)
+        for measurements in (own.measurements, own.ranked)
     )
-    return Yardstick.of(timed, counted)
+    return BaselineRatio.of(timed, counted)
 
 
 def samples_per_step(trial: Trial) -> float | None:
     """Samples in one of its steps; None where not known."""
     if trial.samples_per_step is not None:
         return trial.samples_per_step
-    n_steps = sum(visit.window.n_steps for visit in trial.visits)
-    n_samples = sum(visit.window.n_samples for visit in trial.visits)
+    n_steps = sum(measurement.window.n_steps for measurement in trial.measurements)
+    n_samples = sum(measurement.window.n_samples for measurement in trial.measurements)
     return n_samples / n_steps if n_steps and n_samples else None
 
 
@@ -221,19 +221,19 @@ def result(
     steps_per_epoch: int | None,
     *,
     base_samples: float | None = None,
-    yardstick: Yardstick = ONE_MACHINE,
+    baseline_ratio: BaselineRatio = ONE_MACHINE,
 ) -> Result:
     """One trial's figures; `base_samples` are those of the step it is compared with."""
     counted = trial.ranked
     walls = wall_samples(trial, counted, steps_per_epoch)
-    compared = wall_samples(trial, counted, steps_per_epoch, yardstick)
+    compared = wall_samples(trial, counted, steps_per_epoch, baseline_ratio)
     cost = noise.mean([ms for _, ms in compared]) if compared else None
     wall = noise.mean([ms for _, ms in walls]) if walls else None
     per_step = samples_per_step(trial)
     factor = _factor(base_samples, per_step)
     n_epoch = trial.steps_per_epoch or steps_per_epoch
-    startups = [v.window.startup_ns for v in trial.visits if v.window.startup_ns is not None]
-    windows = [visit.window for visit in trial.visits]
+    startups = [v.window.startup_ns for v in trial.measurements if v.window.startup_ns is not None]
+    windows = [measurement.window for measurement in trial.measurements]
     traced = next((w.trace_path for w in trial.profiles if w.trace_path), None)
     return Result(
         index=trial.index,
@@ -255,9 +255,9 @@ def result(
         trace_path=traced,
         cost_ms=cost.scaled(factor) if cost else None,
         window_ms=tuple(ms for _, ms in walls)
-        if yardstick is not ONE_MACHINE
+        if baseline_ratio is not ONE_MACHINE
         else tuple(ms * factor for _, ms in compared),
-        on_cluster=yardstick is not ONE_MACHINE,
+        on_cluster=baseline_ratio is not ONE_MACHINE,
         apart=trial.apart,
     )
 
@@ -267,16 +267,18 @@ def boundary_ms(trial: Trial) -> float | None:
 
     Without the confirmation, which must not change what it was to confirm.
     """
-    visits = [visit for visit in trial.visits if visit.phase != "confirm"]
-    seen = [ms for visit in visits if (ms := visit.boundary_ms) is not None]
+    measurements = [
+        measurement for measurement in trial.measurements if measurement.phase != "confirm"
+    ]
+    seen = [ms for measurement in measurements if (ms := measurement.boundary_ms) is not None]
     return max(0.0, fmean(seen)) if seen else None
 
 
 def wall_samples(
     trial: Trial,
-    visits: Sequence[Visit],
+    measurements: Sequence[Measurement],
     steps_per_epoch: int | None,
-    yardstick: Yardstick = ONE_MACHINE,
+    baseline_ratio: BaselineRatio = ONE_MACHINE,
 ) -> list[tuple[int, float]]:
     """(round, wall per step) of these windows of a trial, one boundary spread over an epoch.
 
@@ -287,8 +289,11 @@ def wall_samples(
     n_epoch = trial.steps_per_epoch or steps_per_epoch
     spread = boundary / n_epoch if boundary is not None and n_epoch else 0.0
     return [
-        (visit.round, (visit.times.within_ms + spread) * yardstick.factor(visit))
-        for visit in visits
+        (
+            measurement.round,
+            (measurement.times.within_ms + spread) * baseline_ratio.factor(measurement),
+        )
+        for measurement in measurements
     ]
 
 
@@ -318,7 +323,7 @@ def gain(
     candidate: int,
     noise: Noise,
     steps_per_epoch: int | None,
-    yardstick: Yardstick = ONE_MACHINE,
+    baseline_ratio: BaselineRatio = ONE_MACHINE,
 ) -> tuple[Estimate | None, bool]:
     """(loop's own minus candidate, whether confirmation windows say so), per step.
 
@@ -326,12 +331,14 @@ def gain(
     """
     if candidate == 0:
         return None, False
-    own = wall_samples(trials[0], trials[0].of("confirm"), steps_per_epoch, yardstick)
+    own = wall_samples(trials[0], trials[0].of("confirm"), steps_per_epoch, baseline_ratio)
     chosen = trials[candidate]
     factor = _factor(samples_per_step(trials[0]), samples_per_step(chosen))
     other = [
         (number, ms * factor)
-        for number, ms in wall_samples(chosen, chosen.of("confirm"), steps_per_epoch, yardstick)
+        for number, ms in wall_samples(
+            chosen, chosen.of("confirm"), steps_per_epoch, baseline_ratio
+        )
     ]
     if len({n for n, _ in own} & {n for n, _ in other}) >= MIN_PAIRS:
         return noise.difference(own, other), True
@@ -343,9 +350,9 @@ def drift(baseline: Trial) -> float | None:
 
     On a cluster that of the group where it changed most.
     """
-    groups: dict[int | None, list[Visit]] = {}
-    for visit in (*baseline.of("rank"), *baseline.of("confirm")):
-        groups.setdefault(visit.group, []).append(visit)
+    groups: dict[int | None, list[Measurement]] = {}
+    for measurement in (*baseline.of("rank"), *baseline.of("confirm")):
+        groups.setdefault(measurement.group, []).append(measurement)
     changes = [
         timed[-1].times.within_ms / timed[0].times.within_ms
         for timed in groups.values()

@@ -19,13 +19,13 @@ from types import MappingProxyType
 
 from loaderdoctor.advice.predictions import MIN_GAIN_SHARE
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.command.script_run import BenchLike
+from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import elimination, pace, shares
-from loaderdoctor.sweep.fresh import FreshBench
+from loaderdoctor.sweep.fresh import FreshRuns
 from loaderdoctor.sweep.grid import n_changes, own_settings
-from loaderdoctor.sweep.measurements import SweepOverError, Visits
+from loaderdoctor.sweep.measurements import Measurer, SweepOverError
 from loaderdoctor.sweep.outcome import Ablate, Options, Outcome, PhaseName, Progress
 from loaderdoctor.sweep.pace import Cost, Plan
 from loaderdoctor.sweep.rank import MIN_PAIRS, Ranking, rank
@@ -56,16 +56,16 @@ class Sweep:
 
     def __init__(
         self,
-        bench: BenchLike,
+        script_run: ScriptRunLike,
         observed: Observed,
         trials: Sequence[Settings | Trial],
         options: Options,
         *,
-        withheld: Mapping[Settings, str] = MappingProxyType({}),
+        refused: Mapping[Settings, str] = MappingProxyType({}),
         on_progress: Callable[[Progress], None] | None = None,
-        reopen: Callable[[], BenchLike] | None = None,
+        reopen: Callable[[], ScriptRunLike] | None = None,
         ablate: Ablate | None = None,
-        fresh: FreshBench | None = None,
+        fresh: FreshRuns | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.outcome = Outcome(
@@ -74,12 +74,12 @@ class Sweep:
                 for i, one in enumerate(trials)
             ]
         )
-        self._visits = Visits(
-            bench, observed, options, self.outcome, reopen=reopen, clock=clock, fresh=fresh
+        self._measurer = Measurer(
+            script_run, observed, options, self.outcome, reopen=reopen, clock=clock, fresh=fresh
         )
         self._observed = observed
         self._options = options
-        self._withheld = withheld
+        self._refused = refused
         self._on_progress = on_progress
         self._ablate = ablate
         self._clock = clock
@@ -102,15 +102,15 @@ class Sweep:
         """
         try:
             for trial in self.outcome.trials:
-                if trial.alive and trial.settings in self._withheld:
-                    trial.fail("skipped", self._withheld[trial.settings])
+                if trial.alive and trial.settings in self._refused:
+                    trial.fail("skipped", self._refused[trial.settings])
             self._plain()
             self._calibrate()
             # Verdict and claims ask what loading costs: not what the rounds leave decides that.
             first_s = shares.FIRST_ABLATE_SHARE * self._options.budget_s
             self._compare(first_s, fewest=not self._options.keep_all)
             if self._options.search == "auto":
-                self._race()
+                self._elimination()
             elif self._options.part != "confirm":
                 self._rank()
             if self._options.part != "rank":
@@ -126,7 +126,7 @@ class Sweep:
             self.outcome.ended, self.outcome.interrupt = "interrupted", interrupt
             self.outcome.ended_reason = "interrupted: what was measured until then stands"
         for trial in self.outcome.trials:
-            if trial.status == "ok" and not trial.visits and trial.same_as is None:
+            if trial.status == "ok" and not trial.measurements and trial.same_as is None:
                 trial.fail("skipped", f"not reached: {self.outcome.ended_reason or 'budget over'}")
         return self.outcome
 
@@ -139,17 +139,17 @@ class Sweep:
     def _plain(self) -> None:
         """One window of the loop as it is, nothing re-opened: the check on trial 0."""
         cost = self._cost(self.outcome.trials[0])
-        self._visits.plain(cost.steps(CALIBRATE_WINDOW_S), cost)
+        self._measurer.plain(cost.steps(CALIBRATE_WINDOW_S), cost)
         self._tell("plain", 1, 1, None)
 
     def _compare(self, left_s: float, *, fewest: bool) -> None:
         if self._ablate is not None:
             self._tell("ablate", 1, 1, 0)
-            self._ablate(self._visits.bench, left_s, fewest=fewest)
+            self._ablate(self._measurer.script_run, left_s, fewest=fewest)
 
     def _calibrate(self) -> None:
         """Each trial once, the loop's own settings first; finds crashes and costs."""
-        alive = [trial for trial in self._alive() if not trial.visits]
+        alive = [trial for trial in self._alive() if not trial.measurements]
         share_s = self._end_s(shares.CALIBRATE_SHARE) / max(1, len(alive))
         searching = self._options.search == "auto"
         # A budget that ends here is to leave a table from its baseline up, not rows at random.
@@ -162,9 +162,14 @@ class Sweep:
             n_steps = elimination.window_steps(cost) if searching else cost.steps(window_s)
             # A search counts these windows but for the first, which meets cold caches.
             phase: Phase = "rank" if searching and trial.index else "calibrate"
-            self._visits.time(trial, phase, 0, n_steps, cost)
+            self._measurer.time(trial, phase, 0, n_steps, cost)
             self._tell("calibrate", 1, 1, trial.index)
-            if self._left_s(shares.RACE_VISIT_SHARE if searching else shares.CONFIRM_SHARE) <= 0:
+            if (
+                self._left_s(
+                    shares.ELIMINATION_WINDOWS_SHARE if searching else shares.CONFIRM_SHARE
+                )
+                <= 0
+            ):
                 break
 
     def _rank(self) -> None:
@@ -188,12 +193,12 @@ class Sweep:
         while number <= n_rounds:
             last = 0 if number == n_rounds else None
             for trial in self._shuffled(self._alive(), last=last):
-                if any(visit.round == number for visit in trial.of("rank")):
+                if any(measurement.round == number for measurement in trial.of("rank")):
                     continue
                 cost = self._cost(trial)
-                if number > 1 and cost.visit_s(0.0) > self._left_s(shares.CONFIRM_SHARE):
+                if number > 1 and cost.measurement_s(0.0) > self._left_s(shares.CONFIRM_SHARE):
                     return
-                self._visits.time(trial, "rank", number, cost.steps(plan.window_s), cost)
+                self._measurer.time(trial, "rank", number, cost.steps(plan.window_s), cost)
                 self._tell("rank", number, n_rounds, trial.index)
             self.outcome.n_ranked_rounds = number
             number += 1
@@ -205,14 +210,14 @@ class Sweep:
                 if self._left_s(end) < self._round_s(plan) and wanted is None:
                     return
 
-    def _race(self) -> None:
+    def _elimination(self) -> None:
         """Rounds of short windows among those still in the race (see `race`)."""
         allowance = self._allowance() * (1 - elimination.CONFIRM_SHARE)
-        unvisited = [trial for trial in self._alive() if not trial.visits]
-        for trial in unvisited:
+        unmeasured = [trial for trial in self._alive() if not trial.measurements]
+        for trial in unmeasured:
             trial.dropped = True
-        if unvisited:
-            self._note_short_budget(f"{len(unvisited)} settings were not visited")
+        if unmeasured:
+            self._note_short_budget(f"{len(unmeasured)} settings were not visited")
         alive = [trial.index for trial in self._alive()]
         number = max((v.round for t in self.outcome.trials for v in t.of("rank")), default=0)
         ending = None
@@ -220,7 +225,7 @@ class Sweep:
             costs = {i: elimination.spend(self._cost(self.outcome.trials[i])) for i in {0, *alive}}
             ranking = self.ranking()
             left_s = self._left_s(shares.CONFIRM_SHARE) - elimination.pairs_s(ranking, costs)
-            left_s = min(left_s, self._left_s(shares.RACE_SHARE))
+            left_s = min(left_s, self._left_s(shares.ELIMINATION_SHARE))
             left = elimination.Spend(steps=allowance - self.outcome.n_timed_steps, seconds=left_s)
             field = elimination.after_round(ranking, alive, costs=costs, left=left)
             for index in set(alive) - set(field.alive) - {0}:  # to confirm, 0 is needed
@@ -231,11 +236,11 @@ class Sweep:
             number += 1
             for trial in self._shuffled([self.outcome.trials[i] for i in alive]):
                 cost = self._cost(trial)
-                self._visits.time(trial, "rank", number, elimination.window_steps(cost), cost)
+                self._measurer.time(trial, "rank", number, elimination.window_steps(cost), cost)
                 self._tell("race", number, len(alive), trial.index)
             self.outcome.n_ranked_rounds = number
             alive = [trial.index for trial in self._alive()]
-        self.outcome.race = ending or "spent"
+        self.outcome.elimination = ending or "spent"
 
     def _allowance(self) -> float:
         """Steps that a search may take: a share of a whole grid's; infinite where time decides."""
@@ -274,7 +279,7 @@ class Sweep:
             allowed = max(MIN_PAIRS, left / pair_steps)
         for number in range(1, int(min(MAX_PAIRS, allowed)) + 1 if plan else 1):
             if number > MIN_PAIRS:
-                pair_s = sum(self._cost(trial).visit_s(plan.window_s) for trial in pair)
+                pair_s = sum(self._cost(trial).measurement_s(plan.window_s) for trial in pair)
                 undecided = self._undecided()
                 share = shares.ABLATE_SHARE if undecided else shares.CONFIRM_SHARE
                 enough = number > plan.n_rounds and not undecided
@@ -283,7 +288,7 @@ class Sweep:
             for trial in pair if number % 2 else reversed(pair):
                 cost = self._cost(trial)
                 n_steps = cost.steps(plan.window_s, at_least=1 if searching else pace.MIN_STEPS)
-                self._visits.time(trial, "confirm", number, n_steps, cost)
+                self._measurer.time(trial, "confirm", number, n_steps, cost)
                 self._tell("confirm", number, max(number, plan.n_rounds), trial.index)
 
     def _undecided(self) -> bool:
@@ -315,7 +320,7 @@ class Sweep:
                 left_s = self._left_s(1.0) + extra_s * self._options.budget_s
                 if trial.index and expected_s > left_s:
                     return
-                self._visits.trace(trial, repeat, n_steps, cost)
+                self._measurer.trace(trial, repeat, n_steps, cost)
                 n_traced = sum(bool(one.profiles) for one in self.outcome.trials)
                 self._tell("trace", n_traced, len(traced), trial.index)
 
@@ -323,7 +328,7 @@ class Sweep:
 
     def _plan(self, wanted_rounds: int | None) -> Plan:
         """Where all trials are to stay, fewer rounds come before fewer trials."""
-        costs = {trial.index: self._cost(trial) for trial in self._alive() if trial.visits}
+        costs = {trial.index: self._cost(trial) for trial in self._alive() if trial.measurements}
         fewest = 1 if self._options.keep_all and wanted_rounds else wanted_rounds or 0
         plan = pace.NOTHING
         for n_rounds in range(wanted_rounds or 0, fewest - 1, -1):
@@ -343,7 +348,7 @@ class Sweep:
         return found or pace.guess(trial, self._observed, step_s=self._step_s)
 
     def _round_s(self, plan: Plan) -> float:
-        return sum(self._cost(trial).visit_s(plan.window_s) for trial in self._alive())
+        return sum(self._cost(trial).measurement_s(plan.window_s) for trial in self._alive())
 
     def _by_speed(self) -> list[int]:
         """Indexes of measured trials, fastest first; the loop's own before all others."""
@@ -375,7 +380,7 @@ class Sweep:
 
     def _left_s(self, share: float) -> float:
         # Starting the script again is no measuring.
-        spent_s = self._clock() - self._began - self._visits.reopening_s
+        spent_s = self._clock() - self._began - self._measurer.reopening_s
         return self._end_s(share) - spent_s
 
     def _note_short_budget(self, what: str) -> None:

@@ -39,7 +39,7 @@ from loaderdoctor.instrument.wire.protocol import FetchRecord, WindowDone
 from loaderdoctor.report.files import write_bytes
 from loaderdoctor.settings import Value
 from loaderdoctor.sweep.outcome import Part
-from loaderdoctor.sweep.trials import Phase, Trial, Visit
+from loaderdoctor.sweep.trials import Measurement, Phase, Trial
 
 NAME = "samples.npz"
 SCHEMA = 1
@@ -122,15 +122,19 @@ def write(
 
 def columns(trials: Sequence[Trial]) -> dict[str, NDArray[Any]]:
     """Every window of every trial as the arrays described above."""
-    at = [(trial.index, n, visit) for trial in trials for n, visit in enumerate(trial.visits)]
-    windows = [visit.window for _, _, visit in at]
+    at = [
+        (trial.index, n, measurement)
+        for trial in trials
+        for n, measurement in enumerate(trial.measurements)
+    ]
+    windows = [measurement.window for _, _, measurement in at]
     found: dict[str, NDArray[Any]] = {
         "trial": _ints([index for index, _, _ in at]),
         "visit": _ints([n for _, n, _ in at]),
-        "round": _ints([visit.round for _, _, visit in at]),
-        "phase": _ints([PHASES.index(visit.phase) for _, _, visit in at]),
+        "round": _ints([measurement.round for _, _, measurement in at]),
+        "phase": _ints([PHASES.index(measurement.phase) for _, _, measurement in at]),
         "group": _ints([_ABSENT if v.group is None else v.group for _, _, v in at]),
-        "wall_s": np.array([visit.wall_s for _, _, visit in at], dtype=np.float64),
+        "wall_s": np.array([measurement.wall_s for _, _, measurement in at], dtype=np.float64),
     }
     for name in ("n_steps", "n_samples", "start_ns", "end_ns", *_OPTIONAL):
         values = [getattr(window, name) for window in windows]
@@ -157,16 +161,16 @@ def columns(trials: Sequence[Trial]) -> dict[str, NDArray[Any]]:
     return found
 
 
-def read(folder: Path) -> tuple[Description, dict[int, list[Visit]]]:
+def read(folder: Path) -> tuple[Description, dict[int, list[Measurement]]]:
     """The description, and the visits by trial index. Raises UsageError with what is wrong."""
     path = folder / NAME
     try:
         arrays = _arrays(path)
         description = msgspec.json.decode(str(arrays["description"]), type=Description)
-        visits: dict[int, list[Visit]] = {}
+        measurements: dict[int, list[Measurement]] = {}
         for i in range(len(arrays["trial"])):
-            visits.setdefault(int(arrays["trial"][i]), []).append(_visit(arrays, i))
-        _check_numbers(description, visits)
+            measurements.setdefault(int(arrays["trial"][i]), []).append(_measurement(arrays, i))
+        _check_numbers(description, measurements)
     except FileNotFoundError as error:
         raise UsageError(
             f"{path}: no such file. Give the run folder of a sweep that was interrupted."
@@ -179,13 +183,13 @@ def read(folder: Path) -> tuple[Description, dict[int, list[Visit]]]:
         raise UsageError(f"{path}: not the samples of a sweep ({reason}).") from error
     if description.schema != SCHEMA:
         raise UsageError(f"{path}: written by another version of loaderdoctor. Run the sweep anew.")
-    return description, visits
+    return description, measurements
 
 
-def _check_numbers(description: Description, visits: Mapping[int, object]) -> None:
+def _check_numbers(description: Description, measurements: Mapping[int, object]) -> None:
     """Raise ValueError where windows or groups are of trials that there are not, or of two."""
     known = range(len(description.trials))
-    if any(number not in known for number in visits):
+    if any(number not in known for number in measurements):
         raise ValueError("windows of a trial that it does not describe")
     ranked = [n for group in description.groups if group.part == "rank" for n in group.trials]
     named = [n for group in description.groups for n in group.trials]
@@ -212,15 +216,17 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def restore(trials: Sequence[Trial], saved: Description, visits: dict[int, list[Visit]]) -> None:
+def restore(
+    trials: Sequence[Trial], saved: Description, measurements: dict[int, list[Measurement]]
+) -> None:
     """Put what was measured before into trials planned anew.
 
     Raises UsageError where they aren't those of the saved run: another machine, another script.
     """
     check_same(trials, saved)
     for trial, old in zip(trials, saved.trials, strict=True):
-        trial.visits = visits.get(trial.index, [])
-        trial.dropped = old.dropped and bool(trial.visits)  # others only lacked the time
+        trial.measurements = measurements.get(trial.index, [])
+        trial.dropped = old.dropped and bool(trial.measurements)  # others only lacked the time
         trial.samples_per_step = old.samples_per_step
         trial.steps_per_epoch = old.steps_per_epoch
         # "Not reached" and what was withheld is decided anew; what crashed is not tried again.
@@ -251,7 +257,7 @@ def _saved(trial: Trial) -> SavedTrial:
     )
 
 
-def _visit(arrays: Mapping[str, NDArray[Any]], i: int) -> Visit:
+def _measurement(arrays: Mapping[str, NDArray[Any]], i: int) -> Measurement:
     begin, end = (int(n) for n in arrays["step_offsets"][i : i + 2])
     first, last = (int(n) for n in arrays["wait_offsets"][i : i + 2])
     host = tuple(int(ns) for ns in arrays["flat_host_step_ns"][begin:end])
@@ -279,20 +285,20 @@ def _visit(arrays: Mapping[str, NDArray[Any]], i: int) -> Visit:
         ),
         **optional,
     )
-    visit = Visit(
+    measurement = Measurement(
         phase=dict(enumerate(PHASES))[int(arrays["phase"][i])],
         round=int(arrays["round"][i]),
         window=window,
         wall_s=float(arrays["wall_s"][i]),
         group=group if (group := int(arrays["group"][i])) != _ABSENT else None,
     )
-    _check(visit)
-    return visit
+    _check(measurement)
+    return measurement
 
 
-def _check(visit: Visit) -> None:
+def _check(measurement: Measurement) -> None:
     """Raises ValueError for a window that nobody measured."""
-    window = visit.window
+    window = measurement.window
     host, device = window.host_step_ns, window.device_step_ns
     steps = host if device is None else (*host, *device)
     if window.n_steps < 1 or {len(host), len(host if device is None else device)} != {
@@ -300,10 +306,10 @@ def _check(visit: Visit) -> None:
     }:
         raise ValueError(f"a window of {window.n_steps} steps has the times of {len(host)}")
     sizes = (getattr(window, name) for name in _OPTIONAL)
-    numbers = (*steps, window.n_samples, visit.round, *(n for n in sizes if n is not None))
+    numbers = (*steps, window.n_samples, measurement.round, *(n for n in sizes if n is not None))
     if not all(0 <= number < MAX_NUMBER for number in numbers) or not all(steps):
         raise ValueError("a window has times or sizes that can't be")
-    if not 0 <= window.start_ns <= window.end_ns or not 0 <= visit.wall_s < math.inf:
+    if not 0 <= window.start_ns <= window.end_ns or not 0 <= measurement.wall_s < math.inf:
         raise ValueError("a window ends before it begins")
 
 

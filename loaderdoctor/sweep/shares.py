@@ -13,8 +13,8 @@ CONFIRM_SHARE = 0.79
 ABLATE_SHARE = 0.87
 # Of a search, its first visits and its race: what is left then confirms the winner. Fewer settings
 # visited leave a winner; first visits alone (34 of them took 75 s on an H200 with 16 CPUs) do not.
-RACE_VISIT_SHARE = 0.42
-RACE_SHARE = 0.65
+ELIMINATION_WINDOWS_SHARE = 0.42
+ELIMINATION_SHARE = 0.65
 # A preset's phases end later.
 PRESET_STRETCH = 1.15
 # Before the rounds: of a preset all of its ablation, else the fewest rounds an interval needs.

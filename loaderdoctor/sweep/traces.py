@@ -20,7 +20,7 @@ from loaderdoctor.instrument.wire.worker_records import WorkerLog
 from loaderdoctor.report.files import RunFolder, trial_run
 from loaderdoctor.report.traces.captures import Overlay, write_capture
 from loaderdoctor.report.traces.tensorboard import BASELINE
-from loaderdoctor.report.traces.worker_tracks import lane_events
+from loaderdoctor.report.traces.worker_tracks import track_events
 from loaderdoctor.sweep.outcome import Outcome
 from loaderdoctor.trace.calibrate import calibrate
 from loaderdoctor.trace.columns import Trace
@@ -71,7 +71,7 @@ def _one(
     source = Path(window.trace_path)
     trace = read_trace(source)
     path = write_capture(
-        folder, run, source, at_ns=time.time_ns(), overlay=_lanes(trace, window, log)
+        folder, run, source, at_ns=time.time_ns(), overlay=_tracks(trace, window, log)
     )
     attributed = attribute(trace)
     return Traced(
@@ -82,8 +82,8 @@ def _one(
     )
 
 
-def _lanes(trace: Trace, window: WindowDone, log: WorkerLog | None) -> Overlay:
+def _tracks(trace: Trace, window: WindowDone, log: WorkerLog | None) -> Overlay:
     """The workers' own records on the trace's clock, as lanes beside the profiler's."""
     if log is None or not window.clock_marks:
         return Overlay()
-    return Overlay(lanes=lane_events(log, calibrate(trace, window.clock_marks), trace))
+    return Overlay(worker_tracks=track_events(log, calibrate(trace, window.clock_marks), trace))

@@ -22,7 +22,7 @@ NS_PER_S = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
+class Measurement:
     """One timed window of a trial. `round` counts within its phase; trials pair by it."""
 
     phase: Phase
@@ -57,7 +57,7 @@ class Trial:
     settings: Settings
     status: Literal["ok", "failed", "skipped"] = "ok"
     reason: str | None = None
-    visits: list[Visit] = field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
     profiles: list[WindowDone] = field(default_factory=list)  # windows with a trace, never timed
     dropped: bool = False  # no longer visited: far behind, and the budget is short
     # "process": each visit in a process of its own, running `script` where it is given.
@@ -82,12 +82,12 @@ class Trial:
         """Whether it is still worth a visit."""
         return self.status == "ok" and not self.dropped and self.same_as is None
 
-    def of(self, phase: Phase) -> list[Visit]:
+    def of(self, phase: Phase) -> list[Measurement]:
         """Its visits of one phase, in order."""
-        return [visit for visit in self.visits if visit.phase == phase]
+        return [measurement for measurement in self.measurements if measurement.phase == phase]
 
     @property
-    def ranked(self) -> list[Visit]:
+    def ranked(self) -> list[Measurement]:
         """Visits that rank it: the ranked rounds, with the calibration where they are too few.
 
         Calibration windows are short, and the first of them meet cold caches.

@@ -115,7 +115,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineLook:
+class LineStackSample:
     """Where the training thread's own code was at one instant, as our sampler saw it."""
 
     mark: str  # the last span of ours that had begun
@@ -156,7 +156,7 @@ class Trace:
     n_unpaired_events: int = 0  # begin and end events (ph B, E), not read: torch.profiler has none
     kernel_shapes: KernelShapes | None = None  # None: no kernel says
     memory_peaks: tuple[MemoryPeak, ...] = ()  # of accelerators; empty: no memory events
-    looks: tuple[LineLook, ...] = ()  # traces of ours with Python stacks
+    stack_samples: tuple[LineStackSample, ...] = ()  # traces of ours with Python stacks
     text: Text = Text()
 
     @property

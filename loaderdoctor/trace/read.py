@@ -21,7 +21,7 @@ from loaderdoctor.trace.memory import MemoryLimit
 from loaderdoctor.trace.parts import Parts
 from loaderdoctor.trace.rows import Rows
 from loaderdoctor.trace.source import DEFAULT_MAX_BYTES, OnShare, blocks
-from loaderdoctor.trace.stack_samples import line_looks
+from loaderdoctor.trace.stack_samples import line_stack_samples
 from loaderdoctor.trace.wire import decode_strictly, printable
 
 # 61 bytes each, twice that while they are sorted: 6 GB. A gzip file of a few megabytes can hold as
@@ -107,7 +107,7 @@ def _read(path: Path, text: Generator[bytes], parts: Parts | None, memory: Memor
         n_unpaired_events=rows.n_unpaired,
         kernel_shapes=kernel_shapes,
         memory_peaks=rows.memory_peaks(),
-        looks=line_looks(about.get("loaderdoctorLooks")),
+        stack_samples=line_stack_samples(about.get("loaderdoctorLooks")),
         text=Text(
             n_bytes=batches.n_bytes if parts is None else path.stat().st_size,
             n_events=rows.n_events,

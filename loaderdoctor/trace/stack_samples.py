@@ -6,21 +6,23 @@ from typing import Any
 
 import msgspec
 
-from loaderdoctor.trace.columns import LineLook
+from loaderdoctor.trace.columns import LineStackSample
 from loaderdoctor.trace.wire import printable
 
 # A few times what the measuring side leaves.
-MAX_LOOKS = 100_000
+MAX_STACK_SAMPLES = 100_000
 MAX_LINE = 1_000_000_000
 
 
 class _Written(msgspec.Struct):
     marks: list[str]
     places: list[tuple[str, int, str]]
-    looks: list[tuple[int, int, int]]  # mark, ns since it, place
+    stack_samples: list[tuple[int, int, int]] = msgspec.field(
+        name="looks"
+    )  # mark, ns since it, place
 
 
-def line_looks(value: Any) -> tuple[LineLook, ...]:
+def line_stack_samples(value: Any) -> tuple[LineStackSample, ...]:
     """The looks of a trace; empty where it has none, or none that make sense."""
     try:
         written = msgspec.convert(value, _Written)
@@ -28,14 +30,14 @@ def line_looks(value: Any) -> tuple[LineLook, ...]:
         return ()
     marks, places = written.marks, written.places
     return tuple(
-        LineLook(
+        LineStackSample(
             mark=marks[mark],
             after_ns=after_ns,
             file=printable(places[place][0]),
             line=places[place][1],
             function=printable(places[place][2]),
         )
-        for mark, after_ns, place in written.looks[:MAX_LOOKS]
+        for mark, after_ns, place in written.stack_samples[:MAX_STACK_SAMPLES]
         if 0 <= mark < len(marks) and 0 <= place < len(places) and 0 <= after_ns < 1 << 62
         if 0 < places[place][1] < MAX_LINE
     )

@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from loaderdoctor.advice.formats import FORMATS, conversion
 from loaderdoctor.advice.lines import code_advice
 from loaderdoctor.attribution.workers import worker_facts
-from loaderdoctor.facts.evidence import Facts, LineSpot, WorkerFacts
+from loaderdoctor.facts.evidence import Facts, LineHotspot, WorkerFacts
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.findings.rules.batch_making import dataset_format_bound
-from loaderdoctor.findings.rules.hotspots import MIN_LOOKS
+from loaderdoctor.findings.rules.line_names import MIN_STACK_SAMPLES
 from loaderdoctor.instrument.dataset.stores import normalisation, stores
 from loaderdoctor.instrument.wire.worker_records import read
 from loaderdoctor.instrument.workers import worker, worker_sampling
@@ -36,7 +36,11 @@ READ_EVERY_NS = 300_000_000
 
 
 def watched(
-    dataset: Any, records: Path, monkeypatch: pytest.MonkeyPatch, *, enough: int = 2 * MIN_LOOKS
+    dataset: Any,
+    records: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    enough: int = 2 * MIN_STACK_SAMPLES,
 ) -> WorkerFacts:
     """What is recorded of a loader without workers over `dataset`: epochs until looks suffice."""
     monkeypatch.setattr(worker_sampling, "INTERVAL_S", 0.001)
@@ -47,7 +51,7 @@ def watched(
     try:
         source: DataLoader[Any] = DataLoader(dataset, batch_size=16)
         facts = None
-        while facts is None or not facts.lines or facts.lines[0].of_looks < enough:
+        while facts is None or not facts.lines or facts.lines[0].of_stack_samples < enough:
             assert time.perf_counter_ns() - began < MAX_WATCHED_S * 1e9, facts
             until = time.perf_counter_ns() + READ_EVERY_NS
             while time.perf_counter_ns() < until:  # most of the time is to be the loader's
@@ -74,7 +78,11 @@ def starved(dataset: Any, seen: WorkerFacts) -> Facts:
 
 
 def found(
-    dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, enough: int = 2 * MIN_LOOKS
+    dataset: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    enough: int = 2 * MIN_STACK_SAMPLES,
 ) -> Finding | None:
     seen = watched(dataset, tmp_path / "records", monkeypatch, enough=enough)
     return dataset_format_bound(starved(dataset, seen))
@@ -104,7 +112,7 @@ def test_a_conversion_is_recognised_by_what_was_recorded(
     make, says = CONVERTING[name]
     dataset = make(tmp_path)
     # Half of a sample's cost is the conversion, in two lines: few looks would not bear a name.
-    enough = (6 if name in ("pil-round-trip", "pandas-rows") else 2) * MIN_LOOKS
+    enough = (6 if name in ("pil-round-trip", "pandas-rows") else 2) * MIN_STACK_SAMPLES
     finding = found(dataset, tmp_path, monkeypatch, enough=enough)
     assert finding is not None
     assert finding.evidence["format"] == name
@@ -124,9 +132,9 @@ def test_decoding_and_arithmetic_are_no_conversions(
 
 def test_looks_at_another_formats_lists_do_not_outweigh_what_takes_most() -> None:
     """pandas keeps its labels in Arrow: some looks fall there, some on lists made of them."""
-    line = spot(90, code='row = self.frame.iloc[index]["x"]')
-    arrow = spot(2, code="names = index.to_pylist()")
-    lists = spot(1, code="x = torch.tensor(list(row))")
+    line = hotspot(90, code='row = self.frame.iloc[index]["x"]')
+    arrow = hotspot(2, code="names = index.to_pylist()")
+    lists = hotspot(1, code="x = torch.tensor(list(row))")
     for lines in ([line, arrow, lists], [line, lists]):
         most = conversion(lines, loader())
         assert most is not None
@@ -134,18 +142,18 @@ def test_looks_at_another_formats_lists_do_not_outweigh_what_takes_most() -> Non
     # Of the two alone, lists are a part of reading the Arrow values.
     both = conversion([arrow, lists], loader())
     assert both is not None
-    assert (both.format.name, len(both.spots)) == ("arrow", 2)
+    assert (both.format.name, len(both.hotspots)) == ("arrow", 2)
 
 
-def spot(n_looks: int, *, code: str) -> LineSpot:
-    return LineSpot(
+def hotspot(n_stack_samples: int, *, code: str) -> LineHotspot:
+    return LineHotspot(
         phase="fetch",
         file="train.py",
         line=3,
         function="Rows.__getitem__",
         code=code,
-        n_looks=n_looks,
-        of_looks=100,
+        n_stack_samples=n_stack_samples,
+        of_stack_samples=100,
         phase_share=1.0,
     )
 

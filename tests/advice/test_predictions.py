@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from loaderdoctor.advice.predictions import UNSAFE, Outcome, confronted
+from loaderdoctor.advice.predictions import UNSAFE, Outcome, check_predictions
 from loaderdoctor.advice.prescription import candidates
 from loaderdoctor.findings.find import RULES, find
 from loaderdoctor.findings.model import Finding, Kind, Prediction
@@ -39,7 +39,7 @@ def the(finding: Finding | None) -> Finding:
 
 
 def test_untried_a_prediction_is_said_and_marked_as_one() -> None:
-    (said,) = confronted([the(loader_in_main_process(LOADS_ITSELF))], (), own=OWN)
+    (said,) = check_predictions([the(loader_in_main_process(LOADS_ITSELF))], (), own=OWN)
     assert "3 workers would keep up: 3.0 ms a step (predicted, not tried in this run)." in (
         said.summary
     )
@@ -48,16 +48,16 @@ def test_untried_a_prediction_is_said_and_marked_as_one() -> None:
 
 def test_a_prediction_of_what_would_break_the_run_is_marked_so() -> None:
     finding = the(loader_in_main_process(LOADS_ITSELF))
-    (said,) = confronted([finding], (), own=OWN, unsafe=["num_workers"])
+    (said,) = check_predictions([finding], (), own=OWN, unsafe=["num_workers"])
     assert f"3 workers would keep up: 3.0 ms a step ({UNSAFE})." in said.summary
-    (other,) = confronted([finding], (), own=OWN, unsafe=["pin_memory"])
+    (other,) = check_predictions([finding], (), own=OWN, unsafe=["pin_memory"])
     assert UNSAFE not in other.summary
 
 
 def test_a_slower_trial_replaces_the_prediction_and_what_was_advised() -> None:
     finding = the(loader_in_main_process(LOADS_ITSELF))
     slower = outcome(Settings(num_workers=3, persistent_workers=True), 14.0, -5.0, -3.0)
-    (said,) = confronted([finding], [slower], own=OWN)
+    (said,) = check_predictions([finding], [slower], own=OWN)
     assert "keep up" not in said.summary
     assert said.summary.endswith(
         "Tried in this run (3 workers, persistent): 14.0 ms a step beside 10.0 ms as it is, slower."
@@ -80,7 +80,7 @@ def test_the_interval_says_what_came_of_a_trial(
     low: float | None, high: float | None, came: str
 ) -> None:
     tried = outcome(Settings(num_workers=3), 8.0, low, high)
-    (said,) = confronted([the(loader_in_main_process(LOADS_ITSELF))], [tried], own=OWN)
+    (said,) = check_predictions([the(loader_in_main_process(LOADS_ITSELF))], [tried], own=OWN)
     assert said.summary.endswith(f"10.0 ms as it is, {came}.")
 
 
@@ -101,7 +101,7 @@ def test_a_gain_of_a_sweep_says_whether_it_was_confirmed(
     confirmed: bool | None, step_ms: float, low: float, high: float, words: str
 ) -> None:
     tried = replace(outcome(Settings(num_workers=3), step_ms, low, high), confirmed=confirmed)
-    (said,) = confronted([the(loader_in_main_process(LOADS_ITSELF))], [tried], own=OWN)
+    (said,) = check_predictions([the(loader_in_main_process(LOADS_ITSELF))], [tried], own=OWN)
     assert said.summary.endswith(f"10.0 ms as it is, {words}.")
 
 
@@ -110,10 +110,12 @@ def test_that_more_workers_cant_help_gives_way_to_a_trial_in_which_they_do() -> 
     finding = the(cpu_saturated_workers(full))
     faster = outcome(Settings(num_workers=6), 7.0, 2.0, 4.0)
     own = Settings(num_workers=4)
-    (said,) = confronted([finding], [faster], own=own)
+    (said,) = check_predictions([finding], [faster], own=own)
     assert "No CPU is left" not in said.summary
     assert said.summary.endswith("faster.")
-    (kept,) = confronted([finding], [outcome(Settings(num_workers=2), 12.0, -3.0, -1.0)], own=own)
+    (kept,) = check_predictions(
+        [finding], [outcome(Settings(num_workers=2), 12.0, -3.0, -1.0)], own=own
+    )
     assert "No CPU is left for more workers (predicted, not tried in this run)." in kept.summary
 
 
@@ -124,9 +126,9 @@ def test_the_trial_of_the_number_named_counts_before_others() -> None:
         outcome(Settings(num_workers=3, pin_memory=True), 5.0, 4.0, 6.0),
         outcome(Settings(num_workers=3), 6.0, 3.0, 5.0),
     ]
-    (said,) = confronted([finding], trials, own=OWN)
+    (said,) = check_predictions([finding], trials, own=OWN)
     assert "(3 workers): 6.0 ms a step" in said.summary
-    (said,) = confronted([finding], trials[:1], own=OWN)
+    (said,) = check_predictions([finding], trials[:1], own=OWN)
     assert "(5 workers): 4.0 ms a step" in said.summary
 
 
@@ -140,7 +142,7 @@ def test_every_forecast_of_a_setting_that_was_tried_gives_way(case: object) -> N
         for prediction in finding.predictions:
             tried = _tried(prediction, own)
             bad = (1.0, 2.0) if not prediction.gains else (-2.0, -1.0)
-            (said,) = confronted([finding], [outcome(tried, 11.0, *bad)], own=own)
+            (said,) = check_predictions([finding], [outcome(tried, 11.0, *bad)], own=own)
             assert prediction.sentence.removesuffix(".") not in said.summary
             assert ("faster." if not prediction.gains else "slower.") in said.summary
             if prediction.advised:

@@ -140,7 +140,7 @@ def test_files_are_decoded_once_or_packed_as_the_cpu_says() -> None:
     waiting = starved(loader_=photos, workers_={"lines": (DECODING,), "cpu_share": 0.2})
     packed = one(waiting, "Pack the samples into a few large files")
     assert "the CPU is busy only 20 %" in str(packed.evidence)
-    few = replace(DECODING, n_looks=5, of_looks=6, leaves=())
+    few = replace(DECODING, n_stack_samples=5, of_stack_samples=6, leaves=())
     assert not any("file" in t for t in titles(starved(workers_={"lines": (few,)})))
 
 

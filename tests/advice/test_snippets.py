@@ -54,7 +54,7 @@ def test_a_ring_of_shared_tensors_yields_what_the_loader_did() -> None:
     plain = DataLoader(dataset, batch_size=4)
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     run(
-        snippets.SHARED_RING + "    seen.append((x.clone(), y.clone()))",
+        snippets.SHARED_BUFFERS + "    seen.append((x.clone(), y.clone()))",
         dataset=dataset,
         loader=plain,
         batch_size=4,

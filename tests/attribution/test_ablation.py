@@ -37,7 +37,7 @@ def trace(*, accelerator: bool, shares: Shares, busy_ms: float = 0.0) -> TraceFa
         exposed_wait_ms=1.0, waits_ms=(1.0,) * 10, n_iterators_created=0, n_exhausted=0,
         startup_ms=(), copies=(), n_kernels_per_step=1.0, kernel_busy_ms=busy_ms,
         mean_kernel_us=10.0, n_launches_per_step=1.0, launch_call_ms=0.1, host_exposed_ms=1.0,
-        n_syncs_per_step=0.0, sync_wait_ms=None, idle_after_sync_ms=None, host_spots=(),
+        n_syncs_per_step=0.0, sync_wait_ms=None, idle_after_sync_ms=None, host_hotspots=(),
         communication_ms=None, run_ahead_steps=None,
     )  # fmt: skip
 

@@ -138,6 +138,8 @@ def test_launches_are_counted() -> None:
     assert facts.n_kernels_per_step > 200
     assert facts.mean_kernel_us is not None
     assert facts.mean_kernel_us < 10
-    spots = facts.host_spots
-    assert 0 < len(spots) <= 10
-    assert [s.ms_per_step for s in spots] == sorted((s.ms_per_step for s in spots), reverse=True)
+    hotspots = facts.host_hotspots
+    assert 0 < len(hotspots) <= 10
+    assert [s.ms_per_step for s in hotspots] == sorted(
+        (s.ms_per_step for s in hotspots), reverse=True
+    )

@@ -32,12 +32,12 @@ def host_bound() -> TraceBuilder:
     return b
 
 
-def spots(b: TraceBuilder) -> dict[str, float]:
-    return {s.name: s.ms_per_step for s in trace_facts(b.trace()).host_spots}
+def hotspots(b: TraceBuilder) -> dict[str, float]:
+    return {s.name: s.ms_per_step for s in trace_facts(b.trace()).host_hotspots}
 
 
 def test_ops_silences_and_backward_are_named_largest_first() -> None:
-    found = spots(host_bound())
+    found = hotspots(host_bound())
     assert next(iter(found)) == "Python between aten::linear and SGD.step"
     assert found["Python between aten::linear and SGD.step"] == pytest.approx(0.3)
     assert found["aten::linear"] == pytest.approx(0.2)
@@ -52,7 +52,7 @@ def test_a_users_annotation_names_the_silence_within() -> None:
     b = host_bound()
     for i in range(5):
         b.annotation(i * STEP + 350, i * STEP + 550, "log metrics")
-    assert spots(b)["log metrics"] == pytest.approx(0.2)
+    assert hotspots(b)["log metrics"] == pytest.approx(0.2)
 
 
 def test_python_stacks_name_the_deepest_frame_of_the_users_code() -> None:
@@ -63,10 +63,10 @@ def test_python_stacks_name_the_deepest_frame_of_the_users_code() -> None:
         b.python(t + 320, t + 580, "train.py(57): log_metrics")
         b.python(t + 330, t + 570, "json/__init__.py(183): dumps")
         b.python(t + 340, t + 560, "<built-in method sleep of module object at 0x7f>")
-    named = {s.name: s for s in trace_facts(b.trace()).host_spots}
-    spot = named["train.py(57): log_metrics"]
-    assert (spot.file, spot.line) == ("train.py", 57)
-    assert spot.ms_per_step == pytest.approx(0.26)
+    named = {s.name: s for s in trace_facts(b.trace()).host_hotspots}
+    hotspot = named["train.py(57): log_metrics"]
+    assert (hotspot.file, hotspot.line) == ("train.py", 57)
+    assert hotspot.ms_per_step == pytest.approx(0.26)
     # The caller keeps only what its callee doesn't have.
     assert named["train.py(80): main"].ms_per_step == pytest.approx(0.805 - 0.26)
 

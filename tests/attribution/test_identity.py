@@ -332,9 +332,9 @@ def test_any_rows_at_all_give_shares_that_sum_to_one(rows: list[Row], seed: int)
         facts.idle_after_sync_ms,
         facts.sync_wait_ms,
         *facts.waits_ms,
-        *(s.ms_per_step for s in facts.host_spots),
+        *(s.ms_per_step for s in facts.host_hotspots),
         *(c.exposed_ms_per_step for c in facts.copies),
     ):
         assert value is None or value >= 0
-    spots_ms = sum(s.ms_per_step for s in facts.host_spots)
-    assert spots_ms <= facts.host_exposed_ms * (1 + 1e-9)
+    hotspots_ms = sum(s.ms_per_step for s in facts.host_hotspots)
+    assert hotspots_ms <= facts.host_exposed_ms * (1 + 1e-9)

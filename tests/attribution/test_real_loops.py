@@ -164,10 +164,10 @@ def test_work_between_steps_is_host_and_named(with_stack: bool, tmp_path: Path) 
     assert facts.shares.input == pytest.approx(share, abs=TOLERANCE)
     assert facts.shares.host is not None
     assert facts.shares.host * facts.wall_ms > 9
-    spot = facts.host_spots[0]
-    assert spot.ms_per_step > 9
+    hotspot = facts.host_hotspots[0]
+    assert hotspot.ms_per_step > 9
     if with_stack:
-        assert spot.name.endswith("log_metrics")
-        assert spot.line == log_metrics.__code__.co_firstlineno
+        assert hotspot.name.endswith("log_metrics")
+        assert hotspot.line == log_metrics.__code__.co_firstlineno
     else:
-        assert spot.name == "Python between SGD.step and the fetch"
+        assert hotspot.name == "Python between SGD.step and the fetch"

@@ -229,13 +229,16 @@ def test_hot_lines_carry_their_code(tmp_path: Path) -> None:
     top = facts.lines[0]
     assert top.file == cases.__file__
     assert top.code is not None
-    assert sum(spot.share for spot in facts.lines) == pytest.approx(1)
-    for phase in {spot.phase for spot in facts.lines}:
-        spots = [spot for spot in facts.lines if spot.phase == phase]
-        assert spots[0].of_looks == sum(spot.n_looks for spot in spots)
+    assert sum(hotspot.share for hotspot in facts.lines) == pytest.approx(1)
+    for phase in {hotspot.phase for hotspot in facts.lines}:
+        hotspots = [hotspot for hotspot in facts.lines if hotspot.phase == phase]
+        assert hotspots[0].of_stack_samples == sum(hotspot.n_stack_samples for hotspot in hotspots)
     assert top.phase == "fetch"
     assert top.phase_share > 0.9  # samples of 6 ms, collated in no time
-    assert all(sum(x.n_looks for x in spot.leaves) == spot.n_looks for spot in facts.lines)
+    assert all(
+        sum(x.n_stack_samples for x in hotspot.leaves) == hotspot.n_stack_samples
+        for hotspot in facts.lines
+    )
 
 
 def test_looks_of_other_windows_count_once_each(tmp_path: Path) -> None:
@@ -249,17 +252,17 @@ def test_looks_of_other_windows_count_once_each(tmp_path: Path) -> None:
     half = len(watched.fetches) // 2
     first, second = watched.fetches[:half], watched.fetches[half:]
 
-    def looks(*windows: list[FetchRecord]) -> int:
+    def stack_samples(*windows: list[FetchRecord]) -> int:
         spans = [(w[0].start_ns, w[-1].end_ns, w) for w in windows]
         facts = worker_facts(
-            log, *spans[0][:2], n_steps=half, fetches=spans[0][2], looked_in=spans[1:]
+            log, *spans[0][:2], n_steps=half, fetches=spans[0][2], sampled_in=spans[1:]
         )
         assert facts is not None
-        return sum(spot.n_looks for spot in facts.lines)
+        return sum(hotspot.n_stack_samples for hotspot in facts.lines)
 
-    everything = sum(spot.count for spot in log.lines)
-    assert looks(first) <= looks(first, second) == everything
-    assert looks(first, second, first, second) == everything
+    everything = sum(hotspot.count for hotspot in log.lines)
+    assert stack_samples(first) <= stack_samples(first, second) == everything
+    assert stack_samples(first, second, first, second) == everything
 
 
 class Multiplying(cases.Spinning):

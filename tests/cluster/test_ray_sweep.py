@@ -21,7 +21,7 @@ from loaderdoctor.commands.sweep import cluster as sweep_cluster
 from loaderdoctor.commands.sweep.cluster import ClusterMeasuring
 from loaderdoctor.commands.sweep.command import sweep
 from loaderdoctor.commands.sweep.plan import SweepOptions
-from loaderdoctor.sweep.groups import Visited
+from loaderdoctor.sweep.groups import TrialUpdate
 from tests.cluster.conftest import Nodes
 
 pytestmark = pytest.mark.ray
@@ -205,7 +205,7 @@ def test_the_trials_of_a_lost_node_are_measured_on_another_and_no_process_is_lef
 
     def kill_first(self: Any, cluster: Any, evidence: Any, group: Any, came: Any) -> None:
         take(self, cluster, evidence, group, came)
-        if isinstance(came.told, Visited) and not killed:
+        if isinstance(came.told, TrialUpdate) and not killed:
             killed.append(came.place.host)
             nodes.kill(came.place.host)
 
@@ -232,7 +232,7 @@ def test_trials_that_no_node_is_left_for_fail_with_the_reason_and_the_others_are
 
     def follow_and_kill(self: Any, cluster: Any, evidence: Any, group: Any, came: Any) -> None:
         take(self, cluster, evidence, group, came)
-        if isinstance(came.told, Visited) and (not doomed or doomed[0][0] == group.index):
+        if isinstance(came.told, TrialUpdate) and (not doomed or doomed[0][0] == group.index):
             at = (group.index, came.place.host)
             if at not in doomed:
                 doomed.append(at)

@@ -31,7 +31,7 @@ from tests.report import samples
 from tests.report.browser import browser, executable
 from tests.report.conftest import trace_path
 from tests.report.perfetto_ui import why_not
-from tests.report.traces.test_tensorboard import LANES
+from tests.report.traces.test_tensorboard import TRACKS
 
 AT = 1_770_000_000.0
 CASE = "sync_loader_decode"
@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder.write_report(report, text)
     target = folder.plugin_trace(BASELINE, worker="node1_0", at_ns=17)
     write_plugin_trace(trace_path(CASE), target)
-    write_perfetto_trace(trace_path(CASE), folder.perfetto_trace(BASELINE), lanes=LANES)
+    write_perfetto_trace(trace_path(CASE), folder.perfetto_trace(BASELINE), tracks=TRACKS)
     write_scalars(report, folder.tensorboard, console_text=text, at=AT)
     return folder
 
@@ -172,7 +172,7 @@ def test_the_hparams_tab_shows_every_trial_with_its_settings_and_figures(
     (tab,) = [line.split()[-1] for line in lines if "#hparams" in line]
     tried = [(n, t) for n, t in enumerate(samples.sweep().trials) if t.status != "skipped"]
     with browser() as page:
-        page.visit(tab, width=1400)
+        page.measurement(tab, width=1400)
         page.wait_for(f"({SEEN})(document.body).includes('trial-{tried[-1][0]:02d}')")
         seen = page.evaluate(f"({SEEN})(document.body)")
         assert all(request.startswith((address, "data:")) for request in page.requests)
@@ -194,7 +194,7 @@ SEEN = """function seen(node) {
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_vizviewer_shows_the_full_trace_with_its_lanes(run: RunFolder) -> None:
     with viewing(run, perfetto=True) as (_, lines), browser() as page:
-        page.visit(lines[0].split()[0], width=1400)
+        page.measurement(lines[0].split()[0], width=1400)
         page.wait_for("window.app?.trace !== undefined")
         names = "[...document.querySelectorAll('.pf-track__title-popup, .pf-track__title')]"
         page.wait_for(f"{names}.some((title) => title.textContent.includes('worker 0'))")

@@ -13,7 +13,7 @@ from loaderdoctor.instrument.wire.protocol import Ended, Note, Observed, WindowD
 from tests.attribution.builders import observed, window
 
 
-class SimulatedBench:
+class SimulatedRun:
     """Answers window requests from a table of true step times, with noise and a clock."""
 
     def __init__(

@@ -10,23 +10,23 @@ from loaderdoctor.attribution.judge import MIN_STEPS
 from loaderdoctor.diagnosis.gather import MIN_ROUNDS, Evidence, Gatherer, ProfileOptions
 from loaderdoctor.diagnosis.plan import sizes
 from tests.attribution.builders import observed
-from tests.diagnosis.simulator import SimulatedBench
+from tests.diagnosis.simulator import SimulatedRun
 
 
-def gatherer(bench: SimulatedBench) -> Gatherer:
-    evidence = Evidence(observed=bench.observed, sizes=sizes(bench.observed, budget_s=45))
+def gatherer(script_run: SimulatedRun) -> Gatherer:
+    evidence = Evidence(observed=script_run.observed, sizes=sizes(script_run.observed, budget_s=45))
     return Gatherer(
-        bench,
+        script_run,
         evidence,
         trace_path=Path("trace.json"),
         profile=ProfileOptions(),
-        clock=lambda: bench.now_s,
+        clock=lambda: script_run.now_s,
     )
 
 
 def test_known_costs_are_found_and_cover_the_truth() -> None:
-    bench = SimulatedBench({"plain": 13.0, "no_input": 2.0, "no_copy": 1.5}, device="cuda:0")
-    g = gatherer(bench)
+    script_run = SimulatedRun({"plain": 13.0, "no_input": 2.0, "no_copy": 1.5}, device="cuda:0")
+    g = gatherer(script_run)
     g.gather(until=60.0, ablate=True, with_copy=True)
     found = g.evidence.ablation()
     assert found is not None and found.input_ms is not None and found.copy_ms is not None
@@ -36,10 +36,10 @@ def test_known_costs_are_found_and_cover_the_truth() -> None:
 
 
 def test_most_valuable_evidence_comes_first() -> None:
-    bench = SimulatedBench({"plain": 10.0, "no_input": 9.0})
-    g = gatherer(bench)
+    script_run = SimulatedRun({"plain": 10.0, "no_input": 9.0})
+    g = gatherer(script_run)
     g.gather(until=60.0, ablate=True, with_copy=False)
-    modes = [r.mode for r in bench.asked]
+    modes = [r.mode for r in script_run.asked]
     assert modes[:3] == ["plain", "profiled", "plain"]
     assert set(modes[3:]) == {"plain", "no_input"}
 
@@ -53,38 +53,38 @@ def test_ablation_waits_for_a_trial_of_threads_where_they_fight_hard(
     waiting: float, n_threads: int, deferred: bool
 ) -> None:
     true_ms = {"plain": 10.0, "no_input": 9.0}
-    bench = SimulatedBench(true_ms, n_threads=n_threads, waiting_threads=waiting)
-    g = gatherer(bench)
+    script_run = SimulatedRun(true_ms, n_threads=n_threads, waiting_threads=waiting)
+    g = gatherer(script_run)
     g.gather(until=60.0, ablate=True, with_copy=False, may_defer=True)
     assert g.deferred is deferred
-    assert ("no_input" not in [r.mode for r in bench.asked]) is deferred
+    assert ("no_input" not in [r.mode for r in script_run.asked]) is deferred
     assert g.evidence.profiled is not None
-    unasked = gatherer(SimulatedBench(true_ms, n_threads=n_threads, waiting_threads=waiting))
+    unasked = gatherer(SimulatedRun(true_ms, n_threads=n_threads, waiting_threads=waiting))
     unasked.gather(until=60.0, ablate=True, with_copy=False)
     assert not unasked.deferred
     assert unasked.evidence.rounds
 
 
 def test_with_an_accelerator_the_profiler_comes_last_since_it_slows_what_follows() -> None:
-    bench = SimulatedBench({"plain": 10.0, "no_input": 9.0, "no_copy": 8.0}, device="cuda:0")
-    gatherer(bench).gather(until=60.0, ablate=True, with_copy=True)
-    modes = [r.mode for r in bench.asked]
+    script_run = SimulatedRun({"plain": 10.0, "no_input": 9.0, "no_copy": 8.0}, device="cuda:0")
+    gatherer(script_run).gather(until=60.0, ablate=True, with_copy=True)
+    modes = [r.mode for r in script_run.asked]
     assert modes[0] == "plain"
     assert modes[-1] == "profiled"
     assert modes.count("profiled") == 1
 
 
 def test_without_ablation_only_plain_and_profiled_windows_are_asked_for() -> None:
-    bench = SimulatedBench({"plain": 10.0}, device="cuda:0")
-    gatherer(bench).gather(until=60.0, ablate=False, with_copy=True)
-    assert [r.mode for r in bench.asked] == ["plain", "profiled", "plain"]
+    script_run = SimulatedRun({"plain": 10.0}, device="cuda:0")
+    gatherer(script_run).gather(until=60.0, ablate=False, with_copy=True)
+    assert [r.mode for r in script_run.asked] == ["plain", "profiled", "plain"]
 
 
 def test_every_round_holds_each_kind_once_in_changing_order() -> None:
-    bench = SimulatedBench({"plain": 10.0, "no_input": 8.9, "no_copy": 8.5}, noise=0.2)
-    g = gatherer(bench)
+    script_run = SimulatedRun({"plain": 10.0, "no_input": 8.9, "no_copy": 8.5}, noise=0.2)
+    g = gatherer(script_run)
     g.ablate(until=1e9, with_copy=True)
-    modes = [r.mode for r in bench.asked]
+    modes = [r.mode for r in script_run.asked]
     rounds = [tuple(modes[i : i + 3]) for i in range(0, len(modes), 3)]
     assert all(sorted(r) == ["no_copy", "no_input", "plain"] for r in rounds)
     assert len(set(rounds)) > 1
@@ -92,10 +92,10 @@ def test_every_round_holds_each_kind_once_in_changing_order() -> None:
 
 
 def test_drift_over_the_run_does_not_bias_the_difference() -> None:
-    bench = SimulatedBench(
+    script_run = SimulatedRun(
         {"plain": 10.0, "no_input": 10.0}, noise=0.002, drift_per_window=0.01, seed=3
     )
-    g = gatherer(bench)
+    g = gatherer(script_run)
     g.ablate(until=1e9, with_copy=False)
     found = g.evidence.ablation()
     assert found is not None and found.input_ms is not None
@@ -103,16 +103,16 @@ def test_drift_over_the_run_does_not_bias_the_difference() -> None:
 
 
 def test_a_script_that_ends_early_keeps_what_was_measured() -> None:
-    bench = SimulatedBench({"plain": 10.0}, ends_after=1)
-    g = gatherer(bench)
+    script_run = SimulatedRun({"plain": 10.0}, ends_after=1)
+    g = gatherer(script_run)
     g.gather(until=60.0, ablate=True, with_copy=False)
     assert len(g.evidence.plain) == 1
     assert g.evidence.ablation() is None
 
 
 def test_a_failed_ablation_is_reported_and_its_plain_window_kept() -> None:
-    bench = SimulatedBench({"plain": 10.0}, failing=frozenset({"no_input"}))
-    g = gatherer(bench)
+    script_run = SimulatedRun({"plain": 10.0}, failing=frozenset({"no_input"}))
+    g = gatherer(script_run)
     g.ablate(until=60.0, with_copy=False)
     assert g.evidence.ablation() is None
     assert g.evidence.ablation_reason == "broken"
@@ -120,44 +120,44 @@ def test_a_failed_ablation_is_reported_and_its_plain_window_kept() -> None:
 
 
 def test_ablation_stops_at_its_deadline() -> None:
-    bench = SimulatedBench({"plain": 10.0, "no_input": 8.9}, noise=0.01)
-    g = gatherer(bench)
+    script_run = SimulatedRun({"plain": 10.0, "no_input": 8.9}, noise=0.01)
+    g = gatherer(script_run)
     round_s = 2 * 1.5 * g.evidence.sizes.window_s
     g.ablate(until=2.5 * round_s, with_copy=False)
-    assert len(bench.asked) == 2 * 2
-    assert bench.now_s < 2.5 * round_s
+    assert len(script_run.asked) == 2 * 2
+    assert script_run.now_s < 2.5 * round_s
 
 
 def test_more_rounds_are_only_begun_if_one_as_long_as_the_last_fits() -> None:
     """Also those of a later call, which knows how long the rounds before it took."""
-    bench = SimulatedBench({"plain": 13.0, "no_input": 10.4}, noise=0.3)
-    g = gatherer(bench)
+    script_run = SimulatedRun({"plain": 13.0, "no_input": 10.4}, noise=0.3)
+    g = gatherer(script_run)
     g.gather(until=20.0, ablate=True, with_copy=False)
-    n_rounds, began_s = len(g.evidence.rounds), bench.now_s
+    n_rounds, began_s = len(g.evidence.rounds), script_run.now_s
     assert n_rounds >= MIN_ROUNDS and not g.settled
-    g.ablate(until=bench.now_s + 0.1, with_copy=False, most=30)
-    assert (len(g.evidence.rounds), bench.now_s) == (n_rounds, began_s)
-    g.ablate(until=bench.now_s + 60.0, with_copy=False, most=n_rounds + 1)
+    g.ablate(until=script_run.now_s + 0.1, with_copy=False, most=30)
+    assert (len(g.evidence.rounds), script_run.now_s) == (n_rounds, began_s)
+    g.ablate(until=script_run.now_s + 60.0, with_copy=False, most=n_rounds + 1)
     assert len(g.evidence.rounds) == n_rounds + 1
 
 
 def test_a_round_that_could_decide_nothing_is_not_begun() -> None:
-    bench = SimulatedBench({"plain": 2000.0, "no_input": 20.0})
-    g = gatherer(bench)
+    script_run = SimulatedRun({"plain": 2000.0, "no_input": 20.0})
+    g = gatherer(script_run)
     g.ablate(until=20.0, with_copy=False)  # windows of 8 s
-    assert not bench.asked
+    assert not script_run.asked
     assert g.evidence.ablation_reason == "there was no time for it within the budget"
 
 
 @pytest.mark.parametrize("step_ms", [1000.0, 2000.0, 5000.0])
 def test_slow_steps_pass_the_budget_by_no_more_than_they_must(step_ms: float) -> None:
-    bench = SimulatedBench({"plain": step_ms, "no_input": 20.0})
-    g = gatherer(bench)
+    script_run = SimulatedRun({"plain": step_ms, "no_input": 20.0})
+    g = gatherer(script_run)
     g.gather(until=20.0, fewest_until=39.0, ablate=True, with_copy=False)
     assert g.evidence.plain and g.evidence.profiled is not None
     assert g.evidence.plain[0].n_steps >= MIN_STEPS  # enough for a verdict
     fewest_s = 1.5 * (5 + 5) * step_ms / 1e3  # one plain window, and one profiled
-    assert bench.now_s <= 1.1 * max(39.0, fewest_s)  # windows vary
+    assert script_run.now_s <= 1.1 * max(39.0, fewest_s)  # windows vary
 
 
 @pytest.mark.parametrize("workers", [1, 3, 4, 7])

@@ -9,32 +9,32 @@ import pytest
 from loaderdoctor.diagnosis.gather import MAX_LONGER_ROUNDS, MAX_ROUNDS, MIN_ROUNDS, ProfileOptions
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.instrument.wire.protocol import Ended
-from tests.diagnosis.simulator import SimulatedBench
+from tests.diagnosis.simulator import SimulatedRun
 from tests.diagnosis.test_gather import gatherer
 
 
-def diagnosed(bench: SimulatedBench, tmp_path: Path, *, budget_s: float) -> Diagnosis:
+def diagnosed(script_run: SimulatedRun, tmp_path: Path, *, budget_s: float) -> Diagnosis:
     made = Diagnosis(
-        bench,
+        script_run,
         target="train.py",
         raw=tmp_path,
         options=DiagnosisOptions(budget_s=budget_s, profile=ProfileOptions()),
-        clock=lambda: bench.now_s,
+        clock=lambda: script_run.now_s,
     )
-    made.measure(bench.observed)
+    made.measure(script_run.observed)
     return made
 
 
-def noisy(*, noise: float, no_input: float = 83.0, seed: int = 2) -> SimulatedBench:
+def noisy(*, noise: float, no_input: float = 83.0, seed: int = 2) -> SimulatedRun:
     """A step of 100 ms, of which the loader takes what `no_input` lacks."""
-    return SimulatedBench(
+    return SimulatedRun(
         {"plain": 100.0, "no_input": no_input}, trial_ms=lambda _: 100.0, noise=noise, seed=seed
     )
 
 
 def test_time_that_is_left_settles_what_was_uncertain(tmp_path: Path) -> None:
-    bench = noisy(noise=0.12)
-    made = diagnosed(bench, tmp_path, budget_s=200.0)
+    script_run = noisy(noise=0.12)
+    made = diagnosed(script_run, tmp_path, budget_s=200.0)
     assert made.evidence is not None
     report = made.report()
     assert report.ablation is not None
@@ -44,31 +44,31 @@ def test_time_that_is_left_settles_what_was_uncertain(tmp_path: Path) -> None:
 
 def test_settings_are_tried_once_what_was_uncertain_is_settled(tmp_path: Path) -> None:
     """At first nothing was worth trying; time is kept to try it when it is."""
-    bench = noisy(noise=0.12)
-    made = diagnosed(bench, tmp_path, budget_s=120.0)
+    script_run = noisy(noise=0.12)
+    made = diagnosed(script_run, tmp_path, budget_s=120.0)
     assert made.evidence is not None
-    modes = [r.mode for r in bench.asked]
+    modes = [r.mode for r in script_run.asked]
     assert len(made.evidence.rounds) > MAX_ROUNDS
     assert "no_input" not in modes[modes.index("trial") :]
     assert made.verification is not None and made.verification.complete
     assert made.report().verdict.severity == "moderate"
-    assert bench.now_s <= 120.0
+    assert script_run.now_s <= 120.0
 
 
 def test_what_the_budget_did_not_suffice_for_names_a_larger_one(tmp_path: Path) -> None:
-    bench = noisy(noise=0.3, seed=3)
-    made = diagnosed(bench, tmp_path, budget_s=45.0)
+    script_run = noisy(noise=0.3, seed=3)
+    made = diagnosed(script_run, tmp_path, budget_s=45.0)
     report = made.report()
     assert report.verdict.severity == "uncertain"
     assert "The budget of 45 s was used up: --budget 90" in report.verdict.summary
     # What was left could not have held another round.
     longest_s = 2 * 1.5 * 1.3
-    assert bench.now_s > 45.0 - 6.0 - 2 * longest_s
+    assert script_run.now_s > 45.0 - 6.0 - 2 * longest_s
 
 
 def test_what_no_longer_run_would_settle_is_not_answered_with_a_budget(tmp_path: Path) -> None:
-    bench = noisy(noise=0.45, no_input=75.0, seed=3)
-    report = diagnosed(bench, tmp_path, budget_s=3000.0).report()
+    script_run = noisy(noise=0.45, no_input=75.0, seed=3)
+    report = diagnosed(script_run, tmp_path, budget_s=3000.0).report()
     assert report.verdict.severity == "uncertain"
     assert report.ablation is not None and report.ablation.n_rounds == MAX_LONGER_ROUNDS
     assert "--budget" not in report.verdict.summary
@@ -76,17 +76,17 @@ def test_what_no_longer_run_would_settle_is_not_answered_with_a_budget(tmp_path:
 
 
 def test_a_script_that_ended_first_is_the_reason_given(tmp_path: Path) -> None:
-    bench = noisy(noise=0.3, seed=3)
-    bench.ends_after = 11
+    script_run = noisy(noise=0.3, seed=3)
+    script_run.ends_after = 11
     made = Diagnosis(
-        bench,
+        script_run,
         target="train.py",
         raw=tmp_path,
         options=DiagnosisOptions(budget_s=45.0, verify=False, profile=ProfileOptions()),
-        clock=lambda: bench.now_s,
+        clock=lambda: script_run.now_s,
     )
-    made.measure(bench.observed)
-    bench.ended = Ended(how="script-ended", exit_code=0, n_steps=99)
+    made.measure(script_run.observed)
+    script_run.ended = Ended(how="script-ended", exit_code=0, n_steps=99)
     summary = made.report().verdict.summary
     assert "The script ended before more could be measured" in summary
     assert "--budget" not in summary
@@ -96,16 +96,16 @@ def test_a_script_that_ended_first_is_the_reason_given(tmp_path: Path) -> None:
 def test_ablation_gets_the_rounds_that_an_interval_needs_before_trials(
     tmp_path: Path, budget_s: float
 ) -> None:
-    bench = SimulatedBench({"plain": 25.0, "no_input": 10.0}, trial_ms=lambda _: 12.0)
-    made = diagnosed(bench, tmp_path, budget_s=budget_s)
+    script_run = SimulatedRun({"plain": 25.0, "no_input": 10.0}, trial_ms=lambda _: 12.0)
+    made = diagnosed(script_run, tmp_path, budget_s=budget_s)
     assert made.evidence is not None
     assert len(made.evidence.rounds) >= MIN_ROUNDS
-    assert bench.now_s <= budget_s
+    assert script_run.now_s <= budget_s
 
 
 def test_the_fewest_rounds_may_take_longer_and_no_others() -> None:
-    bench = noisy(noise=0.3)
-    g = gatherer(bench)
+    script_run = noisy(noise=0.3)
+    g = gatherer(script_run)
     g.ablate(until=0.0, fewest_until=1e9, with_copy=False)
     assert len(g.evidence.rounds) == MIN_ROUNDS
     g.ablate(until=0.0, fewest_until=1e9, with_copy=False)
@@ -115,8 +115,8 @@ def test_the_fewest_rounds_may_take_longer_and_no_others() -> None:
 
 
 def test_health_that_may_be_none_is_measured_longer_too(tmp_path: Path) -> None:
-    bench = noisy(noise=0.3, seed=11)
-    made = diagnosed(bench, tmp_path, budget_s=45.0)
+    script_run = noisy(noise=0.3, seed=11)
+    made = diagnosed(script_run, tmp_path, budget_s=45.0)
     assert made.evidence is not None
     assert len(made.evidence.rounds) > MAX_ROUNDS
     assert made.report().verdict.severity == "none"

@@ -19,11 +19,11 @@ from loaderdoctor.diagnosis.memory_history import (
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
 from loaderdoctor.report.model import Report
-from tests.diagnosis.simulator import SimulatedBench
+from tests.diagnosis.simulator import SimulatedRun
 from tests.diagnosis.test_gather import gatherer
 
 
-class RecordingBench(SimulatedBench):
+class RecordingRun(SimulatedRun):
     """Steps take `cost` times as long while the history is recorded."""
 
     cost = 1.2
@@ -44,12 +44,12 @@ class RecordingBench(SimulatedBench):
         )
 
 
-def bench(device: str | None = "cuda:0", **options: object) -> RecordingBench:
-    return RecordingBench({"plain": 10.0}, device=device, **options)  # type: ignore[arg-type]
+def script_run(device: str | None = "cuda:0", **options: object) -> RecordingRun:
+    return RecordingRun({"plain": 10.0}, device=device, **options)  # type: ignore[arg-type]
 
 
 def test_the_cost_is_measured_in_rounds_and_the_last_one_saves(tmp_path: Path) -> None:
-    b = bench(noise=0.004)
+    b = script_run(noise=0.004)
     found = record(gatherer(b), b.measure, tmp_path / "snapshot.pickle")
     assert found.path == tmp_path / "snapshot.pickle"
     assert found.n_entries == 321
@@ -65,7 +65,7 @@ def test_the_cost_is_measured_in_rounds_and_the_last_one_saves(tmp_path: Path) -
 def test_neither_kind_of_window_always_comes_first() -> None:
     first = set()
     for seed in range(8):
-        b = bench()
+        b = script_run()
         record(gatherer(b), b.measure, Path("s.pickle"), seed=seed)
         first |= {bool(r.memory_entries) for r in b.asked[::2]}
     assert first == {True, False}
@@ -73,7 +73,7 @@ def test_neither_kind_of_window_always_comes_first() -> None:
 
 @pytest.mark.parametrize("device", [None, "mps:0", "xpu:0"])
 def test_without_cuda_it_does_not_apply_and_nothing_is_measured(device: str | None) -> None:
-    b = bench(device=device)
+    b = script_run(device=device)
     found = record(gatherer(b), b.measure, Path("s.pickle"))
     assert found.reason == NOT_APPLICABLE
     assert found.path is None
@@ -81,7 +81,7 @@ def test_without_cuda_it_does_not_apply_and_nothing_is_measured(device: str | No
 
 
 def test_a_script_that_records_its_own_is_left_alone_with_the_reason() -> None:
-    b = bench()
+    b = script_run()
     b.refuses = "the script records torch's memory history itself"
     found = record(gatherer(b), b.measure, Path("s.pickle"))
     assert (found.path, found.overhead) == (None, None)
@@ -90,7 +90,7 @@ def test_a_script_that_records_its_own_is_left_alone_with_the_reason() -> None:
 
 
 def test_a_script_that_ends_meanwhile_is_said() -> None:
-    b = bench(ends_after=3)
+    b = script_run(ends_after=3)
     found = record(gatherer(b), b.measure, Path("s.pickle"))
     assert found.path is None
     assert found.reason is not None
@@ -98,7 +98,7 @@ def test_a_script_that_ends_meanwhile_is_said() -> None:
 
 
 def test_a_lost_plain_window_costs_only_its_round() -> None:
-    b = bench(noise=0.0)
+    b = script_run(noise=0.0)
 
     def without_first_plain(requests: Sequence[WindowRequest]) -> list[WindowDone]:
         done = b.measure(requests)
@@ -116,7 +116,7 @@ def test_a_lost_plain_window_costs_only_its_round() -> None:
     assert found.overhead.value == pytest.approx(1.2)
 
 
-def diagnosed(b: RecordingBench, folder: Path, *, wanted: bool = True) -> Report:
+def diagnosed(b: RecordingRun, folder: Path, *, wanted: bool = True) -> Report:
     """The report of a diagnosis over this bench; its trace was never written, and it says so."""
     diagnosis = Diagnosis(
         b,
@@ -136,7 +136,7 @@ def diagnosed(b: RecordingBench, folder: Path, *, wanted: bool = True) -> Report
 
 def test_the_report_holds_the_snapshots_place_size_and_cost(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b"12345")
-    history = diagnosed(bench(noise=0.004), tmp_path).memory_history
+    history = diagnosed(script_run(noise=0.004), tmp_path).memory_history
     assert history is not None
     assert (history.path, history.n_bytes, history.n_entries) == (NAME, 5, 321)
     assert history.overhead == pytest.approx(1.2, abs=0.03)
@@ -145,14 +145,14 @@ def test_the_report_holds_the_snapshots_place_size_and_cost(tmp_path: Path) -> N
 
 
 def test_the_report_says_that_it_does_not_apply_without_an_accelerator(tmp_path: Path) -> None:
-    report = diagnosed(bench(device=None), tmp_path)
+    report = diagnosed(script_run(device=None), tmp_path)
     assert report.memory_history is None
     assert {w.kind: w.text for w in report.warnings}["memory-history"] == NOT_APPLICABLE
-    unasked = diagnosed(bench(device=None), tmp_path, wanted=False)
+    unasked = diagnosed(script_run(device=None), tmp_path, wanted=False)
     assert "memory-history" not in {w.kind for w in unasked.warnings}
 
 
 def test_windows_with_the_history_on_take_no_part_in_the_step_time(tmp_path: Path) -> None:
-    b = bench(noise=0.0)
+    b = script_run(noise=0.0)
     b.cost = 3.0
     assert diagnosed(b, tmp_path).step.wall_ms == pytest.approx(10.0)

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from loaderdoctor.advice.plan import Candidate, Prescription
 from loaderdoctor.advice.prescription import prescribe
-from loaderdoctor.diagnosis.prescribe import recommendations, trial_rows, withheld_rows
+from loaderdoctor.diagnosis.prescribe import not_advised_rows, recommendations, trial_rows
 from loaderdoctor.diagnosis.verify import Tried, Verification, _ranked
 from loaderdoctor.findings.find import find
 from loaderdoctor.report.changes import changes_of
@@ -133,7 +133,7 @@ def test_a_cache_that_was_refused_is_withheld_with_the_reason() -> None:
         settings=CACHE, in_code=True, failed="sample 3 came out differently", refused=True
     )
     prescription, verification = starving(refused)
-    told = {w.setting: w.reason for w in withheld_rows(prescription, verification)}
+    told = {w.setting: w.reason for w in not_advised_rows(prescription, verification)}
     assert told["cache"] == "sample 3 came out differently"
     assert [t.label for t in trial_rows(starved(), verification)] == ["as is"]
     assert not any("in memory as they" in r.setting for r in rows_of(refused))
@@ -150,7 +150,8 @@ def test_whole_batches_that_could_not_be_tried_are_still_advised() -> None:
 def test_samples_that_their_code_draws_are_kept_only_once_a_trial_found_them_alike() -> None:
     facts = starved()
     drawing = replace(
-        facts, loaders=tuple(structs.replace(x, draws=("Photos.augment",)) for x in facts.loaders)
+        facts,
+        loaders=tuple(structs.replace(x, randomness=("Photos.augment",)) for x in facts.loaders),
     )
     prescription = prescribe(drawing, find(drawing))
     assert any(way.keeps_samples for way in prescription.routes)
@@ -162,14 +163,14 @@ def test_samples_that_their_code_draws_are_kept_only_once_a_trial_found_them_ali
         titles = [r.setting for r in recommendations(drawing, prescription, verification)]
         assert any("as one tensor" in title for title in titles) is keeps
         assert any("in memory as they" in title for title in titles) is keeps
-        told = {w.setting: w.reason for w in withheld_rows(prescription, verification)}
+        told = {w.setting: w.reason for w in not_advised_rows(prescription, verification)}
         assert ("Photos.augment draws at random" in told.get("cache", "")) is not keeps
 
 
 def test_a_cache_that_crashed_is_a_failed_trial_and_nothing_withheld() -> None:
     crashed = Tried(settings=CACHE, in_code=True, failed="ValueError: broken")
     prescription, verification = starving(crashed)
-    assert "cache" not in [w.setting for w in withheld_rows(prescription, verification)]
+    assert "cache" not in [w.setting for w in not_advised_rows(prescription, verification)]
     assert [t.status for t in trial_rows(starved(), verification)] == ["ok", "failed"]
 
 

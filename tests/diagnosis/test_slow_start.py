@@ -17,7 +17,7 @@ from loaderdoctor.diagnosis.slow_start import slow_start
 from loaderdoctor.facts.evidence import Facts
 from loaderdoctor.instrument.wire.counters import CpuRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from tests.diagnosis.simulator import SimulatedBench
+from tests.diagnosis.simulator import SimulatedRun
 from tests.diagnosis.test_gather import gatherer
 from tests.sweep.simulator import observed
 
@@ -62,8 +62,8 @@ def test_nothing_is_told_of_noise_of_other_programs_or_of_too_few_rounds() -> No
     assert slow_start(evidence(window(15.0), STEADY)) is None
 
 
-def diagnosed(bench: SimulatedBench) -> tuple[Evidence, Facts]:
-    g = gatherer(bench)
+def diagnosed(script_run: SimulatedRun) -> tuple[Evidence, Facts]:
+    g = gatherer(script_run)
     g.gather(until=60.0, ablate=True, with_copy=False)
     return g.evidence, analyse(g.evidence, Path("there are no workers")).facts
 
@@ -72,7 +72,7 @@ SIMULATED = {"plain": 20.0, "no_input": 16.0}
 
 
 def test_the_step_its_rounds_and_its_counts_are_of_the_pace_that_the_loop_kept() -> None:
-    slow, facts = diagnosed(SimulatedBench(SIMULATED, noise=0.005, n_slow=3, slow=1.3))
+    slow, facts = diagnosed(SimulatedRun(SIMULATED, noise=0.005, n_slow=3, slow=1.3))
     assert [w.n_steps for w in slow.earlier] == [w.n_steps for w in slow.plain]
     step = facts.step
     assert step is not None and facts.ablation is not None
@@ -84,7 +84,7 @@ def test_the_step_its_rounds_and_its_counts_are_of_the_pace_that_the_loop_kept()
 
 
 def test_rounds_before_the_change_are_left_out_of_the_comparison_with_ready_batches() -> None:
-    g = gatherer(SimulatedBench(SIMULATED, noise=0.005, n_slow=5, slow=1.3))  # of plain: 3
+    g = gatherer(SimulatedRun(SIMULATED, noise=0.005, n_slow=5, slow=1.3))  # of plain: 3
     g.gather(until=60.0, ablate=True, with_copy=False)
     g.ablate(until=120.0, with_copy=False, most=len(g.evidence.rounds) + 4)
     ablation, rounds = g.evidence.ablation(), g.evidence.rounds
@@ -97,7 +97,7 @@ def test_rounds_before_the_change_are_left_out_of_the_comparison_with_ready_batc
 
 @pytest.mark.parametrize("seed", range(5))
 def test_without_a_change_every_window_counts(seed: int) -> None:
-    evidence, facts = diagnosed(SimulatedBench(SIMULATED, noise=0.03, seed=seed))
+    evidence, facts = diagnosed(SimulatedRun(SIMULATED, noise=0.03, seed=seed))
     assert not evidence.earlier
     assert facts.step == step_facts(evidence.observed, evidence.all_plain)
     assert facts.ablation is not None and facts.ablation.n_rounds == len(evidence.rounds)

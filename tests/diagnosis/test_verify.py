@@ -18,7 +18,7 @@ from loaderdoctor.diagnosis.verify import (
 )
 from loaderdoctor.settings import Settings
 from tests.attribution.builders import observed, window
-from tests.diagnosis.simulator import SimulatedBench
+from tests.diagnosis.simulator import SimulatedRun
 from tests.diagnosis.test_gather import gatherer
 
 
@@ -33,21 +33,21 @@ def workers_and_pinning(changed: Mapping[str, Any]) -> float:
 
 
 def run(
-    bench: SimulatedBench,
+    script_run: SimulatedRun,
     candidates: list[Settings],
     *,
     until: float = 1e9,
     rest_ms: float | None = None,
 ) -> Verification:
-    return verifier(bench, until=until).verify(candidates, rest_ms=rest_ms)
+    return verifier(script_run, until=until).verify(candidates, rest_ms=rest_ms)
 
 
-def verifier(bench: SimulatedBench, *, until: float = 1e9) -> Verifier:
+def verifier(script_run: SimulatedRun, *, until: float = 1e9) -> Verifier:
     return Verifier(
-        gatherer(bench),
-        bench.measure,
+        gatherer(script_run),
+        script_run.measure,
         until=until,
-        clock=lambda: bench.now_s,
+        clock=lambda: script_run.now_s,
         has_accelerator=True,
     )
 
@@ -56,8 +56,8 @@ PINNED = Settings(pin_memory=True, non_blocking=True)
 
 
 def test_winners_are_combined_and_the_combination_recommended() -> None:
-    bench = SimulatedBench({"plain": 20.0}, trial_ms=workers_and_pinning, noise=0.01)
-    found = run(bench, [Settings(num_workers=2), Settings(num_workers=4), PINNED])
+    script_run = SimulatedRun({"plain": 20.0}, trial_ms=workers_and_pinning, noise=0.01)
+    found = run(script_run, [Settings(num_workers=2), Settings(num_workers=4), PINNED])
     assert found.best is not None and found.best.step is not None
     assert found.best.settings == Settings(num_workers=4, pin_memory=True, non_blocking=True)
     assert found.best.step.low <= 5.0 <= found.best.step.high
@@ -65,60 +65,60 @@ def test_winners_are_combined_and_the_combination_recommended() -> None:
 
 
 def test_a_setting_that_only_seems_to_help_is_not_recommended() -> None:
-    bench = SimulatedBench({"plain": 20.0}, trial_ms=lambda _: 20.0, noise=0.05)
-    found = run(bench, [Settings(num_workers=n) for n in (2, 4)])
+    script_run = SimulatedRun({"plain": 20.0}, trial_ms=lambda _: 20.0, noise=0.05)
+    found = run(script_run, [Settings(num_workers=n) for n in (2, 4)])
     assert found.best is None
     assert all(not t.helps for t in found.tried)
 
 
 def test_a_change_that_adds_nothing_stays_out_of_the_prescription() -> None:
-    bench = SimulatedBench(
+    script_run = SimulatedRun(
         {"plain": 20.0},
         trial_ms=lambda c: 8.0 if c.get("num_workers") == 4 else 19.0,
         noise=0.01,
     )
-    found = run(bench, [Settings(num_workers=4), PINNED])
+    found = run(script_run, [Settings(num_workers=4), PINNED])
     assert found.best is not None
     assert found.best.settings == Settings(num_workers=4)
 
 
 def test_rounds_are_interleaved_and_plain_is_measured_in_each() -> None:
-    bench = SimulatedBench({"plain": 20.0}, trial_ms=workers_and_pinning)
-    run(bench, [Settings(num_workers=2), PINNED], rest_ms=25.0)
-    modes = [r.mode for r in bench.asked]
+    script_run = SimulatedRun({"plain": 20.0}, trial_ms=workers_and_pinning)
+    run(script_run, [Settings(num_workers=2), PINNED], rest_ms=25.0)
+    modes = [r.mode for r in script_run.asked]
     rounds = [modes[i : i + 3] for i in range(0, len(modes), 3)]
     assert len(rounds) == ROUNDS
     assert all(sorted(r) == ["plain", "trial", "trial"] for r in rounds)
 
 
 def test_search_stops_when_the_rest_of_the_step_is_reached() -> None:
-    bench = SimulatedBench({"plain": 20.0}, trial_ms=workers_and_pinning, noise=0.001)
-    found = run(bench, [Settings(num_workers=4), PINNED], rest_ms=8.0)
+    script_run = SimulatedRun({"plain": 20.0}, trial_ms=workers_and_pinning, noise=0.001)
+    found = run(script_run, [Settings(num_workers=4), PINNED], rest_ms=8.0)
     assert found.best is not None
     assert found.best.settings == Settings(num_workers=4)
-    assert len(bench.asked) == 3 * ROUNDS
+    assert len(script_run.asked) == 3 * ROUNDS
 
 
 def test_no_time_tries_nothing_and_says_so() -> None:
-    bench = SimulatedBench({"plain": 20.0}, trial_ms=workers_and_pinning)
-    found = run(bench, [PINNED], until=0.0)
+    script_run = SimulatedRun({"plain": 20.0}, trial_ms=workers_and_pinning)
+    found = run(script_run, [PINNED], until=0.0)
     assert found.tried == () and found.best is None and not found.complete
 
 
 def test_a_failed_trial_does_not_end_the_others() -> None:
-    bench = SimulatedBench({"plain": 20.0}, failing=frozenset({"trial"}))
-    found = run(bench, [Settings(num_workers=2), PINNED])
+    script_run = SimulatedRun({"plain": 20.0}, failing=frozenset({"trial"}))
+    found = run(script_run, [Settings(num_workers=2), PINNED])
     assert found.best is None
     assert [t.failed for t in found.tried] == ["broken", "broken"]
 
 
 def test_where_time_is_short_the_best_so_far_gets_all_its_visits() -> None:
     def run_until(until: float) -> Verification:
-        bench = SimulatedBench({"plain": 20.0}, trial_ms=workers_and_pinning, noise=0.01)
+        script_run = SimulatedRun({"plain": 20.0}, trial_ms=workers_and_pinning, noise=0.01)
         candidates = [Settings(num_workers=4), Settings(num_workers=2), PINNED]
-        return run(bench, candidates, until=until, rest_ms=8.0)
+        return run(script_run, candidates, until=until, rest_ms=8.0)
 
-    whole = SimulatedBench({"plain": 20.0}, trial_ms=workers_and_pinning)
+    whole = SimulatedRun({"plain": 20.0}, trial_ms=workers_and_pinning)
     run(whole, [Settings(num_workers=4), Settings(num_workers=2), PINNED], rest_ms=8.0)
     found = run_until(whole.now_s * 0.75)
     assert not found.complete
@@ -128,12 +128,12 @@ def test_where_time_is_short_the_best_so_far_gets_all_its_visits() -> None:
 
 
 def test_a_gain_that_noise_hides_gets_more_rounds_where_there_is_time() -> None:
-    bench = SimulatedBench({"plain": 20.0}, trial_ms=lambda _: 14.0, noise=0.12, seed=5)
-    found = run(bench, [Settings(num_workers=4)], rest_ms=14.0)
+    script_run = SimulatedRun({"plain": 20.0}, trial_ms=lambda _: 14.0, noise=0.12, seed=5)
+    found = run(script_run, [Settings(num_workers=4)], rest_ms=14.0)
     (tried,) = found.tried
     assert len(tried.step_ms) > ROUNDS
     assert found.best is not None
-    steady = SimulatedBench({"plain": 20.0}, trial_ms=lambda _: 20.0, noise=0.01)
+    steady = SimulatedRun({"plain": 20.0}, trial_ms=lambda _: 20.0, noise=0.01)
     (tried,) = run(steady, [Settings(num_workers=4)]).tried
     assert len(tried.step_ms) == ROUNDS
 
@@ -146,32 +146,32 @@ def cached_or_workers(changed: Mapping[str, Any]) -> float:
 
 
 def test_samples_kept_in_memory_are_tried_beside_the_settings_and_never_added_to_them() -> None:
-    bench = SimulatedBench({"plain": 20.0}, trial_ms=cached_or_workers, noise=0.01)
+    script_run = SimulatedRun({"plain": 20.0}, trial_ms=cached_or_workers, noise=0.01)
     candidates = [Settings(num_workers=4), PINNED]
-    found = verifier(bench).verify(candidates, rest_ms=None, in_code=[CACHED])
+    found = verifier(script_run).verify(candidates, rest_ms=None, in_code=[CACHED])
     assert found.best is not None
     assert found.best.settings == Settings(num_workers=4, pin_memory=True, non_blocking=True)
     (kept,) = [t for t in found.tried if t.in_code]
     assert kept.settings == CACHED and kept.helps
-    tried = [r.settings for r in bench.asked if r.settings is not None]
+    tried = [r.settings for r in script_run.asked if r.settings is not None]
     assert not any(s.cache and s.num_workers for s in tried)
-    rounds = [r.mode for r in bench.asked][: 4 * ROUNDS]
+    rounds = [r.mode for r in script_run.asked][: 4 * ROUNDS]
     assert rounds.count("plain") == ROUNDS  # the same rounds as the settings'
 
 
 def test_only_the_cache_is_given_a_time_to_fill() -> None:
-    bench = SimulatedBench({"plain": 20.0}, trial_ms=cached_or_workers)
-    verifier(bench).verify([PINNED], rest_ms=None, in_code=[CACHED])
-    limits = {r.settings: r.cache_limit_s for r in bench.asked if r.settings is not None}
+    script_run = SimulatedRun({"plain": 20.0}, trial_ms=cached_or_workers)
+    verifier(script_run).verify([PINNED], rest_ms=None, in_code=[CACHED])
+    limits = {r.settings: r.cache_limit_s for r in script_run.asked if r.settings is not None}
     assert limits[PINNED] is None
     assert limits[CACHED] == MAX_CACHE_S
 
 
 def test_where_time_is_short_settings_go_before_code() -> None:
-    bench = SimulatedBench({"plain": 20.0}, trial_ms=cached_or_workers, noise=0.01)
-    whole = SimulatedBench({"plain": 20.0}, trial_ms=workers_and_pinning)
+    script_run = SimulatedRun({"plain": 20.0}, trial_ms=cached_or_workers, noise=0.01)
+    whole = SimulatedRun({"plain": 20.0}, trial_ms=workers_and_pinning)
     verifier(whole).verify([PINNED], rest_ms=17.0)
-    found = verifier(bench, until=whole.now_s * 1.1).verify(
+    found = verifier(script_run, until=whole.now_s * 1.1).verify(
         [PINNED], rest_ms=17.0, in_code=[CACHED]
     )
     assert not found.complete
@@ -181,29 +181,29 @@ def test_where_time_is_short_settings_go_before_code() -> None:
 def test_time_left_over_goes_to_candidates_that_it_did_not_seem_to_suffice_for() -> None:
     """Visits are planned to take longer than they do."""
     candidates = [Settings(num_workers=n) for n in (1, 2, 3, 4)] + [PINNED]
-    bench = SimulatedBench({"plain": 20.0}, trial_ms=lambda _: 20.0, noise=0.01)
-    g = gatherer(bench)
+    script_run = SimulatedRun({"plain": 20.0}, trial_ms=lambda _: 20.0, noise=0.01)
+    g = gatherer(script_run)
     planned_s = 2.5 * 0.5 * g.evidence.sizes.window_s + 0.5  # a visit, before one was measured
     until = 2 * ROUNDS * planned_s
-    found = run(bench, candidates, until=until)
-    assert len(bench.asked) > 2 * ROUNDS
+    found = run(script_run, candidates, until=until)
+    assert len(script_run.asked) > 2 * ROUNDS
     assert len(found.tried) > 1
     assert all(t.decided for t in found.tried) or not found.complete
-    assert bench.now_s <= until
-    left_s = until - bench.now_s
+    assert script_run.now_s <= until
+    left_s = until - script_run.now_s
     assert found.complete or left_s < ROUNDS * 2 * planned_s
 
 
 def test_a_late_candidate_that_is_better_is_recommended() -> None:
-    bench = SimulatedBench(
+    script_run = SimulatedRun(
         {"plain": 20.0},
         trial_ms=lambda c: 5.0 if c.get("pin_memory") else 15.0,
         noise=0.01,
     )
-    g = gatherer(bench)
+    g = gatherer(script_run)
     planned_s = 2.5 * 0.5 * g.evidence.sizes.window_s + 0.5
-    found = run(bench, [Settings(num_workers=2), PINNED], until=2 * ROUNDS * planned_s)
-    assert bench.asked[1].settings in (None, Settings(num_workers=2))
+    found = run(script_run, [Settings(num_workers=2), PINNED], until=2 * ROUNDS * planned_s)
+    assert script_run.asked[1].settings in (None, Settings(num_workers=2))
     assert found.best is not None
     assert found.best.settings == PINNED
 
@@ -215,9 +215,9 @@ def threads_and_workers(changed: Mapping[str, Any]) -> float:
 
 
 def test_other_threads_are_tried_with_the_loops_own_batches_and_their_boundary() -> None:
-    bench = SimulatedBench({"plain": 30.0}, trial_ms=threads_and_workers, noise=0.01)
-    found = run(bench, [Settings(num_threads=1)])
-    trials = [r for r in bench.asked if r.mode == "trial"]
+    script_run = SimulatedRun({"plain": 30.0}, trial_ms=threads_and_workers, noise=0.01)
+    found = run(script_run, [Settings(num_threads=1)])
+    trials = [r for r in script_run.asked if r.mode == "trial"]
     assert len(trials) == ROUNDS
     assert all(r.own_batches for r in trials)
     assert found.best is not None and found.best.settings == Settings(num_threads=1)
@@ -225,23 +225,23 @@ def test_other_threads_are_tried_with_the_loops_own_batches_and_their_boundary()
     assert trial.n_threads == 1 and trial.decided
     assert trial.gain_ms.value == pytest.approx(24.0, rel=0.05)
     other = run(
-        SimulatedBench({"plain": 20.0}, trial_ms=workers_and_pinning), [Settings(num_workers=2)]
+        SimulatedRun({"plain": 20.0}, trial_ms=workers_and_pinning), [Settings(num_workers=2)]
     )
     assert thread_trials(other.tried) == ()
 
 
 def test_the_rest_of_the_step_is_no_limit_where_it_fought_with_itself() -> None:
     """Without input the fighting loop took 25 ms: with one thread, loaders matter again."""
-    bench = SimulatedBench({"plain": 30.0}, trial_ms=threads_and_workers, noise=0.005)
-    found = run(bench, [Settings(num_threads=1), Settings(num_workers=1)], rest_ms=25.0)
+    script_run = SimulatedRun({"plain": 30.0}, trial_ms=threads_and_workers, noise=0.005)
+    found = run(script_run, [Settings(num_threads=1), Settings(num_workers=1)], rest_ms=25.0)
     assert found.best is not None
     assert found.best.settings == Settings(num_workers=1, num_threads=1)
 
 
 def test_where_there_is_time_for_two_they_are_the_best_of_either_kind() -> None:
     def run_until(until: float) -> list[Settings]:
-        bench = SimulatedBench({"plain": 20.0}, trial_ms=cached_or_workers, noise=0.01)
-        found = verifier(bench, until=until).verify(
+        script_run = SimulatedRun({"plain": 20.0}, trial_ms=cached_or_workers, noise=0.01)
+        found = verifier(script_run, until=until).verify(
             [Settings(num_workers=4), Settings(num_workers=2), PINNED],
             rest_ms=20.0,
             in_code=[CACHED, Settings(uint8=True)],
@@ -258,19 +258,19 @@ def test_where_there_is_time_for_two_they_are_the_best_of_either_kind() -> None:
 
 
 def test_trials_whose_workers_fill_most_of_an_epoch_ahead_are_measured_for_whole_epochs() -> None:
-    bench = SimulatedBench({"plain": 20.0}, trial_ms=lambda _: 20.0)
-    bench.observed = observed(step_ms=20.0, steps_per_epoch=90)
+    script_run = SimulatedRun({"plain": 20.0}, trial_ms=lambda _: 20.0)
+    script_run.observed = observed(step_ms=20.0, steps_per_epoch=90)
     many, few = Settings(num_workers=8, prefetch_factor=4), Settings(num_workers=2)
-    run(bench, [many, few])
-    asked = [r for r in bench.asked if r.mode == "trial"]
+    run(script_run, [many, few])
+    asked = [r for r in script_run.asked if r.mode == "trial"]
     assert {r.n_steps % 90 for r in asked if r.settings == many} == {0}
     assert all(r.n_steps % 90 for r in asked if r.settings == few)
 
 
 def test_a_trials_step_has_the_loops_own_work_between_epochs_too() -> None:
     """Its boundary was timed beside the window: saving a checkpoint there is no gain of it."""
-    visit = msgspec.structs.replace(window("trial", [4.0] * 10), boundary_ns=20_000_000)
-    assert trial_step_ms(visit, 10) == pytest.approx(4.0 + 2.0)
-    assert trial_step_ms(visit, 10, own_boundary_ms=300.0) == pytest.approx(4.0 + 2.0 + 30.0)
-    kept = msgspec.structs.replace(visit, boundary_ns=None)
+    measurement = msgspec.structs.replace(window("trial", [4.0] * 10), boundary_ns=20_000_000)
+    assert trial_step_ms(measurement, 10) == pytest.approx(4.0 + 2.0)
+    assert trial_step_ms(measurement, 10, own_boundary_ms=300.0) == pytest.approx(4.0 + 2.0 + 30.0)
+    kept = msgspec.structs.replace(measurement, boundary_ns=None)
     assert trial_step_ms(kept, 10, 500.0, own_boundary_ms=300.0) == pytest.approx(4.0 + 50.0)

@@ -23,8 +23,8 @@ MODES = ("plain", "profiled", "no-input", "trial")  # a window of this kind begi
 PLACES: dict[str, tuple[Any, str]] = {
     "folder": (files.RunFolder, "create"),
     "starting": (script_run, "MeasuringProcess"),
-    "stopping": (script_run.Bench, "stop"),
-    "closing": (script_run.Bench, "_close"),
+    "stopping": (script_run.ScriptRun, "stop"),
+    "closing": (script_run.ScriptRun, "_close"),
     "reporting": (run, "build_report"),
     "writing": (diagnose, "write_run"),
     "printing": (diagnose, "deliver"),
@@ -52,15 +52,15 @@ def at(moment: str, number: int) -> None:
         replaced: Callable[..., Any] = staticmethod(call) if moment == "folder" else call
         setattr(owner, name, replaced)
         return
-    receive = script_run.Bench._receive
+    receive = script_run.ScriptRun._receive
 
-    def received(self: script_run.Bench, message: Any) -> None:
+    def received(self: script_run.ScriptRun, message: Any) -> None:
         receive(self, message)
         wanted = "watching" if moment == "warm-up" else f": {moment}"
         if isinstance(message, Progress) and wanted in message.text:
             send()
 
-    script_run.Bench._receive = received  # type: ignore[method-assign]
+    script_run.ScriptRun._receive = received  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from loaderdoctor.instrument.command.endings import took_down
-from loaderdoctor.instrument.command.script_run import Bench, BenchOptions, Target
+from loaderdoctor.instrument.command.script_run import LaunchOptions, ScriptRun, Target
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from loaderdoctor.settings import Settings
 from tests.faults.running import Place, script
@@ -28,9 +28,11 @@ def test_a_trial_whose_worker_is_killed_fails_and_the_loop_goes_on(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     target = Target(script=str(script(place.path, KILLED_WORKER)))
-    with Bench(target, place.path / "run", BenchOptions(stdout=place.path / "said")) as bench:
-        bench.wait_observed(120.0)
-        killed, plain = bench.measure(
+    with ScriptRun(
+        target, place.path / "run", LaunchOptions(stdout=place.path / "said")
+    ) as script_run:
+        script_run.wait_observed(120.0)
+        killed, plain = script_run.measure(
             [
                 WindowRequest(
                     id=1, mode="trial", n_steps=20, settings=Settings(num_workers=2), limit_s=60.0
@@ -38,7 +40,7 @@ def test_a_trial_whose_worker_is_killed_fails_and_the_loop_goes_on(
                 WindowRequest(id=2, mode="plain", n_steps=5, limit_s=60.0),
             ]
         )
-        bench.stop()
+        script_run.stop()
     assert killed.status == "failed"
     # torch's own words, unless a read from the worker failed first.
     assert re.search("killed by signal|worker was killed|exited unexpectedly", killed.reason or "")
@@ -266,10 +268,12 @@ def test_a_trial_that_runs_out_of_gpu_memory_is_charged_with_it(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     target = Target(script=str(script(place.path, OUT_OF_GPU_MEMORY)))
-    with Bench(target, place.path / "run", BenchOptions(stdout=place.path / "said")) as bench:
-        bench.wait_observed(120.0)
+    with ScriptRun(
+        target, place.path / "run", LaunchOptions(stdout=place.path / "said")
+    ) as script_run:
+        script_run.wait_observed(120.0)
         small, large = (
-            bench.measure(
+            script_run.measure(
                 [
                     WindowRequest(
                         id=n, mode="trial", n_steps=5, settings=Settings(batch_size=n), limit_s=60.0
@@ -279,8 +283,8 @@ def test_a_trial_that_runs_out_of_gpu_memory_is_charged_with_it(
             for n in (8, 16)
         )
         assert (small.status, small.n_samples) == ("ok", 40)
-        assert took_down(small, bench.ended) is None
-        why = took_down(large, bench.ended)
+        assert took_down(small, script_run.ended) is None
+        why = took_down(large, script_run.ended)
     assert why is not None
     assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB." in why
 

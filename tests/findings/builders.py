@@ -15,7 +15,7 @@ from loaderdoctor.facts.evidence import (
     AblationFacts,
     CopyFacts,
     Facts,
-    LineSpot,
+    LineHotspot,
     MachineFacts,
     StepFacts,
     TraceFacts,
@@ -96,7 +96,7 @@ def trace(**changes: Any) -> TraceFacts:
         n_syncs_per_step=0.0,
         sync_wait_ms=0.0,
         idle_after_sync_ms=0.0,
-        host_spots=(),
+        host_hotspots=(),
         communication_ms=0.0,
         run_ahead_steps=4.0,
     )
@@ -206,16 +206,16 @@ def transfer(**changes: Any) -> TransferRecord:
     return TransferRecord(**{**fields, **changes})
 
 
-def line(**changes: Any) -> LineSpot:
+def line(**changes: Any) -> LineHotspot:
     """A line seen at 60 of 100 looks; `share` says how many."""
-    n_looks = round(changes.pop("share", 0.6) * changes.get("of_looks", 100))
-    healthy = LineSpot(
+    n_stack_samples = round(changes.pop("share", 0.6) * changes.get("of_looks", 100))
+    healthy = LineHotspot(
         file="/home/u/data.py",
         line=30,
         function="__getitem__",
         code="x = self.load(i)",
-        n_looks=n_looks,
-        of_looks=100,
+        n_stack_samples=n_stack_samples,
+        of_stack_samples=100,
     )
     return replace(healthy, **changes)
 

@@ -28,13 +28,17 @@ DIGITS: dict[str, Any] = {
 }
 THROUGH_PIL = line(
     code="img = Image.fromarray(img.numpy())",
-    n_looks=60,
-    leaves=(Leaf(file="/v/site-packages/PIL/Image.py", function="fromarray", n_looks=60),),
+    n_stack_samples=60,
+    leaves=(Leaf(file="/v/site-packages/PIL/Image.py", function="fromarray", n_stack_samples=60),),
 )
 DECODING = line(
     code='return self.transform(Image.open(path).convert("RGB"))',
-    n_looks=70,
-    leaves=(Leaf(file="/v/site-packages/PIL/ImageFile.py", function="ImageFile.load", n_looks=70),),
+    n_stack_samples=70,
+    leaves=(
+        Leaf(
+            file="/v/site-packages/PIL/ImageFile.py", function="ImageFile.load", n_stack_samples=70
+        ),
+    ),
 )
 
 

@@ -280,7 +280,7 @@ def _head_parts(m: Mutator, doc: Doc) -> None:
     doc["deviceProperties"] = [{"id": m.value(), "name": m.value(), "totalGlobalMem": m.value()}]
 
 
-def _looks(m: Mutator, doc: Doc) -> None:
+def _stack_samples(m: Mutator, doc: Doc) -> None:
     """Something within what our sampler left, at any depth."""
     within = doc.setdefault("loaderdoctorLooks", {"marks": ["a"], "places": [], "looks": []})
     while isinstance(within, dict | list) and within:
@@ -337,7 +337,7 @@ STRUCTURED: tuple[Callable[[Mutator, Doc], None], ...] = (
     _strange_event,
     _set_head,
     _head_parts,
-    _looks,
+    _stack_samples,
     _reorder_head,
     _list_only,
 )

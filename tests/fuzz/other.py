@@ -66,7 +66,7 @@ def resumed(folder: Path) -> str | None:
     Returns the refusal, or None where there would be trials to go on with.
     """
     try:
-        description, visits = samples.read(folder)
+        description, measurements = samples.read(folder)
         options = SweepOptions(resume=folder).resumed(description.options)
     except UsageError as error:
         return refused(folder, error)
@@ -74,7 +74,7 @@ def resumed(folder: Path) -> str | None:
     assert options.budget_s is None or options.budget_s > 0, options.budget_s
     trials = [Trial(index=i, settings=Settings(num_workers=i)) for i in (0, 1)]
     try:
-        samples.restore(trials, description, visits)
+        samples.restore(trials, description, measurements)
     except UsageError as error:
         check_line(str(error))
         return str(error)

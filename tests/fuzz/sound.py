@@ -21,7 +21,7 @@ from loaderdoctor.instrument.wire.record_file import (
 from loaderdoctor.report.encode import encode_report
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import samples as sweep_samples
-from loaderdoctor.sweep.trials import Trial, Visit
+from loaderdoctor.sweep.trials import Measurement, Trial
 from tests.report.samples import sweep
 
 
@@ -50,9 +50,12 @@ WINDOW = WindowDone(
 
 def samples(folder: Path) -> Path:
     """samples.npz of a sweep of two trials."""
-    visits = [Visit(phase="rank", round=n, wall_s=1.5, window=WINDOW) for n in range(2)]
+    measurements = [Measurement(phase="rank", round=n, wall_s=1.5, window=WINDOW) for n in range(2)]
     options = SweepOptions(target=("train.py",), rounds=2, budget_s=60.0)
-    trials = [Trial(index=i, settings=Settings(num_workers=i), visits=list(visits)) for i in (0, 1)]
+    trials = [
+        Trial(index=i, settings=Settings(num_workers=i), measurements=list(measurements))
+        for i in (0, 1)
+    ]
     sweep_samples.write(folder, trials, options=options.saved(), spent_s=12.0)
     return folder / sweep_samples.NAME
 

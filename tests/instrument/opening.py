@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from loaderdoctor.instrument.batches.replay_buffer import Source
-from loaderdoctor.instrument.trial.trials import Withheld, open_trial
+from loaderdoctor.instrument.trial.trials import TrialRefused, open_trial
 from loaderdoctor.settings import Settings
 from tests.instrument.trial_cases import raw_iterator
 
@@ -26,6 +26,6 @@ def ids(source: Source, n: int) -> list[int]:
 
 def reason(loader: DataLoader[Any], settings: Settings, **more: Any) -> str:
     """Why this trial is withheld."""
-    with pytest.raises(Withheld) as withheld:
+    with pytest.raises(TrialRefused) as refused:
         opened(loader, settings, **more)
-    return withheld.value.reason
+    return refused.value.reason

@@ -45,9 +45,9 @@ class Page:
 
     def open(self, path: Path, *, width: int, height: int = 844, dark: bool = False) -> None:
         """Load a file at this width, and wait until it is there."""
-        self.visit(path.as_uri(), width=width, height=height, dark=dark)
+        self.measurement(path.as_uri(), width=width, height=height, dark=dark)
 
-    def visit(self, url: str, *, width: int, height: int = 844, dark: bool = False) -> None:
+    def measurement(self, url: str, *, width: int, height: int = 844, dark: bool = False) -> None:
         """Load an address at this width, and wait until it is there."""
         self.messages.clear()
         self.requests.clear()

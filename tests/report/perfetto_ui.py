@@ -102,7 +102,7 @@ def perfetto() -> Iterator[Perfetto]:
     try:
         with browser() as page:
             address = f"http://127.0.0.1:{server.server_port}/"
-            page.visit(address, width=_WIDTH, height=_HEIGHT)
+            page.measurement(address, width=_WIDTH, height=_HEIGHT)
             page.wait_for("window.app?.openTraceFromBuffer !== undefined")
             yield Perfetto(page, files)
     finally:

@@ -7,8 +7,8 @@ from typing import Any
 
 from loaderdoctor.attribution.device_use import (
     BusyFacts,
-    DipFacts,
     GpuDeviceFacts,
+    IdleGapFacts,
     RangeFacts,
 )
 from loaderdoctor.attribution.shares import Hidden, Shares
@@ -146,7 +146,7 @@ BUSY = BusyFacts(
     over_ms=17.0,
     shares=tuple(0.0 if i % 20 < 9 else 0.031 for i in range(80)),
     window_ms=340.0,
-    dips=DipFacts(
+    idle_gaps=IdleGapFacts(
         spans_ms=((0.0, 38.0), (85.0, 123.0), (170.0, 208.0), (255.0, 293.0)),
         n=4,
         mean_ms=38.0,

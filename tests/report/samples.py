@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loaderdoctor.attribution.shares import Bound, Hidden
-from loaderdoctor.facts.evidence import AblationFacts, LineSpot, WorkerFacts
+from loaderdoctor.facts.evidence import AblationFacts, LineHotspot, WorkerFacts
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.build import build_report
@@ -63,7 +63,7 @@ def input_bound(**changes: Any) -> model.Report:
         "findings": (IN_MAIN,),
         "recommendations": CHANGES,
         "withheld": (
-            model.Withheld(
+            model.NotAdvised(
                 setting="resident",
                 reason="the dataset augments at random, and its copy on the device would not.",
             ),
@@ -121,13 +121,13 @@ def cpu_only() -> model.Report:
         pin_busy_share=None,
         transforms=(("RandomCrop", 0.3), ("ToTensor", 0.8)),
         lines=(
-            LineSpot(
+            LineHotspot(
                 file="data.py",
                 line=17,
                 function="__getitem__",
                 code="x = decode(raw)",
-                n_looks=71,
-                of_looks=100,
+                n_stack_samples=71,
+                of_stack_samples=100,
             ),
         ),
         first_touch_ratio=1.0,

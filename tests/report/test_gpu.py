@@ -16,9 +16,9 @@ from loaderdoctor.report.console.console import console_text
 from loaderdoctor.report.encode import decode_report, encode_report
 from loaderdoctor.report.gpu import (
     device_figures,
-    dips_sentence,
     gpu_of,
     heading,
+    idle_gaps_sentence,
     memory_history_sentence,
 )
 from loaderdoctor.report.html.page import html
@@ -28,12 +28,12 @@ from tests.report.conftest import trace_path
 
 
 def busy(**changes: Any) -> BusyFacts:
-    assert sample_facts.BUSY.dips is not None
-    return replace(sample_facts.BUSY, dips=replace(sample_facts.BUSY.dips, **changes))
+    assert sample_facts.BUSY.idle_gaps is not None
+    return replace(sample_facts.BUSY, idle_gaps=replace(sample_facts.BUSY.idle_gaps, **changes))
 
 
 def test_the_sentence_gives_depth_period_length_and_cause() -> None:
-    assert dips_sentence(busy(usual_share=0.86, low_share=0.04)) == (
+    assert idle_gaps_sentence(busy(usual_share=0.86, low_share=0.04)) == (
         "GPU-busy falls from 86 % to 4 % about every 85.0 ms (5 steps), for 38.0 ms each. "
         "97 % of that time the loop waits for a batch."
     )
@@ -50,18 +50,18 @@ def test_the_sentence_gives_depth_period_length_and_cause() -> None:
 def test_what_the_dips_go_with_is_said(
     matches: Literal["worker-cycle", "epoch"], steps: int | None, said: str
 ) -> None:
-    text = dips_sentence(busy(matches=matches, match_steps=steps, period_ms=5000.0))
+    text = idle_gaps_sentence(busy(matches=matches, match_steps=steps, period_ms=5000.0))
     assert said in text
 
 
 def test_irregular_single_and_absent_dips_promise_no_period() -> None:
-    assert "4 times in the 340 ms profiled, for" in dips_sentence(busy(regular=False))
-    alone = dips_sentence(busy(n=1, period_ms=None, period_steps=None, regular=False))
+    assert "4 times in the 340 ms profiled, for" in idle_gaps_sentence(busy(regular=False))
+    alone = idle_gaps_sentence(busy(n=1, period_ms=None, period_steps=None, regular=False))
     assert "once in the 340 ms profiled, for 38.0 ms." in alone
-    even = dips_sentence(replace(sample_facts.BUSY, dips=None))
+    even = idle_gaps_sentence(replace(sample_facts.BUSY, idle_gaps=None))
     assert "every" not in even.replace("every step", "")
     assert "evenly at 2 %" in even
-    assert "waits" not in dips_sentence(busy(waiting_share=None))
+    assert "waits" not in idle_gaps_sentence(busy(waiting_share=None))
 
 
 def test_epochs_too_long_for_the_window_are_told_from_the_plain_windows() -> None:

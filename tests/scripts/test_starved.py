@@ -254,10 +254,10 @@ def test_a_sleep_in_the_loop_is_work_between_steps_and_no_loaders_fault(tmp_path
     done = diagnose(STARVED / "sleeps.py", cwd=tmp_path, options=["--with-stack", "--no-verify"])
     assert (done.said.verdict.bound, done.said.verdict.severity) == ("host", "high"), done.summary
     assert not done.kinds & LOADER_KINDS, done.summary
-    spot = done.finding("work-between-steps").evidence
-    assert Path(str(spot["file"])).name == "sleeps.py", spot
+    hotspot = done.finding("work-between-steps").evidence
+    assert Path(str(hotspot["file"])).name == "sleeps.py", hotspot
     source = (STARVED / "sleeps.py").read_text().splitlines()
-    assert "time.sleep" in source[int(str(spot["line"])) - 1], spot
+    assert "time.sleep" in source[int(str(hotspot["line"])) - 1], hotspot
 
 
 @slow

@@ -14,7 +14,7 @@ from loaderdoctor.commands.analyze.command import report_of_facts
 from loaderdoctor.commands.analyze.files import write_files
 from loaderdoctor.commands.output import deliver
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.command.listener import Doorway
+from loaderdoctor.instrument.command.listener import ConnectionListener
 from loaderdoctor.instrument.wire.record_file import RecordWriter
 from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.plots import write_plots
@@ -153,10 +153,10 @@ def test_nothing_is_writable_by_others(trace: Path, tmp_path: Path, umask: int) 
 def test_sockets_and_records_are_the_users_alone(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        doorway = Doorway()
-        folder = Path(str(doorway.address)).parent
+        listener = ConnectionListener()
+        folder = Path(str(listener.address)).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        doorway.close()
+        listener.close()
         assert not folder.exists()
         writer = RecordWriter(tmp_path, "worker")
         assert stat.S_IMODE(writer.path.stat().st_mode) == 0o600

@@ -12,7 +12,7 @@ from loaderdoctor.sweep.outcome import Options
 from loaderdoctor.sweep.presets.model import Row
 from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.trials import Trial
-from tests.sweep.simulator import SimulatedBench, Truth, observed
+from tests.sweep.simulator import SimulatedRun, Truth, observed
 
 MACHINE = Hardware(
     host="one",
@@ -39,24 +39,24 @@ def machine(name: str, **changes: object) -> Hardware:
 
 def node(
     group: Group, *, factor: float, seed: int = 0, noise: float = 0.02, budget_s: float = 40.0
-) -> tuple[Measured, SimulatedBench]:
+) -> tuple[Measured, SimulatedRun]:
     """Measure a group on a machine that takes `factor` as long as the usual one."""
 
     def truth(settings: Settings) -> Truth:
         return Truth(step_ms=factor * STEP_MS[settings.num_workers or 1])
 
-    bench = SimulatedBench(truth, Truth(step_ms=factor * OWN_MS), seed=seed, noise=noise)
+    script_run = SimulatedRun(truth, Truth(step_ms=factor * OWN_MS), seed=seed, noise=noise)
     seen = observed(step_ms=factor * OWN_MS, usable_cpus=8.0)
     sweep = Sweep(
-        bench,
+        script_run,
         seen,
         local_trials(PLANNED, group),
         Options(budget_s=budget_s, seed=seed, part=group.part),
-        clock=bench.clock,
+        clock=script_run.clock,
     )
     outcome = sweep.run()
     made = Measured(observed=seen, notes=(), outcome=outcome, ablated=None, files={})
-    return made, bench
+    return made, script_run
 
 
 def grouped(

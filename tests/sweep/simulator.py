@@ -92,7 +92,7 @@ class Truth:
 
 
 @dataclass(slots=True)
-class SimulatedBench:
+class SimulatedRun:
     """Answers every request from `truth`; time passes on `now` only.
 
     `noise` is the relative spread of a window's mean; `drift_per_s` makes everything slower with

@@ -8,7 +8,7 @@ from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.outcome import Options, Outcome
 from loaderdoctor.sweep.rank import Ranking
 from loaderdoctor.sweep.rounds import Sweep
-from tests.sweep.simulator import SimulatedBench, Truth, observed
+from tests.sweep.simulator import SimulatedRun, Truth, observed
 
 OWN = Truth(step_ms=10.0)
 
@@ -28,20 +28,20 @@ def all_the_same(settings: Settings) -> Truth:
 
 
 def swept(
-    bench: SimulatedBench, trials: tuple[Settings, ...] | None = None, **options: object
+    script_run: SimulatedRun, trials: tuple[Settings, ...] | None = None, **options: object
 ) -> tuple[Outcome, Ranking]:
-    seen = observed(step_ms=bench.own.step_ms)
+    seen = observed(step_ms=script_run.own.step_ms)
     sweep = Sweep(
-        bench,
+        script_run,
         seen,
         trials or default_trials(seen),
         Options(**{"budget_s": 60.0, **options}),  # type: ignore[arg-type]
-        clock=bench.clock,
+        clock=script_run.clock,
     )
     outcome = sweep.run()
     return outcome, sweep.ranking()
 
 
-def timed(bench: SimulatedBench) -> list[WindowRequest]:
+def timed(script_run: SimulatedRun) -> list[WindowRequest]:
     """The windows asked for that rank trials, in their order."""
-    return [r for r in bench.log if r.mode == "trial" and r.trace_path is None]
+    return [r for r in script_run.log if r.mode == "trial" and r.trace_path is None]

@@ -13,7 +13,7 @@ from loaderdoctor.sweep.evidence import Evidence
 from loaderdoctor.sweep.grid import AS_IS, meaning, own_settings
 from loaderdoctor.sweep.outcome import Options
 from loaderdoctor.sweep.rounds import Sweep
-from tests.sweep.simulator import SimulatedBench, Truth, observed
+from tests.sweep.simulator import SimulatedRun, Truth, observed
 
 OWN = Settings(num_workers=0)
 
@@ -53,9 +53,9 @@ def swept(fast_ms: float, noise: float = 0.01) -> tuple[Sweep, Evidence]:
         return Truth(step_ms=fast_ms if settings.num_workers else 10.0, startup_s=0.1)
 
     seen = observed()
-    bench = SimulatedBench(truth, Truth(step_ms=10.0), noise=noise)
+    script_run = SimulatedRun(truth, Truth(step_ms=10.0), noise=noise)
     trials = (AS_IS, Settings(num_workers=2, prefetch_factor=2), Settings(num_workers=3))
-    sweep = Sweep(bench, seen, trials, Options(budget_s=30.0), clock=bench.clock)
+    sweep = Sweep(script_run, seen, trials, Options(budget_s=30.0), clock=script_run.clock)
     sweep.run()
     evidence = Evidence(observed=seen)
     evidence.sweep = sweep

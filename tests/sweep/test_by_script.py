@@ -12,19 +12,19 @@ import pytest
 
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.command.job import NoJobError
-from loaderdoctor.instrument.command.script_run import BenchLike
+from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.command.script_run import Target as Script
 from loaderdoctor.instrument.wire.protocol import ComputeRecord
 from loaderdoctor.recipes import Options as ScriptOptions
 from loaderdoctor.recipes import find
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.by_script import Means, place
-from loaderdoctor.sweep.fresh import FreshBench
+from loaderdoctor.sweep.fresh import FreshRuns
 from loaderdoctor.sweep.grid import asked_trials
 from loaderdoctor.sweep.outcome import Options
 from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.trials import Trial
-from tests.sweep.simulator import BATCH, SimulatedBench, Truth, observed
+from tests.sweep.simulator import BATCH, SimulatedRun, Truth, observed
 
 SCRIPT = Script(script="train.py", args=("--epochs", "3"))
 OPTIONS: ScriptOptions = {
@@ -109,20 +109,20 @@ class Jobs:
         self.no_job = no_job
 
     @contextmanager
-    def __call__(self, script: Script | None) -> Iterator[BenchLike]:
+    def __call__(self, script: Script | None) -> Iterator[ScriptRunLike]:
         self.opened.append(script)
         if self.no_job:
             raise NoJobError("they train each on its own")
-        bench = SimulatedBench(lambda _: Truth(step_ms=6.0), Truth(step_ms=6.0), noise=0.01)
-        bench.observed = observed()
-        yield bench
+        script_run = SimulatedRun(lambda _: Truth(step_ms=6.0), Truth(step_ms=6.0), noise=0.01)
+        script_run.observed = observed()
+        yield script_run
 
 
 def swept(jobs: Jobs) -> Sweep:
-    main = SimulatedBench(lambda _: Truth(step_ms=10.0), Truth(step_ms=10.0), noise=0.01)
+    main = SimulatedRun(lambda _: Truth(step_ms=10.0), Truth(step_ms=10.0), noise=0.01)
     trials = [Trial(index=0, settings=Settings()), placed(Settings(ddp="ddp"), USERS)]
     options = Options(budget_s=300.0, n_rounds=3)
-    sweep = Sweep(main, observed(), trials, options, fresh=FreshBench(jobs), clock=main.clock)
+    sweep = Sweep(main, observed(), trials, options, fresh=FreshRuns(jobs), clock=main.clock)
     sweep.run()
     return sweep
 

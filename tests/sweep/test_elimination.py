@@ -14,7 +14,7 @@ from loaderdoctor.sweep.grid import default_trials, n_changes, own_settings
 from loaderdoctor.sweep.outcome import ALLOWANCE_SHARE, Options
 from loaderdoctor.sweep.pace import NOTHING, Cost, Plan
 from loaderdoctor.sweep.rounds import Sweep
-from tests.sweep.simulator import SimulatedBench, Truth, observed
+from tests.sweep.simulator import SimulatedRun, Truth, observed
 
 TRIALS = (
     Settings(),
@@ -60,20 +60,20 @@ def search(
     startup_s: float = 0.05,
 ) -> Sweep:
     own_ms = costs[Settings()]
-    bench = SimulatedBench(
+    script_run = SimulatedRun(
         lambda settings: Truth(step_ms=costs[settings], startup_s=startup_s),
         Truth(step_ms=own_ms),
         seed=seed,
         noise=noise,
     )
     options = Options(budget_s=budget_s, seed=seed, search="auto")
-    sweep = Sweep(bench, observed(step_ms=own_ms), TRIALS, options, clock=bench.clock)
+    sweep = Sweep(script_run, observed(step_ms=own_ms), TRIALS, options, clock=script_run.clock)
     sweep.run()
     return sweep
 
 
 def n_steps(sweep: Sweep) -> int:
-    return sum(v.times.n_steps for trial in sweep.outcome.trials for v in trial.visits)
+    return sum(v.times.n_steps for trial in sweep.outcome.trials for v in trial.measurements)
 
 
 @pytest.mark.parametrize("noise", [pytest.param(0.01, marks=pytest.mark.slow), 0.03])
@@ -119,14 +119,14 @@ def test_it_takes_a_fifth_of_what_the_grid_takes_with_the_same_budget(budget_s: 
     costs = saturating(random.Random(4))
     steps = []
     for way in ("grid", "auto"):
-        bench = SimulatedBench(
+        script_run = SimulatedRun(
             lambda settings: Truth(step_ms=costs[settings], startup_s=0.05),
             Truth(step_ms=costs[Settings()]),
             noise=0.02,
         )
         options = Options(budget_s=budget_s, search=way)
         seen = observed(step_ms=costs[Settings()])
-        sweep = Sweep(bench, seen, TRIALS, options, clock=bench.clock)
+        sweep = Sweep(script_run, seen, TRIALS, options, clock=script_run.clock)
         steps.append(sweep.run().n_timed_steps)
     assert steps[1] <= 1.02 * ALLOWANCE_SHARE * steps[0]
 
@@ -142,11 +142,11 @@ def test_a_clear_winner_ends_the_race_early_and_losers_are_visited_least() -> No
     best = TRIALS.index(min(costs, key=lambda one: costs[one]))
     sweep = search(costs, seed=3, noise=0.01)
     outcome = sweep.outcome
-    assert outcome.race == "separated"
+    assert outcome.elimination == "separated"
     assert sweep.ranking().recommended == best
     assert sum(trial.dropped for trial in outcome.trials) >= len(TRIALS) - 2
-    visits = {trial.index: len(trial.visits) for trial in outcome.trials}
-    assert visits[best] == max(visits.values())
+    measurements = {trial.index: len(trial.measurements) for trial in outcome.trials}
+    assert measurements[best] == max(measurements.values())
     assert outcome.grid_steps is not None
     assert n_steps(sweep) < 0.15 * outcome.grid_steps
 
@@ -154,7 +154,7 @@ def test_a_clear_winner_ends_the_race_early_and_losers_are_visited_least() -> No
 @pytest.mark.parametrize("budget_s", [40.0, 80.0])
 def test_where_time_is_short_it_compares_what_it_can_and_confirms(budget_s: float) -> None:
     # First visits to all 25 take 50 s: of the shorter budget they would leave nothing.
-    gains, n_visited = [], []
+    gains, n_measured = [], []
     for seed in range(10):
         costs = saturating(random.Random(seed))
         sweep = search(costs, seed=seed, noise=0.02, budget_s=budget_s, startup_s=2.0)
@@ -165,14 +165,14 @@ def test_where_time_is_short_it_compares_what_it_can_and_confirms(budget_s: floa
         if chosen is not None:
             assert len(outcome.trials[chosen].of("confirm")) >= 3
             gains.append(costs[Settings()] / costs[TRIALS[chosen]] - 1)
-        n_visited.append(sum(bool(t.visits) for t in outcome.trials))
+        n_measured.append(sum(bool(t.measurements) for t in outcome.trials))
         for trial in outcome.trials:
-            if not trial.visits:
+            if not trial.measurements:
                 assert (trial.status, trial.reason) == ("skipped", "not reached: budget over")
         said = [text for kind, text in outcome.notes if kind == "budget-too-short"]
-        assert bool(said) == (n_visited[-1] < len(TRIALS))
+        assert bool(said) == (n_measured[-1] < len(TRIALS))
     if budget_s < 50:
-        assert max(n_visited) < len(TRIALS)
+        assert max(n_measured) < len(TRIALS)
     # Workers help by a third and more in most of these loops.
     assert len(gains) >= 7
     assert all(gain > 0 for gain in gains)
@@ -197,9 +197,9 @@ def workers_of_16_cpus(
         startup_s = 0.1 + 0.03 * n + settling * times[settings] / 1000
         return Truth(step_ms=times[settings], startup_s=startup_s)
 
-    bench = SimulatedBench(truth, Truth(step_ms=times[Settings()]), seed=seed, noise=0.15)
+    script_run = SimulatedRun(truth, Truth(step_ms=times[Settings()]), seed=seed, noise=0.15)
     options = Options(budget_s=budget_s, seed=seed, search="auto", allowance_share=allowance_share)
-    sweep = Sweep(bench, seen, trials, options, clock=bench.clock)
+    sweep = Sweep(script_run, seen, trials, options, clock=script_run.clock)
     sweep.run()
     return sweep
 
@@ -213,11 +213,11 @@ def test_slow_visits_leave_time_to_compare_and_confirm() -> None:
     for seed in range(12):
         sweep = workers_of_16_cpus(75.0, seed=seed)
         assert sweep.outcome.n_ranked_rounds >= 1
-        visited = {t.index for t in sweep.outcome.trials if t.visits}
+        measured = {t.index for t in sweep.outcome.trials if t.measurements}
         own = own_settings(sweep._observed)
         changes = [n_changes(t.settings, own) for t in sweep.outcome.trials]
-        left_out = [changes[t.index] for t in sweep.outcome.trials if t.index not in visited]
-        assert max(changes[i] for i in visited) <= min(left_out)  # the simple ones come first
+        left_out = [changes[t.index] for t in sweep.outcome.trials if t.index not in measured]
+        assert max(changes[i] for i in measured) <= min(left_out)  # the simple ones come first
         found.append(sweep.ranking().recommended)
     # A gain of half, and windows that differ by 15 %: three pairs miss it now and then.
     assert sum(found[i] is not None for i in range(12)) >= 9
@@ -238,9 +238,9 @@ def test_a_trial_that_crashes_drops_out_with_its_reason() -> None:
         crash = "RuntimeError: bus error" if settings.num_workers == 8 else None
         return Truth(step_ms=10.0 - (settings.num_workers or 0), crash=crash)
 
-    bench = SimulatedBench(truth, Truth(step_ms=10.0), noise=0.01)
+    script_run = SimulatedRun(truth, Truth(step_ms=10.0), noise=0.01)
     options = Options(budget_s=600.0, search="auto")
-    sweep = Sweep(bench, observed(), TRIALS, options, clock=bench.clock)
+    sweep = Sweep(script_run, observed(), TRIALS, options, clock=script_run.clock)
     outcome = sweep.run()
     assert [t.status for t in outcome.trials if t.settings.num_workers == 8] == ["failed"] * 3
     recommended = sweep.ranking().recommended

@@ -10,27 +10,27 @@ from loaderdoctor.sweep.evidence import Evidence
 from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.outcome import Options, Outcome
 from loaderdoctor.sweep.rounds import Sweep
-from tests.sweep.simulator import SimulatedBench, Truth, observed
+from tests.sweep.simulator import SimulatedRun, Truth, observed
 
 
 def swept(
     *, budget_s: float, step_ms: float, keep_all: bool = False
-) -> tuple[Outcome, Evidence, SimulatedBench]:
+) -> tuple[Outcome, Evidence, SimulatedRun]:
     def truth(settings: Settings) -> Truth:
         return Truth(step_ms=step_ms, startup_s=0.05 * (settings.num_workers or 0))
 
     seen = observed(step_ms=step_ms)
-    bench = SimulatedBench(truth, Truth(step_ms=step_ms), noise=0.2)
-    evidence = Evidence(observed=seen, clock=bench.clock)
+    script_run = SimulatedRun(truth, Truth(step_ms=step_ms), noise=0.2)
+    evidence = Evidence(observed=seen, clock=script_run.clock)
     sweep = Sweep(
-        bench,
+        script_run,
         seen,
         default_trials(seen)[:6],
         Options(budget_s=budget_s, keep_all=keep_all),
-        clock=bench.clock,
+        clock=script_run.clock,
         ablate=evidence.ablate,
     )
-    return sweep.run(), evidence, bench
+    return sweep.run(), evidence, script_run
 
 
 @pytest.mark.parametrize("keep_all", [False, True])
@@ -40,18 +40,18 @@ def swept(
 def test_a_short_sweep_measures_what_loading_costs_and_every_trial(
     budget_s: float, step_ms: float, keep_all: bool
 ) -> None:
-    outcome, evidence, bench = swept(budget_s=budget_s, step_ms=step_ms, keep_all=keep_all)
+    outcome, evidence, script_run = swept(budget_s=budget_s, step_ms=step_ms, keep_all=keep_all)
     assert evidence.ablated is not None
     assert len(evidence.ablated.rounds) >= MIN_ROUNDS
     assert outcome.n_ranked_rounds >= 3
-    assert all(trial.visits for trial in outcome.trials)
-    assert bench.now <= 1.1 * budget_s + 3.0
+    assert all(trial.measurements for trial in outcome.trials)
+    assert script_run.now <= 1.1 * budget_s + 3.0
 
 
 def test_steps_too_slow_for_both_leave_the_time_to_the_trials() -> None:
-    outcome, evidence, bench = swept(budget_s=25.0, step_ms=400.0)
-    compared = [i for i, r in enumerate(bench.log) if r.mode == "no_input"]
-    trials = [i for i, r in enumerate(bench.log) if r.mode == "trial"]
-    assert all(trial.visits for trial in outcome.trials)
+    outcome, evidence, script_run = swept(budget_s=25.0, step_ms=400.0)
+    compared = [i for i, r in enumerate(script_run.log) if r.mode == "no_input"]
+    trials = [i for i, r in enumerate(script_run.log) if r.mode == "trial"]
+    assert all(trial.measurements for trial in outcome.trials)
     assert all(i > max(trials) for i in compared)
     assert evidence.ablated is not None

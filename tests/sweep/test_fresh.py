@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.command.script_run import BenchLike
+from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.command.script_run import Target as Script
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.fresh import FreshBench
+from loaderdoctor.sweep.fresh import FreshRuns
 from loaderdoctor.sweep.outcome import Options, Outcome
 from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.trials import Place, Trial
-from tests.sweep.simulator import SimulatedBench, Truth, observed
+from tests.sweep.simulator import SimulatedRun, Truth, observed
 
 OWN = Truth(step_ms=10.0)
 
@@ -26,24 +26,24 @@ def truth(settings: Settings) -> Truth:
 class Processes:
     """Opens simulated processes and remembers them."""
 
-    def __init__(self, clock: SimulatedBench) -> None:
-        self.opened: list[tuple[Script | None, SimulatedBench]] = []
+    def __init__(self, clock: SimulatedRun) -> None:
+        self.opened: list[tuple[Script | None, SimulatedRun]] = []
         self._clock = clock
         self.refuse = False
 
     @contextmanager
-    def __call__(self, script: Script | None) -> Iterator[BenchLike]:
+    def __call__(self, script: Script | None) -> Iterator[ScriptRunLike]:
         if self.refuse:
             raise RunError("train.py: the script failed with exit code 3 before its loop was warm.")
-        bench = SimulatedBench(truth, OWN, noise=0.01, seed=len(self.opened))
-        bench.observed = observed()
-        self.opened.append((script, bench))
-        yield bench
-        self._clock.now += 8.0 + bench.now
+        script_run = SimulatedRun(truth, OWN, noise=0.01, seed=len(self.opened))
+        script_run.observed = observed()
+        self.opened.append((script, script_run))
+        yield script_run
+        self._clock.now += 8.0 + script_run.now
 
 
 def isolated(place: Place, n_workers: tuple[int, ...]) -> tuple[Outcome, Processes, Sweep]:
-    main = SimulatedBench(truth, OWN, noise=0.01)
+    main = SimulatedRun(truth, OWN, noise=0.01)
     processes = Processes(main)
     trials = [
         Trial(index=i, settings=Settings(num_workers=n) if n else Settings(), place=place)
@@ -54,7 +54,7 @@ def isolated(place: Place, n_workers: tuple[int, ...]) -> tuple[Outcome, Process
         observed(),
         trials,
         Options(budget_s=900.0, n_rounds=3),
-        fresh=FreshBench(processes),
+        fresh=FreshRuns(processes),
         clock=main.clock,
     )
     return sweep.run(), processes, sweep
@@ -62,9 +62,9 @@ def isolated(place: Place, n_workers: tuple[int, ...]) -> tuple[Outcome, Process
 
 def test_each_visit_has_a_process_of_its_own_and_measures_one_window() -> None:
     outcome, processes, sweep = isolated("process", (0, 1, 2))
-    n_visits = sum(len(trial.visits) for trial in outcome.trials)
-    assert len(processes.opened) == n_visits
-    assert all(len(bench.log) == 1 for _, bench in processes.opened)
+    n_measurements = sum(len(trial.measurements) for trial in outcome.trials)
+    assert len(processes.opened) == n_measurements
+    assert all(len(script_run.log) == 1 for _, script_run in processes.opened)
     assert sweep.ranking().recommended == 2
 
 
@@ -85,7 +85,7 @@ def test_a_process_that_dies_is_a_failed_trial_and_the_sweep_goes_on() -> None:
 
 
 def test_a_process_that_never_gets_warm_is_a_failed_trial() -> None:
-    main = SimulatedBench(truth, OWN)
+    main = SimulatedRun(truth, OWN)
     processes = Processes(main)
     processes.refuse = True
     trials = [
@@ -93,14 +93,14 @@ def test_a_process_that_never_gets_warm_is_a_failed_trial() -> None:
         Trial(index=1, settings=Settings(), place="process", script=Script(script="other.py")),
     ]
     options = Options(budget_s=60.0)
-    fresh = FreshBench(processes)
+    fresh = FreshRuns(processes)
     outcome = Sweep(main, observed(), trials, options, fresh=fresh, clock=main.clock).run()
     assert outcome.trials[1].status == "failed"
     assert "exit code 3" in (outcome.trials[1].reason or "")
 
 
 def test_a_script_of_its_own_brings_its_own_batch_and_epoch() -> None:
-    main = SimulatedBench(truth, OWN)
+    main = SimulatedRun(truth, OWN)
     processes = Processes(main)
     script = Script(script="train.py", args=("--batch-size", "64"))
     trials = [
@@ -108,7 +108,7 @@ def test_a_script_of_its_own_brings_its_own_batch_and_epoch() -> None:
         Trial(index=1, settings=Settings(), place="process", script=script),
     ]
     options = Options(budget_s=300.0, n_rounds=3)
-    sweep = Sweep(main, observed(), trials, options, fresh=FreshBench(processes), clock=main.clock)
+    sweep = Sweep(main, observed(), trials, options, fresh=FreshRuns(processes), clock=main.clock)
     outcome = sweep.run()
     assert {opened for opened, _ in processes.opened} == {script}
     assert outcome.trials[1].steps_per_epoch == 100

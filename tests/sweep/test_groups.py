@@ -15,7 +15,7 @@ from loaderdoctor.sweep.grouped_evidence import GroupedEvidence
 from loaderdoctor.sweep.groups import (
     Group,
     GroupedSweep,
-    Visited,
+    TrialUpdate,
     split,
 )
 from loaderdoctor.sweep.outcome import Part
@@ -66,8 +66,8 @@ def test_claims_never_compare_machines_of_different_kinds() -> None:
 
 def test_each_group_has_the_loops_own_settings_first_and_last() -> None:
     group = split(PLANNED, 2)[0]
-    _, bench = node(group, factor=1.0)
-    timed = [r for r in bench.log if r.mode == "trial" and r.trace_path is None]
+    _, script_run = node(group, factor=1.0)
+    timed = [r for r in script_run.log if r.mode == "trial" and r.trace_path is None]
     assert not timed[0].settings or not timed[0].settings.changed()
     assert not timed[-1].settings or not timed[-1].settings.changed()
 
@@ -131,7 +131,7 @@ def test_the_candidate_is_confirmed_beside_the_baseline_of_the_node_that_confirm
     assert not sweep.ranking().confirmed
     group = Group(index=3, trials=(2,), part="confirm")
     sweep.add(group)
-    made, bench = node(group, factor=2.0, budget_s=20.0)
+    made, script_run = node(group, factor=2.0, budget_s=20.0)
     sweep.done(3, machine("b"), made)
     ranking = sweep.ranking()
     assert ranking.confirmed
@@ -139,10 +139,10 @@ def test_the_candidate_is_confirmed_beside_the_baseline_of_the_node_that_confirm
     assert sweep.to_confirm() == {}
     assert ranking.gain_share is not None
     assert ranking.gain_share.value == pytest.approx(0.4, abs=0.03)
-    asked = {r.settings.num_workers for r in bench.log if r.settings and r.settings.changed()}
+    asked = {r.settings.num_workers for r in script_run.log if r.settings and r.settings.changed()}
     assert asked == {2}
     # What sized its windows is no measurement of the ranking.
-    assert all(v.phase == "confirm" for i, v in sweep.states[3].visits)
+    assert all(v.phase == "confirm" for i, v in sweep.states[3].measurements)
 
 
 def unlike(
@@ -217,11 +217,11 @@ def test_figures_of_a_lost_node_are_void_and_those_of_the_node_after_it_count() 
     sweep.add(group)
     lost, _ = node(group, factor=9.0)
     for trial in lost.outcome.trials:
-        for visit in trial.visits:
-            sweep.told(0, machine("gone"), Visited(trial=trial.index, visit=visit))
+        for measurement in trial.measurements:
+            sweep.told(0, machine("gone"), TrialUpdate(trial=trial.index, measurement=measurement))
     assert sweep.ranking().best is not None  # what was told is shown until then
     sweep.again(0)
-    assert not any(trial.visits for trial in sweep.recorded)
+    assert not any(trial.measurements for trial in sweep.recorded)
     made, _ = node(group, factor=1.0)
     sweep.done(0, machine("next"), made)
     own = sweep.ranking().results[0].wall_ms
@@ -249,5 +249,7 @@ def test_a_group_that_no_node_could_measure_is_failed_with_the_reason_and_the_re
 @pytest.mark.parametrize("part", ["rank", "confirm"])
 def test_a_part_does_its_part_only(part: Part) -> None:
     made, _ = node(Group(index=0, trials=(1, 2), part=part), factor=1.0)
-    phases = {visit.phase for trial in made.outcome.trials for visit in trial.visits}
+    phases = {
+        measurement.phase for trial in made.outcome.trials for measurement in trial.measurements
+    }
     assert phases == ({"calibrate", "rank"} if part == "rank" else {"calibrate", "confirm"})

@@ -15,7 +15,7 @@ from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.groups import (
     Group,
     GroupedSweep,
-    Visited,
+    TrialUpdate,
     split,
 )
 from loaderdoctor.sweep.trials import Trial
@@ -38,25 +38,27 @@ def interrupted(folder: Path) -> GroupedSweep:
         if group.index != 1:
             sweep.done(group.index, where, made)
             continue
-        for visit in made.outcome.trials[1].visits[:2]:  # this one only told
-            sweep.told(group.index, where, Visited(trial=1, visit=visit))
+        for measurement in made.outcome.trials[1].measurements[:2]:  # this one only told
+            sweep.told(group.index, where, TrialUpdate(trial=1, measurement=measurement))
     samples.write(folder, sweep.recorded, options={}, spent_s=9.0, groups=sweep.saved)
     return sweep
 
 
 def test_a_resumed_sweep_keeps_whole_groups_and_deals_out_the_rest(tmp_path: Path) -> None:
     before = interrupted(tmp_path)
-    planned = [replace(trial, visits=[]) for trial in PLANNED]
+    planned = [replace(trial, measurements=[]) for trial in PLANNED]
     after = GroupedSweep(observed(step_ms=OWN_MS, usable_cpus=8.0), planned)
     after.restore(*samples.read(tmp_path))
     assert [state.group.trials for state in after.states] == [(1, 2), (5, 6)]
     assert [state.host for state in after.states] == ["node 0", "node 2"]
     kept = {
-        trial.index: [v.window.host_step_ns for v in trial.visits]
+        trial.index: [v.window.host_step_ns for v in trial.measurements]
         for trial in before.recorded
         if trial.index in (1, 2, 5, 6)
     }
-    again = {trial.index: [v.window.host_step_ns for v in trial.visits] for trial in after.recorded}
+    again = {
+        trial.index: [v.window.host_step_ns for v in trial.measurements] for trial in after.recorded
+    }
     assert {index: again[index] for index in kept} == kept
     assert not again[3] and not again[4]  # what was under way begins anew
     (rest,) = split(planned, 3, done=after.states)
@@ -88,7 +90,7 @@ def test_failed_trials_of_a_whole_group_stay_failed(tmp_path: Path) -> None:
     made.outcome.trials[1].fail("failed", "it crashed")
     sweep.done(0, MACHINE, made)
     samples.write(tmp_path, sweep.recorded, options={}, spent_s=1.0, groups=sweep.saved)
-    planned = [replace(trial, visits=[]) for trial in PLANNED]
+    planned = [replace(trial, measurements=[]) for trial in PLANNED]
     again = GroupedSweep(observed(step_ms=OWN_MS, usable_cpus=8.0), planned)
     again.restore(*samples.read(tmp_path))
     assert (planned[1].status, planned[1].reason) == ("failed", "it crashed")

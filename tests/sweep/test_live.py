@@ -15,7 +15,7 @@ from loaderdoctor.sweep.outcome import Options, Outcome, Progress
 from loaderdoctor.sweep.rank import Ranking
 from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.rows import best_row, trial_rows, warning_rows
-from tests.sweep.simulator import SimulatedBench, Truth, observed
+from tests.sweep.simulator import SimulatedRun, Truth, observed
 
 
 def truth(settings: Settings) -> Truth:
@@ -25,15 +25,15 @@ def truth(settings: Settings) -> Truth:
 
 
 def swept(**changed: float) -> tuple[Outcome, Ranking, list[Progress]]:
-    bench = SimulatedBench(truth, Truth(step_ms=10.0), **{"noise": 0.01, **changed})  # type: ignore[arg-type]
+    script_run = SimulatedRun(truth, Truth(step_ms=10.0), **{"noise": 0.01, **changed})  # type: ignore[arg-type]
     seen = observed()
     told: list[Progress] = []
     sweep = Sweep(
-        bench,
+        script_run,
         seen,
         default_trials(seen),
         Options(budget_s=40.0),
-        clock=bench.clock,
+        clock=script_run.clock,
         on_progress=told.append,
     )
     outcome = sweep.run()

@@ -16,21 +16,23 @@ from loaderdoctor.sweep.outcome import Options, Outcome
 from loaderdoctor.sweep.own_pace import REOPENED, pace_warning
 from loaderdoctor.sweep.rank import Ranking
 from loaderdoctor.sweep.rounds import Sweep
-from tests.sweep.simulator import SimulatedBench, Truth, observed
+from tests.sweep.simulator import SimulatedRun, Truth, observed
 
 SLOW = 1.3
 
 
 def swept(seed: int = 0, **changed: float) -> tuple[Outcome, Ranking]:
     given = {"noise": 0.01, **changed}
-    bench = SimulatedBench(
+    script_run = SimulatedRun(
         lambda settings: Truth(step_ms=9.0),
         Truth(step_ms=10.0),
         seed=seed,
         **given,  # type: ignore[arg-type]
     )
     trials = (AS_IS, Settings(num_workers=1), Settings(num_workers=2))
-    sweep = Sweep(bench, observed(), trials, Options(budget_s=30.0, seed=seed), clock=bench.clock)
+    sweep = Sweep(
+        script_run, observed(), trials, Options(budget_s=30.0, seed=seed), clock=script_run.clock
+    )
     return sweep.run(), sweep.ranking()
 
 
@@ -98,7 +100,10 @@ def test_where_the_difference_lies_is_said(fetch_ms: float, where: str) -> None:
 
     outcome.plain = [fetched(window, fetch_ms) for window in outcome.plain]
     own = outcome.trials[0]
-    own.visits = [replace(visit, window=fetched(visit.window, 1.0)) for visit in own.visits]
+    own.measurements = [
+        replace(measurement, window=fetched(measurement.window, 1.0))
+        for measurement in own.measurements
+    ]
     told = pace_warning(outcome, ranking)
     assert told is not None
     assert where in told.text

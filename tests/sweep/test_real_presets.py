@@ -105,7 +105,7 @@ def test_an_interrupted_sweep_is_resumed_where_it_stopped(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     _, after = samples.read(tmp_path / "run")
-    for index, visits in before.items():
-        assert after[index][: len(visits)] == visits
+    for index, measurements in before.items():
+        assert after[index][: len(measurements)] == measurements
     assert sum(map(len, after.values())) > sum(map(len, before.values()))
     assert [trial["status"] for trial in report["trials"]] == ["ok"] * 3

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.instrument.command.script_run import BenchLike
+from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import asked_trials, default_trials
 from loaderdoctor.sweep.measurements import MEMORY_READINGS
 from loaderdoctor.sweep.outcome import Options, Progress
 from loaderdoctor.sweep.rounds import Sweep
-from tests.sweep.simulator import SimulatedBench, Truth, observed
+from tests.sweep.simulator import SimulatedRun, Truth, observed
 from tests.sweep.sweeping import OWN, all_the_same, swept, timed, workers_help
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_known_winner_is_found_and_the_simplest_of_its_equals_recommended(seed: int) -> None:
-    bench = SimulatedBench(workers_help, OWN, seed=seed, noise=0.02)
-    _, ranking = swept(bench, seed=seed)
+    script_run = SimulatedRun(workers_help, OWN, seed=seed, noise=0.02)
+    _, ranking = swept(script_run, seed=seed)
     assert ranking.recommended is not None
     picked = ranking.results[ranking.recommended].settings
     assert (picked.num_workers, picked.prefetch_factor) == (2, 2)
@@ -33,7 +33,7 @@ def test_the_known_winner_is_found_and_the_simplest_of_its_equals_recommended(se
 
 @pytest.mark.parametrize("seed", range(10))
 def test_where_nothing_differs_nothing_is_recommended(seed: int) -> None:
-    _, ranking = swept(SimulatedBench(all_the_same, OWN, seed=seed, noise=0.03), seed=seed)
+    _, ranking = swept(SimulatedRun(all_the_same, OWN, seed=seed, noise=0.03), seed=seed)
     assert ranking.best is not None
     assert ranking.recommended is None
     assert not ranking.worth_changing
@@ -49,14 +49,14 @@ def test_settings_that_cannot_be_told_apart_are_tied() -> None:
         Settings(num_workers=2, prefetch_factor=4),
         Settings(num_workers=1, prefetch_factor=2),
     )
-    _, ranking = swept(SimulatedBench(pairs, OWN, seed=3, noise=0.02), trials)
+    _, ranking = swept(SimulatedRun(pairs, OWN, seed=3, noise=0.02), trials)
     assert {ranking.best, *ranking.tied_with} == {1, 2}
     assert ranking.recommended == 1
 
 
 def test_a_slow_drift_does_not_change_the_winner() -> None:
-    bench = SimulatedBench(workers_help, OWN, noise=0.01, drift_per_s=0.01)
-    _, ranking = swept(bench)
+    script_run = SimulatedRun(workers_help, OWN, noise=0.01, drift_per_s=0.01)
+    _, ranking = swept(script_run)
     assert ranking.recommended is not None
     assert ranking.results[ranking.recommended].settings.num_workers == 2
     assert ranking.drift is not None
@@ -64,8 +64,8 @@ def test_a_slow_drift_does_not_change_the_winner() -> None:
 
 
 def test_a_cold_start_is_not_held_against_the_loops_own_settings() -> None:
-    bench = SimulatedBench(all_the_same, OWN, noise=0.01, slow_start=5.0)
-    _, ranking = swept(bench)
+    script_run = SimulatedRun(all_the_same, OWN, noise=0.01, slow_start=5.0)
+    _, ranking = swept(script_run)
     assert ranking.recommended is None
     own = ranking.results[0].wall_ms
     assert own is not None
@@ -73,12 +73,12 @@ def test_a_cold_start_is_not_held_against_the_loops_own_settings() -> None:
 
 
 def test_the_loops_own_settings_come_first_and_last_and_rounds_are_shuffled() -> None:
-    bench = SimulatedBench(all_the_same, OWN)
-    outcome, _ = swept(bench)
+    script_run = SimulatedRun(all_the_same, OWN)
+    outcome, _ = swept(script_run)
     n = len(outcome.trials)
-    requests = timed(bench)
-    assert bench.log[0].mode == "plain"
-    assert bench.log[-1].mode == "plain"
+    requests = timed(script_run)
+    assert script_run.log[0].mode == "plain"
+    assert script_run.log[-1].mode == "plain"
     assert requests[0].settings == Settings()
     rounds = [requests[i * n : (i + 1) * n] for i in range(outcome.n_ranked_rounds + 1)]
     for one in rounds:
@@ -91,19 +91,19 @@ def test_the_loops_own_settings_come_first_and_last_and_rounds_are_shuffled() ->
 def test_the_same_seed_gives_the_same_order() -> None:
     logs = []
     for _ in range(2):
-        bench = SimulatedBench(workers_help, OWN, noise=0.02)
-        swept(bench, seed=7)
-        logs.append([(r.mode, r.settings, r.n_steps) for r in bench.log])
+        script_run = SimulatedRun(workers_help, OWN, noise=0.02)
+        swept(script_run, seed=7)
+        logs.append([(r.mode, r.settings, r.n_steps) for r in script_run.log])
     assert logs[0] == logs[1]
 
 
 def test_every_trial_is_visited_several_times_for_whole_worker_cycles_or_epochs() -> None:
-    bench = SimulatedBench(workers_help, OWN, noise=0.02)
-    outcome, _ = swept(bench)
+    script_run = SimulatedRun(workers_help, OWN, noise=0.02)
+    outcome, _ = swept(script_run)
     assert outcome.n_ranked_rounds >= 3
     for trial in outcome.trials:
         assert len(trial.of("rank")) == outcome.n_ranked_rounds
-    for request in timed(bench):
+    for request in timed(script_run):
         assert request.settings is not None
         in_turn = request.n_steps % max(1, request.settings.num_workers or 0) == 0
         assert in_turn or request.n_steps % 100 == 0
@@ -111,44 +111,44 @@ def test_every_trial_is_visited_several_times_for_whole_worker_cycles_or_epochs(
 
 def test_windows_hold_whole_accumulation_cycles() -> None:
     seen = observed(accumulation=4)
-    bench = SimulatedBench(all_the_same, OWN)
+    script_run = SimulatedRun(all_the_same, OWN)
     trials = asked_trials(["num_workers=0,3"], seen)
-    Sweep(bench, seen, trials, Options(budget_s=30.0), clock=bench.clock).run()
-    for request in timed(bench):
+    Sweep(script_run, seen, trials, Options(budget_s=30.0), clock=script_run.clock).run()
+    for request in timed(script_run):
         assert request.settings is not None
         assert request.n_steps % (12 if request.settings.num_workers else 4) == 0
 
 
 def test_memory_of_a_trial_is_read_until_it_is_known() -> None:
-    bench = SimulatedBench(lambda settings: Truth(step_ms=8.0), OWN)
-    swept(bench)
-    visits = Counter(r.settings for r in timed(bench))
-    read = Counter(r.settings for r in timed(bench) if r.host_memory)
-    assert set(read) == set(visits)
-    assert max(read.values()) == MEMORY_READINGS < max(visits.values())
+    script_run = SimulatedRun(lambda settings: Truth(step_ms=8.0), OWN)
+    swept(script_run)
+    measurements = Counter(r.settings for r in timed(script_run))
+    read = Counter(r.settings for r in timed(script_run) if r.host_memory)
+    assert set(read) == set(measurements)
+    assert max(read.values()) == MEMORY_READINGS < max(measurements.values())
 
 
 def test_traces_are_taken_after_all_timing_and_the_loops_own_first(tmp_path: Path) -> None:
-    bench = SimulatedBench(workers_help, OWN, noise=0.02)
-    outcome, _ = swept(bench, trace_dir=tmp_path)
-    is_traced = [r.trace_path is not None for r in bench.log]
+    script_run = SimulatedRun(workers_help, OWN, noise=0.02)
+    outcome, _ = swept(script_run, trace_dir=tmp_path)
+    is_traced = [r.trace_path is not None for r in script_run.log]
     first = is_traced.index(True)
     assert all(is_traced[first:-1])
-    assert bench.log[first].mode == "profiled"
-    assert bench.log[-1].mode == "plain"
+    assert script_run.log[first].mode == "profiled"
+    assert script_run.log[-1].mode == "plain"
     assert outcome.trials[0].profiles
-    paths = [r.trace_path for r in bench.log if r.trace_path]
+    paths = [r.trace_path for r in script_run.log if r.trace_path]
     assert len(set(paths)) == len(paths)
 
 
 def test_ablation_has_its_fewest_rounds_before_ranking_and_more_before_traces(
     tmp_path: Path,
 ) -> None:
-    simulated = SimulatedBench(workers_help, OWN)
+    simulated = SimulatedRun(workers_help, OWN)
     seen = observed()
     called: list[tuple[int, float, bool]] = []
 
-    def ablate(bench: BenchLike, left_s: float, *, fewest: bool) -> None:
+    def ablate(script_run: ScriptRunLike, left_s: float, *, fewest: bool) -> None:
         called.append((len(simulated.log), left_s, fewest))
 
     sweep = Sweep(
@@ -170,8 +170,8 @@ def test_ablation_has_its_fewest_rounds_before_ranking_and_more_before_traces(
 
 
 def test_a_search_traces_what_was_in_the_race_to_the_end(tmp_path: Path) -> None:
-    bench = SimulatedBench(workers_help, OWN, noise=0.01)
-    outcome, _ = swept(bench, trace_dir=tmp_path, search="auto")
+    script_run = SimulatedRun(workers_help, OWN, noise=0.01)
+    outcome, _ = swept(script_run, trace_dir=tmp_path, search="auto")
     dropped = [trial for trial in outcome.trials if trial.dropped]
     kept = [trial for trial in outcome.trials if not trial.dropped]
     assert dropped and outcome.trials[0] in kept
@@ -180,14 +180,14 @@ def test_a_search_traces_what_was_in_the_race_to_the_end(tmp_path: Path) -> None
 
 
 def test_no_timed_window_is_a_traced_one(tmp_path: Path) -> None:
-    outcome, _ = swept(SimulatedBench(workers_help, OWN), trace_dir=tmp_path)
+    outcome, _ = swept(SimulatedRun(workers_help, OWN), trace_dir=tmp_path)
     for trial in outcome.trials:
-        assert all(visit.window.trace_path is None for visit in trial.visits)
+        assert all(measurement.window.trace_path is None for measurement in trial.measurements)
 
 
 def test_every_boundary_is_timed_at_least_once_and_spread_over_the_epoch() -> None:
-    bench = SimulatedBench(workers_help, OWN)
-    _, ranking = swept(bench)
+    script_run = SimulatedRun(workers_help, OWN)
+    _, ranking = swept(script_run)
     for result in ranking.results[1:]:
         truth = workers_help(result.settings)
         assert result.boundary_ms == pytest.approx(truth.boundary_ms)
@@ -199,17 +199,17 @@ def test_every_boundary_is_timed_at_least_once_and_spread_over_the_epoch() -> No
 
 def test_progress_is_told_after_each_window_and_never_goes_back() -> None:
     told: list[Progress] = []
-    bench = SimulatedBench(workers_help, OWN)
+    script_run = SimulatedRun(workers_help, OWN)
     seen = observed()
     Sweep(
-        bench,
+        script_run,
         seen,
         default_trials(seen),
         Options(budget_s=30.0),
-        clock=bench.clock,
+        clock=script_run.clock,
         on_progress=told.append,
     ).run()
-    assert len(told) == len(bench.log)
+    assert len(told) == len(script_run.log)
     shares = [p.done_share for p in told]
     assert shares == sorted(shares)
     assert {p.phase for p in told} == {"plain", "calibrate", "rank", "confirm"}

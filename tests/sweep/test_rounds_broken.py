@@ -6,12 +6,12 @@ from collections import Counter
 
 from loaderdoctor.instrument.wire.protocol import SafetyRecord
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.advise import withheld
+from loaderdoctor.sweep.advise import not_advised
 from loaderdoctor.sweep.grid import asked_trials, default_trials
 from loaderdoctor.sweep.measurements import RERUN
 from loaderdoctor.sweep.outcome import Options
 from loaderdoctor.sweep.rounds import Sweep
-from tests.sweep.simulator import SimulatedBench, Truth, observed
+from tests.sweep.simulator import SimulatedRun, Truth, observed
 from tests.sweep.sweeping import OWN, all_the_same, swept, workers_help
 
 
@@ -21,13 +21,13 @@ def test_a_crashed_trial_is_a_row_with_its_reason_and_the_sweep_goes_on() -> Non
             return Truth(step_ms=1.0, crash="RuntimeError: worker killed")
         return workers_help(settings)
 
-    bench = SimulatedBench(two_crash, OWN, noise=0.02)
-    outcome, ranking = swept(bench)
+    script_run = SimulatedRun(two_crash, OWN, noise=0.02)
+    outcome, ranking = swept(script_run)
     crashed = [t for t in outcome.trials if t.settings.num_workers == 2]
     assert crashed
     for trial in crashed:
         assert (trial.status, trial.reason) == ("failed", "RuntimeError: worker killed")
-        assert sum(r.settings == trial.settings for r in bench.log) == 1
+        assert sum(r.settings == trial.settings for r in script_run.log) == 1
     assert ranking.recommended is not None
     assert ranking.results[ranking.recommended].settings.num_workers == 3
 
@@ -36,10 +36,10 @@ def test_a_trial_that_kills_the_process_ends_the_sweep_with_its_results() -> Non
     def one_kills(settings: Settings) -> Truth:
         return Truth(step_ms=8.0, dies=settings.num_workers == 3)
 
-    outcome, _ = swept(SimulatedBench(one_kills, OWN))
+    outcome, _ = swept(SimulatedRun(one_kills, OWN))
     assert outcome.ended == "script-over"
     assert "exit code 139" in (outcome.ended_reason or "")
-    assert outcome.trials[0].visits
+    assert outcome.trials[0].measurements
     (failed,) = [t for t in outcome.trials if t.status == "failed"]
     assert outcome.ended_reason == f"trial {failed.index}: {failed.reason}. {RERUN}"
 
@@ -48,8 +48,8 @@ def test_a_trial_that_hangs_is_failed_and_ends_the_sweep() -> None:
     def one_hangs(settings: Settings) -> Truth:
         return Truth(step_ms=8.0, hangs=settings.num_workers == 3)
 
-    bench = SimulatedBench(one_hangs, OWN)
-    outcome, _ = swept(bench)
+    script_run = SimulatedRun(one_hangs, OWN)
+    outcome, _ = swept(script_run)
     assert outcome.ended == "script-over"
     assert sum(t.status == "failed" for t in outcome.trials) == 1
 
@@ -58,18 +58,18 @@ def test_where_the_process_may_be_restarted_the_sweep_goes_on_after_it_died() ->
     def one_kills(settings: Settings) -> Truth:
         return Truth(step_ms=8.0, dies=settings.num_workers == 3)
 
-    bench = SimulatedBench(one_kills, OWN)
+    script_run = SimulatedRun(one_kills, OWN)
     seen = observed()
     opened: list[int] = []
 
-    def reopen() -> SimulatedBench:
-        opened.append(len(bench.log))
-        bench.ended = None
-        return bench
+    def reopen() -> SimulatedRun:
+        opened.append(len(script_run.log))
+        script_run.ended = None
+        return script_run
 
     trials = asked_trials(["num_workers=1,2,3"], seen)
     outcome = Sweep(
-        bench, seen, trials, Options(budget_s=30.0), clock=bench.clock, reopen=reopen
+        script_run, seen, trials, Options(budget_s=30.0), clock=script_run.clock, reopen=reopen
     ).run()
     assert outcome.ended == "done"
     assert Counter(t.status for t in outcome.trials) == {"ok": 3, "failed": 1}
@@ -77,22 +77,22 @@ def test_where_the_process_may_be_restarted_the_sweep_goes_on_after_it_died() ->
 
 
 def test_an_interruption_keeps_what_was_measured() -> None:
-    bench = SimulatedBench(workers_help, OWN, noise=0.02, interrupt_after=40)
-    outcome, ranking = swept(bench)
+    script_run = SimulatedRun(workers_help, OWN, noise=0.02, interrupt_after=40)
+    outcome, ranking = swept(script_run)
     assert outcome.ended == "interrupted"
-    assert sum(len(t.visits) for t in outcome.trials) == 39  # all but the first plain window
+    assert sum(len(t.measurements) for t in outcome.trials) == 39  # all but the first plain window
     assert ranking.best is not None
 
 
 def test_a_script_that_ends_first_keeps_what_was_measured() -> None:
-    bench = SimulatedBench(workers_help, OWN, ends_after=30)
-    outcome, ranking = swept(bench)
+    script_run = SimulatedRun(workers_help, OWN, ends_after=30)
+    outcome, ranking = swept(script_run)
     assert outcome.ended == "script-over"
     assert ranking.best is not None
 
 
 def test_an_interruption_before_anything_was_measured_ranks_nothing() -> None:
-    outcome, ranking = swept(SimulatedBench(workers_help, OWN, interrupt_after=0))
+    outcome, ranking = swept(SimulatedRun(workers_help, OWN, interrupt_after=0))
     assert outcome.ended == "interrupted"
     assert ranking.best is None
     assert ranking.recommended is None
@@ -100,8 +100,8 @@ def test_an_interruption_before_anything_was_measured_ranks_nothing() -> None:
 
 
 def test_a_loader_that_opens_only_once_is_measured_as_it_runs() -> None:
-    bench = SimulatedBench(all_the_same, OWN, own_reopens=False)
-    outcome, ranking = swept(bench)
+    script_run = SimulatedRun(all_the_same, OWN, own_reopens=False)
+    outcome, ranking = swept(script_run)
     own = outcome.trials[0]
     assert own.status == "ok"
     assert len(own.of("rank")) == outcome.n_ranked_rounds
@@ -110,28 +110,32 @@ def test_a_loader_that_opens_only_once_is_measured_as_it_runs() -> None:
 
 
 def test_a_withheld_trial_is_a_row_with_its_reason_and_never_run() -> None:
-    bench = SimulatedBench(workers_help, OWN)
+    script_run = SimulatedRun(workers_help, OWN)
     seen = observed()
     trials = default_trials(seen)
     sweep = Sweep(
-        bench,
+        script_run,
         seen,
         trials,
         Options(budget_s=30.0),
-        clock=bench.clock,
-        withheld={trials[3]: "it would repeat data"},
+        clock=script_run.clock,
+        refused={trials[3]: "it would repeat data"},
     )
     outcome = sweep.run()
     assert (outcome.trials[3].status, outcome.trials[3].reason) == (
         "skipped",
         "it would repeat data",
     )
-    assert trials[3] not in {r.settings for r in bench.log}
-    assert [w.reason for w in withheld(sweep.ranking())] == ["it would repeat data"]
+    assert trials[3] not in {r.settings for r in script_run.log}
+    assert [w.reason for w in not_advised(sweep.ranking())] == ["it would repeat data"]
 
 
 def test_a_one_pass_loader_is_never_asked_to_open_again() -> None:
-    bench = SimulatedBench(all_the_same, OWN)
+    script_run = SimulatedRun(all_the_same, OWN)
     seen = observed(safety=SafetyRecord(one_pass=True))
-    Sweep(bench, seen, default_trials(seen), Options(budget_s=30.0), clock=bench.clock).run()
-    assert all(r.mode == "plain" for r in bench.log if not (r.settings and r.settings.changed()))
+    Sweep(
+        script_run, seen, default_trials(seen), Options(budget_s=30.0), clock=script_run.clock
+    ).run()
+    assert all(
+        r.mode == "plain" for r in script_run.log if not (r.settings and r.settings.changed())
+    )

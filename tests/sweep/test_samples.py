@@ -16,9 +16,9 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.outcome import Options
 from loaderdoctor.sweep.rounds import Sweep
-from loaderdoctor.sweep.trials import Trial, Visit
+from loaderdoctor.sweep.trials import Measurement, Trial
 from tests.fuzz import sound
-from tests.sweep.simulator import SimulatedBench, Truth, observed
+from tests.sweep.simulator import SimulatedRun, Truth, observed
 
 TRIALS = (Settings(), Settings(num_workers=1), Settings(num_workers=2))
 OWN = Truth(step_ms=10.0)
@@ -28,9 +28,9 @@ def truth(settings: Settings) -> Truth:
     return Truth(step_ms=10.0 - 2 * (settings.num_workers or 0), boundary_ms=30.0)
 
 
-def sweep_of(bench: SimulatedBench, trials: list[Trial], *, search: str = "grid") -> Sweep:
+def sweep_of(script_run: SimulatedRun, trials: list[Trial], *, search: str = "grid") -> Sweep:
     options = Options(budget_s=60.0, n_rounds=5, search=search)  # type: ignore[arg-type]
-    return Sweep(bench, observed(), trials, options, clock=bench.clock)
+    return Sweep(script_run, observed(), trials, options, clock=script_run.clock)
 
 
 def fresh_trials() -> list[Trial]:
@@ -38,13 +38,13 @@ def fresh_trials() -> list[Trial]:
 
 
 def test_every_window_is_read_back_as_it_was(tmp_path: Path) -> None:
-    device = Visit(
+    device = Measurement(
         phase="rank",
         round=4,
         wall_s=1.5,
         window=msgspec.structs.replace(sound.WINDOW, gpu_peak_allocated_bytes=2**20),
     )
-    host = Visit(
+    host = Measurement(
         phase="calibrate",
         round=0,
         wall_s=0.5,
@@ -53,59 +53,59 @@ def test_every_window_is_read_back_as_it_was(tmp_path: Path) -> None:
         ),
     )
     trials = [
-        Trial(index=0, settings=Settings(), visits=[host]),
-        Trial(index=1, settings=Settings(num_workers=2), visits=[device, host]),
+        Trial(index=0, settings=Settings(), measurements=[host]),
+        Trial(index=1, settings=Settings(num_workers=2), measurements=[device, host]),
     ]
     samples.write(tmp_path, trials, options={"seed": 3}, spent_s=12.0)
-    description, visits = samples.read(tmp_path)
-    assert visits == {0: [host], 1: [device, host]}
+    description, measurements = samples.read(tmp_path)
+    assert measurements == {0: [host], 1: [device, host]}
     assert description.options == {"seed": 3}
     assert description.trials[1].settings == {"num_workers": 2}
 
 
 def test_the_file_is_plain_arrays_that_give_the_same_means(tmp_path: Path) -> None:
-    bench = SimulatedBench(truth, OWN, noise=0.02)
-    sweep = sweep_of(bench, fresh_trials())
+    script_run = SimulatedRun(truth, OWN, noise=0.02)
+    sweep = sweep_of(script_run, fresh_trials())
     sweep.run()
     samples.write(tmp_path, sweep.outcome.trials, options={}, spent_s=1.0)
     with np.load(tmp_path / samples.NAME, allow_pickle=False) as data:
         offsets, steps = data["step_offsets"], data["flat_host_step_ns"]
         ranked = np.flatnonzero((data["trial"] == 2) & (data["phase"] == 1))
         means = [steps[offsets[i] : offsets[i + 1]].mean() / 1e6 for i in ranked]
-    ours = [visit.times.within_ms for visit in sweep.outcome.trials[2].of("rank")]
+    ours = [measurement.times.within_ms for measurement in sweep.outcome.trials[2].of("rank")]
     assert means == pytest.approx(ours)
     assert len(means) == 5
 
 
 @pytest.mark.parametrize("after", [3, 9, 14])
 def test_an_interrupted_sweep_goes_on_with_the_rounds_it_lacks(tmp_path: Path, after: int) -> None:
-    bench = SimulatedBench(truth, OWN, noise=0.02, interrupt_after=after)
-    first = sweep_of(bench, fresh_trials())
+    script_run = SimulatedRun(truth, OWN, noise=0.02, interrupt_after=after)
+    first = sweep_of(script_run, fresh_trials())
     assert first.run().ended == "interrupted"
     samples.write(tmp_path, first.outcome.trials, options={}, spent_s=10.0)
-    before = sum(len(trial.visits) for trial in first.outcome.trials)
+    before = sum(len(trial.measurements) for trial in first.outcome.trials)
 
     trials = fresh_trials()
     samples.restore(trials, *samples.read(tmp_path))
-    assert sum(len(trial.visits) for trial in trials) == before
-    bench = SimulatedBench(truth, OWN, noise=0.02, seed=1)
-    second = sweep_of(bench, trials)
+    assert sum(len(trial.measurements) for trial in trials) == before
+    script_run = SimulatedRun(truth, OWN, noise=0.02, seed=1)
+    second = sweep_of(script_run, trials)
     outcome = second.run()
     assert outcome.ended == "done"
     for trial in outcome.trials:
-        assert [visit.round for visit in trial.of("rank")] == [1, 2, 3, 4, 5]
+        assert [measurement.round for measurement in trial.of("rank")] == [1, 2, 3, 4, 5]
         assert len(trial.of("calibrate")) == 1
     assert second.ranking().recommended == 2
 
 
 def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
-    bench = SimulatedBench(truth, OWN, noise=0.02, interrupt_after=5)
-    first = sweep_of(bench, fresh_trials(), search="auto")
+    script_run = SimulatedRun(truth, OWN, noise=0.02, interrupt_after=5)
+    first = sweep_of(script_run, fresh_trials(), search="auto")
     first.run()
     samples.write(tmp_path, first.outcome.trials, options={}, spent_s=10.0)
     trials = fresh_trials()
     samples.restore(trials, *samples.read(tmp_path))
-    second = sweep_of(SimulatedBench(truth, OWN, noise=0.02, seed=1), trials, search="auto")
+    second = sweep_of(SimulatedRun(truth, OWN, noise=0.02, seed=1), trials, search="auto")
     second.run()
     assert second.ranking().recommended == 2
 

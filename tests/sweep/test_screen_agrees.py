@@ -18,7 +18,7 @@ from loaderdoctor.sweep.outcome import Options
 from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.rows import best_row, trial_rows
 from tests.report import sample_facts, samples
-from tests.sweep.simulator import SimulatedBench, Truth, observed
+from tests.sweep.simulator import SimulatedRun, Truth, observed
 
 # One forecast for each trial, so that the findings repeat what came of all of them.
 FORECASTS = tuple(
@@ -38,10 +38,10 @@ def screen(fast_ms: float, noise: float, seed: int, budget_s: float) -> Report:
         return Truth(step_ms=fast_ms if settings.num_workers == 2 else 9.8, startup_s=0.1)
 
     seen = observed()
-    bench = SimulatedBench(truth, Truth(step_ms=10.0), noise=noise, seed=seed)
+    script_run = SimulatedRun(truth, Truth(step_ms=10.0), noise=noise, seed=seed)
     trials = (AS_IS, Settings(num_workers=2), Settings(num_workers=3))
     options = Options(budget_s=budget_s, seed=seed)
-    sweep = Sweep(bench, seen, trials, options, clock=bench.clock)
+    sweep = Sweep(script_run, seen, trials, options, clock=script_run.clock)
     sweep.run()
     evidence = Evidence(observed=seen)
     evidence.sweep = sweep

@@ -118,8 +118,8 @@ def test_looks_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
         "places": [["train.py", 31, "f"], ["train.py", 10**400, "f"], ["train.py", 0, "f"]],
         "looks": [[0, 5, 0], [0, 5, 1], [0, 5, 2], [1, 5, 0], [0, -1, 0]],
     }
-    (look,) = written(tmp_path, [span()], loaderdoctorLooks=sound).looks
+    (look,) = written(tmp_path, [span()], loaderdoctorLooks=sound).stack_samples
     assert (look.mark, look.after_ns, look.line) == ("ProfilerStep#0", 5, 31)
     nonsense: tuple[Any, ...] = ({**sound, "\ud800": 1}, {**sound, "marks": [1]}, [], "x", None)
     for broken in nonsense:
-        assert written(tmp_path, [span()], loaderdoctorLooks=broken).looks == ()
+        assert written(tmp_path, [span()], loaderdoctorLooks=broken).stack_samples == ()

@@ -33,12 +33,12 @@ from loaderdoctor.diagnosis.gather import ProfileOptions
 from loaderdoctor.diagnosis.memory_history import NAME as SNAPSHOT
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.command.rank_group import GroupBench
+from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.command.script_run import (
-    Bench,
-    BenchOptions,
-    LoaderlessError,
+    LaunchOptions,
+    NoDataLoaderError,
     RanksSpawnedError,
+    ScriptRun,
     Target,
 )
 from loaderdoctor.instrument.system.signals import Signals, exit_code_of, held
@@ -93,7 +93,7 @@ def diagnose(options: DiagnoseOptions) -> int:
         return launch_everywhere(options.torchrun, _words(options))
     launch = Launch.find(options.torchrun)
     if launch.follows:
-        return follow(_bench_options(options))
+        return follow(_launch_options(options))
     with Signals():
         return _diagnose(options, target, launch, rules)
 
@@ -122,10 +122,10 @@ def _diagnose_into(
         run = _Run(options, target, Path(raw), launch)
         try:
             run.measure()
-        except LoaderlessError as error:
+        except NoDataLoaderError as error:
             if error.seen.trace_path is None:
                 raise
-            return _of_loaderless(folder, options, run, error, rules, began)
+            return _without_dataloader(folder, options, run, error, rules, began)
         except RunError as error:
             if run.diagnosis.evidence is None:
                 if run.ended_code:
@@ -150,23 +150,26 @@ def _diagnose_into(
     return run.ended_code or exit_code(report, rules)
 
 
-def _of_loaderless(
+def _without_dataloader(
     folder: RunFolder,
     options: DiagnoseOptions,
     run: _Run,
-    error: LoaderlessError,
+    error: NoDataLoaderError,
     rules: tuple[ShareRule, ...],
     began: float,
 ) -> int:
     """The script trains without a DataLoader: what its profiled steps tell."""
     # Imported only now: most scripts have a loader, and theirs shall start at once.
-    from loaderdoctor.commands.diagnose.no_dataloader import report_of_loaderless, write_loaderless
+    from loaderdoctor.commands.diagnose.no_dataloader import (
+        report_without_dataloader,
+        write_without_dataloader,
+    )
 
     run.stages("reading the trace, writing the report")
-    report, attributed = report_of_loaderless(
+    report, attributed = report_without_dataloader(
         error.seen, options.script if not options.as_module else f"-m {options.script}"
     )
-    write_loaderless(folder, error.seen, report, attributed, at=began)
+    write_without_dataloader(folder, error.seen, report, attributed, at=began)
     deliver(report, json_target=options.json_target, folder=folder.path)
     return run.ended_code or exit_code(report, rules)
 
@@ -176,7 +179,7 @@ class _Run:
 
     def __init__(self, options: DiagnoseOptions, target: Target, raw: Path, launch: Launch) -> None:
         self._options, self._target, self._raw = options, target, raw
-        self._bench = launch.bench(target, raw, _bench_options(options))
+        self._script_run = launch.script_run(target, raw, _launch_options(options))
         self.diagnosis = self._diagnosis()
         self.stages = Stages()
         self.ended_code = 0  # of the script itself, where it ended without being stopped
@@ -195,19 +198,19 @@ class _Run:
             self.interrupt, self.diagnosis.interrupted = interrupt, True
 
     def _measure(self) -> None:
-        bench = self._bench
+        script_run = self._script_run
         try:
-            with bench:
+            with script_run:
                 try:
                     self.stages("starting the script, for as long as its loop takes to be warm")
-                    observed = bench.wait_observed(START_TIMEOUT_S)
+                    observed = script_run.wait_observed(START_TIMEOUT_S)
                 except RanksSpawnedError:
-                    assert isinstance(bench, Bench)
-                    self._bench = GroupBench.of_spawned(bench)
+                    assert isinstance(script_run, ScriptRun)
+                    self._script_run = RankGroup.of_spawned(script_run)
                     self.diagnosis = self._diagnosis()
                     raise
-                except LoaderlessError:
-                    bench.stop(to_end=self._options.run_to_end)
+                except NoDataLoaderError:
+                    script_run.stop(to_end=self._options.run_to_end)
                     raise
                 self.diagnosis.measure(observed)
                 to_end = self._options.run_to_end
@@ -215,15 +218,18 @@ class _Run:
                     self.stages("measured; the script runs to its end, for as long as it takes")
                 else:
                     self.stages("stopping it", self.diagnosis.left_s)
-                bench.stop(to_end=to_end)
+                script_run.stop(to_end=to_end)
         finally:
-            if bench.ended is not None and bench.ended.how in ("script-failed", "script-ended"):
-                self.ended_code = bench.ended.exit_code
+            if script_run.ended is not None and script_run.ended.how in (
+                "script-failed",
+                "script-ended",
+            ):
+                self.ended_code = script_run.ended.exit_code
 
     def _diagnosis(self) -> Diagnosis:
         options = self._options
         return Diagnosis(
-            self._bench,
+            self._script_run,
             target=self._target.label,
             raw=self._raw,
             on_stage=lambda what, left_s: self.stages(what, left_s),
@@ -269,8 +275,8 @@ def _words(options: DiagnoseOptions) -> tuple[str, ...]:
     return (*words, options.script, *options.args)
 
 
-def _bench_options(options: DiagnoseOptions) -> BenchOptions:
-    return BenchOptions(stdout="stderr" if options.json_target == STDOUT else "inherit")
+def _launch_options(options: DiagnoseOptions) -> LaunchOptions:
+    return LaunchOptions(stdout="stderr" if options.json_target == STDOUT else "inherit")
 
 
 def _sum(*counts: int | None) -> int | None:

@@ -19,12 +19,12 @@ import msgspec
 from loaderdoctor.instrument.command import rendezvous
 from loaderdoctor.instrument.command.launch_config import environment_with
 from loaderdoctor.instrument.command.measuring_process import POLITE_S, MeasuringProcess
-from loaderdoctor.instrument.command.rank_group import GroupBench
-from loaderdoctor.instrument.command.script_run import Bench
-from loaderdoctor.instrument.command.target import BenchOptions, Target
+from loaderdoctor.instrument.command.rank_group import RankGroup
+from loaderdoctor.instrument.command.script_run import ScriptRun
+from loaderdoctor.instrument.command.target import LaunchOptions, Target
 from loaderdoctor.instrument.session.ranks import place
 from loaderdoctor.instrument.system.signals import Signals
-from loaderdoctor.instrument.wire.channel import Handover
+from loaderdoctor.instrument.wire.channel import LaunchConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,19 +50,21 @@ class Launch:
         """Whether another rank's command drives this one."""
         return self.rank is not None and self.rank > 0
 
-    def bench(self, target: Target, run_dir: Path, options: BenchOptions) -> Bench | GroupBench:
+    def script_run(
+        self, target: Target, run_dir: Path, options: LaunchOptions
+    ) -> ScriptRun | RankGroup:
         """What to measure with; nothing is started yet."""
         if self.torchrun:
-            return GroupBench(target, run_dir, self._start_launcher, options)
+            return RankGroup(target, run_dir, self._start_launcher, options)
         if self.rank is None:
-            return Bench(target, run_dir, options)
+            return ScriptRun(target, run_dir, options)
         host = None if rendezvous.same_machine() else os.environ["MASTER_ADDR"]
-        return GroupBench(target, run_dir, _start_first_rank, options, host=host)
+        return RankGroup(target, run_dir, _start_first_rank, options, host=host)
 
-    def _start_launcher(self, handover: Handover, stdout: int | None) -> MeasuringProcess:
+    def _start_launcher(self, launch_config: LaunchConfig, stdout: int | None) -> MeasuringProcess:
         return MeasuringProcess(
             python=sys.executable,
-            environment=environment_with(handover),
+            environment=environment_with(launch_config),
             stdout=stdout,
             module="entry.launcher",
             arguments=self.torchrun,
@@ -94,19 +96,19 @@ def launch_everywhere(torchrun: Sequence[str], diagnose: Sequence[str]) -> int:
         signals.release()
 
 
-def follow(options: BenchOptions) -> int:
+def follow(options: LaunchOptions) -> int:
     """Start this rank for rank 0's command, wait for its end; returns the script's exit code."""
     signals = Signals()
     signals.catch()
     process = None
     try:
         with tempfile.TemporaryDirectory(prefix="loaderdoctor-") as own:
-            handover = rendezvous.fetch()
+            launch_config = rendezvous.fetch()
             if not rendezvous.same_machine():
                 # A rank of the first machine may use the shared folder as well as its own.
-                handover = msgspec.structs.replace(handover, run_dir=own)
+                launch_config = msgspec.structs.replace(launch_config, run_dir=own)
             with options.open_stdout() as stdout:
-                process = _start_rank(handover, stdout)
+                process = _start_rank(launch_config, stdout)
             process.wait(None)
             return process.exit_code or 0
     finally:
@@ -115,12 +117,12 @@ def follow(options: BenchOptions) -> int:
         signals.release()
 
 
-def _start_first_rank(handover: Handover, stdout: int | None) -> MeasuringProcess:
-    rendezvous.publish(handover)
-    return _start_rank(handover, stdout)
+def _start_first_rank(launch_config: LaunchConfig, stdout: int | None) -> MeasuringProcess:
+    rendezvous.publish(launch_config)
+    return _start_rank(launch_config, stdout)
 
 
-def _start_rank(handover: Handover, stdout: int | None) -> MeasuringProcess:
+def _start_rank(launch_config: LaunchConfig, stdout: int | None) -> MeasuringProcess:
     return MeasuringProcess(
-        python=sys.executable, environment=environment_with(handover), stdout=stdout
+        python=sys.executable, environment=environment_with(launch_config), stdout=stdout
     )

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.commands.analyze.command import report_of_facts
 from loaderdoctor.instrument.command.endings import built_only
-from loaderdoctor.instrument.wire.protocol import Loaderless
+from loaderdoctor.instrument.wire.protocol import NoDataLoader
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.words import format as fmt
@@ -22,7 +22,7 @@ from loaderdoctor.trace.read import read_trace
 KIND = "no-loader"
 
 
-def report_of_loaderless(seen: Loaderless, target: str) -> tuple[Report, Attributed]:
+def report_without_dataloader(seen: NoDataLoader, target: str) -> tuple[Report, Attributed]:
     """The report of the profiled steps. Raises TraceError where they can't be read."""
     assert seen.trace_path is not None
     attributed = attribute(read_trace(Path(seen.trace_path)))
@@ -52,8 +52,8 @@ def report_of_loaderless(seen: Loaderless, target: str) -> tuple[Report, Attribu
     return report, attributed
 
 
-def write_loaderless(
-    folder: RunFolder, seen: Loaderless, report: Report, attributed: Attributed, *, at: float
+def write_without_dataloader(
+    folder: RunFolder, seen: NoDataLoader, report: Report, attributed: Attributed, *, at: float
 ) -> None:
     """Report, page, traces and scalars, as of any run."""
     from loaderdoctor.commands.analyze.files import write_into

@@ -29,7 +29,7 @@ from loaderdoctor.sweep.groups import (
     Group,
     GroupedSweep,
     Measured,
-    Visited,
+    TrialUpdate,
     local_trials,
     split,
 )
@@ -111,7 +111,7 @@ class ClusterMeasuring:
                 self._confirm(cluster, evidence, planned, show)
             except KeyboardInterrupt as interrupt:
                 sweep.interrupted = interrupt
-        if not any(trial.visits for trial in sweep.recorded):
+        if not any(trial.measurements for trial in sweep.recorded):
             if sweep.interrupted is not None:
                 raise sweep.interrupted
             reasons = dict.fromkeys(s.failed for s in sweep.states if s.failed is not None)
@@ -171,7 +171,7 @@ class ClusterMeasuring:
             sweep.done(group.index, cluster.hardware(came.place), kept)
             evidence.refresh()
             self._live.say(f"{named}: done on {came.place.host}")
-        elif isinstance(came.told, Visited):
+        elif isinstance(came.told, TrialUpdate):
             sweep.told(group.index, cluster.hardware(came.place), came.told)
 
     def _confirm(
@@ -258,8 +258,8 @@ def observe_on_node(work: NodeWork, tell: Callable[[Any], None]) -> Seen:
     """Start the script, wait until its loop is warm, end it; then what else planning asks for."""
     with _at_home(work) as (asked, folder), _refusing():
         open_process = opener(asked, folder)
-        with open_process(None) as bench:
-            observed = bench.observed
+        with open_process(None) as script_run:
+            observed = script_run.observed
         assert observed is not None
         return Seen(
             observed=observed,
@@ -296,9 +296,9 @@ class _Teller:
     def __call__(self, progress: Progress) -> None:
         for trial in progress.trials:
             first = self._n_told.get(trial.index, 0)
-            for visit in trial.visits[first:]:
-                self._tell(Visited(trial=trial.index, visit=visit))
-            self._n_told[trial.index] = len(trial.visits)
+            for measurement in trial.measurements[first:]:
+                self._tell(TrialUpdate(trial=trial.index, measurement=measurement))
+            self._n_told[trial.index] = len(trial.measurements)
 
 
 @contextmanager

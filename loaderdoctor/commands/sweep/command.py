@@ -33,7 +33,7 @@ from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.report.words.summary import cost_sentence
 from loaderdoctor.sweep import samples
-from loaderdoctor.sweep.advise import recommendations, verdict_of_sweep, withheld
+from loaderdoctor.sweep.advise import not_advised, recommendations, verdict_of_sweep
 from loaderdoctor.sweep.evidence import Evidence
 from loaderdoctor.sweep.live import LiveSweep
 from loaderdoctor.sweep.method import sweep_method
@@ -208,7 +208,7 @@ def report_of(evidence: Evidence, run: Run) -> Report:
         findings=find_findings(facts),
         recommendations=recommendations(ranking, evidence.observed, facts),
         # A preset's table gives the reasons itself.
-        withheld=withheld(ranking) if preset is None else (),
+        not_advised=not_advised(ranking) if preset is None else (),
         trials=rows,
         best=best_row(ranking),
         claims=claims,

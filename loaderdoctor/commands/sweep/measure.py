@@ -24,19 +24,19 @@ from loaderdoctor.commands.sweep.plan import (
 )
 from loaderdoctor.commands.sweep.search import found_before, search, search_s
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.command.job import JobBench
-from loaderdoctor.instrument.command.rank_group import GroupBench
-from loaderdoctor.instrument.command.script_run import Bench, BenchOptions
+from loaderdoctor.instrument.command.job import JobRun
+from loaderdoctor.instrument.command.rank_group import RankGroup
+from loaderdoctor.instrument.command.script_run import LaunchOptions, ScriptRun
 from loaderdoctor.instrument.command.script_run import Target as Script
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import invalid_reason
 from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.evidence import Evidence
-from loaderdoctor.sweep.fresh import FreshBench, OpenFresh
+from loaderdoctor.sweep.fresh import FreshRuns, OpenFresh
 from loaderdoctor.sweep.grid import meaning, own_settings
 from loaderdoctor.sweep.outcome import Part, Progress
 from loaderdoctor.sweep.rounds import Sweep
-from loaderdoctor.sweep.trials import Trial, Visit
+from loaderdoctor.sweep.trials import Measurement, Trial
 
 # How long a script may take to its first warm steps: imports, data preparation, compilation.
 START_TIMEOUT_S = 600.0
@@ -44,7 +44,9 @@ START_TIMEOUT_S = 600.0
 PROCESS_START_S = 60.0
 PROCESS_START_SHARE = 0.2
 
-Before = tuple[samples.Description, dict[int, list[Visit]]]  # what an interrupted sweep measured
+Before = tuple[
+    samples.Description, dict[int, list[Measurement]]
+]  # what an interrupted sweep measured
 Show = Callable[[Progress], None]
 Stdout = Literal["inherit", "stderr"] | Path
 
@@ -75,28 +77,28 @@ def opener(asked: Asked, trace_dir: Path) -> OpenFresh:
     """Starts a script (None: the sweep's own) and waits until its loop is warm."""
 
     @contextmanager
-    def open_process(script: Script | None) -> Iterator[Bench | JobBench]:
+    def open_process(script: Script | None) -> Iterator[ScriptRun | JobRun]:
         # A trial of many may not take as long to start as the loop itself.
         part_s = max(PROCESS_START_S, PROCESS_START_SHARE * budget_s(asked.options))
         start_s = START_TIMEOUT_S if script is None else min(START_TIMEOUT_S, part_s)
         chosen = script or asked.target.script
-        options = BenchOptions(stdout=asked.stdout)
-        with _bench(chosen, trace_dir, options) as bench:
-            _wait_warm(bench, start_s)
-            yield bench
+        options = LaunchOptions(stdout=asked.stdout)
+        with _script_run(chosen, trace_dir, options) as script_run:
+            _wait_warm(script_run, start_s)
+            yield script_run
 
     return open_process
 
 
-def _bench(script: Script, run_dir: Path, options: BenchOptions) -> Bench | JobBench:
+def _script_run(script: Script, run_dir: Path, options: LaunchOptions) -> ScriptRun | JobRun:
     """One process of the script, or a job of several under torch's launcher."""
     if script.n_ranks == 1:
-        return Bench(script, run_dir, options)
+        return ScriptRun(script, run_dir, options)
     # A port of its own: the user's job, or another trial that is just ending, may hold the usual.
     words = ("--nproc-per-node", str(script.n_ranks), "--master-port", str(_free_port()))
-    group = Launch(torchrun=words).bench(script, run_dir, options)
-    assert isinstance(group, GroupBench)
-    return JobBench(group, script.n_ranks)
+    group = Launch(torchrun=words).script_run(script, run_dir, options)
+    assert isinstance(group, RankGroup)
+    return JobRun(group, script.n_ranks)
 
 
 def measure(
@@ -113,16 +115,16 @@ def measure(
     """
     options, target = asked.options, asked.target
     open_process = opener(asked, trace_dir)
-    with ExitStack() as benches:
+    with ExitStack() as script_runs:
 
-        def open_bench() -> Bench:
-            bench = benches.enter_context(open_process(None))
-            assert isinstance(bench, Bench)
-            return bench
+        def open_run() -> ScriptRun:
+            script_run = script_runs.enter_context(open_process(None))
+            assert isinstance(script_run, ScriptRun)
+            return script_run
 
         say(f"waiting for the first steps of {target.name}")
-        bench = open_bench()
-        observed = bench.observed
+        script_run = open_run()
+        observed = script_run.observed
         assert observed is not None
         measured = measuring(options, trace_dir)
         if asked.planned is not None:
@@ -141,23 +143,23 @@ def measure(
         measured = replace(measured, part=asked.part, budget_s=asked.budget_s or measured.budget_s)
         if asked.part == "confirm":
             measured = replace(measured, trace_dir=None)
-        n_visited = sum(trial.alive for trial in planned)
-        say(f"{n_visited} trials, about {measured.budget_s:.0f} s of measuring")
-        evidence = Evidence(observed=observed, notes=bench.notes, seed=options.seed)
+        n_measured = sum(trial.alive for trial in planned)
+        say(f"{n_measured} trials, about {measured.budget_s:.0f} s of measuring")
+        evidence = Evidence(observed=observed, notes=script_run.notes, seed=options.seed)
         evidence.sweep = sweep = Sweep(
-            bench,
+            script_run,
             observed,
             planned,
             measured,
-            withheld=evidence.withheld([trial.settings for trial in planned]),
+            refused=evidence.refused([trial.settings for trial in planned]),
             on_progress=watch(evidence),
             # A script of the user's is not run a second time unasked.
-            reopen=open_bench if target.recipe is not None or options.rerun else None,
+            reopen=open_run if target.recipe is not None or options.rerun else None,
             ablate=evidence.ablate if asked.ablate and not options.no_ablation else None,
-            fresh=FreshBench(open_process),
+            fresh=FreshRuns(open_process),
         )
         outcome = sweep.run()
-    if not any(trial.visits for trial in outcome.trials):
+    if not any(trial.measurements for trial in outcome.trials):
         if outcome.interrupt is not None:
             raise outcome.interrupt
         raise RunError(f"{target.name}: nothing was measured ({outcome.ended_reason}).")
@@ -182,11 +184,11 @@ def _free_port() -> int:
         return port
 
 
-def _wait_warm(bench: Bench | JobBench, start_s: float) -> None:
+def _wait_warm(script_run: ScriptRun | JobRun, start_s: float) -> None:
     """Wait for the loop. Raises RunError; the exit code of a script that failed passes on."""
     try:
-        bench.wait_observed(start_s)
+        script_run.wait_observed(start_s)
     except RunError as error:
-        if bench.ended is not None and bench.ended.exit_code:
-            raise ScriptFailedError(str(error), bench.ended.exit_code) from error
+        if script_run.ended is not None and script_run.ended.exit_code:
+            raise ScriptFailedError(str(error), script_run.ended.exit_code) from error
         raise

@@ -71,12 +71,12 @@ def _found(
     show: Callable[[Progress], None],
 ) -> Found:
     try:
-        with open_process(script) as bench:
-            seen = bench.observed
+        with open_process(script) as script_run:
+            seen = script_run.observed
             assert seen is not None
             choices = default_trials(seen, target.axes)
-            race = Sweep(
-                bench,
+            elimination = Sweep(
+                script_run,
                 seen,
                 choices,
                 Options(
@@ -85,14 +85,14 @@ def _found(
                     search="auto",
                     allowance_share=None,  # its part of the budget is what it may take
                 ),
-                withheld=Evidence(observed=seen).withheld(choices),
+                refused=Evidence(observed=seen).refused(choices),
                 on_progress=show,
             )
-            race.run()
-            ranking = race.ranking()
+            elimination.run()
+            ranking = elimination.ranking()
     except RunError as error:
         return Found(settings=Settings(), why_not=f"{OURS} failed: {error}")
     best = ranking.recommended
-    if best is None and race.outcome.n_ranked_rounds == 0:
+    if best is None and elimination.outcome.n_ranked_rounds == 0:
         return Found(settings=Settings(), why_not=NO_TIME)
     return Found(settings=ranking.results[best].settings if best is not None else Settings())

@@ -32,7 +32,7 @@ def allocator_page_faults(facts: Facts) -> Finding | None:
     are few and large, so that it says nothing or too little.
     """
     machine, ablation, step_ms = facts.machine, facts.ablation, facts.step_ms
-    faults = ablation.ready_faults_per_step if ablation is not None else None
+    faults = ablation.synthetic_faults_per_step if ablation is not None else None
     if machine is None or machine.allocator != "glibc" or machine.fault_us is None:
         return None
     if ablation is None or faults is None or not step_ms or faults < MIN_FAULTS:

@@ -7,7 +7,7 @@ from loaderdoctor.facts.evidence import Facts
 from loaderdoctor.findings.exposure import MODERATE_SHARE, Cost, input_cost, loader_id
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.rules.capacity import making_cost, stall_cost
-from loaderdoctor.findings.rules.hotspots import at, hottest, line_evidence, seen, seen_enough
+from loaderdoctor.findings.rules.line_names import at, hottest, line_evidence, seen, seen_enough
 from loaderdoctor.findings.wording import ms, of_step, percent, size
 from loaderdoctor.instrument.wire.protocol import StoreRecord
 
@@ -183,13 +183,13 @@ def dataset_format_bound(facts: Facts) -> Finding | None:
     if workers is None or cost is None or not workers.lines:
         return None
     found = conversion(workers.lines, loader)
-    if found is None or not seen_enough(found.spots):
+    if found is None or not seen_enough(found.hotspots):
         return None
-    share = sum(x.share for x in found.spots)
+    share = sum(x.share for x in found.hotspots)
     part: Cost = cost.part(cost.ms * share)
     if share < MIN_FORMAT_LINE_SHARE or part.share < MODERATE_SHARE:
         return None
-    worst, form = found.spots[0], found.format
+    worst, form = found.hotspots[0], found.format
     code = f" `{worst.code}`" if worst.code and at(worst) else ""
     most = f"; most of it{at(worst).removeprefix(',')}{code}" if at(worst) else ""
     return Finding(
@@ -198,7 +198,7 @@ def dataset_format_bound(facts: Facts) -> Finding | None:
         share=part.share,
         loader=loader_id(facts),
         summary=(
-            f"{seen(*found.spots)} of making a batch is {form.what}{_from(found.store)}{most}. "
+            f"{seen(*found.hotspots)} of making a batch is {form.what}{_from(found.store)}{most}. "
             f"The loop waits {of_step(cost)}."
         ),
         evidence={

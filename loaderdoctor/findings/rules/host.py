@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from loaderdoctor.facts.evidence import Facts, HostSpot
+from loaderdoctor.facts.evidence import Facts, HostHotspot
 from loaderdoctor.findings.exposure import (
     HIGH_SHARE,
     MODERATE_SHARE,
@@ -30,7 +30,7 @@ MAX_GAP_PER_KERNEL_US = 250.0
 # work inside ops and between two of them is launching up to this.
 LAUNCH_ALLOWANCE_US = 120.0
 # Python between two ops takes microseconds; half a millisecond in one place is work.
-MIN_SPOT_MS = 0.5
+MIN_HOTSPOT_MS = 0.5
 
 # Silences that come once a step; `aten::ones_like` begins the backward pass, whose ops run on
 # autograd's own thread.
@@ -141,11 +141,11 @@ def work_between_steps(facts: Facts) -> Finding | None:
     Fooled by: a spot that waits for the accelerator under another name.
     """
     trace, share = facts.trace, host_share(facts)
-    work_ms, spot = _work(facts)
-    if trace is None or share is None or spot is None:
+    work_ms, hotspot = _work(facts)
+    if trace is None or share is None or hotspot is None:
         return None
-    spot_share = min(share, work_ms / trace.wall_ms)
-    if spot_share < MODERATE_SHARE:
+    hotspot_share = min(share, work_ms / trace.wall_ms)
+    if hotspot_share < MODERATE_SHARE:
         return None
     step_ms = facts.step_ms or trace.wall_ms
     fetches = bool(trace.n_fetches_per_step)
@@ -153,18 +153,18 @@ def work_between_steps(facts: Facts) -> Finding | None:
     remedy = "less often, in the workers," if fetches else "less often"
     return Finding(
         kind=Kind.WORK_BETWEEN_STEPS,
-        severity=severity(spot_share),
-        share=spot_share,
+        severity=severity(hotspot_share),
+        share=hotspot_share,
         summary=(
-            f"{ms(spot_share * step_ms)} of {ms(step_ms)} a step go into work {where}, most of it "
-            f"in {spot.name}, while nothing else runs. Do it {remedy} or on the device."
+            f"{ms(hotspot_share * step_ms)} of {ms(step_ms)} a step go into work {where}, most of "
+            f"it in {hotspot.name}, while nothing else runs. Do it {remedy} or on the device."
         ),
         evidence={
-            "work_ms_per_step": spot_share * step_ms,
-            "spot": spot.name,
-            "spot_ms_per_step": spot.ms_per_step / trace.wall_ms * step_ms,
-            "file": spot.file,
-            "line": spot.line,
+            "work_ms_per_step": hotspot_share * step_ms,
+            "spot": hotspot.name,
+            "spot_ms_per_step": hotspot.ms_per_step / trace.wall_ms * step_ms,
+            "file": hotspot.file,
+            "line": hotspot.line,
             "step_ms": step_ms,
         },
         advice=(
@@ -172,11 +172,11 @@ def work_between_steps(facts: Facts) -> Finding | None:
             if fetches
             else "Log every n steps; make batches in the workers of a DataLoader."
         )
-        + ("" if spot.file is not None else " Recorded with --with-stack, its line is named."),
+        + ("" if hotspot.file is not None else " Recorded with --with-stack, its line is named."),
     )
 
 
-def _work(facts: Facts) -> tuple[float, HostSpot | None]:
+def _work(facts: Facts) -> tuple[float, HostHotspot | None]:
     """Exposed host work that is no launching, ms a step of the trace, and its largest place.
 
     A silence that comes once a step, or an annotation of the user's, counts as it is. A frame of
@@ -185,10 +185,12 @@ def _work(facts: Facts) -> tuple[float, HostSpot | None]:
     trace = facts.trace
     if trace is None or trace.wall_ms <= 0:
         return 0.0, None
-    smallest_ms = max(MIN_SPOT_MS, MODERATE_SHARE * trace.wall_ms)
-    spots = [x for x in trace.host_spots if x.ms_per_step >= smallest_ms and not _is_waiting(x)]
-    sure = [x for x in spots if not _holds_launches(x)]
-    mixed = [x for x in spots if _holds_launches(x)]
+    smallest_ms = max(MIN_HOTSPOT_MS, MODERATE_SHARE * trace.wall_ms)
+    hotspots = [
+        x for x in trace.host_hotspots if x.ms_per_step >= smallest_ms and not _is_waiting(x)
+    ]
+    sure = [x for x in hotspots if not _holds_launches(x)]
+    mixed = [x for x in hotspots if _holds_launches(x)]
     launching_ms = trace.n_kernels_per_step * LAUNCH_ALLOWANCE_US / 1000
     beyond_ms = sum(x.ms_per_step for x in mixed) - launching_ms
     if beyond_ms < smallest_ms:
@@ -197,13 +199,16 @@ def _work(facts: Facts) -> tuple[float, HostSpot | None]:
     return sum(x.ms_per_step for x in sure) + beyond_ms, largest
 
 
-def _is_waiting(spot: HostSpot) -> bool:
-    if spot.file is not None:
+def _is_waiting(hotspot: HostHotspot) -> bool:
+    if hotspot.file is not None:
         return False
-    return spot.name.startswith((*_BACKWARD, *_WAITING)) or bool(_WITHIN_BACKWARD.match(spot.name))
+    return hotspot.name.startswith((*_BACKWARD, *_WAITING)) or bool(
+        _WITHIN_BACKWARD.match(hotspot.name)
+    )
 
 
-def _holds_launches(spot: HostSpot) -> bool:
-    return spot.file is not None or (
-        "::" in spot.name and not (_ONCE_A_STEP.search(spot.name) and "Python" in spot.name)
+def _holds_launches(hotspot: HostHotspot) -> bool:
+    return hotspot.file is not None or (
+        "::" in hotspot.name
+        and not (_ONCE_A_STEP.search(hotspot.name) and "Python" in hotspot.name)
     )

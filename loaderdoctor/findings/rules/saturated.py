@@ -17,7 +17,7 @@ from loaderdoctor.findings.rules.capacity import (
     wanted_cpu_share,
     worker_limit,
 )
-from loaderdoctor.findings.rules.hotspots import hot_evidence, hot_sentence
+from loaderdoctor.findings.rules.line_names import hot_evidence, hot_sentence
 from loaderdoctor.findings.wording import does, ms, of_step, percent, plural
 
 # While making a batch a worker either burns CPU or waits for a disk, the network or a lock.
@@ -56,17 +56,17 @@ def cpu_saturated_workers(facts: Facts) -> Finding | None:
     busy = f"{used:.1f} of " if used is not None else "all of "
     cpu = facts.step.cpu if facts.step is not None else None
     others = cpu.other_cores if cpu is not None else None
-    company = ""
+    other_load = ""
     if others is not None and used is not None and not cpu_saturated(facts):
-        company = f" with this loop and {others:.1f} with other programs,"
+        other_load = f" with this loop and {others:.1f} with other programs,"
     return Finding(
         kind=Kind.CPU_SATURATED_WORKERS,
         severity=cost.severity,
         share=cost.share,
         loader=loader_id(facts),
         summary=(
-            f"{busy}{machine.usable_cpus:g} usable CPUs are busy{company} and the loop still waits "
-            f"{of_step(cost)}. Make each sample cheaper, cache it, or move work to the "
+            f"{busy}{machine.usable_cpus:g} usable CPUs are busy{other_load} and the loop still "
+            f"waits {of_step(cost)}. Make each sample cheaper, cache it, or move work to the "
             f"accelerator.{hot_sentence(facts)}"
         ),
         predictions=(no_more_workers("No CPU is left for more workers."),),

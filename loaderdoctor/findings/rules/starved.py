@@ -24,7 +24,7 @@ from loaderdoctor.findings.rules.capacity import (
     worker_limit,
     workers_needed,
 )
-from loaderdoctor.findings.rules.hotspots import hot_evidence, hot_sentence
+from loaderdoctor.findings.rules.line_names import hot_evidence, hot_sentence
 from loaderdoctor.findings.wording import does, ms, of_step, plural
 
 # Workers that wait for work this much of their life have room: the pool is not what is short.

@@ -15,7 +15,7 @@ from loaderdoctor.findings.exposure import (
 )
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.capacity import making_cost, rest_ms
-from loaderdoctor.findings.rules.hotspots import at, line_evidence, seen, seen_enough
+from loaderdoctor.findings.rules.line_names import at, line_evidence, seen, seen_enough
 from loaderdoctor.findings.rules.saturated import MAX_WAITING_CPU_SHARE
 from loaderdoctor.findings.wording import ms, of_step, size
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
@@ -105,21 +105,21 @@ def many_small_files(facts: Facts) -> Finding | None:
         return None
     if workers.cpu_share >= MAX_WAITING_CPU_SHARE:
         return None
-    spots = [x for x in workers.lines if x.code is not None and _OPENS.search(x.code)]
-    share = min(1.0, sum(x.share for x in spots))
-    if not seen_enough(spots) or share < MIN_OPEN_LINE_SHARE:
+    hotspots = [x for x in workers.lines if x.code is not None and _OPENS.search(x.code)]
+    share = min(1.0, sum(x.share for x in hotspots))
+    if not seen_enough(hotspots) or share < MIN_OPEN_LINE_SHARE:
         return None
     part = cost.part(cost.ms * share)
     if part.share < MODERATE_SHARE:
         return None
-    hottest = max(spots, key=lambda x: x.share)
+    hottest = max(hotspots, key=lambda x: x.share)
     return Finding(
         kind=Kind.MANY_SMALL_FILES,
         severity=part.severity,
         share=part.share,
         loader=loader_id(facts),
         summary=(
-            f"{seen(*spots)} of making a batch is opening and reading a file per sample"
+            f"{seen(*hotspots)} of making a batch is opening and reading a file per sample"
             f"{at(hottest)}, while the loop waits {of_step(cost)}. Pack the samples into few "
             "large files (LMDB, webdataset, TFRecord)."
         ),

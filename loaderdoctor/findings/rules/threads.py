@@ -29,7 +29,7 @@ class Fight:
     share: float
     why: str
     sure: bool  # more threads than CPUs: fewer are right whatever else runs
-    company: str = ""  # who else fights, for behind "the step's own threads"
+    other_load: str = ""  # who else fights, for behind "the step's own threads"
 
 
 def threads_of_loop(facts: Facts) -> Finding | None:
@@ -89,7 +89,7 @@ def fight_of_threads(facts: Facts) -> Fight | None:
             f"{cpus:g} are usable, and without the loader the step is shorter by more than it "
             f"waits: {of_step(extra)}"
         )
-        return Fight(extra.share, why, True, company=f" and {plural(n, 'worker')}")
+        return Fight(extra.share, why, True, other_load=f" and {plural(n, 'worker')}")
     return None
 
 
@@ -147,7 +147,9 @@ def _suspected(facts: Facts, own: int, fight: Fight) -> Finding | None:
             facts,
             share=fight.share,
             severity=severity(fight.share) if fight.sure else Severity.UNCERTAIN,
-            summary=f"The step's own {own} threads{fight.company} compete for CPUs: {fight.why}.",
+            summary=(
+                f"The step's own {own} threads{fight.other_load} compete for CPUs: {fight.why}."
+            ),
             more={"step_ms": facts.step_ms},
         ),
         predictions=(

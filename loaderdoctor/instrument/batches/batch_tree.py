@@ -73,7 +73,7 @@ def rebuild(
     elif isinstance(batch, Tensor):
         return on_tensor("", batch)
     held = holders(batch) if holding is None else holding
-    return _Rebuilder(on_tensor, on_array, held).visit(batch, "")
+    return _Rebuilder(on_tensor, on_array, held).measurement(batch, "")
 
 
 class _Rebuilder:
@@ -90,7 +90,7 @@ class _Rebuilder:
         self._holding = holding
         self._done: dict[int, Any] = {}
 
-    def visit(self, node: Any, path: str) -> Any:
+    def measurement(self, node: Any, path: str) -> Any:
         if isinstance(node, _LEAVES):
             return node
         if id(node) in self._done:
@@ -109,7 +109,7 @@ class _Rebuilder:
     def _container(self, node: Any, path: str) -> Any:
         made: Any
         if isinstance(node, tuple):
-            items = [self.visit(item, at) for at, item in _items(node, path)]
+            items = [self.measurement(item, at) for at, item in _items(node, path)]
             if hasattr(node, "_fields"):
                 # `_make` where there is one skips checks a subclass does in `__new__`
                 made = tuple.__new__(type(node), items)
@@ -121,10 +121,10 @@ class _Rebuilder:
         self._done[id(node)] = made
         if isinstance(node, list):
             for i, (at, item) in enumerate(_items(node, path)):
-                list.__setitem__(made, i, self.visit(item, at))
+                list.__setitem__(made, i, self.measurement(item, at))
         elif isinstance(node, dict):
             for key, item in node.items():
-                dict.__setitem__(made, key, self.visit(item, f"{path}[{key!r}]"))
+                dict.__setitem__(made, key, self.measurement(item, f"{path}[{key!r}]"))
         for name, item in _state(node):
             _set(made, name, self._attribute(item, f"{path}.{name}"))
         return made
@@ -132,7 +132,7 @@ class _Rebuilder:
     def _attribute(self, item: Any, path: str) -> Any:
         if isinstance(item, weakref.ref) and id(item()) in self._done:
             return weakref.ref(self._done[id(item())])  # a child's link to its parent
-        return self.visit(item, path)
+        return self.measurement(item, path)
 
 
 def _walk(batch: Any) -> Iterator[tuple[str, Any]]:

@@ -55,7 +55,7 @@ def epochs_ended(source: Source) -> Sequence[object] | None:
     return None
 
 
-class BatchRing:
+class ReplayBuffer:
     """Batches recorded from the running loop, to be handed out again without any loader.
 
     One batch where shapes are constant, else up to `max_batches` consecutive ones, within a share
@@ -149,9 +149,9 @@ class BatchRing:
             for recorded in self._recorded:
                 recorded.restore()
 
-    def as_source(self) -> RingSource:
+    def as_source(self) -> ReplaySource:
         """The ring as an endless source; `release` of the ring ends it."""
-        return RingSource(self)
+        return ReplaySource(self)
 
     def release(self) -> None:
         """Free every clone. The ring can't be used again."""
@@ -187,19 +187,19 @@ class BatchRing:
         return self._budgets[device]
 
 
-class RingSource:
+class ReplaySource:
     """A ring as a `Source`; several may share one ring."""
 
     startup_ns: int | None = None
 
-    def __init__(self, ring: BatchRing) -> None:
-        self._ring: BatchRing | None = ring
+    def __init__(self, replay_buffer: ReplayBuffer) -> None:
+        self._replay_buffer: ReplayBuffer | None = replay_buffer
 
     def next_batch(self) -> Any:
         """The next recorded batch; StopIteration once closed or where nothing is held."""
-        if self._ring is None:
+        if self._replay_buffer is None:
             raise StopIteration
-        return self._ring.next_batch()
+        return self._replay_buffer.next_batch()
 
     def drop(self, n: int) -> int:
         """Recorded batches don't queue up: 0 have to be dropped."""
@@ -207,7 +207,7 @@ class RingSource:
 
     def close(self) -> None:
         """Let go of the ring, which keeps its batches."""
-        self._ring = None
+        self._replay_buffer = None
 
 
 _Signature = tuple[Any, ...]

@@ -12,7 +12,7 @@ from loaderdoctor.instrument.batches.h2d import raw_to
 from loaderdoctor.instrument.wire.protocol import TransferRecord
 
 
-class Mover:
+class ToDevice:
     """Which tensors of a batch go to the device.
 
     By their place in the batch where the loop's calls name it; where none does (the loop copies

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.system.machine import shm_bytes
-from loaderdoctor.instrument.wire.protocol import SCRIPT_ENDED, Ended, Loaderless, Note, WindowDone
+from loaderdoctor.instrument.wire.protocol import (
+    SCRIPT_ENDED,
+    Ended,
+    NoDataLoader,
+    Note,
+    WindowDone,
+)
 
 MAX_REASON = 300  # characters of an exception that a table or a line can hold
 NOT_BEGUN = "the script ended before this window"
@@ -58,7 +64,7 @@ def _why_nothing(ended: Ended, label: str) -> str:
     )
 
 
-def without_loader(seen: Loaderless, label: str) -> str:
+def without_loader(seen: NoDataLoader, label: str) -> str:
     """One line: the script trains, but there is no loader to measure."""
     what = "backward passes" if seen.of_passes else "steps"
     text = (
@@ -68,7 +74,7 @@ def without_loader(seen: Loaderless, label: str) -> str:
     return f"{text} There is no profile of it either: {seen.reason}." if seen.reason else text
 
 
-def built_only(seen: Loaderless) -> str:
+def built_only(seen: NoDataLoader) -> str:
     """What a DataLoader that was built and never iterated may be; empty where there is none."""
     if not seen.built:
         return ""

@@ -36,14 +36,14 @@ class LocalLink:
 
     n_above = 0  # the loop is the run
 
-    def __init__(self, bench: LocalBench) -> None:
-        self._bench = bench
+    def __init__(self, script_run: InProcessRun) -> None:
+        self._script_run = script_run
         self.lost = False
 
     def send(self, message: FromRun) -> None:
         """Hand one message to the deciding thread."""
         if not self.lost:
-            self._bench.from_loop.put(message)
+            self._script_run.from_loop.put(message)
 
     def receive(self, timeout_s: float) -> ToChild | None:
         """The next request, or None after `timeout_s`. Raises ConnectionLostError."""
@@ -51,8 +51,8 @@ class LocalLink:
             raise ConnectionLostError("nobody decides any more")
         try:
             if timeout_s <= 0.0:
-                return self._bench.to_loop.get_nowait()
-            return self._bench.to_loop.get(timeout=timeout_s)
+                return self._script_run.to_loop.get_nowait()
+            return self._script_run.to_loop.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
@@ -62,7 +62,7 @@ class LocalLink:
 
 
 @dataclass(slots=True, eq=False)
-class LocalBench:
+class InProcessRun:
     """The deciding thread's end; its waits end when the loop is over (`Ended`)."""
 
     observed: Observed | None = None

@@ -14,7 +14,7 @@ from types import TracebackType
 import msgspec
 
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.command.rank_group import GroupBench
+from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.command.script_run import OnEvent
 from loaderdoctor.instrument.wire.protocol import Ended, Note, Observed, WindowDone, WindowRequest
 
@@ -24,13 +24,13 @@ class NoJobError(RunError):
 
 
 @dataclass(slots=True, eq=False)
-class JobBench:
+class JobRun:
     """A GroupBench whose windows are the job's; a context manager likewise."""
 
-    group: GroupBench
+    group: RankGroup
     n_ranks: int
 
-    def __enter__(self) -> JobBench:
+    def __enter__(self) -> JobRun:
         self.group.__enter__()
         return self
 

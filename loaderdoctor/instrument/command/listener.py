@@ -19,7 +19,7 @@ POLL_S = 0.1
 BACKLOG = 128
 
 
-class Doorway:
+class ConnectionListener:
     """A private address where callers that know the key are let in, until it is closed.
 
     With `host` a port of that address is opened, for ranks on other machines; without, a socket

@@ -118,9 +118,9 @@ class MeasuringProcess:
     def _kill_all(self, left: Sequence[psutil.Process]) -> None:
         if self._popen.poll() is None:
             self._popen.kill()
-        members = [*left, *self._group()]
-        kill(members)
-        _, slow = psutil.wait_procs(members, timeout=TRACKER_S)
+        connections = [*left, *self._group()]
+        kill(connections)
+        _, slow = psutil.wait_procs(connections, timeout=TRACKER_S)
         for process in slow:
             with contextlib.suppress(psutil.Error):
                 process.kill()

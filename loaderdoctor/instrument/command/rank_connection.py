@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from loaderdoctor.instrument.wire.protocol import (
-    MEETING,
+    RENDEZVOUS,
     Ended,
     FromRun,
     Hello,
@@ -30,12 +30,12 @@ BEGIN_LEAD_STEPS = 2
 STOP_LEAD_S = 0.3
 STOP_LEAD_STEPS = 3
 STOP_LEAD_GROWTH = 4
-MEETING_S = 1.0  # patience beyond the time those steps take
-MEETING_MAX_S = 3.0  # so far ahead at most, at the pace of an undisturbed loop
+RENDEZVOUS_S = 1.0  # patience beyond the time those steps take
+RENDEZVOUS_MAX_S = 3.0  # so far ahead at most, at the pace of an undisturbed loop
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class RankConnection:
     """One rank. Nothing here waits."""
 
     connection: Connection
@@ -72,7 +72,7 @@ class Member:
         """Whether a process that starts ranks has heard of the stop, or is gone."""
         while self.take() is not None:
             pass
-        return self.lost or MEETING in self.ready
+        return self.lost or RENDEZVOUS in self.ready
 
     def step_after(self, seconds: float) -> int:
         """The step its loop will have begun by then, at the pace of late."""
@@ -129,13 +129,13 @@ class Member:
         self.n_steps, self.heard_s = n_steps, now
 
 
-def beginning(members: Sequence[Member]) -> int:
+def beginning(connections: Sequence[RankConnection]) -> int:
     """The step from which ranks in step can measure a window: still to come for all of them."""
-    alive = [m for m in members if not m.over]
+    alive = [m for m in connections if not m.over]
     return max((m.step_after(BEGIN_LEAD_S) for m in alive), default=0) + BEGIN_LEAD_STEPS
 
 
-def meeting(members: Sequence[Member], attempt: int) -> tuple[int, float]:
+def rendezvous(connections: Sequence[RankConnection], attempt: int) -> tuple[int, float]:
     """After which step ranks in step could meet to stop, and how long to wait for that (s).
 
     Farther ahead with each attempt (0, 1, …): the pace of late says little about loops that were
@@ -144,14 +144,14 @@ def meeting(members: Sequence[Member], attempt: int) -> tuple[int, float]:
     lead_s = STOP_LEAD_S * (attempt + 1)
     n_steps = min(
         STOP_LEAD_STEPS * STOP_LEAD_GROWTH**attempt,
-        max(STOP_LEAD_STEPS, round(MEETING_MAX_S / _pace_s(members))),
+        max(STOP_LEAD_STEPS, round(RENDEZVOUS_MAX_S / _pace_s(connections))),
     )
-    at_step = max((m.step_after(lead_s) for m in members), default=0) + n_steps
-    step_s = max((m.step_s or 0.0 for m in members), default=0.0)
-    return at_step, MEETING_S + lead_s + (n_steps + 1) * step_s
+    at_step = max((m.step_after(lead_s) for m in connections), default=0) + n_steps
+    step_s = max((m.step_s or 0.0 for m in connections), default=0.0)
+    return at_step, RENDEZVOUS_S + lead_s + (n_steps + 1) * step_s
 
 
-def missing(measured: Sequence[Member], n_ranks: int) -> list[Note]:
+def missing(measured: Sequence[RankConnection], n_ranks: int) -> list[Note]:
     """What the report must say where not all ranks of the job were measured.
 
     The script's process group may be larger than what was started here.
@@ -170,8 +170,8 @@ def missing(measured: Sequence[Member], n_ranks: int) -> list[Note]:
     return [Note(kind="ranks-missing", text=text)]
 
 
-def _pace_s(members: Sequence[Member]) -> float:
+def _pace_s(connections: Sequence[RankConnection]) -> float:
     """Seconds a step of the loop as it was first observed."""
-    observed = next((m.observed for m in members if m.observed is not None), None)
+    observed = next((m.observed for m in connections if m.observed is not None), None)
     steps = observed.step_ns if observed is not None else ()
     return max(1e-4, sum(steps) / len(steps) / 1e9) if steps else 1.0

@@ -19,16 +19,21 @@ import msgspec
 
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.endings import nothing_measured, raise_if_broken
-from loaderdoctor.instrument.command.launch_config import handover_for
-from loaderdoctor.instrument.command.listener import Doorway
+from loaderdoctor.instrument.command.launch_config import launch_config_for
+from loaderdoctor.instrument.command.listener import ConnectionListener
 from loaderdoctor.instrument.command.measuring_process import POLITE_S, MeasuringProcess
-from loaderdoctor.instrument.command.rank_connection import Member, beginning, meeting, missing
-from loaderdoctor.instrument.command.script_run import DRAIN_S, POLL_S, Bench, OnEvent, time_for
-from loaderdoctor.instrument.command.target import BenchOptions, Target
+from loaderdoctor.instrument.command.rank_connection import (
+    RankConnection,
+    beginning,
+    missing,
+    rendezvous,
+)
+from loaderdoctor.instrument.command.script_run import DRAIN_S, POLL_S, OnEvent, ScriptRun, time_for
+from loaderdoctor.instrument.command.target import LaunchOptions, Target
 from loaderdoctor.instrument.system.signals import Signals
-from loaderdoctor.instrument.wire.channel import Handover
+from loaderdoctor.instrument.wire.channel import LaunchConfig
 from loaderdoctor.instrument.wire.protocol import (
-    MEETING,
+    RENDEZVOUS,
     SCRIPT_ENDED,
     Begin,
     Ended,
@@ -45,29 +50,29 @@ CONNECT_S = 180.0  # the launcher imports torch, and may wait for other machines
 # Ranks in step become warm within some steps of each other. One that is silent this much longer
 # than the first trains without a loader, or not under this command.
 MISSING_S = 20.0
-MEETING_ATTEMPTS = 5
+RENDEZVOUS_ATTEMPTS = 5
 SPAWNER_S = 1.0  # a process that only waits for others answers at once
 
 # Starts what will connect, given what to hand over and where stdout goes.
-Start = Callable[[Handover, int | None], MeasuringProcess]
+Start = Callable[[LaunchConfig, int | None], MeasuringProcess]
 
 
 @dataclass(slots=True, eq=False)
-class GroupBench:
+class RankGroup:
     """One measured run of a job; a context manager that leaves no process of its own behind."""
 
     target: Target
     run_dir: Path
     start: Start
-    options: BenchOptions = field(default_factory=BenchOptions)
+    options: LaunchOptions = field(default_factory=LaunchOptions)
     host: str | None = None  # listen there for ranks on other machines; None: this machine only
     observed: Observed | None = None
     ended: Ended | None = None
     notes: list[Note] = field(default_factory=list)
-    members: list[Member] = field(default_factory=list)
+    connections: list[RankConnection] = field(default_factory=list)
     # Where the script starts the ranks: the process that does, to be told of the stop.
-    spawners: list[Member] = field(default_factory=list)
-    _doorway: Doorway | None = None
+    spawners: list[RankConnection] = field(default_factory=list)
+    _listener: ConnectionListener | None = None
     _process: MeasuringProcess | None = None
     _stopped: bool = False
     _silent_since_s: float | None = None
@@ -75,21 +80,21 @@ class GroupBench:
     _signals: Signals = field(default_factory=Signals)
 
     @staticmethod
-    def of_spawned(bench: Bench) -> GroupBench:
+    def of_spawned(script_run: ScriptRun) -> RankGroup:
         """Go on with a script that turned out to start its ranks; `bench` lets go of it."""
-        process, doorway, callers = bench.give_up()
-        return GroupBench(
-            bench.target,
-            bench.run_dir,
-            lambda handover, stdout: process,
-            bench.options,
-            notes=bench.notes,
-            members=[one for one in callers if one.hello is not None],
+        process, listener, callers = script_run.give_up()
+        return RankGroup(
+            script_run.target,
+            script_run.run_dir,
+            lambda launch_config, stdout: process,
+            script_run.options,
+            notes=script_run.notes,
+            connections=[one for one in callers if one.hello is not None],
             spawners=[one for one in callers if one.hello is None],
-            _doorway=doorway,
+            _listener=listener,
         )
 
-    def __enter__(self) -> GroupBench:
+    def __enter__(self) -> RankGroup:
         """Start the job. Raises UsageError or RunError."""
         self.target.check()
         self._signals.catch()
@@ -112,9 +117,9 @@ class GroupBench:
     # ------------------------------------------------------------ use
 
     @property
-    def measured(self) -> list[Member]:
+    def measured(self) -> list[RankConnection]:
         """Ranks that were observed, in order of rank."""
-        return sorted((m for m in self.members if m.observed is not None), key=lambda m: m.rank)
+        return sorted((m for m in self.connections if m.observed is not None), key=lambda m: m.rank)
 
     def wait_observed(
         self, timeout_s: float | None = None, on_event: OnEvent | None = None
@@ -177,7 +182,7 @@ class GroupBench:
             self._send(Stop(to_end=True))
         else:
             self._stop_ranks()
-            self._wait(lambda: all(m.over for m in self.members), POLITE_S)
+            self._wait(lambda: all(m.over for m in self.connections), POLITE_S)
             self._end_process(POLITE_S)
         while self.ended is None or (self._process is not None and not self._process.wait(0.0)):
             self._pump(POLL_S)
@@ -186,13 +191,13 @@ class GroupBench:
 
     def _measure(self, request: WindowRequest, timeout_s: float) -> WindowDone | None:
         ranks = [m for m in self.measured if not m.over]
-        for member in ranks:
-            member.send(Measure(requests=(_for_rank(request, member),)))
+        for connection in ranks:
+            connection.send(Measure(requests=(_for_rank(request, connection),)))
         self._await(lambda: all(m.answered(request.id) for m in ranks), request.id, timeout_s)
         begin = Begin(id=request.id, at_step=beginning(ranks))
-        for member in ranks:
-            if request.id in member.ready:
-                member.send(begin)
+        for connection in ranks:
+            if request.id in connection.ready:
+                connection.send(begin)
         self._await(lambda: all(m.finished(request.id) for m in ranks), request.id, timeout_s)
         done = [(m.rank, m.done[request.id]) for m in ranks if request.id in m.done]
         if not done:
@@ -228,8 +233,8 @@ class GroupBench:
             for one in self.spawners:
                 one.send(message)
             self._wait(lambda: all(x.stands_by() for x in self.spawners), SPAWNER_S)
-        for member in self.members:
-            member.send(message)
+        for connection in self.connections:
+            connection.send(message)
 
     def _stop_ranks(self) -> None:
         """Stop all ranks at one step. A job that has failed by itself says so, and goes alone."""
@@ -246,35 +251,35 @@ class GroupBench:
         A rank may be past the step named before it hears of it, or held by one that waits there
         already: then another step is named. Gives up where a loop is silent for long (validation).
         """
-        for attempt in range(MEETING_ATTEMPTS):
+        for attempt in range(RENDEZVOUS_ATTEMPTS):
             while self._take_all():
                 pass
             alive = [m for m in self.measured if not m.over]
-            for member in alive:
-                member.ready.discard(MEETING)
-            at_step, patience_s = meeting(alive, attempt)
+            for connection in alive:
+                connection.ready.discard(RENDEZVOUS)
+            at_step, patience_s = rendezvous(alive, attempt)
             self._send(Stop(at_step=at_step))
-            self._wait(lambda a=alive: all(m.answered(MEETING) for m in a), patience_s)  # type: ignore[misc]
-            if all(m.over or (MEETING in m.ready and m.n_steps == at_step) for m in alive):
+            self._wait(lambda a=alive: all(m.answered(RENDEZVOUS) for m in a), patience_s)  # type: ignore[misc]
+            if all(m.over or (RENDEZVOUS in m.ready and m.n_steps == at_step) for m in alive):
                 return
 
     # ------------------------------------------------------------ messages
 
     def _n_ranks(self) -> int:
-        return max((m.hello.n_ranks for m in self.members if m.hello is not None), default=1)
+        return max((m.hello.n_ranks for m in self.connections if m.hello is not None), default=1)
 
     def _pump(self, timeout_s: float) -> None:
         """Let callers in, take what was said, and notice endings."""
-        assert self._doorway is not None
-        connections = [m.connection for m in self.members if not m.lost]
-        if len(self.members) < self._n_ranks() or not self.members:
-            caller = self._doorway.wait(0.0 if connections else timeout_s)
+        assert self._listener is not None
+        connections = [m.connection for m in self.connections if not m.lost]
+        if len(self.connections) < self._n_ranks() or not self.connections:
+            caller = self._listener.wait(0.0 if connections else timeout_s)
             if caller is not None:
-                self.members.append(Member(caller))
+                self.connections.append(RankConnection(caller))
                 return
         if connections:
             wait(connections, timeout_s)
-        elif self.members:
+        elif self.connections:
             time.sleep(timeout_s)
         self._take_all()
         self._look_for_end()
@@ -282,19 +287,19 @@ class GroupBench:
     def _take_all(self) -> bool:
         """Take one message of each rank; whether there was any."""
         took = False
-        for member in self.members:
-            message = member.take()
+        for connection in self.connections:
+            message = connection.take()
             if message is not None:
                 took = True
-                self._receive(member, message)
+                self._receive(connection, message)
         return took
 
-    def _receive(self, member: Member, message: FromRun) -> None:
+    def _receive(self, connection: RankConnection, message: FromRun) -> None:
         if isinstance(message, Note):
             known = {(n.kind, n.text.partition(": ")[2]) for n in self.notes}
             if (message.kind, message.text) not in known:
                 self.notes.append(
-                    Note(kind=message.kind, text=f"rank {member.rank}: {message.text}")
+                    Note(kind=message.kind, text=f"rank {connection.rank}: {message.text}")
                 )
         if self._on_event is not None:
             self._on_event(message)
@@ -303,39 +308,41 @@ class GroupBench:
         """The job is over where a rank failed, all ranks have ended, or its process is gone."""
         if self.ended is not None:
             return
-        ended = [m.ended for m in self.members if m.ended is not None]
+        ended = [m.ended for m in self.connections if m.ended is not None]
         bad = [e for e in ended if e.how in ("script-failed", "interrupted")]
         if bad and not self._stopped:
             self.ended = bad[0]
-        elif self.members and all(m.over for m in self.members) and ended:
+        elif self.connections and all(m.over for m in self.connections) and ended:
             self.ended = ended[0]
         if self.ended is not None or self._process is None:
             return
-        silent = any(m.lost and m.ended is None for m in self.members)
+        silent = any(m.lost and m.ended is None for m in self.connections)
         if not silent and self._process.exit_code is None:
             return
         # A rank left without a word (os._exit in the script, or a signal); its peers follow or
         # wait for it in vain.
         now = time.monotonic()
         self._silent_since_s = self._silent_since_s or now
-        if all(m.over for m in self.members) or now > self._silent_since_s + DRAIN_S:
+        if all(m.over for m in self.connections) or now > self._silent_since_s + DRAIN_S:
             code = self._process.exit_code
             self.ended = Ended(
                 how="script-failed" if code != 0 else "script-ended",
                 exit_code=1 if code is None else code,
-                n_steps=max((m.n_steps for m in self.members), default=0),
+                n_steps=max((m.n_steps for m in self.connections), default=0),
             )
 
     # ------------------------------------------------------------ start and end
 
     def _start(self) -> None:
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        self._doorway = self._doorway or Doorway(self.host)
-        handover = handover_for(self.target, self.options, self._doorway, self.run_dir, group=True)
+        self._listener = self._listener or ConnectionListener(self.host)
+        launch_config = launch_config_for(
+            self.target, self.options, self._listener, self.run_dir, group=True
+        )
         with self.options.open_stdout() as stdout:
-            self._process = self.start(handover, stdout)
+            self._process = self.start(launch_config, stdout)
         end = time.monotonic() + CONNECT_S
-        while not self.members:
+        while not self.connections:
             gone = self._process.exit_code is not None
             if gone or time.monotonic() > end:
                 raise RunError(
@@ -357,7 +364,7 @@ class GroupBench:
             self.ended = Ended(
                 how="stopped" if self._stopped else "interrupted",
                 exit_code=code if code is not None else 1,
-                n_steps=max((m.n_steps for m in self.members), default=0),
+                n_steps=max((m.n_steps for m in self.connections), default=0),
             )
 
     def _close(self) -> None:
@@ -370,16 +377,16 @@ class GroupBench:
                 # Where the job has ended by itself its launcher is on its way out.
                 self._end_process(POLITE_S if self.ended is not None else polite_s)
         finally:
-            for member in (*self.members, *self.spawners):
-                member.connection.close()
-            if self._doorway is not None:
-                self._doorway.close()
+            for connection in (*self.connections, *self.spawners):
+                connection.connection.close()
+            if self._listener is not None:
+                self._listener.close()
             self._signals.release()
 
 
-def _for_rank(request: WindowRequest, member: Member) -> WindowRequest:
+def _for_rank(request: WindowRequest, connection: RankConnection) -> WindowRequest:
     """A trace goes below the rank's own folder."""
-    if request.trace_path is None or member.hello is None:
+    if request.trace_path is None or connection.hello is None:
         return request
-    path = Path(member.hello.run_dir) / Path(request.trace_path).name
+    path = Path(connection.hello.run_dir) / Path(request.trace_path).name
     return msgspec.structs.replace(request, trace_path=str(path))

@@ -17,7 +17,7 @@ import msgspec
 
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.instrument.command.measuring_process import bootstrap
-from loaderdoctor.instrument.wire.channel import Handover
+from loaderdoctor.instrument.wire.channel import LaunchConfig
 
 TIMEOUT_S = 300.0  # ranks of other machines may start later
 
@@ -33,14 +33,14 @@ def check_launcher() -> None:
     )
 
 
-def publish(handover: Handover) -> None:
+def publish(launch_config: LaunchConfig) -> None:
     """Tell the other ranks' commands. Raises RunError."""
-    _ask("set", msgspec.json.encode(handover))
+    _ask("set", msgspec.json.encode(launch_config))
 
 
-def fetch() -> Handover:
+def fetch() -> LaunchConfig:
     """What rank 0's command published; waits for it. Raises RunError."""
-    return msgspec.json.decode(_ask("get", b""), type=Handover)
+    return msgspec.json.decode(_ask("get", b""), type=LaunchConfig)
 
 
 def same_machine() -> bool:

@@ -25,18 +25,18 @@ from loaderdoctor.instrument.command.endings import (
     raise_if_broken,
     without_loader,
 )
-from loaderdoctor.instrument.command.launch_config import environment_with, handover_for
-from loaderdoctor.instrument.command.listener import Doorway
+from loaderdoctor.instrument.command.launch_config import environment_with, launch_config_for
+from loaderdoctor.instrument.command.listener import ConnectionListener
 from loaderdoctor.instrument.command.measuring_process import POLITE_S, MeasuringProcess
-from loaderdoctor.instrument.command.rank_connection import Member
-from loaderdoctor.instrument.command.target import BenchOptions, Target
+from loaderdoctor.instrument.command.rank_connection import RankConnection
+from loaderdoctor.instrument.command.target import LaunchOptions, Target
 from loaderdoctor.instrument.system.signals import Signals
 from loaderdoctor.instrument.wire.protocol import (
     SCRIPT_ENDED,
     Ended,
     FromRun,
-    Loaderless,
     Measure,
+    NoDataLoader,
     Note,
     Observed,
     Progress,
@@ -45,7 +45,7 @@ from loaderdoctor.instrument.wire.protocol import (
     WindowRequest,
 )
 
-__all__ = ["Bench", "BenchLike", "BenchOptions", "RanksSpawnedError", "Target"]
+__all__ = ["LaunchOptions", "RanksSpawnedError", "ScriptRun", "ScriptRunLike", "Target"]
 
 CONNECT_S = 60.0  # the interpreter and our own imports; torch is not among them
 POLL_S = 0.1
@@ -62,15 +62,15 @@ class RanksSpawnedError(RunError):
     """The script's own processes train: see `group_bench.GroupBench.of_spawned`."""
 
 
-class LoaderlessError(RunError):
+class NoDataLoaderError(RunError):
     """The script trains without a DataLoader; `seen` is what there is to say of its loop."""
 
-    def __init__(self, text: str, seen: Loaderless) -> None:
+    def __init__(self, text: str, seen: NoDataLoader) -> None:
         super().__init__(text)
         self.seen = seen
 
 
-class BenchLike(Protocol):
+class ScriptRunLike(Protocol):
     """What driving commands need of a bench; tests put a simulator here."""
 
     @property
@@ -98,28 +98,30 @@ class BenchLike(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Bench:
+class ScriptRun:
     """One measured run of the user's script; a context manager that leaves no process behind."""
 
     target: Target
     run_dir: Path
-    options: BenchOptions = field(default_factory=BenchOptions)
+    options: LaunchOptions = field(default_factory=LaunchOptions)
     observed: Observed | None = None
     ended: Ended | None = None
     notes: list[Note] = field(default_factory=list)
-    loaderless: Loaderless | None = None
+    no_dataloader: NoDataLoader | None = None
     n_steps: int = 0
     _process: MeasuringProcess | None = None
     _connection: Connection | None = None
-    _doorway: Doorway | None = None  # open until the loop is warm: for ranks the script starts
-    _callers: list[Member] = field(default_factory=list)  # those, and who starts them
+    _listener: ConnectionListener | None = (
+        None  # open until the loop is warm: for ranks the script starts
+    )
+    _callers: list[RankConnection] = field(default_factory=list)  # those, and who starts them
     _lost: bool = False
     _stopped: bool = False
     _on_event: OnEvent | None = None
     _done: dict[int, WindowDone] = field(default_factory=dict)
     _signals: Signals = field(default_factory=Signals)
 
-    def __enter__(self) -> Bench:
+    def __enter__(self) -> ScriptRun:
         """Start the script. Raises UsageError or RunError."""
         self.target.check()
         self._signals.catch()
@@ -155,9 +157,9 @@ class Bench:
             if self.ended is not None:
                 raise nothing_measured(self.ended, self.target.label)
             raise_if_broken(self.notes, self.target.label)
-            if self.loaderless is not None:
-                text = without_loader(self.loaderless, self.target.label)
-                raise LoaderlessError(text, self.loaderless)
+            if self.no_dataloader is not None:
+                text = without_loader(self.no_dataloader, self.target.label)
+                raise NoDataLoaderError(text, self.no_dataloader)
             if end is not None and time.monotonic() > end:
                 raise RunError(
                     f"{self.target.label}: no training step seen within {timeout_s:g} s. "
@@ -169,18 +171,18 @@ class Bench:
                     "only `loaderdoctor diagnose` measures those."
                 )
             self._pump(POLL_S)
-        self._close_doorway()
+        self._close_listener()
         return self.observed
 
-    def give_up(self) -> tuple[MeasuringProcess, Doorway, list[Member]]:
+    def give_up(self) -> tuple[MeasuringProcess, ConnectionListener, list[RankConnection]]:
         """The process, the open doorway and who has called, for whoever goes on with them."""
-        process, doorway, callers = self._process, self._doorway, self._callers
+        process, listener, callers = self._process, self._listener, self._callers
         assert process is not None
-        assert doorway is not None
+        assert listener is not None
         self._send(Stop(to_end=True))  # its own loop, if it ever has one, is not to be paused
-        self._process, self._doorway, self._callers = None, None, []
+        self._process, self._listener, self._callers = None, None, []
         self._signals.release()
-        return process, doorway, callers
+        return process, listener, callers
 
     def measure(
         self,
@@ -290,8 +292,8 @@ class Bench:
             self._done[message.id] = message
         elif isinstance(message, Note):
             self.notes.append(message)
-        elif isinstance(message, Loaderless):
-            self.loaderless = message
+        elif isinstance(message, NoDataLoader):
+            self.no_dataloader = message
         elif isinstance(message, Progress):
             self.n_steps = max(self.n_steps, message.n_steps)
         elif isinstance(message, Ended):
@@ -307,16 +309,16 @@ class Bench:
 
     def _start(self) -> None:
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        doorway = self._doorway = Doorway()
-        handover = handover_for(self.target, self.options, doorway, self.run_dir)
+        listener = self._listener = ConnectionListener()
+        launch_config = launch_config_for(self.target, self.options, listener, self.run_dir)
         with self.options.open_stdout() as stdout:
             self._process = MeasuringProcess(
                 python=self.options.python,
-                environment=environment_with(handover),
+                environment=environment_with(launch_config),
                 stdout=stdout,
             )
         end = time.monotonic() + CONNECT_S
-        while (connection := doorway.wait()) is None:
+        while (connection := listener.wait()) is None:
             gone = self._process.exit_code is not None
             if gone or time.monotonic() > end:
                 raise RunError(
@@ -353,22 +355,22 @@ class Bench:
         finally:
             if self._connection is not None:
                 self._connection.close()
-            self._close_doorway()
+            self._close_listener()
             self._signals.release()
 
-    def _close_doorway(self) -> None:
-        doorway, self._doorway = self._doorway, None
-        if doorway is not None:
-            doorway.close()
+    def _close_listener(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
         while self._callers:
             self._callers.pop().connection.close()  # they run on unwatched
 
     def _rank_called(self) -> bool:
         """Whether a process that the script started trains as one rank of several."""
-        if self._doorway is None:
+        if self._listener is None:
             return False
-        while (caller := self._doorway.wait(0.0)) is not None:
-            self._callers.append(Member(caller))
+        while (caller := self._listener.wait(0.0)) is not None:
+            self._callers.append(RankConnection(caller))
         for one in self._callers:
             one.take()
         return any(one.hello is not None for one in self._callers)

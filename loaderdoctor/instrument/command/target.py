@@ -37,7 +37,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
+class LaunchOptions:
     """How to run it."""
 
     # Where the script's stdout goes: "stderr" while ours holds the JSON, a file while a live

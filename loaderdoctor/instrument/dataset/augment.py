@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset.dataset_tree import replaced
 from loaderdoctor.instrument.dataset.samples import kind_of, shapes_in, some_samples
-from loaderdoctor.instrument.withheld import Withheld
 from loaderdoctor.instrument.workers.transform_probe import find_composes
 
 # Conversions: without them a sample is another thing. By class name, since torchvision's first
@@ -47,12 +47,12 @@ def without_augmentation(dataset: Any, augment: str) -> Any:
     """
     composes = find_composes(dataset)
     if not composes:
-        raise Withheld("no Compose was found in the attributes of the dataset")
+        raise TrialRefused("no Compose was found in the attributes of the dataset")
     wanted = augmentations(dataset) if augment == "off" else (augment.removeprefix("no-"),)
     known = {transform_name(t) for c in composes for t in vars(c)["transforms"]}
     if not set(wanted) & known:
         there = ", ".join(sorted(known))
-        raise Withheld(f"no {wanted[0] if wanted else 'augmentation'} among {there}")
+        raise TrialRefused(f"no {wanted[0] if wanted else 'augmentation'} among {there}")
     kinds = [kind_of(sample) for sample in some_samples(dataset)]
     left_out: dict[int, Any] = {}  # id of a transform -> None, or what stands in for it
     problem = ""
@@ -71,7 +71,7 @@ def without_augmentation(dataset: Any, augment: str) -> Any:
                 break
             problem = problem or f"samples become {shapes_in(found[0]) or 'another kind of thing'}"
     if not left_out:
-        raise Withheld(f"{', '.join(wanted)} can't be left out: {problem}")
+        raise TrialRefused(f"{', '.join(wanted)} can't be left out: {problem}")
     return _changed(dataset, composes, left_out)
 
 

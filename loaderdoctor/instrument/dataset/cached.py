@@ -12,9 +12,9 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset.repeatable import varying_sample
 from loaderdoctor.instrument.system.memory import available_bytes
-from loaderdoctor.instrument.withheld import Withheld
 
 # Of the free memory; workers that touch what they inherit by fork copy the pages they touch.
 MAX_SHARE_OF_FREE_MEMORY = 0.40
@@ -44,7 +44,9 @@ class CachedDataset(Dataset[Any]):
         batched: bool = False,
     ) -> None:
         if isinstance(dataset, IterableDataset):
-            raise Withheld("the dataset is an iterable one: its samples have no numbers to keep")
+            raise TrialRefused(
+                "the dataset is an iterable one: its samples have no numbers to keep"
+            )
         self._copies = copies
         # As torch's fetcher asks: one that is None is none.
         several = getattr(dataset, "__getitems__", None) if batched else None
@@ -82,7 +84,7 @@ class CachedDataset(Dataset[Any]):
             probed = i + 1 >= N_PROBED and passed > MIN_PROBED_S
             enough = limit_s is not None and passed > limit_s and i + 1 >= N_PROBED
             if self.n_bytes > room or ((probed or enough) and self.n_bytes > room * share):
-                raise Withheld(
+                raise TrialRefused(
                     f"the samples take about {int(self.n_bytes / share)} bytes and {room} may be "
                     "used"
                 )
@@ -91,7 +93,7 @@ class CachedDataset(Dataset[Any]):
             if limit_s is None and (
                 passed > FILL_LIMIT_S or (probed and passed > FILL_LIMIT_S * share)
             ):
-                raise Withheld(
+                raise TrialRefused(
                     f"making all samples once would take about {passed / share:.0f} s, more than "
                     f"{FILL_LIMIT_S:.0f} s"
                 )
@@ -118,9 +120,11 @@ def _sample(dataset: Any, several: Callable[[list[int]], Any] | None, index: int
             return dataset[index]
         made = several([index])
     except (KeyError, TypeError) as error:
-        raise Withheld(f"samples are not numbered 0, 1, 2, …: {error!r}") from error
+        raise TrialRefused(f"samples are not numbered 0, 1, 2, …: {error!r}") from error
     if not isinstance(made, (list, tuple)) or len(made) != 1:
-        raise Withheld("the dataset's __getitems__ makes whole batches: there is no sample to keep")
+        raise TrialRefused(
+            "the dataset's __getitems__ makes whole batches: there is no sample to keep"
+        )
     return made[0]
 
 
@@ -128,9 +132,9 @@ def _refuse_random(dataset: Any, n: int) -> None:
     try:
         index = varying_sample(dataset, n)
     except (KeyError, TypeError) as error:
-        raise Withheld(f"samples are not numbered 0, 1, 2, …: {error!r}") from error
+        raise TrialRefused(f"samples are not numbered 0, 1, 2, …: {error!r}") from error
     if index is not None:
-        raise Withheld(
+        raise TrialRefused(
             f"sample {index} came out differently when it was made twice: kept in memory, its "
             "random augmentation would be the same in every epoch, which changes training"
         )

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset.dataset_tree import replaced
 from loaderdoctor.instrument.dataset.samples import some_samples
 from loaderdoctor.instrument.system import page_cache
-from loaderdoctor.instrument.withheld import Withheld
 
 # Folders with more files than this are not searched.
 MAX_FILES = 2_000_000
@@ -51,13 +51,13 @@ def dataset_files(dataset: Any) -> DatasetFiles:
         for folder in sorted(folders, key=lambda f: -len(f.parts)):
             if all(folder in path.parents for path in opened):
                 return DatasetFiles(folder, _walk(folder))
-        raise Withheld(
+        raise TrialRefused(
             f"samples are read from {min(opened)}, which no attribute of the dataset names"
         )
     for found in (files, *({*_walk(f)} for f in sorted(folders, key=lambda f: -len(f.parts)))):
         if found and _read_by(dataset, found):
             return _below(found, folders)
-    raise Withheld("no file is read while samples are made: the dataset is in memory")
+    raise TrialRefused("no file is read while samples are made: the dataset is in memory")
 
 
 def opens_of(dataset: Any) -> set[Path]:
@@ -119,7 +119,7 @@ def redirected(dataset: Any, found: DatasetFiles, target: Path) -> Any:
     old = {path for path in opens_of(changed) if path in known}
     if changed is dataset or old:
         what = min(old) if old else found.base
-        raise Withheld(f"the dataset can't be sent elsewhere: it still reads {what}")
+        raise TrialRefused(f"the dataset can't be sent elsewhere: it still reads {what}")
     return changed
 
 
@@ -176,7 +176,7 @@ def _walk(folder: Path) -> tuple[Path, ...]:
     for place, _, names in os.walk(folder):
         found += [Path(place, name) for name in names]
         if len(found) > MAX_FILES:
-            raise Withheld(f"{folder} holds more than {MAX_FILES:,} files")
+            raise TrialRefused(f"{folder} holds more than {MAX_FILES:,} files")
     return tuple(sorted(found))
 
 

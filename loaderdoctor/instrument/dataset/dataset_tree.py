@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from loaderdoctor.instrument.withheld import Withheld
+from loaderdoctor.errors import TrialRefused
 
 Replacement = Callable[[Any], Any]  # the value itself where it stays
 
@@ -53,7 +53,7 @@ class _Visit:
             return node
         self._n += 1
         if self._n > MAX_VALUES:
-            raise Withheld("the dataset leads to too many objects to be searched")
+            raise TrialRefused("the dataset leads to too many objects to be searched")
         if id(node) in self._made:
             return self._made[id(node)]
         new = self._replacement(node)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psutil
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset.dataset_files import DatasetFiles
 from loaderdoctor.instrument.system.memory import available_bytes
-from loaderdoctor.instrument.withheld import Withheld
 
 TMPFS = Path("/dev/shm")
 # Of what is free where the copy goes; workers put their batches into /dev/shm too.
@@ -50,7 +50,7 @@ class DiskCopy:
             self._copy(found)
         except OSError as error:
             self.remove()
-            raise Withheld(f"{place}: the dataset can't be copied there: {error}") from error
+            raise TrialRefused(f"{place}: the dataset can't be copied there: {error}") from error
         except BaseException:
             self.remove()
             raise
@@ -73,7 +73,7 @@ class DiskCopy:
             done += target.stat().st_size
             passed, share = time.monotonic() - began, done / max(1, total)
             if passed > COPY_LIMIT_S or (passed > MIN_PROBED_S and passed > COPY_LIMIT_S * share):
-                raise Withheld(
+                raise TrialRefused(
                     f"copying {total} bytes would take about {passed / max(share, 1e-9):.0f} s, "
                     f"more than {COPY_LIMIT_S:.0f} s"
                 )
@@ -84,7 +84,7 @@ def tmpfs_place() -> Path:
     """Where files in memory go. Raises Withheld where there is no tmpfs that can be written."""
     kinds = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
     if kinds.get(str(TMPFS)) != "tmpfs" or not os.access(TMPFS, os.W_OK):
-        raise Withheld(f"{TMPFS} is no tmpfs that can be written")
+        raise TrialRefused(f"{TMPFS} is no tmpfs that can be written")
     return TMPFS
 
 
@@ -92,9 +92,9 @@ def other_place(text: str) -> Path:
     """The folder a user named. Raises Withheld where there is none that can be written."""
     path = Path(text).expanduser()
     if not path.is_dir():
-        raise Withheld(f"storage={text}: no such folder")
+        raise TrialRefused(f"storage={text}: no such folder")
     if not os.access(path, os.W_OK):
-        raise Withheld(f"storage={text}: the folder can't be written")
+        raise TrialRefused(f"storage={text}: the folder can't be written")
     return path
 
 
@@ -104,7 +104,7 @@ def _check_room(n_bytes: int, place: Path) -> None:
         memory = available_bytes()
         free = free if memory is None else min(free, memory)
     if n_bytes > MAX_SHARE_OF_FREE * free:
-        raise Withheld(
+        raise TrialRefused(
             f"{place}: the dataset's files take {n_bytes} bytes, and half of the {free} free may "
             "be used"
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
-from loaderdoctor.instrument.withheld import Withheld
+from loaderdoctor.errors import TrialRefused
 
 
 class FirstSamples(Sampler[int]):
@@ -33,9 +33,9 @@ def first_part(loader: DataLoader[Any], portion: float) -> Sampler[int] | Any:
     """
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset):
-        raise Withheld("the dataset is an iterable one: its first part can't be told")
+        raise TrialRefused("the dataset is an iterable one: its first part can't be told")
     if loader.batch_sampler is not None and loader.batch_size is None:
-        raise Withheld("a batch_sampler of its own decides which samples make a batch")
+        raise TrialRefused("a batch_sampler of its own decides which samples make a batch")
     n = n_first(len(dataset), portion)
     sampler: Any = loader.sampler
     if type(sampler) is SequentialSampler:

@@ -29,7 +29,7 @@ MAX_ITEMS = 16
 MAX_NAMED = 3
 
 
-def random_draws(dataset: object) -> tuple[str, ...]:
+def randomness_of_dataset(dataset: object) -> tuple[str, ...]:
     """Functions of the dataset's code that draw at random: `Photos.augment`. A few at most."""
     found: dict[str, None] = {}
     for function in _functions(dataset, 0, set()):

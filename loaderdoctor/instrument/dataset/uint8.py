@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.batch_tree import rebuild, tensors
 from loaderdoctor.instrument.batches.replay_buffer import Source
-from loaderdoctor.instrument.batches.to_device import Mover
+from loaderdoctor.instrument.batches.to_device import ToDevice
 from loaderdoctor.instrument.dataset.augment import transform_name
 from loaderdoctor.instrument.dataset.dataset_tree import replaced
 from loaderdoctor.instrument.dataset.samples import some_samples
-from loaderdoctor.instrument.withheld import Withheld
 from loaderdoctor.instrument.workers.transform_probe import find_composes
 
 
@@ -64,11 +64,11 @@ class Normaliser:
         return rebuild(batch, floats), made
 
 
-class NormalisingMover(Mover):
+class NormalisingToDevice(ToDevice):
     """Moves a batch, then normalises it on the device."""
 
-    def __init__(self, mover: Mover, normalise: Normaliser) -> None:
-        self.__dict__.update(vars(mover))
+    def __init__(self, to_device: ToDevice, normalise: Normaliser) -> None:
+        self.__dict__.update(vars(to_device))
         self._normalise = normalise
 
     def moves(self, path: str, tensor: Tensor) -> bool:
@@ -87,9 +87,11 @@ class NormalisingMover(Mover):
 class NormalisedSource:
     """Batches of `inner`, made floats as they are handed to the loop: moved first, if at all."""
 
-    def __init__(self, inner: Source, normalise: Normaliser, mover: Mover | None) -> None:
+    def __init__(self, inner: Source, normalise: Normaliser, to_device: ToDevice | None) -> None:
         self.inner = inner
-        self._finish = normalise if mover is None else NormalisingMover(mover, normalise).move
+        self._finish = (
+            normalise if to_device is None else NormalisingToDevice(to_device, normalise).move
+        )
 
     @property
     def startup_ns(self) -> int | None:
@@ -125,22 +127,24 @@ def as_bytes(dataset: Any, collate: Any) -> tuple[Any, Normaliser]:
         made[id(compose)] = new
         norms.add(norm)
     if not made:
-        raise Withheld("no Compose of the dataset ends in ToTensor, or ToTensor and Normalize")
+        raise TrialRefused("no Compose of the dataset ends in ToTensor, or ToTensor and Normalize")
     if len(norms) > 1:
-        raise Withheld("the dataset normalises its inputs in different ways")
+        raise TrialRefused("the dataset normalises its inputs in different ways")
     changed = replaced(dataset, lambda value: made.get(id(value), value))
     try:
         before = dict(tensors(collate(some_samples(dataset)[:1])))
         after = dict(tensors(collate(some_samples(changed)[:1])))
     except Exception as error:  # the dataset's own code, on what it was not written for
-        raise Withheld(f"its samples can't be bytes: {type(error).__name__}: {error}") from error
+        raise TrialRefused(
+            f"its samples can't be bytes: {type(error).__name__}: {error}"
+        ) from error
     paths = {
         path
         for path, tensor in after.items()
         if tensor.dtype == torch.uint8 and path in before and before[path].is_floating_point()
     }
     if not paths or any(before[p].shape != after[p].shape for p in paths):
-        raise Withheld("no input of the batch becomes bytes without ToTensor")
+        raise TrialRefused("no input of the batch becomes bytes without ToTensor")
     (norm,) = norms
     return changed, Normaliser(frozenset(paths), *(norm or (None, None)))
 

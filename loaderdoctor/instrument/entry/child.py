@@ -24,7 +24,7 @@ from loaderdoctor.instrument.entry.main_script import (
 from loaderdoctor.instrument.entry.spawned import Spawner
 from loaderdoctor.instrument.session import ranks
 from loaderdoctor.instrument.session.hooks import Hooks
-from loaderdoctor.instrument.session.no_dataloader import LoaderlessWatch
+from loaderdoctor.instrument.session.no_dataloader import NoDataLoaderWatch
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.session.stopping import StopTraining, exit_now
 from loaderdoctor.instrument.system.parentage import (
@@ -32,47 +32,47 @@ from loaderdoctor.instrument.system.parentage import (
     die_with_parent,
     outlive_terminal_reads,
 )
-from loaderdoctor.instrument.wire.channel import Channel, Handover, take_handover
+from loaderdoctor.instrument.wire.channel import Channel, LaunchConfig, take_launch_config
 
 
 def main() -> NoReturn:
     """Run the script and leave with its exit code."""
     parent = os.getppid()
-    handover = take_handover()
+    launch_config = take_launch_config()
     outlive_terminal_reads()
     die_with_parent(parent)
-    channel = Channel.open(handover)
-    run_dir = Path(handover.run_dir)
-    if handover.group:
-        hello = ranks.hello(handover)
+    channel = Channel.open(launch_config)
+    run_dir = Path(launch_config.run_dir)
+    if launch_config.group:
+        hello = ranks.hello(launch_config)
         run_dir = Path(hello.run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
         channel.send(hello)
     session = Session(
         channel,
         run_dir=run_dir,
-        records_workers=handover.record_workers,
-        group=handover.group,
+        records_workers=launch_config.record_workers,
+        group=launch_config.group,
     )
     Hooks(session).watch()
-    if not handover.group:
-        Spawner(handover).watch()
-        session.loaderless = LoaderlessWatch(session).stepped
+    if not launch_config.group:
+        Spawner(launch_config).watch()
+        session.no_dataloader = NoDataLoaderWatch(session).stepped
     os.register_at_fork(after_in_child=session.disable_in_fork)
-    sys.exit(_run(handover, session))
+    sys.exit(_run(launch_config, session))
 
 
-def _run(handover: Handover, session: Session) -> int:
+def _run(launch_config: LaunchConfig, session: Session) -> int:
     """The script's exit code. Ended is sent once nothing of the script can run any more."""
     how: Literal["script-ended", "script-failed", "interrupted"] = "script-ended"
     code = 0
     reason: str | None = None
     exit_value: object = None
     try:
-        if handover.kind == "script":
-            run_script(handover.target, handover.args)
+        if launch_config.kind == "script":
+            run_script(launch_config.target, launch_config.args)
         else:
-            run_module(handover.target, handover.args)
+            run_module(launch_config.target, launch_config.args)
     except StopTraining:
         if session.group:
             # A process group of the script's still has threads that talk to peers which leave at
@@ -82,7 +82,7 @@ def _run(handover: Handover, session: Session) -> int:
         return 0
     except CannotStartError as error:
         print(error, file=sys.stderr)
-        how, code = "script-failed", 2 if handover.kind == "script" else 1
+        how, code = "script-failed", 2 if launch_config.kind == "script" else 1
     except SystemExit as error:
         exit_value = error.code
         code = _exit_code(exit_value)

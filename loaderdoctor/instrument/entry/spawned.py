@@ -36,12 +36,12 @@ from loaderdoctor.instrument.wire.channel import (
     CHANNEL_VARIABLE,
     Channel,
     ConnectionLostError,
-    Handover,
+    LaunchConfig,
     ToChild,
-    encode_handover,
+    encode_launch_config,
 )
 from loaderdoctor.instrument.wire.protocol import (
-    MEETING,
+    RENDEZVOUS,
     Ended,
     FromRun,
     Hello,
@@ -63,8 +63,8 @@ _NOT_THE_SCRIPTS = ("torch.", "multiprocessing.", "concurrent.", "loaderdoctor."
 class Spawner:
     """In the process that starts the ranks: has each of them watched, and hears Stop."""
 
-    def __init__(self, handover: Handover) -> None:
-        self._handover = msgspec.structs.replace(handover, group=True)
+    def __init__(self, launch_config: LaunchConfig) -> None:
+        self._launch_config = msgspec.structs.replace(launch_config, group=True)
         self._link: Channel | None = None  # our own, beside the session's
         self._stopping = False
         self._pid = os.getpid()
@@ -85,7 +85,7 @@ class Spawner:
             fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **options: Any
         ) -> Any:
             if self._listens():
-                fn = SpawnedRank(fn, self._handover, nprocs)
+                fn = SpawnedRank(fn, self._launch_config, nprocs)
             return original(fn, args, nprocs, *more, **options)
 
         module.start_processes = start_processes  # type: ignore[attr-defined]
@@ -100,7 +100,7 @@ class Spawner:
             module = getattr(target, "__module__", None) or ""
             foreign = not module.startswith(_NOT_THE_SCRIPTS)
             if target is not None and foreign and self._listens():
-                process._target = RankProcess(target, self._handover)
+                process._target = RankProcess(target, self._launch_config)
             start(process)
 
         process: Any = BaseProcess
@@ -116,9 +116,9 @@ class Spawner:
             env = os.environ if env is None else env
             script = None if options.get("shell") else _script_in(args)
             if script is not None and place(env) is not None and self._listens():
-                handover = script.handover(self._handover)
+                launch_config = script.launch_config(self._launch_config)
                 args = script.command
-                options["env"] = {**env, CHANNEL_VARIABLE: encode_handover(handover)}
+                options["env"] = {**env, CHANNEL_VARIABLE: encode_launch_config(launch_config)}
             init(process, args, *more, **options)
 
         popen.__init__ = __init__
@@ -145,7 +145,7 @@ class Spawner:
             return False  # a forked child: of ours, or a worker
         if self._link is None:
             try:
-                self._link = Channel.open(self._handover)
+                self._link = Channel.open(self._launch_config)
             except (OSError, EOFError):
                 return False  # the command is measuring this very process
             self._link.send(Spawned())
@@ -162,7 +162,7 @@ class Spawner:
                 return
             if isinstance(message, Stop):
                 self._stopping = True
-                link.send(Ready(id=MEETING, n_steps=0))
+                link.send(Ready(id=RENDEZVOUS, n_steps=0))
                 exit_after_grace()
                 return
 
@@ -170,30 +170,30 @@ class Spawner:
 class SpawnedRank:
     """What `spawn` runs in each process in place of the script's function; travels as a pickle."""
 
-    def __init__(self, fn: Callable[..., Any], handover: Handover, n_ranks: int) -> None:
+    def __init__(self, fn: Callable[..., Any], launch_config: LaunchConfig, n_ranks: int) -> None:
         self._fn, self._n_ranks = fn, n_ranks
-        self._handover = msgspec.json.encode(handover)
+        self._launch_config = msgspec.json.encode(launch_config)
         self._parent = os.getpid()
 
     def __call__(self, rank: int, *args: Any) -> Any:
         """Run the script's function as this rank, watched."""
-        handover = msgspec.json.decode(self._handover, type=Handover)
-        link = RankLink(handover, f"rank{rank}", (rank, self._n_ranks))
+        launch_config = msgspec.json.decode(self._launch_config, type=LaunchConfig)
+        link = RankLink(launch_config, f"rank{rank}", (rank, self._n_ranks))
         return _watched(link, self._parent, self._fn, rank, *args)
 
 
 class RankProcess:
     """The target of a `multiprocessing.Process`, which may turn out to be a rank."""
 
-    def __init__(self, target: Callable[..., Any], handover: Handover) -> None:
+    def __init__(self, target: Callable[..., Any], launch_config: LaunchConfig) -> None:
         self._target = target
-        self._handover = msgspec.json.encode(handover)
+        self._launch_config = msgspec.json.encode(launch_config)
         self._parent = os.getpid()
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Run the target, watched."""
-        handover = msgspec.json.decode(self._handover, type=Handover)
-        link = RankLink(handover, f"process{os.getpid()}", None)
+        launch_config = msgspec.json.decode(self._launch_config, type=LaunchConfig)
+        link = RankLink(launch_config, f"process{os.getpid()}", None)
         return _watched(link, self._parent, self._target, *args, **options)
 
 
@@ -204,7 +204,7 @@ def _watched(
     if Hooks.active is not None:
         Hooks.active.remove()  # forked: the parent's, which do nothing here but would wrap ours
     session = Session(
-        link, run_dir=link.run_dir, records_workers=link.handover.record_workers, group=True
+        link, run_dir=link.run_dir, records_workers=link.launch_config.record_workers, group=True
     )
     Hooks(session).watch()
     os.register_at_fork(after_in_child=session.disable_in_fork)
@@ -234,10 +234,12 @@ class RankLink:
 
     n_above = 2  # the script, and the command that started it
 
-    def __init__(self, handover: Handover, folder: str, spawned_as: tuple[int, int] | None) -> None:
-        self.handover = handover
+    def __init__(
+        self, launch_config: LaunchConfig, folder: str, spawned_as: tuple[int, int] | None
+    ) -> None:
+        self.launch_config = launch_config
         self.lost = False
-        self.run_dir = Path(handover.run_dir) / folder
+        self.run_dir = Path(launch_config.run_dir) / folder
         self._spawned_as = spawned_as
         self._channel: Channel | None = None
         self._notes: list[Note] = []
@@ -277,7 +279,7 @@ class RankLink:
             self.lost = True
             return
         try:
-            channel = Channel.open(self.handover)
+            channel = Channel.open(self.launch_config)
         except (OSError, EOFError):
             self.lost = True
             return
@@ -314,10 +316,10 @@ class _Script:
         self._kind: Literal["script", "module"] = kind
         self._target, *self._args = rest
 
-    def handover(self, handover: Handover) -> Handover:
+    def launch_config(self, launch_config: LaunchConfig) -> LaunchConfig:
         """What its measuring process must know."""
         return msgspec.structs.replace(
-            handover, kind=self._kind, target=self._target, args=tuple(self._args)
+            launch_config, kind=self._kind, target=self._target, args=tuple(self._args)
         )
 
 

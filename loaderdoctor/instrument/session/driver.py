@@ -219,7 +219,7 @@ def _optimizer_rate(session: Session) -> float | None:
 def _check_safety(session: Session) -> None:
     """What speaks against changing each loader of the step; foreign code, so anything may fail."""
     from loaderdoctor.instrument.dataset.augment import augmentations
-    from loaderdoctor.instrument.dataset.randomness import random_draws
+    from loaderdoctor.instrument.dataset.randomness import randomness_of_dataset
     from loaderdoctor.instrument.dataset.safety import safety
     from loaderdoctor.instrument.dataset.stores import normalisation, stores
 
@@ -232,7 +232,7 @@ def _check_safety(session: Session) -> None:
             changes = {
                 "safety": safety(loader),
                 "augmentations": augmentations(loader.dataset),
-                "draws": random_draws(loader.dataset),
+                "randomness": randomness_of_dataset(loader.dataset),
                 "stores": stores(loader.dataset),
                 "normalisation": normalisation(loader.dataset),
             }

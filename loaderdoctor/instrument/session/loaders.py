@@ -21,7 +21,7 @@ from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, StartMethod
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from loaderdoctor.instrument.batches.replay_buffer import BatchRing, Source
+    from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer, Source
     from loaderdoctor.instrument.session.feed import Feed
 
 # Batches of each loader described during warm-up: enough to see whether shapes vary.
@@ -51,7 +51,7 @@ class LoaderState:
     n_source_epochs: int = 0
     pending_drop: int = 0  # real batches to throw away at the next real fetch
     pages: PageProbe = field(default_factory=PageProbe)  # uses up what is thrown away
-    ring: BatchRing | None = None
+    replay_buffer: ReplayBuffer | None = None
     recording: bool = False  # put real batches into `ring`
     n_iterators: int = 0
     n_fetches: int = 0

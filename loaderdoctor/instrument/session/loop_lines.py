@@ -24,7 +24,7 @@ from loaderdoctor.instrument.workers.worker_sampling import USER, Place, kind_of
 # So close together a look costs 50 to 80 µs of CPU: by that, 2 to 4 % of the window, which is
 # profiled and ranks nothing.
 INTERVAL_S: Final = 0.002
-MAX_LOOKS: Final = 20_000
+MAX_STACK_SAMPLES: Final = 20_000
 MAX_FRAMES: Final = 200
 KEY: Final = "loaderdoctorLooks"  # in the trace, beside `traceEvents`
 
@@ -34,7 +34,7 @@ class LoopLines:
 
     def __init__(self, thread: int) -> None:
         self._thread = thread  # threading.get_ident
-        self._looks: list[tuple[int, Place]] = []
+        self._stack_samples: list[tuple[int, Place]] = []
         self._stopping = threading.Event()
         self._own = threading.Thread(target=self._run, name="loaderdoctor-loop", daemon=True)
 
@@ -50,12 +50,12 @@ class LoopLines:
         self._stopping.set()
         self._own.join(timeout=1.0)
         ask_as_usual()
-        looks, self._looks = self._looks, []
-        places = list(dict.fromkeys(place for _, place in looks))
+        stack_samples, self._stack_samples = self._stack_samples, []
+        places = list(dict.fromkeys(place for _, place in stack_samples))
         numbers = {place: i for i, place in enumerate(places)}
         kept: list[tuple[int, int, int]] = []
         at = -1
-        for ns, place in looks:
+        for ns, place in stack_samples:
             while at + 1 < len(marks) and marks[at + 1][1] <= ns:
                 at += 1
             if at >= 0:
@@ -66,14 +66,14 @@ class LoopLines:
         )
 
     def _run(self) -> None:
-        while not self._stopping.is_set() and len(self._looks) < MAX_LOOKS:
+        while not self._stopping.is_set() and len(self._stack_samples) < MAX_STACK_SAMPLES:
             sys.setprofile(None)  # torch's Python tracer, which watches every thread: not this one
             ask_soon()
             time.sleep(INTERVAL_S)
             frame = sys._current_frames().get(self._thread)
             place = _deepest(frame)
             if place is not None:
-                self._looks.append((time.perf_counter_ns(), place))
+                self._stack_samples.append((time.perf_counter_ns(), place))
 
 
 def _deepest(frame: FrameType | None) -> Place | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from loaderdoctor.instrument.session.sources import SourceWithheldError
+from loaderdoctor.instrument.session.sources import SourceRefusedError
 from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def begin(device: Any, max_entries: int) -> None:
     import torch
 
     if device is None or device.type != "cuda":
-        raise SourceWithheldError("torch records the memory history of CUDA and ROCm devices only")
+        raise SourceRefusedError("torch records the memory history of CUDA and ROCm devices only")
     if torch._C._cuda_isHistoryEnabled():
-        raise SourceWithheldError(
+        raise SourceRefusedError(
             "the script records torch's memory history itself, and recording it again would drop "
             "what it has"
         )

@@ -18,7 +18,7 @@ from loaderdoctor.instrument.session.roles import optimizer_exists
 from loaderdoctor.instrument.system.call_sites import user_site
 from loaderdoctor.instrument.system.devices import device_of, training_device
 from loaderdoctor.instrument.wire.channel import ConnectionLostError
-from loaderdoctor.instrument.wire.protocol import Loaderless, Stop
+from loaderdoctor.instrument.wire.protocol import NoDataLoader, Stop
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +54,7 @@ class _Refused:
     too_large: bool = False
 
 
-class LoaderlessWatch:
+class NoDataLoaderWatch:
     """Told of each optimizer step until a loader is iterated; the first optimizer's are steps."""
 
     def __init__(self, session: Session) -> None:
@@ -129,7 +129,7 @@ class LoaderlessWatch:
             if self._has_loader():
                 return
         session.send(
-            Loaderless(
+            NoDataLoader(
                 site=site,
                 n_steps=n_steps,
                 step_ms=step_ms,

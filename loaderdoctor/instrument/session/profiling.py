@@ -91,9 +91,9 @@ class WindowProfiler:
     def finish(self) -> None:
         """Stop and write the trace."""
         if self._lines is not None:
-            looks = self._lines.stop(self.clock_marks)
+            stack_samples = self._lines.stop(self.clock_marks)
             if self.recording:  # else torch has nothing to add it to
-                self._profile.add_metadata_json(KEY, looks)
+                self._profile.add_metadata_json(KEY, stack_samples)
         self._profile.stop()
 
     @property

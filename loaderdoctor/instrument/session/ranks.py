@@ -18,13 +18,13 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from loaderdoctor.instrument.wire.channel import ConnectionLostError, Handover, ToChild
-from loaderdoctor.instrument.wire.protocol import MEETING, Begin, Hello, Ready, Stop
+from loaderdoctor.instrument.wire.channel import ConnectionLostError, LaunchConfig, ToChild
+from loaderdoctor.instrument.wire.protocol import RENDEZVOUS, Begin, Hello, Ready, Stop
 
 if TYPE_CHECKING:
     from loaderdoctor.instrument.session.session import Session
 
-MEETING_NS = 60_000_000_000  # a rank that hears nothing for so long stops alone
+RENDEZVOUS_NS = 60_000_000_000  # a rank that hears nothing for so long stops alone
 HEARTBEAT_NS = 200_000_000  # the command must know where the ranks are to let them stop together
 
 
@@ -36,14 +36,14 @@ def place(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None
     return int(rank), int(n_ranks)
 
 
-def hello(handover: Handover) -> Hello:
+def hello(launch_config: LaunchConfig) -> Hello:
     """What this rank says first. Its folder is made here: on another machine in none shared."""
     rank, n_ranks = place() or (0, 1)
     return Hello(
         rank=rank,
         n_ranks=n_ranks,
         host=socket.gethostname(),
-        run_dir=str(rank_dir(Path(handover.run_dir), rank)),
+        run_dir=str(rank_dir(Path(launch_config.run_dir), rank)),
     )
 
 
@@ -108,7 +108,7 @@ def prepare_to_stop(session: Session, message: Stop) -> None:
         session.stop()
     elif session.n_steps > message.at_step:
         session.stop_at = None
-        session.send(Ready(id=MEETING, n_steps=session.n_steps))
+        session.send(Ready(id=RENDEZVOUS, n_steps=session.n_steps))
     elif session.n_steps == message.at_step:
         wait_to_stop(session)
     else:
@@ -123,8 +123,8 @@ def wait_to_stop(session: Session) -> None:
     StopTraining.
     """
     session.stop_at = None
-    session.send(Ready(id=MEETING, n_steps=session.n_steps))
-    end = perf_counter_ns() + MEETING_NS
+    session.send(Ready(id=RENDEZVOUS, n_steps=session.n_steps))
+    end = perf_counter_ns() + RENDEZVOUS_NS
     while perf_counter_ns() < end:
         try:
             message = session.channel.receive(0.1)

@@ -90,7 +90,7 @@ class Session:
         self.begin_thread_step: Callable[[], None] | None = None
         self.next_poll = 0
         self.count: Callable[[int], bool] | None = None  # counts a step in the driver's place
-        self.loaderless: Callable[[Any], None] | None = None  # told of work before any fetch
+        self.no_dataloader: Callable[[Any], None] | None = None  # told of work before any fetch
         self._driver: Driver | None = None
         self._replay = ReplayWatch()
         self._optimizer_device: torch.device | None = None
@@ -182,8 +182,8 @@ class Session:
             self.roles.fetched(loader, start)
         if self.watch_batch is not None:
             self.watch_batch(batch)
-        if loader.recording and loader.ring is not None:
-            loader.ring.record(batch)
+        if loader.recording and loader.replay_buffer is not None:
+            loader.replay_buffer.record(batch)
         elif loader.n_fetches <= N_DESCRIBED:
             self._describe(loader, batch)
         return batch
@@ -197,8 +197,8 @@ class Session:
             self.roles.worked(optimizer)
             if optimizer is not None and self._optimizer_device is None:
                 self._optimizer_device = device_of(optimizer)
-            if self.loaderless is not None:
-                self.loaderless(optimizer)
+            if self.no_dataloader is not None:
+                self.no_dataloader(optimizer)
             definition = self.definition = self._look_for_step(perf_counter_ns())
             if definition is None:
                 return

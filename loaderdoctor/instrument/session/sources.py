@@ -9,7 +9,7 @@ from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.instrument.session.feed import RAN_OUT
 from loaderdoctor.instrument.session.loaders import LoaderState
 from loaderdoctor.instrument.session.roles import Definition
-from loaderdoctor.instrument.trial.leak_check import Remains
+from loaderdoctor.instrument.trial.leak_check import LeakCheck
 from loaderdoctor.instrument.wire.protocol import TransferRecord, WindowRequest
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
@@ -36,7 +36,7 @@ class Sources:
         self._session = session
         self._definition = definition
         self._transfers = transfers
-        self._remains = Remains()
+        self._leak_check = LeakCheck()
 
     def targets(self, request: WindowRequest) -> list[LoaderState]:
         """The loaders a window replaces: all of the step, or the one it names."""
@@ -74,51 +74,54 @@ class Sources:
 
     def record(self, targets: list[LoaderState]) -> Generator[None, int, None]:
         """Record real batches of loaders that have no ring yet. Raises SourceError."""
-        from loaderdoctor.instrument.batches.replay_buffer import BatchRing
+        from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer
 
-        missing = [x for x in targets if x.ring is None]
+        missing = [x for x in targets if x.replay_buffer is None]
         if missing:
             yield from self.to_real(missing)
             self._session.pristine = False
             for state in missing:
-                state.ring = BatchRing()
+                state.replay_buffer = ReplayBuffer()
                 state.recording = True
             try:
                 for _ in range(MAX_RECORD_STEPS):
-                    if all(x.ring is not None and x.ring.ready for x in missing):
+                    if all(x.replay_buffer is not None and x.replay_buffer.ready for x in missing):
                         break
                     yield
             finally:
                 for state in missing:
                     state.recording = False
         for state in targets:
-            ring = state.ring
-            if ring is None or not ring.ready:
-                reason = ring.reason if ring is not None else None
+            replay_buffer = state.replay_buffer
+            if replay_buffer is None or not replay_buffer.ready:
+                reason = replay_buffer.reason if replay_buffer is not None else None
                 raise SourceError(f"{state.id}: {reason or 'too few batches were seen'}")
 
-    def use_rings(self, targets: list[LoaderState]) -> None:
+    def use_replay_buffers(self, targets: list[LoaderState]) -> None:
         """Hand out recorded batches from now on."""
         for state in targets:
-            ring = state.ring
-            if ring is not None:
-                self._set(state, ring.as_source())
+            replay_buffer = state.replay_buffer
+            if replay_buffer is not None:
+                self._set(state, replay_buffer.as_source())
 
-    def restore_rings(self) -> None:
+    def restore_replay_buffers(self) -> None:
         """Undo what the loop changed in recorded batches, outside the timed part."""
         for state in self.train:
-            if state.ring is not None and state.source is not None:
-                state.ring.restore()
+            if state.replay_buffer is not None and state.source is not None:
+                state.replay_buffer.restore()
 
     @property
-    def n_ring_batches(self) -> int:
+    def n_replay_batches(self) -> int:
         """Recorded batches of the loader that holds most."""
-        return max((x.ring.n_batches for x in self.train if x.ring is not None), default=0)
+        return max(
+            (x.replay_buffer.n_batches for x in self.train if x.replay_buffer is not None),
+            default=0,
+        )
 
-    def ring_position(self) -> int:
+    def replay_position(self) -> int:
         """Which recorded batch the step's main loader handed out last."""
-        ring = self._definition.clock.ring
-        return ring.position if ring is not None else 0
+        replay_buffer = self._definition.clock.replay_buffer
+        return replay_buffer.position if replay_buffer is not None else 0
 
     # ------------------------------------------------------------ trials
 
@@ -127,7 +130,7 @@ class Sources:
 
         Raises SourceError with the reason where a trial is withheld, and what the loader raises.
         """
-        from loaderdoctor.instrument.trial.trials import FETCH_LIMIT_S, Withheld, open_trial
+        from loaderdoctor.instrument.trial.trials import FETCH_LIMIT_S, TrialRefused, open_trial
 
         settings = request.settings or Settings()
         self._session.pristine = False
@@ -150,12 +153,12 @@ class Sources:
                     loader_id=state.id,
                     fetch_limit_s=request.fetch_limit_s or FETCH_LIMIT_S,
                     note=self._session.note,
-                    opened=self._remains.opened,
+                    opened=self._leak_check.opened,
                     cache_limit_s=request.cache_limit_s,
                 )
-            except Withheld as error:
-                raise SourceWithheldError(str(error)) from error
-            self._remains.opened(source)
+            except TrialRefused as error:
+                raise SourceRefusedError(str(error)) from error
+            self._leak_check.opened(source)
             self._set(state, source)
             # The first batch is dropped at least: it is the start-up that is told apart.
             drop = drop_count(settings.over(state.record.settings)) if request.drop_batches else 0
@@ -235,11 +238,11 @@ class Sources:
         """The previous trial's tensors go, and the allocator's cache with them."""
         from loaderdoctor.instrument.system.memory import reset_gpu_peaks
 
-        self._remains.clear(self._session.device)
+        self._leak_check.clear(self._session.device)
         reset_gpu_peaks(self._session.device)
 
 
-class SourceWithheldError(SourceError):
+class SourceRefusedError(SourceError):
     """The trial would lose or repeat data, or break the run: it is not made."""
 
 

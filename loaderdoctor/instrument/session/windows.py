@@ -26,7 +26,7 @@ from loaderdoctor.instrument.session.profiling import (
 from loaderdoctor.instrument.session.recorder import Recorder
 from loaderdoctor.instrument.session.roles import Definition
 from loaderdoctor.instrument.session.session import ScriptOverError, Session
-from loaderdoctor.instrument.session.sources import Sources, SourceWithheldError
+from loaderdoctor.instrument.session.sources import SourceRefusedError, Sources
 from loaderdoctor.instrument.session.step_clock import DeviceMarks, StepClock
 from loaderdoctor.instrument.session.stepping import counter
 from loaderdoctor.instrument.session.tensor_peak import with_tensor_peak
@@ -104,7 +104,7 @@ class Windows:
         except ScriptOverError:
             over = True
             done = self._not_done(request, "skipped", "the script ended before this window")
-        except SourceWithheldError as error:
+        except SourceRefusedError as error:
             done = self._not_done(request, "skipped", str(error))
         except LoaderdoctorError as error:
             done = self._not_done(request, "failed", str(error))
@@ -139,7 +139,7 @@ class Windows:
         if request.mode in ("no_input", "no_copy"):
             yield from sources.record(targets)
             yield from sources.to_real([x for x in sources.train if x not in targets])
-            sources.use_rings(targets)
+            sources.use_replay_buffers(targets)
         elif request.mode == "trial" and not request.own_batches:
             startup_ns = sources.open_trial(request, targets)
             if request.drain:
@@ -161,7 +161,7 @@ class Windows:
             warmup = max(warmup, MIN_WARMUP if self._marks is not None else 1)
         if request.mode == "no_copy":
             # Each recorded batch has to be copied once before its copies can be answered.
-            warmup += sources.n_ring_batches
+            warmup += sources.n_replay_batches
         if sources.at_epoch_start:
             warmup = 0
         sources.switched = sources.at_epoch_start = False
@@ -185,7 +185,7 @@ class Windows:
 
         clock = self._definition.clock
         if clock.source is None:
-            raise SourceWithheldError("no loader was opened")
+            raise SourceRefusedError("no loader was opened")
         return drained(
             clock.source,
             request,
@@ -211,8 +211,8 @@ class Windows:
         settings = request.settings
         if settings is None or not settings.numerics:
             return
+        from loaderdoctor.errors import TrialRefused
         from loaderdoctor.instrument.trial import compute
-        from loaderdoctor.instrument.withheld import Withheld
 
         if not compute.asked(settings):
             return
@@ -222,8 +222,8 @@ class Windows:
         self._sources.switched = True  # the loop must get steady again
         try:
             n_steps = self._compute.enter(settings)
-        except Withheld as error:
-            raise SourceWithheldError(str(error)) from error
+        except TrialRefused as error:
+            raise SourceRefusedError(str(error)) from error
         yield from self._warm_up(n_steps, deadline)
         reset_gpu_peaks(self._session)  # steps as they are ran meanwhile, and compilers
         if n_steps and (why := self._compute.failure()) is not None:
@@ -242,9 +242,9 @@ class Windows:
         device = session.device
         if request.mode == "no_copy":
             if device is None:
-                raise SourceWithheldError("no accelerator: nothing is copied")
+                raise SourceRefusedError("no accelerator: nothing is copied")
             if self._free_copies is None:
-                self._free_copies = FreeCopies(device, position=self._sources.ring_position)
+                self._free_copies = FreeCopies(device, position=self._sources.replay_position)
             self._transfers = self._free_copies
         if non_blocking is not None:
             self._transfers = ForceTransfer(non_blocking=non_blocking)
@@ -263,7 +263,7 @@ class Windows:
         if self._free_copies is not None:
             self._free_copies.stop_counting()
             self._free_copies.restore()
-        self._sources.restore_rings()
+        self._sources.restore_replay_buffers()
 
     def _begin_step(self) -> None:
         if self._transfers is not None:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.trial.compute_switches import (
     autocast,
     cast_type,
@@ -29,7 +30,6 @@ from loaderdoctor.instrument.trial.compute_switches import (
     zero_grad,
 )
 from loaderdoctor.instrument.trial.models import CallObserver, Training, optimizers_seen
-from loaderdoctor.instrument.withheld import Withheld
 from loaderdoctor.settings import Settings
 
 if TYPE_CHECKING:
@@ -112,9 +112,9 @@ class Compute:
         models = training.models if training is not None else ()
         optimizers = training.optimizers if training is not None else ()
         if not models and any(_wanted(settings, name) for name in _ON_MODEL):
-            raise Withheld("no module that the optimizer trains was seen to be called")
+            raise TrialRefused("no module that the optimizer trains was seen to be called")
         if not optimizers and settings.fused_optimizer is not None:
-            raise Withheld("no torch optimizer was seen to step")
+            raise TrialRefused("no torch optimizer was seen to step")
         device = next((p.device for m in models for p in m.parameters()), torch.device("cpu"))
         stack, n_steps = self._stack, 0
         if settings.num_threads is not None:

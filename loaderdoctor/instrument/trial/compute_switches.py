@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-from loaderdoctor.instrument.withheld import Withheld
+from loaderdoctor.errors import TrialRefused
 
 _BFLOAT16_SINCE = (8, 0)  # compute capability of the first NVIDIA GPUs with bfloat16 tensor cores
 _ABSENT = object()
@@ -44,7 +44,7 @@ def matmul_tf32(on: bool) -> Iterator[None]:
         before = torch.get_float32_matmul_precision()
         convolutions = torch.backends.cudnn.allow_tf32
     except RuntimeError as error:  # torch >= 2.9 refuses after a mix of its old and new settings
-        raise Withheld(f"torch doesn't say whether TF32 is on: {error}") from error
+        raise TrialRefused(f"torch doesn't say whether TF32 is on: {error}") from error
     torch.set_float32_matmul_precision("high" if on else "highest")
     torch.backends.cudnn.allow_tf32 = on
     try:
@@ -72,7 +72,7 @@ def intra_op_threads(n: int) -> Iterator[None]:
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """`forward` in place of the module's own, in the instance. Raises Withheld for TorchScript."""
     if isinstance(module, torch.jit.ScriptModule):
-        raise Withheld(f"{type(module).__name__} is TorchScript: its forward can't be replaced")
+        raise TrialRefused(f"{type(module).__name__} is TorchScript: its forward can't be replaced")
     before = module.__dict__.get("forward", _ABSENT)
     module.__dict__["forward"] = forward
     try:
@@ -170,7 +170,7 @@ def checkpointed(model: nn.Module) -> Iterator[None]:
     ]
     parts = max(chains, key=len, default=[])
     if len(parts) < 2:
-        raise Withheld(
+        raise TrialRefused(
             "the model has no chain of modules to checkpoint: it needs a change of the script"
         )
     from contextlib import ExitStack
@@ -216,7 +216,7 @@ def channels_last(model: nn.Module, optimizers: Iterable[Optimizer]) -> Iterator
         if tensor.dim() == 4 and not tensor.is_contiguous(memory_format=torch.channels_last)
     ]
     if not any(tensor.dim() == 4 for tensor in owned):
-        raise Withheld("the model has no 4-d parameters: channels_last means nothing to it")
+        raise TrialRefused("the model has no 4-d parameters: channels_last means nothing to it")
     for tensor, before in moved:
         tensor.data = before.contiguous(memory_format=torch.channels_last)
 
@@ -281,15 +281,15 @@ def fused(optimizer: Optimizer, on: bool) -> Iterator[None]:
     """
     name = type(optimizer).__name__
     if "fused" not in optimizer.defaults:
-        raise Withheld(f"{name} has no fused version")
+        raise TrialRefused(f"{name} has no fused version")
     groups = optimizer.param_groups
     if all(bool(group.get("fused")) is on for group in groups):
-        raise Withheld(f"{name} is {'fused' if on else 'not fused'} already")
+        raise TrialRefused(f"{name} is {'fused' if on else 'not fused'} already")
     parameters = [p for group in groups for p in group["params"]]
     if on and not all(p.is_floating_point() for p in parameters):
-        raise Withheld(f"fused {name} takes floating-point parameters only")
+        raise TrialRefused(f"fused {name} takes floating-point parameters only")
     if any(group.get("capturable") or group.get("differentiable") for group in groups):
-        raise Withheld(f"{name} is capturable or differentiable: its step can't be switched")
+        raise TrialRefused(f"{name} is capturable or differentiable: its step can't be switched")
     before = [(group, group.get("fused"), group.get("foreach")) for group in groups]
     counters = [
         (state, state["step"], parameter.device if on else torch.device("cpu"))

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, default_collate
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset.augment import without_augmentation
 from loaderdoctor.instrument.dataset.cached import CachedDataset
 from loaderdoctor.instrument.dataset.dataset_files import dataset_files, redirected
@@ -22,7 +23,6 @@ from loaderdoctor.instrument.dataset.portion import first_part, n_first
 from loaderdoctor.instrument.dataset.uint8 import Normaliser, as_bytes
 from loaderdoctor.instrument.system import page_cache
 from loaderdoctor.instrument.trial.synthetic import OneField
-from loaderdoctor.instrument.withheld import Withheld
 from loaderdoctor.settings import Settings
 
 Note = Callable[[str, str], None]  # (kind, text): something the report must say
@@ -140,7 +140,7 @@ def _batch_size(loader: DataLoader[Any], batch_size: int) -> int:
     if loader.batch_size is None or (
         loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler
     ):
-        raise Withheld("the loader's batches are made by the script, not by batch_size")
+        raise TrialRefused("the loader's batches are made by the script, not by batch_size")
     return batch_size
 
 
@@ -168,7 +168,9 @@ def _cached(
     n = None
     batched = loader.batch_sampler is not None
     if not batched and isinstance(loader.sampler, BatchSampler):
-        raise Withheld("the loader asks the dataset for whole batches: there is no sample to keep")
+        raise TrialRefused(
+            "the loader asks the dataset for whole batches: there is no sample to keep"
+        )
     # torch's own collate function copies; without batching the loop gets the sample itself.
     copies = not batched or loader.collate_fn is not default_collate
     # Changed datasets are kept, so ids stay.
@@ -225,7 +227,7 @@ def _stored(data: TrialData, owner: Any, storage: str, made: _Made, note: Note) 
             return data
     if not page_cache.can_drop():
         if storage == "cold":
-            raise Withheld("this system doesn't let a process drop pages of files")
+            raise TrialRefused("this system doesn't let a process drop pages of files")
         note(
             "storage-warm", f"storage={storage}: read from memory, since its pages can't be dropped"
         )
@@ -234,7 +236,7 @@ def _stored(data: TrialData, owner: Any, storage: str, made: _Made, note: Note) 
     if cached.share > MAX_WARM_SHARE:
         stayed = f"{cached.n_in_memory} of {cached.n_pages} pages of the dataset's files"
         if storage == "cold":
-            raise Withheld(f"{stayed} stayed in memory though they were dropped")
+            raise TrialRefused(f"{stayed} stayed in memory though they were dropped")
         note("storage-warm", f"storage={storage}: {stayed} stayed in memory")
 
     def drop_again() -> None:

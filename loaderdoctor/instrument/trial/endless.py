@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from loaderdoctor.instrument.withheld import Withheld
+from loaderdoctor.errors import TrialRefused
 
 
 class EndlessBatches(Sampler[Any]):
@@ -34,7 +34,9 @@ class EndlessBatches(Sampler[Any]):
 def endless(loader: DataLoader[Any]) -> dict[str, Any]:
     """A loader's arguments for its sampling, never ending. Raises Withheld."""
     if isinstance(loader.dataset, IterableDataset):
-        raise Withheld("an iterable dataset ends by itself: one iterator can't serve all epochs")
+        raise TrialRefused(
+            "an iterable dataset ends by itself: one iterator can't serve all epochs"
+        )
     if loader.batch_sampler is None:
         return {"batch_size": None, "sampler": EndlessBatches(loader.sampler)}
     return {"batch_sampler": EndlessBatches(loader.batch_sampler)}

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 
-class Remains:
+class LeakCheck:
     """What the trial before opened, by weak reference, and the device memory from before it."""
 
     def __init__(self) -> None:

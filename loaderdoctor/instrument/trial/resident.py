@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.batch_tree import rebuild, tensors
 from loaderdoctor.instrument.batches.replay_buffer import Source
-from loaderdoctor.instrument.batches.to_device import Mover
+from loaderdoctor.instrument.batches.to_device import ToDevice
 from loaderdoctor.instrument.system.memory import available_bytes, gpu_free_bytes
-from loaderdoctor.instrument.withheld import Withheld
 
 # Of the free device memory; the rest is the loop's own room to breathe.
 MAX_SHARE_OF_FREE_MEMORY = 0.80
@@ -33,8 +33,10 @@ class ResidentSource:
     they don't fit or filling takes too long.
     """
 
-    def __init__(self, inner: Source, mover: Mover, n_batches: int, *, shuffle: bool) -> None:
-        self._mover = mover
+    def __init__(
+        self, inner: Source, to_device: ToDevice, n_batches: int, *, shuffle: bool
+    ) -> None:
+        self._to_device = to_device
         self._shuffle = shuffle
         self._random = random.Random(0)
         self._clone = False
@@ -80,7 +82,7 @@ class ResidentSource:
         return time.perf_counter_ns() - began
 
     def _fill(self, inner: Source, n_batches: int) -> None:
-        room = gpu_free_bytes(self._mover.device)
+        room = gpu_free_bytes(self._to_device.device)
         if room is None:
             room = available_bytes() or 0
         room = int(room * MAX_SHARE_OF_FREE_MEMORY)
@@ -92,7 +94,7 @@ class ResidentSource:
                 batch = inner.next_batch()
             except StopIteration:
                 break
-            kept, moved = self._mover.move(batch)
+            kept, moved = self._to_device.move(batch)
             on_device = {id(tensor) for tensor in moved}
             taken += sum(tensor.numel() * tensor.element_size() for tensor in moved)
             host_taken += sum(
@@ -112,17 +114,17 @@ class ResidentSource:
                     and (taken > room * share or host_taken > host_room * share)
                 )
             ):
-                raise Withheld(
+                raise TrialRefused(
                     f"the dataset takes about {int(taken / share)} bytes on the device and "
                     f"{room} may be used"
                 )
             if (i + 1 >= N_PROBED and passed > FILL_LIMIT_S * share) or passed > FILL_LIMIT_S:
-                raise Withheld(
+                raise TrialRefused(
                     f"loading the whole dataset would take about {passed / share:.0f} s, "
                     f"more than {FILL_LIMIT_S:.0f} s"
                 )
-        if self._mover.device.type == "cuda":
-            torch.cuda.synchronize(self._mover.device)
+        if self._to_device.device.type == "cuda":
+            torch.cuda.synchronize(self._to_device.device)
 
     def _look_for_changes(self) -> None:
         """A loop that changes its batch in place would change the dataset: it gets clones."""

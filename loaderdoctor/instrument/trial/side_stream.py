@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from loaderdoctor.instrument.batches.replay_buffer import Source
-from loaderdoctor.instrument.batches.to_device import Mover
+from loaderdoctor.instrument.batches.to_device import ToDevice
 
 
 class SideStreamSource:
@@ -19,10 +19,10 @@ class SideStreamSource:
     is let go only after its copy is complete. Raises from the wrapped source pass through.
     """
 
-    def __init__(self, inner: Source, mover: Mover) -> None:
+    def __init__(self, inner: Source, to_device: ToDevice) -> None:
         self._inner = inner
-        self._mover = mover
-        self._stream = torch.cuda.Stream(device=mover.device)  # type: ignore[no-untyped-call]
+        self._to_device = to_device
+        self._stream = torch.cuda.Stream(device=to_device.device)  # type: ignore[no-untyped-call]
         self._ahead: tuple[Any, list[torch.Tensor]] | None = None
         self._under_way: deque[tuple[torch.cuda.Event, Any]] = deque()
         self._closed = False
@@ -46,7 +46,7 @@ class SideStreamSource:
         assert self._ahead is not None
         batch, moved = self._ahead
         self._ahead = None
-        current = torch.cuda.current_stream(self._mover.device)
+        current = torch.cuda.current_stream(self._to_device.device)
         current.wait_stream(self._stream)
         for tensor in moved:
             tensor.record_stream(current)
@@ -75,7 +75,7 @@ class SideStreamSource:
         while self._under_way and self._under_way[0][0].query():  # type: ignore[no-untyped-call]
             self._under_way.popleft()
         with torch.cuda.stream(self._stream):
-            self._ahead = self._mover.move(host_batch)
+            self._ahead = self._to_device.move(host_batch)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(self._stream)
         self._under_way.append((done, host_batch))

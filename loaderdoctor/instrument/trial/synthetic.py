@@ -8,37 +8,37 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, rebuild, tensors
-from loaderdoctor.instrument.batches.replay_buffer import BatchRing, Source
-from loaderdoctor.instrument.batches.to_device import Mover
-from loaderdoctor.instrument.withheld import Withheld
+from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer, Source
+from loaderdoctor.instrument.batches.to_device import ToDevice
 
 MAX_RECORDED = 24  # a ring that isn't full by then won't be
 
 
-class ReadySource:
+class SyntheticSource:
     """Recorded batches of `inner`, which is closed, handed out endlessly: the upper bound."""
 
     def __init__(self, inner: Source) -> None:
-        self._ring = BatchRing()
+        self._replay_buffer = ReplayBuffer()
         try:
             for _ in range(MAX_RECORDED):
-                if self._ring.ready or self._ring.reason is not None:
+                if self._replay_buffer.ready or self._replay_buffer.reason is not None:
                     break
-                self._ring.record(inner.next_batch())
+                self._replay_buffer.record(inner.next_batch())
         except StopIteration:
             pass  # an epoch without a batch
         finally:
             self.startup_ns = inner.startup_ns
             inner.close()
-        if not self._ring.ready:
-            reason = self._ring.reason or "too few batches were seen"
-            self._ring.release()
-            raise Withheld(f"batches can't be recorded: {reason}")
+        if not self._replay_buffer.ready:
+            reason = self._replay_buffer.reason or "too few batches were seen"
+            self._replay_buffer.release()
+            raise TrialRefused(f"batches can't be recorded: {reason}")
 
     def next_batch(self) -> Any:
         """A recorded batch; StopIteration once closed."""
-        return self._ring.next_batch()
+        return self._replay_buffer.next_batch()
 
     def drop(self, n: int) -> int:
         """Nothing queues up: 0 have to be dropped."""
@@ -46,7 +46,7 @@ class ReadySource:
 
     def close(self) -> None:
         """Free the batches."""
-        self._ring.release()
+        self._replay_buffer.release()
 
 
 class OneField:
@@ -71,13 +71,15 @@ class FieldSource:
     These lie on the device already where the loop moves them there.
     """
 
-    def __init__(self, inner: Source, field: str, template: Any, mover: Mover | None) -> None:
+    def __init__(
+        self, inner: Source, field: str, template: Any, to_device: ToDevice | None
+    ) -> None:
         self.inner = inner
         self._field = field
         own = [t for _, t in tensors(_take(template, field))]
         self._n = own[0].shape[0] if own and own[0].dim() else 0
         ready = rebuild(template, lambda _, tensor: tensor.detach().clone())
-        self._template = ready if mover is None else mover.move(ready)[0]
+        self._template = ready if to_device is None else to_device.move(ready)[0]
 
     @property
     def startup_ns(self) -> int | None:
@@ -110,14 +112,14 @@ def first_batch(source: Source, field: str) -> Any:
     try:
         batch = source.next_batch()
     except StopIteration:
-        raise Withheld("an epoch has no batch") from None
+        raise TrialRefused("an epoch has no batch") from None
     finally:
         source.close()
     try:
         _take(batch, field)
         tensors(batch)
     except (KeyError, IndexError, AttributeError, UnsupportedBatch):
-        raise Withheld(f"the batch has no input {field}; it has {_names(batch)}") from None
+        raise TrialRefused(f"the batch has no input {field}; it has {_names(batch)}") from None
     return batch
 
 

@@ -12,13 +12,13 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset.iteration import one_pass_reason, shards_itself
 from loaderdoctor.instrument.dataset.pickling import TrialPickle
 from loaderdoctor.instrument.dataset.safety import pickled_parts
 from loaderdoctor.instrument.system.machine import open_files_limit
 from loaderdoctor.instrument.system.memory import available_bytes, shm_free_bytes
 from loaderdoctor.instrument.wire.protocol import TensorRecord
-from loaderdoctor.instrument.withheld import Withheld
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, invalid_reason
 
 # Memory of one worker's own (USS) that has made one small batch, CUDA build of torch 2.14 on
@@ -58,7 +58,7 @@ def check(
             or _too_large(loader, effective, batch)
         )
     if reason is not None:
-        raise Withheld(reason)
+        raise TrialRefused(reason)
 
 
 def start_method_of(effective: Settings) -> str:

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
-from loaderdoctor.instrument.batches.replay_buffer import RingSource, Source
-from loaderdoctor.instrument.batches.to_device import Mover
-from loaderdoctor.instrument.dataset.uint8 import NormalisedSource, NormalisingMover
+from loaderdoctor.errors import TrialRefused
+from loaderdoctor.instrument.batches.replay_buffer import ReplaySource, Source
+from loaderdoctor.instrument.batches.to_device import ToDevice
+from loaderdoctor.instrument.dataset.uint8 import NormalisedSource, NormalisingToDevice
 from loaderdoctor.instrument.trial.data_axes import Note, TrialData, trial_data
 from loaderdoctor.instrument.trial.endless import endless
 from loaderdoctor.instrument.trial.epoch_feeds import (
@@ -28,13 +29,12 @@ from loaderdoctor.instrument.trial.epoch_feeds import (
 from loaderdoctor.instrument.trial.epochs import EpochSource
 from loaderdoctor.instrument.trial.resident import ResidentSource
 from loaderdoctor.instrument.trial.side_stream import SideStreamSource
-from loaderdoctor.instrument.trial.synthetic import FieldSource, ReadySource, first_batch
+from loaderdoctor.instrument.trial.synthetic import FieldSource, SyntheticSource, first_batch
 from loaderdoctor.instrument.trial.trial_checks import check, start_method_of
 from loaderdoctor.instrument.wire.protocol import TensorRecord, TransferRecord
-from loaderdoctor.instrument.withheld import Withheld
 from loaderdoctor.settings import Settings
 
-__all__ = ["Withheld", "loader_settings", "measure_boundary", "open_trial"]
+__all__ = ["TrialRefused", "loader_settings", "measure_boundary", "open_trial"]
 
 # A fetch that takes longer is taken for a hang: spawning 16 workers that import torch takes half
 # a minute on two cores.
@@ -90,13 +90,13 @@ def open_trial(
     check(loader, settings, effective, has_accelerator=device is not None, batch=batch)
     forks = not effective.num_workers or start_method_of(effective) == "fork"
     if settings.cache and not forks:
-        raise Withheld("workers that are not forked would each hold all cached samples")
-    mover = _mover(settings, device, transfers)
+        raise TrialRefused("workers that are not forked would each hold all cached samples")
+    to_device = _to_device(settings, device, transfers)
 
-    def epochs(data: TrialData, mover: Mover | None = None) -> EpochSource:
+    def epochs(data: TrialData, to_device: ToDevice | None = None) -> EpochSource:
         made = _new_loader(loader, data, effective, fetch_limit_s)
         opened(made)
-        source = _epochs(made, data, effective, open_iter, mover, fetch_limit_s, loader_id)
+        source = _epochs(made, data, effective, open_iter, to_device, fetch_limit_s, loader_id)
         opened(source)
         return source
 
@@ -104,38 +104,38 @@ def open_trial(
     if settings.fields not in (None, "all"):
         template = first_batch(epochs(trial_data(loader, Settings(), note)), settings.fields or "")
     data = trial_data(loader, settings, note, forks=forks, cache_limit_s=cache_limit_s)
-    if settings.resident and mover is not None:
+    if settings.resident and to_device is not None:
         n = _length(_new_loader(loader, data, effective, fetch_limit_s))
-        return ResidentSource(epochs(data), mover, n, shuffle=_shuffles(loader))
-    if data.normalise is not None and mover is not None:
-        mover = NormalisingMover(mover, data.normalise)
-    source: Source = epochs(data, mover)
+        return ResidentSource(epochs(data), to_device, n, shuffle=_shuffles(loader))
+    if data.normalise is not None and to_device is not None:
+        to_device = NormalisingToDevice(to_device, data.normalise)
+    source: Source = epochs(data, to_device)
     try:
         if settings.synthetic:
-            source = ReadySource(source)
+            source = SyntheticSource(source)
         if template is not None:
-            source = FieldSource(source, settings.fields or "", template, mover)
-        if settings.side_stream and mover is not None:
-            source = SideStreamSource(source, mover)
+            source = FieldSource(source, settings.fields or "", template, to_device)
+        if settings.side_stream and to_device is not None:
+            source = SideStreamSource(source, to_device)
         elif data.normalise is not None and effective.background != "device":
-            source = NormalisedSource(source, data.normalise, mover)
+            source = NormalisedSource(source, data.normalise, to_device)
     except BaseException:
         source.close()
         raise
     return source
 
 
-def _mover(
+def _to_device(
     settings: Settings, device: torch.device | None, transfers: tuple[TransferRecord, ...]
-) -> Mover | None:
+) -> ToDevice | None:
     """What moves batches where the trial does so itself; None where the loop does."""
     if device is None:
         return None
     asked = settings.resident or settings.side_stream or settings.background == "device"
     if not transfers and (asked or settings.uint8):
-        raise Withheld("the loop was not seen to copy anything of its batch to the device")
+        raise TrialRefused("the loop was not seen to copy anything of its batch to the device")
     if asked or settings.uint8 or settings.fields not in (None, "all"):
-        return Mover(device, transfers, non_blocking=_non_blocking(settings, transfers))
+        return ToDevice(device, transfers, non_blocking=_non_blocking(settings, transfers))
     return None
 
 
@@ -149,7 +149,7 @@ def measure_boundary(source: Source) -> int:
         return measure_boundary(source.inner)
     if isinstance(source, (EpochSource, ResidentSource)):
         return source.boundary_ns()
-    if isinstance(source, (RingSource, ReadySource)):
+    if isinstance(source, (ReplaySource, SyntheticSource)):
         return 0
     raise TypeError(f"{type(source).__name__} is no trial's source")
 
@@ -159,12 +159,12 @@ def _epochs(
     data: TrialData,
     effective: Settings,
     open_iter: OpenIter,
-    mover: Mover | None,
+    to_device: ToDevice | None,
     fetch_limit_s: float,
     loader_id: str,
 ) -> EpochSource:
     """Epochs of the new loader, read by a thread where `background` says so."""
-    to_device = mover if effective.background == "device" else None
+    to_device = to_device if effective.background == "device" else None
 
     def prepare(batch: Any) -> Any:
         return batch if to_device is None else to_device.move(batch)[0]
@@ -271,4 +271,4 @@ def _length(loader: DataLoader[Any]) -> int:
     try:
         return max(1, len(loader))
     except TypeError:
-        raise Withheld("the dataset has no length, so whether it fits can't be told") from None
+        raise TrialRefused("the dataset has no length, so whether it fits can't be told") from None

@@ -26,7 +26,7 @@ class ConnectionLostError(LoaderdoctorError):
     """The command is gone: nobody listens any more."""
 
 
-class Handover(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What the measuring process must know before it runs the script."""
 
     address: Address
@@ -40,19 +40,19 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""  # where the command runs
 
 
-def encode_handover(handover: Handover) -> str:
+def encode_launch_config(launch_config: LaunchConfig) -> str:
     """The value of the environment variable."""
-    return base64.b64encode(msgspec.json.encode(handover)).decode("ascii")
+    return base64.b64encode(msgspec.json.encode(launch_config)).decode("ascii")
 
 
-def take_handover() -> Handover:
+def take_launch_config() -> LaunchConfig:
     """Read and remove the variable. Raises LoaderdoctorError where it is missing."""
     text = os.environ.pop(CHANNEL_VARIABLE, None)
     if text is None:
         raise LoaderdoctorError(
             f"{CHANNEL_VARIABLE}: not set. This module is started by `loaderdoctor`, not by hand."
         )
-    return msgspec.json.decode(base64.b64decode(text), type=Handover)
+    return msgspec.json.decode(base64.b64decode(text), type=LaunchConfig)
 
 
 class Link(Protocol):
@@ -89,13 +89,13 @@ class Channel:
         self._lock = threading.Lock()
 
     @staticmethod
-    def open(handover: Handover) -> Channel:
+    def open(launch_config: LaunchConfig) -> Channel:
         """Connect to the command that started us."""
-        key = base64.b64decode(handover.authkey)
+        key = base64.b64decode(launch_config.authkey)
         # A rank has the launcher between itself and the command, or above the command; a rank that
         # the script starts has the script.
-        n_above = 2 if handover.group else 1
-        return Channel(Client(handover.address, authkey=key), n_above=n_above)
+        n_above = 2 if launch_config.group else 1
+        return Channel(Client(launch_config.address, authkey=key), n_above=n_above)
 
     def send(self, message: FromRun) -> None:
         """Send one message; a lost connection is remembered, not raised."""

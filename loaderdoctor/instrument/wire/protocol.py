@@ -36,7 +36,7 @@ WINDOW_IDS: Iterator[int] = count(1)
 SCRIPT_ENDED = "the script ended during this window"
 
 # Ready.id of a rank that waits for its peers before the stop.
-MEETING = -1
+RENDEZVOUS = -1
 
 Mode = Literal["plain", "profiled", "no_input", "no_copy", "trial"]
 
@@ -227,7 +227,7 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     shapes_vary: bool = False
     in_background: bool = False  # fetched on another thread than the one that trains
     augmentations: tuple[str, ...] = ()  # transforms of a Compose that may be left out, by name
-    draws: tuple[str, ...] = ()  # functions of the dataset's code that draw at random
+    randomness: tuple[str, ...] = ()  # functions of the dataset's code that draw at random
     stores: tuple[StoreRecord, ...] = ()  # what samples are made from, as far as known
     normalisation: Normalisation | None = None  # of the one Normalize among the transforms
 
@@ -363,7 +363,7 @@ class Progress(Message, frozen=True, kw_only=True, omit_defaults=True):
     n_steps: int = 0
 
 
-class Loaderless(Message, frozen=True, kw_only=True, omit_defaults=True):
+class NoDataLoader(Message, frozen=True, kw_only=True, omit_defaults=True):
     """In place of Observed: the script trains, and iterates no DataLoader. It waits for Stop."""
 
     site: str  # "train.py:57": where the optimizer steps
@@ -386,5 +386,5 @@ class Ended(Message, frozen=True, kw_only=True, omit_defaults=True):
     loaders: tuple[LoaderRecord, ...] = ()
 
 
-FromRun = Observed | WindowDone | Note | Progress | Ended | Hello | Ready | Spawned | Loaderless
+FromRun = Observed | WindowDone | Note | Progress | Ended | Hello | Ready | Spawned | NoDataLoader
 ToRun = Measure | Begin | Stop

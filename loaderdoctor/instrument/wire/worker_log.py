@@ -161,7 +161,7 @@ class WorkerLog:
 
     batches: Batches
     samples: Samples
-    draws: Spans  # next(sampler), in the training process
+    sampler_draws: Spans  # next(sampler), in the training process
     deliveries: Spans  # the loop's fetch that returned the batch, seen from within __next__
     pins: Spans  # made by the pin-memory thread, or within the fetch at 0 workers
     iterators: tuple[IteratorRecord, ...]

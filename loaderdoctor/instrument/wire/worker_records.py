@@ -63,7 +63,7 @@ class _Raw:
         self.batches: list[tuple[int, ...]] = []
         self.stamps: list[tuple[int, I64, I64]] = []  # row of `batches`, stamps, indices
         self.sends: list[tuple[int, ...]] = []
-        self.draws: list[tuple[int, ...]] = []
+        self.sampler_draws: list[tuple[int, ...]] = []
         self.deliveries: list[tuple[int, ...]] = []
         self.pins: list[tuple[int, ...]] = []
         self.iterators: list[IteratorRecord] = []
@@ -105,7 +105,7 @@ class _Raw:
     def _add(self, kind: int, payload: bytes, pid: int, process: dict[str, Any]) -> None:
         plain = {
             Kind.SEND: (SEND, self.sends),
-            Kind.DRAW: (DRAW, self.draws),
+            Kind.DRAW: (DRAW, self.sampler_draws),
             Kind.DELIVERY: (DELIVERY, self.deliveries),
             Kind.PIN: (PIN, self.pins),
         }
@@ -178,7 +178,7 @@ class _Raw:
         return WorkerLog(
             batches=batches,
             samples=self._samples(order),
-            draws=_spans(self.draws, lambda r: (r[3], r[4], r[3], ABSENT)),
+            sampler_draws=_spans(self.sampler_draws, lambda r: (r[3], r[4], r[3], ABSENT)),
             deliveries=_spans(self.deliveries, lambda r: (r[3], r[4], r[3], r[5])),
             pins=_spans(self.pins, lambda r: (r[4], r[5], r[3], r[6])),
             iterators=tuple(sorted(self.iterators, key=lambda i: i.serial)),

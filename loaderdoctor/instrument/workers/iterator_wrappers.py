@@ -32,13 +32,13 @@ from loaderdoctor.instrument.workers import fetch_clock
 from loaderdoctor.instrument.workers.fetch_clock import CLOCK_KEY, FetchClock, pack_batch
 from loaderdoctor.instrument.workers.worker_sampling import LineSampler
 
-TAP_KEY: Final = "_loaderdoctor_tap"
+WRAPPER_KEY: Final = "_loaderdoctor_tap"
 MAIN_PROCESS: Final = -1  # `worker` of batches made in the training process
 # Draws shorter than this can't be what a step waits for; they never wake the line sampler.
 SLOW_DRAW_NS: Final = 1_000_000
 
 
-class IteratorTap:
+class IteratorWrapper:
     """What is known of one iterator while it lives."""
 
     __slots__ = ("epoch", "idx", "last_arrival", "pin_start_ns", "serial", "slow_draws", "started")
@@ -144,12 +144,12 @@ def opening_serial() -> int:
     return getattr(_opening, "serial", 0)
 
 
-def tap_of_queue(queue: Any) -> IteratorTap | None:
+def wrapper_of_queue(queue: Any) -> IteratorWrapper | None:
     """The live iterator whose workers put their batches on this queue."""
     for iterator in list(_iterators):
         if vars(iterator).get("_worker_result_queue") is queue:
-            tap = vars(iterator).get(TAP_KEY)
-            return tap if isinstance(tap, IteratorTap) else None
+            wrapper = vars(iterator).get(WRAPPER_KEY)
+            return wrapper if isinstance(wrapper, IteratorWrapper) else None
     return None
 
 
@@ -171,23 +171,25 @@ def _opening_iterator(original: Any) -> Any:
         global _serials
         with _serial_lock:
             _serials += 1
-            tap = IteratorTap(_serials)
-        self.__dict__[TAP_KEY] = tap
+            wrapper = IteratorWrapper(_serials)
+        self.__dict__[WRAPPER_KEY] = wrapper
         created_ns = time.perf_counter_ns()
         original(self, loader, *args, **kwargs)
         # Only now: opening the sampler may itself have opened another loader.
-        _opening.serial = tap.serial
+        _opening.serial = wrapper.serial
         _iterators.add(self)
-        described = _description(self, loader, tap, created_ns)
+        described = _description(self, loader, wrapper, created_ns)
         described["loader"] = recording.loader_id(loader)
         recording.writer.add_json(Kind.ITERATOR, described)
 
     return __init__
 
 
-def _description(iterator: Any, loader: Any, tap: IteratorTap, created_ns: int) -> dict[str, Any]:
+def _description(
+    iterator: Any, loader: Any, wrapper: IteratorWrapper, created_ns: int
+) -> dict[str, Any]:
     return {
-        "serial": tap.serial,
+        "serial": wrapper.serial,
         "created_ns": created_ns,
         "num_workers": int(getattr(loader, "num_workers", 0)),
         "prefetch_factor": getattr(loader, "prefetch_factor", None),
@@ -199,11 +201,11 @@ def _description(iterator: Any, loader: Any, tap: IteratorTap, created_ns: int) 
 
 def _resetting(original: Any) -> Any:
     def _reset(self: Any, *args: Any, **kwargs: Any) -> Any:
-        tap = self.__dict__.get(TAP_KEY)
-        if tap is not None:
-            if tap.started:
-                tap.epoch += 1
-            tap.started = True
+        wrapper = self.__dict__.get(WRAPPER_KEY)
+        if wrapper is not None:
+            if wrapper.started:
+                wrapper.epoch += 1
+            wrapper.started = True
         return original(self, *args, **kwargs)
 
     return _reset
@@ -214,27 +216,29 @@ def _drawing(original: Any) -> Any:
 
     def _next_index(self: Any) -> Any:
         recording, state = _recording, self.__dict__
-        tap = state.get(TAP_KEY)
-        if recording is None or tap is None:
+        wrapper = state.get(WRAPPER_KEY)
+        if recording is None or wrapper is None:
             return original(self)
         start_ns = now()
-        if tap.slow_draws:
-            recording.lines.begin(threading.get_ident(), None, tap.serial)
+        if wrapper.slow_draws:
+            recording.lines.begin(threading.get_ident(), None, wrapper.serial)
         try:
             index = original(self)
         finally:
-            if tap.slow_draws:
+            if wrapper.slow_draws:
                 recording.lines.end()
         end_ns = now()
         if end_ns - start_ns > SLOW_DRAW_NS:
-            tap.slow_draws = True
-        idx = state.get("_send_idx", tap.idx)
-        recording.writer.add(Kind.DRAW, DRAW.pack(tap.serial, tap.epoch, idx, start_ns, end_ns))
+            wrapper.slow_draws = True
+        idx = state.get("_send_idx", wrapper.idx)
+        recording.writer.add(
+            Kind.DRAW, DRAW.pack(wrapper.serial, wrapper.epoch, idx, start_ns, end_ns)
+        )
         fetcher = state.get("_dataset_fetcher")  # 0 workers: making the batch comes next
         if fetcher is not None:
             clock = fetcher.__dict__.get(CLOCK_KEY)
             if clock is not None:
-                recording.lines.begin(threading.get_ident(), clock, tap.serial)
+                recording.lines.begin(threading.get_ident(), clock, wrapper.serial)
                 index = clock.begin(index)
         return index
 
@@ -246,20 +250,20 @@ def _making(original: Any) -> Any:
 
     def _next_data(self: Any) -> Any:
         recording, state = _recording, self.__dict__
-        tap = state.get(TAP_KEY)
-        if recording is None or tap is None:
+        wrapper = state.get(WRAPPER_KEY)
+        if recording is None or wrapper is None:
             return original(self)
         fetcher = state.get("_dataset_fetcher")
         clock = fetcher.__dict__.get(CLOCK_KEY) if fetcher is not None else None
         if clock is None:
             return original(self)
-        if not tap.started:
-            tap.started = True
-            recording.lines.report_transforms_of(clock, tap.serial)
+        if not wrapper.started:
+            wrapper.started = True
+            recording.lines.report_transforms_of(clock, wrapper.serial)
         cpu_ns, outer = time.thread_time_ns(), getattr(_inline, "tap", None)
         start_ns = now()
-        tap.pin_start_ns = 0
-        _inline.tap = tap
+        wrapper.pin_start_ns = 0
+        _inline.wrapper = wrapper
         outcome = Outcome.ERROR
         try:
             data = original(self)
@@ -270,19 +274,19 @@ def _making(original: Any) -> Any:
             raise
         finally:
             end_ns = now()
-            _inline.tap = outer
+            _inline.wrapper = outer
             if clock.in_batch:
                 recording.lines.end()
                 clock.end()
                 cpu_ns = time.thread_time_ns() - cpu_ns
-                _record_made(recording, tap, clock, outcome, start_ns, end_ns, cpu_ns)
+                _record_made(recording, wrapper, clock, outcome, start_ns, end_ns, cpu_ns)
 
     return _next_data
 
 
 def _record_made(
     recording: _Recording,
-    tap: IteratorTap,
+    wrapper: IteratorWrapper,
     clock: FetchClock,
     outcome: Outcome,
     start_ns: int,
@@ -291,25 +295,27 @@ def _record_made(
 ) -> None:
     """One batch of a 0-worker iterator: made, perhaps pinned, received."""
     writer, thread = recording.writer, threading.get_native_id()
-    made_ns = tap.pin_start_ns or end_ns
-    name = (tap.serial, tap.epoch, tap.idx)
+    made_ns = wrapper.pin_start_ns or end_ns
+    name = (wrapper.serial, wrapper.epoch, wrapper.idx)
     payload = pack_batch(
         *name, MAIN_PROCESS, outcome, start_ns, clock.begin_ns, made_ns, cpu_ns, cpu_ns, clock
     )
     writer.add(Kind.BATCH, payload)
     if outcome is Outcome.OK:
-        if tap.pin_start_ns:
+        if wrapper.pin_start_ns:
             writer.add(Kind.PIN, PIN.pack(*name, made_ns, made_ns, end_ns, thread))
         writer.add(Kind.DELIVERY, DELIVERY.pack(*name, start_ns, end_ns, thread))
-        tap.idx += 1
+        wrapper.idx += 1
     recording.flush_if_due(end_ns)
 
 
 def _pinning(original: Any) -> Any:
     def pin_memory(*args: Any, **kwargs: Any) -> Any:
-        tap = getattr(_inline, "tap", None)
-        if tap is not None and not tap.pin_start_ns:  # torch calls this again for each element
-            tap.pin_start_ns = time.perf_counter_ns()
+        wrapper = getattr(_inline, "tap", None)
+        if (
+            wrapper is not None and not wrapper.pin_start_ns
+        ):  # torch calls this again for each element
+            wrapper.pin_start_ns = time.perf_counter_ns()
         return original(*args, **kwargs)
 
     return pin_memory
@@ -318,9 +324,9 @@ def _pinning(original: Any) -> Any:
 def _receiving(original: Any) -> Any:
     def _get_data(self: Any) -> Any:
         item = original(self)
-        tap = self.__dict__.get(TAP_KEY)
-        if tap is not None:
-            tap.last_arrival = item[0]
+        wrapper = self.__dict__.get(WRAPPER_KEY)
+        if wrapper is not None:
+            wrapper.last_arrival = item[0]
         return item
 
     return _get_data
@@ -331,16 +337,17 @@ def _delivering(original: Any) -> Any:
 
     def _next_data(self: Any) -> Any:
         recording, state = _recording, self.__dict__
-        tap = state.get(TAP_KEY)
-        if recording is None or tap is None:
+        wrapper = state.get(WRAPPER_KEY)
+        if recording is None or wrapper is None:
             return original(self)
         start_ns = now()
         data = original(self)
         end_ns = now()
-        idx = state["_rcvd_idx"] - 1 if state.get("_in_order", True) else tap.last_arrival
+        idx = state["_rcvd_idx"] - 1 if state.get("_in_order", True) else wrapper.last_arrival
         thread = threading.get_native_id()
         recording.writer.add(
-            Kind.DELIVERY, DELIVERY.pack(tap.serial, tap.epoch, idx, start_ns, end_ns, thread)
+            Kind.DELIVERY,
+            DELIVERY.pack(wrapper.serial, wrapper.epoch, idx, start_ns, end_ns, thread),
         )
         recording.flush_if_due(end_ns)
         return data

@@ -31,11 +31,11 @@ class RecordedPinLoop:
         writer = iterator_wrappers.current_writer()
         sources = [q for q in args if isinstance(q, multiprocessing.queues.Queue)]
         targets = [q for q in args if isinstance(q, queue.Queue)]
-        tap = iterator_wrappers.tap_of_queue(sources[0]) if sources else None
-        if writer is None or tap is None or not targets:
+        wrapper = iterator_wrappers.wrapper_of_queue(sources[0]) if sources else None
+        if writer is None or wrapper is None or not targets:
             self.original(*args, **kwargs)
             return
-        watch = _PinWatch(writer, tap, sources[0], targets[0])
+        watch = _PinWatch(writer, wrapper, sources[0], targets[0])
         replaced = {id(sources[0]): _Source(watch), id(targets[0]): _Target(watch)}
         self.original(*(replaced.get(id(a), a) for a in args), **kwargs)
 
@@ -44,10 +44,14 @@ class _PinWatch:
     """Times of the batch in hand."""
 
     def __init__(
-        self, writer: RecordWriter, tap: iterator_wrappers.IteratorTap, source: Any, target: Any
+        self,
+        writer: RecordWriter,
+        wrapper: iterator_wrappers.IteratorWrapper,
+        source: Any,
+        target: Any,
     ) -> None:
         self.writer = writer
-        self.tap = tap
+        self.wrapper = wrapper
         self.source = source
         self.target = target
         self.wait_ns = 0
@@ -56,8 +60,8 @@ class _PinWatch:
 
     def record(self, idx: int, end_ns: int) -> None:
         payload = PIN.pack(
-            self.tap.serial,
-            self.tap.epoch,
+            self.wrapper.serial,
+            self.wrapper.epoch,
             idx,
             self.wait_ns,
             self.start_ns,

@@ -26,4 +26,4 @@ MAX_CPU_READ_SHARE: Final = 0.0005
 # a wide range (quartiles -118 and 705): it is taken to cost as much as the looking. The interval
 # grows until both take no more than the share.
 BOTH_OVER_OWN: Final = 2
-MAX_LOOK_SHARE: Final = 0.002
+MAX_SAMPLING_SHARE: Final = 0.002

@@ -100,14 +100,14 @@ class RecordedLoop:
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Runs in the worker's main thread until torch ends the worker."""
         try:
-            tap = self._open(args, kwargs)
+            wrapper = self._open(args, kwargs)
         except Exception:  # records are worth less than the user's run
-            tap = None
+            wrapper = None
         try:
             self.original(*args, **kwargs)
         finally:
-            if tap is not None:
-                tap.close()
+            if wrapper is not None:
+                wrapper.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled for spawn and forkserver, in the thread that opens the iterator."""
@@ -117,7 +117,7 @@ class RecordedLoop:
             own = None  # not picklable by its name while that name is patched
         return (_restore_loop, (own, self.records_dir, iterator_wrappers.opening_serial()))
 
-    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WorkerTap | None:
+    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WorkerWrapper | None:
         serial = iterator_wrappers.opening_serial() if self._serial is None else self._serial
         iterator_wrappers.forget()  # a forked worker must not write to the parent's file
         queues = find_queues(self.original, args, kwargs)
@@ -125,9 +125,9 @@ class RecordedLoop:
             return None
         worker = find_argument(self.original, args, kwargs, "worker_id")
         writer = RecordWriter(Path(self.records_dir), "worker")
-        tap = WorkerTap(writer, serial, worker if isinstance(worker, int) else -1)
-        tap.install(*queues)
-        return tap
+        wrapper = WorkerWrapper(writer, serial, worker if isinstance(worker, int) else -1)
+        wrapper.install(*queues)
+        return wrapper
 
 
 def _restore_loop(
@@ -164,7 +164,7 @@ def find_queues(
     return (typed[0], typed[1]) if len(typed) >= 2 else None
 
 
-class WorkerTap:
+class WorkerWrapper:
     """Records one worker, from within its main thread and the feeder thread of its data queue."""
 
     def __init__(self, writer: RecordWriter, serial: int, worker: int) -> None:

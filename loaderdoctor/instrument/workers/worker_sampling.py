@@ -24,7 +24,7 @@ import torch
 import loaderdoctor
 from loaderdoctor.instrument.wire.record_file import Kind, RecordWriter
 from loaderdoctor.instrument.workers.fetch_clock import FetchClock
-from loaderdoctor.instrument.workers.recording_budget import BOTH_OVER_OWN, MAX_LOOK_SHARE
+from loaderdoctor.instrument.workers.recording_budget import BOTH_OVER_OWN, MAX_SAMPLING_SHARE
 from loaderdoctor.instrument.workers.switch_interval import ask_as_usual, ask_soon
 
 INTERVAL_S: Final = 0.010
@@ -34,10 +34,10 @@ MAX_INTERVAL_S: Final = 0.300
 SOON_WITHIN_S: Final = 0.004
 # Shares of lines are good to 5 points after 100 looks; each doubling of the looks from there on
 # doubles the interval, so that a long run pays ever less.
-LOOKS_AT_FULL_RATE: Final = 100
+STACK_SAMPLES_AT_FULL_RATE: Final = 100
 # A short run shall see its hot lines: so many come first whatever they cost.
-LOOKS_AT_ANY_COST: Final = 16
-IDLE_LOOKS: Final = 5  # in a row without a fetch, then it sleeps until the next one
+STACK_SAMPLES_AT_ANY_COST: Final = 16
+IDLE_STACK_SAMPLES: Final = 5  # in a row without a fetch, then it sleeps until the next one
 REPORT_EVERY_NS: Final = 500_000_000
 MAX_FRAMES: Final = 200
 
@@ -116,12 +116,12 @@ class LineSampler:
             transforms = [(s, clock.probe.take()) for s, clock in self._probed if clock.probe]
         stretch = {"since_ns": since, "until_ns": now}
         for serial in sorted({key[0] for key in counts}):
-            spots = [
+            hotspots = [
                 [phase, *user, *leaf, n]
                 for (of, phase, user, leaf), n in counts.items()
                 if of == serial
             ]
-            about = {**stretch, "serial": serial, "spots": spots, "cpu_ns": self._cpu_ns}
+            about = {**stretch, "serial": serial, "spots": hotspots, "cpu_ns": self._cpu_ns}
             self._writer.add_json(Kind.LINES, about)
         for serial, taken in transforms:
             if taken:
@@ -136,7 +136,7 @@ class LineSampler:
         python_threads.add(threading.get_native_id())
         chance = random.Random()  # not the module's: the user's random numbers stay theirs
         interval_s = INTERVAL_S
-        idle = n_looks = 0
+        idle = n_stack_samples = 0
         try:
             while not self._stopping:
                 pause_s = interval_s * (0.5 + chance.random())
@@ -145,7 +145,7 @@ class LineSampler:
                 late_s = time.perf_counter() - due_s
                 if self._watched is None:
                     idle += 1
-                    if idle < IDLE_LOOKS:
+                    if idle < IDLE_STACK_SAMPLES:
                         self._writer.flush_if_due(time.perf_counter_ns())
                         continue
                     self._sleep_until_begin()
@@ -161,17 +161,17 @@ class LineSampler:
                 if watched is None:
                     continue
                 self._look(watched)
-                n_looks += 1
+                n_stack_samples += 1
                 now = time.perf_counter_ns()
                 if now - self._counts_since_ns > REPORT_EVERY_NS:
                     self.report()
                 self._writer.flush_if_due(now)
                 cpu_before, self._cpu_ns = self._cpu_ns, time.thread_time_ns()
-                if n_looks <= LOOKS_AT_ANY_COST:
+                if n_stack_samples <= STACK_SAMPLES_AT_ANY_COST:
                     continue
                 cost_s = BOTH_OVER_OWN * (self._cpu_ns - cpu_before) / 1e9
-                rate_s = INTERVAL_S * max(1.0, n_looks / LOOKS_AT_FULL_RATE)
-                wanted_s = min(MAX_INTERVAL_S, max(rate_s, cost_s / MAX_LOOK_SHARE))
+                rate_s = INTERVAL_S * max(1.0, n_stack_samples / STACK_SAMPLES_AT_FULL_RATE)
+                wanted_s = min(MAX_INTERVAL_S, max(rate_s, cost_s / MAX_SAMPLING_SHARE))
                 interval_s += (wanted_s - interval_s) / 8  # one dear look is no reason to go blind
         except Exception:
             if not sys.is_finalizing():

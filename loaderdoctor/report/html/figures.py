@@ -153,7 +153,7 @@ def _timeline(artist: _Artist, number: int, traced: TracedSteps, step: StepTimel
 
 
 def _busy(artist: _Artist, series: GpuBusy) -> Chart:
-    dips = series.dips
+    idle_gaps = series.idle_gaps
     legend = [("compute", "a kernel runs")]
     headings, row = ["window", "mean", "lowest", "dips"], []
     shares = series.shares or (0.0,)
@@ -161,18 +161,18 @@ def _busy(artist: _Artist, series: GpuBusy) -> Chart:
         fmt.seconds(series.window_ms / 1e3),
         fmt.share(sum(shares) / len(shares)),
         fmt.share(min(shares)),
-        f"{dips.n:,}" if dips is not None else "0",
+        f"{idle_gaps.n:,}" if idle_gaps is not None else "0",
     ]
-    if dips is not None:
+    if idle_gaps is not None:
         legend.append(("input", "falls idle"))
         headings += ["each", "period", "in steps", "busy otherwise", "in the dips", "waiting"]
         row += [
-            fmt.seconds(dips.mean_ms / 1e3),
-            fmt.seconds(dips.period_ms / 1e3) if dips.period_ms is not None else "–",
-            f"{dips.period_steps:g}" if dips.period_steps is not None else "–",
-            fmt.share(dips.usual_share),
-            fmt.share(dips.low_share),
-            fmt.share(dips.waiting_share),
+            fmt.seconds(idle_gaps.mean_ms / 1e3),
+            fmt.seconds(idle_gaps.period_ms / 1e3) if idle_gaps.period_ms is not None else "–",
+            f"{idle_gaps.period_steps:g}" if idle_gaps.period_steps is not None else "–",
+            fmt.share(idle_gaps.usual_share),
+            fmt.share(idle_gaps.low_share),
+            fmt.share(idle_gaps.waiting_share),
         ]
     chart = Chart(
         name="gpu-busy",

@@ -19,7 +19,7 @@ from loaderdoctor.trace.source import OnShare
 class Overlay:
     """What we add to a recorded trace, on the file's clock (microseconds)."""
 
-    lanes: Sequence[Mapping[str, Any]] = ()  # worker and pin-thread spans, complete events
+    worker_tracks: Sequence[Mapping[str, Any]] = ()  # worker and pin-thread spans, complete events
     waits_outside_next: Sequence[Wait] = ()
     exposed_waits: Sequence[tuple[float, float]] = ()
     step_shares: Sequence[StepShares] = ()
@@ -27,8 +27,8 @@ class Overlay:
     end_us: float | None = None
 
     @staticmethod
-    def of(tracks: Tracks, lanes: Sequence[Mapping[str, Any]] = ()) -> Overlay:
-        """The tracks of a divided trace, and lanes of workers where they were recorded."""
+    def of(tracks: Tracks, worker_tracks: Sequence[Mapping[str, Any]] = ()) -> Overlay:
+        """The tracks of a divided trace, and those of workers where they were recorded."""
         waits: tuple[Wait, ...] = ()
         copies: tuple[Arrow, ...] = ()
         if tracks.training_pid is not None and tracks.training_tid is not None:
@@ -37,7 +37,7 @@ class Overlay:
                 waits = tuple((at, length, pid, tid) for at, length in tracks.outside_next)
                 copies = tuple(_copy_arrows(pid, tid, tracks.batch_copies))
         return Overlay(
-            lanes=lanes,
+            worker_tracks=worker_tracks,
             waits_outside_next=waits,
             exposed_waits=tracks.exposed_waits,
             copies=copies,
@@ -67,7 +67,7 @@ def write_capture(
     write_perfetto_trace(
         source,
         folder.perfetto_trace(run if rank is None else f"rank-{rank}"),
-        lanes=added.lanes,
+        tracks=added.worker_tracks,
         exposed_waits=added.exposed_waits,
         step_shares=added.step_shares,
         copies=added.copies,
@@ -79,7 +79,7 @@ def write_capture(
         source,
         target,
         extra_waits=added.waits_outside_next,
-        lanes=added.lanes,
+        tracks=added.worker_tracks,
         on_share=_half(on_share, 0.5),
     )
     return target

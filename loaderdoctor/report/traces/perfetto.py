@@ -51,7 +51,7 @@ def write_perfetto_trace(
     source: Path,
     target: Path,
     *,
-    lanes: Sequence[Mapping[str, Any]] = (),
+    tracks: Sequence[Mapping[str, Any]] = (),
     exposed_waits: Sequence[tuple[float, float]] = (),
     step_shares: Sequence[StepShares] = (),
     copies: Sequence[Arrow] = (),
@@ -67,7 +67,7 @@ def write_perfetto_trace(
     """
     raw = read_raw(source)
     events: list[msgspec.Raw | bytes] = [*raw.events]
-    events += map(msgspec.json.encode, lanes)
+    events += map(msgspec.json.encode, tracks)
     events += map(msgspec.json.encode, own_tracks(exposed_waits, step_shares, end_us))
     events += map(msgspec.json.encode, arrows(copies))
     with atomic_writer(target) as out, gzip_writer(out) as packed:

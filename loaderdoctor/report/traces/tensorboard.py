@@ -83,7 +83,7 @@ def write_plugin_trace(
     target: Path,
     *,
     extra_waits: Sequence[Wait] = (),
-    lanes: Sequence[Mapping[str, Any]] = (),
+    tracks: Sequence[Mapping[str, Any]] = (),
     on_share: OnShare | None = None,
 ) -> PluginTrace:
     """Write `source`, any torch.profiler trace, to `target` as the plugin understands it.
@@ -102,22 +102,22 @@ def write_plugin_trace(
         n_events = write_raw(
             packed,
             raw.metadata,
-            _rewritten(raw, dialect, lanes),
+            _rewritten(raw, dialect, tracks),
             on_written=written_of(len(raw.events), on_share),
         )
     return PluginTrace(n_events=n_events, n_steps=dialect.n_steps, n_dropped=dialect.n_dropped)
 
 
 def _rewritten(
-    raw: RawTrace, dialect: _Dialect, lanes: Sequence[Mapping[str, Any]]
+    raw: RawTrace, dialect: _Dialect, tracks: Sequence[Mapping[str, Any]]
 ) -> Iterator[msgspec.Raw | bytes]:
     for event in raw.events:
         written = dialect.event(event)
         if written is not None:
             yield written
     yield from dialect.held_back()
-    for lane in lanes:
-        yield _encode(lane)
+    for track in tracks:
+        yield _encode(track)
 
 
 @dataclass(slots=True)

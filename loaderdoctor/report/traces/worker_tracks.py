@@ -40,19 +40,19 @@ FIRST_FLOW = 1 << 40
 MIN_IDLE_NS = 1_000
 
 
-def lane_events(log: WorkerLog, clock: ClockMap, trace: Trace) -> list[Event]:
+def track_events(log: WorkerLog, clock: ClockMap, trace: Trace) -> list[Event]:
     """Trace events (ts in the file's microseconds) of what lies within the trace's time."""
     spans = trace.spans
     if not len(spans):
         return []
-    lanes = _Lanes(log, clock, trace)
-    lanes.add_workers()
-    lanes.add_pinning()
-    lanes.add_arrows()
-    return lanes.events
+    tracks = _Tracks(log, clock, trace)
+    tracks.add_workers()
+    tracks.add_pinning()
+    tracks.add_arrows()
+    return tracks.events
 
 
-class _Lanes:
+class _Tracks:
     """Collects events; knows the trace's limits and where the training process is in it."""
 
     def __init__(self, log: WorkerLog, clock: ClockMap, trace: Trace) -> None:

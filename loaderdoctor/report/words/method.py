@@ -71,8 +71,8 @@ def _sentences(facts: Facts, trials: Sequence[Trial]) -> Iterator[str]:
         if facts.ablation.reason:
             yield f"Not measured by ablation: {fmt.plain(facts.ablation.reason)}"
     if trials:
-        visits = [trial.n_windows for trial in trials if trial.n_windows]
-        each = f", up to {fmt.count(max(visits), 'window')} each" if visits else ""
+        measurements = [trial.n_windows for trial in trials if trial.n_windows]
+        each = f", up to {fmt.count(max(measurements), 'window')} each" if measurements else ""
         yield (
             f"Trials: {fmt.count(len(trials), 'combination')} of settings{each}, in shuffled "
             "rounds; batches made under the previous settings are dropped first."

@@ -194,7 +194,7 @@ def _remedy(
 ) -> str:
     change = next(iter(changes_of(recommendations)), None)  # the first of the list, whatever it is
     if change is not None:
-        return _first_change(step_ms, change, glimpsed=_glimpsed(change, findings))
+        return _first_change(step_ms, change, inconclusive=_inconclusive(change, findings))
     if cause is not None and cause.advice is not None:
         return cause.advice
     faster = next((t for f in findings for t in f.tested if t.outcome.came == "faster"), None)
@@ -212,7 +212,7 @@ def _remedy(
     return "No loader setting is known to help here."
 
 
-def _glimpsed(change: Change, findings: Sequence[Finding]) -> bool:
+def _inconclusive(change: Change, findings: Sequence[Finding]) -> bool:
     """Whether it was tried, in too few windows to say what came of it."""
     wanted = {(row.setting, row.to) for row in change.rows}
     return any(
@@ -222,7 +222,7 @@ def _glimpsed(change: Change, findings: Sequence[Finding]) -> bool:
     )
 
 
-def _first_change(step_ms: float, change: Change, *, glimpsed: bool = False) -> str:
+def _first_change(step_ms: float, change: Change, *, inconclusive: bool = False) -> str:
     """What the list of changes begins with, and what it gains."""
     measured_ms, prediction = change.measured_ms, change.prediction()
     if measured_ms is not None:
@@ -240,7 +240,9 @@ def _first_change(step_ms: float, change: Change, *, glimpsed: bool = False) -> 
     if change.is_code:
         title = change.words()
         return f"To change: {title[:1].lower()}{title[1:]}{figure}."
-    how = "it was tried here in too few windows to tell" if glimpsed else "it was not tried here"
+    how = (
+        "it was tried here in too few windows to tell" if inconclusive else "it was not tried here"
+    )
     return f"Try {change.words()}{figure}; {how}."
 
 

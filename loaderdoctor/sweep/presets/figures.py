@@ -149,8 +149,8 @@ class Figures:
     def gpu_peaks(self, name: str, group: str) -> list[int]:
         """Peak GPU memory in use of each visit to a row; bytes."""
         index = self.index(name, group)
-        visits = self.trials[self._source(index)].visits if index is not None else []
-        peaks = (visit.window.gpu_peak_allocated_bytes for visit in visits)
+        measurements = self.trials[self._source(index)].measurements if index is not None else []
+        peaks = (measurement.window.gpu_peak_allocated_bytes for measurement in measurements)
         return [peak for peak in peaks if peak is not None]
 
     def memory_change(self, name: str, group: str, last: str) -> Change:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.attribution.pages import ready_faults
+from loaderdoctor.attribution.pages import synthetic_faults
 from loaderdoctor.facts.evidence import CpuFacts, Facts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.allocator_faults import allocator_page_faults
@@ -29,7 +29,7 @@ def faulting(faults: float | None = 600.0, **machines: Any) -> Facts:
     known = with_exposed(input_=0.1, machine=machine(**{**GLIBC, **machines}))
     assert known.ablation is not None
     assert known.trace is not None
-    ablation = replace(known.ablation, ready_faults_per_step=faults)
+    ablation = replace(known.ablation, synthetic_faults_per_step=faults)
     on_cpu = replace(known.trace, has_accelerator=False)
     return replace(known, ablation=ablation, trace=on_cpu)
 
@@ -85,9 +85,9 @@ def test_only_faults_that_every_round_has_count() -> None:
         cpu = CpuRecord(wall_ns=1, main_ns=1, thread_faults=faults)
         return WindowDone(id=1, mode="no_input", status="ok", n_steps=10, cpu=cpu)
 
-    assert ready_faults([ready(9000), ready(6000), ready(None)]) == 600.0
-    assert ready_faults([ready(None)]) is None
-    assert ready_faults([]) is None
+    assert synthetic_faults([ready(9000), ready(6000), ready(None)]) == 600.0
+    assert synthetic_faults([ready(None)]) is None
+    assert synthetic_faults([]) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="page faults are counted on Linux")

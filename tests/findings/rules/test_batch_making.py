@@ -14,7 +14,7 @@ from loaderdoctor.findings.rules.batch_making import (
     head_of_line_stall,
     sampler_bound,
 )
-from loaderdoctor.findings.rules.hotspots import where
+from loaderdoctor.findings.rules.line_names import where
 from loaderdoctor.instrument.wire.protocol import TensorRecord
 from tests.findings.builders import healthy, line, loader, with_exposed, workers
 from tests.findings.case import Case, fires, stays_silent
@@ -78,7 +78,7 @@ CASES = (
                 collate_ms=30.0,
                 lines=(
                     line(function="pad", phase="collate", phase_share=0.75),
-                    line(line=31, n_looks=99, phase_share=0.25),
+                    line(line=31, n_stack_samples=99, phase_share=0.25),
                 ),
             ),
         ),
@@ -164,8 +164,8 @@ test_a_rule_stays_silent_on_look_alikes_and_missing_facts = stays_silent(CASES)
     ],
 )  # fmt: skip
 def test_a_package_s_line_does_not_pass_for_the_users(file: str, shown: str) -> None:
-    spot = line(file=file, line=7, function="f")
-    assert where(spot) == f"{shown}:7 (f)"
+    hotspot = line(file=file, line=7, function="f")
+    assert where(hotspot) == f"{shown}:7 (f)"
 
 
 @pytest.mark.parametrize(

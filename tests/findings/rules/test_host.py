@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.attribution.combine import facts_of_trace
-from loaderdoctor.facts.evidence import HostSpot
+from loaderdoctor.facts.evidence import HostHotspot
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.host import launch_bound, sync_every_step, work_between_steps
 from tests.findings.builders import healthy, shares, trace, with_exposed
@@ -23,9 +23,9 @@ TINY = trace(
     kernel_busy_ms=0.75,
     host_exposed_ms=8.0,
 )
-LOGGING = HostSpot(name="Python between SGD.step and the fetch", ms_per_step=4.0)
-FRAME = HostSpot(name="train.py(57): log", ms_per_step=9.0, file="train.py", line=57)
-WORK = trace(shares=shares(host=0.5), host_exposed_ms=5.0, host_spots=(LOGGING,))
+LOGGING = HostHotspot(name="Python between SGD.step and the fetch", ms_per_step=4.0)
+FRAME = HostHotspot(name="train.py(57): log", ms_per_step=9.0, file="train.py", line=57)
+WORK = trace(shares=shares(host=0.5), host_exposed_ms=5.0, host_hotspots=(LOGGING,))
 
 CASES = (
     Case(
@@ -77,7 +77,7 @@ CASES = (
             ),
             "the loop's own work": healthy(
                 shares=TINY.shares,
-                trace=replace(TINY, host_spots=(replace(LOGGING, ms_per_step=7.0),)),
+                trace=replace(TINY, host_hotspots=(replace(LOGGING, ms_per_step=7.0),)),
             ),
         },
         missing={
@@ -95,15 +95,15 @@ CASES = (
         silent={
             "little of it": healthy(
                 shares=WORK.shares,
-                trace=replace(WORK, host_spots=(replace(LOGGING, ms_per_step=0.3),)),
+                trace=replace(WORK, host_hotspots=(replace(LOGGING, ms_per_step=0.3),)),
             ),
             "backward": healthy(
                 shares=WORK.shares,
                 trace=replace(
                     WORK,
-                    host_spots=(
-                        HostSpot(name="backward (autograd thread)", ms_per_step=3.0),
-                        HostSpot(
+                    host_hotspots=(
+                        HostHotspot(name="backward (autograd thread)", ms_per_step=3.0),
+                        HostHotspot(
                             name="Python between aten::ones_like and SGD.step", ms_per_step=1.0
                         ),
                     ),
@@ -111,12 +111,12 @@ CASES = (
             ),
             "launching from the loop's frame": healthy(
                 shares=WORK.shares,
-                trace=replace(WORK, host_spots=(replace(FRAME, ms_per_step=5.0),)),
+                trace=replace(WORK, host_hotspots=(replace(FRAME, ms_per_step=5.0),)),
             ),
             "hidden behind the accelerator": healthy(trace=replace(WORK, shares=shares())),
         },
         missing={
-            "spots": healthy(shares=WORK.shares, trace=replace(WORK, host_spots=())),
+            "spots": healthy(shares=WORK.shares, trace=replace(WORK, host_hotspots=())),
             "trace": healthy(trace=None),
         },
     ),
@@ -129,7 +129,7 @@ test_a_rule_stays_silent_on_look_alikes_and_missing_facts = stays_silent(CASES)
 
 def test_a_line_of_the_loop_is_named_where_the_trace_has_stacks() -> None:
     seen = trace(
-        shares=shares(host=0.9), wall_ms=10.0, n_kernels_per_step=20.0, host_spots=(FRAME,)
+        shares=shares(host=0.9), wall_ms=10.0, n_kernels_per_step=20.0, host_hotspots=(FRAME,)
     )
     finding = work_between_steps(facts_of_trace(seen))
     assert finding is not None
@@ -142,7 +142,7 @@ def test_a_line_of_the_loop_is_named_where_the_trace_has_stacks() -> None:
 def test_a_spot_is_given_in_the_time_of_steps_without_the_profiler() -> None:
     """Recording made the step 1.7 times as long: of its 17 ms, 6.8 are 4 of 10."""
     slowed = replace(
-        WORK, wall_ms=17.0, host_spots=(replace(LOGGING, ms_per_step=6.8),), host_exposed_ms=8.5
+        WORK, wall_ms=17.0, host_hotspots=(replace(LOGGING, ms_per_step=6.8),), host_exposed_ms=8.5
     )
     finding = work_between_steps(healthy(shares=WORK.shares, trace=slowed))
     assert finding is not None
@@ -154,17 +154,17 @@ def test_silence_within_the_backward_pass_is_no_work_of_the_loop() -> None:
     """Without an accelerator autograd runs on the training thread, and waits for the GIL there."""
     node = "autograd::engine::evaluate_function: "
     names = (f"Python between {node}AddmmBackward0 and {node}AccumulateGrad",)
-    spots = tuple(HostSpot(name=name, ms_per_step=4.0) for name in names)
-    seen = replace(WORK, n_kernels_per_step=0.0, host_spots=spots)
+    hotspots = tuple(HostHotspot(name=name, ms_per_step=4.0) for name in names)
+    seen = replace(WORK, n_kernels_per_step=0.0, host_hotspots=hotspots)
     assert work_between_steps(healthy(shares=WORK.shares, trace=seen)) is None
-    after = HostSpot(name=f"Python between {node}AccumulateGrad and aten::mul", ms_per_step=4.0)
-    seen = replace(seen, host_spots=(after,))
+    after = HostHotspot(name=f"Python between {node}AccumulateGrad and aten::mul", ms_per_step=4.0)
+    seen = replace(seen, host_hotspots=(after,))
     assert work_between_steps(healthy(shares=WORK.shares, trace=seen)) is not None
 
 
 def test_work_that_no_line_is_known_of_says_how_to_have_it_named() -> None:
     unnamed = work_between_steps(healthy(shares=WORK.shares, trace=WORK))
     assert unnamed is not None and "--with-stack" in (unnamed.advice or "")
-    seen = replace(WORK, n_kernels_per_step=0.0, host_spots=(FRAME,))
+    seen = replace(WORK, n_kernels_per_step=0.0, host_hotspots=(FRAME,))
     named = work_between_steps(healthy(shares=WORK.shares, trace=seen))
     assert named is not None and "--with-stack" not in (named.advice or "")

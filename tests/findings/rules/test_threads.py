@@ -117,8 +117,8 @@ def test_a_gain_within_the_noise_proves_nothing() -> None:
     still = thread_oversubscription(on_cpu(BESIDE_ONE, thread_trials=noisy))
     assert still is not None
     assert still.severity is Severity.UNCERTAIN
-    glimpsed = (tried(1, 20.0, 30.0, 15.0, decided=False),)
-    assert thread_oversubscription(replace(HEALTHY, thread_trials=glimpsed)) is None
+    inconclusive = (tried(1, 20.0, 30.0, 15.0, decided=False),)
+    assert thread_oversubscription(replace(HEALTHY, thread_trials=inconclusive)) is None
 
 
 def test_more_threads_than_a_quota_allows_need_no_trial() -> None:

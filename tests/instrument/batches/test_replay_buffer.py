@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from loaderdoctor.instrument.batches import replay_buffer
+from loaderdoctor.instrument.batches import replay_buffer as module
 from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, rebuild, tensors
-from loaderdoctor.instrument.batches.replay_buffer import BatchRing
+from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer
 from loaderdoctor.instrument.batches.tensor_pool import Budget, TensorPool, clone, held_bytes
 
 
@@ -77,11 +77,11 @@ BATCHES: dict[str, Any] = {
 }
 
 
-def record(batch: Any, n: int = 3) -> BatchRing:
-    ring = BatchRing()
+def record(batch: Any, n: int = 3) -> ReplayBuffer:
+    replay_buffer = ReplayBuffer()
     for _ in range(n):
-        ring.record(batch)
-    return ring
+        replay_buffer.record(batch)
+    return replay_buffer
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -149,12 +149,12 @@ def test_an_expanded_tensor_is_held_once() -> None:
 
 def test_sparse_tensors_are_handled() -> None:
     sparse = torch.eye(4).to_sparse()
-    ring = record([sparse])
-    out = ring.next_batch()[0]
+    replay_buffer = record([sparse])
+    out = replay_buffer.next_batch()[0]
     assert out.layout == torch.sparse_coo
     assert torch.equal(out.to_dense(), torch.eye(4))
     out.mul_(0)
-    again = ring.next_batch()[0]
+    again = replay_buffer.next_batch()[0]
     assert torch.equal(again.to_dense(), torch.eye(4))
 
 
@@ -170,125 +170,125 @@ def test_nothing_of_the_users_is_kept_alive() -> None:
     batch = [torch.ones(5), {"a": torch.ones(3), "array": np.ones(3)}]
     gone = [weakref.ref(tensor) for _, tensor in tensors(batch)]
     array = weakref.ref(batch[1]["array"])  # type: ignore[index]
-    ring = record(batch)
+    replay_buffer = record(batch)
     del batch
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
     assert array() is None
-    assert ring.ready
-    held = [weakref.ref(pool._copies[0].tensor) for pool in ring._recorded[0].pools]
-    ring.release()
+    assert replay_buffer.ready
+    held = [weakref.ref(pool._copies[0].tensor) for pool in replay_buffer._recorded[0].pools]
+    replay_buffer.release()
     assert [ref() for ref in held] == [None, None]
 
 
 def test_one_batch_stands_for_all_of_constant_shape() -> None:
-    ring = BatchRing()
-    ring.record([X])
-    assert not ring.ready
+    replay_buffer = ReplayBuffer()
+    replay_buffer.record([X])
+    assert not replay_buffer.ready
     for i in range(5):
-        ring.record([X + i])
-    assert ring.ready
-    assert ring.n_batches == 1
-    assert not ring.shapes_vary
+        replay_buffer.record([X + i])
+    assert replay_buffer.ready
+    assert replay_buffer.n_batches == 1
+    assert not replay_buffer.shapes_vary
 
 
 def test_up_to_eight_batches_are_kept_where_shapes_vary_and_come_in_order() -> None:
-    ring = BatchRing()
+    replay_buffer = ReplayBuffer()
     for n in range(1, 20):
-        assert ring.ready is (ring.n_batches == 8)
-        ring.record(torch.full((n,), float(n)))
-    assert ring.n_batches == 8
-    source = ring.as_source()
+        assert replay_buffer.ready is (replay_buffer.n_batches == 8)
+        replay_buffer.record(torch.full((n,), float(n)))
+    assert replay_buffer.n_batches == 8
+    source = replay_buffer.as_source()
     sizes = [source.next_batch().numel() for _ in range(16)]
     assert sizes == [*range(1, 9), *range(1, 9)]
-    assert ring.position == 7
+    assert replay_buffer.position == 7
 
 
 def test_a_batch_that_does_not_fit_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(replay_buffer, "available_bytes", lambda: 1000)
-    ring = record(torch.zeros(100, dtype=torch.uint8))
-    assert not ring.ready
-    assert ring.reason is not None
-    assert "10%" in ring.reason
+    monkeypatch.setattr(module, "available_bytes", lambda: 1000)
+    replay_buffer = record(torch.zeros(100, dtype=torch.uint8))
+    assert not replay_buffer.ready
+    assert replay_buffer.reason is not None
+    assert "10%" in replay_buffer.reason
     with pytest.raises(StopIteration):
-        ring.next_batch()
+        replay_buffer.next_batch()
 
 
 def test_memory_ends_the_recording_not_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_buffer, "available_bytes", lambda: 10_000)
-    ring = BatchRing()
+    monkeypatch.setattr(module, "available_bytes", lambda: 10_000)
+    replay_buffer = ReplayBuffer()
     for n in range(100, 120):
-        ring.record(torch.zeros(n, dtype=torch.uint8))
-    assert ring.ready
-    assert 2 <= ring.n_batches < 8
+        replay_buffer.record(torch.zeros(n, dtype=torch.uint8))
+    assert replay_buffer.ready
+    assert 2 <= replay_buffer.n_batches < 8
 
 
 def test_a_batch_that_leads_to_everything_is_refused() -> None:
     deep: list[Any] = [X]
     for _ in range(30):
         deep = [deep]
-    ring = record(deep)
-    assert ring.reason is not None
+    replay_buffer = record(deep)
+    assert replay_buffer.reason is not None
     with pytest.raises(UnsupportedBatch):
         tensors(deep)
 
 
 def test_changes_in_place_never_reach_the_next_hand_out() -> None:
     """Labels shifted each step would run out of range, and images fade into denormals."""
-    ring = record([X, torch.tensor([1, 2])])
+    replay_buffer = record([X, torch.tensor([1, 2])])
     for _ in range(30):
-        x, labels = ring.next_batch()
+        x, labels = replay_buffer.next_batch()
         x.div_(255)
         labels -= 1
         assert labels.tolist() == [0, 1]
         assert torch.equal(x, X / 255)
-    assert ring.inline_ns > 0
+    assert replay_buffer.inline_ns > 0
 
 
 def test_after_restore_a_window_as_long_as_the_last_undoes_nothing_inside() -> None:
-    ring = record([X])
+    replay_buffer = record([X])
 
     def window() -> int:
-        before = ring.inline_ns
+        before = replay_buffer.inline_ns
         for _ in range(20):
-            ring.next_batch()[0].mul_(2)
-        spent = ring.inline_ns - before
-        ring.restore()
+            replay_buffer.next_batch()[0].mul_(2)
+        spent = replay_buffer.inline_ns - before
+        replay_buffer.restore()
         return spent
 
     assert window() > 0
     assert window() == 0
-    assert torch.equal(ring.next_batch()[0], X)
+    assert torch.equal(replay_buffer.next_batch()[0], X)
 
 
 def test_a_loop_that_changes_nothing_gets_one_copy_of_memory() -> None:
-    ring = record([X])
+    replay_buffer = record([X])
     for _ in range(20):
-        ring.next_batch()
-    ring.restore()
-    assert ring._recorded[0].pools[0].n_copies == 1
-    assert ring.inline_ns == 0
+        replay_buffer.next_batch()
+    replay_buffer.restore()
+    assert replay_buffer._recorded[0].pools[0].n_copies == 1
+    assert replay_buffer.inline_ns == 0
 
 
 def test_changes_past_the_version_counter_are_undone_between_windows() -> None:
-    ring = record([X])
-    ring.next_batch()[0].numpy()[:] = 9
-    ring.next_batch()[0].data.zero_()
-    ring.restore()
-    assert torch.equal(ring.next_batch()[0], X)
+    replay_buffer = record([X])
+    replay_buffer.next_batch()[0].numpy()[:] = 9
+    replay_buffer.next_batch()[0].data.zero_()
+    replay_buffer.restore()
+    assert torch.equal(replay_buffer.next_batch()[0], X)
 
 
 def test_gradients_and_containers_are_the_steps_own() -> None:
-    ring = record({"x": X, "drop": "me", "t": [X + 1]})
-    first = ring.next_batch()
+    replay_buffer = record({"x": X, "drop": "me", "t": [X + 1]})
+    first = replay_buffer.next_batch()
     first["x"].requires_grad_()
     first["x"].sum().backward()
     first.pop("drop")
     first["t"].clear()
     first["x"] = None
-    second = ring.next_batch()
+    second = replay_buffer.next_batch()
     assert second["drop"] == "me"
     assert len(second["t"]) == 1
     assert not second["x"].requires_grad
@@ -297,10 +297,10 @@ def test_gradients_and_containers_are_the_steps_own() -> None:
 
 def test_hand_outs_in_inference_mode_are_ordinary_tensors() -> None:
     with torch.inference_mode():
-        ring = record([X + 1])
-        out = ring.next_batch()[0]
+        replay_buffer = record([X + 1])
+        out = replay_buffer.next_batch()[0]
         out.add_(1)
-        again = ring.next_batch()[0]
+        again = replay_buffer.next_batch()[0]
     assert torch.equal(again, X + 1)
     assert not again.is_inference()
 
@@ -318,10 +318,10 @@ def test_a_pool_puts_back_within_the_window_when_memory_is_short() -> None:
 
 def test_long_plain_lists_are_copied_without_a_look_at_each_element() -> None:
     words = ["w"] * 50_000
-    ring = record({"x": X, "words": words})
-    out = ring.next_batch()
+    replay_buffer = record({"x": X, "words": words})
+    out = replay_buffer.next_batch()
     out["words"].clear()
-    assert len(ring.next_batch()["words"]) == 50_000
+    assert len(replay_buffer.next_batch()["words"]) == 50_000
     assert len(words) == 50_000
 
 
@@ -333,12 +333,12 @@ def test_the_users_container_is_never_written_to() -> None:
 
 
 def test_a_closed_ring_source_ends_and_the_ring_stays() -> None:
-    ring = record([X])
-    source = ring.as_source()
+    replay_buffer = record([X])
+    source = replay_buffer.as_source()
     assert source.drop(5) == 0
     assert source.startup_ns is None
     source.close()
     source.close()
     with pytest.raises(StopIteration):
         source.next_batch()
-    assert torch.equal(ring.as_source().next_batch()[0], X)
+    assert torch.equal(replay_buffer.as_source().next_batch()[0], X)

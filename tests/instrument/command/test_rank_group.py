@@ -16,8 +16,8 @@ import pytest
 
 from loaderdoctor.commands.diagnose.launch import Launch
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.command.rank_group import GroupBench
-from loaderdoctor.instrument.command.script_run import BenchOptions, Target
+from loaderdoctor.instrument.command.rank_group import RankGroup
+from loaderdoctor.instrument.command.script_run import LaunchOptions, Target
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from tests.instrument.ranks import TRAIN, children_of_test, diagnosis_at_step_20, wait_until_gone
 
@@ -31,12 +31,12 @@ def script(folder: Path, body: str = "train()") -> Path:
     return path
 
 
-def bench(folder: Path, body: str = "train()") -> GroupBench:
-    options = BenchOptions(record_workers=False)
-    found = Launch(torchrun=TWO).bench(
+def script_run(folder: Path, body: str = "train()") -> RankGroup:
+    options = LaunchOptions(record_workers=False)
+    found = Launch(torchrun=TWO).script_run(
         Target(script=str(script(folder, body))), folder / "run", options
     )
-    assert isinstance(found, GroupBench)
+    assert isinstance(found, RankGroup)
     return found
 
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("no_process_is_left")
 
 @pytest.mark.alone
 def test_every_rank_measures_every_window_and_all_stop_at_one_step(tmp_path: Path) -> None:
-    with bench(tmp_path) as job:
+    with script_run(tmp_path) as job:
         observed = job.wait_observed(120.0)
         assert observed.environment.n_ranks == 2
         assert [m.rank for m in job.measured] == [0, 1]
@@ -57,13 +57,13 @@ def test_every_rank_measures_every_window_and_all_stop_at_one_step(tmp_path: Pat
         ]
         done = job.measure(requests)
         assert [w.status for w in done] == ["ok"] * 4
-        for member in job.measured:
-            assert sorted(member.done) == [1, 2, 3, 4]
-            trace = member.done[2].trace_path
+        for connection in job.measured:
+            assert sorted(connection.done) == [1, 2, 3, 4]
+            trace = connection.done[2].trace_path
             assert trace is not None
-            assert Path(trace).parent.name == f"rank{member.rank}"
+            assert Path(trace).parent.name == f"rank{connection.rank}"
             assert Path(trace).is_file()
-            step = {i: sum(w.host_step_ns) / w.n_steps for i, w in member.done.items()}
+            step = {i: sum(w.host_step_ns) / w.n_steps for i, w in connection.done.items()}
             # Ready batches on every rank: neither waits for its loader, nor for the other's.
             assert step[3] < 0.5 * step[1]
             assert step[3] < 0.5 * step[4]
@@ -75,7 +75,7 @@ def test_every_rank_measures_every_window_and_all_stop_at_one_step(tmp_path: Pat
         job.stop()
     assert job.ended is not None
     assert (job.ended.how, job.ended.exit_code) == ("stopped", 0)
-    assert len({m.ended.n_steps for m in job.members if m.ended is not None}) == 1
+    assert len({m.ended.n_steps for m in job.connections if m.ended is not None}) == 1
     assert not job.notes
 
 
@@ -96,7 +96,7 @@ def test_windows_are_of_the_same_steps_though_one_host_runs_ahead(tmp_path: Path
     DistributedDataParallel = lambda model: model
     train(sample_s=(0.0003, 0.002), after_step=reduce_some_steps_later)
     """
-    with bench(tmp_path, body) as job:
+    with script_run(tmp_path, body) as job:
         job.wait_observed(120.0)
         plain = WindowRequest(id=1, mode="plain", n_steps=6, limit_s=60.0)
         profile = WindowRequest(id=2, mode="profiled", n_steps=6, trace_path="any/baseline.json")
@@ -118,7 +118,7 @@ def test_a_rank_that_fails_ends_the_run_with_its_exit_code(
             sys.exit(7)
     train((0.001, 0.001), after_step=after_step)
     """
-    with bench(tmp_path, body) as job:
+    with script_run(tmp_path, body) as job:
         job.wait_observed(120.0)
         job.measure([WindowRequest(id=1, mode="plain", n_steps=500, limit_s=60.0)])
         end = time.monotonic() + 20.0
@@ -138,7 +138,7 @@ def test_a_rank_without_a_loader_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_PORT="0", TORCHELASTIC_USE_AGENT_STORE="")
     train((0.001, 0.001))
     """
-    with bench(tmp_path, body) as job:
+    with script_run(tmp_path, body) as job:
         job.wait_observed(120.0)
         (note,) = [n for n in job.notes if n.kind == "ranks-missing"]
         assert note.text.startswith("1 of 2 ranks were not measured (rank 1)")
@@ -148,7 +148,7 @@ def test_a_rank_without_a_loader_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_a_script_that_never_trains_is_an_error_of_one_line(tmp_path: Path) -> None:
-    job = bench(tmp_path, "raise KeyError('no data')")
+    job = script_run(tmp_path, "raise KeyError('no data')")
     with pytest.raises(RunError, match="failed before its loop was warm: KeyError: 'no data'"), job:
         job.wait_observed(120.0)
 

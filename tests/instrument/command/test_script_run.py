@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.command.script_run import Bench, Target
+from loaderdoctor.instrument.command.script_run import ScriptRun, Target
 from loaderdoctor.instrument.wire.protocol import Observed, Progress
 from tests.instrument.watched import request
 
@@ -108,16 +108,16 @@ def one_run(tmp_path_factory: pytest.TempPathFactory) -> OneRun:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMP_NUM_THREADS", raising=False)
         patch.delenv("MKL_NUM_THREADS", raising=False)
-        with Bench(target, folder / "run") as bench:
-            observed = bench.wait_observed(60.0, on_event=told)
+        with ScriptRun(target, folder / "run") as script_run:
+            observed = script_run.wait_observed(60.0, on_event=told)
             asked = [request(1, mode, 3) for mode in ("plain", "no_input")]
-            modes = [bench.measure([one])[0].mode for one in asked]
-            bench.stop()
+            modes = [script_run.measure([one])[0].mode for one in asked]
+            script_run.stop()
     return OneRun(observed, modes, texts)
 
 
-def tree(bench: Bench) -> list[int]:
-    process = bench._process
+def tree(script_run: ScriptRun) -> list[int]:
+    process = script_run._process
     assert process is not None
     return [process.pid, *(p.pid for p in process.descendants())]
 
@@ -130,9 +130,9 @@ def test_a_run_to_the_end_is_bit_for_bit_the_unwatched_run(
     target = script(tmp_path, f"train(8, {n_workers}, {method})")
     unwatched = started_unwatched(target)
     capfd.readouterr()
-    with Bench(target, tmp_path / "run") as bench:
-        bench.wait_observed(60)
-        done = bench.measure(
+    with ScriptRun(target, tmp_path / "run") as script_run:
+        script_run.wait_observed(60)
+        done = script_run.measure(
             [
                 request(1, "plain", drop_batches=False),
                 request(2, "profiled", trace_path=str(tmp_path / "trace.json")),
@@ -140,8 +140,8 @@ def test_a_run_to_the_end_is_bit_for_bit_the_unwatched_run(
             ],
             timeout_s=60,
         )
-        bench.stop(to_end=True)
-        ended = bench.ended
+        script_run.stop(to_end=True)
+        ended = script_run.ended
     assert [w.status for w in done] == ["ok"] * 3
     assert (tmp_path / "trace.json").stat().st_size > 1000
     assert ended is not None
@@ -172,13 +172,13 @@ def test_classes_of_the_script_reach_workers_of_every_start_method(
     if __name__ == "__main__":
         train(60, 1, "{method}")
     """
-    with Bench(script(tmp_path, body), tmp_path / "run") as bench:
-        observed = bench.wait_observed(90)
-        pids = tree(bench)
-        bench.stop()
+    with ScriptRun(script(tmp_path, body), tmp_path / "run") as script_run:
+        observed = script_run.wait_observed(90)
+        pids = tree(script_run)
+        script_run.stop()
     assert observed.loaders[0].settings.start_method == method
-    assert bench.ended is not None
-    assert (bench.ended.how, bench.ended.exit_code) == ("stopped", 0)
+    assert script_run.ended is not None
+    assert (script_run.ended.how, script_run.ended.exit_code) == ("stopped", 0)
     assert no_process_left(pids)
 
 
@@ -208,13 +208,13 @@ def test_classes_of_the_script_reach_workers_of_every_start_method(
     ],
 )
 def test_stop_ends_a_script_that_catches_everything(body: str, tmp_path: Path) -> None:
-    with Bench(script(tmp_path, body), tmp_path / "run") as bench:
-        bench.wait_observed(60)
-        bench.measure([request(1, "no_input")], timeout_s=60)
-        pids = tree(bench)
-        bench.stop()
-    assert bench.ended is not None
-    assert bench.ended.how == "stopped"
+    with ScriptRun(script(tmp_path, body), tmp_path / "run") as script_run:
+        script_run.wait_observed(60)
+        script_run.measure([request(1, "no_input")], timeout_s=60)
+        pids = tree(script_run)
+        script_run.stop()
+    assert script_run.ended is not None
+    assert script_run.ended.how == "stopped"
     assert no_process_left(pids)
 
 
@@ -225,9 +225,9 @@ def test_a_script_that_cleans_up_after_stop_may_finish_it(tmp_path: Path) -> Non
     finally:
         open({str(tmp_path / "cleaned")!r}, "w").close()
     """
-    with Bench(script(tmp_path, body), tmp_path / "run") as bench:
-        bench.wait_observed(60)
-        bench.stop()
+    with ScriptRun(script(tmp_path, body), tmp_path / "run") as script_run:
+        script_run.wait_observed(60)
+        script_run.stop()
     assert (tmp_path / "cleaned").exists()
 
 
@@ -244,10 +244,10 @@ def test_os_exit_in_the_middle_of_a_window_loses_no_finished_window(tmp_path: Pa
     EPOCH = [0]
     train(100, cls=Counted)
     """
-    with Bench(script(tmp_path, body), tmp_path / "run") as bench:
-        bench.wait_observed(60)
-        done = bench.measure([request(1, "plain"), request(2, "plain", 500)], timeout_s=60)
-        ended = bench.ended
+    with ScriptRun(script(tmp_path, body), tmp_path / "run") as script_run:
+        script_run.wait_observed(60)
+        done = script_run.measure([request(1, "plain"), request(2, "plain", 500)], timeout_s=60)
+        ended = script_run.ended
     assert [w.id for w in done] == [1]
     assert ended is not None
     assert (ended.how, ended.exit_code) == ("script-ended", 4)
@@ -272,10 +272,10 @@ def test_a_script_that_fails_in_a_window_shows_its_own_traceback(
     target = script(tmp_path, body)
     unwatched = started_unwatched(target)
     capfd.readouterr()
-    with Bench(target, tmp_path / "run") as bench:
-        bench.wait_observed(60)
-        done = bench.measure([request(1, "plain", 500)], timeout_s=60)
-        ended = bench.ended
+    with ScriptRun(target, tmp_path / "run") as script_run:
+        script_run.wait_observed(60)
+        done = script_run.measure([request(1, "plain", 500)], timeout_s=60)
+        ended = script_run.ended
     assert ended is not None
     assert (ended.how, ended.exit_code) == ("script-failed", 1)
     assert [w.status for w in done] == ["short"]
@@ -287,19 +287,19 @@ def test_a_script_that_fails_in_a_window_shows_its_own_traceback(
 def test_a_killed_run_is_told_with_its_signal(tmp_path: Path) -> None:
     body = "os.kill(os.getpid(), 9)"
     with (
-        Bench(script(tmp_path, body), tmp_path / "run") as bench,
+        ScriptRun(script(tmp_path, body), tmp_path / "run") as script_run,
         pytest.raises(RunError, match="SIGKILL"),
     ):
-        bench.wait_observed(60)
+        script_run.wait_observed(60)
 
 
 def test_a_script_that_never_trains_is_given_up_in_time(tmp_path: Path) -> None:
     body = "time.sleep(600)"
     began = time.monotonic()
-    with Bench(script(tmp_path, body), tmp_path / "run") as bench:
-        pids = tree(bench)
+    with ScriptRun(script(tmp_path, body), tmp_path / "run") as script_run:
+        pids = tree(script_run)
         with pytest.raises(RunError, match="no training step"):
-            bench.wait_observed(1.0)
+            script_run.wait_observed(1.0)
     assert no_process_left(pids)
     assert time.monotonic() - began < 60.0
 

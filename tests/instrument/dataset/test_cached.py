@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
 from torchvision import transforms
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset import cached, repeatable
 from loaderdoctor.instrument.dataset.repeatable import same, varying_sample
-from loaderdoctor.instrument.withheld import Withheld
 from loaderdoctor.settings import Settings
 from tests.instrument.axis_cases import Pictures, taken
 from tests.instrument.opening import opened
@@ -45,13 +45,13 @@ def test_some_samples_stand_for_all_and_are_made_once(monkeypatch: pytest.Monkey
     dataset = Slow(200, 0.002)
     loader = DataLoader(dataset, batch_size=50)
 
-    def visit() -> Tensor:
+    def measurement() -> Tensor:
         batches = taken(
             loader, CACHE, 4, cache_limit_s=0.06, note=lambda kind, text: notes.append((kind, text))
         )
         return torch.cat(batches).flatten()
 
-    found = visit()
+    found = measurement()
     ((kind, text),) = notes
     kept = re.search(r"the first (\d+) of 200 samples", text)
     assert kind == "cache-in-part" and kept is not None
@@ -59,7 +59,7 @@ def test_some_samples_stand_for_all_and_are_made_once(monkeypatch: pytest.Monkey
     assert cached.N_PROBED <= n_kept < 200
     assert found.tolist() == [float(i % n_kept) for i in range(200)]
     n_made = dataset.n_made
-    assert torch.equal(visit(), found)
+    assert torch.equal(measurement(), found)
     assert dataset.n_made == n_made
 
 
@@ -75,13 +75,13 @@ def test_all_samples_are_kept_where_there_is_time_for_them() -> None:
 
 def test_a_part_that_foretells_too_many_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cached, "available_bytes", lambda: 40_000)
-    with pytest.raises(Withheld, match="may be used"):
+    with pytest.raises(TrialRefused, match="may be used"):
         opened(DataLoader(Slow(1000, 0.001), batch_size=4), CACHE, cache_limit_s=0.02)
 
 
 def test_random_augmentation_is_refused_in_a_brief_trial_and_kept_where_asked_for() -> None:
     flipping = DataLoader(Pictures(32, transforms.RandomHorizontalFlip()), batch_size=4)
-    with pytest.raises(Withheld, match="came out differently when it was made twice"):
+    with pytest.raises(TrialRefused, match="came out differently when it was made twice"):
         opened(flipping, CACHE, cache_limit_s=5.0)
     assert len(taken(flipping, CACHE, 2)) == 2  # a sweep that names the axis
 
@@ -205,10 +205,10 @@ def test_copies_are_alike_and_share_nothing() -> None:
 
 
 def test_what_makes_whole_batches_has_no_samples_to_keep() -> None:
-    with pytest.raises(Withheld, match="whole batches"):
+    with pytest.raises(TrialRefused, match="whole batches"):
         opened(DataLoader(Batches(), batch_size=4, collate_fn=_as_it_is), CACHE)
     by_lists = BatchSampler(SequentialSampler(range(8)), 4, drop_last=False)
-    with pytest.raises(Withheld, match="whole batches"):
+    with pytest.raises(TrialRefused, match="whole batches"):
         opened(DataLoader(Named(), batch_size=None, sampler=by_lists), CACHE)
     # Several samples at a time are samples, and torch asks for them so.
     loader = DataLoader(Lists(), batch_size=4)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset, random_split
 
-from loaderdoctor.instrument.dataset.randomness import random_draws
+from loaderdoctor.instrument.dataset.randomness import randomness_of_dataset
 
 
 def shifted(x: np.ndarray) -> np.ndarray:
@@ -79,5 +79,5 @@ def test_what_draws_is_named_and_what_only_looks_like_it_is_not(
     dataset: object, expected: tuple[str, ...]
 ) -> None:
     before = torch.get_rng_state(), random.getstate()
-    assert random_draws(dataset) == expected
+    assert randomness_of_dataset(dataset) == expected
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]

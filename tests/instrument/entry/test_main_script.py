@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.errors import RunError, UsageError
-from loaderdoctor.instrument.command.script_run import Bench, BenchOptions, Target
+from loaderdoctor.instrument.command.script_run import LaunchOptions, ScriptRun, Target
 
 SHOW = """
 import os, sys, json
@@ -38,12 +38,12 @@ def watched(
     os.chdir(folder)
     capfd.readouterr()
     try:
-        with Bench(target, folder / "run") as bench:
+        with ScriptRun(target, folder / "run") as script_run:
             with pytest.raises(RunError):
-                bench.wait_observed(60)
-            assert bench.ended is not None
-            bench.stop(to_end=True)
-            code, how = bench.ended.exit_code, bench.ended.how
+                script_run.wait_observed(60)
+            assert script_run.ended is not None
+            script_run.stop(to_end=True)
+            code, how = script_run.ended.exit_code, script_run.ended.how
     finally:
         os.chdir(before)
     out, err = capfd.readouterr()
@@ -110,7 +110,7 @@ def test_a_missing_module_is_told_as_python_tells_it(
 def test_a_missing_script_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with (
         pytest.raises(UsageError, match=r"nowhere\.py"),
-        Bench(Target(script="nowhere.py"), tmp_path / "run"),
+        ScriptRun(Target(script="nowhere.py"), tmp_path / "run"),
     ):
         pass
 
@@ -120,9 +120,9 @@ def test_script_output_can_go_to_stderr_or_a_file(
 ) -> None:
     (tmp_path / "hello.py").write_text("print('hello')\n")
     target = Target(script=str(tmp_path / "hello.py"))
-    for options in (BenchOptions(stdout="stderr"), BenchOptions(stdout=tmp_path / "out.txt")):
-        with Bench(target, tmp_path / "run", options) as bench, pytest.raises(RunError):
-            bench.wait_observed(60)
+    for options in (LaunchOptions(stdout="stderr"), LaunchOptions(stdout=tmp_path / "out.txt")):
+        with ScriptRun(target, tmp_path / "run", options) as script_run, pytest.raises(RunError):
+            script_run.wait_observed(60)
     out, err = capfd.readouterr()
     assert (out, err) == ("", "hello\n")
     assert (tmp_path / "out.txt").read_text() == "hello\n"

@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.command.rank_group import GroupBench
+from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.command.script_run import (
-    Bench,
-    BenchOptions,
+    LaunchOptions,
     RanksSpawnedError,
+    ScriptRun,
     Target,
 )
 from loaderdoctor.instrument.system.processes import is_resource_tracker
@@ -89,11 +89,11 @@ def target(folder: Path, means: str, how: str = "") -> Target:
     return Target(script=str(script(folder)), args=(means, how, free_port()))
 
 
-def opened(bench: Bench) -> GroupBench:
+def opened(script_run: ScriptRun) -> RankGroup:
     """What the command does when it hears that the script's children train."""
     with pytest.raises(RanksSpawnedError, match="only `loaderdoctor diagnose`"):
-        bench.wait_observed(120.0)
-    return GroupBench.of_spawned(bench)
+        script_run.wait_observed(120.0)
+    return RankGroup.of_spawned(script_run)
 
 
 @pytest.mark.alone
@@ -103,10 +103,10 @@ def opened(bench: Bench) -> GroupBench:
 def test_spawned_ranks_are_measured_in_step_and_stop_together(
     means: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with Bench(
-        target(tmp_path, means), tmp_path / "run", BenchOptions(record_workers=False)
-    ) as bench:
-        job = opened(bench)
+    with ScriptRun(
+        target(tmp_path, means), tmp_path / "run", LaunchOptions(record_workers=False)
+    ) as script_run:
+        job = opened(script_run)
     with job:
         observed = job.wait_observed(120.0)
         assert observed.environment.n_ranks == 2
@@ -118,13 +118,13 @@ def test_spawned_ranks_are_measured_in_step_and_stop_together(
             ]
         )
         assert [w.status for w in done] == ["ok"] * 2
-        for member in job.measured:
-            step = {i: sum(w.host_step_ns) / w.n_steps for i, w in member.done.items()}
+        for connection in job.measured:
+            step = {i: sum(w.host_step_ns) / w.n_steps for i, w in connection.done.items()}
             assert step[2] < 0.5 * step[1]
         job.stop()
     assert job.ended is not None
     assert (job.ended.how, job.ended.exit_code) == ("stopped", 0)
-    assert len({m.ended.n_steps for m in job.members if m.ended is not None}) == 1
+    assert len({m.ended.n_steps for m in job.connections if m.ended is not None}) == 1
     assert not job.notes
     out, err = capfd.readouterr()
     # The script does not go on behind the ranks that we ended.
@@ -139,10 +139,10 @@ def test_spawned_ranks_are_measured_in_step_and_stop_together(
 def test_ranks_that_end_by_themselves_leave_the_script_to_go_on(
     means: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with Bench(
-        target(tmp_path, means, "short"), tmp_path / "run", BenchOptions(record_workers=False)
-    ) as bench:
-        job = opened(bench)
+    with ScriptRun(
+        target(tmp_path, means, "short"), tmp_path / "run", LaunchOptions(record_workers=False)
+    ) as script_run:
+        job = opened(script_run)
     with job:
         job.wait_observed(120.0)
         job.stop(to_end=True)
@@ -158,8 +158,8 @@ def test_a_spawned_rank_that_fails_fails_as_it_would_unwatched(
     one = target(tmp_path, "spawn", "failing")
     plain = subprocess.run([sys.executable, str(one.script), *one.args], timeout=120)
     expected = capfd.readouterr().err
-    with Bench(one, tmp_path / "run", BenchOptions(record_workers=False)) as bench:
-        job = opened(bench)
+    with ScriptRun(one, tmp_path / "run", LaunchOptions(record_workers=False)) as script_run:
+        job = opened(script_run)
     with job:
         job.wait_observed(120.0)
         job.measure([WindowRequest(id=1, mode="plain", n_steps=500, limit_s=60.0)])
@@ -230,14 +230,14 @@ while True:
         time.sleep(0.001)
 """
     )
-    with Bench(Target(script=str(path)), tmp_path / "run", BenchOptions()) as bench:
-        observed = bench.wait_observed(60.0)
+    with ScriptRun(Target(script=str(path)), tmp_path / "run", LaunchOptions()) as script_run:
+        observed = script_run.wait_observed(60.0)
         assert observed.environment.n_ranks is None
-        (done,) = bench.measure([WindowRequest(id=1, mode="plain", n_steps=5, limit_s=30.0)])
+        (done,) = script_run.measure([WindowRequest(id=1, mode="plain", n_steps=5, limit_s=30.0)])
         assert done.status == "ok"
-        bench.stop()
-    assert bench.ended is not None
-    assert bench.ended.how == "stopped"
+        script_run.stop()
+    assert script_run.ended is not None
+    assert script_run.ended.how == "stopped"
 
 
 def test_a_script_whose_ranks_never_train_is_told_so(tmp_path: Path) -> None:
@@ -250,8 +250,8 @@ def test_a_script_whose_ranks_never_train_is_told_so(tmp_path: Path) -> None:
     )
     with (
         pytest.raises(RunError, match="no torch DataLoader was iterated"),
-        Bench(Target(script=str(path)), tmp_path / "run", BenchOptions()) as bench,
+        ScriptRun(Target(script=str(path)), tmp_path / "run", LaunchOptions()) as script_run,
     ):
-        bench.wait_observed(60.0)
+        script_run.wait_observed(60.0)
     own = set(psutil.Process().children()) - others
     assert [p for p in own if not is_resource_tracker(p)] == []

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from loaderdoctor.attribution.trace_facts import trace_facts
-from loaderdoctor.facts.evidence import HostSpot, TraceFacts
+from loaderdoctor.facts.evidence import HostHotspot, TraceFacts
 from loaderdoctor.instrument.session.loop_lines import KEY
 from loaderdoctor.instrument.session.profiling import WindowProfiler
 from loaderdoctor.trace.read import read_trace
-from loaderdoctor.trace.stack_samples import line_looks
+from loaderdoctor.trace.stack_samples import line_stack_samples
 
 # Each begins with what starts the profiler and ends with what stops it, as our hooks do.
 IN_MODULE = """\
@@ -94,8 +94,8 @@ def profiled(script: Path, trace: Path) -> TraceFacts:
     return trace_facts(read_trace(trace))
 
 
-def costliest(facts: TraceFacts) -> HostSpot:
-    return max(facts.host_spots, key=lambda spot: spot.ms_per_step)
+def costliest(facts: TraceFacts) -> HostHotspot:
+    return max(facts.host_hotspots, key=lambda hotspot: hotspot.ms_per_step)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -103,12 +103,12 @@ def test_the_line_that_works_is_named_wherever_the_loop_stands(shape: str, tmp_p
     script = tmp_path / "mine.py"
     script.write_text(SHAPES[shape])
     work = next(n for n, text in enumerate(SHAPES[shape].splitlines(), 1) if "# WORK" in text)
-    spot = costliest(profiled(script, tmp_path / "trace.json"))
+    hotspot = costliest(profiled(script, tmp_path / "trace.json"))
     lines = (work, work - 1) if shape == "pure" else (work,)  # the inner `for` takes its part
-    assert spot.line in lines, spot
-    assert spot.file is not None
-    assert Path(spot.file).name == "mine.py"
-    assert f"({spot.line})" in spot.name
+    assert hotspot.line in lines, hotspot
+    assert hotspot.file is not None
+    assert Path(hotspot.file).name == "mine.py"
+    assert f"({hotspot.line})" in hotspot.name
 
 
 def test_without_looks_no_line_is_claimed_for_a_frame_that_was_running_already(
@@ -121,10 +121,10 @@ def test_without_looks_no_line_is_claimed_for_a_frame_that_was_running_already(
     document = json.loads(trace.read_text())
     assert document.pop(KEY)["looks"]
     trace.write_text(json.dumps(document))
-    spot = costliest(trace_facts(read_trace(trace)))
-    assert spot.line is None
-    assert "mine.py: <module>" in spot.name
-    assert "sleep" in spot.name
+    hotspot = costliest(trace_facts(read_trace(trace)))
+    assert hotspot.line is None
+    assert "mine.py: <module>" in hotspot.name
+    assert "sleep" in hotspot.name
 
 
 @pytest.mark.parametrize(
@@ -138,4 +138,4 @@ def test_without_looks_no_line_is_claimed_for_a_frame_that_was_running_already(
     ],
 )
 def test_looks_that_make_no_sense_are_none(written: object) -> None:
-    assert line_looks(written) == ()
+    assert line_stack_samples(written) == ()

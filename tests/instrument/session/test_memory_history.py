@@ -21,7 +21,7 @@ import torch
 from loaderdoctor.instrument.session import memory_history
 from loaderdoctor.instrument.session.memory_history import Timed, recorded
 from loaderdoctor.instrument.session.session import ScriptOverError
-from loaderdoctor.instrument.session.sources import SourceWithheldError
+from loaderdoctor.instrument.session.sources import SourceRefusedError
 from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
 
 CUDA = torch.device("cuda", 0)
@@ -136,7 +136,7 @@ def test_a_snapshot_that_fails_midway_leaves_no_part_of_it(
 
 @pytest.mark.parametrize("device", [None, torch.device("cpu"), torch.device("xpu", 0)])
 def test_other_devices_are_refused_with_the_reason(calls: list[Any], device: Any) -> None:
-    with pytest.raises(SourceWithheldError, match="CUDA and ROCm"):
+    with pytest.raises(SourceRefusedError, match="CUDA and ROCm"):
         run(recorded(session(device), request(), window(calls)))
     assert calls == []
 
@@ -145,7 +145,7 @@ def test_a_history_of_the_scripts_own_is_neither_restarted_nor_ended(
     calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True, raising=False)
-    with pytest.raises(SourceWithheldError, match="itself"):
+    with pytest.raises(SourceRefusedError, match="itself"):
         run(recorded(session(), request(), window(calls)))
     assert calls == []
 
@@ -184,7 +184,7 @@ def test_torchs_own_history_is_recorded_bounded_and_off_again(tmp_path: Path) ->
     frames = [f for trace in snapshot["device_traces"] for e in trace for f in e["frames"]]
     assert any(f["filename"].endswith("test_memory_history.py") for f in frames)
     torch.cuda.memory._record_memory_history("state")
-    with pytest.raises(SourceWithheldError):
+    with pytest.raises(SourceRefusedError):
         memory_history.begin(CUDA, 100)
     assert torch._C._cuda_isHistoryEnabled()
 

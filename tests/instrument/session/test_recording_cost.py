@@ -17,7 +17,7 @@ from loaderdoctor.instrument.wire.protocol import WindowRequest
 from loaderdoctor.instrument.wire.record_file import RecordWriter
 from loaderdoctor.instrument.wire.worker_records import read
 from loaderdoctor.instrument.workers import fetch_clock, worker
-from loaderdoctor.instrument.workers.worker import MAX_UNREAD, SENT_WITHIN_S, WorkerTap
+from loaderdoctor.instrument.workers.worker import MAX_UNREAD, SENT_WITHIN_S, WorkerWrapper
 from tests.instrument.watched import Trainer, loader_of, watch
 
 # Our Python functions entered in a plain step, on a machine without an accelerator. Each costs 0.1
@@ -52,25 +52,27 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def cpu_of_batches(tap: WorkerTap, clock: Clock, lengths: list[int]) -> Iterator[tuple[int, int]]:
+def cpu_of_batches(
+    wrapper: WorkerWrapper, clock: Clock, lengths: list[int]
+) -> Iterator[tuple[int, int]]:
     for wall_ns in lengths:
-        tap._begin([0])
+        wrapper._begin([0])
         clock.now_ns += wall_ns
-        yield tap._cpu_ns(wall_ns)
+        yield wrapper._cpu_ns(wall_ns)
 
 
-def tap_in(folder: Path) -> WorkerTap:
-    tap = WorkerTap(RecordWriter(folder, "worker"), 1, 0)
-    tap._lines.begin = lambda *_: None  # type: ignore[method-assign]  # no thread for this
-    return tap
+def wrapper_in(folder: Path) -> WorkerWrapper:
+    wrapper = WorkerWrapper(RecordWriter(folder, "worker"), 1, 0)
+    wrapper._lines.begin = lambda *_: None  # type: ignore[method-assign]  # no thread for this
+    return wrapper
 
 
 @contextmanager
-def sending(tap: WorkerTap, send: Callable[[bytes], None]) -> Iterator[None]:
+def sending(wrapper: WorkerWrapper, send: Callable[[bytes], None]) -> Iterator[None]:
     """A batch is made and on its way, in a thread that calls `send`, and ends when that returns."""
     data = SimpleNamespace(put=lambda item: None, _send_bytes=send)
-    tap.install(SimpleNamespace(get=lambda: None), data)
-    tap._begin([0])
+    wrapper.install(SimpleNamespace(get=lambda: None), data)
+    wrapper._begin([0])
     data.put((0, None))
     feeder = threading.Thread(target=data._send_bytes, args=(b"batch",))
     feeder.start()
@@ -89,11 +91,11 @@ def test_a_worker_that_ends_writes_the_batch_it_has_just_sent(tmp_path: Path) ->
         ended.wait(10)
         time.sleep(0.02)
 
-    tap = tap_in(tmp_path)
-    with sending(tap, send):
+    wrapper = wrapper_in(tmp_path)
+    with sending(wrapper, send):
         assert in_pipe.wait(10)
         ended.set()
-        tap.close()
+        wrapper.close()
         assert read(tmp_path).batches.n_bytes.tolist() == [len(b"batch")]
 
 
@@ -104,18 +106,18 @@ def test_a_worker_whose_pipe_nobody_reads_ends_all_the_same(tmp_path: Path) -> N
         in_pipe.set()
         read_at_last.wait(60)
 
-    tap = tap_in(tmp_path)
-    with sending(tap, send):
+    wrapper = wrapper_in(tmp_path)
+    with sending(wrapper, send):
         assert in_pipe.wait(10)
         started = time.perf_counter()
-        tap.close()
+        wrapper.close()
         took_s = time.perf_counter() - started
         read_at_last.set()
     assert took_s < 100 * SENT_WITHIN_S
 
 
 def test_long_batches_have_their_cpu_clocks_read_each(clock: Clock, tmp_path: Path) -> None:
-    told = list(cpu_of_batches(tap_in(tmp_path), clock, [40_000_000] * 50))
+    told = list(cpu_of_batches(wrapper_in(tmp_path), clock, [40_000_000] * 50))
     assert clock.n_reads == 4 * 50
     assert set(told) == {(30_000_000, 60_000_000)}
 
@@ -124,7 +126,7 @@ def test_short_batches_are_read_now_and_then_and_their_sum_holds(
     clock: Clock, tmp_path: Path
 ) -> None:
     lengths = [20_000 + 100 * (n % 7) for n in range(640)]
-    told = list(cpu_of_batches(tap_in(tmp_path), clock, lengths))
+    told = list(cpu_of_batches(wrapper_in(tmp_path), clock, lengths))
     assert clock.n_reads <= 4 * (640 // (MAX_UNREAD + 1) + 1)
     assert sum(thread for thread, _ in told) == pytest.approx(0.75 * sum(lengths), rel=0.01)
     assert sum(process for _, process in told) == pytest.approx(1.5 * sum(lengths), rel=0.01)
@@ -170,19 +172,19 @@ def test_a_worker_writes_rarely_and_leaves_nothing_behind_when_it_goes_idle(
         write(writer, chunk)
 
     monkeypatch.setattr(RecordWriter, "_write", counting)
-    tap = WorkerTap(RecordWriter(tmp_path, "worker"), 1, 0)
+    wrapper = WorkerWrapper(RecordWriter(tmp_path, "worker"), 1, 0)
     started = n_writes
     until = time.perf_counter() + 1.0
     n_batches = 0
-    put = tap._putting(lambda item: None)
+    put = wrapper._putting(lambda item: None)
     while time.perf_counter() < until:
-        tap._begin([0])
+        wrapper._begin([0])
         time.sleep(0.005)
         put((n_batches, None))
         n_batches += 1
     assert n_batches > 40
     assert n_writes - started <= 10  # every 0.2 s, and reports of the looking thread
-    while time.perf_counter() < until + 10 and not tap._lines._asleep:
+    while time.perf_counter() < until + 10 and not wrapper._lines._asleep:
         time.sleep(0.01)
     assert len(read(tmp_path).batches) == n_batches
-    tap.close()
+    wrapper.close()

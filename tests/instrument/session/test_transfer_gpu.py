@@ -11,7 +11,7 @@ from torch import Tensor
 
 from loaderdoctor.instrument.batches import h2d
 from loaderdoctor.instrument.batches.free_copies import FreeCopies
-from loaderdoctor.instrument.batches.replay_buffer import BatchRing
+from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer
 from loaderdoctor.instrument.session.transfer import ForceTransfer, TransferObserver
 
 pytestmark = pytest.mark.gpu
@@ -151,20 +151,20 @@ def test_a_static_input_buffer_keeps_its_content(device: torch.device) -> None:
 
 def test_recorded_batches_and_answers_belong_together(device: torch.device) -> None:
     """Lengths stay on the host: the answer has to be of the same batch, not just of the shape."""
-    ring = BatchRing()
+    replay_buffer = ReplayBuffer()
     for n in range(1, 12):
         lengths = torch.full((4,), n)
-        ring.record((torch.full((4, 8), float(n)), lengths, torch.zeros(n)))
-    free = FreeCopies(device, position=lambda: ring.position)
-    source = ring.as_source()
+        replay_buffer.record((torch.full((4, 8), float(n)), lengths, torch.zeros(n)))
+    free = FreeCopies(device, position=lambda: replay_buffer.position)
+    source = replay_buffer.as_source()
 
     def step() -> None:
         x, lengths, _ = source.next_batch()
         assert lengths.device.type == "cpu"
         assert x.to(device).mean().item() == lengths[0].item()
 
-    learned(free, step, n_steps=ring.n_batches)
-    for _ in range(3 * ring.n_batches):
+    learned(free, step, n_steps=replay_buffer.n_batches)
+    for _ in range(3 * replay_buffer.n_batches):
         free.begin_step()
         step()
     free.remove()
@@ -213,19 +213,19 @@ def test_records_name_pinned_memory_and_cuda_calls(device: torch.device) -> None
 def test_recorded_pinned_batches_stay_pinned_and_device_batches_on_the_device(
     device: torch.device,
 ) -> None:
-    ring = BatchRing()
+    replay_buffer = ReplayBuffer()
     for _ in range(3):
-        ring.record([images().pin_memory(), images(), images().to(device)])
+        replay_buffer.record([images().pin_memory(), images(), images().to(device)])
     for _ in range(6):
-        pinned, pageable, on_device = ring.next_batch()
+        pinned, pageable, on_device = replay_buffer.next_batch()
         assert (pinned.is_pinned(), pageable.is_pinned()) == (True, False)
         assert on_device.device == device
         for tensor in (pinned, pageable, on_device):
             assert torch.equal(tensor.cpu(), images())
             tensor.zero_()
-    ring.restore()
-    assert torch.equal(ring.next_batch()[0], images())
-    ring.release()
+    replay_buffer.restore()
+    assert torch.equal(replay_buffer.next_batch()[0], images())
+    replay_buffer.release()
 
 
 @pytest.mark.parametrize("wanted", [True, False])

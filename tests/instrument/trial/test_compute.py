@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.utils.data import DataLoader, Dataset
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.session.compute_watch import N_WATCHED
 from loaderdoctor.instrument.trial import compute_switches as switches
 from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
-from loaderdoctor.instrument.withheld import Withheld
 from loaderdoctor.settings import Settings
 from tests.instrument.watched import Watched, watch
 
@@ -262,9 +262,9 @@ def test_what_needs_a_change_of_the_script_says_so() -> None:
             super().__init__()
             self.one = nn.Linear(2, 2)
 
-    with pytest.raises(Withheld, match="change of the script"), switches.checkpointed(Plain()):
+    with pytest.raises(TrialRefused, match="change of the script"), switches.checkpointed(Plain()):
         pass
-    with pytest.raises(Withheld, match="no 4-d"), switches.channels_last(Plain(), []):
+    with pytest.raises(TrialRefused, match="no 4-d"), switches.channels_last(Plain(), []):
         pass
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from loaderdoctor.instrument.session.drain import drained
 from loaderdoctor.instrument.trial.endless import EndlessBatches
 from loaderdoctor.instrument.trial.epochs import EpochSource
-from loaderdoctor.instrument.trial.trials import Withheld
+from loaderdoctor.instrument.trial.trials import TrialRefused
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from loaderdoctor.settings import Settings
 from tests.instrument.opening import opened
@@ -58,7 +58,7 @@ def test_a_sampler_that_gives_nothing_ends() -> None:
 
 def test_an_iterable_dataset_is_withheld_with_the_reason() -> None:
     loader: DataLoader[Any] = DataLoader(Stream(), batch_size=2)
-    with pytest.raises(Withheld, match=r"iterable|re-opened|again"):
+    with pytest.raises(TrialRefused, match=r"iterable|re-opened|again"):
         opened(loader, Settings(keep_iterator=True)).close()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from loaderdoctor.instrument.batches.replay_buffer import Source
-from loaderdoctor.instrument.trial.leak_check import Remains
+from loaderdoctor.instrument.trial.leak_check import LeakCheck
 from loaderdoctor.instrument.trial.trials import open_trial
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
@@ -36,7 +36,7 @@ def _no_collection_by_itself() -> Iterator[None]:
     gc.enable()
 
 
-def opened(remains: Remains, loader: DataLoader[Any], settings: Settings) -> Source:
+def opened(remains: LeakCheck, loader: DataLoader[Any], settings: Settings) -> Source:
     source = open_trial(
         loader,
         settings,
@@ -50,7 +50,7 @@ def opened(remains: Remains, loader: DataLoader[Any], settings: Settings) -> Sou
 
 
 def test_closed_trials_are_gone_without_a_collection() -> None:
-    remains = Remains()
+    remains = LeakCheck()
     remains.clear(None)
     assert remains.n_collections == 1  # of the loop's own time nothing is known
     loader = DataLoader(cases.Squares(), batch_size=4)
@@ -65,7 +65,7 @@ def test_closed_trials_are_gone_without_a_collection() -> None:
 
 
 def test_a_trial_that_is_held_by_a_cycle_is_collected() -> None:
-    remains = Remains()
+    remains = LeakCheck()
     remains.clear(None)
     source: Any = opened(remains, DataLoader(cases.Squares(), batch_size=4), Settings())
     source.itself = source
@@ -80,7 +80,7 @@ def test_a_trial_that_is_held_by_a_cycle_is_collected() -> None:
 
 
 def test_what_can_not_be_referred_to_weakly_is_taken_to_be_left() -> None:
-    remains = Remains()
+    remains = LeakCheck()
     remains.clear(None)
     remains.opened((1, 2))
     remains.clear(None)
@@ -88,7 +88,7 @@ def test_what_can_not_be_referred_to_weakly_is_taken_to_be_left() -> None:
 
 
 def test_a_trial_that_failed_leaves_nothing_to_the_next() -> None:
-    remains = Remains()
+    remains = LeakCheck()
     remains.clear(None)
     source = opened(remains, DataLoader(cases.Failing(), batch_size=4), Settings(num_workers=1))
     with pytest.raises(ValueError, match="sample 3"):

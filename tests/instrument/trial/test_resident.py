@@ -10,9 +10,9 @@ from torch.utils.data import (
     DataLoader,
 )
 
-from loaderdoctor.instrument.batches.to_device import Mover
+from loaderdoctor.instrument.batches.to_device import ToDevice
 from loaderdoctor.instrument.trial.resident import ResidentSource
-from loaderdoctor.instrument.trial.trials import Withheld, measure_boundary
+from loaderdoctor.instrument.trial.trials import TrialRefused, measure_boundary
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
 from tests.instrument.opening import ids, opened
@@ -26,13 +26,15 @@ CPU = torch.device("cpu")
 def test_only_what_the_loop_moves_is_moved() -> None:
     meta = torch.device("meta")
     batch: Any = {"x": torch.zeros(4, 3), "n": torch.zeros(4, dtype=torch.int64), "name": "a"}
-    by_place = Mover(meta, (cases.moved("['x']", (4, 3), "float32"),), non_blocking=False)
+    by_place = ToDevice(meta, (cases.moved("['x']", (4, 3), "float32"),), non_blocking=False)
     out, new = by_place.move(batch)
     assert (out["x"].device.type, out["n"].device.type, out["name"]) == ("meta", "cpu", "a")
     assert new == [out["x"]] or new[0] is out["x"]
     assert batch["x"].device.type == "cpu"
     record = cases.moved("", (64, 3), "float32")
-    by_kind = Mover(meta, (type(record)(**{**_fields(record), "path": None}),), non_blocking=False)
+    by_kind = ToDevice(
+        meta, (type(record)(**{**_fields(record), "path": None}),), non_blocking=False
+    )
     assert by_kind.moves("anywhere", torch.zeros(2, 3))
     assert not by_kind.moves("anywhere", torch.zeros(2, 4))
     assert not by_kind.moves("anywhere", torch.zeros(2, 3, dtype=torch.float64))
@@ -45,7 +47,9 @@ def _fields(record: Any) -> dict[str, Any]:
 def resident(n: int, *, shuffle: bool, batch_size: int = 4) -> ResidentSource:
     loader = DataLoader(Squares(n), batch_size=batch_size)
     inner = opened(loader, Settings(num_workers=1))
-    return ResidentSource(inner, Mover(CPU, (), non_blocking=False), len(loader), shuffle=shuffle)
+    return ResidentSource(
+        inner, ToDevice(CPU, (), non_blocking=False), len(loader), shuffle=shuffle
+    )
 
 
 def test_resident_batches_are_the_whole_dataset_each_epoch_in_a_new_order() -> None:
@@ -82,7 +86,7 @@ def test_a_dataset_that_does_not_fit_is_withheld(monkeypatch: pytest.MonkeyPatch
     from loaderdoctor.instrument.trial import resident as module
 
     monkeypatch.setattr(module, "available_bytes", lambda: 500)
-    with pytest.raises(Withheld, match="may be used"):
+    with pytest.raises(TrialRefused, match="may be used"):
         resident(64, shuffle=False)
 
 
@@ -94,5 +98,5 @@ def test_filling_that_would_take_too_long_is_given_up_early(
     monkeypatch.setattr(module, "FILL_LIMIT_S", 0.5)
     loader = DataLoader(Squares(4000, sleep_s=0.002), batch_size=4)
     inner = opened(loader, Settings())
-    with pytest.raises(Withheld, match="would take about"):
-        ResidentSource(inner, Mover(CPU, (), non_blocking=False), len(loader), shuffle=False)
+    with pytest.raises(TrialRefused, match="would take about"):
+        ResidentSource(inner, ToDevice(CPU, (), non_blocking=False), len(loader), shuffle=False)

@@ -9,7 +9,7 @@ from torch.utils.data import (
     DataLoader,
 )
 
-from loaderdoctor.instrument.batches.replay_buffer import BatchRing
+from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer
 from loaderdoctor.instrument.trial.trials import measure_boundary
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
@@ -54,7 +54,7 @@ def test_the_boundary_holds_the_first_batch_beyond_a_steady_fetch() -> None:
 
 
 def test_recorded_batches_have_no_boundary() -> None:
-    assert measure_boundary(BatchRing().as_source()) == 0
+    assert measure_boundary(ReplayBuffer().as_source()) == 0
 
 
 def test_an_iterable_dataset_is_measured_and_opened_again() -> None:

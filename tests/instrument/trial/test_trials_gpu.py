@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from loaderdoctor.instrument.trial import resident
-from loaderdoctor.instrument.trial.trials import Withheld, measure_boundary, open_trial
+from loaderdoctor.instrument.trial.trials import TrialRefused, measure_boundary, open_trial
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
 
@@ -152,13 +152,13 @@ def test_what_does_not_fit_is_withheld_and_freed(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resident, "gpu_free_bytes", lambda _: 3 * 10**6)
-    with pytest.raises(Withheld, match="on the device"):
+    with pytest.raises(TrialRefused, match="on the device"):
         opened(Settings(resident=True), device)
 
 
 def test_a_loop_that_copies_nothing_gets_nothing_moved(device: torch.device) -> None:
     loader = DataLoader(Images(), batch_size=8)
-    with pytest.raises(Withheld, match="not seen to copy"):
+    with pytest.raises(TrialRefused, match="not seen to copy"):
         open_trial(
             loader, Settings(side_stream=True), device=device, transfers=(),
             open_iter=cases.raw_iterator,
@@ -167,7 +167,7 @@ def test_a_loop_that_copies_nothing_gets_nothing_moved(device: torch.device) -> 
 
 def test_a_dataset_on_the_device_is_not_forked(device: torch.device) -> None:
     loader = DataLoader(OnDevice(), batch_size=2)
-    with pytest.raises(Withheld, match="CUDA tensors"):
+    with pytest.raises(TrialRefused, match="CUDA tensors"):
         open_trial(
             loader, Settings(num_workers=1, start_method="fork"), device=device, transfers=(),
             open_iter=cases.raw_iterator,

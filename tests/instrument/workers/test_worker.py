@@ -209,12 +209,12 @@ def test_cpu_time_tells_spinning_from_sleeping(records: Path) -> None:
 def test_the_hot_line_is_the_users_own(records: Path, n_workers: int) -> None:
     list(cases.loader(cases.Spinning(), num_workers=n_workers))
     log = finished(records)
-    hits = [spot for spot in log.lines if spot.phase == "fetch"]
-    total = sum(spot.count for spot in hits)
+    hits = [hotspot for hotspot in log.lines if hotspot.phase == "fetch"]
+    total = sum(hotspot.count for hotspot in hits)
     assert total >= 5
-    mine = [spot for spot in hits if spot.file == cases.__file__]
-    assert sum(spot.count for spot in mine) > 0.8 * total
-    assert {spot.function.split(".")[-1] for spot in mine} == {"__getitem__"}
+    mine = [hotspot for hotspot in hits if hotspot.file == cases.__file__]
+    assert sum(hotspot.count for hotspot in mine) > 0.8 * total
+    assert {hotspot.function.split(".")[-1] for hotspot in mine} == {"__getitem__"}
 
 
 @pytest.mark.alone
@@ -226,9 +226,11 @@ def test_looks_at_a_worker_fall_on_code_that_keeps_the_interpreter(records: Path
     while total < 20 and time.monotonic() < until:  # a busy machine leaves few turns for looks
         worker.install(records)
         list(source)
-        hits = [spot for spot in finished(records).lines if spot.phase == "fetch"]
-        parsing = sum(spot.count for spot in hits if spot.leaf_file == json.decoder.__file__)
-        total = sum(spot.count for spot in hits)
+        hits = [hotspot for hotspot in finished(records).lines if hotspot.phase == "fetch"]
+        parsing = sum(
+            hotspot.count for hotspot in hits if hotspot.leaf_file == json.decoder.__file__
+        )
+        total = sum(hotspot.count for hotspot in hits)
     assert total >= 20
     assert parsing > 0.4 * total  # it takes nine tenths; looks at the usual turns found a quarter
 
@@ -273,7 +275,7 @@ def test_time_in_the_sampler_is_recorded(records: Path, n_workers: int) -> None:
     source = DataLoader(cases.Augmented(32), batch_sampler=batches, num_workers=n_workers)
     list(source)
     log = finished(records)
-    slow = log.draws.end_ns - log.draws.start_ns
+    slow = log.sampler_draws.end_ns - log.sampler_draws.start_ns
     assert len(slow) == 8
     assert (slow > 3_500_000).all()
 

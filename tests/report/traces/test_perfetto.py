@@ -13,7 +13,7 @@ from loaderdoctor.report.traces.captures import Overlay
 from loaderdoctor.report.traces.perfetto import TRACK_PID, StepShares, write_perfetto_trace
 from loaderdoctor.trace.read import read_trace
 from tests.report.conftest import CASES, load, trace_path
-from tests.report.traces.test_tensorboard import LANES
+from tests.report.traces.test_tensorboard import TRACKS
 
 # Loops of an H100 whose kernels begin while those before them on the stream drain.
 CROSSING = ("enough_workers", "item_every_step", "pinned_same_stream", "side_stream_overlap")
@@ -22,7 +22,7 @@ CROSSING = ("enough_workers", "item_every_step", "pinned_same_stream", "side_str
 @pytest.mark.parametrize("case", CASES)
 def test_the_profilers_events_are_unchanged(case: str, tmp_path: Path) -> None:
     target = tmp_path / "t.json.gz"
-    n_events = write_perfetto_trace(trace_path(case), target, lanes=LANES)
+    n_events = write_perfetto_trace(trace_path(case), target, tracks=TRACKS)
     before, after = load(trace_path(case)), load(target)
     n = len(before["traceEvents"])
     pairs = list(zip(before["traceEvents"], after["traceEvents"], strict=False))
@@ -31,7 +31,7 @@ def test_the_profilers_events_are_unchanged(case: str, tmp_path: Path) -> None:
     assert {new["cat"] for _, new in moved} == ({"kernel", "ac2g"} if case in CROSSING else set())
     rows = {event["tid"] for event in before["traceEvents"]}
     assert rows.isdisjoint(new["tid"] for _, new in moved)
-    assert after["traceEvents"][n : n + len(LANES)] == LANES
+    assert after["traceEvents"][n : n + len(TRACKS)] == TRACKS
     assert n_events == len(after["traceEvents"])
     assert after["baseTimeNanoseconds"] == before["baseTimeNanoseconds"]
 

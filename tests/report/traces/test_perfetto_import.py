@@ -15,10 +15,10 @@ from torch_tb_profiler.profiler.event_parser import ProfileRole
 from torch_tb_profiler.profiler.run_generator import RunGenerator
 
 from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.report.encode import decode_report
 from loaderdoctor.report.traces.captures import Overlay
 from loaderdoctor.report.traces.perfetto import write_perfetto_trace
+from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.report.traces.worker_tracks import CATEGORY
 from loaderdoctor.trace.read import read_trace
 from tests.report.conftest import CASES, load, trace_path
@@ -41,13 +41,13 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return record(tmp_path_factory.mktemp("workers"), 2)
 
 
-def full_trace(source: Path, target: Path, lanes: list[dict[str, Any]]) -> Path:
+def full_trace(source: Path, target: Path, of_workers: list[dict[str, Any]]) -> Path:
     """As `analyze` and `diagnose` write it."""
-    added = Overlay.of(tracks(attribute(read_trace(source))), lanes)
+    added = Overlay.of(tracks(attribute(read_trace(source))), of_workers)
     write_perfetto_trace(
         source,
         target,
-        lanes=added.lanes,
+        tracks=added.worker_tracks,
         exposed_waits=added.exposed_waits,
         step_shares=added.step_shares,
         copies=added.copies,
@@ -94,18 +94,18 @@ def test_overlapping_kernels_were_dropped_before(ui: Perfetto) -> None:
 def test_lanes_arrows_and_shares_of_a_fresh_trace_arrive(
     ui: Perfetto, workers: Recorded, tmp_path: Path
 ) -> None:
-    check_import(ui, full_trace(workers.path, tmp_path / "t.json.gz", workers.lanes))
-    lanes = ui.rows(
+    check_import(ui, full_trace(workers.path, tmp_path / "t.json.gz", workers.tracks))
+    tracks = ui.rows(
         "select distinct p.name as process, t.name as lane from slice s "
         "join thread_track k on s.track_id = k.id join thread t using (utid) "
         f"join process p using (upid) where s.category = '{CATEGORY}' order by 1, 2",
         process="text",
-        lane="text",
+        track="text",
     )
-    assert lanes == [
-        [f"DataLoader worker {worker}", lane]
+    assert tracks == [
+        [f"DataLoader worker {worker}", track]
         for worker in (0, 1)
-        for lane in ("batches", "queue feeder")
+        for track in ("batches", "queue feeder")
     ]
     # An arrow joins a batch and the `__next__` that returned it, whichever began first.
     joined = ui.rows(
@@ -114,7 +114,7 @@ def test_lanes_arrows_and_shares_of_a_fresh_trace_arrive(
         one="text",
         two="text",
     )
-    assert len(joined) == sum(event["ph"] == "s" for event in workers.lanes) >= N_STEPS / 2
+    assert len(joined) == sum(event["ph"] == "s" for event in workers.tracks) >= N_STEPS / 2
     others = [one if two == "collate" else two for one, two in joined if "collate" in (one, two)]
     assert len(others) == len(joined)
     into_next = [name for name in others if name.endswith(".__next__")]

@@ -25,7 +25,7 @@ from loaderdoctor.trace.read import read_trace
 from tests.report.conftest import CASES, Loaded, load, trace_path
 
 MakeTrace = Callable[[list[dict[str, Any]]], Path]
-LANES: list[dict[str, Any]] = [
+TRACKS: list[dict[str, Any]] = [
     {"ph": "M", "name": "process_name", "pid": 77001, "tid": 0, "args": {"name": "worker 0"}},
     {"ph": "X", "cat": "dataloader_worker", "name": "fetch", "pid": 77001, "tid": 77001,
      "ts": 4961860580960.0, "dur": 5000.0, "args": {}},
@@ -49,11 +49,11 @@ def written(
     tmp_path: Path,
     *,
     waits: Sequence[Wait] = (),
-    lanes: Sequence[dict[str, Any]] = (),
+    tracks: Sequence[dict[str, Any]] = (),
     name: str = "w",
 ) -> Path:
     target = tmp_path / f"{name}.1.pt.trace.json.gz"
-    write_plugin_trace(trace_path(case), target, extra_waits=waits, lanes=lanes)
+    write_plugin_trace(trace_path(case), target, extra_waits=waits, tracks=tracks)
     return target
 
 
@@ -153,9 +153,9 @@ def test_worker_lanes_change_no_figure(
     case: str, tmp_path: Path, plain: Callable[[str], Any]
 ) -> None:
     ours = plain(case)
-    with_lanes = parsed(written(case, tmp_path, lanes=LANES, name="lanes"))
-    assert figures(ours) == figures(with_lanes)
-    assert ours.steps_names == with_lanes.steps_names
+    with_tracks = parsed(written(case, tmp_path, tracks=TRACKS, name="lanes"))
+    assert figures(ours) == figures(with_tracks)
+    assert ours.steps_names == with_tracks.steps_names
 
 
 @pytest.mark.parametrize("case", ["recreated_iterator", "respawn_each_epoch"])
@@ -353,7 +353,7 @@ def test_fresh_cpu_trace_with_stacks_and_memory_is_read_as_recorded(tmp_path: Pa
             optimizer.step()
             profiler.step()
     target = tmp_path / "w.1.pt.trace.json.gz"
-    assert write_plugin_trace(source, target, lanes=LANES).n_steps == n_steps
+    assert write_plugin_trace(source, target, tracks=TRACKS).n_steps == n_steps
     plugin = parsed(target)
     assert len(plugin.steps_names) == n_steps
     trace = load(source)

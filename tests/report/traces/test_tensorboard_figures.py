@@ -37,14 +37,14 @@ def script() -> Any:
 def test_the_plugins_parser_agrees_and_lanes_change_nothing(
     case: str, script: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ours = script.write_dialect(trace_path(case), tmp_path / script.FILE, with_lanes=False)
+    ours = script.write_dialect(trace_path(case), tmp_path / script.FILE, with_tracks=False)
     with caplog.at_level(logging.ERROR, "pytorch_profiler"):
         theirs = script.said_by_parser(tmp_path / script.FILE)
     # Added waits touch other spans at times where a double holds about a nanosecond.
     assert "should not intersect" not in caplog.text
     assert theirs.n_steps == ours.n_steps == 20
     assert theirs.input_share == pytest.approx(ours.input_share, abs=TOLERANCE)
-    script.write_dialect(trace_path(case), tmp_path / script.FILE, with_lanes=True)
+    script.write_dialect(trace_path(case), tmp_path / script.FILE, with_tracks=True)
     assert script.said_by_parser(tmp_path / script.FILE) == theirs
 
 

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from loaderdoctor.instrument.wire.worker_records import WorkerLog, read, rows_of
 from loaderdoctor.instrument.workers import worker
-from loaderdoctor.report.traces.worker_tracks import CATEGORY, FIRST_OWN_TID, lane_events
+from loaderdoctor.report.traces.worker_tracks import CATEGORY, FIRST_OWN_TID, track_events
 from loaderdoctor.trace.calibrate import ClockMap, calibrate
 from loaderdoctor.trace.columns import Trace
 from loaderdoctor.trace.read import read_trace
@@ -32,7 +32,7 @@ class Recorded:
     trace: Trace
     log: WorkerLog
     clock: ClockMap
-    lanes: list[dict[str, Any]]
+    tracks: list[dict[str, Any]]
 
 
 def record(folder: Path, n_workers: int) -> Recorded:
@@ -61,7 +61,7 @@ def record(folder: Path, n_workers: int) -> Recorded:
     profiler.export_chrome_trace(str(path))
     trace, log = read_trace(path), whole_log(folder / "records")
     clock = calibrate(trace, marks)
-    return Recorded(path, trace, log, clock, lane_events(log, clock, trace))
+    return Recorded(path, trace, log, clock, track_events(log, clock, trace))
 
 
 @pytest.fixture(scope="module")
@@ -105,23 +105,23 @@ def test_every_batch_is_made_before_the_next_that_returns_it_ends(two_workers: R
 
 
 def test_lanes_have_integer_rows_names_and_their_own_category(two_workers: Recorded) -> None:
-    names = [e["args"]["name"] for e in two_workers.lanes if e["name"] == "process_name"]
+    names = [e["args"]["name"] for e in two_workers.tracks if e["name"] == "process_name"]
     workers = [p.worker for p in two_workers.log.processes if p.role == "worker"]
     assert sorted(names) == sorted(f"DataLoader worker {w}" for w in workers)
-    for event in two_workers.lanes:
+    for event in two_workers.tracks:
         assert type(event["pid"]) is int
         assert type(event["tid"]) is int
         assert event["name"]
         if event["ph"] == "X":
             assert event["cat"] == CATEGORY
             assert event["dur"] > 0
-    assert {e["name"] for e in two_workers.lanes if e["ph"] == "X"} == {
+    assert {e["name"] for e in two_workers.tracks if e["ph"] == "X"} == {
         "fetch",
         "collate",
         "idle",
         "queue put",
     }
-    assert json.loads(json.dumps(two_workers.lanes)) == two_workers.lanes
+    assert json.loads(json.dumps(two_workers.tracks)) == two_workers.tracks
 
 
 @pytest.mark.parametrize("which", ["two_workers", "no_workers"])
@@ -131,7 +131,7 @@ def test_spans_of_a_row_are_disjoint_and_within_the_trace(
     recorded: Recorded = request.getfixturevalue(which)
     spans = recorded.trace.spans
     rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for event in recorded.lanes:
+    for event in recorded.tracks:
         if event["ph"] == "X":
             start = round((event["ts"] - recorded.trace.origin_us) * 1000)
             end = start + round(event["dur"] * 1000)
@@ -148,8 +148,8 @@ def test_an_arrow_leads_from_every_batch_to_the_next_that_returned_it(
     which: str, request: pytest.FixtureRequest
 ) -> None:
     recorded: Recorded = request.getfixturevalue(which)
-    tails = {e["id"]: e for e in recorded.lanes if e["ph"] == "s"}
-    heads = {e["id"]: e for e in recorded.lanes if e["ph"] == "f"}
+    tails = {e["id"]: e for e in recorded.tracks if e["ph"] == "s"}
+    heads = {e["id"]: e for e in recorded.tracks if e["ph"] == "f"}
     assert tails.keys() == heads.keys()
     nexts = next_spans(recorded.trace)
     # A batch made before the profile began has no span; so many may lie ready in the queue.
@@ -170,19 +170,19 @@ def test_an_arrow_leads_from_every_batch_to_the_next_that_returned_it(
 
 
 def test_at_no_workers_the_lane_belongs_to_the_training_process(no_workers: Recorded) -> None:
-    spans = [e for e in no_workers.lanes if e["ph"] == "X"]
+    spans = [e for e in no_workers.tracks if e["ph"] == "X"]
     assert {e["name"] for e in spans} == {"fetch", "collate"}
     assert {e["tid"] for e in spans} == {FIRST_OWN_TID}
     assert len(spans) == 2 * N_STEPS
-    assert not [e for e in no_workers.lanes if e["name"] == "process_name"]
+    assert not [e for e in no_workers.tracks if e["name"] == "process_name"]
 
 
 def test_a_trace_with_lanes_reads_the_same_but_for_the_lanes(two_workers: Recorded) -> None:
     document = json.loads(two_workers.path.read_text())
-    document["traceEvents"] += two_workers.lanes
-    with_lanes = two_workers.path.with_name("lanes.json")
-    with_lanes.write_text(json.dumps(document))
-    trace = read_trace(with_lanes)
+    document["traceEvents"] += two_workers.tracks
+    with_tracks = two_workers.path.with_name("lanes.json")
+    with_tracks.write_text(json.dumps(document))
+    trace = read_trace(with_tracks)
     ours = [i for i, t in enumerate(trace.threads) if (t.process_name or "").startswith("DataLo")]
     kept = trace.spans.where(~np.isin(trace.spans.thread, ours))
     assert len(kept) == len(two_workers.trace.spans)

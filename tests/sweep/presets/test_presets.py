@@ -25,9 +25,9 @@ from loaderdoctor.sweep.presets.who_is_faster import MATRIX, PORTIONS, WHO_IS_FA
 from loaderdoctor.sweep.rank import Ranking, rank
 from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.rows import trial_rows
-from loaderdoctor.sweep.trials import Trial, Visit
+from loaderdoctor.sweep.trials import Measurement, Trial
 from tests.report import samples
-from tests.sweep.simulator import SimulatedBench, Truth, observed
+from tests.sweep.simulator import SimulatedRun, Truth, observed
 
 VERDICTS = {"agrees", "disagrees", "not separable from noise", "not testable here"}
 
@@ -49,13 +49,13 @@ def swept(
 ) -> tuple[tuple[TrialRow, ...], Figures, Ranking]:
     """The preset over a simulated loop: rows of its recipe's own processes are left out."""
     trials, seen = planned(preset, device=device, recipe=None)
-    bench = SimulatedBench(truth, Truth(step_ms=10.0), noise=0.005, seed=1)
+    script_run = SimulatedRun(truth, Truth(step_ms=10.0), noise=0.005, seed=1)
     sweep = Sweep(
-        bench,
+        script_run,
         seen,
         trials,
         Options(budget_s=600.0, n_rounds=preset.n_rounds, keep_all=True),
-        clock=bench.clock,
+        clock=script_run.clock,
     )
     outcome = sweep.run()
     ranking = sweep.ranking()
@@ -137,10 +137,10 @@ def test_without_an_accelerator_pinning_changes_nothing_and_resident_is_skipped(
 
 def test_the_control_group_is_run_again_without_sampling_host_memory() -> None:
     trials, seen = planned(WHO_IS_FASTER)
-    bench = SimulatedBench(lambda s: Truth(step_ms=10.0), Truth(step_ms=10.0))
+    script_run = SimulatedRun(lambda s: Truth(step_ms=10.0), Truth(step_ms=10.0))
     options = Options(budget_s=900.0, n_rounds=3, keep_all=True)
-    Sweep(bench, seen, trials, options, clock=bench.clock).run()
-    timed = [r for r in bench.log if r.settings is not None and r.settings.portion]
+    Sweep(script_run, seen, trials, options, clock=script_run.clock).run()
+    timed = [r for r in script_run.log if r.settings is not None and r.settings.portion]
     assert (
         Counter(r.host_memory for r in timed)[True] == Counter(r.host_memory for r in timed)[False]
     )
@@ -372,7 +372,7 @@ def test_on_a_cpu_checkpointing_is_judged_by_tensors_not_by_the_process(
             host_bytes=host,
             tensor_peak_bytes=n_bytes,
         )
-        trial.visits.append(Visit(phase="rank", round=1, window=window, wall_s=1.0))
+        trial.measurements.append(Measurement(phase="rank", round=1, window=window, wall_s=1.0))
     ranking = rank(trials, own=Settings(), steps_per_epoch=100)
     (claim,) = [
         row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from loaderdoctor.estimate import binomial_interval
-from loaderdoctor.facts.evidence import Facts, LineSpot
+from loaderdoctor.facts.evidence import Facts, LineHotspot
 from loaderdoctor.findings.model import EvidenceValue
 from loaderdoctor.findings.wording import percent
 
@@ -15,63 +15,66 @@ MIN_NAMED_SHARE = 0.25
 # The fewest looks at which a line that has half of them is surely above that: 9 of 18 are at least
 # 26 %, 8 of 16 only 24.6 % (Clopper-Pearson). Fewer name no line, whatever they say: looks come in
 # bursts and when the interpreter lets go, which no binomial interval knows of.
-MIN_LOOKS = 18
+MIN_STACK_SAMPLES = 18
 
 
 _PHASES = {"fetch": "samples", "collate": "collating", "sampler": "the sampler"}
 
 
-def seen_enough(spots: Iterable[LineSpot]) -> bool:
+def seen_enough(hotspots: Iterable[LineHotspot]) -> bool:
     """Whether these lines of one run surely are a quarter of making a batch, by enough looks."""
-    phases: dict[str, list[LineSpot]] = {}
-    for spot in spots:
-        phases.setdefault(spot.phase, []).append(spot)
+    phases: dict[str, list[LineHotspot]] = {}
+    for hotspot in hotspots:
+        phases.setdefault(hotspot.phase, []).append(hotspot)
     low = 0.0
     for of_phase in phases.values():
-        if of_phase[0].of_looks >= MIN_LOOKS:
-            n_looks = sum(x.n_looks for x in of_phase)
-            low += of_phase[0].phase_share * binomial_interval(n_looks, of_phase[0].of_looks)[0]
+        if of_phase[0].of_stack_samples >= MIN_STACK_SAMPLES:
+            n_stack_samples = sum(x.n_stack_samples for x in of_phase)
+            low += (
+                of_phase[0].phase_share
+                * binomial_interval(n_stack_samples, of_phase[0].of_stack_samples)[0]
+            )
     return low >= MIN_NAMED_SHARE
 
 
-def hottest(facts: Facts, phase: str | None = None) -> LineSpot | None:
+def hottest(facts: Facts, phase: str | None = None) -> LineHotspot | None:
     """The line that takes most (of one phase), where enough was seen to name one."""
     lines = facts.workers.lines if facts.workers is not None else ()
     counted = (x for x in lines if phase in (None, x.phase))
-    spot = max(counted, key=lambda x: x.share, default=None)
-    return spot if spot is not None and seen_enough((spot,)) else None
+    hotspot = max(counted, key=lambda x: x.share, default=None)
+    return hotspot if hotspot is not None and seen_enough((hotspot,)) else None
 
 
-def where(spot: LineSpot) -> str:
+def where(hotspot: LineHotspot) -> str:
     """A line of code as text: `data.py:41 (__getitem__)`; a package's own with the package's name.
 
     Else torchvision's mnist.py would pass for the user's own. A recipe is the user's, wherever it
     lies.
     """
-    path = spot.file.replace("\\", "/")
+    path = hotspot.file.replace("\\", "/")
     name = path.rsplit("/", 1)[-1]
     if "/loaderdoctor/_recipes/" not in path:
         for place in ("/site-packages/", "/dist-packages/"):
             if place in path:
                 name = path.rsplit(place, 1)[-1]
-    return f"{name}:{spot.line} ({spot.function})"
+    return f"{name}:{hotspot.line} ({hotspot.function})"
 
 
-def at(spot: LineSpot) -> str:
+def at(hotspot: LineHotspot) -> str:
     """`, at data.py:41 (__getitem__)`; empty where that line was seen too seldom to be named."""
-    return f", at {where(spot)}" if seen_enough((spot,)) else ""
+    return f", at {where(hotspot)}" if seen_enough((hotspot,)) else ""
 
 
-def line_evidence(spot: LineSpot | None) -> dict[str, EvidenceValue]:
+def line_evidence(hotspot: LineHotspot | None) -> dict[str, EvidenceValue]:
     """One hot line with its looks; empty where there is none, or where too few saw it."""
-    if spot is None or not seen_enough((spot,)):
+    if hotspot is None or not seen_enough((hotspot,)):
         return {}
     return {
-        "line": where(spot),
-        "line_code": spot.code,
-        "line_share": spot.share,
-        "line_looks": spot.n_looks,
-        "looks": spot.of_looks,
+        "line": where(hotspot),
+        "line_code": hotspot.code,
+        "line_share": hotspot.share,
+        "line_looks": hotspot.n_stack_samples,
+        "looks": hotspot.of_stack_samples,
     }
 
 
@@ -92,17 +95,20 @@ def hot_evidence(facts: Facts) -> dict[str, EvidenceValue]:
 
 def hot_sentence(facts: Facts) -> str:
     """The hottest line as a sentence after a space; empty where none was seen often enough."""
-    spot = hottest(facts)
-    return f" Hottest line: {where(spot)}, {seen(spot)} of making a batch." if spot else ""
+    hotspot = hottest(facts)
+    return f" Hottest line: {where(hotspot)}, {seen(hotspot)} of making a batch." if hotspot else ""
 
 
-def seen(*spots: LineSpot) -> str:
+def seen(*hotspots: LineHotspot) -> str:
     """A share with the looks behind it: `79 % (19 of 24 looks at samples)`.
 
     Of the lines in the phase that has most of it.
     """
-    phase = max(spots, key=lambda x: x.share).phase
-    counted = [x for x in spots if x.phase == phase]
-    n_looks, of_looks = sum(x.n_looks for x in counted), counted[0].of_looks
-    share = sum(x.share for x in spots)
-    return f"{percent(share)} ({n_looks} of {of_looks} looks at {_PHASES[phase]})"
+    phase = max(hotspots, key=lambda x: x.share).phase
+    counted = [x for x in hotspots if x.phase == phase]
+    n_stack_samples, of_stack_samples = (
+        sum(x.n_stack_samples for x in counted),
+        counted[0].of_stack_samples,
+    )
+    share = sum(x.share for x in hotspots)
+    return f"{percent(share)} ({n_stack_samples} of {of_stack_samples} looks at {_PHASES[phase]})"

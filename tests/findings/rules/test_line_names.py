@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.estimate import binomial_interval
-from loaderdoctor.facts.evidence import Facts, LineSpot
+from loaderdoctor.facts.evidence import Facts, LineHotspot
 from loaderdoctor.findings.find import RULES, find
-from loaderdoctor.findings.rules.hotspots import (
-    MIN_LOOKS,
+from loaderdoctor.findings.rules.line_names import (
     MIN_NAMED_SHARE,
+    MIN_STACK_SAMPLES,
     hot_evidence,
     hot_sentence,
     seen_enough,
@@ -21,7 +21,7 @@ from loaderdoctor.report.console.console import console_text
 from tests.findings.builders import line, loader, step, with_exposed, workers
 
 
-def starved(*lines: LineSpot) -> Facts:
+def starved(*lines: LineHotspot) -> Facts:
     """No workers; making batches is 70 % of the step, and these lines were seen at it."""
     return with_exposed(
         input_=0.7,
@@ -35,7 +35,7 @@ def starved(*lines: LineSpot) -> Facts:
 
 def test_the_fewest_looks_are_those_that_bear_out_half_of_them() -> None:
     fewest = next(n for n in range(2, 100, 2) if binomial_interval(n // 2, n)[0] >= MIN_NAMED_SHARE)
-    assert fewest == MIN_LOOKS
+    assert fewest == MIN_STACK_SAMPLES
 
 
 @pytest.mark.parametrize(
@@ -44,17 +44,17 @@ def test_the_fewest_looks_are_those_that_bear_out_half_of_them() -> None:
      (30, 100, False), (40, 100, True), (1, 18, False), (300, 1000, True)],
 )  # fmt: skip
 def test_a_line_is_named_by_the_lower_end_of_its_interval(
-    n_looks: int, of_looks: int, named: bool
+    n_stack_samples: int, of_stack_samples: int, named: bool
 ) -> None:
-    spot = line(n_looks=n_looks, of_looks=of_looks)
-    assert seen_enough((spot,)) is named
-    facts = starved(spot)
+    hotspot = line(n_stack_samples=n_stack_samples, of_stack_samples=of_stack_samples)
+    assert seen_enough((hotspot,)) is named
+    facts = starved(hotspot)
     assert ("line" in hot_evidence(facts)) is named
     assert ("data.py" in hot_sentence(facts)) is named
 
 
 def test_a_named_line_comes_with_its_looks() -> None:
-    facts = starved(line(n_looks=19, of_looks=24))
+    facts = starved(line(n_stack_samples=19, of_stack_samples=24))
     assert "data.py:30 (__getitem__), 79 % (19 of 24 looks at samples)" in hot_sentence(facts)
     assert hot_evidence(facts)["line_looks"] == 19
     assert hot_evidence(facts)["looks"] == 24
@@ -62,7 +62,11 @@ def test_a_named_line_comes_with_its_looks() -> None:
 
 @pytest.mark.parametrize("code", ["x = self.load(i)", "torch.tensor(row)", "open(path)"])
 def test_no_rule_names_a_line_or_rests_on_it_below_the_fewest_looks(code: str) -> None:
-    few = starved(line(code=code, n_looks=MIN_LOOKS - 1, of_looks=MIN_LOOKS - 1))
+    few = starved(
+        line(
+            code=code, n_stack_samples=MIN_STACK_SAMPLES - 1, of_stack_samples=MIN_STACK_SAMPLES - 1
+        )
+    )
     without = starved()
     assert {f.kind for f in find(few)} == {f.kind for f in find(without)}
     for finding in (f for rule in RULES if (f := rule(few)) is not None):
@@ -71,34 +75,49 @@ def test_no_rule_names_a_line_or_rests_on_it_below_the_fewest_looks(code: str) -
 
 
 def test_the_report_carries_counts_and_says_where_they_are_too_few() -> None:
-    def shown(*lines: LineSpot) -> tuple[str, dict[str, object]]:
+    def shown(*lines: LineHotspot) -> tuple[str, dict[str, object]]:
         report = build_report(facts=starved(*lines), target="x", bound="input", severity="high")
         assert report.workers is not None
         return console_text(report), report.workers.lines[0]
 
-    text, row = shown(line(n_looks=19, of_looks=24))
+    text, row = shown(line(n_stack_samples=19, of_stack_samples=24))
     assert "79 % (19 of 24 looks at samples) at /home/u/data.py:30" in text
     assert (row["n_looks"], row["of_looks"], row["named"]) == (19, 24, True)
     assert row["share_ci"] == binomial_interval(19, 24)
-    text, row = shown(line(n_looks=5, of_looks=5))
+    text, row = shown(line(n_stack_samples=5, of_stack_samples=5))
     assert "5 looks at its code: too few, or too spread, to name a line." in text
     assert "data.py:30" not in text
     assert row["named"] is False
 
 
 def test_a_phase_counts_for_its_time_not_for_its_looks() -> None:
-    stack = line(n_looks=60, of_looks=60, phase="collate", phase_share=0.05, code="torch.stack(x)")
-    parse = line(line=31, n_looks=18, of_looks=20, phase_share=0.948, code="x = self.parse(i)")
+    stack = line(
+        n_stack_samples=60,
+        of_stack_samples=60,
+        phase="collate",
+        phase_share=0.05,
+        code="torch.stack(x)",
+    )
+    parse = line(
+        line=31,
+        n_stack_samples=18,
+        of_stack_samples=20,
+        phase_share=0.948,
+        code="x = self.parse(i)",
+    )
     facts = starved(parse, stack)
     assert "data.py:31 (__getitem__), 85 % (18 of 20 looks at samples)" in hot_sentence(facts)
     assert not seen_enough((stack,))
-    assert seen_enough((replace(parse, n_looks=6), replace(stack, phase_share=0.4)))
+    assert seen_enough((replace(parse, n_stack_samples=6), replace(stack, phase_share=0.4)))
 
 
 def test_lines_that_only_together_are_seen_enough_are_not_named_alone() -> None:
-    spots = tuple(line(line=n, n_looks=7, of_looks=28, code="open(p)") for n in (1, 2, 3))
+    hotspots = tuple(
+        line(line=n, n_stack_samples=7, of_stack_samples=28, code="open(p)") for n in (1, 2, 3)
+    )
     facts = replace(
-        starved(*spots), workers=workers(n_workers=4, batch_ms=80.0, cpu_share=0.2, lines=spots)
+        starved(*hotspots),
+        workers=workers(n_workers=4, batch_ms=80.0, cpu_share=0.2, lines=hotspots),
     )
     found = [f for rule in RULES if (f := rule(facts)) is not None]
     packed = next(f for f in found if f.kind.value == "many-small-files")

@@ -6,7 +6,7 @@ import linecache
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from loaderdoctor.facts.evidence import Leaf, LineSpot
+from loaderdoctor.facts.evidence import Leaf, LineHotspot
 from loaderdoctor.instrument.wire.worker_records import LineCount
 
 MAX_LINES = 20
@@ -15,33 +15,35 @@ MAX_LEAVES = 20  # of a line
 _Place = tuple[str, str, int, str]  # phase, file, line, function
 
 
-def line_spots(looks: Iterable[LineCount], phase_ms: Mapping[str, float]) -> tuple[LineSpot, ...]:
+def line_hotspots(
+    stack_samples: Iterable[LineCount], phase_ms: Mapping[str, float]
+) -> tuple[LineHotspot, ...]:
     """The places where most time goes, most first; each carries the looks of its phase.
 
     `phase_ms` is what each phase of a batch takes; one without a time counts by its looks.
     """
     places: Counter[_Place] = Counter()
     leaves: defaultdict[_Place, Counter[tuple[str, str]]] = defaultdict(Counter)
-    for look in looks:
-        place = (look.phase, look.file, look.line, look.function)
-        places[place] += look.count
-        leaves[place][look.leaf_file, look.leaf_function] += look.count
+    for stack_sample in stack_samples:
+        place = (stack_sample.phase, stack_sample.file, stack_sample.line, stack_sample.function)
+        places[place] += stack_sample.count
+        leaves[place][stack_sample.leaf_file, stack_sample.leaf_function] += stack_sample.count
     totals: Counter[str] = Counter()
     for place, count in places.items():
         totals[place[0]] += count
     shares = _phase_shares(totals, phase_ms)
-    spots = [
-        LineSpot(
+    hotspots = [
+        LineHotspot(
             file=file,
             line=line,
             function=function,
             code=linecache.getline(file, line).strip() or None,
-            n_looks=count,
-            of_looks=totals[phase],
+            n_stack_samples=count,
+            of_stack_samples=totals[phase],
             phase=phase,  # type: ignore[arg-type]  # the sampler's words
             phase_share=shares[phase],
             leaves=tuple(
-                Leaf(file=leaf_file, function=leaf_function, n_looks=n)
+                Leaf(file=leaf_file, function=leaf_function, n_stack_samples=n)
                 for (leaf_file, leaf_function), n in leaves[
                     phase, file, line, function
                 ].most_common(MAX_LEAVES)
@@ -49,7 +51,7 @@ def line_spots(looks: Iterable[LineCount], phase_ms: Mapping[str, float]) -> tup
         )
         for (phase, file, line, function), count in places.most_common()
     ]
-    return tuple(sorted(spots, key=lambda x: -x.share)[:MAX_LINES])
+    return tuple(sorted(hotspots, key=lambda x: -x.share)[:MAX_LINES])
 
 
 def _phase_shares(totals: Counter[str], phase_ms: Mapping[str, float]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from loaderdoctor.attribution.peers import without_peer_wait
 from loaderdoctor.attribution.shares import Bound
 from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
+from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.attribution.verdict import VerdictSeverity
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
 from loaderdoctor.diagnosis.gather import Evidence
@@ -25,7 +26,6 @@ from loaderdoctor.instrument.wire import worker_records
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.worker_records import WorkerLog
 from loaderdoctor.report.traces.captures import Overlay
-from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.report.traces.worker_tracks import track_events
 from loaderdoctor.trace.calibrate import calibrate
 from loaderdoctor.trace.read import read_trace

@@ -1,4 +1,4 @@
-"""The arrows between the stages, and who may import torch: read from the imports themselves."""
+"""Who may import whom, room by room, and who may import torch: read from the imports themselves."""
 
 from __future__ import annotations
 
@@ -6,80 +6,157 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "loaderdoctor"
 PAGE = PACKAGE.parent / "docs" / "architecture.md"
-# What commands import: their end of the connection, what both ends say, and readers of records.
-TORCH_FREE_INSTRUMENT = {
-    "__init__",
-    "bench",
-    "cgroups",
-    "channel",
-    "counters",
-    "cpu_use",
-    "endings",
-    "group_bench",
-    "handing_over",
-    "job_bench",
-    "listening",
-    "machine",
-    "measuring",
-    "member",
-    "processes",
-    "protocol",
-    "ranks",
-    "record_file",
-    "signals",
-    "target",
-    "worker_log",
-    "worker_records",
+
+# A room is a folder of `loaderdoctor/` (each of `instrument/`'s folders is one), or a module that
+# lies in `loaderdoctor/` itself. Each may import itself and what stands behind its name here.
+# `MEASURED`: what a measuring process sends, and the units, intervals and words of every stage.
+WORDS = {"errors", "settings", "estimate", "intervals"}
+MEASURED = WORDS | {"wire"}
+EVIDENCE = MEASURED | {"facts"}
+JUDGED = EVIDENCE | {"findings", "advice"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "intervals": set(),
+    "estimate": set(),
+    "secrets": set(),
+    "settings": {"errors"},
+    "recipes": {"errors", "settings"},
+    # The measuring side, in the order of its rooms.
+    "wire": WORDS,
+    "system": MEASURED,
+    "command": MEASURED | {"system"},
+    "workers": MEASURED | {"system"},
+    "batches": MEASURED | {"system", "workers"},
+    "dataset": MEASURED | {"system", "workers", "batches"},
+    "trial": MEASURED | {"system", "workers", "batches", "dataset"},
+    "session": MEASURED | {"system", "workers", "batches", "dataset", "trial"},
+    "entry": MEASURED | {"system", "command", "workers", "batches", "dataset", "trial", "session"},
+    # The pipeline behind it.
+    "facts": MEASURED,
+    "trace": WORDS,
+    "attribution": EVIDENCE | {"trace"},
+    "findings": EVIDENCE,
+    "advice": EVIDENCE | {"findings"},
+    "report": JUDGED | {"trace"},
+    # What drives it.
+    "cluster": WORDS | {"system"},
+    "diagnosis": JUDGED | {"trace", "attribution", "command", "report"},
+    "sweep": JUDGED
+    | {"trace", "attribution", "command", "report", "diagnosis", "cluster"}
+    | {"recipes"},
 }
-# Each stage may import the stages to its left, and itself.
-STAGES = ("instrument", "trace", "attribution", "findings", "report")
-# Of `instrument`, the stages to the right may read only its records.
-RECORDS = {f"loaderdoctor.instrument.{name}" for name in ("protocol", "counters", "worker_records")}
+DRIVERS = {"commands", "cli", "api", "__main__"}  # these may import anything
+# Arrows that are still to go.
+STILL = {
+    ("facts", "attribution"),
+    ("findings", "advice"),
+    ("findings", "attribution"),
+    ("trial", "session"),
+    ("report", "attribution"),
+    ("diagnosis", "session"),
+}
+# Rooms of the measuring process that a command starts without torch.
+TORCH_FREE = {"wire", "system", "command"}
+# In them, what only the measuring process imports.
+TORCH_IN = {"system/memory.py", "system/allocator.py", "system/devices.py"}
 
 
-def imports(path: Path) -> set[str]:
-    """Modules imported anywhere in the file, functions included."""
+@cache
+def modules() -> dict[str, Path]:
+    """Every module by its dotted name; a package by its own."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        if "_recipes" not in path.parts:
+            parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
+    """Modules imported anywhere in the file, in functions and for types only too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in modules() else node.module for name in names}
+    return frozenset(found)
+
+
+def room_of(module: str) -> str:
+    """`loaderdoctor.instrument.wire.protocol` -> `wire`; `loaderdoctor` itself is "top"."""
+    parts = module.split(".")[1:]
+    if parts[:1] == ["instrument"] and len(parts) > 1:
+        return parts[1]
+    return parts[0] if parts else "top"
+
+
+def arrows() -> dict[tuple[str, str], list[str]]:
+    """(room, room that it imports) -> the imports."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for module, path in modules().items():
+        for name in imports(path):
+            if name.partition(".")[0] == "loaderdoctor" and room_of(name) != room_of(module):
+                found.setdefault((room_of(module), room_of(name)), []).append(
+                    f"{module} imports {name}"
+                )
     return found
 
 
-def modules() -> list[Path]:
-    return sorted(p for p in PACKAGE.rglob("*.py") if "_recipes" not in p.parts)
+def test_every_room_is_listed_and_no_other() -> None:
+    rooms = {room_of(module) for module in modules()} - DRIVERS - {"top", "instrument"}
+    assert rooms == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
+def test_a_room_imports_only_what_it_may(room: str) -> None:
+    for (importing, imported), where in arrows().items():
+        if importing == room and (importing, imported) not in STILL:
+            assert imported in MAY_IMPORT[room] | {"top"}, where
+
+
+def test_arrows_that_are_still_to_go_are_still_there() -> None:
+    assert set(arrows()) >= STILL, STILL - set(arrows())
+
+
+def test_no_two_rooms_import_each_other() -> None:
+    circles = {pair for pair in arrows() if pair[::-1] in arrows() and "top" not in pair}
+    assert all(pair in STILL or pair[::-1] in STILL for pair in circles), circles
+
+
+def test_no_modules_import_one_another_in_a_ring() -> None:
+    graph = {name: imports(path) & set(modules()) for name, path in modules().items()}
+    done: set[str] = set()
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " -> ".join((*above[above.index(name) :], name))
+        if name not in done:
+            for imported in sorted(graph[name] - {name}):
+                visit(imported, (*above, name))
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, ())
 
 
 def test_only_the_measuring_side_imports_torch() -> None:
-    for path in modules():
+    for module, path in modules().items():
         relative = path.relative_to(PACKAGE)
-        measuring = relative.parts[0] == "instrument" and path.stem not in TORCH_FREE_INSTRUMENT
-        if not measuring:
-            uses = {m for m in imports(path) if m == "torch" or m.startswith("torch.")}
-            assert not uses, f"{relative} imports {uses}"
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_imports_only_from_its_left(stage: str) -> None:
-    right = STAGES[STAGES.index(stage) + 1 :]
-    drivers = ("diagnosis", "sweep", "commands", "cli")
-    for path in (PACKAGE / stage).rglob("*.py"):
-        for name in imports(path):
-            top = name.split(".")[1] if name.startswith("loaderdoctor.") else ""
-            assert top not in right, f"{path.name} ({stage}) imports {name}"
-            assert top not in drivers, f"{path.name} ({stage}) imports the driver {name}"
-            if top == "instrument" and stage != "instrument":
-                assert name == "loaderdoctor.instrument" or any(
-                    name == r or name.startswith(r + ".") for r in RECORDS
-                ), f"{path.name} ({stage}) imports {name}: records only"
+        inside = "/".join(relative.parts[1:])
+        measuring = relative.parts[0] == "instrument" and (
+            room_of(module) not in TORCH_FREE or inside in TORCH_IN
+        )
+        uses = {m for m in imports(path) if m == "torch" or m.startswith("torch.")}
+        assert measuring or not uses, f"{relative} imports {uses}"
 
 
 def test_help_and_analyze_load_no_torch() -> None:
@@ -98,7 +175,7 @@ def test_help_and_analyze_load_no_torch() -> None:
 @pytest.mark.parametrize("command", ["analyze", "diagnose", "sweep"])
 def test_a_command_loads_what_it_writes_with_only_when_it_writes(command: str) -> None:
     code = (
-        f"import sys, loaderdoctor.commands.{command}\n"
+        f"import sys, loaderdoctor.commands.{command}.command\n"
         "seldom = {'tensorboard', 'jinja2', 'matplotlib'} & set(sys.modules)\n"
         "assert not seldom, seldom"
     )
@@ -106,21 +183,20 @@ def test_a_command_loads_what_it_writes_with_only_when_it_writes(command: str) -
     assert done.returncode == 0, done.stderr
 
 
-def test_the_page_lists_every_module_with_its_package_and_no_other() -> None:
-    parts = re.split(r"^### (loaderdoctor/\S*)$", PAGE.read_text(), flags=re.MULTILINE)
-    listed = {
-        f"{package}{name}.py"
-        for package, text in zip(parts[1::2], parts[2::2], strict=True)
-        for name in re.findall(r"`(\w+)`", text.partition("\n## ")[0])
+def test_the_page_has_a_line_for_every_room_and_no_other() -> None:
+    listed = set(
+        re.findall(r"^\| `(?:loaderdoctor/)?([\w/]+)/` \|", PAGE.read_text(), re.MULTILINE)
+    )
+    tree = {
+        path.parent.relative_to(PACKAGE).as_posix()
+        for path in modules().values()
+        if path.parent != PACKAGE
     }
-    tree = {p.relative_to(PACKAGE.parent).as_posix() for p in modules() if p.stem != "__init__"}
     assert listed == tree, f"docs/architecture.md lacks {tree - listed}, has {listed - tree}"
 
 
 def test_modules_stay_small() -> None:
     long = {
-        str(p.relative_to(PACKAGE)): n
-        for p in modules()
-        if (n := len(p.read_text().splitlines())) > 400
+        name: n for name, p in modules().items() if (n := len(p.read_text().splitlines())) > 400
     }
     assert not long, f"over 400 lines, look for a second subject: {long}"

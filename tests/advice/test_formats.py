@@ -44,7 +44,7 @@ def watched(
 ) -> WorkerFacts:
     """What is recorded of a loader without workers over `dataset`: epochs until looks suffice."""
     monkeypatch.setattr(worker_sampling, "INTERVAL_S", 0.001)
-    monkeypatch.setattr(worker_sampling, "MAX_LOOK_SHARE", 0.4)
+    monkeypatch.setattr(worker_sampling, "MAX_SAMPLING_SHARE", 0.4)
     monkeypatch.setattr(worker_sampling, "REPORT_EVERY_NS", 1)
     began = time.perf_counter_ns()
     worker.install(records)

@@ -145,7 +145,7 @@ def test_a_trace_without_a_device_has_no_series() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "n_dips", "steps", "matches"),
+    ("case", "n_idle_gaps", "steps", "matches"),
     [("one_slow_sample", 3, 8, None), ("respawn_each_epoch", 5, 4, "epoch")],
 )
 def test_recorded_dips_have_the_period_they_were_made_with(

@@ -100,7 +100,7 @@ def trace_facts(parts: Shares, **changes: Any) -> TraceFacts:
         "n_syncs_per_step": 0.0,
         "sync_wait_ms": None,
         "idle_after_sync_ms": None,
-        "host_spots": (),
+        "host_hotspots": (),
         "communication_ms": None,
         "run_ahead_steps": 0.0,
     }

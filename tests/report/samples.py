@@ -62,7 +62,7 @@ def input_bound(**changes: Any) -> model.Report:
         "severity": "high",
         "findings": (IN_MAIN,),
         "recommendations": CHANGES,
-        "withheld": (
+        "not_advised": (
             model.NotAdvised(
                 setting="resident",
                 reason="the dataset augments at random, and its copy on the device would not.",

@@ -73,7 +73,7 @@ _recording: _Recording | None = None
 _serials = 0
 _serial_lock = threading.Lock()
 _opening = threading.local()
-_inline = threading.local()  # .tap: the 0-worker iterator this thread is fetching with
+_inline = threading.local()  # .wrapper: the 0-worker iterator this thread is fetching with
 _iterators: weakref.WeakSet[Any] = weakref.WeakSet()
 _patches: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there, what we put there
 _fork_hook_registered = False
@@ -260,7 +260,7 @@ def _making(original: Any) -> Any:
         if not wrapper.started:
             wrapper.started = True
             recording.lines.report_transforms_of(clock, wrapper.serial)
-        cpu_ns, outer = time.thread_time_ns(), getattr(_inline, "tap", None)
+        cpu_ns, outer = time.thread_time_ns(), getattr(_inline, "wrapper", None)
         start_ns = now()
         wrapper.pin_start_ns = 0
         _inline.wrapper = wrapper
@@ -311,7 +311,7 @@ def _record_made(
 
 def _pinning(original: Any) -> Any:
     def pin_memory(*args: Any, **kwargs: Any) -> Any:
-        wrapper = getattr(_inline, "tap", None)
+        wrapper = getattr(_inline, "wrapper", None)
         if (
             wrapper is not None and not wrapper.pin_start_ns
         ):  # torch calls this again for each element

@@ -39,7 +39,7 @@ def test_the_fewest_looks_are_those_that_bear_out_half_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_looks", "of_looks", "named"),
+    ("n_stack_samples", "of_stack_samples", "named"),
     [(3, 3, False), (10, 10, False), (17, 17, False), (18, 18, True), (9, 18, True), (6, 18, False),
      (30, 100, False), (40, 100, True), (1, 18, False), (300, 1000, True)],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Whole scripts under the bench, in processes of their own."""
+"""Whole scripts measured in processes of their own."""
 
 from __future__ import annotations
 
@@ -307,14 +307,15 @@ def test_a_script_that_never_trains_is_given_up_in_time(tmp_path: Path) -> None:
 COMMAND = """
 import sys
 from pathlib import Path
-from loaderdoctor.instrument.command.script_run import Bench
+from loaderdoctor.instrument.command.script_run import ScriptRun
 from loaderdoctor.instrument.command.target import Target
-with Bench(Target(script=sys.argv[1]), Path(sys.argv[2])) as bench:
-    bench.wait_observed(60)
-    print("ready", bench._process.pid, *(p.pid for p in bench._process.descendants()), flush=True)
-    bench._pump(60)
+with ScriptRun(Target(script=sys.argv[1]), Path(sys.argv[2])) as script_run:
+    script_run.wait_observed(60)
+    process = script_run._process
+    print("ready", process.pid, *(p.pid for p in process.descendants()), flush=True)
+    script_run._pump(60)
     while True:
-        bench._pump(1)
+        script_run._pump(1)
 """
 
 

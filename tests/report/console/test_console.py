@@ -105,7 +105,7 @@ def test_text_of_the_user_is_neither_markup_nor_terminal_codes() -> None:
         summary=nasty,
         findings=(finding,),
         recommendations=(samples.recommendation("num_workers", nasty, 4, code=nasty),),
-        withheld=(model.NotAdvised(setting=nasty, reason=nasty),),
+        not_advised=(model.NotAdvised(setting=nasty, reason=nasty),),
         warnings=(model.ReportWarning(kind="k", text=nasty),),
         trials=(
             samples.trial(nasty, 2.0),

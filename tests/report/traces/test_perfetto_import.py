@@ -96,7 +96,7 @@ def test_lanes_arrows_and_shares_of_a_fresh_trace_arrive(
 ) -> None:
     check_import(ui, full_trace(workers.path, tmp_path / "t.json.gz", workers.tracks))
     tracks = ui.rows(
-        "select distinct p.name as process, t.name as lane from slice s "
+        "select distinct p.name as process, t.name as track from slice s "
         "join thread_track k on s.track_id = k.id join thread t using (utid) "
         f"join process p using (upid) where s.category = '{CATEGORY}' order by 1, 2",
         process="text",

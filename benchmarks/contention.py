@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from loaderdoctor.attribution.cpu import cpu_facts
-from loaderdoctor.facts.evidence import CpuFacts
+from loaderdoctor.facts.loop import CpuFacts
 from loaderdoctor.instrument.system.cpu_use import CpuMeter
 from loaderdoctor.instrument.system.machine import usable_cpus
 from loaderdoctor.instrument.wire.protocol import WindowDone

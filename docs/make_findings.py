@@ -9,8 +9,8 @@ from pathlib import Path
 
 from loaderdoctor.advice.formats import FORMATS
 from loaderdoctor.advice.lines import CHANGES
+from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.findings import find
-from loaderdoctor.findings.exposure import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.findings.model import Kind, Rule
 
 PAGE = Path(__file__).parent / "findings.md"

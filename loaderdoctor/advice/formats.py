@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from loaderdoctor.advice import snippets
-from loaderdoctor.facts.evidence import Leaf, LineHotspot
+from loaderdoctor.facts.workers import Leaf, LineHotspot
 from loaderdoctor.instrument.wire.protocol import LoaderRecord, StoreRecord
 
 

@@ -9,7 +9,7 @@ from loaderdoctor.advice import snippets
 from loaderdoctor.advice.formats import format_named
 from loaderdoctor.advice.plan import CodeAdvice, PredictedFrom
 from loaderdoctor.advice.worked import from_array
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.batch_making import LARGE_BATCH_BYTES
 from loaderdoctor.findings.rules.capacity import by_ablation, reachable_ms

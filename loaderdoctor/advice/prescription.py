@@ -25,7 +25,7 @@ from loaderdoctor.advice.propose_pool import (
 from loaderdoctor.advice.propose_threads import fewer_threads
 from loaderdoctor.advice.routes import routes
 from loaderdoctor.advice.safety import why_unsafe
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding
 from loaderdoctor.findings.rules.capacity import batch_ms, rest_ms
 from loaderdoctor.settings import Settings, invalid_reason

@@ -7,7 +7,7 @@ from loaderdoctor.advice.code import CodeEdit, edit_loader_call, edit_transfer, 
 from loaderdoctor.advice.framework_code import edit_framework_call
 from loaderdoctor.advice.plan import Candidate
 from loaderdoctor.advice.snippets import BACKGROUND, RESIDENT, SIDE_STREAM
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.findings.rules.capacity import (
     batch_ms,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from loaderdoctor.advice.plan import Candidate
 from loaderdoctor.advice.proposal import has_accelerator, proposal
 from loaderdoctor.advice.safety import dataset_bytes
-from loaderdoctor.facts.evidence import Facts
-from loaderdoctor.findings.exposure import HIGH_SHARE, MODERATE_SHARE
+from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.capacity import rest_ms
 from loaderdoctor.findings.wording import ms, size

@@ -9,7 +9,7 @@ from loaderdoctor.advice.plan import Candidate, CodeAdvice, NotAdvised
 from loaderdoctor.advice.proposal import proposal
 from loaderdoctor.advice.routes import fits_in_memory, random_transforms
 from loaderdoctor.advice.safety import dataset_bytes, start_method
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import num_workers
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.capacity import making_cost, rest_ms

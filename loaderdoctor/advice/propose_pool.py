@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from loaderdoctor.advice.plan import Candidate
 from loaderdoctor.advice.proposal import pool_ms, proposal
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import input_cost
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.capacity import (

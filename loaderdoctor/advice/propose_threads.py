@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from loaderdoctor.advice.plan import Candidate
 from loaderdoctor.advice.proposal import has_accelerator, proposal
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.threads import fewer, threads_at_work
 from loaderdoctor.findings.wording import percent

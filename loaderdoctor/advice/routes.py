@@ -15,8 +15,10 @@ from loaderdoctor.advice.formats import conversion
 from loaderdoctor.advice.loader_line import dataset_name
 from loaderdoctor.advice.plan import CodeAdvice
 from loaderdoctor.advice.safety import dataset_bytes
-from loaderdoctor.facts.evidence import Facts, LineHotspot, WorkerFacts
-from loaderdoctor.findings.exposure import MODERATE_SHARE, Cost, num_workers
+from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
+from loaderdoctor.findings.exposure import Cost, num_workers
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.findings.rules.capacity import (
     batch_ms,

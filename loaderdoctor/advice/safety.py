@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.rules.storage import MIN_AVAILABLE_BYTES, in_flight_bytes
 from loaderdoctor.findings.wording import plural, size
 from loaderdoctor.instrument.wire.protocol import LoaderRecord

@@ -15,7 +15,7 @@ from loaderdoctor.attribution.step import (
     window_times,
 )
 from loaderdoctor.estimate import Estimate, mean, paired_difference
-from loaderdoctor.facts.evidence import AblationFacts
+from loaderdoctor.facts.loop import AblationFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 
 # More transfers let through than this and "free copies" was not held: the loop copies other

@@ -18,8 +18,8 @@ from __future__ import annotations
 import numpy as np
 
 from loaderdoctor.attribution.clock import StepClock
-from loaderdoctor.attribution.device_use import BusyFacts, IdleGapFacts
 from loaderdoctor.attribution.fetches import Fetches
+from loaderdoctor.facts.device import BusyFacts, IdleGapFacts
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import F64, I64
 

@@ -6,15 +6,11 @@ from dataclasses import replace
 from typing import Literal
 
 from loaderdoctor.attribution.contention import allow_for_contention
-from loaderdoctor.attribution.shares import Hidden, Shares
-from loaderdoctor.facts.evidence import (
-    AblationFacts,
-    Facts,
-    MachineFacts,
-    StepFacts,
-    TraceFacts,
-    WorkerFacts,
-)
+from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts
+from loaderdoctor.facts.shares import Hidden, Shares
+from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.instrument.wire.protocol import (
     ComputeRecord,
     Environment,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.rows import Index, Rows
-from loaderdoctor.facts.evidence import ComputeFacts
+from loaderdoctor.facts.trace import ComputeFacts
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import ABSENT, Category, Trace
 

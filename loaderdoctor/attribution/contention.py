@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from loaderdoctor.attribution.pages import mapping_ms_of
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.evidence import AblationFacts, Facts, StepFacts
+from loaderdoctor.facts.loop import AblationFacts, StepFacts
+from loaderdoctor.facts.whole import Facts
 
 # The loop and its workers use this much of the CPUs: what else runs then takes from them. Not
 # lower, since nothing keeps all CPUs busy all the time but a loop that is short of them.
@@ -15,9 +15,6 @@ FULL_SHARE = 0.85
 # two CPUs 15 % cost nothing measurable, 25 % cost 8-16 %, 50 % cost 60-90 % (and a loop of one
 # thread nothing): `benchmarks/contention.py --alone`.
 BUSY_SHARE = 0.20
-# Recording ops only slows, and the noise of two windows is some percent on a steady machine. Of the
-# reports kept on two shared CPUs while this was made, about one in twenty was below.
-UNSTEADY_OVERHEAD = 0.80
 
 
 def allow_for_contention(
@@ -43,7 +40,7 @@ def allow_for_contention(
         return ablation
     found: Estimate = ablation.input_ms
     floor_ms = min(1.0, used_share) * ablation.plain_ms.value
-    mapping_ms = mapping_ms_of(ablation.pages) if ablation.pages is not None else 0.0
+    mapping_ms = ablation.pages.mapping_ms if ablation.pages is not None else 0.0
     least_ms = max(mapping_ms, floor_ms - ablation.no_input_ms.value)
     if least_ms >= found.low:
         return ablation
@@ -63,11 +60,6 @@ def core_contention(ablation: AblationFacts) -> str:
         f"waiting for the loader costs here, up to {ablation.contended_ms or 0.0:.1f} ms may be "
         "its doing (core contention). The interval allows for that."
     )
-
-
-def not_steady(profiler_overhead: float | None) -> bool:
-    """Whether steps were clearly shorter with the profiler on, which slows: the speed changed."""
-    return profiler_overhead is not None and profiler_overhead < UNSTEADY_OVERHEAD
 
 
 def machine_notes(facts: Facts) -> tuple[tuple[str, str], ...]:
@@ -99,9 +91,8 @@ def _busy_machine(facts: Facts) -> str | None:
 
 
 def _unsteady(facts: Facts) -> str | None:
-    if not not_steady(facts.profiler_overhead):
+    if not facts.unsteady or facts.profiler_overhead is None:
         return None
-    assert facts.profiler_overhead is not None
     windows = facts.step.windows_ms if facts.step is not None else ()
     spread = (
         f" Windows without it took from {min(windows):.1f} to {max(windows):.1f} ms a step."

@@ -9,7 +9,7 @@ import numpy as np
 
 from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.rows import Index, Rows
-from loaderdoctor.facts.evidence import CopyFacts
+from loaderdoctor.facts.trace import CopyFacts
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import ABSENT, I64, Category
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from loaderdoctor.facts.evidence import CpuFacts
+from loaderdoctor.facts.loop import CpuFacts
 from loaderdoctor.instrument.wire.counters import CpuRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
 

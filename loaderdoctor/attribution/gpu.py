@@ -13,8 +13,8 @@ import re
 import numpy as np
 
 from loaderdoctor.attribution.clock import StepClock
-from loaderdoctor.attribution.device_use import GpuDeviceFacts
 from loaderdoctor.attribution.rows import Index, Rows
+from loaderdoctor.facts.device import GpuDeviceFacts
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import ABSENT, F64, I64, Category, Trace
 

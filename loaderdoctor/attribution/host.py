@@ -25,7 +25,7 @@ from loaderdoctor.attribution.loop_lines import (
 )
 from loaderdoctor.attribution.names import FETCH_PREFIX, OPTIMIZER_PREFIX
 from loaderdoctor.attribution.rows import Index, Rows, outermost
-from loaderdoctor.facts.evidence import HostHotspot
+from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import I32, I64, Category, LineStackSample
 from loaderdoctor.trace.wire import shortened

@@ -6,7 +6,7 @@ import linecache
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from loaderdoctor.facts.evidence import Leaf, LineHotspot
+from loaderdoctor.facts.workers import Leaf, LineHotspot
 from loaderdoctor.instrument.wire.worker_records import LineCount
 
 MAX_LINES = 20

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from loaderdoctor.attribution.contention import not_steady
-from loaderdoctor.attribution.shares import Bound, Shares
-from loaderdoctor.attribution.verdict import (
-    HIGH_SHARE,
-    MODERATE_SHARE,
-    VerdictSeverity,
-    verdict_from_shares,
-)
-from loaderdoctor.facts.evidence import Facts, TraceFacts
+from loaderdoctor.attribution.verdict import verdict_from_shares
+from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE, Bound, Shares, VerdictSeverity
+from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.facts.whole import Facts
 
 # Fewer steps say nothing about a mean whose noise is a few percent.
 MIN_STEPS = 5
@@ -55,7 +50,7 @@ def judge_run(facts: Facts) -> tuple[Bound, VerdictSeverity]:
             return judge_trace(facts.trace)
         return "unknown", "none"
     bound, severity = verdict_from_shares(facts.shares, facts.shares_low)
-    if not_steady(facts.profiler_overhead):
+    if facts.unsteady:
         return bound, _of_unsteady(bound, severity, facts)
     return bound, severity
 

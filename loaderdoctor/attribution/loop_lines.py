@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loaderdoctor.attribution.rows import Index, Rows
-from loaderdoctor.facts.evidence import HostHotspot
+from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import Category, LineStackSample
 from loaderdoctor.trace.wire import shortened

@@ -6,13 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from loaderdoctor.attribution.step import NS_PER_MS
-from loaderdoctor.facts.evidence import PageFacts
+from loaderdoctor.facts.loop import PageFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
-
-# The training thread takes this part of the faults that reading a whole batch takes, or another
-# thread reads it. `benchmarks/page_faults.py`, batches of 64 MiB: 1025 a step where the loop reads
-# them (a fault maps 16 pages), 2 where it never does.
-MIN_MAPPED_PART = 0.5
 
 
 def page_facts(rounds: Sequence[tuple[WindowDone, WindowDone]]) -> PageFacts | None:
@@ -45,10 +40,3 @@ def _faults(window: WindowDone) -> float | None:
     """Minor faults of the training thread, a step; None where they were not counted."""
     faults = window.cpu.thread_faults if window.cpu is not None else None
     return faults / window.n_steps if faults is not None and window.n_steps else None
-
-
-def mapping_ms_of(pages: PageFacts) -> float:
-    """What a step pays to map its batch and to free it; 0 where another thread reads it first."""
-    if pages.part < MIN_MAPPED_PART:
-        return 0.0
-    return pages.part * (pages.touch_ms + pages.release_ms)

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from loaderdoctor.attribution.rank_trace import Collectives, RankTrace
-from loaderdoctor.attribution.shares import Shares
-from loaderdoctor.facts.evidence import RankFacts, TraceFacts
+from loaderdoctor.facts.ranks import RankFacts
+from loaderdoctor.facts.shares import Shares
+from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.intervals import I64, Intervals
 
 NS_PER_MS = 1e6

@@ -8,7 +8,7 @@ import numpy as np
 
 from loaderdoctor.attribution.rows import Rows
 from loaderdoctor.attribution.trace_facts import Attributed, facts_of
-from loaderdoctor.facts.evidence import TraceFacts
+from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import I32, I64, Category, Trace
 

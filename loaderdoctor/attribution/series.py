@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from loaderdoctor.attribution.selection import of_step, selections
 from loaderdoctor.attribution.trace_facts import Attributed, facts_of
+from loaderdoctor.facts.pictures import SampleTimes, WaitSeries
 from loaderdoctor.instrument.wire.protocol import FetchRecord, LoaderRecord, Observed, WindowDone
 from loaderdoctor.instrument.wire.worker_records import WorkerLog
 
@@ -20,40 +20,6 @@ MAX_BATCHES = 400
 N_BINS = 40
 # From this ratio of slow to fast samples on, bins grow with the time (a logarithmic axis).
 WIDE_RATIO = 8.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitSeries:
-    """How long the training thread waited for each batch, in order (ms)."""
-
-    source: Literal["plain windows", "trace"]
-    waits_ms: tuple[float, ...]
-    windows: tuple[int, ...]  # batches that are the first of a later window
-    epochs: tuple[int, ...]  # batches that are the first of an epoch
-    cycle: int  # batches after which waits repeat (num_workers); 0: not known, or no workers
-    cycle_means_ms: tuple[tuple[int, float], ...]  # (first batch, mean) of whole cycles
-    n_left_out: int
-
-    @property
-    def mean_ms(self) -> float:
-        return fmean(self.waits_ms)
-
-    def quantile_ms(self, q: float) -> float:
-        """The wait that a part `q` (0…1) of the batches does not exceed."""
-        return float(np.quantile(self.waits_ms, q))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleTimes:
-    """How long samples took to load, as a histogram (ms); `edges_ms` has one more entry."""
-
-    edges_ms: tuple[float, ...]
-    counts: tuple[int, ...]
-    n: int
-    logarithmic: bool
-    median_ms: float
-    p95_ms: float
-    max_ms: float
 
 
 def waits_of_windows(observed: Observed, windows: Sequence[WindowDone]) -> WaitSeries | None:

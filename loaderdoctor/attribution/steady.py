@@ -12,10 +12,9 @@ from statistics import fmean, stdev
 
 from loaderdoctor.attribution.step import NS_PER_MS, usable, window_times
 from loaderdoctor.estimate import t95
+from loaderdoctor.facts.loop import UNLIKE_SHARE
 from loaderdoctor.instrument.wire.protocol import WindowDone
 
-# A pace counts as another from this much on: several times the noise of window means (about 2 %).
-UNLIKE_SHARE = 0.15
 MIN_LATER = 3  # the fewest windows whose spread says what one more would have been
 
 

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.estimate import Estimate, mean
-from loaderdoctor.facts.evidence import StepFacts
+from loaderdoctor.facts.loop import StepFacts
 from loaderdoctor.instrument.wire.protocol import BoundaryRecord, Observed, WindowDone
 
 NS_PER_MS = 1e6

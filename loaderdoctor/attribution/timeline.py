@@ -16,6 +16,7 @@ import numpy as np
 from loaderdoctor.attribution.rows import Mask, Rows
 from loaderdoctor.attribution.trace_facts import Attributed
 from loaderdoctor.errors import TraceError
+from loaderdoctor.facts.pictures import Doing, StepTimeline, Strip, TimelineRow
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.worker_records import MAIN_PROCESS, ProcessRecord, WorkerLog
 from loaderdoctor.intervals import Intervals
@@ -28,48 +29,6 @@ MAX_SPANS = 700
 MAX_WORKER_ROWS = 8
 # Steps this close to the median are alike: device step times repeat within about 1 %.
 TYPICAL_WITHIN = 0.02
-
-Doing = Literal[
-    "compute", "communication", "copy", "input", "host", "other",  # the shares
-    "sync",  # the host waits for the accelerator
-    "fetch", "collate", "send", "pin",  # where batches are made
-]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strip:
-    """When one row does one thing, within the step: (start, length, part of it covered), ms.
-
-    Covered is below 1 where spans too many to draw were joined.
-    """
-
-    doing: Doing
-    spans: tuple[tuple[float, float, float], ...]
-
-    @property
-    def total_ms(self) -> float:
-        """Time covered."""
-        return sum(length * covered for _, length, covered in self.spans)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimelineRow:
-    """One thread, device or worker; its strips are disjoint."""
-
-    name: str
-    strips: tuple[Strip, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimeline:
-    """One step of a trace."""
-
-    which: Literal["typical", "slowest", "only"]
-    number: int  # of the steps measured in the trace, from 1
-    n_steps: int
-    wall_ms: float
-    rows: tuple[TimelineRow, ...]
-    n_workers_left_out: int = 0
 
 
 def step_timelines(

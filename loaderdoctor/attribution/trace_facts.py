@@ -17,9 +17,9 @@ from loaderdoctor.attribution.identity import Partition, with_accelerator, witho
 from loaderdoctor.attribution.launches import Launches, Syncs, launches_of, syncs_of
 from loaderdoctor.attribution.processes import other_processes, without_processes
 from loaderdoctor.attribution.rows import Index, Mask, Rows, outermost, rows_of
-from loaderdoctor.attribution.shares import Hidden
 from loaderdoctor.attribution.user_ranges import user_ranges
-from loaderdoctor.facts.evidence import TraceFacts
+from loaderdoctor.facts.shares import Hidden
+from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import I64, Category, Trace
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from loaderdoctor.attribution.trace_facts import Attributed
+from loaderdoctor.facts.pictures import BatchCopy, Tracks
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import ABSENT, Category
 
@@ -16,30 +16,6 @@ NS_PER_US = 1e3
 MIN_WAIT_NS = 1_000
 # The microseconds of a file, as floats, are good to a nanosecond.
 WITHIN_NS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchCopy:
-    """A `__next__` of the training thread, and the H2D copy that moved what it returned."""
-
-    next_us: float  # just within its start, before what nests in it
-    copy_us: float  # its middle on the device
-    copy_pid: str
-    copy_tid: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tracks:
-    """Microseconds on the file's clock (`ts`)."""
-
-    # (start, duration): the training thread gets a batch, outside every `__next__` span
-    outside_next: tuple[tuple[float, float], ...]
-    exposed_waits: tuple[tuple[float, float], ...]  # (start, duration): the `input` share
-    step_shares: tuple[tuple[float, Mapping[str, float | None]], ...]  # (start, shares) per step
-    batch_copies: tuple[BatchCopy, ...]
-    end_us: float | None
-    training_pid: str | None
-    training_tid: str | None
 
 
 def tracks(attributed: Attributed) -> Tracks:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from loaderdoctor.attribution.clock import StepClock
-from loaderdoctor.attribution.device_use import RangeFacts
 from loaderdoctor.attribution.host import MAX_SHOWN_CHARS
 from loaderdoctor.attribution.names import FETCH_PREFIX, OPTIMIZER_PREFIX, STEP_PREFIX
 from loaderdoctor.attribution.rows import Index, Rows
+from loaderdoctor.facts.device import RangeFacts
 from loaderdoctor.trace.columns import ABSENT, I64, Category
 from loaderdoctor.trace.wire import shortened
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from loaderdoctor.attribution.shares import Bound, Shares
-
-VerdictSeverity = Literal["high", "moderate", "none", "uncertain"]
-
-# A fifth of the step: worth acting on. A twentieth: the smallest share that stands out from the
-# run-to-run noise of such loops (`traces/truth.json`: spread of repeated runs, median 4 %).
-HIGH_SHARE = 0.20
-MODERATE_SHARE = 0.05
-# What the lower end of the confidence interval must exceed for the estimate to count as shown.
-HIGH_NEEDS_LOW = 0.05
-MODERATE_NEEDS_LOW = 0.0
+from loaderdoctor.facts.shares import (
+    HIGH_MIN_LOW_SHARE,
+    HIGH_SHARE,
+    MODERATE_MIN_LOW_SHARE,
+    MODERATE_SHARE,
+    Bound,
+    Shares,
+    VerdictSeverity,
+)
 
 # Ties go to the earlier one.
 _FED: tuple[Literal["input", "copy", "communication"], ...] = ("input", "copy", "communication")
@@ -41,11 +39,11 @@ def verdict_from_shares(
     largest = max(_FED, key=lambda name: values[name] or 0.0)
     share = values[largest] or 0.0
     if share >= HIGH_SHARE:
-        return largest, _shown("high", _bound(low, largest), HIGH_NEEDS_LOW)
+        return largest, _shown("high", _bound(low, largest), HIGH_MIN_LOW_SHARE)
     if (values["host"] or 0.0) >= HIGH_SHARE:
-        return "host", _shown("high", _bound(low, "host"), HIGH_NEEDS_LOW)
+        return "host", _shown("high", _bound(low, "host"), HIGH_MIN_LOW_SHARE)
     if share >= MODERATE_SHARE:
-        return largest, _shown("moderate", _bound(low, largest), MODERATE_NEEDS_LOW)
+        return largest, _shown("moderate", _bound(low, largest), MODERATE_MIN_LOW_SHARE)
     if (values["other"] or 0.0) > (values["compute"] or 0.0):
         return "unknown", "none"  # of most of it nothing was recorded, least of all health
     return "compute", "none"

@@ -10,8 +10,9 @@ from loaderdoctor.advice.plan import Candidate, CodeAdvice, Prescription
 from loaderdoctor.advice.proposal import edits_for
 from loaderdoctor.diagnosis.verify import Tried, Verification
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.evidence import Facts
-from loaderdoctor.findings.exposure import MODERATE_SHARE, input_cost
+from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import input_cost
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.capacity import rest_ms
 from loaderdoctor.report import model

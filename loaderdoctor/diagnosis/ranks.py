@@ -14,7 +14,8 @@ from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.diagnosis.analysis import Analysis, analyse
 from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.facts.evidence import RankFacts, RankStep, ThreadTrial
+from loaderdoctor.facts.loop import ThreadTrial
+from loaderdoctor.facts.ranks import RankFacts, RankStep
 from loaderdoctor.instrument.command.rank_connection import RankConnection
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.trace.read import read_trace

@@ -12,7 +12,7 @@ from loaderdoctor.attribution.step import usable, window_times
 from loaderdoctor.diagnosis.gather import Gatherer
 from loaderdoctor.estimate import Estimate, mean, paired_difference
 from loaderdoctor.facts.epochs import measured_whole
-from loaderdoctor.facts.evidence import ThreadTrial
+from loaderdoctor.facts.loop import ThreadTrial
 from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, invalid_reason
 

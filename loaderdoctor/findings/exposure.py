@@ -11,16 +11,14 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.shares import (
+    HIGH_MIN_LOW_SHARE,
+    HIGH_SHARE,
+    MODERATE_MIN_LOW_SHARE,
+    MODERATE_SHARE,
+)
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Severity
-
-# The edges of the verdict: below 5 % a change drowns in run-to-run noise (repeats of the 12 traced
-# cases spread by 0.3-12 % of a step, median 3 %: `spread_ms` in traces/truth.json); from 20 % it is
-# what the user should do first.
-MODERATE_SHARE = 0.05
-HIGH_SHARE = 0.20
-# A high cost must be shown to be at least moderate by the lower end of its interval.
-HIGH_MIN_LOW_SHARE = 0.05
 
 Part = Literal["input", "copy"]
 
@@ -39,7 +37,11 @@ class Cost:
         """Whether the cost counts: moderate or more, and not just by a noisy point estimate."""
         if self.share < MODERATE_SHARE:
             return False
-        return self.share >= HIGH_SHARE or self.low_share is None or self.low_share > 0.0
+        return (
+            self.share >= HIGH_SHARE
+            or self.low_share is None
+            or self.low_share > MODERATE_MIN_LOW_SHARE
+        )
 
     def part(self, ms: float) -> Cost:
         """The part of this cost that one cause explains: never more than the whole."""
@@ -58,7 +60,7 @@ def severity(share: float, low_share: float | None = None) -> Severity:
     """Severity of a share of the step, given the lower end of its interval where there is one."""
     if share < MODERATE_SHARE:
         return Severity.LOW
-    needed = HIGH_MIN_LOW_SHARE if share >= HIGH_SHARE else 0.0
+    needed = HIGH_MIN_LOW_SHARE if share >= HIGH_SHARE else MODERATE_MIN_LOW_SHARE
     if low_share is not None and low_share <= needed:
         return Severity.UNCERTAIN
     return Severity.HIGH if share >= HIGH_SHARE else Severity.MODERATE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind, Rule, Severity
 from loaderdoctor.findings.rules.allocator_faults import allocator_page_faults
 from loaderdoctor.findings.rules.batch_making import (

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loaderdoctor.attribution import shares as attribution
-from loaderdoctor.attribution.shares import Bound
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.evidence import AblationFacts, Facts, StepFacts, WorkerFacts
+from loaderdoctor.facts.loop import AblationFacts, StepFacts
+from loaderdoctor.facts.shares import Bound, Shares, VerdictSeverity
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.findings.model import Finding
 from loaderdoctor.findings.rules.line_names import seen_enough
 from loaderdoctor.instrument.wire.protocol import Environment, LoaderRecord
@@ -19,7 +20,7 @@ from loaderdoctor.report.gpu import gpu_of, ranges_of
 from loaderdoctor.report.tested import Elsewhere, answered, tests_row
 from loaderdoctor.report.words import format as fmt
 from loaderdoctor.report.words.method import method_sentences
-from loaderdoctor.report.words.summary import VerdictSeverity, verdict_sentence
+from loaderdoctor.report.words.summary import verdict_sentence
 
 # DESIGN: more than 2 % of the step in no share is a defect of ours, and the report says so.
 MAX_OTHER_SHARE = 0.02
@@ -115,7 +116,7 @@ def interval(estimate: Estimate | None) -> model.Interval | None:
     return (estimate.low, estimate.high)
 
 
-def shares_of(shares: attribution.Shares | None) -> model.Shares | None:
+def shares_of(shares: Shares | None) -> model.Shares | None:
     """Shares as report.json has them."""
     return model.Shares(**shares.as_dict()) if shares is not None else None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from loaderdoctor.advice.plan import PredictedFrom
-from loaderdoctor.attribution.steady import UNLIKE_SHARE
+from loaderdoctor.facts.loop import UNLIKE_SHARE
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.words import format as fmt
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from loaderdoctor.attribution.device_use import BusyFacts, GpuDeviceFacts, IdleGapFacts
-from loaderdoctor.facts.evidence import Facts, StepFacts
+from loaderdoctor.facts.device import BusyFacts, GpuDeviceFacts, IdleGapFacts
+from loaderdoctor.facts.loop import StepFacts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.report import model
 from loaderdoctor.report.words import format as fmt
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from loaderdoctor.facts.evidence import RankFacts, RankStep
+from loaderdoctor.facts.ranks import RankFacts, RankStep
 from loaderdoctor.report.build import shares_of, step_of_plain
 from loaderdoctor.report.model import Rank, Step
 from loaderdoctor.report.words import format as fmt

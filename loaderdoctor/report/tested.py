@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from loaderdoctor.advice.predictions import Outcome, Tested, check_predictions
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding
 from loaderdoctor.report import model
 from loaderdoctor.settings import AXES_BY_NAME, Settings

@@ -7,7 +7,7 @@ from dataclasses import replace
 from loaderdoctor.advice.predictions import MIN_GAIN_SHARE
 from loaderdoctor.advice.proposal import edits_for
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.report.model import NotAdvised, Recommendation
 from loaderdoctor.report.words import format as fmt

@@ -13,13 +13,15 @@ import msgspec
 
 from loaderdoctor.advice.safety import why_unsafe
 from loaderdoctor.attribution.combine import best_shares, facts_of_run
-from loaderdoctor.attribution.shares import Shares
 from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.workers import worker_facts
 from loaderdoctor.diagnosis import gather
 from loaderdoctor.diagnosis.plan import WINDOWS_PER_BUDGET, sizes
 from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.facts.evidence import Facts, StepFacts, WorkerFacts
+from loaderdoctor.facts.loop import StepFacts
+from loaderdoctor.facts.shares import Shares
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.wire import worker_records
 from loaderdoctor.instrument.wire.protocol import Note, Observed, WindowDone

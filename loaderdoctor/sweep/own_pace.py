@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from loaderdoctor.attribution.steady import UNLIKE_SHARE, waited_ms
+from loaderdoctor.attribution.steady import waited_ms
 from loaderdoctor.attribution.step import usable, waits_ms, window_times
 from loaderdoctor.diagnosis.slow_start import memory_anew, waited_more_ms
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts.loop import UNLIKE_SHARE
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.report.model import ReportWarning
 from loaderdoctor.report.words import format as fmt

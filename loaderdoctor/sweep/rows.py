@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 import msgspec
 
-from loaderdoctor.attribution.shares import Shares
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts.shares import Shares
 from loaderdoctor.report.model import Best, Interval, ReportWarning
 from loaderdoctor.report.model import Shares as SharesRow
 from loaderdoctor.report.model import Trial as TrialRow

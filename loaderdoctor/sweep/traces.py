@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loaderdoctor.attribution.gpu import tensor_core_share
-from loaderdoctor.attribution.timeline import StepTimeline, timelines_of_window
+from loaderdoctor.attribution.timeline import timelines_of_window
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.facts.evidence import TraceFacts
+from loaderdoctor.facts.pictures import StepTimeline
+from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.worker_records import WorkerLog
 from loaderdoctor.report.files import RunFolder, trial_run

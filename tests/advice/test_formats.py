@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from loaderdoctor.advice.formats import FORMATS, conversion
 from loaderdoctor.advice.lines import code_advice
 from loaderdoctor.attribution.workers import worker_facts
-from loaderdoctor.facts.evidence import Facts, LineHotspot, WorkerFacts
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.findings.rules.batch_making import dataset_format_bound
 from loaderdoctor.findings.rules.line_names import MIN_STACK_SAMPLES

@@ -12,7 +12,7 @@ from loaderdoctor.advice.prescription import candidates, prescribe
 from loaderdoctor.advice.proposal import pool_ms
 from loaderdoctor.advice.snippets import BACKGROUND
 from loaderdoctor.attribution.combine import facts_of_trace
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.settings import Settings

@@ -11,7 +11,7 @@ import pytest
 from loaderdoctor.advice.plan import CodeAdvice
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.advice.routes import routes
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.settings import Settings
 from tests.findings.builders import machine, with_exposed

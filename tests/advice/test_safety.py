@@ -8,7 +8,7 @@ import pytest
 
 from loaderdoctor.advice.prescription import candidates, prescribe, withheld
 from loaderdoctor.advice.safety import why_unsafe
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.settings import Settings
 from tests.findings.builders import IMAGE, loader, machine, step, with_exposed, workers

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from loaderdoctor.attribution.timeline import StepTimeline, step_timelines
+from loaderdoctor.attribution.timeline import step_timelines
 from loaderdoctor.attribution.trace_facts import attribute
+from loaderdoctor.facts.pictures import StepTimeline
 from loaderdoctor.instrument.wire.worker_records import WorkerLog, read
 from loaderdoctor.instrument.workers import worker
 from loaderdoctor.trace.calibrate import ClockMap

@@ -7,10 +7,10 @@ from msgspec import structs
 
 from loaderdoctor.attribution.ablation import Round, ablation_facts
 from loaderdoctor.attribution.combine import best_shares, lower_bounds
-from loaderdoctor.attribution.pages import mapping_ms_of, page_facts
-from loaderdoctor.attribution.shares import Hidden, Shares
+from loaderdoctor.attribution.pages import page_facts
 from loaderdoctor.attribution.step import step_facts
-from loaderdoctor.facts.evidence import TraceFacts
+from loaderdoctor.facts.shares import Hidden, Shares
+from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.instrument.wire.counters import CpuRecord, PageRecord
 from loaderdoctor.instrument.wire.protocol import Mode, WindowDone
 from tests.attribution.builders import boundary, observed, window
@@ -245,14 +245,14 @@ def test_faults_are_compared_round_by_round_so_that_one_odd_round_decides_nothin
     assert facts.faults_per_step == 16.0
     assert facts.faults_per_batch == 16  # of the record that covers most batches
     assert facts.part == 1.0
-    assert mapping_ms_of(facts) == pytest.approx(0.75)
+    assert facts.mapping_ms == pytest.approx(0.75)
 
 
 def test_batches_that_another_thread_maps_cost_the_training_thread_nothing() -> None:
     facts = page_facts([(counted("plain", 8, probed(8, 16)), counted("no_input", 4))])
     assert facts is not None
     assert facts.part == pytest.approx(1 / 16)
-    assert mapping_ms_of(facts) == 0.0
+    assert facts.mapping_ms == 0.0
 
 
 def test_faults_that_are_not_counted_are_not_none_at_all() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.attribution.verdict import verdict_from_shares
-from loaderdoctor.facts.evidence import TraceFacts
+from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.trace.read import read_trace
 
 TRACES = Path(__file__).parents[2] / "traces"

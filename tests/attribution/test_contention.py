@@ -14,7 +14,7 @@ from loaderdoctor.attribution.ablation import Round, ablation_facts
 from loaderdoctor.attribution.contention import allow_for_contention, core_contention
 from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.evidence import AblationFacts, PageFacts
+from loaderdoctor.facts.loop import AblationFacts, PageFacts
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from tests.findings.builders import step
 from tests.instrument.watched import Trainer, watch

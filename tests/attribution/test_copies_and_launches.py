@@ -6,7 +6,7 @@ import pytest
 
 from loaderdoctor.attribution.names import name_flags
 from loaderdoctor.attribution.trace_facts import trace_facts
-from loaderdoctor.facts.evidence import TraceFacts
+from loaderdoctor.facts.trace import TraceFacts
 from tests.attribution.build import AUTOGRAD, H2D_PAGEABLE, H2D_PINNED, PIN, TraceBuilder
 
 STEP = 1000

@@ -10,7 +10,8 @@ import pytest
 from loaderdoctor.attribution.contention import machine_notes
 from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.attribution.judge import judge_run
-from loaderdoctor.facts.evidence import CpuFacts, Facts
+from loaderdoctor.facts.loop import CpuFacts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.counters import CpuRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from tests.findings.builders import healthy, machine, step, with_exposed

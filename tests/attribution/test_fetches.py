@@ -6,7 +6,7 @@ import pytest
 
 from loaderdoctor.attribution.judge import judge_trace
 from loaderdoctor.attribution.trace_facts import trace_facts
-from loaderdoctor.facts.evidence import TraceFacts
+from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.trace.columns import Category
 from tests.attribution.build import BACKGROUND, NEXT_SINGLE, PIN, TraceBuilder
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
-from loaderdoctor.attribution.shares import Shares
 from loaderdoctor.attribution.trace_facts import trace_facts
+from loaderdoctor.facts.shares import Shares
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import Category
 from tests.attribution.build import AUTOGRAD, H2D_PAGEABLE, Row, TraceBuilder

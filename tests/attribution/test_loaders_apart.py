@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from loaderdoctor.attribution.selection import of_step, selections
 from loaderdoctor.attribution.series import sample_times
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
-from loaderdoctor.facts.evidence import WorkerFacts
+from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.instrument.wire.protocol import FetchRecord, LoaderRecord, WindowDone
 from loaderdoctor.instrument.wire.worker_records import WorkerLog, read
 from loaderdoctor.instrument.workers import worker

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from loaderdoctor.attribution.peers import compare, slowest, without_peer_wait
 from loaderdoctor.attribution.rank_trace import Collectives, RankTrace, rank_trace
 from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.facts.evidence import RankFacts
+from loaderdoctor.facts.ranks import RankFacts
 from tests.attribution.build import AUTOGRAD, TraceBuilder
 
 REDUCE = "gloo:all_reduce"

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader, Dataset
 
 from loaderdoctor.attribution.trace_facts import trace_facts
-from loaderdoctor.facts.evidence import TraceFacts
+from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.trace.read import read_trace
 
 pytestmark = pytest.mark.alone

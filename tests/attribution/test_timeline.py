@@ -8,13 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loaderdoctor.attribution.timeline import (
-    MAX_SPANS,
-    StepTimeline,
-    TimelineRow,
-    step_timelines,
-)
+from loaderdoctor.attribution.timeline import MAX_SPANS, step_timelines
 from loaderdoctor.attribution.trace_facts import attribute
+from loaderdoctor.facts.pictures import StepTimeline, TimelineRow
 from loaderdoctor.trace.read import read_trace
 from tests.attribution.build import BACKGROUND, PIN, TraceBuilder
 from tests.attribution.recorded import as_one_step, recorded

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from loaderdoctor.attribution.shares import Bound, Shares
 from loaderdoctor.attribution.verdict import verdict_from_shares
+from loaderdoctor.facts.shares import Bound, Shares
 
 
 def shares(

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from loaderdoctor.attribution.workers import worker_facts
-from loaderdoctor.facts.evidence import WorkerFacts
+from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.instrument.wire.protocol import FetchRecord
 from loaderdoctor.instrument.wire.worker_records import WorkerLog, read
 from loaderdoctor.instrument.workers import worker

@@ -14,7 +14,7 @@ from loaderdoctor.diagnosis.analysis import analyse
 from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.diagnosis.plan import sizes
 from loaderdoctor.diagnosis.slow_start import slow_start
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.counters import CpuRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from tests.diagnosis.simulator import SimulatedRun

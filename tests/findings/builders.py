@@ -9,18 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from loaderdoctor.attribution.shares import Hidden, Shares
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.evidence import (
-    AblationFacts,
-    CopyFacts,
-    Facts,
-    LineHotspot,
-    MachineFacts,
-    StepFacts,
-    TraceFacts,
-    WorkerFacts,
-)
+from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts
+from loaderdoctor.facts.shares import Hidden, Shares
+from loaderdoctor.facts.trace import CopyFacts, TraceFacts
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
 from loaderdoctor.instrument.wire.protocol import (
     LoaderRecord,
     SafetyRecord,

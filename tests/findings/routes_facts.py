@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from loaderdoctor.facts.evidence import Facts, Leaf
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.workers import Leaf
 from loaderdoctor.instrument.wire.protocol import Normalisation, StoreRecord, TensorRecord
 from tests.findings.builders import line, loader, machine, step, with_exposed, workers
 

@@ -8,14 +8,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from loaderdoctor.attribution.series import MAX_BATCHES, SampleTimes, WaitSeries
-from loaderdoctor.attribution.timeline import (
-    MAX_SPANS,
-    MAX_WORKER_ROWS,
+from loaderdoctor.attribution.series import MAX_BATCHES
+from loaderdoctor.attribution.timeline import MAX_SPANS, MAX_WORKER_ROWS
+from loaderdoctor.facts.pictures import (
     Doing,
+    SampleTimes,
     StepTimeline,
     Strip,
     TimelineRow,
+    WaitSeries,
 )
 from loaderdoctor.report import model
 from loaderdoctor.report.html.extras import HtmlExtras, Prediction, TracedSteps

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from loaderdoctor.attribution.device_use import (
-    BusyFacts,
-    GpuDeviceFacts,
-    IdleGapFacts,
-    RangeFacts,
-)
-from loaderdoctor.attribution.shares import Hidden, Shares
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.evidence import AblationFacts, Facts, MachineFacts, StepFacts, TraceFacts
+from loaderdoctor.facts.device import BusyFacts, GpuDeviceFacts, IdleGapFacts, RangeFacts
+from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts
+from loaderdoctor.facts.shares import Hidden, Shares
+from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.protocol import Environment, LoaderRecord
 from loaderdoctor.settings import Settings
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from loaderdoctor.attribution.shares import Bound, Hidden
-from loaderdoctor.facts.evidence import AblationFacts, LineHotspot, WorkerFacts
+from loaderdoctor.facts.loop import AblationFacts
+from loaderdoctor.facts.shares import Bound, Hidden, VerdictSeverity
+from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.build import build_report
-from loaderdoctor.report.words.summary import VerdictSeverity
 from tests.report.sample_facts import ENVIRONMENT, estimate, facts, shares, step_facts, with_gpu
 
 IN_MAIN = Finding(

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import pytest
 
-from loaderdoctor.attribution.device_use import BusyFacts
 from loaderdoctor.commands.analyze.command import AnalyzeOptions, analyze
+from loaderdoctor.facts.device import BusyFacts
 from loaderdoctor.report.build import build_report
 from loaderdoctor.report.console.console import console_text
 from loaderdoctor.report.encode import decode_report, encode_report

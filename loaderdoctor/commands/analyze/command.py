@@ -22,7 +22,7 @@ from loaderdoctor.commands.output import (
     share_rules,
 )
 from loaderdoctor.errors import UsageError
-from loaderdoctor.facts.evidence import TraceFacts
+from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.findings.find import find
 from loaderdoctor.report.build import build_report, step_of
 from loaderdoctor.report.model import Report, ReportWarning

@@ -5,17 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from loaderdoctor.attribution.series import (
-    SampleTimes,
-    sample_times,
-    waits_of_trace,
-    waits_of_windows,
-)
+from loaderdoctor.attribution.series import sample_times, waits_of_trace, waits_of_windows
 from loaderdoctor.attribution.step import usable
-from loaderdoctor.attribution.timeline import StepTimeline, step_timelines, timelines_of_window
+from loaderdoctor.attribution.timeline import step_timelines, timelines_of_window
 from loaderdoctor.attribution.trace_facts import Attributed
 from loaderdoctor.diagnosis.analysis import Analysis
 from loaderdoctor.diagnosis.gather import Evidence
+from loaderdoctor.facts.pictures import SampleTimes, StepTimeline
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.instrument.wire.worker_records import WorkerLog
 from loaderdoctor.report.html.extras import HtmlExtras, Prediction, TracedSteps

@@ -23,7 +23,7 @@ from loaderdoctor.commands.output import STDOUT, check_json_target, console_stre
 from loaderdoctor.commands.sweep.measure import Asked, Before, measure
 from loaderdoctor.commands.sweep.plan import SweepOptions, Target, preset_of, resolve
 from loaderdoctor.errors import RunError
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find as find_findings
 from loaderdoctor.instrument.system.signals import Signals, exit_code_of, held
 from loaderdoctor.report.build import build_report

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from loaderdoctor.advice.proposal import has_accelerator
-from loaderdoctor.facts.evidence import Facts
-from loaderdoctor.findings.exposure import MODERATE_SHARE, Cost
+from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import Cost
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.wording import of_step
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from loaderdoctor.advice.formats import conversion
-from loaderdoctor.facts.evidence import Facts
-from loaderdoctor.findings.exposure import MODERATE_SHARE, Cost, input_cost, loader_id
+from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import Cost, input_cost, loader_id
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.rules.capacity import making_cost, stall_cost
 from loaderdoctor.findings.rules.line_names import at, hottest, line_evidence, seen, seen_enough

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-from loaderdoctor.attribution.pages import mapping_ms_of
-from loaderdoctor.facts.evidence import Facts
-from loaderdoctor.findings.exposure import MODERATE_SHARE, Cost, exposed, input_cost, num_workers
+from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import Cost, exposed, input_cost, num_workers
 
 # A worker that waits for storage most of the time still burns some CPU (decoding, pickling,
 # the queue's thread): it is never taken for free.
@@ -279,7 +279,7 @@ def mapping_ms(facts: Facts) -> float | None:
     pages = facts.ablation.pages if facts.ablation is not None else None
     if pages is None or not num_workers(facts):
         return None
-    return mapping_ms_of(pages)
+    return pages.mapping_ms
 
 
 def unmapped_cost(facts: Facts) -> Cost | None:

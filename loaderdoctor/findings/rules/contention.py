@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from loaderdoctor.facts.evidence import Facts
-from loaderdoctor.findings.exposure import (
-    MODERATE_SHARE,
-    Cost,
-    in_background,
-    input_cost,
-    loader_id,
-    num_workers,
-)
+from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import Cost, in_background, input_cost, loader_id, num_workers
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.rules.capacity import (
     batch_ms,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from loaderdoctor.facts.evidence import CopyFacts, Facts
+from loaderdoctor.facts.trace import CopyFacts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import Cost
 
 # Tensors below this are copied in microseconds, pinned or not (a label vector, a scalar): that

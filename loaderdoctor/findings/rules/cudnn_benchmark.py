@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loaderdoctor.facts.evidence import Facts
-from loaderdoctor.findings.exposure import HIGH_SHARE
+from loaderdoctor.facts.shares import HIGH_SHARE
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.hints import (
     compute_bound,

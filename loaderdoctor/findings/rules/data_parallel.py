@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.hints import computing, hint, input_first
 

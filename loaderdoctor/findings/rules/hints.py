@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from loaderdoctor.facts.evidence import ComputeFacts, Facts
-from loaderdoctor.findings.exposure import HIGH_SHARE, exposed
+from loaderdoctor.facts.shares import HIGH_SHARE
+from loaderdoctor.facts.trace import ComputeFacts
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import exposed
 from loaderdoctor.findings.model import EvidenceValue, Finding, Kind, Severity
 
 # With less than half of the step in kernels, most of what shorter kernels save is idle already:

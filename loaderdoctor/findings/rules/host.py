@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import re
 
-from loaderdoctor.facts.evidence import Facts, HostHotspot
-from loaderdoctor.findings.exposure import (
-    HIGH_SHARE,
-    MODERATE_SHARE,
-    exposed,
-    host_share,
-    severity,
-)
+from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
+from loaderdoctor.facts.trace import HostHotspot
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import exposed, host_share, severity
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.wording import ms, percent
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from loaderdoctor.estimate import binomial_interval
-from loaderdoctor.facts.evidence import Facts, LineHotspot
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.workers import LineHotspot
 from loaderdoctor.findings.model import EvidenceValue
 from loaderdoctor.findings.wording import percent
 

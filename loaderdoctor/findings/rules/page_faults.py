@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loaderdoctor.advice.proposal import has_accelerator
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import loader_id, num_workers
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.rules.capacity import mapping_cost

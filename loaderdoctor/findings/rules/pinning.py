@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from loaderdoctor.facts.evidence import Facts
-from loaderdoctor.findings.exposure import MODERATE_SHARE, copy_cost, loader_id, severity
+from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import copy_cost, loader_id, severity
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.rules.copy_parts import (
     MIN_BLOCKED_PART,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from loaderdoctor.facts.evidence import Facts
-from loaderdoctor.findings.exposure import MODERATE_SHARE, input_cost, loader_id, num_workers
+from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import input_cost, loader_id, num_workers
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.rules.capacity import (
     batch_ms,

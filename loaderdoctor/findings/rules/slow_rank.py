@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from loaderdoctor.facts.evidence import Facts, RankFacts
-from loaderdoctor.findings.exposure import MODERATE_SHARE, severity
+from loaderdoctor.facts.ranks import RankFacts
+from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import severity
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.wording import ms
 

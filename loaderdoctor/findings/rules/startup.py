@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from loaderdoctor.facts.evidence import Facts
-from loaderdoctor.findings.exposure import MODERATE_SHARE, input_cost, loader_id, num_workers
+from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import input_cost, loader_id, num_workers
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.rules.capacity import boundary_of_loader_ms, startup_ms_per_step
 from loaderdoctor.findings.wording import ms, of_step, percent, plural, seconds

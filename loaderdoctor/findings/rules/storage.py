@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import re
 
-from loaderdoctor.facts.evidence import Facts, WorkerFacts
-from loaderdoctor.findings.exposure import (
-    MODERATE_SHARE,
-    copy_cost,
-    exposed,
-    input_cost,
-    loader_id,
-    severity,
-)
+from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.workers import WorkerFacts
+from loaderdoctor.findings.exposure import copy_cost, exposed, input_cost, loader_id, severity
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.capacity import making_cost, rest_ms
 from loaderdoctor.findings.rules.line_names import at, line_evidence, seen, seen_enough

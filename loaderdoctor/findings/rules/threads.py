@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from loaderdoctor.facts.evidence import Facts, ThreadTrial
-from loaderdoctor.findings.exposure import MODERATE_SHARE, loader_id, num_workers, severity
+from loaderdoctor.facts.loop import ThreadTrial
+from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import loader_id, num_workers, severity
 from loaderdoctor.findings.model import EvidenceValue, Finding, Kind, Prediction, Severity
 from loaderdoctor.findings.rules.capacity import contention_cost, cpu_cores_used, cpu_saturated
 from loaderdoctor.findings.wording import ms, of_step, percent, plural

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from loaderdoctor.attribution.series import SampleTimes, WaitSeries
-from loaderdoctor.attribution.timeline import StepTimeline
+from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
 from loaderdoctor.report.model import Interval
 
 

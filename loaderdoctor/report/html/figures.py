@@ -13,8 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from loaderdoctor.attribution.series import SampleTimes, WaitSeries
-from loaderdoctor.attribution.timeline import StepTimeline
+from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
 from loaderdoctor.report.console.bars import ORDER
 from loaderdoctor.report.console.tables import is_clear, trial_mark
 from loaderdoctor.report.html.extras import HtmlExtras, Prediction, TracedSteps

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from loaderdoctor.attribution.series import SampleTimes, WaitSeries
-from loaderdoctor.attribution.timeline import StepTimeline
+from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
 from loaderdoctor.report.html.extras import Prediction
 from loaderdoctor.report.model import GpuBusy, Trial
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR

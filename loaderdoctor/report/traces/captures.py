@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loaderdoctor.attribution.tracks import BatchCopy, Tracks
+from loaderdoctor.facts.pictures import BatchCopy, Tracks
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.traces.perfetto import Arrow, StepShares, write_perfetto_trace
 from loaderdoctor.report.traces.tensorboard import Wait, write_plugin_trace

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loaderdoctor.findings.exposure import MODERATE_SHARE
+from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.report.model import Recommendation, Report, Trial
 from loaderdoctor.report.words import format as fmt
 from loaderdoctor.settings import AXES_BY_NAME, Settings

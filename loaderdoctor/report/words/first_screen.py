@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.findings import wording
-from loaderdoctor.findings.exposure import MODERATE_SHARE
 from loaderdoctor.report.model import Ablation, Finding, Interval, Report, Step
 from loaderdoctor.report.words import format as fmt
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from loaderdoctor.facts.evidence import Facts, TraceFacts
+from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.report.model import Trial
 from loaderdoctor.report.words import format as fmt
 

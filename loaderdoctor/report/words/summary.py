@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from msgspec import structs
 
-from loaderdoctor.attribution.shares import Bound
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.shares import Bound, VerdictSeverity
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.findings.rules.capacity import cost_beyond_wait, mapping_cost
 from loaderdoctor.report.changes import MEASURED, Change, changes_of
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.words import format as fmt
 from loaderdoctor.report.words.uncertain import is_open, measured_share, uncertain_sentence
-
-VerdictSeverity = Literal["high", "moderate", "none", "uncertain"]
 
 # Why, in a clause that follows "because". Kinds that are no cause of waiting are left out.
 CAUSES: Mapping[Kind, str] = {

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from loaderdoctor.attribution.contention import not_steady
-from loaderdoctor.attribution.shares import Bound
-from loaderdoctor.attribution.verdict import HIGH_SHARE
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.evidence import Facts
+from loaderdoctor.facts.shares import HIGH_SHARE, Bound
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.report.words import format as fmt
 from loaderdoctor.report.words.headline import TAKES, largest_part
 
@@ -36,7 +34,7 @@ def uncertain_sentence(bound: Bound, facts: Facts, step_ms: float, why: str | No
     seems = f"{_SEEMS.get(bound, f'{bound} seems to take')} {fmt.share_within(share, margin)}"
     perhaps = "perhaps nothing" if measured is None or measured.low <= 0 else "perhaps little"
     noise = "the noise is as large"
-    if not_steady(facts.profiler_overhead):
+    if facts.unsteady:
         noise = "the machine or the loop was not steady meanwhile"
     whole = f"of {fmt.number(step_ms)} ms a step"
     known = largest_part(facts.shares.as_dict() if facts.shares is not None else None)

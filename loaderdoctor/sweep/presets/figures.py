@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.evidence import AblationFacts
+from loaderdoctor.facts.loop import AblationFacts
 from loaderdoctor.sweep.rank import Ranking, Result
 from loaderdoctor.sweep.trials import Trial
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from loaderdoctor.attribution.pages import synthetic_faults
-from loaderdoctor.facts.evidence import CpuFacts, Facts
+from loaderdoctor.facts.loop import CpuFacts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.allocator_faults import allocator_page_faults
 from loaderdoctor.instrument.wire.counters import CpuRecord

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from loaderdoctor.advice.prescription import candidates
-from loaderdoctor.facts.evidence import Facts, PageFacts
+from loaderdoctor.facts.loop import PageFacts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.contention import (

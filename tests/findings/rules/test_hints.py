@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from loaderdoctor.attribution.combine import facts_of_trace
-from loaderdoctor.facts.evidence import ComputeFacts, Facts
+from loaderdoctor.facts.trace import ComputeFacts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.batchnorm_bias import bias_before_batchnorm

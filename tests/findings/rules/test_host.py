@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.attribution.combine import facts_of_trace
-from loaderdoctor.facts.evidence import HostHotspot
+from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.host import launch_bound, sync_every_step, work_between_steps
 from tests.findings.builders import healthy, shares, trace, with_exposed

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.estimate import binomial_interval
-from loaderdoctor.facts.evidence import Facts, LineHotspot
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.workers import LineHotspot
 from loaderdoctor.findings.find import RULES, find
 from loaderdoctor.findings.rules.line_names import (
     MIN_NAMED_SHARE,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from loaderdoctor.advice.prescription import candidates
-from loaderdoctor.facts.evidence import CpuFacts, Facts
+from loaderdoctor.facts.loop import CpuFacts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.rules.contention import thread_oversubscription
 from loaderdoctor.findings.rules.saturated import cpu_saturated_workers, storage_bound_workers

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from loaderdoctor.attribution.shares import Shares
-from loaderdoctor.facts.evidence import Facts, RankFacts
+from loaderdoctor.facts.ranks import RankFacts
+from loaderdoctor.facts.shares import Shares
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.slow_rank import slow_rank
 from tests.findings.builders import healthy

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from loaderdoctor.attribution.pages import page_facts
-from loaderdoctor.facts.evidence import PageFacts
+from loaderdoctor.facts.loop import PageFacts
 from loaderdoctor.instrument.batches.page_probe import PAGE_BYTES, PageProbe
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from tests.instrument.watched import Trainer, watch

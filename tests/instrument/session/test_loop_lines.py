@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from loaderdoctor.attribution.trace_facts import trace_facts
-from loaderdoctor.facts.evidence import HostHotspot, TraceFacts
+from loaderdoctor.facts.trace import HostHotspot, TraceFacts
 from loaderdoctor.instrument.session.loop_lines import KEY
 from loaderdoctor.instrument.session.profiling import WindowProfiler
 from loaderdoctor.trace.read import read_trace

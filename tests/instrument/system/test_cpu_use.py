@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from loaderdoctor.attribution.cpu import cpu_facts
-from loaderdoctor.facts.evidence import CpuFacts
+from loaderdoctor.facts.loop import CpuFacts
 from loaderdoctor.instrument.system.cpu_use import CpuMeter, busy_ns, root_of_run
 from loaderdoctor.instrument.system.machine import usable_cpus
 from loaderdoctor.instrument.wire.counters import CpuRecord

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from loaderdoctor.attribution.shares import Bound
+from loaderdoctor.facts.shares import Bound, VerdictSeverity
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.console.bars import cells
 from loaderdoctor.report.console.console import console_text, render_report
-from loaderdoctor.report.words.summary import VerdictSeverity
 from tests.report import samples
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from loaderdoctor.attribution.judge import judge_run
-from loaderdoctor.attribution.shares import Bound
-from loaderdoctor.facts.evidence import AblationFacts
+from loaderdoctor.facts.loop import AblationFacts
+from loaderdoctor.facts.shares import Bound, VerdictSeverity
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report.changes import changes_of, vocabulary
 from loaderdoctor.report.console.console import console_text
@@ -18,7 +18,7 @@ from loaderdoctor.report.model import Finding as ReportFinding
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.words.first_screen import boundary_sentence, evidence_words, what_if_notes
 from loaderdoctor.report.words.headline import headline
-from loaderdoctor.report.words.summary import VerdictSeverity, cost_sentence, verdict_sentence
+from loaderdoctor.report.words.summary import cost_sentence, verdict_sentence
 from tests.findings.builders import with_exposed
 from tests.report import sample_facts, samples
 from tests.report.sample_facts import estimate

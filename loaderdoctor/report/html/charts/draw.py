@@ -5,8 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from loaderdoctor.attribution.series import SampleTimes, WaitSeries
-from loaderdoctor.attribution.timeline import StepTimeline
+from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
 from loaderdoctor.report.html.charts import gpu, steps, trials
 from loaderdoctor.report.html.charts.canvas import NARROW, WIDE, Sheet, settings, svg
 from loaderdoctor.report.html.subjects import Grid, Predictions, Subject, TrialBars

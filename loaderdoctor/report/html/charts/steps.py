@@ -8,8 +8,7 @@ from collections import defaultdict
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from loaderdoctor.attribution.series import SampleTimes, WaitSeries
-from loaderdoctor.attribution.timeline import StepTimeline
+from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
 from loaderdoctor.report.html.charts.canvas import (
     Line,
     Rectangle,

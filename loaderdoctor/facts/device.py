@@ -1,6 +1,6 @@
-"""What is known of the accelerator's use: figures of each device, busy time and its dips, ranges.
+"""What is known of the accelerator's use: each device, busy time and its idle gaps, ranges.
 
-Made by `gpu`, `busy` and `user_ranges`, which hold the definitions.
+Made by `attribution`'s `gpu`, `busy` and `user_ranges`, which hold the definitions.
 """
 
 from __future__ import annotations

@@ -1,0 +1,134 @@
+"""The loop as windows without the profiler measured it: its step, its ablation, its CPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.instrument.wire.protocol import Allocator
+
+# A pace counts as another from this much on: several times the noise of window means (about 2 %).
+UNLIKE_SHARE = 0.15
+# The training thread takes this part of the faults that reading a whole batch takes, or another
+# thread reads it. `benchmarks/page_faults.py`, batches of 64 MiB: 1025 a step where the loop reads
+# them (a fault maps 16 pages), 2 where it never does.
+MIN_MAPPED_PART = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuFacts:
+    """Who used the CPUs during plain windows, beside the run itself, and who waited for one."""
+
+    # CPUs, of those this run may use, that other programs kept busy on average.
+    other_cores: float | None
+    # Threads of the training process that stood ready to run with no CPU free, on average.
+    waiting_threads: float | None
+    train_wait_share: float | None  # of the time of the thread that trains
+    throttled_share: float | None  # periods in which a quota held the run back; None: no quota
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """The step in plain windows: the figures that rank and judge."""
+
+    definition: str
+    wall_ms: Estimate  # within_epoch + boundary / steps_per_epoch
+    within_epoch_ms: Estimate
+    boundary_ms: float | None  # one epoch boundary
+    steps_per_epoch: int | None
+    n_steps: int
+    raw_wait_ms: float | None  # in __next__ per step, plain windows
+    waits_ms: tuple[float, ...]
+    samples_per_step: float | None
+    clock: Literal["device", "host"]
+    n_iterators_created: int
+    worker_cpu_cores: float | None  # worker CPU time / wall
+    main_cpu_cores: float | None
+    # Of torch's allocator in the first window, before anything was substituted.
+    gpu_peak_allocated_bytes: int | None = None
+    gpu_peak_reserved_bytes: int | None = None
+    # Of `boundary_ms`, what is the loader's: its iterator, workers' start and end, the first batch.
+    # The rest is the loop's own work between epochs. None: not told apart.
+    loader_boundary_ms: float | None = None
+    input_ms: float | None = None  # getting batches, a step: waits and the loader's boundary
+    windows_ms: tuple[float, ...] = ()  # mean step within the epoch, of each window in order
+    cpu: CpuFacts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageFacts:
+    """Memory of batches that workers hand over: mapped by page faults, freed when dropped."""
+
+    batch_bytes: int
+    faults_per_batch: int  # minor faults of a batch's first read
+    touch_ms: float  # a batch's first read of each page, beyond what reading it again takes
+    release_ms: float  # dropping a batch
+    # Minor faults of the thread that trains, a step: median of rounds, and of the differences to
+    # steps with ready batches.
+    faults_per_step: float
+    extra_faults_per_step: float
+
+    @property
+    def part(self) -> float:
+        """How much of each batch the training thread is the first to read, 0…1."""
+        if self.faults_per_batch <= 0:
+            return 0.0
+        return min(1.0, max(0.0, self.extra_faults_per_step / self.faults_per_batch))
+
+    @property
+    def mapping_ms(self) -> float:
+        """What a step pays to map its batch and to free it; 0 where another thread reads it."""
+        if self.part < MIN_MAPPED_PART:
+            return 0.0
+        return self.part * (self.touch_ms + self.release_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AblationFacts:
+    """Plain against substituted batches, same process, interleaved. Signed; milliseconds a step."""
+
+    plain_ms: Estimate
+    no_input_ms: Estimate | None
+    no_copy_ms: Estimate | None
+    input_ms: Estimate | None  # plain - no_input, paired by round
+    copy_ms: Estimate | None  # no_input - no_copy
+    n_rounds: int
+    reason: str | None = None  # why a part is missing
+    by_loader_ms: tuple[tuple[str, Estimate], ...] = ()  # each loader alone, where several
+    # Of input_ms, what other processes may account for, since the CPUs were full; else None.
+    contended_ms: float | None = None
+    main_cpu_ms: float | None = None  # of the training process, a step with ready batches
+    pages: PageFacts | None = None  # None: no batch was thrown away, or faults are not counted
+    # Minor page faults of the thread that trains, a step with ready batches: of the round with
+    # fewest, as validation between steps takes its own. None: not counted.
+    synthetic_faults_per_step: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadTrial:
+    """The loop with another number of intra-op threads, measured beside plain windows."""
+
+    n_threads: int
+    step_ms: Estimate
+    gain_ms: Estimate  # plain - this, paired by round
+    decided: bool  # enough was seen to say that it helps, or that it was not shown to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts:
+    """What the machine offers."""
+
+    usable_cpus: float
+    memory_available_bytes: int | None
+    shm_free_bytes: int | None
+    open_files_limit: int | None
+    device_name: str | None
+    device_memory_bytes: int | None
+    n_threads: int | None  # intra-op threads of the training process
+    swap_used_bytes: int | None = None
+    start_method: str | None = None  # of worker processes, where a loader names none
+    cudnn_benchmark: bool | None = None
+    tf32: bool | None = None
+    allocator: Allocator | None = None
+    fault_us: float | None = None  # CPU time of a page fault of anonymous memory

@@ -1,0 +1,97 @@
+"""What one trace says of its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from loaderdoctor.facts.device import BusyFacts, GpuDeviceFacts, RangeFacts
+from loaderdoctor.facts.shares import Hidden, Shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyFacts:
+    """Host-to-device copies of one kind of source memory and stream, over the steps of a trace."""
+
+    source: Literal["pinned", "pageable", "unknown"]
+    n_per_step: float
+    bytes_per_step: float
+    busy_ms_per_step: float  # device time of the copies
+    exposed_ms_per_step: float  # as the identity counts it: `copy` share
+    bandwidth_gb_per_s: float | None  # bytes / device time
+    host_blocked_ms_per_step: float  # the thread inside the copy's runtime call or stream sync
+    same_stream_as_compute: bool | None
+    median_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostHotspot:
+    """Host work between fetch and fetch, by the deepest thing the trace names."""
+
+    name: str  # "train.py(57): log_metrics" with stacks, else an op or annotation name
+    ms_per_step: float  # exposed: the accelerator idle, or on a CPU outside ops
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeFacts:
+    """How the steps of a trace compute. Milliseconds a step; device time where there is one."""
+
+    float32_gemm_ms: float  # float32 matrix products that use no tensor cores
+    convolution_ms: float  # kernels of convolutions, forward and backward
+    zero_fill_ms: float  # tensors filled with zeros by the training thread
+    zero_grad_fill_ms: float  # of these, inside an optimizer's zero_grad
+    n_data_parallel_forwards: float  # calls of nn.DataParallel a step
+    n_computing_devices: int
+    compute_major: int | None  # CUDA compute capability of the weakest device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFacts:
+    """What one trace says. Times per step are means over its steps."""
+
+    n_steps: int
+    wall_ms: float  # per step, by the step clock
+    step_walls_ms: tuple[float, ...]
+    step_clock: Literal["device", "host-annotations", "fetches", "optimizer", "window"]
+    shares: Shares
+    hidden: Hidden
+    has_accelerator: bool
+    loader_events: bool  # False: "no loader events recorded"; input share then means nothing
+    # fetching
+    fetch_kind: Literal["single-process", "multi-process", "mixed", None]
+    n_fetches_per_step: float | None
+    raw_wait_ms: float | None  # per step, all time in getting a batch, hidden or not
+    exposed_wait_ms: float | None
+    waits_ms: tuple[float, ...]  # one per fetch, in order
+    n_iterators_created: int  # within the trace, inferred
+    n_exhausted: int  # fetches that ended an epoch
+    startup_ms: tuple[float, ...]  # one per creation: creation to first batch, inferred
+    # copies
+    copies: tuple[CopyFacts, ...]
+    # launching
+    n_kernels_per_step: float
+    kernel_busy_ms: float  # union over streams and devices, per step
+    mean_kernel_us: float | None
+    n_launches_per_step: float
+    launch_call_ms: float | None  # host time inside launch calls, per step
+    host_exposed_ms: float  # per step
+    n_syncs_per_step: float  # blocking calls that wait for compute: .item(), .cpu(), synchronize
+    sync_wait_ms: float | None  # raw time in them, per step (never a promise)
+    idle_after_sync_ms: float | None  # accelerator idle from each sync's end to the next kernel
+    host_hotspots: tuple[HostHotspot, ...]
+    communication_ms: float | None
+    run_ahead_steps: float | None  # how far the host ran ahead of the device, median
+    n_dropped_steps: int = 0  # steps at the trace's edges that could not be measured whole
+    # Only where loader events are missing: exposed silence around the step's beginning, per step.
+    # It may be waiting for batches or the loop's own Python; it is counted as host.
+    # At least this much of the host's time per step is the profiler's own: see
+    # attribution.trace_facts.PROFILER_US_PER_OP. None: no op was recorded.
+    profiler_ms: float | None = None
+    unmarked_wait_ms: float | None = None
+    gpu_devices: tuple[GpuDeviceFacts, ...] = ()  # those that ran a kernel
+    busy: BusyFacts | None = None  # None: no accelerator
+    ranges: tuple[RangeFacts, ...] = ()  # the user's own, costliest first
+    n_ranges_left_out: int = 0
+    compute: ComputeFacts | None = None

@@ -1,0 +1,78 @@
+"""What happened where batches are made: in workers, or in the loop's own process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from loaderdoctor.estimate import binomial_interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """The innermost Python function at some looks: the line's own, or what it had called."""
+
+    file: str
+    function: str
+    n_stack_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineHotspot:
+    """A line of the user's code inside dataset, collate or sampler, and how often it was seen."""
+
+    file: str
+    line: int
+    function: str
+    code: str | None
+    n_stack_samples: int
+    of_stack_samples: int  # in the same phase, at all lines, those left out here too
+    # Looks fall where the interpreter is let go, which collating does more than most samples: so
+    # each phase counts for its measured time, and looks only say how that is spread.
+    phase: Literal["fetch", "collate", "sampler"] = "fetch"
+    phase_share: float = 1.0  # of the time that all phases of a batch take
+    leaves: tuple[Leaf, ...] = ()  # most looks first
+
+    @property
+    def share(self) -> float:
+        """Of making a batch; an estimate, whose noise `share_ci` tells."""
+        return self.phase_share * self.n_stack_samples / self.of_stack_samples
+
+    @property
+    def share_ci(self) -> tuple[float, float]:
+        """95 % interval of the share."""
+        low, high = binomial_interval(self.n_stack_samples, self.of_stack_samples)
+        return self.phase_share * low, self.phase_share * high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFacts:
+    """What happened where one loader's batches are made: in workers, or in the loop's own process.
+
+    Nothing of other loaders is in it, even of those over the same dataset object.
+    """
+
+    n_workers: int
+    n_batches: int
+    batch_ms: float  # fetch + collate, mean over whole worker cycles
+    fetch_ms: float  # samples only
+    collate_ms: float | None
+    sampler_ms: float | None  # per batch, in the main process
+    cpu_share: float | None  # CPU time / wall time while making a batch
+    sample_ms_quantiles: tuple[float, ...] | None  # 0, 5, 25, 50, 75, 95, 99, 100 %
+    n_samples: int
+    queue_put_ms: float | None
+    idle_share: float | None  # waiting for an index, of the worker's life in the window
+    n_idle_workers: int  # made no batch while others did
+    n_threads: int | None  # intra-op and BLAS threads a worker would use
+    cores: tuple[tuple[int, ...], ...]  # CPU affinity of each worker
+    head_of_line_ms: float | None  # per step: ready batches waited behind an earlier one
+    pin_ms: float | None  # pin-memory thread, per batch
+    pin_busy_share: float | None
+    transforms: tuple[tuple[str, float], ...]  # each transform of a Compose: ms per sample
+    lines: tuple[LineHotspot, ...]
+    first_touch_ratio: float | None  # sample time in the first epoch / later ones
+    first_touch_ms: float | None = None  # a sample touched for the first time
+    # Of a worker's life, ready to run and no CPU free: it waits for a CPU, not for storage.
+    run_wait_share: float | None = None
+    loader: str | None = None  # LoaderRecord.id; None: the records do not say

@@ -91,7 +91,7 @@ def test_overlapping_kernels_were_dropped_before(ui: Perfetto) -> None:
     assert ui.problems() == {"slice_drop_overlapping_complete_event": 84}
 
 
-def test_lanes_arrows_and_shares_of_a_fresh_trace_arrive(
+def test_tracks_arrows_and_shares_of_a_fresh_trace_arrive(
     ui: Perfetto, workers: Recorded, tmp_path: Path
 ) -> None:
     check_import(ui, full_trace(workers.path, tmp_path / "t.json.gz", workers.tracks))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,19 @@ def no_hook_stays() -> Iterator[None]:
         h2d._Patch.hook.remove()
     for name in ("to", "cuda", "copy_"):
         assert name not in Tensor.__dict__
+
+
+@pytest.fixture(autouse=True)
+def compiled_code_is_forgotten() -> Iterator[None]:
+    """After the test torch.compile has compiled nothing: a loop with compiled code is watched less.
+
+    One process runs many tests, and `compute_watch` asks dynamo's counters of the whole process.
+    """
+    yield
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()
+        dynamo.utils.counters.clear()
 
 
 @pytest.fixture

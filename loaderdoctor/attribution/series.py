@@ -27,10 +27,10 @@ def waits_of_windows(observed: Observed, windows: Sequence[WindowDone]) -> WaitS
 
     Between the windows others may have been measured.
     """
-    train = next((i for i, x in enumerate(observed.loaders) if x.role == "train"), None)
-    if train is None:
+    loader = observed.main_loader
+    if loader is None:
         return None
-    loader = observed.loaders[train]
+    train = observed.loaders.index(loader)
     waits: list[float] = []
     firsts: list[int] = []
     epochs: list[int] = []

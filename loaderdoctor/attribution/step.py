@@ -173,8 +173,7 @@ def step_facts(
     if not plain:
         return None
     train = frozenset(i for i, x in enumerate(observed.loaders) if x.role == "train")
-    main = next((x for x in observed.loaders if x.role == "train"), None)
-    steps_per_epoch = main.steps_per_epoch if main is not None else None
+    steps_per_epoch = observed.steps_per_epoch
     boundaries = (*observed.boundaries, *(b for w in everything for b in w.boundaries))
     boundary_ms = pooled_boundary_ms(everything, boundaries)
     times = [window_times(w) for w in plain]

@@ -111,7 +111,7 @@ def overlay(analysis: Analysis, profiled: WindowDone) -> Overlay:
 
 def _num_workers(evidence: Evidence) -> int | None:
     """Of the loader that feeds the step."""
-    main = next((x for x in evidence.observed.loaders if x.role == "train"), None)
+    main = evidence.observed.main_loader
     return main.settings.num_workers if main is not None else None
 
 

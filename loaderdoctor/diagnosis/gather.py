@@ -100,7 +100,7 @@ class Evidence:
     @property
     def steps_per_epoch(self) -> int | None:
         """Of the loader that feeds the step."""
-        return next((x.steps_per_epoch for x in self.observed.loaders if x.role == "train"), None)
+        return self.observed.steps_per_epoch
 
     def add_loaders(self, ended: Ended | None) -> None:
         """Loaders first iterated after the loop was warm: validation, as a rule."""

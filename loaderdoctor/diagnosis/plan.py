@@ -67,7 +67,7 @@ def sizes(observed: Observed, *, budget_s: float) -> Sizes:
     if fewest * step_s > MAX_PROFILED_SHARE * budget_s:
         fewest = MIN_STEPS + 1
     n_profiled = _whole(PROFILED_S / step_s, cycle, low=fewest, high=MAX_PROFILED_STEPS)
-    epoch = next((x.steps_per_epoch for x in observed.loaders if x.role == "train"), None)
+    epoch = observed.steps_per_epoch
     if epoch and epoch * step_s <= WHOLE_EPOCH_WINDOWS * window_s:
         n_steps = _whole(n_steps, epoch, low=epoch, high=max(epoch, MAX_STEPS))
         if epoch <= MAX_PROFILED_STEPS // 2:

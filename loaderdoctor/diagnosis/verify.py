@@ -214,7 +214,7 @@ class Verifier:
     def _trial_steps(self, tried: Tried) -> int:
         """Of one window: whole epochs where workers fill most of one ahead."""
         evidence = self._gatherer.evidence
-        train = next((x for x in evidence.observed.loaders if x.role == "train"), None)
+        train = evidence.observed.main_loader
         full = tried.settings.over(train.settings) if train is not None else tried.settings
         queue = (full.num_workers or 0) * (full.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
         step_s = tried.step.value / 1e3 if tried.step is not None else evidence.sizes.step_s

@@ -14,7 +14,12 @@ from loaderdoctor.facts.ranks import RankFacts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.workers import WorkerFacts
-from loaderdoctor.instrument.wire.protocol import ComputeRecord, LoaderRecord, TransferRecord
+from loaderdoctor.instrument.wire.protocol import (
+    ComputeRecord,
+    LoaderRecord,
+    TransferRecord,
+    main_loader,
+)
 
 # Recording ops only slows, and the noise of two windows is some percent on a steady machine. Of the
 # reports kept on two shared CPUs while this was made, about one in twenty was below.
@@ -57,7 +62,7 @@ class Facts:
     @property
     def main_loader(self) -> LoaderRecord | None:
         """The loader that feeds the step, if one was seen."""
-        return next((x for x in self.loaders if x.role == "train"), None)
+        return main_loader(self.loaders)
 
     def share(self, name: str) -> float | None:
         """One share of the best estimate, 0…1; None where there is none."""

@@ -152,7 +152,7 @@ class Evidence:
                 sampled_in=[(w.start_ns, w.end_ns, w.fetches) for w in plain],
                 loaders=self.observed.loaders,
             )
-        main = next((x for x in self.observed.loaders if x.role == "train"), None)
+        main = self.observed.main_loader
         own_workers = main.settings.num_workers if main is not None else None
         self.traces = read_and_write(outcome, folder, self.log, own_workers=own_workers)
 

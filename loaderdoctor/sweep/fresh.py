@@ -71,7 +71,7 @@ def _how(ended: Ended | None) -> str:
 
 def _note_loop(trial: Trial, observed: Observed) -> None:
     """The script's options may change its batch and its epoch."""
-    train = next((x for x in observed.loaders if x.role == "train"), None)
+    train = observed.main_loader
     if train is None or trial.script is None:
         return
     own = own_settings(observed)

@@ -39,7 +39,7 @@ def own_settings(observed: Observed) -> Settings:
 
     The start method stands there at 0 workers too: it is what workers would be started by.
     """
-    loader = next((x for x in observed.loaders if x.role == "train"), None)
+    loader = observed.main_loader
     base = loader.settings if loader is not None else Settings()
     blocking = [x for x in observed.transfers if not x.non_blocking]
     non_blocking = bool(observed.transfers) and not blocking
@@ -189,7 +189,7 @@ def _each(name: str, values: tuple[Value, ...], observed: Observed) -> tuple[Val
     """The values, with `each` written out for this loop: each transform off, each input alone."""
     if "each" not in values:
         return values
-    loader = next((x for x in observed.loaders if x.role == "train"), None)
+    loader = observed.main_loader
     found: tuple[str, ...] = ()
     if loader is not None and name == "augment":
         found = tuple(f"no-{transform}" for transform in loader.augmentations)

@@ -110,8 +110,7 @@ class GroupedSweep:
         self._observed = observed
         self._planned = planned
         self._own = own_settings(observed)
-        train = next((x for x in observed.loaders if x.role == "train"), None)
-        self._steps_per_epoch = train.steps_per_epoch if train is not None else None
+        self._steps_per_epoch = observed.steps_per_epoch
         self.kinds = Kinds()
         self.states: list[GroupState] = []
         self.interrupted: KeyboardInterrupt | None = None

@@ -67,7 +67,7 @@ class Measurer:
         self._reopen = reopen
         self._clock = clock
         self._observed = observed
-        train = next((x for x in observed.loaders if x.role == "train"), None)
+        train = observed.main_loader
         # "plain" where the loader can be opened only once
         self._steps_per_epoch = train.steps_per_epoch if train is not None else None
         one_pass = train is not None and train.safety.one_pass

@@ -108,8 +108,7 @@ def epoch_of(trial: Trial, observed: Observed) -> int | None:
     """Steps of the trial's epoch; None where epochs are unknown or one iterator serves all."""
     if trial.settings.keep_iterator:
         return None
-    train = next((x for x in observed.loaders if x.role == "train"), None)
-    return trial.steps_per_epoch or (train.steps_per_epoch if train is not None else None)
+    return trial.steps_per_epoch or observed.steps_per_epoch
 
 
 def measured(trial: Trial, observed: Observed) -> Cost | None:

@@ -86,8 +86,7 @@ class Sweep:
         self._rng = random.Random(options.seed)
         self._began = clock()
         self._own = own_settings(observed)
-        train = next((x for x in observed.loaders if x.role == "train"), None)
-        self._steps_per_epoch = train.steps_per_epoch if train is not None else None
+        self._steps_per_epoch = observed.steps_per_epoch
         for trial in self.outcome.trials:
             if trial.script is None:
                 trial.fit(self._own, self._steps_per_epoch)

@@ -20,7 +20,7 @@ rank is ready; after its window it steps on. Only to stop do all ranks wait, aft
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Literal
 
@@ -240,6 +240,11 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     safety: SafetyRecord = SafetyRecord()
 
 
+def main_loader(loaders: Iterable[LoaderRecord]) -> LoaderRecord | None:
+    """The first that feeds the step: its batches are the steps; None where none was seen."""
+    return next((x for x in loaders if x.role == "train"), None)
+
+
 class BoundaryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One epoch boundary: what stands between the last step of an epoch and steady steps again."""
 
@@ -267,6 +272,17 @@ class Observed(Message, frozen=True, kw_only=True, omit_defaults=True):
     compute: ComputeRecord | None = None  # None: not watched
     n_devices: int = 0  # accelerators that the process sees
     group_size: int | None = None  # ranks of torch's process group; None: there is none
+
+    @property
+    def main_loader(self) -> LoaderRecord | None:
+        """The loader whose batches are the steps; None where none was seen."""
+        return main_loader(self.loaders)
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Of that loader."""
+        main = self.main_loader
+        return main.steps_per_epoch if main is not None else None
 
 
 # Whose malloc serves the process; glibc's as it comes, or told by MALLOC_ variables or tunables.

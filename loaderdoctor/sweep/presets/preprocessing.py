@@ -22,7 +22,8 @@ _TOKENS = ("--samples", "2000")
 
 
 def rows(observed: Observed) -> tuple[Row, ...]:
-    names = next((x.augmentations for x in observed.loaders if x.role == "train"), ())
+    loader = observed.main_loader
+    names = loader.augmentations if loader is not None else ()
     each = tuple(
         Row(
             name=f"without {name}",

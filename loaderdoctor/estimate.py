@@ -15,6 +15,8 @@ _T95 = (
 )  # fmt: skip
 _NORMAL95 = 1.960
 
+Interval = tuple[float, float]
+
 
 def t95(degrees_of_freedom: float) -> float:
     """Two-sided 95 % quantile of Student's t; fractional degrees round down (wider, so safe)."""
@@ -34,6 +36,11 @@ class Estimate:
     high: float
     n: int
 
+    @staticmethod
+    def around(value: float, margin: float, *, n: int) -> Estimate:
+        """With an interval of `margin` to either side, infinite where nothing tells the noise."""
+        return Estimate(value=value, low=value - margin, high=value + margin, n=n)
+
     @property
     def margin(self) -> float:
         """Half the width of the interval, same unit as `value`."""
@@ -44,11 +51,24 @@ class Estimate:
         """Whether there were enough samples for an interval."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
+    def taken_from(self, whole: float) -> Estimate:
+        """`whole` (a constant) less this quantity."""
+        return Estimate(
+            value=whole - self.value, low=whole - self.high, high=whole - self.low, n=self.n
+        )
+
     def scaled(self, factor: float) -> Estimate:
         """The same quantity in another unit, or as a share of a constant; `factor` > 0."""
         return Estimate(
             value=self.value * factor, low=self.low * factor, high=self.high * factor, n=self.n
         )
+
+
+def interval(estimate: Estimate | None) -> Interval | None:
+    """Its lower and upper end; None where nothing was measured, or too few samples for one."""
+    if estimate is None or not estimate.bounded:
+        return None
+    return (estimate.low, estimate.high)
 
 
 def mean(samples: Sequence[float]) -> Estimate:
@@ -62,10 +82,10 @@ def mean(samples: Sequence[float]) -> Estimate:
         raise ValueError("no samples")
     value = math.fsum(samples) / n
     if n == 1:
-        return Estimate(value=value, low=-math.inf, high=math.inf, n=1)
+        return Estimate.around(value, math.inf, n=1)
     variance = math.fsum((x - value) ** 2 for x in samples) / (n - 1)
     margin = t95(n - 1) * math.sqrt(variance / n)
-    return Estimate(value=value, low=value - margin, high=value + margin, n=n)
+    return Estimate.around(value, margin, n=n)
 
 
 def paired_difference(a: Sequence[float], b: Sequence[float]) -> Estimate:
@@ -78,7 +98,7 @@ def paired_difference(a: Sequence[float], b: Sequence[float]) -> Estimate:
     return mean([x - y for x, y in zip(a, b, strict=True)])
 
 
-def binomial_interval(hits: int, n: int) -> tuple[float, float]:
+def binomial_interval(hits: int, n: int) -> Interval:
     """Exact 95 % interval (Clopper and Pearson 1934) of the share behind `hits` of `n` looks.
 
     (0, 1) where nothing was looked at. Raises ValueError where `hits` is not within 0…n.

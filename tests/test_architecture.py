@@ -17,7 +17,7 @@ PAGE = PACKAGE.parent / "docs" / "architecture.md"
 # A room is a folder of `loaderdoctor/` (each of `instrument/`'s folders is one), or a module that
 # lies in `loaderdoctor/` itself. Each may import itself and what stands behind its name here.
 # `MEASURED`: what a measuring process sends, and the units, intervals and words of every stage.
-WORDS = {"errors", "settings", "estimate", "intervals"}
+WORDS = {"errors", "settings", "estimate", "intervals", "units"}
 MEASURED = WORDS | {"wire"}
 EVIDENCE = MEASURED | {"facts"}
 JUDGED = EVIDENCE | {"findings", "advice"}
@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "intervals": set(),
     "estimate": set(),
     "secrets": set(),
+    "units": set(),
     "settings": {"errors"},
     "recipes": {"errors", "settings"},
     # The measuring side, in the order of its rooms.

@@ -8,7 +8,6 @@ from statistics import fmean
 
 from loaderdoctor.attribution.pages import page_facts, synthetic_faults
 from loaderdoctor.attribution.step import (
-    NS_PER_MS,
     of_steps_alone,
     usable,
     wall_per_window_ms,
@@ -17,6 +16,7 @@ from loaderdoctor.attribution.step import (
 from loaderdoctor.estimate import Estimate, mean, paired_difference
 from loaderdoctor.facts.loop import AblationFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.units import NS_PER_MS
 
 # More transfers let through than this and "free copies" was not held: the loop copies other
 # things than it did while we learned. Half of what would move a 5-point share by one point.

@@ -22,8 +22,8 @@ from loaderdoctor.attribution.fetches import Fetches
 from loaderdoctor.facts.device import BusyFacts, IdleGapFacts
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import F64, I64
+from loaderdoctor.units import NS_PER_MS
 
-NS_PER_MS = 1e6
 # Values between two ends of a typical step: a dip's edge is known to a quarter of a step.
 PER_STEP = 4
 MAX_POINTS = 20_000  # looked at; a longer window is looked at more coarsely

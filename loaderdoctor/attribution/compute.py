@@ -13,8 +13,7 @@ from loaderdoctor.attribution.rows import Index, Rows
 from loaderdoctor.facts.trace import ComputeFacts
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import ABSENT, Category, Trace
-
-NS_PER_MS = 1e6
+from loaderdoctor.units import NS_PER_MS
 
 # Matrix products in float32 on the ordinary cores, as NVIDIA's libraries name them (`traces/`,
 # H100, torch 2.11): cutlass_80_simt_sgemm_…, sm80_xmma_gemm_f32f32_f32f32_f32_…_ffma_…,

@@ -12,8 +12,8 @@ from loaderdoctor.attribution.rows import Index, Rows
 from loaderdoctor.facts.trace import CopyFacts
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import ABSENT, I64, Category
+from loaderdoctor.units import NS_PER_MS
 
-NS_PER_MS = 1e6
 # Copies are told apart by source, device and stream; loops use a handful of these.
 MAX_KINDS = 64
 _SOURCES: tuple[Literal["pinned", "pageable", "unknown"], ...] = ("pinned", "pageable", "unknown")

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaderdoctor.instrument.wire.worker_records import MAIN_PROCESS, WorkerLog
+from loaderdoctor.units import NS_PER_MS
 
 # Samples seen both for the first time and again before the two are compared.
 MIN_REVISITED = 16
-NS_PER_MS = 1e6
 
 
 class FirstTouch(NamedTuple):

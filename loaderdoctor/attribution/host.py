@@ -29,11 +29,11 @@ from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import I32, I64, Category, LineStackSample
 from loaderdoctor.trace.wire import shortened
+from loaderdoctor.units import NS_PER_MS
 
 MAX_HOTSPOTS = 10
 # Kineto's word for a call of the CUDA runtime that is newer than its list of them.
 UNNAMED = "INVALID"
-NS_PER_MS = 1e6
 MAX_TABLE = 1_000_000  # 8 MB
 # Longer names are cut where people read them: two lines of a terminal.
 MAX_SHOWN_CHARS = 160

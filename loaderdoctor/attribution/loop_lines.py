@@ -17,6 +17,7 @@ from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import Category, LineStackSample
 from loaderdoctor.trace.wire import shortened
+from loaderdoctor.units import NS_PER_MS
 
 # With fewer looks a line's share is a guess: of 8, two may be elsewhere by chance (95 %).
 MIN_STACK_SAMPLES = 8
@@ -154,7 +155,7 @@ def _same(stack_sample: LineStackSample, frame: Frame) -> bool:
 def _hotspot(name: str, total_ns: int, file: str, line: int | None) -> HostHotspot:
     return HostHotspot(
         name=shortened(name, MAX_SHOWN_CHARS),
-        ms_per_step=total_ns / 1e6,
+        ms_per_step=total_ns / NS_PER_MS,
         file=shortened(file, MAX_SHOWN_CHARS),
         line=line,
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from loaderdoctor.attribution.step import NS_PER_MS
 from loaderdoctor.facts.loop import PageFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.units import NS_PER_MS
 
 
 def page_facts(rounds: Sequence[tuple[WindowDone, WindowDone]]) -> PageFacts | None:

@@ -21,8 +21,8 @@ from loaderdoctor.facts.ranks import RankFacts
 from loaderdoctor.facts.shares import Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.intervals import I64, Intervals
+from loaderdoctor.units import NS_PER_MS
 
-NS_PER_MS = 1e6
 # Fewer matches could be chance.
 MIN_MATCHED = 3
 # How far apart the same event may be told by two ranks of one machine: a thread is woken this much

@@ -13,8 +13,8 @@ from loaderdoctor.attribution.trace_facts import Attributed, facts_of
 from loaderdoctor.facts.pictures import SampleTimes, WaitSeries
 from loaderdoctor.instrument.wire.protocol import FetchRecord, LoaderRecord, Observed, WindowDone
 from loaderdoctor.instrument.wire.worker_records import WorkerLog
+from loaderdoctor.units import NS_PER_MS
 
-NS_PER_MS = 1e6
 # As many bars as a chart can show apart; a longer window is shown from its beginning.
 MAX_BATCHES = 400
 N_BINS = 40

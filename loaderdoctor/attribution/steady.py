@@ -10,10 +10,11 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
-from loaderdoctor.attribution.step import NS_PER_MS, usable, window_times
+from loaderdoctor.attribution.step import usable, window_times
 from loaderdoctor.estimate import t95
 from loaderdoctor.facts.loop import UNLIKE_SHARE
 from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.units import NS_PER_MS
 
 MIN_LATER = 3  # the fewest windows whose spread says what one more would have been
 

@@ -11,8 +11,8 @@ from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.estimate import Estimate, mean
 from loaderdoctor.facts.loop import StepFacts
 from loaderdoctor.instrument.wire.protocol import BoundaryRecord, Observed, WindowDone
+from loaderdoctor.units import NS_PER_MS
 
-NS_PER_MS = 1e6
 # Of a window, its steps; the rest was between them. Window means are good to about 2 %.
 MIN_OF_WINDOW = 0.9
 

@@ -22,8 +22,8 @@ from loaderdoctor.instrument.wire.worker_records import MAIN_PROCESS, ProcessRec
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.calibrate import ClockMap, calibrate
 from loaderdoctor.trace.columns import Category
+from loaderdoctor.units import NS_PER_MS
 
-NS_PER_MS = 1e6
 # More spans of one row are thinner than a pixel: those with the smallest gaps are joined.
 MAX_SPANS = 700
 MAX_WORKER_ROWS = 8

@@ -22,8 +22,8 @@ from loaderdoctor.facts.shares import Hidden
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import I64, Category, Trace
+from loaderdoctor.units import NS_PER_MS
 
-NS_PER_MS = 1e6
 # A copy of one scalar (a learning rate, a loss scale) brings no batch.
 SCALAR_BYTES = 8
 # What recording one op costs the host, at the least. Profiled less plain step time over the ops

@@ -10,8 +10,8 @@ from loaderdoctor.attribution.trace_facts import Attributed
 from loaderdoctor.facts.pictures import BatchCopy, Tracks
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import ABSENT, Category
+from loaderdoctor.units import NS_PER_US
 
-NS_PER_US = 1e3
 # Shorter gaps between a fetch span and what surrounds it are the profiler's own bookkeeping.
 MIN_WAIT_NS = 1_000
 # The microseconds of a file, as floats, are good to a nanosecond.

@@ -22,8 +22,8 @@ from loaderdoctor.attribution.rows import Index, Rows
 from loaderdoctor.facts.device import RangeFacts
 from loaderdoctor.trace.columns import ABSENT, I64, Category
 from loaderdoctor.trace.wire import shortened
+from loaderdoctor.units import NS_PER_MS
 
-NS_PER_MS = 1e6
 MAX_RANGES = 50
 # Ranges deeper than this are passed over: time grows with depth, and people nest a few.
 MAX_DEPTH = 200

@@ -19,8 +19,8 @@ from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
 from loaderdoctor.instrument.wire.protocol import FetchRecord, LoaderRecord, WindowDone
 from loaderdoctor.instrument.wire.worker_records import Outcome, WorkerLog, rows_of
 from loaderdoctor.intervals import Intervals
+from loaderdoctor.units import NS_PER_MS
 
-NS_PER_MS = 1e6
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 # CPU time of a worker outside the thread that makes batches, relative to that thread's: above

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from loaderdoctor.instrument.wire.protocol import Observed
+from loaderdoctor.units import NS_PER_S
 
 # A window this long averages over scheduler and page-cache hiccups of some milliseconds: on two
 # shared cores, window means of 0.5 s windows of a 10 ms step spread by about 2 %.
@@ -54,7 +55,7 @@ def step_seconds(step_ns: Sequence[int], cycle: int) -> float:
     if not step_ns:
         raise ValueError("no steps were observed")
     whole = len(step_ns) // cycle * cycle if cycle <= len(step_ns) else len(step_ns)
-    return fmean(step_ns[-whole:]) / 1e9
+    return fmean(step_ns[-whole:]) / NS_PER_S
 
 
 def sizes(observed: Observed, *, budget_s: float) -> Sizes:

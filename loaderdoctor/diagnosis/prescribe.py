@@ -9,16 +9,16 @@ from loaderdoctor.advice.code import loader_arguments
 from loaderdoctor.advice.plan import Candidate, CodeAdvice, Prescription
 from loaderdoctor.advice.proposal import edits_for
 from loaderdoctor.diagnosis.verify import Tried, Verification
-from loaderdoctor.estimate import Estimate
+from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import input_cost
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.capacity import rest_ms
 from loaderdoctor.report import model
-from loaderdoctor.report.build import interval
 from loaderdoctor.report.tested import own_settings
 from loaderdoctor.settings import Settings
+from loaderdoctor.units import NS_PER_S
 
 # One line undoes these: where that saves something of note, it comes before a dataset rewritten.
 _ONE_LINE = (Kind.WORKERS_SHARE_A_CORE, Kind.THREAD_OVERSUBSCRIPTION)
@@ -297,7 +297,7 @@ def _trial_rows(
         row = _trial(t.settings, step, samples, shares=None)
         yield model.Trial(
             **{f: getattr(row, f) for f in _SAME},
-            startup_s=last.startup_ns / 1e9 if last.startup_ns is not None else None,
+            startup_s=last.startup_ns / NS_PER_S if last.startup_ns is not None else None,
             host_bytes=last.host_bytes,
             gpu_peak_allocated_bytes=last.gpu_peak_allocated_bytes,
             gpu_peak_reserved_bytes=last.gpu_peak_reserved_bytes,

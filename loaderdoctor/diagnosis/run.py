@@ -30,13 +30,13 @@ from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
 from loaderdoctor.diagnosis.slow_start import slow_start
 from loaderdoctor.diagnosis.verify import Verification, Verifier, thread_trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
-from loaderdoctor.estimate import Estimate
+from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.session.replay_watch import NOTE as REPLAYS
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone, WindowRequest
 from loaderdoctor.report import model
-from loaderdoctor.report.build import build_report, interval
+from loaderdoctor.report.build import build_report
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.ranks import rank_rows
@@ -46,6 +46,7 @@ from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.report.words.summary import of_first_epoch
 from loaderdoctor.report.words.uncertain import is_open
 from loaderdoctor.trace.read import read_trace
+from loaderdoctor.units import NS_PER_S
 
 # Kept back from the budget for stopping the script, reading the trace and writing the report.
 RESERVE_S = 6.0
@@ -102,7 +103,7 @@ class Diagnosis:
     def measure(self, observed: Observed) -> None:
         """Measure within the budget, which began with the steps observed. Raises RunError."""
         options, script_run = self._options, self._script_run
-        first_step_s = self._clock() - sum(observed.step_ns) / 1e9
+        first_step_s = self._clock() - sum(observed.step_ns) / NS_PER_S
         reserve_s = min(RESERVE_S, RESERVE_SHARE * options.budget_s)
         self._end_s = first_step_s + options.budget_s
         until = self._end_s - reserve_s

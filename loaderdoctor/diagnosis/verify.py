@@ -15,6 +15,7 @@ from loaderdoctor.facts.epochs import measured_whole
 from loaderdoctor.facts.loop import ThreadTrial
 from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, invalid_reason
+from loaderdoctor.units import NS_PER_MS
 
 ROUNDS = 3  # visits to each candidate; the fewest that give an interval worth having
 # Where time is left, so many more for candidates that look better by this much of a step and are
@@ -281,7 +282,7 @@ def trial_step_ms(
     beside the window: the loop's own work between epochs (`own_boundary_ms`) comes on top.
     """
     if window.boundary_ns is not None:
-        boundary_ms = window.boundary_ns / 1e6 + own_boundary_ms
+        boundary_ms = window.boundary_ns / NS_PER_MS + own_boundary_ms
     return window_times(window).wall_ms(steps_per_epoch, boundary_ms)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loaderdoctor.estimate import Estimate
+from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.facts.loop import AblationFacts, StepFacts
 from loaderdoctor.facts.shares import Bound, Shares, VerdictSeverity
 from loaderdoctor.facts.whole import Facts
@@ -107,13 +107,6 @@ def build_report(
         environment=_environment(environment),
         method=(*method_sentences(facts, trials), *method),
     )
-
-
-def interval(estimate: Estimate | None) -> model.Interval | None:
-    """The interval for JSON; None where there were too few samples for one."""
-    if estimate is None or not estimate.bounded:
-        return None
-    return (estimate.low, estimate.high)
 
 
 def shares_of(shares: Shares | None) -> model.Shares | None:

@@ -57,10 +57,8 @@ def compare(a: Report, b: Report) -> Comparison:
         reason = f"{which} run has no interval of its step time"
     else:
         margin = math.hypot(before.margin, after.margin)
-        value = after.value - before.value
-        difference = Estimate(
-            value=value, low=value - margin, high=value + margin, n=min(before.n, after.n)
-        )
+        n = min(before.n, after.n)
+        difference = Estimate.around(after.value - before.value, margin, n=n)
         change = (
             "faster" if difference.high < 0 else "slower" if difference.low > 0 else "no difference"
         )

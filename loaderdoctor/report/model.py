@@ -10,9 +10,9 @@ from typing import Any, Literal
 import msgspec
 
 from loaderdoctor.advice.plan import PredictedFrom
+from loaderdoctor.estimate import Interval
 
 SCHEMA = "loaderdoctor.report/1"
-Interval = tuple[float, float]
 
 
 class Struct(msgspec.Struct, frozen=True, kw_only=True):

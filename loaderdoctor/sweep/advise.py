@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from loaderdoctor.advice.predictions import MIN_GAIN_SHARE
 from loaderdoctor.advice.proposal import edits_for
-from loaderdoctor.estimate import Estimate
+from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.report.model import NotAdvised, Recommendation
@@ -52,7 +52,7 @@ def recommendations(
             code=_code(name, changes, facts) or f"# the loop without {name}",
             predicted_step_ms=None,
             measured_step_ms=measured.value if measured is not None else None,
-            measured_ci_ms=_interval(measured),
+            measured_ci_ms=interval(measured),
             caution=_caution(name, value),
             summary=None if position else gain_sentence(ranking),  # one gain for all together
         )
@@ -70,12 +70,7 @@ def _with_the_gain(ranking: Ranking) -> Estimate | None:
     own, gain = ranking.results[0].cost_ms, ranking.gain_ms
     if own is None or gain is None:
         return None
-    return Estimate(
-        value=own.value - gain.value,
-        low=own.value - gain.high,
-        high=own.value - gain.low,
-        n=gain.n,
-    )
+    return gain.taken_from(own.value)
 
 
 def _caution(name: str, value: Value) -> str | None:
@@ -113,7 +108,7 @@ def verdict_of_sweep(ranking: Ranking) -> str:
         return f"{label}: {gain_sentence(ranking)}"
     if ranking.candidate and ranking.gain_ms is not None and ranking.gain_share is not None:
         label = ranking.results[ranking.candidate].settings.label()
-        gain = fmt.ms(ranking.gain_ms.value, _interval(ranking.gain_ms))
+        gain = fmt.ms(ranking.gain_ms.value, interval(ranking.gain_ms))
         longer = "Measure longer with --budget, on a quiet machine, to know."
         if not ranking.confirmed:
             return (
@@ -153,13 +148,13 @@ def probe_sentence(ranking: Ranking) -> str:
         return ""
     probes.sort(key=lambda r: r.cost_ms.value if r.cost_ms else 0.0)
     shown = [
-        f"{r.settings.label()} {fmt.ms(r.cost_ms.value, _interval(r.cost_ms))}"
+        f"{r.settings.label()} {fmt.ms(r.cost_ms.value, interval(r.cost_ms))}"
         for r in probes[:MAX_PROBES_TOLD]
         if r.cost_ms
     ]
     more = len(probes) - len(shown)
     return (
-        f"For comparison with the loop's own {fmt.ms(own.value, _interval(own))} a step: "
+        f"For comparison with the loop's own {fmt.ms(own.value, interval(own))} a step: "
         f"{'; '.join(shown)}{f'; and {more} more' if more > 0 else ''}. "
         "These answer a question and are no settings to train with."
     )
@@ -175,7 +170,7 @@ def gain_sentence(ranking: Ranking) -> str:
         if ranking.confirmed
         else "from the ranking rounds alone, not confirmed"
     )
-    return f"saves {fmt.ms(gain.value, _interval(gain))} a step ({fmt.share(share.value)}), {how}."
+    return f"saves {fmt.ms(gain.value, interval(gain))} a step ({fmt.share(share.value)}), {how}."
 
 
 def _code(name: str, settings: Settings, facts: Facts) -> str:
@@ -191,9 +186,3 @@ def _code(name: str, settings: Settings, facts: Facts) -> str:
     }
     edits = edits_for(facts, Settings(**part))  # type: ignore[arg-type]
     return "\n".join(edit.after for edit in edits)
-
-
-def _interval(estimate: Estimate | None) -> tuple[float, float] | None:
-    if estimate is None or not estimate.bounded:
-        return None
-    return (estimate.low, estimate.high)

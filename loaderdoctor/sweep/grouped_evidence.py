@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from loaderdoctor.estimate import Estimate
+from loaderdoctor.estimate import interval
 from loaderdoctor.report import model
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import ReportWarning
@@ -160,7 +160,7 @@ def _hardware_row(sweep: GroupedSweep, name: str, index: int) -> model.Hardware:
         torch=hardware.torch,
         trials=sweep.trials_on(name),
         baseline_ms=own.value if own is not None else None,
-        baseline_ms_ci=_interval(own),
+        baseline_ms_ci=interval(own),
         best=best_row(ranking),
         summary=verdict_of_sweep(ranking),
     )
@@ -184,12 +184,6 @@ def _group_row(sweep: GroupedSweep, state: GroupState) -> model.Group:
         drift=drift(baseline),
         n_lost=state.n_lost,
     )
-
-
-def _interval(estimate: Estimate | None) -> model.Interval | None:
-    if estimate is None or not estimate.bounded:
-        return None
-    return (estimate.low, estimate.high)
 
 
 def _within(name: str) -> Path:

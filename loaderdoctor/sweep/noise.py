@@ -70,26 +70,26 @@ class Noise:
         """A / b - 1 of shares of the step, each seen in one window: they vary as its step does."""
         value = a / b - 1
         if self.weight == 0:
-            return Estimate(value=value, low=-math.inf, high=math.inf, n=1)
+            return Estimate.around(value, math.inf, n=1)
         margin = t95(self.weight) * math.sqrt(2 * self.variance) * a / b
-        return Estimate(value=value, low=value - margin, high=value + margin, n=1)
+        return Estimate.around(value, margin, n=1)
 
     def _estimate(self, samples: Sequence[float], *, prior: float) -> Estimate:
         n = len(samples)
         value = math.fsum(samples) / n
         free = self.weight + n - 1
         if free == 0:
-            return Estimate(value=value, low=-math.inf, high=math.inf, n=n)
+            return Estimate.around(value, math.inf, n=n)
         own = math.fsum((x - value) ** 2 for x in samples)
         variance = (self.weight * prior + own) / free
         margin = t95(free) * math.sqrt(variance / n)
-        return Estimate(value=value, low=value - margin, high=value + margin, n=n)
+        return Estimate.around(value, margin, n=n)
 
     def _independent(self, a: Estimate, b: Estimate) -> Estimate:
         value, n = a.value - b.value, min(a.n, b.n)
         if not (a.bounded and b.bounded):
-            return Estimate(value=value, low=-math.inf, high=math.inf, n=n)
+            return Estimate.around(value, math.inf, n=n)
         free = self.weight + n - 1
         errors = [one.margin / t95(self.weight + one.n - 1) for one in (a, b)]
         margin = t95(free) * math.hypot(*errors)
-        return Estimate(value=value, low=value - margin, high=value + margin, n=n)
+        return Estimate.around(value, margin, n=n)

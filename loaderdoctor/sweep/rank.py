@@ -21,7 +21,8 @@ from loaderdoctor.settings import AXES_BY_NAME, DEFAULT_PREFETCH_FACTOR, Setting
 from loaderdoctor.sweep.baseline_ratio import ONE_MACHINE, BaselineRatio
 from loaderdoctor.sweep.grid import meaning
 from loaderdoctor.sweep.noise import Noise
-from loaderdoctor.sweep.trials import NS_PER_S, Measurement, Trial
+from loaderdoctor.sweep.trials import Measurement, Trial
+from loaderdoctor.units import NS_PER_S
 
 # Two means of the same setting differ by about 1 % on a quiet machine (window spread of 2 %,
 # four windows or more): a smaller difference is none, however narrow the interval.

@@ -30,6 +30,7 @@ from loaderdoctor.sweep.outcome import Ablate, Options, Outcome, PhaseName, Prog
 from loaderdoctor.sweep.pace import Cost, Plan
 from loaderdoctor.sweep.rank import MIN_PAIRS, Ranking, rank
 from loaderdoctor.sweep.trials import Phase, Trial
+from loaderdoctor.units import NS_PER_S
 
 # A calibration window: long enough to rank by in a pinch, short enough for 40 trials in 120 s.
 CALIBRATE_WINDOW_S = 0.5
@@ -92,7 +93,7 @@ class Sweep:
                 trial.fit(self._own, self._steps_per_epoch)
         n_cycle = max(1, observed.batches_per_cycle)
         steps = observed.step_ns[-(len(observed.step_ns) // n_cycle * n_cycle) :]
-        self._step_s = max(sum(steps) / max(1, len(steps)) / 1e9, 1e-6)
+        self._step_s = max(sum(steps) / max(1, len(steps)) / NS_PER_S, 1e-6)
 
     def run(self) -> Outcome:
         """Every phase; ends early without an exception where no more can be measured.

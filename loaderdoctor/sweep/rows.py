@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 import msgspec
 
-from loaderdoctor.estimate import Estimate
+from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.facts.shares import Shares
-from loaderdoctor.report.model import Best, Interval, ReportWarning
+from loaderdoctor.report.model import Best, ReportWarning
 from loaderdoctor.report.model import Shares as SharesRow
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.settings import Settings
@@ -49,7 +49,7 @@ def trial_rows(
         gain = ranking.gain_ms if confirmed else ranking.round_gain(result.index)
         if result.index and gain is not None:
             row = msgspec.structs.replace(
-                row, gain_ms=gain.value, gain_ms_ci=_interval(gain), gain_confirmed=confirmed
+                row, gain_ms=gain.value, gain_ms_ci=interval(gain), gain_confirmed=confirmed
             )
         rows.append(row)
     return tuple(rows)
@@ -109,7 +109,7 @@ def _row(result: Result, shares: Shares | None, trace: str | None) -> TrialRow:
         status=result.status,
         reason=result.reason,
         step_ms=_value(result.wall_ms),
-        step_ms_ci=_interval(result.wall_ms),
+        step_ms_ci=interval(result.wall_ms),
         samples_per_s=result.samples_per_s,
         within_epoch_ms=_value(result.within_ms),
         startup_s=result.startup_s,
@@ -132,9 +132,3 @@ def marked_label(settings: Settings) -> str:
 
 def _value(estimate: Estimate | None) -> float | None:
     return estimate.value if estimate is not None else None
-
-
-def _interval(estimate: Estimate | None) -> Interval | None:
-    if estimate is None or not estimate.bounded:
-        return None
-    return (estimate.low, estimate.high)

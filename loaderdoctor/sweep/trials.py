@@ -10,15 +10,14 @@ from loaderdoctor.instrument.command.script_run import Target as Script
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.scaling import epoch_steps
+from loaderdoctor.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     from loaderdoctor.sweep.presets.model import Row
 
 Phase = Literal["calibrate", "rank", "confirm"]
 Place = Literal["loop", "process"]
-NS_PER_MS = 1e6
 MIN_RANKED = 3  # with fewer ranked rounds the calibration counts too
-NS_PER_S = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from loaderdoctor.report.traces.raw_trace import bytes_to_write
 from loaderdoctor.report.traces.scalars import write_scalars
 from loaderdoctor.report.traces.tensorboard import BASELINE, write_plugin_trace
 from loaderdoctor.trace.memory import BYTES_AT_LEAST, BYTES_PER_ROW_HELD
+from loaderdoctor.units import NS_PER_S
 
 
 def write_files(
@@ -49,7 +50,7 @@ def write_files(
         with progress("Writing for TensorBoard") as told:
             write_plugin_trace(
                 path,
-                capture / f"{worker_name()}.{int(at * 1e9)}.pt.trace.json.gz",
+                capture / f"{worker_name()}.{int(at * NS_PER_S)}.pt.trace.json.gz",
                 extra_waits=added.waits_outside_next,
                 on_share=told,
             )
@@ -65,7 +66,7 @@ def write_into(
     write_html(report, run, extras_of_trace(attributed))
     added = Overlay.of(tracks(attributed))
     with progress("Writing traces") as told:
-        write_capture(run, BASELINE, path, at_ns=int(at * 1e9), overlay=added, on_share=told)
+        write_capture(run, BASELINE, path, at_ns=int(at * NS_PER_S), overlay=added, on_share=told)
     write_scalars(report, run.tensorboard, console_text=text, at=at)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loaderdoctor.units import NS_PER_S
+
 if TYPE_CHECKING:
     from loaderdoctor.diagnosis.run import Diagnosis
     from loaderdoctor.report.files import RunFolder
@@ -21,6 +23,6 @@ def write_run(folder: RunFolder, diagnosis: Diagnosis, report: Report, *, at: fl
 
     text = console_text(report, folder=folder.path)
     folder.write_report(report, text)
-    diagnosis.write_traces(folder, at_ns=int(at * 1e9))
+    diagnosis.write_traces(folder, at_ns=int(at * NS_PER_S))
     write_scalars(report, folder.tensorboard, console_text=text, at=at)
     write_html(report, folder, extras_of_diagnosis(report, diagnosis.shown, diagnosis.analysis))

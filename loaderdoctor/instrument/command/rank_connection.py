@@ -22,6 +22,7 @@ from loaderdoctor.instrument.wire.protocol import (
     ToRun,
     WindowDone,
 )
+from loaderdoctor.units import NS_PER_S
 
 # A step to begin with or to meet after should be still to come when every rank has heard of it:
 # messages are looked for every 50 ms.
@@ -111,7 +112,7 @@ class RankConnection:
         elif isinstance(message, Observed):
             self.observed = message
             self._at(message.n_steps_so_far)
-            self.step_s = sum(message.step_ns) / len(message.step_ns) / 1e9
+            self.step_s = sum(message.step_ns) / len(message.step_ns) / NS_PER_S
         elif isinstance(message, WindowDone):
             self.done[message.id] = message
         elif isinstance(message, Ready):
@@ -174,4 +175,4 @@ def _pace_s(connections: Sequence[RankConnection]) -> float:
     """Seconds a step of the loop as it was first observed."""
     observed = next((m.observed for m in connections if m.observed is not None), None)
     steps = observed.step_ns if observed is not None else ()
-    return max(1e-4, sum(steps) / len(steps) / 1e9) if steps else 1.0
+    return max(1e-4, sum(steps) / len(steps) / NS_PER_S) if steps else 1.0

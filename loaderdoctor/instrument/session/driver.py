@@ -27,6 +27,7 @@ from loaderdoctor.instrument.wire.protocol import (
     Stop,
     TransferRecord,
 )
+from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:
     from loaderdoctor.instrument.session.compute_watch import ComputeWatch
@@ -142,7 +143,7 @@ def _watch_steps(
         n += 1
         clock.mark(now)
         session.poll(now)
-        slow = now - session.roles.first_ns > SLOW_AFTER_S * 1e9
+        slow = now - session.roles.first_ns > SLOW_AFTER_S * NS_PER_S
         if observer is not None:
             if n < N_TRANSFER_STEPS:
                 observer.begin_step()

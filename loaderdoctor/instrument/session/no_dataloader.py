@@ -19,6 +19,7 @@ from loaderdoctor.instrument.system.call_sites import user_site
 from loaderdoctor.instrument.system.devices import device_of, training_device
 from loaderdoctor.instrument.wire.channel import ConnectionLostError
 from loaderdoctor.instrument.wire.protocol import NoDataLoader, Stop
+from loaderdoctor.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +86,7 @@ class NoDataLoaderWatch:
         return bool(self._session.registry.states) or self._may_be_iterated()
 
     def _may_be_iterated(self) -> bool:
-        trained_s = (perf_counter_ns() - self._began_ns) / 1e9
+        trained_s = (perf_counter_ns() - self._began_ns) / NS_PER_S
         return self._session.registry.any_built and trained_s < BUILT_S
 
     def _watch(self, optimizer: Optimizer | None) -> Iterator[None]:
@@ -96,7 +97,7 @@ class NoDataLoaderWatch:
         self._n_passes = 0
         few = MIN_STEPS if optimizer is not None else MIN_BACKWARDS
         while (
-            not _enough(len(marks) - 1, (marks[-1] - marks[0]) / 1e9, few)
+            not _enough(len(marks) - 1, (marks[-1] - marks[0]) / NS_PER_S, few)
             or self._may_be_iterated()
         ):
             yield
@@ -106,12 +107,12 @@ class NoDataLoaderWatch:
         # One step of an optimizer may hold many backward passes (LBFGS): it is waited for, unless
         # it lasts so long that too few would be seen.
         waits = optimizer is None and optimizer_exists()
-        while waits and marks[-1] - marks[0] < SLOW_S * 1e9:
+        while waits and marks[-1] - marks[0] < SLOW_S * NS_PER_S:
             yield
             marks.append(perf_counter_ns())
         self._captures = True
         n_steps = len(marks) - 1
-        step_ms = (marks[-1] - marks[0]) / n_steps / 1e6
+        step_ms = (marks[-1] - marks[0]) / n_steps / NS_PER_MS
         of_passes = optimizer is None
         device = training_device(device_of(optimizer) if optimizer is not None else None)
         splits = self._n_passes > n_steps and not of_passes

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from loaderdoctor.instrument.session.loaders import LoaderState
 from loaderdoctor.instrument.system.call_sites import Site, user_site
+from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -103,7 +104,7 @@ class RoleObserver:
 
     def decide(self, now: int) -> Definition | None:
         """The step, once enough was seen; None until then."""
-        elapsed_s = (now - self.first_ns) / 1e9 if self.first_ns else 0.0
+        elapsed_s = (now - self.first_ns) / NS_PER_S if self.first_ns else 0.0
         if self.work:
             candidates = self._fed_by()
             needed = MIN_WORKED if elapsed_s < SLOW_S else MIN_WORKED_SLOW

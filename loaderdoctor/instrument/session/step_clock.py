@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from loaderdoctor.units import NS_PER_MS
+
 if TYPE_CHECKING:
     import torch
 
-NS_PER_MS = 1e6
 EVENT_EVERY = 8  # steps between timing events where nothing else asks for one
 N_EDGES = 8  # events made beside those: the window's two ends, epochs' ends
 MAX_PREPARED = 1024

@@ -43,6 +43,7 @@ from loaderdoctor.instrument.wire.protocol import (
     WindowDone,
     WindowRequest,
 )
+from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:
     from loaderdoctor.instrument.batches.free_copies import FreeCopies
@@ -130,7 +131,7 @@ class Windows:
     def _measure(self, request: WindowRequest) -> Generator[None, int, WindowDone]:
         session, sources = self._session, self._sources
         session.progress(f"window {request.id}: {request.mode.replace('_', '-')}")
-        deadline = perf_counter_ns() + int((request.limit_s or NO_LIMIT_S) * 1e9)
+        deadline = perf_counter_ns() + int((request.limit_s or NO_LIMIT_S) * NS_PER_S)
         paused_ns, self.paused_ns = self.paused_ns, 0
         paused = paused_ns > PAUSE_STEPS * self._step_ns
         targets = sources.targets(request)
@@ -169,7 +170,7 @@ class Windows:
         if session.group:
             finish = self._marks.finish_device if self._marks is not None else None
             yield from ranks.hold(session, request.id, self._between_steps, finish)
-            deadline = perf_counter_ns() + int((request.limit_s or NO_LIMIT_S) * 1e9)
+            deadline = perf_counter_ns() + int((request.limit_s or NO_LIMIT_S) * NS_PER_S)
         timed = self._profiled if request.trace_path is not None else self._timed
         steps = recorded(session, request, timed(request, deadline))
         done = yield from with_tensor_peak(session, request, steps)
@@ -396,6 +397,6 @@ class Windows:
         """`n_steps` up to whole cycles, where the limit leaves room for that."""
         cycle = self.batches_per_cycle(request)
         whole = -(-max(1, request.n_steps) // cycle) * cycle
-        if request.limit_s is not None and whole * self._step_ns > request.limit_s * 1e9:
+        if request.limit_s is not None and whole * self._step_ns > request.limit_s * NS_PER_S:
             return max(1, request.n_steps)
         return whole

@@ -18,6 +18,7 @@ import psutil
 
 from loaderdoctor.instrument.system.cgroups import ROOT, cpu_use_of_quota
 from loaderdoctor.instrument.wire.counters import CpuRecord
+from loaderdoctor.units import NS_PER_S
 
 # Columns of a `cpuN` line of /proc/stat: user nice system idle iowait irq softirq steal. Time that
 # the hypervisor gave to other guests (steal) is as lost as time of other programs. What guests of
@@ -144,7 +145,7 @@ def cpu_ns_of_run(root_pid: int) -> tuple[int | None, int | None]:
                 workers += used or 0.0
     except (OSError, psutil.Error):
         return None, None
-    return round(workers * 1e9), round(tree * 1e9)
+    return round(workers * NS_PER_S), round(tree * NS_PER_S)
 
 
 def root_of_run(n_above: int) -> int:

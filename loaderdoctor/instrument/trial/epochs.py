@@ -10,6 +10,7 @@ from typing import Any
 
 from loaderdoctor.instrument.trial.epoch_feeds import EpochFeed
 from loaderdoctor.instrument.wire.protocol import BoundaryRecord
+from loaderdoctor.units import NS_PER_S
 
 # Fetches of the loader alone that tell a boundary from a steady fetch are given up after this.
 STEADY_LIMIT_S = 5.0
@@ -101,7 +102,7 @@ class EpochSource:
         n_fetches = 2 * self._cycle
         began = time.perf_counter_ns()
         fetched = 0
-        while fetched < n_fetches and time.perf_counter_ns() - began < STEADY_LIMIT_S * 1e9:
+        while fetched < n_fetches and time.perf_counter_ns() - began < STEADY_LIMIT_S * NS_PER_S:
             fetched += self.drop(1)
             if len(self.boundaries) > n_before:  # an epoch as short as that has no steady part
                 return total

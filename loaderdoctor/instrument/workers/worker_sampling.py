@@ -26,6 +26,7 @@ from loaderdoctor.instrument.wire.record_file import Kind, RecordWriter
 from loaderdoctor.instrument.workers.fetch_clock import FetchClock
 from loaderdoctor.instrument.workers.recording_budget import BOTH_OVER_OWN, MAX_SAMPLING_SHARE
 from loaderdoctor.instrument.workers.switch_interval import ask_as_usual, ask_soon
+from loaderdoctor.units import NS_PER_S
 
 INTERVAL_S: Final = 0.010
 MAX_INTERVAL_S: Final = 0.300
@@ -169,7 +170,7 @@ class LineSampler:
                 cpu_before, self._cpu_ns = self._cpu_ns, time.thread_time_ns()
                 if n_stack_samples <= STACK_SAMPLES_AT_ANY_COST:
                     continue
-                cost_s = BOTH_OVER_OWN * (self._cpu_ns - cpu_before) / 1e9
+                cost_s = BOTH_OVER_OWN * (self._cpu_ns - cpu_before) / NS_PER_S
                 rate_s = INTERVAL_S * max(1.0, n_stack_samples / STACK_SAMPLES_AT_FULL_RATE)
                 wanted_s = min(MAX_INTERVAL_S, max(rate_s, cost_s / MAX_SAMPLING_SHARE))
                 interval_s += (wanted_s - interval_s) / 8  # one dear look is no reason to go blind

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loaderdoctor.estimate import Interval
 from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
-from loaderdoctor.report.model import Interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from loaderdoctor.instrument.wire.worker_records import (
 )
 from loaderdoctor.trace.calibrate import ClockMap
 from loaderdoctor.trace.columns import Category, Trace
+from loaderdoctor.units import NS_PER_MS
 
 CATEGORY = "dataloader_worker"
 Event = dict[str, Any]
@@ -144,9 +145,9 @@ class _Tracks:
             if outcome is not Outcome.OK:
                 about["outcome"] = outcome.name.lower()
             about["samples"] = int(batches.n_samples[i])
-            about["cpu_ms"] = round(int(batches.thread_cpu_ns[i]) / 1e6, 3)
+            about["cpu_ms"] = round(int(batches.thread_cpu_ns[i]) / NS_PER_MS, 3)
             if slowest[i] >= 0:
-                about["slowest_sample_ms"] = round(int(slowest[i]) / 1e6, 3)
+                about["slowest_sample_ms"] = round(int(slowest[i]) / NS_PER_MS, 3)
             last = "fetch"
             if collate >= 0:
                 self._span("fetch", pid, tid, begin, collate, about)

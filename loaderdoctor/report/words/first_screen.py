@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from loaderdoctor.estimate import Interval
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.findings import wording
-from loaderdoctor.report.model import Ablation, Finding, Interval, Report, Step
+from loaderdoctor.report.model import Ablation, Finding, Report, Step
 from loaderdoctor.report.words import format as fmt
 
 _NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?:\s?([a-zA-Z%µ]+))?")

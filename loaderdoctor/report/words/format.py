@@ -12,13 +12,13 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
+from loaderdoctor.estimate import Interval
 from loaderdoctor.settings import AXES_BY_NAME
 
 NOT_RECORDED = "not recorded"
 NOT_APPLICABLE = "not applicable"
 ROUGHLY = "“roughly”: the times it is the mean of are too few, or too unlike, for a closer figure."
 
-Interval = tuple[float, float]
 
 # Without noise to go by, three digits: about the repeatability of a quiet machine (1 %); two below
 # one, where the third is noise of the clock beside the larger figures around it.

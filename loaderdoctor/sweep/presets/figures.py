@@ -44,7 +44,7 @@ def mean_of(changes: Iterable[Change]) -> Change:
     value = math.fsum(e.value for e in known) / len(known)
     margin = math.sqrt(math.fsum(e.margin**2 for e in known)) / len(known)
     n = min(e.n for e in known)
-    return Change(estimate=Estimate(value=value, low=value - margin, high=value + margin, n=n))
+    return Change(estimate=Estimate.around(value, margin, n=n))
 
 
 def change_of_peaks(peaks: Sequence[int], base: Sequence[int]) -> Change:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from loaderdoctor.estimate import Estimate
 from loaderdoctor.sweep.presets.figures import Change, Figures, mean_of
 from loaderdoctor.sweep.presets.model import Judged, Verdict
 
@@ -45,10 +44,10 @@ def faster(change: Change, *, published: float | None = None) -> Judged:
 
 def slower(change: Change, *, published: float | None = None) -> Judged:
     """The change is an increase; with `published`, of about its size (both relative, positive)."""
-    if change.estimate is None:
+    if (estimate := change.estimate) is None:
         return not_testable(change.reason or "not measured")
     wanted = -published if published is not None else None
-    judged = faster(Change(estimate=_negated(change)), published=wanted)
+    judged = faster(Change(estimate=estimate.taken_from(0.0)), published=wanted)
     return Judged(verdict=judged.verdict, ours=words(change), reason=judged.reason)
 
 
@@ -133,9 +132,3 @@ def words(change: Change) -> str:
         margin = 100 * estimate.margin
         text += f" ± {margin:.0f}" if margin >= 0.95 else f" ± {margin:.1f}"
     return f"{text} %"
-
-
-def _negated(change: Change) -> Estimate:
-    estimate = change.estimate
-    assert estimate is not None
-    return Estimate(value=-estimate.value, low=-estimate.high, high=-estimate.low, n=estimate.n)

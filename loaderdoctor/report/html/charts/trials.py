@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from loaderdoctor.estimate import Interval
 from loaderdoctor.report.console.bars import ORDER
 from loaderdoctor.report.console.tables import UNCLEAR, is_clear
 from loaderdoctor.report.html.charts.canvas import (
@@ -22,7 +23,6 @@ from loaderdoctor.report.html.charts.canvas import (
 )
 from loaderdoctor.report.html.extras import Prediction
 from loaderdoctor.report.html.subjects import NO_PREFETCH, Bar, Grid
-from loaderdoctor.report.model import Interval
 from loaderdoctor.report.words import format as fmt
 
 GIB = 2**30

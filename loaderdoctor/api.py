@@ -25,13 +25,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from loaderdoctor.commands.diagnose.run_folder import write_run
-from loaderdoctor.diagnosis.gather import ProfileOptions
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
 from loaderdoctor.instrument.command.in_process import InProcessRun, LocalLink
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.call_sites import user_site
+from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from loaderdoctor.report.console.console import console_text
 from loaderdoctor.report.files import RunFolder
 
@@ -79,7 +79,7 @@ class watching:  # noqa: N801 - a context manager, called like a function
             budget_s=budget_s,
             ablate=ablation or verify,
             verify=verify,
-            profile=ProfileOptions(with_stack=with_stack, profile_memory=profile_memory),
+            profiler=ProfilerSchedule(with_stack=with_stack, profile_memory=profile_memory),
         )
         self._raw: tempfile.TemporaryDirectory[str] | None = None
         self._folder: RunFolder | None = None

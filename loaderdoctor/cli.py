@@ -10,12 +10,15 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from loaderdoctor import __version__
 from loaderdoctor.errors import EXIT_USAGE, LoaderdoctorError
+
+if TYPE_CHECKING:
+    from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 SCRIPT_CONTEXT = {**CONTEXT, "allow_interspersed_args": False}
@@ -101,6 +104,15 @@ def _profile_options(command: F) -> F:
     ):
         command = option(command)
     return command
+
+
+def _profiler(options: dict[str, Any]) -> ProfilerSchedule:
+    """Take the schedule's options out of `options`."""
+    from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
+
+    return ProfilerSchedule(
+        **{name: options.pop(name) for name in ProfilerSchedule.__struct_fields__}
+    )
 
 
 def _budget(default: int | None, what: str) -> Callable[[F], F]:
@@ -231,8 +243,10 @@ def diagnose(script: str, args: tuple[str, ...], **options: Any) -> int:
     """
     from loaderdoctor.commands.diagnose.command import DiagnoseOptions, diagnose
 
-    torchrun = _torchrun_words(options)
-    return diagnose(DiagnoseOptions(script=script, args=args, torchrun=torchrun, **options))
+    torchrun, profiler = _torchrun_words(options), _profiler(options)
+    return diagnose(
+        DiagnoseOptions(script=script, args=args, torchrun=torchrun, profiler=profiler, **options)
+    )
 
 
 @cli.command(cls=GridCommand, context_settings=SCRIPT_CONTEXT)
@@ -284,7 +298,7 @@ def sweep(target: tuple[str, ...], **options: Any) -> int:
     from loaderdoctor.commands.sweep.command import sweep
     from loaderdoctor.commands.sweep.plan import SweepOptions
 
-    return sweep(SweepOptions(target=target, **options))
+    return sweep(SweepOptions(target=target, profiler=_profiler(options), **options))
 
 
 @cli.command(context_settings=CONTEXT)

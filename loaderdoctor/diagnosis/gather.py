@@ -32,6 +32,7 @@ from loaderdoctor.instrument.wire.protocol import (
     Ended,
     Mode,
     Observed,
+    ProfilerSchedule,
     WindowDone,
     WindowRequest,
 )
@@ -54,16 +55,6 @@ LIMIT_EXTRA_S = 5.0
 # Each of the loop's threads stands this part of the time without a CPU: two threads on two CPUs
 # then took 2 to 30 times as long as one (`benchmarks/contention.py`).
 HARD_FIGHT_SHARE = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileOptions:
-    """torch.profiler options of the profiled window."""
-
-    with_stack: bool = False
-    profile_memory: bool = False
-    n_active: int | None = None  # None: as the step time asks
-    n_warmup: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,7 +137,7 @@ class Gatherer:
         evidence: Evidence,
         *,
         trace_path: Path,
-        profile: ProfileOptions,
+        profiler: ProfilerSchedule,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
         on_stage: Callable[[str], None] | None = None,
@@ -156,7 +147,7 @@ class Gatherer:
         self._tell = on_stage or (lambda what: None)
         self._script_run = script_run
         self._trace_path = trace_path
-        self._profile = profile
+        self._profiler = profiler
         self._rng = random.Random(seed)
         self._clock = clock
         self._end_s = float("inf")  # of all gathering
@@ -219,11 +210,9 @@ class Gatherer:
         pristine = not self.evidence.rounds
         request = self.request(
             "profiled",
-            n_steps=self._profile.n_active or self.evidence.sizes.n_profiled_steps,
-            n_warmup_steps=self._profile.n_warmup,
+            n_steps=self._profiler.active or self.evidence.sizes.n_profiled_steps,
             trace_path=str(self._trace_path),
-            with_stack=self._profile.with_stack,
-            profile_memory=self._profile.profile_memory,
+            profiler=self._profiler,
             drop_batches=not pristine,
         )
         done = self._measure([request])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from loaderdoctor.attribution.contention import machine_notes
@@ -21,7 +21,6 @@ from loaderdoctor.diagnosis.gather import (
     MIN_ROUNDS,
     Evidence,
     Gatherer,
-    ProfileOptions,
 )
 from loaderdoctor.diagnosis.memory_history import MAX_ENTRIES, MemoryHistory, record
 from loaderdoctor.diagnosis.plan import sizes
@@ -34,7 +33,12 @@ from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.session.replay_watch import NOTE as REPLAYS
-from loaderdoctor.instrument.wire.protocol import Observed, WindowDone, WindowRequest
+from loaderdoctor.instrument.wire.protocol import (
+    Observed,
+    ProfilerSchedule,
+    WindowDone,
+    WindowRequest,
+)
 from loaderdoctor.report import model
 from loaderdoctor.report.build import build_report
 from loaderdoctor.report.files import RunFolder
@@ -70,7 +74,7 @@ class DiagnosisOptions:
     ablate: bool = True
     verify: bool = True
     trial_limit_s: float | None = None  # a trial that takes longer hangs; None: as planned
-    profile: ProfileOptions
+    profiler: ProfilerSchedule = field(default_factory=ProfilerSchedule)
     memory_history: Path | None = None  # where torch's memory snapshot goes; None: none
 
 
@@ -114,7 +118,7 @@ class Diagnosis:
             script_run,
             self.evidence,
             trace_path=self._raw / "baseline.json",
-            profile=options.profile,
+            profiler=options.profiler,
             on_stage=self._tell,
             clock=self._clock,
         )

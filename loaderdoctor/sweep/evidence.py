@@ -24,7 +24,7 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.wire import worker_records
-from loaderdoctor.instrument.wire.protocol import Note, Observed, WindowDone
+from loaderdoctor.instrument.wire.protocol import Note, Observed, ProfilerSchedule, WindowDone
 from loaderdoctor.instrument.wire.worker_records import WorkerLog
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Cluster, ReportWarning
@@ -119,7 +119,7 @@ class Evidence:
             script_run,
             self.ablated,
             trace_path=Path(os.devnull),  # nothing is traced here
-            profile=gather.ProfileOptions(),
+            profiler=ProfilerSchedule(),
             seed=self.seed + len(self.ablated.rounds),
             clock=self.clock,
         )

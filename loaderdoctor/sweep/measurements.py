@@ -198,12 +198,10 @@ class Measurer:
             id=next(WINDOW_IDS),
             mode="profiled" if own_loop else "trial",
             n_steps=n_steps,
-            n_warmup_steps=options.n_warmup,
             limit_s=self._limit_s(cost.overhead_s + PROFILED_FACTOR * n_steps * cost.step_s),
             settings=None if own_loop else trial.switched,
             trace_path=str(options.trace_dir / f"{name}{suffix}.pt.trace.json.gz"),
-            with_stack=options.with_stack,
-            profile_memory=options.profile_memory,
+            profiler=options.profiler,
         )
         failed = trial.status, trial.reason
         done = self._measure(request, trial if trial.place == "process" else None)

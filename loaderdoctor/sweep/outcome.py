@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
-from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.instrument.wire.protocol import ProfilerSchedule, WindowDone
 from loaderdoctor.sweep.trials import Trial
 
 Search = Literal["grid", "auto"]
@@ -34,11 +34,7 @@ class Options:
     n_rounds: int | None = None  # None: as the budget allows
     trial_limit_s: float | None = None  # no visit may take longer; None: as its trial was planned
     trace_dir: Path | None = None  # None: no traces
-    n_active: int | None = None
-    n_warmup: int | None = None
-    n_repeat: int = 1
-    with_stack: bool = False
-    profile_memory: bool = False
+    profiler: ProfilerSchedule = field(default_factory=ProfilerSchedule)
     search: Search = "grid"
     # Of a search: its steps, of those that the whole grid would take; None: as time allows.
     allowance_share: float | None = ALLOWANCE_SHARE

@@ -309,11 +309,11 @@ class Sweep:
             traced = traced[:1]
         elif self._options.search == "auto":  # why others lost the race is no question of its
             traced = [trial for trial in traced if not trial.dropped]
-        n_repeat = max(1, self._options.n_repeat)
+        profiler = self._options.profiler
         for trial in traced:
-            for repeat in range(n_repeat if trial.index == 0 else 1):
+            for repeat in range(profiler.repeat if trial.index == 0 else 1):
                 cost = self._cost(trial)
-                n_steps = self._options.n_active or cost.steps(TRACED_STEPS * cost.step_s)
+                n_steps = profiler.active or cost.steps(TRACED_STEPS * cost.step_s)
                 # The loop's own trace is what the report explains: it is taken in any case.
                 expected_s = cost.overhead_s + 2 * n_steps * cost.step_s + TRACE_EXPORT_S
                 extra_s = 0.0 if self._options.keep_all else TRACE_OVERRUN_SHARE

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.attribution.judge import MIN_STEPS
-from loaderdoctor.diagnosis.gather import MIN_ROUNDS, Evidence, Gatherer, ProfileOptions
+from loaderdoctor.diagnosis.gather import MIN_ROUNDS, Evidence, Gatherer
 from loaderdoctor.diagnosis.plan import sizes
+from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from tests.attribution.builders import observed
 from tests.diagnosis.simulator import SimulatedRun
 
@@ -19,7 +20,7 @@ def gatherer(script_run: SimulatedRun) -> Gatherer:
         script_run,
         evidence,
         trace_path=Path("trace.json"),
-        profile=ProfileOptions(),
+        profiler=ProfilerSchedule(),
         clock=lambda: script_run.now_s,
     )
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.diagnosis.gather import MAX_LONGER_ROUNDS, MAX_ROUNDS, MIN_ROUNDS, ProfileOptions
+from loaderdoctor.diagnosis.gather import MAX_LONGER_ROUNDS, MAX_ROUNDS, MIN_ROUNDS
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
-from loaderdoctor.instrument.wire.protocol import Ended
+from loaderdoctor.instrument.wire.protocol import Ended, ProfilerSchedule
 from tests.diagnosis.simulator import SimulatedRun
 from tests.diagnosis.test_gather import gatherer
 
@@ -18,7 +18,7 @@ def diagnosed(script_run: SimulatedRun, tmp_path: Path, *, budget_s: float) -> D
         script_run,
         target="train.py",
         raw=tmp_path,
-        options=DiagnosisOptions(budget_s=budget_s, profile=ProfileOptions()),
+        options=DiagnosisOptions(budget_s=budget_s, profiler=ProfilerSchedule()),
         clock=lambda: script_run.now_s,
     )
     made.measure(script_run.observed)
@@ -82,7 +82,7 @@ def test_a_script_that_ended_first_is_the_reason_given(tmp_path: Path) -> None:
         script_run,
         target="train.py",
         raw=tmp_path,
-        options=DiagnosisOptions(budget_s=45.0, verify=False, profile=ProfileOptions()),
+        options=DiagnosisOptions(budget_s=45.0, verify=False, profiler=ProfilerSchedule()),
         clock=lambda: script_run.now_s,
     )
     made.measure(script_run.observed)

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loaderdoctor.diagnosis.gather import ProfileOptions
 from loaderdoctor.diagnosis.memory_history import (
     MAX_ENTRIES,
     N_ROUNDS,
@@ -17,7 +16,7 @@ from loaderdoctor.diagnosis.memory_history import (
     record,
 )
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
-from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
+from loaderdoctor.instrument.wire.protocol import ProfilerSchedule, WindowDone, WindowRequest
 from loaderdoctor.report.model import Report
 from tests.diagnosis.simulator import SimulatedRun
 from tests.diagnosis.test_gather import gatherer
@@ -126,7 +125,7 @@ def diagnosed(b: RecordingRun, folder: Path, *, wanted: bool = True) -> Report:
             budget_s=10.0,
             ablate=False,
             verify=False,
-            profile=ProfileOptions(),
+            profiler=ProfilerSchedule(),
             memory_history=folder / NAME if wanted else None,
         ),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from loaderdoctor.commands.diagnose.launch import (
@@ -29,7 +29,6 @@ from loaderdoctor.commands.output import (
     exit_code,
     share_rules,
 )
-from loaderdoctor.diagnosis.gather import ProfileOptions
 from loaderdoctor.diagnosis.memory_history import NAME as SNAPSHOT
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import RunError
@@ -42,6 +41,7 @@ from loaderdoctor.instrument.command.script_run import (
     Target,
 )
 from loaderdoctor.instrument.system.signals import Signals, exit_code_of, held
+from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from loaderdoctor.report.files import RunFolder
 
 # How long a script may take to its first warm steps: imports, data preparation, compilation.
@@ -67,12 +67,7 @@ class DiagnoseOptions:
     trial_limit_s: float | None = None
     run_to_end: bool = False
     fail_on: tuple[str, ...] = ()
-    wait: int | None = None
-    warmup: int | None = None
-    active: int | None = None
-    repeat: int = 1
-    with_stack: bool = False
-    profile_memory: bool = False
+    profiler: ProfilerSchedule = field(default_factory=ProfilerSchedule)
     memory_history: bool = False
     json_target: str | None = None
     output: Path | None = None
@@ -238,12 +233,7 @@ class _Run:
                 ablate=not (options.no_ablation or options.run_to_end),
                 verify=not (options.no_verify or options.run_to_end),
                 trial_limit_s=options.trial_limit_s,
-                profile=ProfileOptions(
-                    with_stack=options.with_stack,
-                    profile_memory=options.profile_memory,
-                    n_active=options.active,
-                    n_warmup=_sum(options.wait, options.warmup),
-                ),
+                profiler=options.profiler,
                 memory_history=self._raw.parent / SNAPSHOT if options.memory_history else None,
             ),
         )
@@ -251,21 +241,22 @@ class _Run:
 
 def _words(options: DiagnoseOptions) -> tuple[str, ...]:
     """The options as the command line takes them, but for the launcher's."""
-    words = ["--budget", str(options.budget_s), "--repeat", str(options.repeat)]
+    profiler = options.profiler
+    words = ["--budget", str(options.budget_s), "--repeat", str(profiler.repeat)]
     for flag, name in (
         (options.as_module, "-m"),
         (options.no_ablation, "--no-ablation"),
         (options.no_verify, "--no-verify"),
         (options.run_to_end, "--run-to-end"),
-        (options.with_stack, "--with-stack"),
-        (options.profile_memory, "--profile-memory"),
+        (profiler.with_stack, "--with-stack"),
+        (profiler.profile_memory, "--profile-memory"),
         (options.memory_history, "--memory-history"),
     ):
         words += [name] if flag else []
     for value, name in (
-        (options.wait, "--wait"),
-        (options.warmup, "--warmup"),
-        (options.active, "--active"),
+        (profiler.wait, "--wait"),
+        (profiler.warmup, "--warmup"),
+        (profiler.active, "--active"),
         (options.json_target, "--json"),
         (options.output, "--output"),
         (options.trial_limit_s, "--trial-limit"),
@@ -277,8 +268,3 @@ def _words(options: DiagnoseOptions) -> tuple[str, ...]:
 
 def _launch_options(options: DiagnoseOptions) -> LaunchOptions:
     return LaunchOptions(stdout="stderr" if options.json_target == STDOUT else "inherit")
-
-
-def _sum(*counts: int | None) -> int | None:
-    known = [n for n in counts if n is not None]
-    return sum(known) if known else None

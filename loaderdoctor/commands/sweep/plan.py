@@ -14,7 +14,7 @@ import msgspec
 
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.command.script_run import Target as Script
-from loaderdoctor.instrument.wire.protocol import Observed
+from loaderdoctor.instrument.wire.protocol import Observed, ProfilerSchedule
 from loaderdoctor.recipes import Options as ScriptOptions
 from loaderdoctor.recipes import find
 from loaderdoctor.secrets import MASK, masked
@@ -60,12 +60,7 @@ class SweepOptions:
     trial_limit_s: float | None = None
     rerun: bool = False  # start the user's script again where a trial took it down
     no_ablation: bool = False
-    wait: int | None = None
-    warmup: int | None = None
-    active: int | None = None
-    repeat: int = 1
-    with_stack: bool = False
-    profile_memory: bool = False
+    profiler: ProfilerSchedule = field(default_factory=ProfilerSchedule)
     json_target: str | None = None  # a file, or "-" for stdout
     output: Path | None = None
 
@@ -265,20 +260,13 @@ def why_no_dali(options: SweepOptions, python: str = sys.executable) -> str | No
 def measuring(options: SweepOptions, trace_dir: Path) -> Options:
     """How to measure: budget, rounds, profiler."""
     preset = preset_of(options)
-    warmup = None
-    if options.wait is not None or options.warmup is not None:
-        warmup = (options.wait or 0) + (options.warmup or 0)
     return Options(
         budget_s=budget_s(options),
         seed=options.seed,
         n_rounds=options.rounds or (preset.n_rounds if preset is not None else None),
         trial_limit_s=options.trial_limit_s,
         trace_dir=trace_dir,
-        n_active=options.active,
-        n_warmup=warmup,
-        n_repeat=options.repeat,
-        with_stack=options.with_stack,
-        profile_memory=options.profile_memory,
+        profiler=options.profiler,
         search=options.search,
         keep_all=preset is not None,
         loader_only=options.loader_only,

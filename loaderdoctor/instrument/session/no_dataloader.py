@@ -18,7 +18,7 @@ from loaderdoctor.instrument.session.roles import optimizer_exists
 from loaderdoctor.instrument.system.call_sites import user_site
 from loaderdoctor.instrument.system.devices import device_of, training_device
 from loaderdoctor.instrument.wire.channel import ConnectionLostError
-from loaderdoctor.instrument.wire.protocol import NoDataLoader, Stop
+from loaderdoctor.instrument.wire.protocol import NoDataLoader, ProfilerSchedule, Stop
 from loaderdoctor.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
@@ -179,11 +179,7 @@ class NoDataLoaderWatch:
             if self._has_loader():
                 return None
             profiler = WindowProfiler(
-                self._trace_path,
-                device=device,
-                n_warmup=N_WARMUP,
-                with_stack=False,
-                profile_memory=False,
+                self._trace_path, ProfilerSchedule(warmup=N_WARMUP), device=device
             )
             profiler.start()
             for left in reversed(range(N_WARMUP + n_captured)):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.instrument.session.loop_lines import KEY, LoopLines
+from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 
 if TYPE_CHECKING:
     import torch
@@ -34,19 +35,18 @@ class WindowProfiler:
     def __init__(
         self,
         trace_path: Path,
+        asked: ProfilerSchedule,
         *,
         device: torch.device | None,
-        n_warmup: int,
-        with_stack: bool,
-        profile_memory: bool,
     ) -> None:
         from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
         self._trace_path = trace_path
-        self.n_warmup = max(1, n_warmup)
+        n_warmup = asked.n_warmup_steps
+        self.n_warmup = max(1, DEFAULT_WARMUP_STEPS if n_warmup is None else n_warmup)
         self.clock_marks: list[tuple[str, int]] = []
         self._n = 0
-        self._lines = LoopLines(threading.get_ident()) if with_stack else None
+        self._lines = LoopLines(threading.get_ident()) if asked.with_stack else None
         activities = [ProfilerActivity.CPU]
         if device is not None:
             activities.append(ProfilerActivity.CUDA)
@@ -60,8 +60,8 @@ class WindowProfiler:
             activities=activities,
             schedule=schedule,
             on_trace_ready=self._export,
-            with_stack=with_stack,
-            profile_memory=profile_memory,
+            with_stack=asked.with_stack,
+            profile_memory=asked.profile_memory,
         )
 
     def start(self) -> None:

@@ -17,7 +17,6 @@ from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.instrument.session import ranks
 from loaderdoctor.instrument.session.memory_history import recorded
 from loaderdoctor.instrument.session.profiling import (
-    DEFAULT_WARMUP_STEPS,
     EventProbe,
     WindowProfiler,
     most_steps,
@@ -153,8 +152,9 @@ class Windows:
                 warmup = max(2 * x.queue_length for x in sources.train)
         yield from self._switch_compute(request, deadline)
         self._patch(request)
-        if request.n_warmup_steps is not None and request.mode != "profiled":
-            warmup = request.n_warmup_steps
+        n_warmup = request.profiler.n_warmup_steps
+        if n_warmup is not None and request.mode != "profiled":
+            warmup = n_warmup
         elif sources.switched or paused:
             warmup += max(MIN_WARMUP, self.batches_per_cycle(request) // self._accumulation)
             warmup += BACKGROUND_WARMUP if self._definition.tick != "fetch" else 0
@@ -281,13 +281,8 @@ class Windows:
                 yield
             finally:
                 self._events_per_step = probe.finish()
-        n_warmup = request.n_warmup_steps
         profiler = WindowProfiler(
-            Path(request.trace_path or ""),
-            device=session.device,
-            n_warmup=DEFAULT_WARMUP_STEPS if n_warmup is None else n_warmup,
-            with_stack=request.with_stack,
-            profile_memory=request.profile_memory,
+            Path(request.trace_path or ""), request.profiler, device=session.device
         )
         most = most_steps(self._events_per_step)
         if request.n_steps > most:

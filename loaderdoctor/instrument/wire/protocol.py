@@ -48,6 +48,23 @@ class Message(msgspec.Struct, tag=True, frozen=True, kw_only=True, omit_defaults
 # ---------------------------------------------------------------- command -> measuring process
 
 
+class ProfilerSchedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """torch.profiler's schedule in steps, and what it records; None: as the step time asks."""
+
+    wait: int | None = None
+    warmup: int | None = None
+    active: int | None = None
+    repeat: int = 1  # a sweep captures its first trial so often
+    with_stack: bool = False
+    profile_memory: bool = False
+
+    @property
+    def n_warmup_steps(self) -> int | None:
+        """Steps before the first one recorded: what is not recorded may as well warm up."""
+        known = [n for n in (self.wait, self.warmup) if n is not None]
+        return sum(known) if known else None
+
+
 class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One window to measure.
 
@@ -58,14 +75,12 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     id: int
     mode: Mode
     n_steps: int
-    n_warmup_steps: int | None = None  # None: what the switch needs (queues steady again)
     limit_s: float | None = None
     settings: Settings | None = None  # mode "trial": what to change; None elsewhere
     loader: str | None = None  # no_input: only this loader (LoaderRecord.id); None: all in the step
-    # mode "profiled", and trials to be traced: torch.profiler options and where the trace goes
+    # Mode "profiled", and trials to be traced: where the trace goes, and how it is recorded.
     trace_path: str | None = None
-    with_stack: bool = False
-    profile_memory: bool = False
+    profiler: ProfilerSchedule = ProfilerSchedule()  # `n_steps` says how many are active
     measure_boundary: bool = False  # trial: also time one epoch boundary (worker start-up)
     drop_batches: bool = True  # False: same mode as the window before, queues are steady
     host_memory: bool = True  # False: don't sample the process tree's memory at the window's end

@@ -14,6 +14,7 @@ from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.facts.trace import HostHotspot, TraceFacts
 from loaderdoctor.instrument.session.loop_lines import KEY
 from loaderdoctor.instrument.session.profiling import WindowProfiler
+from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from loaderdoctor.trace.read import read_trace
 from loaderdoctor.trace.stack_samples import line_stack_samples
 
@@ -81,7 +82,7 @@ SHAPES = {
 
 def profiled(script: Path, trace: Path) -> TraceFacts:
     """Runs the script with a profiler that begins within its loop, at a fetch."""
-    profiler = WindowProfiler(trace, device=None, n_warmup=1, with_stack=True, profile_memory=False)
+    profiler = WindowProfiler(trace, ProfilerSchedule(warmup=1, with_stack=True), device=None)
 
     def boundary(i: int) -> None:
         if i == 1:

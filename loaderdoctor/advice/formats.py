@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from loaderdoctor.advice import snippets
 from loaderdoctor.facts.workers import Leaf, LineHotspot
-from loaderdoctor.instrument.wire.protocol import LoaderRecord, StoreRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord, StoreRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import textwrap
 
 from loaderdoctor.advice.call_edit import parsed_call, span_of
 from loaderdoctor.advice.code import CodeEdit, loader_call
-from loaderdoctor.instrument.wire.protocol import LoaderRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord
 
 
 def dataset_name(loader: LoaderRecord | None) -> str:

@@ -17,7 +17,7 @@ from loaderdoctor.findings.rules.capacity import (
     stall_cost,
 )
 from loaderdoctor.findings.wording import ms
-from loaderdoctor.instrument.wire.protocol import LoaderRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings, Value
 
 

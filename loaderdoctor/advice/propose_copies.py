@@ -12,7 +12,7 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.capacity import rest_ms
 from loaderdoctor.findings.wording import ms, size
-from loaderdoctor.instrument.wire.protocol import LoaderRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Value
 
 # What a pinned copy reaches, whatever the bus: PCIe 3 x16 manages about 12 GB/s, the H100 of

@@ -14,7 +14,7 @@ from loaderdoctor.findings.exposure import num_workers
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.capacity import making_cost, rest_ms
 from loaderdoctor.findings.wording import ms, size
-from loaderdoctor.instrument.wire.protocol import LoaderRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings
 
 # Findings that a cheaper sample answers.

@@ -18,7 +18,7 @@ from loaderdoctor.findings.rules.capacity import (
 )
 from loaderdoctor.findings.rules.saturated import MAX_WAITING_CPU_SHARE
 from loaderdoctor.findings.wording import ms
-from loaderdoctor.instrument.wire.protocol import LoaderRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Value
 
 # Starting a pool of forked workers: first waits of 54-70 ms were measured on 2 cores, 116-161 ms

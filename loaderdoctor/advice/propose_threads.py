@@ -10,7 +10,7 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.threads import fewer, threads_at_work
 from loaderdoctor.findings.wording import percent
-from loaderdoctor.instrument.wire.protocol import LoaderRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord
 
 CAUTION = (
     "With another number of threads, sums are made in another order: results may differ in their "

@@ -29,7 +29,7 @@ from loaderdoctor.findings.rules.capacity import (
 from loaderdoctor.findings.rules.line_names import seen, seen_enough
 from loaderdoctor.findings.rules.saturated import MAX_OVERHEAD_SAMPLE_MS, MAX_WAITING_CPU_SHARE
 from loaderdoctor.findings.wording import ms, percent, size
-from loaderdoctor.instrument.wire.protocol import LoaderRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord
 
 # Of the memory available; a trial of `cache` keeps to the same (instrument/cached.py).
 MAX_SHARE_OF_MEMORY = 0.40

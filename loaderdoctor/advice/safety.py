@@ -8,7 +8,7 @@ from collections.abc import Callable
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.rules.storage import MIN_AVAILABLE_BYTES, in_flight_bytes
 from loaderdoctor.findings.wording import plural, size
-from loaderdoctor.instrument.wire.protocol import LoaderRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
 # Batches in flight are not all of it: one more in the making per worker, and the allocator rounds.

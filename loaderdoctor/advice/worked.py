@@ -8,7 +8,7 @@ from dataclasses import replace
 from loaderdoctor.advice import snippets
 from loaderdoctor.advice.code import edit_loader_call
 from loaderdoctor.advice.loader_line import dataset_name, dataset_source, has_name, with_dataset
-from loaderdoctor.instrument.wire.protocol import LoaderRecord, StoreRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord, StoreRecord
 from loaderdoctor.settings import Settings
 
 _LOADER = "\nloader = DataLoader("

@@ -11,7 +11,7 @@ from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
-from loaderdoctor.instrument.wire.protocol import (
+from loaderdoctor.instrument.wire.records import (
     ComputeRecord,
     Environment,
     LoaderRecord,

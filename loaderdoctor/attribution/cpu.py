@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from loaderdoctor.facts.loop import CpuFacts
-from loaderdoctor.instrument.wire.counters import CpuRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.instrument.wire.records import CpuRecord
 
 # A system that counts for less than this part of our own CPU time tells of something else than
 # what we run on (sandboxes that fake /proc/stat). It counts in ticks of 10 ms, by sampling, which

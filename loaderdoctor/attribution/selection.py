@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loaderdoctor.instrument.wire.protocol import FetchRecord, LoaderRecord
+from loaderdoctor.instrument.wire.records import FetchRecord, LoaderRecord
 from loaderdoctor.instrument.wire.worker_records import (
     Batches,
     IteratorRecord,

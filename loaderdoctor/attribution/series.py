@@ -11,7 +11,8 @@ import numpy as np
 from loaderdoctor.attribution.selection import of_step, selections
 from loaderdoctor.attribution.trace_facts import Attributed, facts_of
 from loaderdoctor.facts.pictures import SampleTimes, WaitSeries
-from loaderdoctor.instrument.wire.protocol import FetchRecord, LoaderRecord, Observed, WindowDone
+from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
+from loaderdoctor.instrument.wire.records import FetchRecord, LoaderRecord
 from loaderdoctor.instrument.wire.worker_records import WorkerLog
 from loaderdoctor.units import NS_PER_MS
 

@@ -10,7 +10,8 @@ from statistics import fmean
 from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.estimate import Estimate, mean
 from loaderdoctor.facts.loop import StepFacts
-from loaderdoctor.instrument.wire.protocol import BoundaryRecord, Observed, WindowDone
+from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
+from loaderdoctor.instrument.wire.records import BoundaryRecord
 from loaderdoctor.units import NS_PER_MS
 
 # Of a window, its steps; the rest was between them. Window means are good to about 2 %.

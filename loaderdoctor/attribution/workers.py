@@ -16,7 +16,8 @@ from loaderdoctor.attribution.first_touch import first_touch
 from loaderdoctor.attribution.hotspots import line_hotspots
 from loaderdoctor.attribution.selection import Selection, of_step, selections
 from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
-from loaderdoctor.instrument.wire.protocol import FetchRecord, LoaderRecord, WindowDone
+from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.instrument.wire.records import FetchRecord, LoaderRecord
 from loaderdoctor.instrument.wire.worker_records import Outcome, WorkerLog, rows_of
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.units import NS_PER_MS

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.instrument.wire.protocol import Allocator
+from loaderdoctor.instrument.wire.records import Allocator
 
 # A pace counts as another from this much on: several times the noise of window means (about 2 %).
 UNLIKE_SHARE = 0.15

@@ -14,7 +14,7 @@ from loaderdoctor.facts.ranks import RankFacts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.workers import WorkerFacts
-from loaderdoctor.instrument.wire.protocol import (
+from loaderdoctor.instrument.wire.records import (
     ComputeRecord,
     LoaderRecord,
     TransferRecord,

@@ -13,7 +13,7 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.findings.model import Finding
 from loaderdoctor.findings.rules.line_names import seen_enough
-from loaderdoctor.instrument.wire.protocol import Environment, LoaderRecord
+from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
 from loaderdoctor.report import model
 from loaderdoctor.report.encode import plain_value
 from loaderdoctor.report.gpu import gpu_of, ranges_of

@@ -35,7 +35,8 @@ from numpy.typing import NDArray
 
 from loaderdoctor.cluster.hardware import Hardware
 from loaderdoctor.errors import UsageError
-from loaderdoctor.instrument.wire.protocol import FetchRecord, WindowDone
+from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.instrument.wire.records import FetchRecord
 from loaderdoctor.report.files import write_bytes
 from loaderdoctor.settings import Value
 from loaderdoctor.sweep.outcome import Part

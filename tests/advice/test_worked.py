@@ -17,7 +17,7 @@ from torchvision import transforms
 from loaderdoctor.advice import snippets, worked
 from loaderdoctor.advice.loader_line import dataset_name, dataset_source, with_dataset
 from loaderdoctor.instrument.dataset.stores import normalisation, stores
-from loaderdoctor.instrument.wire.protocol import LoaderRecord, TensorRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord, TensorRecord
 from loaderdoctor.settings import Settings
 from tests.findings import format_cases as cases
 from tests.findings.routes_facts import starved

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loaderdoctor.instrument.wire.protocol import (
+from loaderdoctor.instrument.wire.protocol import Mode, Observed, WindowDone
+from loaderdoctor.instrument.wire.records import (
     BoundaryRecord,
     Environment,
     FetchRecord,
     LoaderRecord,
-    Mode,
-    Observed,
-    WindowDone,
 )
 from loaderdoctor.settings import Settings
 

@@ -11,8 +11,8 @@ from loaderdoctor.attribution.pages import page_facts
 from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
-from loaderdoctor.instrument.wire.counters import CpuRecord, PageRecord
 from loaderdoctor.instrument.wire.protocol import Mode, WindowDone
+from loaderdoctor.instrument.wire.records import CpuRecord, PageRecord
 from tests.attribution.builders import boundary, observed, window
 
 

@@ -12,8 +12,8 @@ from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.attribution.judge import judge_run
 from loaderdoctor.facts.loop import CpuFacts
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.instrument.wire.counters import CpuRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.instrument.wire.records import CpuRecord
 from tests.findings.builders import healthy, machine, step, with_exposed
 
 S = 10**9

@@ -21,7 +21,8 @@ from loaderdoctor.attribution.selection import of_step, selections
 from loaderdoctor.attribution.series import sample_times
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
 from loaderdoctor.facts.workers import WorkerFacts
-from loaderdoctor.instrument.wire.protocol import FetchRecord, LoaderRecord, WindowDone
+from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.instrument.wire.records import FetchRecord, LoaderRecord
 from loaderdoctor.instrument.wire.worker_records import WorkerLog, read
 from loaderdoctor.instrument.workers import worker
 

@@ -14,7 +14,7 @@ from loaderdoctor.attribution.series import (
     waits_of_windows,
 )
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
-from loaderdoctor.instrument.wire.protocol import BoundaryRecord
+from loaderdoctor.instrument.wire.records import BoundaryRecord
 from loaderdoctor.trace.read import read_trace
 from tests.attribution.builders import observed, window
 from tests.attribution.recorded import recorded

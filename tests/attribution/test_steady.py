@@ -9,8 +9,8 @@ import pytest
 
 from loaderdoctor.attribution.steady import before_steady
 from loaderdoctor.attribution.step import step_facts
-from loaderdoctor.instrument.wire.counters import CpuRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.instrument.wire.records import CpuRecord
 from tests.attribution.builders import boundary, observed, window
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from loaderdoctor.instrument.wire.counters import CpuRecord
 from loaderdoctor.instrument.wire.protocol import Ended, Note, Observed, WindowDone, WindowRequest
+from loaderdoctor.instrument.wire.records import CpuRecord
 from tests.attribution.builders import observed, window
 
 

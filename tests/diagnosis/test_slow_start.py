@@ -15,8 +15,8 @@ from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.diagnosis.plan import sizes
 from loaderdoctor.diagnosis.slow_start import slow_start
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.instrument.wire.counters import CpuRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.instrument.wire.records import CpuRecord
 from tests.diagnosis.simulator import SimulatedRun
 from tests.diagnosis.test_gather import gatherer
 from tests.sweep.simulator import observed

@@ -15,7 +15,7 @@ from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import CopyFacts, TraceFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
-from loaderdoctor.instrument.wire.protocol import (
+from loaderdoctor.instrument.wire.records import (
     LoaderRecord,
     SafetyRecord,
     TensorRecord,

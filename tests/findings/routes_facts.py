@@ -6,7 +6,7 @@ from typing import Any
 
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import Leaf
-from loaderdoctor.instrument.wire.protocol import Normalisation, StoreRecord, TensorRecord
+from loaderdoctor.instrument.wire.records import Normalisation, StoreRecord, TensorRecord
 from tests.findings.builders import line, loader, machine, step, with_exposed, workers
 
 BATCH = (

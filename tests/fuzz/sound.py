@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from loaderdoctor.commands.sweep.plan import SweepOptions
-from loaderdoctor.instrument.wire.protocol import FetchRecord, WindowDone
+from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.record_file import (
     BATCH,
     DELIVERY,
@@ -18,6 +18,7 @@ from loaderdoctor.instrument.wire.record_file import (
     Kind,
     RecordWriter,
 )
+from loaderdoctor.instrument.wire.records import FetchRecord
 from loaderdoctor.report.encode import encode_report
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import samples as sweep_samples

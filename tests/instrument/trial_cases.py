@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from loaderdoctor.instrument.wire.protocol import TransferRecord
+from loaderdoctor.instrument.wire.records import TransferRecord
 
 
 class Squares(Dataset[tuple[Tensor, int]]):

@@ -11,7 +11,7 @@ from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.instrument.wire.protocol import Environment, LoaderRecord
+from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
 from loaderdoctor.settings import Settings
 
 LOADER = LoaderRecord(

@@ -8,16 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.wire.protocol import (
-    Ended,
+from loaderdoctor.instrument.wire.protocol import Ended, Note, Observed, WindowDone, WindowRequest
+from loaderdoctor.instrument.wire.records import (
     Environment,
     LoaderRecord,
-    Note,
-    Observed,
     SafetyRecord,
     TensorRecord,
-    WindowDone,
-    WindowRequest,
 )
 from loaderdoctor.settings import Settings
 

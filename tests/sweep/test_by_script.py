@@ -14,7 +14,7 @@ from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.command.job import NoJobError
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.command.script_run import Target as Script
-from loaderdoctor.instrument.wire.protocol import ComputeRecord
+from loaderdoctor.instrument.wire.records import ComputeRecord
 from loaderdoctor.recipes import Options as ScriptOptions
 from loaderdoctor.recipes import find
 from loaderdoctor.settings import Settings

@@ -7,8 +7,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from loaderdoctor.instrument.wire.counters import CpuRecord
-from loaderdoctor.instrument.wire.protocol import FetchRecord, WindowDone
+from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.instrument.wire.records import CpuRecord, FetchRecord
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import AS_IS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from loaderdoctor.instrument.wire.protocol import SafetyRecord
+from loaderdoctor.instrument.wire.records import SafetyRecord
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import not_advised
 from loaderdoctor.sweep.grid import asked_trials, default_trials

@@ -10,7 +10,7 @@ from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.rules.capacity import making_cost, stall_cost
 from loaderdoctor.findings.rules.line_names import at, hottest, line_evidence, seen, seen_enough
 from loaderdoctor.findings.wording import ms, of_step, percent, size
-from loaderdoctor.instrument.wire.protocol import StoreRecord
+from loaderdoctor.instrument.wire.records import StoreRecord
 
 # Collating is a copy of the batch; where it is most of a batch's cost, samples are not the place
 # to look.

@@ -14,7 +14,7 @@ from loaderdoctor.findings.rules.copy_parts import (
     explained_by,
 )
 from loaderdoctor.findings.wording import ms, of_step, size
-from loaderdoctor.instrument.wire.protocol import TensorRecord
+from loaderdoctor.instrument.wire.records import TensorRecord
 
 # Fewer are a usual batch: images, labels, a mask or two, and the optimizer's scalars.
 MIN_SMALL_COPIES = 8

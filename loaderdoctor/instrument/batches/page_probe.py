@@ -17,7 +17,7 @@ from time import thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.instrument.system.cpu_use import thread_faults
-from loaderdoctor.instrument.wire.counters import PageRecord
+from loaderdoctor.instrument.wire.records import PageRecord
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from loaderdoctor.instrument.batches.batch_tree import rebuild
 from loaderdoctor.instrument.batches.h2d import raw_to
-from loaderdoctor.instrument.wire.protocol import TransferRecord
+from loaderdoctor.instrument.wire.records import TransferRecord
 
 
 class ToDevice:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, tensors
 from loaderdoctor.instrument.dataset.iteration import one_pass_reason, shards_itself
 from loaderdoctor.instrument.dataset.pickling import TrialPickle, trial_pickle
-from loaderdoctor.instrument.wire.protocol import SafetyRecord, TensorRecord
+from loaderdoctor.instrument.wire.records import SafetyRecord, TensorRecord
 
 # Modules whose objects are handles on open files: a forked worker shares the file's position or
 # the library's state with its parent and siblings.

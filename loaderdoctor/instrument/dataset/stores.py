@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from loaderdoctor.instrument.dataset.augment import transform_name
-from loaderdoctor.instrument.wire.protocol import Normalisation, StoreRecord
+from loaderdoctor.instrument.wire.records import Normalisation, StoreRecord
 from loaderdoctor.instrument.workers.transform_probe import find_composes
 
 MAX_STORES = 8

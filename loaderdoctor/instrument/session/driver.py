@@ -20,13 +20,8 @@ from loaderdoctor.instrument.session.session import Driver, Session
 from loaderdoctor.instrument.session.step_clock import DeviceMarks, StepClock
 from loaderdoctor.instrument.session.windows import Windows
 from loaderdoctor.instrument.wire.channel import ConnectionLostError, ToChild
-from loaderdoctor.instrument.wire.protocol import (
-    Begin,
-    ComputeRecord,
-    Observed,
-    Stop,
-    TransferRecord,
-)
+from loaderdoctor.instrument.wire.protocol import Begin, Observed, Stop
+from loaderdoctor.instrument.wire.records import ComputeRecord, TransferRecord
 from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:

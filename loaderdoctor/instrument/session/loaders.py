@@ -15,7 +15,7 @@ from loaderdoctor.instrument.batches.page_probe import PageProbe
 from loaderdoctor.instrument.dataset.collating import collate_library
 from loaderdoctor.instrument.session.feed import bypassed
 from loaderdoctor.instrument.system.call_sites import Site, user_site
-from loaderdoctor.instrument.wire.protocol import LoaderRecord, SafetyRecord, TensorRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord, SafetyRecord, TensorRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, StartMethod
 
 if TYPE_CHECKING:

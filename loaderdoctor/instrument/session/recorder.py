@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from loaderdoctor.instrument.wire.protocol import BoundaryRecord, FetchRecord
+from loaderdoctor.instrument.wire.records import BoundaryRecord, FetchRecord
 
 
 @dataclass(slots=True)

@@ -27,14 +27,8 @@ from loaderdoctor.instrument.session.step_clock import StepClock
 from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace, exit_now
 from loaderdoctor.instrument.system.devices import device_of, training_device
 from loaderdoctor.instrument.wire.channel import ConnectionLostError, Link, ToChild
-from loaderdoctor.instrument.wire.protocol import (
-    BoundaryRecord,
-    Ended,
-    FromRun,
-    Note,
-    Progress,
-    Stop,
-)
+from loaderdoctor.instrument.wire.protocol import Ended, FromRun, Note, Progress, Stop
+from loaderdoctor.instrument.wire.records import BoundaryRecord
 
 if TYPE_CHECKING:
     import torch

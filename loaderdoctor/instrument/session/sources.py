@@ -10,7 +10,8 @@ from loaderdoctor.instrument.session.feed import RAN_OUT
 from loaderdoctor.instrument.session.loaders import LoaderState
 from loaderdoctor.instrument.session.roles import Definition
 from loaderdoctor.instrument.trial.leak_check import LeakCheck
-from loaderdoctor.instrument.wire.protocol import TransferRecord, WindowRequest
+from loaderdoctor.instrument.wire.protocol import WindowRequest
+from loaderdoctor.instrument.wire.records import TransferRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
 if TYPE_CHECKING:

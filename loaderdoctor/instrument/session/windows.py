@@ -36,12 +36,8 @@ from loaderdoctor.instrument.session.window_figures import (
     samples_per_batch,
 )
 from loaderdoctor.instrument.system.cpu_use import CpuMeter
-from loaderdoctor.instrument.wire.protocol import (
-    SCRIPT_ENDED,
-    TransferRecord,
-    WindowDone,
-    WindowRequest,
-)
+from loaderdoctor.instrument.wire.protocol import SCRIPT_ENDED, WindowDone, WindowRequest
+from loaderdoctor.instrument.wire.records import TransferRecord
 from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:

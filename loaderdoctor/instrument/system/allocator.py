@@ -17,7 +17,7 @@ from pathlib import Path
 from time import thread_time_ns
 
 from loaderdoctor.instrument.system.cpu_use import thread_faults
-from loaderdoctor.instrument.wire.protocol import Allocator
+from loaderdoctor.instrument.wire.records import Allocator
 
 MAPS = Path("/proc/self/maps")
 _OTHERS = ("jemalloc", "tcmalloc", "mimalloc", "snmalloc", "hoard", "tbbmalloc")

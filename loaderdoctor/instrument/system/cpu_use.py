@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from loaderdoctor.instrument.system.cgroups import ROOT, cpu_use_of_quota
-from loaderdoctor.instrument.wire.counters import CpuRecord
+from loaderdoctor.instrument.wire.records import CpuRecord
 from loaderdoctor.units import NS_PER_S
 
 # Columns of a `cpuN` line of /proc/stat: user nice system idle iowait irq softirq steal. Time that

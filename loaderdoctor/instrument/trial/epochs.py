@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from loaderdoctor.instrument.trial.epoch_feeds import EpochFeed
-from loaderdoctor.instrument.wire.protocol import BoundaryRecord
+from loaderdoctor.instrument.wire.records import BoundaryRecord
 from loaderdoctor.units import NS_PER_S
 
 # Fetches of the loader alone that tell a boundary from a steady fetch are given up after this.

@@ -18,7 +18,7 @@ from loaderdoctor.instrument.dataset.pickling import TrialPickle
 from loaderdoctor.instrument.dataset.safety import pickled_parts
 from loaderdoctor.instrument.system.machine import open_files_limit
 from loaderdoctor.instrument.system.memory import available_bytes, shm_free_bytes
-from loaderdoctor.instrument.wire.protocol import TensorRecord
+from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, invalid_reason
 
 # Memory of one worker's own (USS) that has made one small batch, CUDA build of torch 2.14 on

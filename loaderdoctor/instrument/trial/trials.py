@@ -31,7 +31,7 @@ from loaderdoctor.instrument.trial.resident import ResidentSource
 from loaderdoctor.instrument.trial.side_stream import SideStreamSource
 from loaderdoctor.instrument.trial.synthetic import FieldSource, SyntheticSource, first_batch
 from loaderdoctor.instrument.trial.trial_checks import check, start_method_of
-from loaderdoctor.instrument.wire.protocol import TensorRecord, TransferRecord
+from loaderdoctor.instrument.wire.records import TensorRecord, TransferRecord
 from loaderdoctor.settings import Settings
 
 __all__ = ["TrialRefused", "loader_settings", "measure_boundary", "open_trial"]

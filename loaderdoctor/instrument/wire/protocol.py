@@ -20,16 +20,26 @@ rank is ready; after its window it steps on. Only to stop do all ranks wait, aft
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from typing import Literal
 
 import msgspec
 
-from loaderdoctor.instrument.wire.counters import CpuRecord, PageRecord
+from loaderdoctor.instrument.wire.records import (
+    BoundaryRecord,
+    ComputeRecord,
+    CpuRecord,
+    Environment,
+    FetchRecord,
+    LoaderRecord,
+    PageRecord,
+    TransferRecord,
+    main_loader,
+)
 from loaderdoctor.settings import Settings
 
-# Windows are told apart by their numbers: all who ask a bench for some take them from here.
+# Windows are told apart by their numbers: all who ask for some take them from here.
 WINDOW_IDS: Iterator[int] = count(1)
 
 # WindowDone.reason of a window that the end of the script cut short; Ended follows at once.
@@ -111,8 +121,8 @@ class Stop(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Stop the script now; with `to_end` remove every hook and let it run to its end.
 
     `at_step`: wait after so many steps of the loop (as Progress counts them) and say Ready with the
-    id MEETING; a rank that is past them already says so and steps on. Once all wait after the same
-    step, with no collective under way, they are told to stop; else where to meet next.
+    id RENDEZVOUS; a rank that is past them already says so and steps on. Once all wait after the
+    same step, with no collective under way, they are told to stop; else where to meet next.
     """
 
     to_end: bool = False
@@ -152,125 +162,6 @@ class Ready(Message, frozen=True, kw_only=True, omit_defaults=True):
     n_steps: int
 
 
-class TensorRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One tensor of a batch, as the loop receives it."""
-
-    path: str  # where in the batch: "[0]", "['image']", ".pixel_values"
-    shape: tuple[int, ...]
-    dtype: str  # "float32"
-    n_bytes: int
-    pinned: bool = False
-    device: str = "cpu"
-
-
-class TransferRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One host-to-device call of the loop's own, as seen in a normal step."""
-
-    call: Literal["to", "cuda", "copy_"]
-    site: str  # "train.py:57"
-    code: str | None  # the source line, stripped
-    shape: tuple[int, ...]
-    dtype: str
-    n_bytes: int
-    pinned: bool
-    non_blocking: bool
-    path: str | None = None  # the tensor of the batch that is copied as it is, else None
-
-
-class ComputeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the loop computes, as seen in a few of its first steps."""
-
-    n_steps: int  # watched
-    compute_major: int | None = None  # CUDA compute capability of the training device
-    n_replicas: int | None = None  # devices of the nn.DataParallel that is called, where one is
-    # Layers in order of their calls whose bias is taken out again: "features.0 -> features.1".
-    biased: tuple[str, ...] = ()
-    n_batch_norms: int = 0  # in training, called in a step
-    n_zero_fills: int = 0  # calls of zero_grad(set_to_none=False) in these steps
-    zero_fill_site: str | None = None  # "train.py:57"
-    zero_fill_code: str | None = None
-
-
-class SafetyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What speaks against changing the workers of a loader; None = not checked."""
-
-    pickles: bool | None = None
-    pickle_error: str | None = None
-    cuda_tensors: bool | None = None  # dataset holds or returned CUDA tensors
-    unsharded_iterable: bool | None = None
-    open_handles: tuple[str, ...] = ()  # attributes of the dataset that hold open files
-    one_pass: bool = False  # can't be re-opened without losing data (iterable, stateful sampler)
-    one_pass_reason: str | None = None
-
-
-class StoreRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An attribute of a dataset that holds an entry for each sample."""
-
-    path: str  # "data", "dataset.data": from the loader's dataset
-    kind: Literal["tensor", "array", "list", "frame", "h5py", "arrow"]
-    shape: tuple[int, ...] = ()
-    dtype: str = ""  # "uint8"
-    n_bytes: int | None = None
-    entry: str = ""  # of a list, what the first entry is: "list of 784 int", "str"
-
-
-class Normalisation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a dataset's Normalize takes off and divides by, per channel."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
-class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A DataLoader (or another source of batches) seen in the run."""
-
-    id: str  # "train.py:41": where it was built; "#2" appended where one line builds several
-    role: Literal["train", "other"]  # fetched within the training step, or not
-    code: str | None = None  # source line(s) of the construction
-    library: str | None = None  # what built it, where the user's code did not ("transformers")
-    settings: Settings = Settings()
-    kind: Literal["map", "iterable", "foreign"] = "map"
-    dataset: str = ""  # class name
-    n_samples: int | None = None  # len(dataset)
-    batch_size: int | None = None
-    steps_per_epoch: int | None = None  # len(loader), or the length observed
-    sampler: str = ""
-    collate: str = ""
-    collate_library: str | None = None  # the package whose code it is; None: the user's own
-    batch: tuple[TensorRecord, ...] = ()
-    batch_type: str = ""
-    shapes_vary: bool = False
-    in_background: bool = False  # fetched on another thread than the one that trains
-    augmentations: tuple[str, ...] = ()  # transforms of a Compose that may be left out, by name
-    randomness: tuple[str, ...] = ()  # functions of the dataset's code that draw at random
-    stores: tuple[StoreRecord, ...] = ()  # what samples are made from, as far as known
-    normalisation: Normalisation | None = None  # of the one Normalize among the transforms
-
-    @property
-    def call_index(self) -> int:
-        """Which of the line's calls built it, from 0."""
-        suffix = self.id.rpartition("#")[2] if "#" in self.id else "1"
-        return int(suffix) - 1 if suffix.isdigit() else 0
-
-    safety: SafetyRecord = SafetyRecord()
-
-
-def main_loader(loaders: Iterable[LoaderRecord]) -> LoaderRecord | None:
-    """The first that feeds the step: its batches are the steps; None where none was seen."""
-    return next((x for x in loaders if x.role == "train"), None)
-
-
-class BoundaryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One epoch boundary: what stands between the last step of an epoch and steady steps again."""
-
-    loader: str
-    create_ns: int  # DataLoader.__iter__: workers started here
-    first_wait_ns: int  # first __next__ of the new iterator
-    teardown_ns: int  # exhausted __next__ or dropped iterator: worker shutdown
-    at_ns: int  # when the creation began
-    first: bool = False  # the first iterator of the run: caches cold, imports included
-
-
 class Observed(Message, frozen=True, kw_only=True, omit_defaults=True):
     """The loop is warm. `step_ns` are host times of the last warm-up steps, first to last."""
 
@@ -298,45 +189,6 @@ class Observed(Message, frozen=True, kw_only=True, omit_defaults=True):
         """Of that loader."""
         main = self.main_loader
         return main.steps_per_epoch if main is not None else None
-
-
-# Whose malloc serves the process; glibc's as it comes, or told by MALLOC_ variables or tunables.
-Allocator = Literal["glibc", "glibc-tuned", "other"]
-
-
-class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The measuring process's own surroundings."""
-
-    torch: str
-    python: str
-    platform: str
-    device_name: str | None
-    device_memory_bytes: int | None
-    cuda: str | None
-    usable_cpus: float
-    n_threads: int  # torch.get_num_threads()
-    memory_available_bytes: int | None
-    shm_free_bytes: int | None
-    open_files_limit: int | None
-    start_method: str
-    host: str
-    rank: int | None = None
-    n_ranks: int | None = None
-    cudnn_benchmark: bool | None = None
-    tf32: bool | None = None
-    swap_used_bytes: int | None = None
-    allocator: Allocator | None = None  # None: neither glibc's nor one known by name
-    fault_us: float | None = None  # a page fault of anonymous memory, CPU time; None: not timed
-    cpu_bf16: bool | None = None  # whether the CPU computes bfloat16 itself; None: torch won't say
-
-
-class FetchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
-    """One fetch in a window: which of Observed.loaders, when `__next__` began and ended."""
-
-    loader: int
-    start_ns: int
-    end_ns: int
-    thread: int  # native thread id
 
 
 class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):

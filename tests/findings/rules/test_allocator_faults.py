@@ -14,8 +14,8 @@ from loaderdoctor.facts.loop import CpuFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.allocator_faults import allocator_page_faults
-from loaderdoctor.instrument.wire.counters import CpuRecord
 from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.instrument.wire.records import CpuRecord
 from loaderdoctor.report.build import build_report
 from loaderdoctor.report.words.headline import headline
 from loaderdoctor.report.words.summary import verdict_sentence

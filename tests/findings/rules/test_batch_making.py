@@ -15,7 +15,7 @@ from loaderdoctor.findings.rules.batch_making import (
     sampler_bound,
 )
 from loaderdoctor.findings.rules.line_names import where
-from loaderdoctor.instrument.wire.protocol import TensorRecord
+from loaderdoctor.instrument.wire.records import TensorRecord
 from tests.findings.builders import healthy, line, loader, with_exposed, workers
 from tests.findings.case import Case, fires, stays_silent
 from tests.findings.input_facts import LOW

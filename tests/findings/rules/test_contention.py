@@ -20,7 +20,7 @@ from loaderdoctor.findings.rules.contention import (
 )
 from loaderdoctor.findings.rules.page_faults import batch_page_faults
 from loaderdoctor.findings.rules.saturated import cpu_saturated_workers, overhead_bound_loader
-from loaderdoctor.instrument.wire.protocol import LoaderRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings
 from tests.findings.builders import healthy, loader, machine, step, trace, with_exposed, workers
 from tests.findings.case import Case, fires, stays_silent

@@ -14,7 +14,7 @@ from loaderdoctor.findings.rules.copies import (
     wide_dtype_copy,
 )
 from loaderdoctor.findings.rules.pinning import blocking_copy, pageable_copy, pin_ineffective
-from loaderdoctor.instrument.wire.protocol import TensorRecord
+from loaderdoctor.instrument.wire.records import TensorRecord
 from tests.findings.builders import (
     FLOAT_IMAGE,
     IMAGE,

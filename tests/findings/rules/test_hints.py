@@ -17,7 +17,7 @@ from loaderdoctor.findings.rules.cudnn_benchmark import cudnn_benchmark_off
 from loaderdoctor.findings.rules.data_parallel import data_parallel
 from loaderdoctor.findings.rules.tf32_off import tf32_off
 from loaderdoctor.findings.rules.zero_grad import grad_not_set_to_none
-from loaderdoctor.instrument.wire.protocol import ComputeRecord
+from loaderdoctor.instrument.wire.records import ComputeRecord
 from tests.findings.builders import (
     healthy,
     loader,

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from torchvision import transforms
 
 from loaderdoctor.instrument.dataset.stores import normalisation, stores
-from loaderdoctor.instrument.wire.protocol import Normalisation, StoreRecord
+from loaderdoctor.instrument.wire.records import Normalisation, StoreRecord
 
 
 class Holding(Dataset[Any]):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from loaderdoctor.instrument.session.compute_watch import ComputeWatch
-from loaderdoctor.instrument.wire.protocol import ComputeRecord
+from loaderdoctor.instrument.wire.records import ComputeRecord
 from tests.instrument.watched import Trainer, loader_of, watch
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from loaderdoctor.instrument.wire.protocol import LoaderRecord, WindowRequest
+from loaderdoctor.instrument.wire.protocol import WindowRequest
+from loaderdoctor.instrument.wire.records import LoaderRecord
 from tests.instrument.watched import Numbers, Trainer, Watched, loader_of, watch
 
 

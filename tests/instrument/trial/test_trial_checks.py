@@ -14,7 +14,7 @@ from torch.utils.data import (
 )
 
 from loaderdoctor.instrument.trial import trial_checks
-from loaderdoctor.instrument.wire.protocol import TensorRecord
+from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
 from tests.instrument.opening import opened, reason

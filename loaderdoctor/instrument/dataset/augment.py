@@ -1,7 +1,7 @@
 """`augment`: a dataset without its augmentation, or without one transform of its Compose.
 
 A transform that decides the shape of a sample (a random crop) is replaced by its counterpart
-without chance; one that nothing can replace stays, and leaving it out alone is withheld.
+without chance; one that nothing can replace stays, and leaving it out alone is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def transform_name(transform: Any) -> str:
 def without_augmentation(dataset: Any, augment: str) -> Any:
     """The dataset with `augment` = off or no-NAME; the user's own is unchanged.
 
-    Samples keep their kind. Raises Withheld where there is nothing to leave out, or where a
+    Samples keep their kind. Raises TrialRefused where there is nothing to leave out, or where a
     sample would change its shape.
     """
     composes = find_composes(dataset)

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.dataset.repeatable import varying_sample
 from loaderdoctor.instrument.system.memory import available_bytes
 
 # Of the free memory; workers that touch what they inherit by fork copy the pages they touch.
@@ -22,6 +22,12 @@ FILL_LIMIT_S = 60.0
 # Samples after which the time and the bytes of the rest are foretold.
 N_PROBED = 16
 MIN_PROBED_S = 0.5
+# Samples made twice, to see whether they vary. A flip for every second sample goes unseen in 32
+# with a chance of 2**-32, an erasing of one in ten in 32 with one of 0.2 %. Slow samples stop it
+# earlier, but for the fewest.
+N_COMPARED = 32
+MIN_COMPARED = 8
+COMPARE_LIMIT_S = 0.5
 
 
 class CachedDataset(Dataset[Any]):
@@ -31,7 +37,7 @@ class CachedDataset(Dataset[Any]):
     samples gains: those made within that time are given in the others' place, and a dataset whose
     samples vary is refused. `copies` gives a copy each time: for what may change its samples, as a
     collate function of the user's own. `batched`: torch asks `__getitems__` of the dataset where
-    it has one. Raises Withheld where samples don't fit, or making them takes too long.
+    it has one. Raises TrialRefused where samples don't fit, or making them takes too long.
     """
 
     def __init__(
@@ -152,3 +158,45 @@ def _size(sample: Any) -> int:
         return sys.getsizeof(sample) + sum(map(_size, sample))
     picture = getattr(sample, "tobytes", None)
     return len(picture()) if callable(picture) else sys.getsizeof(sample)
+
+
+def varying_sample(dataset: Any, n: int) -> int | None:
+    """The index of a sample that came out differently when it was made twice; None where none did.
+
+    Looks at a few spread over the first `n`. Raises what the dataset raises.
+    """
+    began = time.monotonic()
+    for done, index in enumerate(dict.fromkeys(k * n // N_COMPARED for k in range(N_COMPARED))):
+        if not same(dataset[index], dataset[index]):
+            return index
+        if done + 1 >= MIN_COMPARED and time.monotonic() - began > COMPARE_LIMIT_S:
+            break
+    return None
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two samples hold the same; objects of unknown make by their attributes."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and _equal(a, b)
+    if isinstance(a, np.ndarray):
+        return bool(a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes())
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, float):
+        return a == b or (a != a and b != b)
+    if hasattr(a, "tobytes"):  # a picture
+        return bool(a.tobytes() == b.tobytes())
+    attributes = getattr(a, "__dict__", None)
+    return same(attributes, vars(b)) if isinstance(attributes, dict) else bool(a == b)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    if a.layout != torch.strided:
+        return same(a.to_dense(), b.to_dense())
+    return bool(torch.equal(a, b) or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))

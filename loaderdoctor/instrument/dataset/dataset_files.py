@@ -42,7 +42,7 @@ class DatasetFiles:
 
 
 def dataset_files(dataset: Any) -> DatasetFiles:
-    """Raises Withheld where no file can be found that samples are read from."""
+    """Raises TrialRefused where no file can be found that samples are read from."""
     files, folders = _named(dataset)
     opened = opens_of(dataset)
     if opened and opened <= files:
@@ -97,7 +97,7 @@ def watched_opens() -> Iterator[set[Path]]:
 def redirected(dataset: Any, found: DatasetFiles, target: Path) -> Any:
     """The dataset with every path to these files, or to a folder of them, below `target` instead.
 
-    Raises Withheld where it still reads from the old place.
+    Raises TrialRefused where it still reads from the old place.
     """
     known = set(found.files)
     for path in found.files:

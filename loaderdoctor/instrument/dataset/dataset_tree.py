@@ -32,7 +32,7 @@ _CLOSED = (
 def replaced(dataset: Any, replacement: Replacement) -> Any:
     """`dataset` with every value `v` that it leads to replaced by `replacement(v)`.
 
-    The very same object where nothing changes. Raises Withheld where it is too large to search.
+    The very same object where nothing changes. Raises TrialRefused where it is too large to search.
     """
     return _Visit(replacement).visit(dataset, 0)
 

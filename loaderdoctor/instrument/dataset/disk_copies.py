@@ -31,7 +31,7 @@ _REAPER = 'exec 3<&0; (cat <&3 >/dev/null; rm -rf -- "$0") >/dev/null 2>&1 &'
 class DiskCopy:
     """The files below `path`, placed as they are below `found.base`. `remove` it.
 
-    Raises Withheld where there is no room, no such folder, or copying takes too long.
+    Raises TrialRefused where there is no room, no such folder, or copying takes too long.
     """
 
     def __init__(self, found: DatasetFiles, place: Path) -> None:
@@ -81,7 +81,7 @@ class DiskCopy:
 
 
 def tmpfs_place() -> Path:
-    """Where files in memory go. Raises Withheld where there is no tmpfs that can be written."""
+    """Where files in memory go. Raises TrialRefused where there is no tmpfs that can be written."""
     kinds = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
     if kinds.get(str(TMPFS)) != "tmpfs" or not os.access(TMPFS, os.W_OK):
         raise TrialRefused(f"{TMPFS} is no tmpfs that can be written")
@@ -89,7 +89,7 @@ def tmpfs_place() -> Path:
 
 
 def other_place(text: str) -> Path:
-    """The folder a user named. Raises Withheld where there is none that can be written."""
+    """The folder a user named. Raises TrialRefused where there is none that can be written."""
     path = Path(text).expanduser()
     if not path.is_dir():
         raise TrialRefused(f"storage={text}: no such folder")

@@ -1,4 +1,4 @@
-"""What of a dataset's own code draws at random: samples that come out anew each time.
+"""What of a dataset's own code draws at random: samples that come out differently each time.
 
 Read off the bytecode: making samples to compare them would move the generators that the user's
 own samples are drawn from. A trial of `cache` compares some, once batches are not the loop's own.

@@ -114,7 +114,7 @@ class NormalisedSource:
 def as_bytes(dataset: Any, collate: Any) -> tuple[Any, Normaliser]:
     """The dataset that gives bytes, and what makes of its batches what they were.
 
-    Raises Withheld where the dataset isn't known to end in ToTensor (and Normalize).
+    Raises TrialRefused where the dataset isn't known to end in ToTensor (and Normalize).
     """
     made: dict[int, Any] = {}
     norms: set[tuple[tuple[float, ...], tuple[float, ...]] | None] = set()

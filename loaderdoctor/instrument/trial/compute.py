@@ -84,7 +84,7 @@ class Compute:
         self._training = _weakly(found)
 
     def enter(self, settings: Settings) -> int:
-        """Switch; returns the steps to run before timing. Raises Withheld; leaves nothing then."""
+        """Switch; the steps to run before timing. Leaves nothing where it raises TrialRefused."""
         self._entered = True
         try:
             return self._enter(settings)

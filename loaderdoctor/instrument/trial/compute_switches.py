@@ -39,7 +39,7 @@ def flag(owner: Any, name: str, value: object) -> Iterator[None]:
 
 @contextmanager
 def matmul_tf32(on: bool) -> Iterator[None]:
-    """TensorFloat-32 in float32 matrix products and convolutions. Raises Withheld."""
+    """TensorFloat-32 in float32 matrix products and convolutions. Raises TrialRefused."""
     try:
         before = torch.get_float32_matmul_precision()
         convolutions = torch.backends.cudnn.allow_tf32
@@ -70,7 +70,7 @@ def intra_op_threads(n: int) -> Iterator[None]:
 
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """`forward` in place of the module's own, in the instance. Raises Withheld for TorchScript."""
+    """`forward` in place of the module's, in the instance. Raises TrialRefused for TorchScript."""
     if isinstance(module, torch.jit.ScriptModule):
         raise TrialRefused(f"{type(module).__name__} is TorchScript: its forward can't be replaced")
     before = module.__dict__.get("forward", _ABSENT)
@@ -121,7 +121,7 @@ def compiled(
 ) -> Iterator[None]:
     """The module's forward compiled; where that fails, its own forward runs and `failures` grows.
 
-    Validation, and the short last batch of an epoch, run uncompiled: each would be compiled anew,
+    Validation, and the short last batch of an epoch, run uncompiled: each would be compiled again,
     for half a minute in the middle of a window, which a real run pays once. `known` keeps what was
     compiled for the next time.
     """
@@ -161,7 +161,7 @@ def _is_short(shapes: list[torch.Size], usual: list[torch.Size]) -> bool:
 def checkpointed(model: nn.Module) -> Iterator[None]:
     """The parts of the model's largest chain keep no activations: forward runs again in backward.
 
-    Raises Withheld where the model has no chain of modules (Sequential, ModuleList).
+    Raises TrialRefused where the model has no chain of modules (Sequential, ModuleList).
     """
     chains = [
         [part for part in module if any(True for _ in part.parameters())]
@@ -275,7 +275,7 @@ def zero_grad(owner: Optimizer | nn.Module, to_none: bool) -> Iterator[Count]:
 
 @contextmanager
 def fused(optimizer: Optimizer, on: bool) -> Iterator[None]:
-    """The optimizer steps with torch's fused kernels, or without. Raises Withheld.
+    """The optimizer steps with torch's fused kernels, or without. Raises TrialRefused.
 
     Fused steps count on the device, others on the host; counters go back to where they were.
     """

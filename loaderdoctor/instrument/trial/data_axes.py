@@ -6,12 +6,21 @@ loader lives, since a trial is opened many times.
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    default_collate,
+)
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset.augment import without_augmentation
@@ -19,7 +28,6 @@ from loaderdoctor.instrument.dataset.cached import CachedDataset
 from loaderdoctor.instrument.dataset.dataset_files import dataset_files, redirected
 from loaderdoctor.instrument.dataset.disk_copies import DiskCopy, other_place, tmpfs_place
 from loaderdoctor.instrument.dataset.one_input import making_only
-from loaderdoctor.instrument.dataset.portion import first_part, n_first
 from loaderdoctor.instrument.dataset.uint8 import Normaliser, as_bytes
 from loaderdoctor.instrument.system import page_cache
 from loaderdoctor.instrument.trial.synthetic import OneField
@@ -53,7 +61,7 @@ class _Made:
     copies: dict[str, DiskCopy] = field(default_factory=dict)
 
 
-# By the id of the dataset: loaders are often built anew each epoch, and datasets that compare by
+# By the id of the dataset: loaders are often built again each epoch, and datasets that compare by
 # value (arrays, dataclasses) have no hash. One that can't be referred to weakly (a list) is told by
 # its loader.
 _made: dict[int, _Made] = {}
@@ -67,7 +75,7 @@ def trial_data(
     forks: bool = True,
     cache_limit_s: float | None = None,
 ) -> TrialData:
-    """The data of a trial with these settings. Raises Withheld with the reason.
+    """The data of a trial with these settings. Raises TrialRefused with the reason.
 
     `forks`: its workers are forked, or there are none, so that data need not pickle.
     `cache_limit_s`: as the limit of `CachedDataset`.
@@ -100,7 +108,7 @@ def trial_data(
         dataset = _cached(loader, data.dataset, settings, made, note, cache_limit_s)
         data = replace(data, dataset=dataset)
     if settings.portion is not None and settings.portion < 1:
-        data = replace(data, sampler=first_part(loader, settings.portion))
+        data = replace(data, sampler=_first_part(loader, settings.portion))
     if settings.batch_size is not None and settings.batch_size != loader.batch_size:
         data = replace(data, batch_size=_batch_size(loader, settings.batch_size))
     if settings.fields not in (None, "all"):
@@ -178,7 +186,7 @@ def _cached(
     if key in made.datasets:
         return made.datasets[key]
     if settings.portion is not None and hasattr(dataset, "__len__"):
-        n = n_first(len(dataset), settings.portion)
+        n = _n_first(len(dataset), settings.portion)
     cached = CachedDataset(dataset, n, limit_s=limit_s, copies=copies, batched=batched)
     if limit_s is not None and cached.n_kept < (n or len(cached)):
         whole_s = cached.fill_s * (n or len(cached)) / cached.n_kept
@@ -243,3 +251,42 @@ def _stored(data: TrialData, owner: Any, storage: str, made: _Made, note: Note) 
         page_cache.drop(files)
 
     return replace(data, before_epoch=drop_again)
+
+
+class FirstSamples(Sampler[int]):
+    """`portion`: the indexes below `n` of a sampler of the user's own, in its order."""
+
+    def __init__(self, inner: Any, n: int) -> None:
+        self._inner = inner
+        self._n = n
+
+    def __iter__(self) -> Iterator[int]:
+        return (index for index in self._inner if index < self._n)
+
+    def __len__(self) -> int:
+        """About: samplers that draw more or fewer samples than there are don't say which."""
+        return min(self._n, len(self._inner))
+
+
+def _first_part(loader: DataLoader[Any], portion: float) -> Sampler[int] | Any:
+    """A sampler over the first `portion` of the loader's dataset, otherwise like the loader's own.
+
+    Raises TrialRefused where samples can't be told by number.
+    """
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDataset):
+        raise TrialRefused("the dataset is an iterable one: its first part can't be told")
+    if loader.batch_sampler is not None and loader.batch_size is None:
+        raise TrialRefused("a batch_sampler of its own decides which samples make a batch")
+    n = _n_first(len(dataset), portion)
+    sampler: Any = loader.sampler
+    if type(sampler) is SequentialSampler:
+        return SequentialSampler(range(n))
+    if type(sampler) is RandomSampler and sampler._num_samples is None:
+        return RandomSampler(range(n), replacement=sampler.replacement, generator=sampler.generator)
+    return FirstSamples(sampler, n)
+
+
+def _n_first(n: int, portion: float) -> int:
+    """How many of `n` samples the portion is, at least one."""
+    return max(1, math.ceil(portion * n - 1e-9))

@@ -29,7 +29,7 @@ N_PROBED = 8
 class ResidentSource:
     """Batches that live on the device, in a new order each epoch where the loader shuffles.
 
-    Fills itself from `inner`, one epoch of `n_batches`, which it closes. Raises Withheld where
+    Fills itself from `inner`, one epoch of `n_batches`, which it closes. Raises TrialRefused where
     they don't fit or filling takes too long.
     """
 

@@ -13,7 +13,7 @@ from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, rebuild
 from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer, Source
 from loaderdoctor.instrument.batches.to_device import ToDevice
 
-MAX_RECORDED = 24  # a ring that isn't full by then won't be
+MAX_RECORDED = 24  # a buffer that isn't full by then won't be
 
 
 class SyntheticSource:
@@ -108,7 +108,7 @@ class FieldSource:
 
 
 def first_batch(source: Source, field: str) -> Any:
-    """One batch of the source, which is closed. Raises Withheld where it has no such input."""
+    """One batch of the source, which is closed. Raises TrialRefused where it has no such input."""
     try:
         batch = source.next_batch()
     except StopIteration:

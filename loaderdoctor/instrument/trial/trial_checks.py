@@ -1,4 +1,4 @@
-"""What withholds a trial: data that would be lost or repeated, a crash foretold, or no room."""
+"""Why a trial is refused: data that would be lost or repeated, a crash foretold, or no room."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check(
     has_accelerator: bool,
     batch: tuple[TensorRecord, ...],
 ) -> None:
-    """Raise Withheld where the trial must not be run.
+    """Raise TrialRefused where the trial must not be run.
 
     `settings` is what the trial changes, `effective` what its loader would have. `batch` is one
     batch of the loader, for its size; empty: not known.

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.replay_buffer import ReplaySource, Source
 from loaderdoctor.instrument.batches.to_device import ToDevice
 from loaderdoctor.instrument.dataset.uint8 import NormalisedSource, NormalisingToDevice
 from loaderdoctor.instrument.trial.data_axes import Note, TrialData, trial_data
-from loaderdoctor.instrument.trial.endless import endless
 from loaderdoctor.instrument.trial.epoch_feeds import (
     BackgroundFeed,
     EpochFeed,
@@ -78,12 +77,12 @@ def open_trial(
     resident move what these move. `open_iter` gives a loader's raw torch iterator, unhooked.
     `batch` is one of the loader's batches, for what it takes to queue them. `non_blocking` is
     for the caller (`transfer.ForceTransfer`) unless the batch is moved here, and so
-    are the compute axes (`compute.ComputeSwitch`). `note` is told what the report must say,
+    are the compute axes (`compute.Compute`). `note` is told what the report must say,
     `opened` of what the trial holds and must be gone once its source is closed.
     `cache_limit_s`: as the limit of `CachedDataset`.
 
-    Raises Withheld where the trial must not be run, whatever torch and the user's code raise when
-    it can't be opened, and TimeoutError from its fetches after `fetch_limit_s`.
+    Raises TrialRefused where the trial must not be run, whatever torch and the user's code raise
+    when it can't be opened, and TimeoutError from its fetches after `fetch_limit_s`.
     """
     own = loader_settings(loader)
     effective = settings.over(own)
@@ -249,7 +248,39 @@ def _new_loader(
             return made
         for name in ("batch_size", "sampler", "drop_last", "batch_sampler"):
             arguments.pop(name, None)
-        return DataLoader(data.dataset, **arguments, **endless(made))
+        return DataLoader(data.dataset, **arguments, **_endless(made))
+
+
+class EndlessBatches(Sampler[Any]):
+    """The indexes of epoch after epoch, for one iterator; `len` is one epoch's, as the loop has it.
+
+    Runs in the training process. A sampler that gives nothing ends it, or it would spin.
+    """
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches) if isinstance(self._batches, Sized) else 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            n = 0
+            for n, batch in enumerate(self._batches, 1):  # noqa: B007 - counts what came
+                yield batch
+            if n == 0:
+                return
+
+
+def _endless(loader: DataLoader[Any]) -> dict[str, Any]:
+    """A loader's arguments for its sampling, never ending. Raises TrialRefused."""
+    if isinstance(loader.dataset, IterableDataset):
+        raise TrialRefused(
+            "an iterable dataset ends by itself: one iterator can't serve all epochs"
+        )
+    if loader.batch_sampler is None:
+        return {"batch_size": None, "sampler": EndlessBatches(loader.sampler)}
+    return {"batch_sampler": EndlessBatches(loader.batch_sampler)}
 
 
 def _non_blocking(settings: Settings, transfers: tuple[TransferRecord, ...]) -> bool:

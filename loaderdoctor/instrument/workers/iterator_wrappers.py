@@ -127,7 +127,7 @@ def forget() -> None:
 
 
 def flush() -> None:
-    """Writes out what is queued, hot lines included."""
+    """Writes out what is queued, hotspots included."""
     recording = _recording
     if recording is not None:
         recording.lines.report()

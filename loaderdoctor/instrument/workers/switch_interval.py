@@ -1,14 +1,14 @@
-"""Asking for the interpreter soon: without it looks miss code that gives it up for microseconds.
+"""Asking for the interpreter soon: else samples miss code that gives it up for microseconds.
 
-A thread that waits for the GIL has it handed over 5 ms after asking, but begins to wait anew each
+A thread that waits for the GIL has it handed over 5 ms after asking, but begins to wait again each
 time the holder lets it go and takes it back, as torch does in most operations. So it gets its turn
-only where the holder stays away for long: looks at a dataset that parsed JSON for 13 ms a batch all
-fell on the 0.3 ms of torch.stack behind it. With 0.1 ms, 41 of 45 fell on the parsing.
+only where the holder stays away for long: samples of a dataset that parsed JSON for 13 ms a batch
+all fell on the 0.3 ms of torch.stack behind it. With 0.1 ms, 41 of 45 fell on the parsing.
 
-A worker is never without a thread beside: its queue has one that sends, its tensors one that hands
+A worker is never without another thread: its queue has one that sends, its tensors one that hands
 out file descriptors. Were the wait short all along, they would get the interpreter sooner than
-without looks: batches of a worker that parses JSON seemed to be sent in 2 ms instead of 3. Hence in
-a worker it is short only for some milliseconds before a look.
+without samples: batches of a worker that parses JSON seemed to be sent in 2 ms instead of 3. Hence
+in a worker it is short only for some milliseconds before a sample.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def ask_soon(*, beside_queues: bool = False) -> bool:
     Beside other threads of the script it stays, or becomes again, what the script has: theirs
     would get shorter turns too. So would the threads with which multiprocessing sends what a
     worker made; `beside_queues` looks past those, for callers that are back to usual soon.
-    Called before each look, by the looking thread. Returns whether the wait is short now.
+    Called before each sample, by the sampling thread. Returns whether the wait is short now.
     """
     global _usual_s, _forgets_in_children
     others = [t for t in threading.enumerate() if not t.name.startswith(_OURS)]

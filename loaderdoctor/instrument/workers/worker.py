@@ -35,8 +35,12 @@ from loaderdoctor.instrument.wire.record_file import (
     assert_shared_clock,
 )
 from loaderdoctor.instrument.workers import fetch_clock, iterator_wrappers, pin_thread
-from loaderdoctor.instrument.workers.fetch_clock import FetchClock, pack_batch
-from loaderdoctor.instrument.workers.recording_budget import CPU_READS_NS, MAX_CPU_READ_SHARE
+from loaderdoctor.instrument.workers.fetch_clock import (
+    CPU_READS_NS,
+    MAX_CPU_READ_SHARE,
+    FetchClock,
+    pack_batch,
+)
 from loaderdoctor.instrument.workers.worker_sampling import LineSampler, python_threads
 
 # Native thread pools start with first use: they are counted after this many batches, then again

@@ -1,11 +1,11 @@
-"""Hot lines: a thread that looks where the fetching thread is, every 10 ms and later less often.
+"""Hotspots: a thread that samples where the fetching thread is, every 10 ms and later less often.
 
 A sample counts for the deepest frame in the user's own code below torch's fetcher, and for the
-leaf frame beside it (the library function it was in). Where no frame is the user's, the deepest
+leaf frame below it (the library function it was in). Where no frame is the user's, the deepest
 frame of an installed package counts, so that a library's dataset still shows its line.
 
 Biased as every sampler within the interpreter: it runs when the watched thread gives up the GIL,
-or some time after asking for it (see asking.py).
+or some time after asking for it (see switch_interval).
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ import torch
 
 import loaderdoctor
 from loaderdoctor.instrument.wire.record_file import Kind, RecordWriter
-from loaderdoctor.instrument.workers.fetch_clock import FetchClock
-from loaderdoctor.instrument.workers.recording_budget import BOTH_OVER_OWN, MAX_SAMPLING_SHARE
+from loaderdoctor.instrument.workers.fetch_clock import (
+    BOTH_OVER_OWN,
+    MAX_SAMPLING_SHARE,
+    FetchClock,
+)
 from loaderdoctor.instrument.workers.switch_interval import ask_as_usual, ask_soon
 from loaderdoctor.units import NS_PER_S
 
 INTERVAL_S: Final = 0.010
 MAX_INTERVAL_S: Final = 0.300
-# Who wakes where the interpreter was given up looks again within this time of it, and asks for it
+# Who wakes where the interpreter was given up samples again within this time of it, and asks for it
 # soon only so long: a worker's queue would else be served faster than without recording.
 SOON_WITHIN_S: Final = 0.004
-# Shares of lines are good to 5 points after 100 looks; each doubling of the looks from there on
+# Shares of lines are good to 5 points after 100 samples; each doubling of them from there on
 # doubles the interval, so that a long run pays ever less.
 STACK_SAMPLES_AT_FULL_RATE: Final = 100
-# A short run shall see its hot lines: so many come first whatever they cost.
+# A short run shall see its hotspots: so many come first whatever they cost.
 STACK_SAMPLES_AT_ANY_COST: Final = 16
 IDLE_STACK_SAMPLES: Final = 5  # in a row without a fetch, then it sleeps until the next one
 REPORT_EVERY_NS: Final = 500_000_000
@@ -161,7 +164,7 @@ class LineSampler:
                 watched = self._watched
                 if watched is None:
                     continue
-                self._look(watched)
+                self._sample(watched)
                 n_stack_samples += 1
                 now = time.perf_counter_ns()
                 if now - self._counts_since_ns > REPORT_EVERY_NS:
@@ -173,7 +176,7 @@ class LineSampler:
                 cost_s = BOTH_OVER_OWN * (self._cpu_ns - cpu_before) / NS_PER_S
                 rate_s = INTERVAL_S * max(1.0, n_stack_samples / STACK_SAMPLES_AT_FULL_RATE)
                 wanted_s = min(MAX_INTERVAL_S, max(rate_s, cost_s / MAX_SAMPLING_SHARE))
-                interval_s += (wanted_s - interval_s) / 8  # one dear look is no reason to go blind
+                interval_s += (wanted_s - interval_s) / 8  # one dear sample must not blind it
         except Exception:
             if not sys.is_finalizing():
                 raise
@@ -189,7 +192,7 @@ class LineSampler:
             self._wake.wait()
         self._asleep = False
 
-    def _look(self, watched: Watched) -> None:
+    def _sample(self, watched: Watched) -> None:
         thread, clock, serial = watched
         frame = sys._current_frames().get(thread)
         if frame is None or self._watched is not watched:  # the batch was done meanwhile

@@ -15,8 +15,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSample
 from torchvision import transforms
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.dataset import cached, repeatable
-from loaderdoctor.instrument.dataset.repeatable import same, varying_sample
+from loaderdoctor.instrument.dataset import cached
+from loaderdoctor.instrument.dataset.cached import same, varying_sample
 from loaderdoctor.settings import Settings
 from tests.instrument.axis_cases import Pictures, taken
 from tests.instrument.opening import opened
@@ -40,7 +40,7 @@ class Slow(Dataset[Tensor]):
 
 
 def test_some_samples_stand_for_all_and_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeatable, "LIMIT_S", 0.0)
+    monkeypatch.setattr(cached, "COMPARE_LIMIT_S", 0.0)
     notes: list[tuple[str, str]] = []
     dataset = Slow(200, 0.002)
     loader = DataLoader(dataset, batch_size=50)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torch.utils.data import (
-    DataLoader,
-)
+import torch
+from torch.utils.data import DataLoader, IterableDataset
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer
-from loaderdoctor.instrument.trial.trials import measure_boundary
+from loaderdoctor.instrument.trial.epochs import EpochSource
+from loaderdoctor.instrument.trial.trials import EndlessBatches, measure_boundary
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
 from tests.instrument.opening import ids, opened
@@ -99,3 +100,49 @@ def test_a_hanging_worker_ends_in_a_timeout_and_is_killed(settings: Settings) ->
     with pytest.raises(TimeoutError):
         source.next_batch()
     source.close()
+
+
+# One iterator for all epochs.
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(8))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [4, None])
+def test_every_epoch_is_whole_and_no_epoch_ends(workers: int, batch_size: int | None) -> None:
+    loader: DataLoader[Any] = DataLoader(Squares(10), batch_size=batch_size)
+    source = opened(loader, Settings(num_workers=workers, keep_iterator=True))
+    try:
+        assert isinstance(source, EpochSource)
+        per_epoch = 3 if batch_size else 10
+        seen = [
+            i
+            for _ in range(3 * per_epoch)
+            for i in torch.as_tensor(source.next_batch()[1]).flatten().tolist()
+        ]
+        assert seen == list(range(10)) * 3
+        assert source.boundaries == []
+    finally:
+        source.close()
+
+
+def test_shuffled_epochs_differ_and_each_holds_every_sample() -> None:
+    loader: DataLoader[Any] = DataLoader(Squares(12), batch_size=3, shuffle=True)
+    source = opened(loader, Settings(keep_iterator=True))
+    epochs = [[i for _ in range(4) for i in source.next_batch()[1].tolist()] for _ in range(3)]
+    source.close()
+    assert all(sorted(epoch) == list(range(12)) for epoch in epochs)
+    assert epochs[0] != epochs[1] or epochs[1] != epochs[2]
+
+
+def test_a_sampler_that_gives_nothing_ends() -> None:
+    assert list(EndlessBatches([])) == []
+
+
+def test_one_iterator_for_an_iterable_dataset_is_refused_with_the_reason() -> None:
+    loader: DataLoader[Any] = DataLoader(Stream(), batch_size=2)
+    with pytest.raises(TrialRefused, match=r"iterable|re-opened|again"):
+        opened(loader, Settings(keep_iterator=True)).close()

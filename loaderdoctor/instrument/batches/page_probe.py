@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PAGE_BYTES = 4096
-# As many as a ring of recorded batches holds; the median counts. One of 64 MiB takes 30 to 60 ms
+# As many as a replay buffer holds; the median counts. One of 64 MiB takes 30 to 60 ms
 # on a virtual machine (`benchmarks/page_faults.py`), of 1 MiB half a millisecond.
 MAX_PROBED = 8
 

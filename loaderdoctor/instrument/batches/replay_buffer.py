@@ -61,7 +61,7 @@ class ReplayBuffer:
     One batch where shapes are constant, else up to `max_batches` consecutive ones, within a share
     of the memory that was free at the first. Clones of the same memory kind: pinned stays pinned,
     pageable pageable, device memory on its device; none of the user's own tensors is kept.
-    `reason` says why nothing can be recorded; `ready` when the ring may stand for the loader.
+    `reason` says why nothing can be recorded; `ready` when the buffer may stand for the loader.
     """
 
     def __init__(self, max_batches: int = 8, max_share_of_free_memory: float = 0.10) -> None:
@@ -100,7 +100,7 @@ class ReplayBuffer:
 
     @property
     def inline_ns(self) -> int:
-        """Time spent inside `next_batch` on undoing changes, over the ring's life.
+        """Time spent inside `next_batch` on undoing changes, over the buffer's life.
 
         0 unless the loop changes its batches in place and memory is short; what it grew by
         within a window is none of the loop's own time.
@@ -108,7 +108,7 @@ class ReplayBuffer:
         return sum(pool.inline_ns for recorded in self._recorded for pool in recorded.pools)
 
     def record(self, batch: Any) -> None:
-        """Show a batch that the loop is about to get; cloned only where the ring needs it."""
+        """Show a batch that the loop is about to get; cloned only where the buffer needs it."""
         if self.reason is not None or self._full:
             return
         with self._lock:
@@ -150,11 +150,11 @@ class ReplayBuffer:
                 recorded.restore()
 
     def as_source(self) -> ReplaySource:
-        """The ring as an endless source; `release` of the ring ends it."""
+        """The buffer as an endless source; `release` of the buffer ends it."""
         return ReplaySource(self)
 
     def release(self) -> None:
-        """Free every clone. The ring can't be used again."""
+        """Free every clone. The buffer can't be used again."""
         with self._lock:
             for recorded in self._recorded:
                 recorded.release()
@@ -188,7 +188,7 @@ class ReplayBuffer:
 
 
 class ReplaySource:
-    """A ring as a `Source`; several may share one ring."""
+    """A replay buffer as a `Source`; several may share one."""
 
     startup_ns: int | None = None
 
@@ -206,7 +206,7 @@ class ReplaySource:
         return 0
 
     def close(self) -> None:
-        """Let go of the ring, which keeps its batches."""
+        """Let go of the buffer, which keeps its batches."""
         self._replay_buffer = None
 
 

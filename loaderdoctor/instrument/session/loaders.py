@@ -52,7 +52,7 @@ class LoaderState:
     pending_drop: int = 0  # real batches to throw away at the next real fetch
     pages: PageProbe = field(default_factory=PageProbe)  # uses up what is thrown away
     replay_buffer: ReplayBuffer | None = None
-    recording: bool = False  # put real batches into `ring`
+    recording: bool = False  # put real batches into `replay_buffer`
     n_iterators: int = 0
     n_fetches: int = 0
     epoch_length: int | None = None  # as observed: batches of the last epoch that ran out
@@ -226,7 +226,7 @@ class LoaderRegistry:
 def _earlier(
     loader: DataLoader[Any], site: Site, dead: Sequence[LoaderState], n_same: int
 ) -> LoaderState | None:
-    """The one of these states of one place that this loader is built anew of; None: of none.
+    """The one of these states of one place that this loader is rebuilt of; None: of none.
 
     The same calls lead there, or the same samples are drawn alike. A dataset that grows from epoch
     to epoch stays one loader; training and validation through one helper are two.

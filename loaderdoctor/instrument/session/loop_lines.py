@@ -2,11 +2,11 @@
 
 torch's Python stacks name each function by its first line, and one that was running when the
 profiler began by the line it was at: of a loop that is its `for`, whatever line takes the time.
-So with stacks a thread of ours looks where the training thread is, and the looks go into the trace
-beside its events, each by the time since the step's mark.
+So with stacks a thread of ours samples where the training thread is, and the samples go into the
+trace next to its events, each by the time since the step's mark.
 
 Biased as every sampler within the interpreter: it runs when the watched thread gives up the GIL,
-or some time after asking for it (see asking.py).
+or some time after asking for it (see switch_interval).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Final
 from loaderdoctor.instrument.workers.switch_interval import ask_as_usual, ask_soon
 from loaderdoctor.instrument.workers.worker_sampling import USER, Place, kind_of, place_of
 
-# So close together a look costs 50 to 80 µs of CPU: by that, 2 to 4 % of the window, which is
+# So close together a sample costs 50 to 80 µs of CPU: by that, 2 to 4 % of the window, which is
 # profiled and ranks nothing.
 INTERVAL_S: Final = 0.002
 MAX_STACK_SAMPLES: Final = 20_000
 MAX_FRAMES: Final = 200
-KEY: Final = "loaderdoctorLooks"  # in the trace, beside `traceEvents`
+KEY: Final = "loaderdoctorLooks"  # in the trace, next to `traceEvents`
 
 
 class LoopLines:
-    """Looks at one thread from `start` to `stop`."""
+    """Samples one thread from `start` to `stop`."""
 
     def __init__(self, thread: int) -> None:
         self._thread = thread  # threading.get_ident
@@ -39,13 +39,13 @@ class LoopLines:
         self._own = threading.Thread(target=self._run, name="loaderdoctor-loop", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to sample."""
         self._own.start()
 
     def stop(self, marks: list[tuple[str, int]]) -> str:
-        """End, and the looks as JSON. `marks` are the steps' spans and when each began.
+        """End, and the samples as JSON. `marks` are the steps' spans and when each began.
 
-        Looks before the first mark are left out: the trace has no place for them.
+        Samples before the first mark are left out: the trace has no place for them.
         """
         self._stopping.set()
         self._own.join(timeout=1.0)

@@ -27,7 +27,7 @@ Timed = Generator[None, int, WindowDone]
 def recorded(session: Session, request: WindowRequest, timed: Timed) -> Timed:
     """The window `timed`, with the allocator's history recorded over it and saved, where asked.
 
-    Raises SourceWithheldError where it can't be recorded, OSError where it can't be saved.
+    Raises SourceRefusedError where it can't be recorded, OSError where it can't be saved.
     """
     if not request.memory_entries:
         return (yield from timed)
@@ -43,7 +43,7 @@ def recorded(session: Session, request: WindowRequest, timed: Timed) -> Timed:
 
 
 def begin(device: Any, max_entries: int) -> None:
-    """Start recording. Raises SourceWithheldError where there is none, or the script's own runs."""
+    """Start recording. Raises SourceRefusedError where there is none, or the script's own runs."""
     import torch
 
     if device is None or device.type != "cuda":

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from loaderdoctor.instrument.batches.replay_buffer import Source
     from loaderdoctor.instrument.session.session import Session
 
-MAX_RECORD_STEPS = 24  # a ring that isn't full by then won't be
+MAX_RECORD_STEPS = 24  # a buffer that isn't full by then won't be
 
 
 class SourceError(LoaderdoctorError):
@@ -74,7 +74,7 @@ class Sources:
     # ------------------------------------------------------------ recorded batches
 
     def record(self, targets: list[LoaderState]) -> Generator[None, int, None]:
-        """Record real batches of loaders that have no ring yet. Raises SourceError."""
+        """Record real batches of loaders that have no replay buffer yet. Raises SourceError."""
         from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer
 
         missing = [x for x in targets if x.replay_buffer is None]
@@ -129,7 +129,7 @@ class Sources:
     def open_trial(self, request: WindowRequest, targets: list[LoaderState]) -> int | None:
         """Open loaders with the request's settings, drop their first batches: startup time (ns).
 
-        Raises SourceError with the reason where a trial is withheld, and what the loader raises.
+        Raises SourceError with the reason where a trial is refused, and what the loader raises.
         """
         from loaderdoctor.instrument.trial.trials import FETCH_LIMIT_S, TrialRefused, open_trial
 

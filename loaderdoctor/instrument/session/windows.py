@@ -58,7 +58,7 @@ class WindowFailedError(LoaderdoctorError):
 
 
 class Windows:
-    """State that outlives single windows: what is substituted, recorded rings, the step's kind."""
+    """State that outlives single windows: what is substituted, replay buffers, the step's kind."""
 
     def __init__(
         self,

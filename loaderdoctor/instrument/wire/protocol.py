@@ -102,7 +102,7 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     drain: bool = False  # trial: fetch batches back to back, the loop gets none of them
     # Record torch's memory history meanwhile, so many events of it at most; 0: don't.
     memory_entries: int = 0
-    snapshot_path: str | None = None  # where its snapshot goes; of several ranks: beside it
+    snapshot_path: str | None = None  # where its snapshot goes; of several ranks: next to it
 
     @property
     def own_batches(self) -> bool:

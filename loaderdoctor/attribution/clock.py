@@ -22,6 +22,7 @@ from loaderdoctor.attribution.fetches import turns
 from loaderdoctor.attribution.rows import Index, Mask, Rows, outermost
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import ABSENT, I64, Category
+from loaderdoctor.units import NS_PER_MS
 
 Clock = Literal["device", "host-annotations", "fetches", "optimizer", "window"]
 
@@ -52,6 +53,10 @@ class StepClock:
     def per_step(self) -> int:
         """What totals are divided by: the steps, or 1 for a whole window without marks."""
         return max(self.n_steps, 1)
+
+    def ms_per_step(self, total_ns: int) -> float:
+        """A total of all steps as the mean of one."""
+        return total_ns / NS_PER_MS / self.per_step
 
 
 def step_clock(rows: Rows) -> StepClock:

@@ -82,8 +82,8 @@ def _with_ablation(trace: TraceFacts, ablation: AblationFacts, own_ms: float) ->
         if ablation.copy_ms is not None and ablation.copy_ms.bounded
         else (trace.shares.copy or 0.0) * min(1.0, trace.wall_ms / wall)
     )
-    communication = (trace.communication_ms or 0.0) / wall
-    compute = max(0.0, trace.kernel_busy_ms / wall - communication)
+    communication = (trace.kernels.communication_ms or 0.0) / wall
+    compute = max(0.0, trace.kernels.busy_ms / wall - communication)
     parts = {
         "compute": compute,
         "communication": communication,

@@ -13,7 +13,6 @@ from loaderdoctor.attribution.rows import Index, Rows
 from loaderdoctor.facts.trace import ComputeFacts
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import ABSENT, Category, Trace
-from loaderdoctor.units import NS_PER_MS
 
 # Matrix products in float32 on the ordinary cores, as NVIDIA's libraries name them (`traces/`,
 # H100, torch 2.11): cutlass_80_simt_sgemm_…, sm80_xmma_gemm_f32f32_f32f32_f32_…_ffma_…,
@@ -45,7 +44,7 @@ def compute_facts(trace: Trace, rows: Rows, clock: StepClock) -> ComputeFacts:
     majors = [d.compute_major for d in trace.devices if d.compute_major is not None]
 
     def ms(total_ns: int) -> float:
-        return total_ns / NS_PER_MS / clock.per_step
+        return clock.ms_per_step(total_ns)
 
     def kernel_ms(flag: NDArray[np.bool_]) -> float:
         chosen = kernels[flag[spans.name[kernels]]]

@@ -12,7 +12,6 @@ from loaderdoctor.attribution.rows import Index, Rows
 from loaderdoctor.facts.trace import CopyFacts
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import ABSENT, I64, Category
-from loaderdoctor.units import NS_PER_MS
 
 # Copies are told apart by source, device and stream; loops use a handful of these.
 MAX_KINDS = 64
@@ -102,12 +101,12 @@ def copy_facts(
                 source=_SOURCES[kind],
                 n_per_step=float(now.sum()) / clock.per_step,
                 bytes_per_step=float(moved.sum(dtype=np.float64)) / clock.per_step,
-                busy_ms_per_step=busy_ns / NS_PER_MS / clock.per_step,
-                exposed_ms_per_step=exposed.total_ns / NS_PER_MS / clock.per_step,
+                busy_ms_per_step=clock.ms_per_step(busy_ns),
+                exposed_ms_per_step=clock.ms_per_step(exposed.total_ns),
                 bandwidth_gb_per_s=(
                     float(moved.sum(dtype=np.float64)) / busy_ns if busy_ns and moved.size else None
                 ),
-                host_blocked_ms_per_step=blocked.total_ns / NS_PER_MS / clock.per_step,
+                host_blocked_ms_per_step=clock.ms_per_step(blocked.total_ns),
                 same_stream_as_compute=(
                     on_stream == compute_streams[on_device]
                     if on_device in compute_streams

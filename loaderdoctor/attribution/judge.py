@@ -20,8 +20,8 @@ def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
     uncertain.
     """
     low = None
-    if trace.unmarked_wait_ms is not None and trace.wall_ms > 0:
-        low = {"host": (trace.host_exposed_ms - trace.unmarked_wait_ms) / trace.wall_ms}
+    if trace.fetching.unmarked_wait_ms is not None and trace.wall_ms > 0:
+        low = {"host": (trace.host.exposed_ms - trace.fetching.unmarked_wait_ms) / trace.wall_ms}
     shares = without_profiler(trace)
     return verdict_from_shares(shares, low, enough_steps=trace.n_steps >= MIN_STEPS)
 
@@ -29,9 +29,9 @@ def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
 def without_profiler(trace: TraceFacts) -> Shares:
     """The trace's shares less the profiler's own time on the exposed host, rescaled to 1."""
     shares = trace.shares
-    if not trace.profiler_ms or not trace.wall_ms or not trace.has_accelerator:
+    if not trace.host.profiler_ms or not trace.wall_ms or not trace.has_accelerator:
         return shares
-    own = min(trace.profiler_ms / trace.wall_ms, shares.host or 0.0)
+    own = min(trace.host.profiler_ms / trace.wall_ms, shares.host or 0.0)
     if own >= 1.0:
         return shares
     parts = shares.as_dict()

@@ -65,7 +65,7 @@ def slowest(ranks: Sequence[RankFacts]) -> RankFacts:
 
 def without_peer_wait(facts: TraceFacts, peer_wait_ms: float | None) -> TraceFacts:
     """The facts with shares of the step less the wait for peers, which is no communication."""
-    if not peer_wait_ms or facts.communication_ms is None:
+    if not peer_wait_ms or facts.kernels.communication_ms is None:
         return facts
     wall_ms = facts.wall_ms
     own_ms = wall_ms - peer_wait_ms
@@ -76,10 +76,11 @@ def without_peer_wait(facts: TraceFacts, peer_wait_ms: float | None) -> TraceFac
     total = sum(v for v in parts.values() if v is not None)
     if total <= 0.0:
         return facts
+    communication_ms = max(0.0, facts.kernels.communication_ms - peer_wait_ms)
     return replace(
         facts,
         shares=Shares(**{k: None if v is None else v / total for k, v in parts.items()}),
-        communication_ms=max(0.0, facts.communication_ms - peer_wait_ms),
+        kernels=replace(facts.kernels, communication_ms=communication_ms),
     )
 
 

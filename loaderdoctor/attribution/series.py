@@ -51,7 +51,7 @@ def waits_of_windows(observed: Observed, windows: Sequence[WindowDone]) -> WaitS
 
 def waits_of_trace(attributed: Attributed) -> WaitSeries | None:
     """The fetches of a trace's steps; None where it holds no loader events."""
-    waits = facts_of(attributed).waits_ms
+    waits = facts_of(attributed).fetching.waits_ms
     if not waits:
         return None
     window, fetches = attributed.clock.host_window, attributed.fetches

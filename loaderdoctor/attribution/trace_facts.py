@@ -14,12 +14,12 @@ from loaderdoctor.attribution.fetches import Fetches, fetches_of, silence_at
 from loaderdoctor.attribution.gpu import gpu_facts
 from loaderdoctor.attribution.host import host_hotspots
 from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
-from loaderdoctor.attribution.launches import Launches, Syncs, launches_of, syncs_of
+from loaderdoctor.attribution.launches import kernel_facts, launch_calls, sync_facts
 from loaderdoctor.attribution.processes import other_processes, without_processes
 from loaderdoctor.attribution.rows import Index, Mask, Rows, outermost, rows_of
 from loaderdoctor.attribution.user_ranges import user_ranges
 from loaderdoctor.facts.shares import Hidden
-from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.facts.trace import FetchFacts, HostFacts, TraceFacts
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import I64, Category, Trace
 from loaderdoctor.units import NS_PER_MS
@@ -38,6 +38,7 @@ class DeviceWork:
 
     kernels: Intervals  # no collectives; with memsets and copies within a device
     collectives: Intervals
+    busy: Intervals  # either
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +115,8 @@ def _device_work(rows: Rows) -> DeviceWork:
     collective = kernel & flags.collective_kernel[name]
     own = (kernel & ~collective) | (category == Category.MEMSET)
     own |= (category == Category.MEMCPY) & flags.d2d[name]
-    return DeviceWork(
-        kernels=rows.intervals(device[own]), collectives=rows.intervals(device[collective])
-    )
+    kernels, collectives = rows.intervals(device[own]), rows.intervals(device[collective])
+    return DeviceWork(kernels=kernels, collectives=collectives, busy=kernels.union(collectives))
 
 
 def _computing(rows: Rows) -> Intervals:
@@ -189,94 +189,100 @@ def _maybe_waiting(rows: Rows, clock: StepClock) -> Intervals:
 def facts_of(attributed: Attributed, *, num_workers: int | None = None) -> TraceFacts:
     """The figures of a divided trace; with the workers of the step's loader, where known."""
     trace, rows, clock = attributed.trace, attributed.rows, attributed.clock
-    fetches, copies = attributed.fetches, attributed.copies
-    work, partition = attributed.work, attributed.partition
-    syncs: Syncs = syncs_of(
-        rows, copies, clock, work.kernels.union(work.collectives), partition.host
-    )
-
-    def ms(total_ns: int) -> float:
-        return total_ns / NS_PER_MS / clock.per_step
-
-    accelerated = trace.has_accelerator
-    shares = partition.shares()
-    launches: Launches = launches_of(rows, clock)
-    got = fetches.getting.intersect(clock.host_window)
-    delivered = fetches.delivered_ns[clock.host_window.contains(fetches.delivered_ns - 1)]
-    busier = work.kernels.union(work.collectives)
-    started_within = clock.host_window.contains(fetches.startup_at_ns)
+    copies, partition, busy = attributed.copies, attributed.partition, attributed.work.busy
     ranges, n_ranges_left_out = user_ranges(rows, clock)
     return TraceFacts(
         n_steps=clock.n_steps,
         n_dropped_steps=clock.n_dropped,
-        wall_ms=ms(clock.window.total_ns),
+        wall_ms=clock.ms_per_step(clock.window.total_ns),
         step_walls_ms=(
             tuple(float(x) for x in (clock.end_ns - clock.start_ns) / NS_PER_MS)
             if clock.n_steps
             else ()
         ),
         step_clock=clock.kind,
-        shares=shares,
-        hidden=Hidden(
-            input_ms=(
-                ms(got.intersect(busier.union(copies.device)).total_ns)
-                if partition.input is not None
-                else None
-            ),
-            copy_ms=(
-                ms(copies.device.intersect(clock.window).intersect(busier).total_ns)
-                if partition.copy is not None
-                else None
-            ),
-        ),
-        has_accelerator=accelerated,
-        loader_events=fetches.recorded,
-        fetch_kind=fetches.kind,
-        n_fetches_per_step=delivered.size / clock.per_step if fetches.recorded else None,
-        raw_wait_ms=ms(got.total_ns) if fetches.recorded else None,
-        exposed_wait_ms=(
-            ms(partition.input.total_ns)
-            if partition.input is not None and fetches.recorded
-            else None
-        ),
-        waits_ms=_waits_ms(got, delivered),
-        n_iterators_created=int(clock.host_window.contains(fetches.created_ns).sum()),
-        n_exhausted=int(clock.host_window.contains(fetches.exhausted_ns).sum()),
-        startup_ms=tuple(float(x) / NS_PER_MS for x in fetches.startup_ns[started_within]),
+        shares=partition.shares(),
+        hidden=_hidden(attributed),
+        has_accelerator=trace.has_accelerator,
+        fetching=_fetch_facts(attributed),
         copies=(
             copy_facts(rows, copies, clock, partition.copy) if partition.copy is not None else ()
         ),
-        n_kernels_per_step=launches.n_kernels / clock.per_step,
-        kernel_busy_ms=ms(partition.compute.total_ns) if accelerated else 0.0,
-        mean_kernel_us=launches.mean_kernel_us,
-        n_launches_per_step=launches.n_launches / clock.per_step,
-        launch_call_ms=(
-            ms(launches.launch_call_ns)
-            if accelerated and launches.launch_call_ns is not None
-            else None
+        kernels=kernel_facts(rows, clock, partition, has_accelerator=trace.has_accelerator),
+        syncs=sync_facts(
+            rows, copies, clock, busy, partition.host, has_accelerator=trace.has_accelerator
         ),
-        host_exposed_ms=ms(partition.host.total_ns),
-        n_syncs_per_step=syncs.starts.size / clock.per_step,
-        sync_wait_ms=ms(int((syncs.ends - syncs.starts).sum())) if accelerated else None,
-        idle_after_sync_ms=ms(syncs.idle_after.total_ns) if accelerated else None,
-        host_hotspots=host_hotspots(rows, partition.host, clock.per_step, trace.stack_samples),
-        communication_ms=ms(partition.communication.total_ns),
-        profiler_ms=_profiler_ms(rows, clock),
+        host=_host_facts(attributed),
         compute=compute_facts(trace, rows, clock),
-        run_ahead_steps=clock.run_ahead_steps,
-        unmarked_wait_ms=(
-            ms(_maybe_waiting(rows, clock).intersect(partition.host).total_ns)
-            if partition.input is None and clock.n_steps
-            else None
-        ),
         gpu_devices=gpu_facts(trace, rows, clock),
         busy=(
-            busy_facts(busier, clock, fetches, partition.input, num_workers=num_workers)
-            if accelerated
+            busy_facts(busy, clock, attributed.fetches, partition.input, num_workers=num_workers)
+            if trace.has_accelerator
             else None
         ),
         ranges=ranges,
         n_ranges_left_out=n_ranges_left_out,
+    )
+
+
+def _hidden(attributed: Attributed) -> Hidden:
+    """Getting batches while the accelerator runs anything; copies while it computes."""
+    clock, partition, busy = attributed.clock, attributed.partition, attributed.work.busy
+    copying = attributed.copies.device
+    got = attributed.fetches.getting.intersect(clock.host_window)
+    return Hidden(
+        input_ms=(
+            clock.ms_per_step(got.intersect(busy.union(copying)).total_ns)
+            if partition.input is not None
+            else None
+        ),
+        copy_ms=(
+            clock.ms_per_step(copying.intersect(clock.window).intersect(busy).total_ns)
+            if partition.copy is not None
+            else None
+        ),
+    )
+
+
+def _fetch_facts(attributed: Attributed) -> FetchFacts:
+    clock, fetches, partition = attributed.clock, attributed.fetches, attributed.partition
+    window = clock.host_window
+    got = fetches.getting.intersect(window)
+    delivered = fetches.delivered_ns[window.contains(fetches.delivered_ns - 1)]
+    started_within = window.contains(fetches.startup_at_ns)
+    exposed, unmarked = None, None
+    if partition.input is not None and fetches.recorded:
+        exposed = clock.ms_per_step(partition.input.total_ns)
+    if partition.input is None and clock.n_steps:
+        silent = _maybe_waiting(attributed.rows, clock).intersect(partition.host)
+        unmarked = clock.ms_per_step(silent.total_ns)
+    return FetchFacts(
+        recorded=fetches.recorded,
+        kind=fetches.kind,
+        n_per_step=delivered.size / clock.per_step if fetches.recorded else None,
+        raw_wait_ms=clock.ms_per_step(got.total_ns) if fetches.recorded else None,
+        exposed_wait_ms=exposed,
+        waits_ms=_waits_ms(got, delivered),
+        n_iterators_created=int(window.contains(fetches.created_ns).sum()),
+        n_exhausted=int(window.contains(fetches.exhausted_ns).sum()),
+        startup_ms=tuple(float(x) / NS_PER_MS for x in fetches.startup_ns[started_within]),
+        unmarked_wait_ms=unmarked,
+    )
+
+
+def _host_facts(attributed: Attributed) -> HostFacts:
+    trace, rows, clock = attributed.trace, attributed.rows, attributed.clock
+    host = attributed.partition.host
+    n_launches, call_ns = launch_calls(rows, clock)
+    return HostFacts(
+        exposed_ms=clock.ms_per_step(host.total_ns),
+        hotspots=host_hotspots(rows, host, clock.per_step, trace.stack_samples),
+        n_launches_per_step=n_launches / clock.per_step,
+        launch_call_ms=(
+            clock.ms_per_step(call_ns) if trace.has_accelerator and call_ns is not None else None
+        ),
+        run_ahead_steps=clock.run_ahead_steps,
+        profiler_ms=_profiler_ms(rows, clock),
     )
 
 

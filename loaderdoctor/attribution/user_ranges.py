@@ -22,7 +22,6 @@ from loaderdoctor.attribution.rows import Index, Rows
 from loaderdoctor.facts.device import RangeFacts
 from loaderdoctor.trace.columns import ABSENT, I64, Category
 from loaderdoctor.trace.wire import shortened
-from loaderdoctor.units import NS_PER_MS
 
 MAX_RANGES = 50
 # Ranges deeper than this are passed over: time grows with depth, and people nest a few.
@@ -104,10 +103,8 @@ def user_ranges(rows: Rows, clock: StepClock) -> tuple[tuple[RangeFacts, ...], i
         RangeFacts(
             name=shortened(rows.names[int(present[i])], MAX_SHOWN_CHARS),
             n_calls=int(calls[i]),
-            host_ms_per_step=int(host[i]) / NS_PER_MS / clock.per_step,
-            gpu_ms_per_step=(
-                int(on_device[i]) / NS_PER_MS / clock.per_step if joined.any() else None
-            ),
+            host_ms_per_step=clock.ms_per_step(int(host[i])),
+            gpu_ms_per_step=(clock.ms_per_step(int(on_device[i])) if joined.any() else None),
             n_kernels_per_step=int(kernels[i]) / clock.per_step if joined.any() else None,
             depth=int(ranges.depth[number == i].min()),
         )

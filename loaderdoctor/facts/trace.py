@@ -48,50 +48,75 @@ class ComputeFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceFacts:
-    """What one trace says. Times per step are means over its steps."""
+class FetchFacts:
+    """How the training thread gets its batches. What is None was not recorded."""
 
-    n_steps: int
-    wall_ms: float  # per step, by the step clock
-    step_walls_ms: tuple[float, ...]
-    step_clock: Literal["device", "host-annotations", "fetches", "optimizer", "window"]
-    shares: Shares
-    hidden: Hidden
-    has_accelerator: bool
-    loader_events: bool  # False: "no loader events recorded"; input share then means nothing
-    # fetching
-    fetch_kind: Literal["single-process", "multi-process", "mixed", None]
-    n_fetches_per_step: float | None
+    recorded: bool  # False: no loader events at all; the input share then means nothing
+    kind: Literal["single-process", "multi-process", "mixed", None]
+    n_per_step: float | None
     raw_wait_ms: float | None  # per step, all time in getting a batch, hidden or not
     exposed_wait_ms: float | None
     waits_ms: tuple[float, ...]  # one per fetch, in order
     n_iterators_created: int  # within the trace, inferred
     n_exhausted: int  # fetches that ended an epoch
     startup_ms: tuple[float, ...]  # one per creation: creation to first batch, inferred
-    # copies
-    copies: tuple[CopyFacts, ...]
-    # launching
-    n_kernels_per_step: float
-    kernel_busy_ms: float  # union over streams and devices, per step
-    mean_kernel_us: float | None
-    n_launches_per_step: float
-    launch_call_ms: float | None  # host time inside launch calls, per step
-    host_exposed_ms: float  # per step
-    n_syncs_per_step: float  # blocking calls that wait for compute: .item(), .cpu(), synchronize
-    sync_wait_ms: float | None  # raw time in them, per step (never a promise)
-    idle_after_sync_ms: float | None  # accelerator idle from each sync's end to the next kernel
-    host_hotspots: tuple[HostHotspot, ...]
-    communication_ms: float | None
-    run_ahead_steps: float | None  # how far the host ran ahead of the device, median
-    n_dropped_steps: int = 0  # steps at the trace's edges that could not be measured whole
     # Only where loader events are missing: exposed silence around the step's beginning, per step.
     # It may be waiting for batches or the loop's own Python; it is counted as host.
+    unmarked_wait_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFacts:
+    """What the accelerator runs."""
+
+    n_per_step: float
+    busy_ms: float  # union over streams and devices, per step
+    mean_us: float | None
+    communication_ms: float | None  # per step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncFacts:
+    """Blocking calls that wait for compute: `.item()`, `.cpu()`, `synchronize`."""
+
+    n_per_step: float
+    wait_ms: float | None  # raw time in them, per step (never a promise)
+    idle_after_ms: float | None  # accelerator idle from each one's end to the next kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What the training thread does beside fetching."""
+
+    exposed_ms: float  # per step
+    hotspots: tuple[HostHotspot, ...]
+    n_launches_per_step: float
+    launch_call_ms: float | None  # host time inside launch calls, per step
+    run_ahead_steps: float | None  # how far the host ran ahead of the device, median
     # At least this much of the host's time per step is the profiler's own: see
     # attribution.trace_facts.PROFILER_US_PER_OP. None: no op was recorded.
     profiler_ms: float | None = None
-    unmarked_wait_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFacts:
+    """What one trace says. Times per step are means over its steps."""
+
+    n_steps: int
+    n_dropped_steps: int = 0  # steps at the trace's edges that could not be measured whole
+    wall_ms: float  # per step, by the step clock
+    step_walls_ms: tuple[float, ...]
+    step_clock: Literal["device", "host-annotations", "fetches", "optimizer", "window"]
+    shares: Shares
+    hidden: Hidden
+    has_accelerator: bool
+    fetching: FetchFacts
+    copies: tuple[CopyFacts, ...]
+    kernels: KernelFacts
+    syncs: SyncFacts
+    host: HostFacts
+    compute: ComputeFacts | None = None
     gpu_devices: tuple[GpuDeviceFacts, ...] = ()  # those that ran a kernel
     busy: BusyFacts | None = None  # None: no accelerator
     ranges: tuple[RangeFacts, ...] = ()  # the user's own, costliest first
     n_ranges_left_out: int = 0
-    compute: ComputeFacts | None = None

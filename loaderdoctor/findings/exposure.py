@@ -119,7 +119,7 @@ def num_workers(facts: Facts) -> int | None:
         return loader.settings.num_workers
     if facts.workers is not None:
         return facts.workers.n_workers
-    if facts.trace is not None and facts.trace.fetch_kind == "single-process":
+    if facts.trace is not None and facts.trace.fetching.kind == "single-process":
         return 0
     return None
 
@@ -136,5 +136,5 @@ def _no_fetch_seen(facts: Facts) -> bool:
         facts.step is None
         and facts.ablation is None
         and facts.trace is not None
-        and not facts.trace.loader_events
+        and not facts.trace.fetching.recorded
     )

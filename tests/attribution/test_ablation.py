@@ -14,6 +14,7 @@ from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.instrument.wire.protocol import Mode, WindowDone
 from loaderdoctor.instrument.wire.records import CpuRecord, PageRecord
 from tests.attribution.builders import boundary, observed, window
+from tests.findings import builders
 
 
 def rounds(
@@ -30,15 +31,11 @@ def rounds(
 
 
 def trace(*, accelerator: bool, shares: Shares, busy_ms: float = 0.0) -> TraceFacts:
-    return TraceFacts(
-        n_steps=10, wall_ms=20.0, step_walls_ms=(20.0,) * 10, step_clock="device", shares=shares,
-        hidden=Hidden(input_ms=0.0, copy_ms=0.0), has_accelerator=accelerator,
-        loader_events=True, fetch_kind="multi-process", n_fetches_per_step=1.0, raw_wait_ms=1.0,
-        exposed_wait_ms=1.0, waits_ms=(1.0,) * 10, n_iterators_created=0, n_exhausted=0,
-        startup_ms=(), copies=(), n_kernels_per_step=1.0, kernel_busy_ms=busy_ms,
-        mean_kernel_us=10.0, n_launches_per_step=1.0, launch_call_ms=0.1, host_exposed_ms=1.0,
-        n_syncs_per_step=0.0, sync_wait_ms=None, idle_after_sync_ms=None, host_hotspots=(),
-        communication_ms=None, run_ahead_steps=None,
+    return builders.trace(
+        n_steps=10, wall_ms=20.0, step_walls_ms=(20.0,) * 10, shares=shares,
+        hidden=Hidden(input_ms=0.0, copy_ms=0.0), has_accelerator=accelerator, raw_wait_ms=1.0,
+        exposed_wait_ms=1.0, waits_ms=(1.0,) * 10, copies=(), n_kernels_per_step=1.0,
+        kernel_busy_ms=busy_ms, host_exposed_ms=1.0, communication_ms=None,
     )  # fmt: skip
 
 

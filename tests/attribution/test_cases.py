@@ -61,40 +61,40 @@ def test_a_device_bound_step_lasts_as_long_as_without_a_profiler(case: str) -> N
 
 
 def test_running_ahead_is_seen() -> None:
-    ahead = facts_of("pinned_same_stream").run_ahead_steps
+    ahead = facts_of("pinned_same_stream").host.run_ahead_steps
     assert ahead is not None
     assert ahead >= 5
-    assert facts_of("item_every_step").run_ahead_steps == 0
+    assert facts_of("item_every_step").host.run_ahead_steps == 0
 
 
 def test_a_long_wait_that_costs_nothing_is_hidden() -> None:
     facts = facts_of("side_stream_overlap")
-    assert facts.raw_wait_ms is not None
-    assert facts.exposed_wait_ms is not None
+    assert facts.fetching.raw_wait_ms is not None
+    assert facts.fetching.exposed_wait_ms is not None
     assert facts.hidden.input_ms is not None
-    assert facts.exposed_wait_ms < 0.01 * facts.raw_wait_ms
-    assert facts.hidden.input_ms > 0.9 * facts.raw_wait_ms
+    assert facts.fetching.exposed_wait_ms < 0.01 * facts.fetching.raw_wait_ms
+    assert facts.hidden.input_ms > 0.9 * facts.fetching.raw_wait_ms
     assert facts.hidden.copy_ms is not None
     assert facts.hidden.copy_ms > 1
 
 
 def test_worker_startup_of_each_epoch_is_found() -> None:
     facts = facts_of("respawn_each_epoch")
-    assert (facts.n_iterators_created, facts.n_exhausted) == (5, 5)
-    assert len(facts.startup_ms) == 5
-    assert all(ms > 50 for ms in facts.startup_ms)
+    assert (facts.fetching.n_iterators_created, facts.fetching.n_exhausted) == (5, 5)
+    assert len(facts.fetching.startup_ms) == 5
+    assert all(ms > 50 for ms in facts.fetching.startup_ms)
 
 
 def test_an_iterator_per_step_is_found_with_its_teardown() -> None:
     facts = facts_of("recreated_iterator")
-    assert (facts.n_iterators_created, facts.n_exhausted) == (19, 0)
+    assert (facts.fetching.n_iterators_created, facts.fetching.n_exhausted) == (19, 0)
     # Only 12.7 of some 113 ms a step lie within `__next__`.
-    assert facts.exposed_wait_ms is not None
-    assert facts.exposed_wait_ms > 0.9 * facts.wall_ms
+    assert facts.fetching.exposed_wait_ms is not None
+    assert facts.fetching.exposed_wait_ms > 0.9 * facts.wall_ms
 
 
 def test_one_slow_sample_shows_in_the_waits_not_in_their_middle() -> None:
-    waits = sorted(facts_of("one_slow_sample").waits_ms)
+    waits = sorted(facts_of("one_slow_sample").fetching.waits_ms)
     assert waits[len(waits) // 2] < 1
     assert sum(waits) > 0.7 * facts_of("one_slow_sample").wall_ms * 19
 
@@ -117,28 +117,28 @@ def test_copies_on_a_side_stream_are_told_apart() -> None:
 
 def test_only_the_loop_that_reads_its_loss_syncs_every_step(case: str) -> None:
     facts = facts_of(case)
-    assert facts.n_syncs_per_step == (1.0 if case == "item_every_step" else 0.0)
+    assert facts.syncs.n_per_step == (1.0 if case == "item_every_step" else 0.0)
     if case == "item_every_step":
-        assert facts.sync_wait_ms is not None
-        assert facts.idle_after_sync_ms is not None
+        assert facts.syncs.wait_ms is not None
+        assert facts.syncs.idle_after_ms is not None
         # What could be gained is the idle time after it, not the wait.
-        assert 0 < facts.idle_after_sync_ms < 0.5 * facts.sync_wait_ms
+        assert 0 < facts.syncs.idle_after_ms < 0.5 * facts.syncs.wait_ms
 
 
 def test_a_resident_loop_gets_its_input_for_nothing() -> None:
     facts = facts_of("gpu_resident")
-    assert not facts.loader_events
-    assert facts.raw_wait_ms is None
+    assert not facts.fetching.recorded
+    assert facts.fetching.raw_wait_ms is None
     assert facts.shares.input == 0.0  # nothing is copied to the device: there is no loader
 
 
 def test_launches_are_counted() -> None:
     facts = facts_of("launch_bound_tiny")
-    assert facts.n_kernels_per_step == pytest.approx(facts.n_launches_per_step)
-    assert facts.n_kernels_per_step > 200
-    assert facts.mean_kernel_us is not None
-    assert facts.mean_kernel_us < 10
-    hotspots = facts.host_hotspots
+    assert facts.kernels.n_per_step == pytest.approx(facts.host.n_launches_per_step)
+    assert facts.kernels.n_per_step > 200
+    assert facts.kernels.mean_us is not None
+    assert facts.kernels.mean_us < 10
+    hotspots = facts.host.hotspots
     assert 0 < len(hotspots) <= 10
     assert [s.ms_per_step for s in hotspots] == sorted(
         (s.ms_per_step for s in hotspots), reverse=True

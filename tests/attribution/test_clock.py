@@ -26,9 +26,9 @@ def test_the_device_cadence_is_the_step_however_far_the_host_runs_ahead() -> Non
     assert set(facts.step_walls_ms) == {1.0}
     assert facts.n_steps == 11
     assert facts.shares.compute == 1.0
-    assert facts.run_ahead_steps == 6
+    assert facts.host.run_ahead_steps == 6
     # The host's own time in `__next__` is still told, per step.
-    assert facts.raw_wait_ms == pytest.approx(0.08)
+    assert facts.fetching.raw_wait_ms == pytest.approx(0.08)
     assert facts.hidden.input_ms == pytest.approx(0.08)
 
 

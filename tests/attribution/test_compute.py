@@ -23,12 +23,12 @@ def compute_of(facts: TraceFacts) -> ComputeFacts:
 def test_float32_products_are_told_from_tf32_and_convolutions_on_real_kernels() -> None:
     resident = facts_of("gpu_resident")  # an MLP: float32 products, torch's default precision
     assert compute_of(resident).float32_gemm_ms == pytest.approx(
-        0.71 * resident.kernel_busy_ms, rel=0.05
+        0.71 * resident.kernels.busy_ms, rel=0.05
     )
     assert compute_of(resident).convolution_ms == 0.0
     images = facts_of("enough_workers")  # a ResNet: TF32 convolutions, one small Linear
-    assert compute_of(images).convolution_ms > 0.25 * images.kernel_busy_ms
-    assert compute_of(images).float32_gemm_ms < 0.01 * images.kernel_busy_ms
+    assert compute_of(images).convolution_ms > 0.25 * images.kernels.busy_ms
+    assert compute_of(images).float32_gemm_ms < 0.01 * images.kernels.busy_ms
     assert compute_of(images).compute_major == 9
 
 

@@ -56,8 +56,8 @@ def test_a_copys_own_sync_is_tied_by_its_op_and_other_syncs_are_not() -> None:
         b.call(t + 210, t + 510, "cudaStreamSynchronize")
     facts = facts_of(b)
     assert facts.copies[0].host_blocked_ms_per_step == pytest.approx(0.04)
-    assert facts.n_syncs_per_step == 1
-    assert facts.sync_wait_ms == pytest.approx(0.3)
+    assert facts.syncs.n_per_step == 1
+    assert facts.syncs.wait_ms == pytest.approx(0.3)
 
 
 def test_without_external_ids_the_very_next_call_is_the_copys_sync() -> None:
@@ -68,7 +68,7 @@ def test_without_external_ids_the_very_next_call_is_the_copys_sync() -> None:
         b.call(t + 210, t + 510, "cudaStreamSynchronize")
     facts = facts_of(b)
     assert facts.copies[0].host_blocked_ms_per_step == pytest.approx(0.04)
-    assert facts.n_syncs_per_step == 1
+    assert facts.syncs.n_per_step == 1
 
 
 def test_a_read_of_the_loss_is_one_sync_and_promises_only_the_idle_gap() -> None:
@@ -78,9 +78,9 @@ def test_a_read_of_the_loss_is_one_sync_and_promises_only_the_idle_gap() -> None
         b.copy(t + 210, t + 220, t + 700, t + 702, name=D2H, synced=t + 710, n_bytes=4)
         # The next kernel starts at t + 1300: 50 us of fetch are not the sync's.
     facts = facts_of(b)
-    assert facts.n_syncs_per_step == 1
-    assert facts.sync_wait_ms == pytest.approx(0.5)  # from the copy's call on
-    assert facts.idle_after_sync_ms == pytest.approx(0.590 - 0.050)
+    assert facts.syncs.n_per_step == 1
+    assert facts.syncs.wait_ms == pytest.approx(0.5)  # from the copy's call on
+    assert facts.syncs.idle_after_ms == pytest.approx(0.590 - 0.050)
     assert facts.copies == ()
 
 
@@ -91,7 +91,7 @@ def test_the_profilers_own_syncs_and_those_of_other_threads_do_not_count() -> No
     for t in times:
         b.kernel(t + 200, t + 300, t + 700)
         b.call(t + 220, t + 230, "cudaEventSynchronize", thread=PIN)
-    assert facts_of(b).n_syncs_per_step == 0
+    assert facts_of(b).syncs.n_per_step == 0
 
 
 def test_kernels_and_launch_calls_are_counted_by_the_step_that_launched_them() -> None:
@@ -100,11 +100,11 @@ def test_kernels_and_launch_calls_are_counted_by_the_step_that_launched_them() -
         for k in range(4):
             b.kernel(t + 100 + 10 * k, t + 300 + 10 * k, t + 305 + 10 * k, thread=AUTOGRAD)
     facts = facts_of(b)
-    assert facts.n_kernels_per_step == 4
-    assert facts.n_launches_per_step == 4
-    assert facts.mean_kernel_us == pytest.approx(5)
-    assert facts.launch_call_ms == pytest.approx(0.004)
-    assert facts.kernel_busy_ms == pytest.approx(0.02)
+    assert facts.kernels.n_per_step == 4
+    assert facts.host.n_launches_per_step == 4
+    assert facts.kernels.mean_us == pytest.approx(5)
+    assert facts.host.launch_call_ms == pytest.approx(0.004)
+    assert facts.kernels.busy_ms == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize(

@@ -50,27 +50,29 @@ def epochs(
 
 def test_worker_startup_without_a_span_is_found_between_seed_and_next_fetch() -> None:
     facts = facts_of(epochs())
-    assert (facts.n_iterators_created, facts.n_exhausted) == (4, 4)
-    assert facts.startup_ms == pytest.approx([0.64] * 4)  # seed to the end of the first fetch
+    assert (facts.fetching.n_iterators_created, facts.fetching.n_exhausted) == (4, 4)
+    assert facts.fetching.startup_ms == pytest.approx(
+        [0.64] * 4
+    )  # seed to the end of the first fetch
     # Exhausted 50 + seed to first fetch 540 + fetch 100, every second step; the other 20.
-    assert facts.raw_wait_ms == pytest.approx((0.69 + 0.02) / 2)
-    assert facts.n_fetches_per_step == 1
-    assert facts.waits_ms == pytest.approx([0.02, 0.69] * 4)
+    assert facts.fetching.raw_wait_ms == pytest.approx((0.69 + 0.02) / 2)
+    assert facts.fetching.n_per_step == 1
+    assert facts.fetching.waits_ms == pytest.approx([0.02, 0.69] * 4)
 
 
 def test_a_shuffling_sampler_primed_in_the_constructor_is_part_of_it() -> None:
     facts = facts_of(epochs(shuffle=True))
-    assert (facts.n_iterators_created, facts.n_exhausted) == (4, 4)
-    assert facts.raw_wait_ms == pytest.approx((0.69 + 0.02) / 2)
+    assert (facts.fetching.n_iterators_created, facts.fetching.n_exhausted) == (4, 4)
+    assert facts.fetching.raw_wait_ms == pytest.approx((0.69 + 0.02) / 2)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_persistent_workers_reset_between_epochs_and_create_nothing(shuffle: bool) -> None:
     facts = facts_of(epochs(persistent=True, shuffle=shuffle))
-    assert (facts.n_iterators_created, facts.n_exhausted) == (0, 4)
-    assert facts.startup_ms == ()
+    assert (facts.fetching.n_iterators_created, facts.fetching.n_exhausted) == (0, 4)
+    assert facts.fetching.startup_ms == ()
     # The whole silence is the loader's: exhausted 50 + 550 + fetch 100.
-    assert facts.raw_wait_ms == pytest.approx((0.7 + 0.02) / 2)
+    assert facts.fetching.raw_wait_ms == pytest.approx((0.7 + 0.02) / 2)
 
 
 def test_work_between_epochs_is_not_the_loaders() -> None:
@@ -83,9 +85,9 @@ def test_work_between_epochs_is_not_the_loaders() -> None:
         b.fetch(t + 600, t + 700)
         work(b, t + 720)
     facts = facts_of(b)
-    assert facts.n_exhausted == 0
-    assert facts.raw_wait_ms == pytest.approx(0.15)
-    assert facts.n_fetches_per_step == 2
+    assert facts.fetching.n_exhausted == 0
+    assert facts.fetching.raw_wait_ms == pytest.approx(0.15)
+    assert facts.fetching.n_per_step == 2
 
 
 def test_creation_ends_where_other_work_begins() -> None:
@@ -99,7 +101,7 @@ def test_creation_ends_where_other_work_begins() -> None:
         b.fetch(t + 600, t + 700)
         work(b, t + 720)
     facts = facts_of(b)
-    assert facts.raw_wait_ms == pytest.approx(0.1 + 0.2 / 5)
+    assert facts.fetching.raw_wait_ms == pytest.approx(0.1 + 0.2 / 5)
 
 
 def test_zipped_loaders_are_several_fetches_of_one_step_not_ends_of_epochs() -> None:
@@ -115,10 +117,10 @@ def test_zipped_loaders_are_several_fetches_of_one_step_not_ends_of_epochs() -> 
         b.fetch(t + 210, t + 230, name=NEXT_SINGLE)
         work(b, t + 720)
     facts = facts_of(b)
-    assert facts.n_exhausted == 1
-    assert facts.n_iterators_created == 2
-    assert facts.n_fetches_per_step == 2
-    assert facts.fetch_kind == "mixed"
+    assert facts.fetching.n_exhausted == 1
+    assert facts.fetching.n_iterators_created == 2
+    assert facts.fetching.n_per_step == 2
+    assert facts.fetching.kind == "mixed"
 
 
 def recreated(*, gap_after: float = 300, n_steps: int = 6, name: str | None = None) -> TraceBuilder:
@@ -137,14 +139,14 @@ def recreated(*, gap_after: float = 300, n_steps: int = 6, name: str | None = No
 
 def test_an_iterator_dropped_after_each_fetch_pays_its_teardown_there() -> None:
     facts = facts_of(recreated())
-    assert (facts.n_iterators_created, facts.n_exhausted) == (5, 0)
-    assert facts.raw_wait_ms == pytest.approx(0.19 + 0.1 + 0.3)
+    assert (facts.fetching.n_iterators_created, facts.fetching.n_exhausted) == (5, 0)
+    assert facts.fetching.raw_wait_ms == pytest.approx(0.19 + 0.1 + 0.3)
 
 
 def test_without_workers_there_is_nothing_to_tear_down() -> None:
     facts = facts_of(recreated(name=NEXT_SINGLE))
-    assert facts.raw_wait_ms == pytest.approx(0.19 + 0.1)
-    assert facts.fetch_kind == "single-process"
+    assert facts.fetching.raw_wait_ms == pytest.approx(0.19 + 0.1)
+    assert facts.fetching.kind == "single-process"
 
 
 def left_early(before_creation: float) -> TraceBuilder:
@@ -165,8 +167,10 @@ def left_early(before_creation: float) -> TraceBuilder:
 
 def test_a_loop_left_early_pays_its_teardown_before_the_next_creation() -> None:
     # Two creations of 100 us within the 8 steps; what exceeds the usual 100 is teardown.
-    assert facts_of(left_early(430)).raw_wait_ms == pytest.approx(0.1 + 2 * (0.1 + 0.33) / 8)
-    assert facts_of(left_early(100)).raw_wait_ms == pytest.approx(0.1 + 2 * 0.1 / 8)
+    assert facts_of(left_early(430)).fetching.raw_wait_ms == pytest.approx(
+        0.1 + 2 * (0.1 + 0.33) / 8
+    )
+    assert facts_of(left_early(100)).fetching.raw_wait_ms == pytest.approx(0.1 + 2 * 0.1 / 8)
 
 
 def test_spans_of_our_own_instrument_replace_inference() -> None:
@@ -176,8 +180,8 @@ def test_spans_of_our_own_instrument_replace_inference() -> None:
         b.annotation(t + 5, t + 150, "loaderdoctor: create iterator")
         b.annotation(t + 300, t + 400, "loaderdoctor: shut down workers")
     facts = facts_of(b)
-    assert facts.n_iterators_created == 5
-    assert facts.raw_wait_ms == pytest.approx(0.145 + 0.1 + 0.1)
+    assert facts.fetching.n_iterators_created == 5
+    assert facts.fetching.raw_wait_ms == pytest.approx(0.145 + 0.1 + 0.1)
 
 
 def test_python_stacks_name_the_loaders_own_frames() -> None:
@@ -189,8 +193,8 @@ def test_python_stacks_name_the_loaders_own_frames() -> None:
         b.python(t + 6, t + 149, f"{file}(433): _get_iterator")
         b.python(t + 300, t + 420, f"{file}(1705): __del__")
     facts = facts_of(b)
-    assert facts.n_iterators_created == 5
-    assert facts.raw_wait_ms == pytest.approx(0.145 + 0.1 + 0.12)
+    assert facts.fetching.n_iterators_created == 5
+    assert facts.fetching.raw_wait_ms == pytest.approx(0.145 + 0.1 + 0.12)
 
 
 # ------------------------------------------------------------------------- background threads
@@ -213,14 +217,14 @@ def test_waiting_for_a_background_thread_is_input_until_the_batch_is_there() -> 
     facts = facts_of(background(python_us=100))
     # From the optimizer's end at -150 to the batch at 600; the 100 after it are Python.
     assert facts.shares.input == pytest.approx(0.75, abs=0.001)
-    assert facts.loader_events
-    assert facts.n_fetches_per_step == 1
+    assert facts.fetching.recorded
+    assert facts.fetching.n_per_step == 1
 
 
 def test_a_background_thread_that_keeps_up_costs_nothing() -> None:
     facts = facts_of(background(keeps_up=True))
     assert facts.shares.input == 0.0
-    assert facts.raw_wait_ms == 0.0
+    assert facts.fetching.raw_wait_ms == 0.0
 
 
 @pytest.mark.parametrize(("begins_us", "input_share"), [(-4900, 0.4), (500, 0.0)])
@@ -264,8 +268,8 @@ def test_a_wait_marked_by_our_instrument_is_taken_as_it_is() -> None:
     for i in range(8):
         b.annotation(i * STEP, i * STEP + 200, "loaderdoctor: wait for batch")
     facts = facts_of(b)
-    assert facts.raw_wait_ms == pytest.approx(0.2)
-    assert facts.waits_ms == pytest.approx([0.2] * 7)
+    assert facts.fetching.raw_wait_ms == pytest.approx(0.2)
+    assert facts.fetching.waits_ms == pytest.approx([0.2] * 7)
 
 
 def test_a_pin_memory_thread_gives_away_a_loader_on_another_thread() -> None:
@@ -276,7 +280,7 @@ def test_a_pin_memory_thread_gives_away_a_loader_on_another_thread() -> None:
         b.call(t + 590, t + 595, "cudaPointerGetAttributes", thread=PIN)
         work(b, t + 600)
     facts = facts_of(b)
-    assert facts.loader_events
+    assert facts.fetching.recorded
     assert facts.shares.input == pytest.approx(0.845, abs=0.01)
 
 
@@ -287,13 +291,13 @@ def test_a_loader_without_any_mark_is_not_recorded_rather_than_free() -> None:
         b.step(i, t, t + STEP)
         work(b, t + 700)
     facts = facts_of(b)
-    assert not facts.loader_events
+    assert not facts.fetching.recorded
     assert facts.shares.input is None
-    assert facts.raw_wait_ms is None
-    assert facts.exposed_wait_ms is None
-    assert facts.n_fetches_per_step is None
+    assert facts.fetching.raw_wait_ms is None
+    assert facts.fetching.exposed_wait_ms is None
+    assert facts.fetching.n_per_step is None
     # It may have been waiting: from the optimizer's end to the first copy.
-    assert facts.unmarked_wait_ms == pytest.approx(0.85)
+    assert facts.fetching.unmarked_wait_ms == pytest.approx(0.85)
 
 
 @pytest.mark.parametrize("zero_grad_us", [0, 10])
@@ -308,7 +312,7 @@ def test_without_step_marks_it_may_be_waiting_after_the_optimizer(zero_grad_us: 
     facts = facts_of(b)
     assert facts.step_clock == "optimizer"
     assert facts.shares.input is None
-    assert facts.unmarked_wait_ms == pytest.approx(0.85 - zero_grad_us / 1000)
+    assert facts.fetching.unmarked_wait_ms == pytest.approx(0.85 - zero_grad_us / 1000)
     assert judge_trace(facts) == ("host", "uncertain")
 
 
@@ -321,7 +325,7 @@ def test_nothing_copied_to_the_device_means_no_loader_to_wait_for() -> None:
         b.copy(t + 120, t + 121, t + 310, t + 311, n_bytes=8)  # a learning rate
     facts = facts_of(b)
     assert facts.shares.input == 0.0
-    assert facts.raw_wait_ms is None
+    assert facts.fetching.raw_wait_ms is None
 
 
 def test_the_watchdog_of_nccl_is_no_loader() -> None:
@@ -331,7 +335,7 @@ def test_the_watchdog_of_nccl_is_no_loader() -> None:
         b.step(i, t, t + STEP)
         b.call(t + 300, t + 301, "cudaEventQuery", thread=PIN)
         work(b, t + 700)
-    assert not facts_of(b).loader_events
+    assert not facts_of(b).fetching.recorded
 
 
 def test_a_seed_drawn_by_the_model_is_no_iterator_of_the_loader() -> None:
@@ -344,8 +348,8 @@ def test_a_seed_drawn_by_the_model_is_no_iterator_of_the_loader() -> None:
         b.seed(t + 210)  # inside an op
         work(b, t + 700)
     facts = facts_of(b)
-    assert facts.n_iterators_created == 0
-    assert facts.raw_wait_ms == pytest.approx(0.1)
+    assert facts.fetching.n_iterators_created == 0
+    assert facts.fetching.raw_wait_ms == pytest.approx(0.1)
 
 
 def test_worker_lanes_are_not_the_training_process() -> None:
@@ -360,4 +364,4 @@ def test_a_wait_within_a_wait_is_one() -> None:
     b = TraceBuilder()
     for end in (2.0, 1.0):
         b.annotation(0, end, "loaderdoctor: wait for batch")
-    assert trace_facts(b.trace()).waits_ms == (0.002,)
+    assert trace_facts(b.trace()).fetching.waits_ms == (0.002,)

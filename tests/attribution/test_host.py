@@ -33,7 +33,7 @@ def host_bound() -> TraceBuilder:
 
 
 def hotspots(b: TraceBuilder) -> dict[str, float]:
-    return {s.name: s.ms_per_step for s in trace_facts(b.trace()).host_hotspots}
+    return {s.name: s.ms_per_step for s in trace_facts(b.trace()).host.hotspots}
 
 
 def test_ops_silences_and_backward_are_named_largest_first() -> None:
@@ -45,7 +45,7 @@ def test_ops_silences_and_backward_are_named_largest_first() -> None:
     assert found["Optimizer.step#SGD.step"] == pytest.approx(0.1)
     assert "aten::addmm" not in found
     facts = trace_facts(host_bound().trace())
-    assert sum(found.values()) == pytest.approx(facts.host_exposed_ms, rel=0.01)
+    assert sum(found.values()) == pytest.approx(facts.host.exposed_ms, rel=0.01)
 
 
 def test_a_users_annotation_names_the_silence_within() -> None:
@@ -63,7 +63,7 @@ def test_python_stacks_name_the_deepest_frame_of_the_users_code() -> None:
         b.python(t + 320, t + 580, "train.py(57): log_metrics")
         b.python(t + 330, t + 570, "json/__init__.py(183): dumps")
         b.python(t + 340, t + 560, "<built-in method sleep of module object at 0x7f>")
-    named = {s.name: s for s in trace_facts(b.trace()).host_hotspots}
+    named = {s.name: s for s in trace_facts(b.trace()).host.hotspots}
     hotspot = named["train.py(57): log_metrics"]
     assert (hotspot.file, hotspot.line) == ("train.py", 57)
     assert hotspot.ms_per_step == pytest.approx(0.26)

@@ -163,7 +163,7 @@ def test_a_collective_counts_only_where_no_other_kernel_runs(name: str) -> None:
     facts = trace_facts(b.trace())
     assert facts.shares.communication == pytest.approx(0.2)
     assert facts.shares.compute == pytest.approx(0.3)
-    assert facts.n_kernels_per_step == 1  # the collective is no kernel of the model
+    assert facts.kernels.n_per_step == 1  # the collective is no kernel of the model
 
 
 def test_memsets_and_copies_within_the_device_are_compute_and_others_are_host() -> None:
@@ -199,7 +199,7 @@ def test_a_staging_call_counts_as_copy_only_while_the_device_idles() -> None:
     assert copy.source == "pageable"
     assert copy.host_blocked_ms_per_step == pytest.approx(0.42)
     assert copy.exposed_ms_per_step == pytest.approx(0.22)
-    assert facts.n_syncs_per_step == 0  # the copy's own sync waits for no compute
+    assert facts.syncs.n_per_step == 0  # the copy's own sync waits for no compute
 
 
 def test_the_python_span_of_a_copy_is_never_the_measure() -> None:
@@ -245,7 +245,7 @@ def test_without_an_accelerator_ops_are_compute() -> None:
     assert facts.step_clock == "host-annotations"
     assert facts.n_steps == 4
     assert facts.copies == ()
-    assert facts.launch_call_ms is None
+    assert facts.host.launch_call_ms is None
 
 
 def test_a_trace_of_nothing_gives_no_steps_and_no_shares_of_anything() -> None:
@@ -266,8 +266,8 @@ def test_a_saturated_device_leaves_nothing_for_others() -> None:
     facts = trace_facts(b.trace())
     assert facts.shares.compute == 1.0
     assert facts.hidden.input_ms == pytest.approx(0.9)
-    assert facts.exposed_wait_ms == 0.0
-    assert facts.raw_wait_ms == pytest.approx(0.9)
+    assert facts.fetching.exposed_wait_ms == 0.0
+    assert facts.fetching.raw_wait_ms == pytest.approx(0.9)
 
 
 def test_idle_time_before_and_after_the_host_was_recorded_is_nobodys() -> None:
@@ -325,16 +325,16 @@ def test_any_rows_at_all_give_shares_that_sum_to_one(rows: list[Row], seed: int)
     assert (facts.shares.copy is None) == (not trace.has_accelerator)
     assert len(facts.step_walls_ms) == facts.n_steps
     for value in (
-        facts.raw_wait_ms,
-        facts.exposed_wait_ms,
+        facts.fetching.raw_wait_ms,
+        facts.fetching.exposed_wait_ms,
         facts.hidden.input_ms,
         facts.hidden.copy_ms,
-        facts.idle_after_sync_ms,
-        facts.sync_wait_ms,
-        *facts.waits_ms,
-        *(s.ms_per_step for s in facts.host_hotspots),
+        facts.syncs.idle_after_ms,
+        facts.syncs.wait_ms,
+        *facts.fetching.waits_ms,
+        *(s.ms_per_step for s in facts.host.hotspots),
         *(c.exposed_ms_per_step for c in facts.copies),
     ):
         assert value is None or value >= 0
-    hotspots_ms = sum(s.ms_per_step for s in facts.host_hotspots)
-    assert hotspots_ms <= facts.host_exposed_ms * (1 + 1e-9)
+    hotspots_ms = sum(s.ms_per_step for s in facts.host.hotspots)
+    assert hotspots_ms <= facts.host.exposed_ms * (1 + 1e-9)

@@ -52,7 +52,7 @@ def test_shares_and_steps_are_those_of_one_process_alone(accelerated: bool) -> N
     assert (facts.n_steps, facts.wall_ms) == (alone.n_steps, alone.wall_ms)
     assert facts.shares == alone.shares
     assert facts.copies == alone.copies
-    assert facts.n_kernels_per_step == alone.n_kernels_per_step
+    assert facts.kernels.n_per_step == alone.kernels.n_per_step
 
 
 def test_how_many_processes_were_left_out_is_told() -> None:

@@ -143,8 +143,11 @@ def test_the_trace_tells_what_the_loop_itself_waited(
     )
     assert facts.n_steps == N_STEPS
     assert facts.shares.input == pytest.approx(share, abs=TOLERANCE)
-    assert (facts.n_iterators_created, facts.n_exhausted) == (n_created, n_exhausted)
-    assert facts.n_fetches_per_step == 1
+    assert (facts.fetching.n_iterators_created, facts.fetching.n_exhausted) == (
+        n_created,
+        n_exhausted,
+    )
+    assert facts.fetching.n_per_step == 1
     assert (facts.shares.other or 0.0) < 0.02
 
 
@@ -164,7 +167,7 @@ def test_work_between_steps_is_host_and_named(with_stack: bool, tmp_path: Path) 
     assert facts.shares.input == pytest.approx(share, abs=TOLERANCE)
     assert facts.shares.host is not None
     assert facts.shares.host * facts.wall_ms > 9
-    hotspot = facts.host_hotspots[0]
+    hotspot = facts.host.hotspots[0]
     assert hotspot.ms_per_step > 9
     if with_stack:
         assert hotspot.name.endswith("log_metrics")

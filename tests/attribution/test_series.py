@@ -73,7 +73,7 @@ def test_waits_of_a_trace_are_those_of_its_facts(case: str, epochs: tuple[int, .
     attributed = attribute(read_trace(TRACES / f"{case}.pt.trace.json.gz"))
     series = waits_of_trace(attributed)
     assert series is not None
-    assert series.waits_ms == facts_of(attributed).waits_ms
+    assert series.waits_ms == facts_of(attributed).fetching.waits_ms
     assert series.epochs == epochs
 
 

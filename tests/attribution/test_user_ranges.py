@@ -260,8 +260,8 @@ def test_a_range_around_each_recorded_step_has_all_its_kernels_backward_too(
     whole, update = facts.ranges
     assert (whole.name, whole.n_calls, whole.depth) == ("whole step", facts.n_steps, 0)
     assert (update.name, update.n_calls, update.depth) == ("update", facts.n_steps, 1)
-    assert whole.n_kernels_per_step == pytest.approx(facts.n_kernels_per_step)
-    assert facts.kernel_busy_ms <= (whole.gpu_ms_per_step or 0) * 1.001
+    assert whole.n_kernels_per_step == pytest.approx(facts.kernels.n_per_step)
+    assert facts.kernels.busy_ms <= (whole.gpu_ms_per_step or 0) * 1.001
     kernels = trace.spans.of(Category.KERNEL)
     launches = trace.spans.of(Category.RUNTIME)
     of_kernel = {int(c): int(t) for c, t in zip(launches.correlation, launches.thread, strict=True)}

@@ -12,7 +12,14 @@ from typing import Any
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts
 from loaderdoctor.facts.shares import Hidden, Shares
-from loaderdoctor.facts.trace import CopyFacts, TraceFacts
+from loaderdoctor.facts.trace import (
+    CopyFacts,
+    FetchFacts,
+    HostFacts,
+    KernelFacts,
+    SyncFacts,
+    TraceFacts,
+)
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
 from loaderdoctor.instrument.wire.records import (
@@ -22,6 +29,7 @@ from loaderdoctor.instrument.wire.records import (
     TransferRecord,
 )
 from loaderdoctor.settings import Settings
+from tests.trace_facts import changed
 
 STEP_MS = 10.0
 IMAGE = TensorRecord(
@@ -71,30 +79,29 @@ def trace(**changes: Any) -> TraceFacts:
         shares=shares(),
         hidden=Hidden(input_ms=5.0, copy_ms=0.0),
         has_accelerator=True,
-        loader_events=True,
-        fetch_kind="multi-process",
-        n_fetches_per_step=1.0,
-        raw_wait_ms=5.0,
-        exposed_wait_ms=0.0,
-        waits_ms=(5.0,) * 20,
-        n_iterators_created=0,
-        n_exhausted=0,
-        startup_ms=(),
+        fetching=FetchFacts(
+            recorded=True,
+            kind="multi-process",
+            n_per_step=1.0,
+            raw_wait_ms=5.0,
+            exposed_wait_ms=0.0,
+            waits_ms=(5.0,) * 20,
+            n_iterators_created=0,
+            n_exhausted=0,
+            startup_ms=(),
+        ),
         copies=(copy_facts(),),
-        n_kernels_per_step=70.0,
-        kernel_busy_ms=9.6,
-        mean_kernel_us=137.0,
-        n_launches_per_step=70.0,
-        launch_call_ms=0.6,
-        host_exposed_ms=0.2,
-        n_syncs_per_step=0.0,
-        sync_wait_ms=0.0,
-        idle_after_sync_ms=0.0,
-        host_hotspots=(),
-        communication_ms=0.0,
-        run_ahead_steps=4.0,
+        kernels=KernelFacts(n_per_step=70.0, busy_ms=9.6, mean_us=137.0, communication_ms=0.0),
+        syncs=SyncFacts(n_per_step=0.0, wait_ms=0.0, idle_after_ms=0.0),
+        host=HostFacts(
+            exposed_ms=0.2,
+            hotspots=(),
+            n_launches_per_step=70.0,
+            launch_call_ms=0.6,
+            run_ahead_steps=4.0,
+        ),
     )
-    return replace(healthy, **changes)
+    return changed(healthy, **changes)
 
 
 def workers(**changes: Any) -> WorkerFacts:

@@ -9,10 +9,11 @@ from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.device import BusyFacts, GpuDeviceFacts, IdleGapFacts, RangeFacts
 from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts
 from loaderdoctor.facts.shares import Hidden, Shares
-from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.facts.trace import FetchFacts, HostFacts, KernelFacts, SyncFacts, TraceFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
 from loaderdoctor.settings import Settings
+from tests.trace_facts import changed
 
 LOADER = LoaderRecord(
     id="train.py:41",
@@ -70,38 +71,37 @@ def step_facts(wall: Estimate, *, n_steps: int = 120, **changes: Any) -> StepFac
 
 
 def trace_facts(parts: Shares, **changes: Any) -> TraceFacts:
-    given: dict[str, Any] = {
-        "n_steps": 20,
-        "wall_ms": 17.2,
-        "step_walls_ms": (17.2,) * 20,
-        "step_clock": "device",
-        "shares": parts,
-        "hidden": Hidden(input_ms=0.1, copy_ms=0.0),
-        "has_accelerator": True,
-        "loader_events": True,
-        "fetch_kind": "single-process",
-        "n_fetches_per_step": 1.0,
-        "raw_wait_ms": 11.2,
-        "exposed_wait_ms": 11.1,
-        "waits_ms": (),
-        "n_iterators_created": 0,
-        "n_exhausted": 0,
-        "startup_ms": (),
-        "copies": (),
-        "n_kernels_per_step": 40.0,
-        "kernel_busy_ms": 0.4,
-        "mean_kernel_us": 10.0,
-        "n_launches_per_step": 44.0,
-        "launch_call_ms": 0.3,
-        "host_exposed_ms": 1.3,
-        "n_syncs_per_step": 0.0,
-        "sync_wait_ms": None,
-        "idle_after_sync_ms": None,
-        "host_hotspots": (),
-        "communication_ms": None,
-        "run_ahead_steps": 0.0,
-    }
-    return TraceFacts(**(given | changes))
+    found = TraceFacts(
+        n_steps=20,
+        wall_ms=17.2,
+        step_walls_ms=(17.2,) * 20,
+        step_clock="device",
+        shares=parts,
+        hidden=Hidden(input_ms=0.1, copy_ms=0.0),
+        has_accelerator=True,
+        fetching=FetchFacts(
+            recorded=True,
+            kind="single-process",
+            n_per_step=1.0,
+            raw_wait_ms=11.2,
+            exposed_wait_ms=11.1,
+            waits_ms=(),
+            n_iterators_created=0,
+            n_exhausted=0,
+            startup_ms=(),
+        ),
+        copies=(),
+        kernels=KernelFacts(n_per_step=40.0, busy_ms=0.4, mean_us=10.0, communication_ms=None),
+        syncs=SyncFacts(n_per_step=0.0, wait_ms=None, idle_after_ms=None),
+        host=HostFacts(
+            exposed_ms=1.3,
+            hotspots=(),
+            n_launches_per_step=44.0,
+            launch_call_ms=0.3,
+            run_ahead_steps=0.0,
+        ),
+    )
+    return changed(found, **changes)
 
 
 def facts(**changes: Any) -> Facts:

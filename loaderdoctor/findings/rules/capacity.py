@@ -56,7 +56,7 @@ def batch_ms(facts: Facts) -> float | None:
     if num_workers(facts) == 0:
         if facts.step is not None:
             return facts.step.raw_wait_ms
-        return facts.trace.raw_wait_ms if facts.trace is not None else None
+        return facts.trace.fetching.raw_wait_ms if facts.trace is not None else None
     return None
 
 

@@ -91,7 +91,7 @@ def many_small_copies(facts: Facts) -> Finding | None:
     if n < MIN_SMALL_COPIES:
         return None
     exposed_ms = sum(c.exposed_ms_per_step for c in small)
-    call_ms = min(n * CALL_MS, trace.host_exposed_ms)
+    call_ms = min(n * CALL_MS, trace.host.exposed_ms)
     share = min(1.0, max(exposed_ms, call_ms) / step_ms)
     if share < MODERATE_SHARE:
         return None

@@ -51,9 +51,9 @@ def sync_every_step(facts: Facts) -> Finding | None:
     share = host_share(facts)
     if trace is None or not trace.has_accelerator or share is None:
         return None
-    if trace.n_syncs_per_step < MIN_SYNCS_PER_STEP or trace.idle_after_sync_ms is None:
+    if trace.syncs.n_per_step < MIN_SYNCS_PER_STEP or trace.syncs.idle_after_ms is None:
         return None
-    gap_share = min(trace.idle_after_sync_ms / trace.wall_ms, share)
+    gap_share = min(trace.syncs.idle_after_ms / trace.wall_ms, share)
     step_ms = facts.step_ms or trace.wall_ms
     if gap_share < MODERATE_SHARE:
         return None
@@ -62,16 +62,16 @@ def sync_every_step(facts: Facts) -> Finding | None:
         severity=severity(gap_share),
         share=gap_share,
         summary=(
-            f"{trace.n_syncs_per_step:.1f} syncs a step (.item(), .cpu() or a synchronize) empty "
+            f"{trace.syncs.n_per_step:.1f} syncs a step (.item(), .cpu() or a synchronize) empty "
             f"the accelerator's queue: it then idles {ms(gap_share * step_ms)} of {ms(step_ms)} "
             "until the next kernel, and that is what removing them can gain. Keep losses on the "
             "device and read them every few hundred steps."
         ),
         evidence={
-            "n_syncs_per_step": trace.n_syncs_per_step,
+            "n_syncs_per_step": trace.syncs.n_per_step,
             "idle_after_sync_ms_per_step": gap_share * step_ms,
-            "idle_after_sync_ms_in_trace": trace.idle_after_sync_ms,
-            "sync_wait_ms_per_step": trace.sync_wait_ms,
+            "idle_after_sync_ms_in_trace": trace.syncs.idle_after_ms,
+            "sync_wait_ms_per_step": trace.syncs.wait_ms,
             "step_ms": step_ms,
         },
         advice="Accumulate the loss on the device (loss.detach()) and call .item() only when "
@@ -88,22 +88,24 @@ def launch_bound(facts: Facts) -> Finding | None:
     theirs, with a trace alone it is an upper bound.
     """
     trace, share = facts.trace, host_share(facts)
-    if trace is None or not trace.has_accelerator or share is None or trace.mean_kernel_us is None:
+    if trace is None or not trace.has_accelerator or share is None or trace.kernels.mean_us is None:
         return None
-    if trace.n_kernels_per_step < MIN_KERNELS_PER_STEP:
+    if trace.kernels.n_per_step < MIN_KERNELS_PER_STEP:
         return None
     between_ms, _ = _work(facts)
     # Silence that may be waiting for an unrecorded loader is no launching either.
-    launching_ms = max(0.0, trace.host_exposed_ms - between_ms - (trace.unmarked_wait_ms or 0.0))
-    if trace.host_exposed_ms > 0:
-        share *= launching_ms / trace.host_exposed_ms
-    gap_us = 1000 * launching_ms / trace.n_kernels_per_step
-    if share < HIGH_SHARE or trace.mean_kernel_us > MAX_MEAN_KERNEL_US:
+    launching_ms = max(
+        0.0, trace.host.exposed_ms - between_ms - (trace.fetching.unmarked_wait_ms or 0.0)
+    )
+    if trace.host.exposed_ms > 0:
+        share *= launching_ms / trace.host.exposed_ms
+    gap_us = 1000 * launching_ms / trace.kernels.n_per_step
+    if share < HIGH_SHARE or trace.kernels.mean_us > MAX_MEAN_KERNEL_US:
         return None
     waits = [exposed(facts, "input"), exposed(facts, "copy")]
     if any(cost is not None and cost.share > share for cost in waits):
         return None  # the step first waits for something else; launching hides behind that
-    if not trace.mean_kernel_us < gap_us <= MAX_GAP_PER_KERNEL_US:
+    if not trace.kernels.mean_us < gap_us <= MAX_GAP_PER_KERNEL_US:
         return None
     step_ms = facts.step_ms or trace.wall_ms
     return Finding(
@@ -111,17 +113,17 @@ def launch_bound(facts: Facts) -> Finding | None:
         severity=severity(share),
         share=share,
         summary=(
-            f"{trace.n_kernels_per_step:.0f} kernels a step of {trace.mean_kernel_us:.1f} µs each "
+            f"{trace.kernels.n_per_step:.0f} kernels a step of {trace.kernels.mean_us:.1f} µs each "
             f"are shorter than their launches: the accelerator waits for the host "
             f"{percent(share)} of the step. No loader setting helps; a bigger batch, CUDA graphs "
             "or torch.compile do."
         ),
         evidence={
-            "n_kernels_per_step": trace.n_kernels_per_step,
-            "mean_kernel_us": trace.mean_kernel_us,
+            "n_kernels_per_step": trace.kernels.n_per_step,
+            "mean_kernel_us": trace.kernels.mean_us,
             "idle_per_kernel_us": gap_us,
-            "launch_call_ms_per_step": trace.launch_call_ms,
-            "kernel_busy_ms_per_step": trace.kernel_busy_ms,
+            "launch_call_ms_per_step": trace.host.launch_call_ms,
+            "kernel_busy_ms_per_step": trace.kernels.busy_ms,
             "step_ms": step_ms,
         },
         advice="A bigger batch (with learning-rate warm-up), torch.compile(mode='reduce-overhead') "
@@ -144,7 +146,7 @@ def work_between_steps(facts: Facts) -> Finding | None:
     if hotspot_share < MODERATE_SHARE:
         return None
     step_ms = facts.step_ms or trace.wall_ms
-    fetches = bool(trace.n_fetches_per_step)
+    fetches = bool(trace.fetching.n_per_step)
     where = "between fetch and fetch" if fetches else "of the loop's own"
     remedy = "less often, in the workers," if fetches else "less often"
     return Finding(
@@ -183,11 +185,11 @@ def _work(facts: Facts) -> tuple[float, HostHotspot | None]:
         return 0.0, None
     smallest_ms = max(MIN_HOTSPOT_MS, MODERATE_SHARE * trace.wall_ms)
     hotspots = [
-        x for x in trace.host_hotspots if x.ms_per_step >= smallest_ms and not _is_waiting(x)
+        x for x in trace.host.hotspots if x.ms_per_step >= smallest_ms and not _is_waiting(x)
     ]
     sure = [x for x in hotspots if not _holds_launches(x)]
     mixed = [x for x in hotspots if _holds_launches(x)]
-    launching_ms = trace.n_kernels_per_step * LAUNCH_ALLOWANCE_US / 1000
+    launching_ms = trace.kernels.n_per_step * LAUNCH_ALLOWANCE_US / 1000
     beyond_ms = sum(x.ms_per_step for x in mixed) - launching_ms
     if beyond_ms < smallest_ms:
         mixed, beyond_ms = [], 0.0

@@ -107,17 +107,20 @@ def _startup_of_run(facts: Facts) -> Finding | None:
 
 def _startup_of_trace(facts: Facts) -> Finding | None:
     trace, cost = facts.trace, input_cost(facts)
-    if trace is None or cost is None or not trace.startup_ms or trace.n_steps < 1:
+    if trace is None or cost is None or not trace.fetching.startup_ms or trace.n_steps < 1:
         return None
-    if trace.fetch_kind not in ("multi-process", "mixed"):
+    if trace.fetching.kind not in ("multi-process", "mixed"):
         return None
-    n_starts = len(trace.startup_ms)
-    if trace.n_steps >= 4 and trace.n_iterators_created / trace.n_steps >= MIN_CREATIONS_PER_STEP:
+    n_starts = len(trace.fetching.startup_ms)
+    if (
+        trace.n_steps >= 4
+        and trace.fetching.n_iterators_created / trace.n_steps >= MIN_CREATIONS_PER_STEP
+    ):
         return None  # the iterator is dropped each step: that is the cause, not the epoch
-    explained = cost.part(math.fsum(trace.startup_ms) / trace.n_steps)
+    explained = cost.part(math.fsum(trace.fetching.startup_ms) / trace.n_steps)
     if explained.share < MODERATE_SHARE or explained.ms < MIN_PART_OF_INPUT * cost.ms:
         return None
-    mean_ms = math.fsum(trace.startup_ms) / n_starts
+    mean_ms = math.fsum(trace.fetching.startup_ms) / n_starts
     return Finding(
         kind=Kind.WORKER_STARTUP_EACH_EPOCH,
         severity=explained.severity,
@@ -154,6 +157,6 @@ def _kept(step_ms: float | None) -> Prediction:
 def _creations(facts: Facts) -> tuple[int, int] | None:
     if facts.step is not None:
         return facts.step.n_iterators_created, facts.step.n_steps
-    if facts.trace is not None and facts.trace.loader_events:
-        return facts.trace.n_iterators_created, facts.trace.n_steps
+    if facts.trace is not None and facts.trace.fetching.recorded:
+        return facts.trace.fetching.n_iterators_created, facts.trace.n_steps
     return None

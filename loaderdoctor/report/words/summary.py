@@ -294,7 +294,7 @@ def _unknown(facts: Facts) -> str:
             f"No verdict: not enough steps ({fmt.count(n_steps, 'step')} recorded). "
             "Record more of them."
         )
-    if facts.trace is not None and not facts.trace.loader_events and facts.step is None:
+    if facts.trace is not None and not facts.trace.fetching.recorded and facts.step is None:
         return (
             "No verdict: the trace holds no loader events, so what the loop waits for is not "
             "recorded. Profile the CPU too (ProfilerActivity.CPU)."

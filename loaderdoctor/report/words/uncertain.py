@@ -22,7 +22,7 @@ def uncertain_sentence(bound: Bound, facts: Facts, step_ms: float, why: str | No
     `why` says what kept it from being settled.
     """
     share = facts.share(bound) or 0.0
-    waiting_ms = facts.trace.unmarked_wait_ms if facts.trace is not None else None
+    waiting_ms = facts.trace.fetching.unmarked_wait_ms if facts.trace is not None else None
     if bound == "host" and waiting_ms is not None:
         return (
             f"{_SEEMS[bound]} {fmt.share(share)} of {fmt.number(step_ms)} ms a step; but "

@@ -12,6 +12,7 @@ from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.host import launch_bound, sync_every_step, work_between_steps
 from tests.findings.builders import healthy, shares, trace, with_exposed
 from tests.findings.case import Case, fires, stays_silent
+from tests.trace_facts import changed
 
 SYNCS = trace(
     shares=shares(host=0.15), n_syncs_per_step=1.0, idle_after_sync_ms=1.0, sync_wait_ms=7.0
@@ -42,17 +43,17 @@ CASES = (
         says=("1.0 syncs a step", "idles 1.0 ms of 10.0 ms"),
         silent={
             "a sync now and then": healthy(
-                shares=SYNCS.shares, trace=replace(SYNCS, n_syncs_per_step=0.1)
+                shares=SYNCS.shares, trace=changed(SYNCS, n_syncs_per_step=0.1)
             ),
             "work is queued again at once": healthy(
-                shares=SYNCS.shares, trace=replace(SYNCS, idle_after_sync_ms=0.1)
+                shares=SYNCS.shares, trace=changed(SYNCS, idle_after_sync_ms=0.1)
             ),
             "the loader's wait, not the host's": with_exposed(
-                input_=0.5, host=0.01, trace=replace(SYNCS, idle_after_sync_ms=5.0)
+                input_=0.5, host=0.01, trace=changed(SYNCS, idle_after_sync_ms=5.0)
             ),
         },
         missing={
-            "gaps": healthy(shares=SYNCS.shares, trace=replace(SYNCS, idle_after_sync_ms=None)),
+            "gaps": healthy(shares=SYNCS.shares, trace=changed(SYNCS, idle_after_sync_ms=None)),
             "accelerator": healthy(
                 shares=SYNCS.shares, trace=replace(SYNCS, has_accelerator=False)
             ),
@@ -67,21 +68,21 @@ CASES = (
         evidence={"n_kernels_per_step": 250.0, "mean_kernel_us": 3.0, "idle_per_kernel_us": 32.0},
         says=("250 kernels a step of 3.0 µs each", "80 % of the step", "No loader setting helps"),
         silent={
-            "long kernels": healthy(shares=TINY.shares, trace=replace(TINY, mean_kernel_us=70.0)),
+            "long kernels": healthy(shares=TINY.shares, trace=changed(TINY, mean_kernel_us=70.0)),
             "long gaps: not launching": healthy(
-                shares=TINY.shares, trace=replace(TINY, n_kernels_per_step=21.0)
+                shares=TINY.shares, trace=changed(TINY, n_kernels_per_step=21.0)
             ),
             "hidden launches": healthy(trace=replace(TINY, shares=shares())),
             "the step waits for its loader": with_exposed(
-                input_=0.6, host=0.25, trace=replace(TINY, host_exposed_ms=2.5)
+                input_=0.6, host=0.25, trace=changed(TINY, host_exposed_ms=2.5)
             ),
             "the loop's own work": healthy(
                 shares=TINY.shares,
-                trace=replace(TINY, host_hotspots=(replace(LOGGING, ms_per_step=7.0),)),
+                trace=changed(TINY, host_hotspots=(replace(LOGGING, ms_per_step=7.0),)),
             ),
         },
         missing={
-            "kernels": healthy(shares=TINY.shares, trace=replace(TINY, mean_kernel_us=None)),
+            "kernels": healthy(shares=TINY.shares, trace=changed(TINY, mean_kernel_us=None)),
             "trace": healthy(trace=None),
         },
     ),
@@ -95,11 +96,11 @@ CASES = (
         silent={
             "little of it": healthy(
                 shares=WORK.shares,
-                trace=replace(WORK, host_hotspots=(replace(LOGGING, ms_per_step=0.3),)),
+                trace=changed(WORK, host_hotspots=(replace(LOGGING, ms_per_step=0.3),)),
             ),
             "backward": healthy(
                 shares=WORK.shares,
-                trace=replace(
+                trace=changed(
                     WORK,
                     host_hotspots=(
                         HostHotspot(name="backward (autograd thread)", ms_per_step=3.0),
@@ -111,12 +112,12 @@ CASES = (
             ),
             "launching from the loop's frame": healthy(
                 shares=WORK.shares,
-                trace=replace(WORK, host_hotspots=(replace(FRAME, ms_per_step=5.0),)),
+                trace=changed(WORK, host_hotspots=(replace(FRAME, ms_per_step=5.0),)),
             ),
             "hidden behind the accelerator": healthy(trace=replace(WORK, shares=shares())),
         },
         missing={
-            "spots": healthy(shares=WORK.shares, trace=replace(WORK, host_hotspots=())),
+            "spots": healthy(shares=WORK.shares, trace=changed(WORK, host_hotspots=())),
             "trace": healthy(trace=None),
         },
     ),
@@ -141,7 +142,7 @@ def test_a_line_of_the_loop_is_named_where_the_trace_has_stacks() -> None:
 
 def test_a_spot_is_given_in_the_time_of_steps_without_the_profiler() -> None:
     """Recording made the step 1.7 times as long: of its 17 ms, 6.8 are 4 of 10."""
-    slowed = replace(
+    slowed = changed(
         WORK, wall_ms=17.0, host_hotspots=(replace(LOGGING, ms_per_step=6.8),), host_exposed_ms=8.5
     )
     finding = work_between_steps(healthy(shares=WORK.shares, trace=slowed))
@@ -155,16 +156,16 @@ def test_silence_within_the_backward_pass_is_no_work_of_the_loop() -> None:
     node = "autograd::engine::evaluate_function: "
     names = (f"Python between {node}AddmmBackward0 and {node}AccumulateGrad",)
     hotspots = tuple(HostHotspot(name=name, ms_per_step=4.0) for name in names)
-    seen = replace(WORK, n_kernels_per_step=0.0, host_hotspots=hotspots)
+    seen = changed(WORK, n_kernels_per_step=0.0, host_hotspots=hotspots)
     assert work_between_steps(healthy(shares=WORK.shares, trace=seen)) is None
     after = HostHotspot(name=f"Python between {node}AccumulateGrad and aten::mul", ms_per_step=4.0)
-    seen = replace(seen, host_hotspots=(after,))
+    seen = changed(seen, host_hotspots=(after,))
     assert work_between_steps(healthy(shares=WORK.shares, trace=seen)) is not None
 
 
 def test_work_that_no_line_is_known_of_says_how_to_have_it_named() -> None:
     unnamed = work_between_steps(healthy(shares=WORK.shares, trace=WORK))
     assert unnamed is not None and "--with-stack" in (unnamed.advice or "")
-    seen = replace(WORK, n_kernels_per_step=0.0, host_hotspots=(FRAME,))
+    seen = changed(WORK, n_kernels_per_step=0.0, host_hotspots=(FRAME,))
     named = work_between_steps(healthy(shares=WORK.shares, trace=seen))
     assert named is not None and "--with-stack" not in (named.advice or "")

@@ -12,6 +12,7 @@ from loaderdoctor.findings.rules.startup import iterator_recreated, worker_start
 from tests.findings.builders import healthy, loader, step, trace, with_exposed
 from tests.findings.case import Case, fires, stays_silent
 from tests.findings.input_facts import LOW
+from tests.trace_facts import changed
 
 CASES = (
     Case(
@@ -71,5 +72,5 @@ def test_startup_in_a_trace_must_be_most_of_its_input_time() -> None:
     finding = worker_startup_each_epoch(facts_of_trace(seen))
     assert finding is not None
     assert finding.share == pytest.approx(0.5)
-    assert worker_startup_each_epoch(facts_of_trace(replace(seen, startup_ms=(20.0,)))) is None
-    assert worker_startup_each_epoch(facts_of_trace(replace(seen, n_iterators_created=20))) is None
+    assert worker_startup_each_epoch(facts_of_trace(changed(seen, startup_ms=(20.0,)))) is None
+    assert worker_startup_each_epoch(facts_of_trace(changed(seen, n_iterators_created=20))) is None

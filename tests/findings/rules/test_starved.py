@@ -38,6 +38,7 @@ from tests.findings.input_facts import (
     SLEEPING,
     STARVED,
 )
+from tests.trace_facts import changed
 
 CASES = (
     Case(
@@ -278,8 +279,8 @@ def test_the_loader_of_a_trace_alone_is_told_by_its_fetches() -> None:
     finding = loader_in_main_process(facts_of_trace(seen))
     assert finding is not None
     assert finding.evidence["num_workers_needed"] == 3
-    assert loader_in_main_process(facts_of_trace(replace(seen, loader_events=False))) is None
-    assert loader_in_main_process(facts_of_trace(replace(seen, fetch_kind="multi-process"))) is None
+    assert loader_in_main_process(facts_of_trace(changed(seen, loader_events=False))) is None
+    assert loader_in_main_process(facts_of_trace(changed(seen, fetch_kind="multi-process"))) is None
 
 
 def test_a_pool_that_fills_the_cpus_is_saturated_though_they_rest_at_times() -> None:

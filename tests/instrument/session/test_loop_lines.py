@@ -96,7 +96,7 @@ def profiled(script: Path, trace: Path) -> TraceFacts:
 
 
 def costliest(facts: TraceFacts) -> HostHotspot:
-    return max(facts.host_hotspots, key=lambda hotspot: hotspot.ms_per_step)
+    return max(facts.host.hotspots, key=lambda hotspot: hotspot.ms_per_step)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

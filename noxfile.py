@@ -1,7 +1,7 @@
 """The project's tasks: `nox` lists them, `nox -s NAME` runs one in the environment it is called in.
 
 They use the calling environment, because torch is several gigabytes; install it once with
-`pip install -e '.[recipes,plots,dev]'`. Only `matrix` makes environments of its own, one for each
+`pip install -e '.[recipes,dev]'`. Only `matrix` makes environments of its own, one for each
 Python and torch: `nox -s "matrix-3.10(torch='oldest')"`.
 """
 
@@ -52,7 +52,7 @@ def matrix(session: nox.Session, torch: str) -> None:
     """Run the suite on another Python and torch; installs both (several gigabytes)."""
     if torch not in PYTHONS[str(session.python)]:
         session.skip(f"torch {OLDEST[0]} has no build for Python {session.python}")
-    session.install(*(OLDEST if torch == "oldest" else NEWEST), "-e", ".[recipes,plots,dev]")
+    session.install(*(OLDEST if torch == "oldest" else NEWEST), "-e", ".[recipes,dev]")
     tests = session.posargs or [f"tests/{name}" for name in ROW]
     session.run("python", "-m", "pytest", *tests, env=ONE_THREAD)
 

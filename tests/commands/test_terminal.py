@@ -83,7 +83,7 @@ def test_a_wide_terminal_says_the_same_as_a_narrow_one() -> None:
 
 
 def test_no_console_takes_brackets_for_markup() -> None:
-    """`pip install 'loaderdoctor[plots]'` lost its extra that way; so would the user's own text."""
+    """`pip install 'loaderdoctor[perfetto]'` would lose its extra; so would the user's own text."""
     package = Path(loaderdoctor.__file__).parent
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -12,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.commands.analyze.command import AnalyzeOptions, analyze
-from loaderdoctor.report.html.extras import HtmlExtras
+from loaderdoctor.report.charts.subjects import workers_by_prefetch
+from loaderdoctor.report.html.figures import HtmlExtras
 from loaderdoctor.report.html.page import html
-from loaderdoctor.report.html.subjects import workers_by_prefetch
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.words import format as fmt
 from tests.report import html_samples, samples
@@ -77,16 +76,6 @@ def parsed(page: str) -> Parsed:
 
 def words(page: str) -> str:
     return " ".join(" ".join(parsed(page).text).split())
-
-
-@pytest.fixture
-def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *more: None if name == "matplotlib" else real(name, *more),
-    )
 
 
 @pytest.mark.parametrize("name", REPORTS)
@@ -199,24 +188,13 @@ def test_equal_reports_make_equal_pages() -> None:
     assert first == second
 
 
-@pytest.mark.usefixtures("no_matplotlib")
-def test_without_the_plotting_library_tables_stand_in_and_one_line_names_the_extra() -> None:
-    page = html(html_samples.many_trials(14), html_samples.extras())
-    assert "<svg" not in page
-    text = words(page)
-    assert text.count("pip install 'loaderdoctor[plots]'") == 1
-    assert "Wait for each batch" in text and "mean wait" in text
-    assert "A typical step: 13.0 ms" in text and "worker 7" in text
-    assert "Workers × prefetch" in text and "prefetch 4" in text
-
-
 def test_a_failing_library_costs_its_chart_and_not_the_report(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no <fonts>")
 
-    monkeypatch.setattr("loaderdoctor.report.html.charts.draw.pictures", fail)
+    monkeypatch.setattr("loaderdoctor.report.charts.draw.svg_pair", fail)
     page = html(samples.sweep(), html_samples.extras())
     assert "could not be drawn (RuntimeError: no &lt;fonts&gt;)" in page
     assert "mean wait" in words(page)

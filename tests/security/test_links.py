@@ -16,8 +16,8 @@ from loaderdoctor.commands.output import deliver
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.listener import ConnectionListener
 from loaderdoctor.instrument.wire.record_file import RecordWriter
+from loaderdoctor.report.charts.png_files import write_plots
 from loaderdoctor.report.files import RunFolder, write_bytes
-from loaderdoctor.report.plots import write_plots
 from loaderdoctor.report.traces.scalars import write_scalars
 from loaderdoctor.sweep import samples as sweep_samples
 from loaderdoctor.trace.read import read_trace

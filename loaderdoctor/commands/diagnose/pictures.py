@@ -14,7 +14,8 @@ from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.facts.pictures import SampleTimes, StepTimeline
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.instrument.wire.worker_records import WorkerLog
-from loaderdoctor.report.html.extras import HtmlExtras, Prediction, TracedSteps
+from loaderdoctor.report.charts.subjects import Prediction
+from loaderdoctor.report.html.figures import HtmlExtras, TracedSteps
 from loaderdoctor.report.model import Report
 from loaderdoctor.sweep.evidence import Evidence as SweepEvidence
 

@@ -51,7 +51,6 @@ from loaderdoctor.sweep.rows import best_row, trial_rows, warning_rows
 
 # The report on disk is renewed at most this often while the sweep runs.
 PARTIAL_EVERY_S = 5.0
-NO_PLOTS = "no plots: pip install 'loaderdoctor[plots]' draws them into the run folder"
 SCRIPT_OUTPUT = "script.txt"  # in the run folder
 RAW_TRACES = ".traces-"
 
@@ -145,14 +144,13 @@ def _sweep_into(run: Run, began: float) -> int:
         try:
             partial.save()
             folder.write_report(report, text)
+            from loaderdoctor.report.charts.png_files import write_plots
             from loaderdoctor.report.html.page import write_html
-            from loaderdoctor.report.plots import write_plots
             from loaderdoctor.report.traces.scalars import write_scalars
 
             write_scalars(report, folder.tensorboard, console_text=text, at=began)
             write_html(report, folder, extras)
-            if not write_plots(report, folder):
-                errors.print(NO_PLOTS, style="dim", highlight=False)
+            write_plots(report, folder)
         except Exception:
             # A full disk, or a fault of ours: what was measured is shown all the same.
             deliver(report, json_target=options.json_target, folder=None)

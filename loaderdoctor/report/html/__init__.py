@@ -1,1 +1,1 @@
-"""report.html: one self-contained file. No script, no network; charts where matplotlib is there."""
+"""report.html: one self-contained file. No script, no network."""

@@ -1,12 +1,10 @@
 """The charts of a report, each with the same figures as a table.
 
-Where matplotlib is absent, or fails, the table stands in the chart's place.
+Where drawing fails, the table stands in the chart's place.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,19 +12,23 @@ from typing import Any
 from markupsafe import Markup
 
 from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
-from loaderdoctor.report.console.bars import ORDER
-from loaderdoctor.report.console.tables import is_clear, trial_mark
-from loaderdoctor.report.html.extras import HtmlExtras, Prediction, TracedSteps
-from loaderdoctor.report.html.subjects import (
+from loaderdoctor.report.charts.subjects import (
     NO_PREFETCH,
-    Bar,
+    Bars,
     Grid,
+    Labelled,
+    Prediction,
     Predictions,
     Subject,
-    TrialBars,
+    gpu_memory_bars,
+    host_memory_bars,
+    share_stacks,
+    step_bars,
+    time_legend,
     workers_by_prefetch,
 )
-from loaderdoctor.report.model import GpuBusy, Report, Trial
+from loaderdoctor.report.console.tables import is_clear
+from loaderdoctor.report.model import GpuBusy, Report
 from loaderdoctor.report.words import format as fmt
 
 # What the colours of a timeline mean, by the page's name for each.
@@ -47,6 +49,28 @@ _WHICH = {"typical": "A typical step", "slowest": "The slowest step", "only": "T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracedSteps:
+    """Steps of one capture; `label` says under which settings, None where there is one capture."""
+
+    label: str | None
+    steps: tuple[StepTimeline, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HtmlExtras:
+    """What report.html shows beyond report.json; empty where nothing of the kind was recorded.
+
+    Commands fill it from attribution: the report computes nothing.
+    """
+
+    made_at: float | None = None  # seconds since the epoch
+    traced: tuple[TracedSteps, ...] = ()
+    waits: WaitSeries | None = None
+    samples: SampleTimes | None = None
+    predictions: tuple[Prediction, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """Rows of text under headings; the first column names the row."""
 
@@ -56,7 +80,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One chart as the page shows it: `wide` and `narrow` are the same chart; None: no library."""
+    """One chart as the page shows it: `wide` and `narrow` are the same chart; None: not drawn."""
 
     name: str
     title: str
@@ -72,7 +96,6 @@ class Chart:
 class Charts:
     """Everything drawn for a report; empty tuples and None where nothing was recorded."""
 
-    available: bool
     timelines: tuple[Chart, ...]
     waits: Chart | None
     samples: Chart | None
@@ -83,48 +106,33 @@ class Charts:
 
 def charts_of(report: Report, extras: HtmlExtras) -> Charts:
     """Draw what there is to draw."""
-    artist = _Artist()
     return Charts(
-        available=artist.available,
         timelines=tuple(
-            _timeline(artist, number, traced, step)
+            _timeline(number, traced, step)
             for number, (traced, step) in enumerate(
                 (traced, step) for traced in extras.traced for step in traced.steps
             )
         ),
-        waits=_waits(artist, extras.waits) if extras.waits is not None else None,
-        samples=_samples(artist, extras.samples) if extras.samples is not None else None,
-        trials=tuple(_trials(artist, report)),
-        predictions=_predictions(artist, extras.predictions) if extras.predictions else None,
-        busy=_busy(artist, report.gpu.busy) if report.gpu and report.gpu.busy else None,
+        waits=_waits(extras.waits) if extras.waits is not None else None,
+        samples=_samples(extras.samples) if extras.samples is not None else None,
+        trials=tuple(_trials(report)),
+        predictions=_predictions(extras.predictions) if extras.predictions else None,
+        busy=_busy(report.gpu.busy) if report.gpu and report.gpu.busy else None,
     )
 
 
-class _Artist:
-    """Draws for both widths, where the plotting library can be used."""
+def _drawn(chart: Chart, subject: Subject) -> Chart:
+    """The chart with its pictures for both widths; with the reason where the library failed."""
+    try:
+        from loaderdoctor.report.charts.draw import svg_pair
 
-    def __init__(self) -> None:
-        self.available = importlib.util.find_spec("matplotlib") is not None
-
-    def draw(self, chart: Chart, subject: Subject) -> Chart:
-        """The chart with its pictures; with the reason where the library failed."""
-        if not self.available:
-            return chart
-        logger = logging.getLogger("matplotlib")  # notes on its font cache are no news of ours
-        level = logger.level
-        logger.setLevel(logging.ERROR)
-        try:
-            from loaderdoctor.report.html.charts.draw import pictures
-
-            wide, narrow = pictures(subject, name=chart.name, description=chart.title)
-        except Exception as error:  # a broken library must not cost the report
-            return replace(chart, problem=f"{type(error).__name__}: {error}")
-        finally:
-            logger.setLevel(level)
-        return replace(chart, wide=wide, narrow=narrow)
+        wide, narrow = svg_pair(subject, name=chart.name, description=chart.title)
+    except Exception as error:  # a broken library must not cost the report
+        return replace(chart, problem=f"{type(error).__name__}: {error}")
+    return replace(chart, wide=wide, narrow=narrow)
 
 
-def _timeline(artist: _Artist, number: int, traced: TracedSteps, step: StepTimeline) -> Chart:
+def _timeline(number: int, traced: TracedSteps, step: StepTimeline) -> Chart:
     shown = [strip.doing for row in step.rows for strip in row.strips if strip.spans]
     legend = tuple((doing, words) for doing, words in DOING_WORDS.items() if doing in shown)
     title = f"{_WHICH[step.which]}: {fmt.ms(step.wall_ms)}"
@@ -148,10 +156,10 @@ def _timeline(artist: _Artist, number: int, traced: TracedSteps, step: StepTimel
         ),
     )
     chart = Chart(name=f"step-{number}", title=title, note=note, legend=legend, table=table)
-    return artist.draw(chart, step)
+    return _drawn(chart, step)
 
 
-def _busy(artist: _Artist, series: GpuBusy) -> Chart:
+def _busy(series: GpuBusy) -> Chart:
     idle_gaps = series.idle_gaps
     legend = [("compute", "a kernel runs")]
     headings, row = ["window", "mean", "lowest", "dips"], []
@@ -180,10 +188,10 @@ def _busy(artist: _Artist, series: GpuBusy) -> Chart:
         legend=tuple(legend),
         table=Table(headings=tuple(headings), rows=(tuple(row),)),
     )
-    return artist.draw(chart, series)
+    return _drawn(chart, series)
 
 
-def _waits(artist: _Artist, series: WaitSeries) -> Chart:
+def _waits(series: WaitSeries) -> Chart:
     n = len(series.waits_ms)
     note = f"{fmt.count(n, 'batch', 'batches')} of the {series.source}, in order"
     note += f"; {series.n_left_out:,} later ones not shown." if series.n_left_out else "."
@@ -217,10 +225,10 @@ def _waits(artist: _Artist, series: WaitSeries) -> Chart:
     chart = Chart(
         name="waits", title="Wait for each batch", note=note, legend=tuple(legend), table=table
     )
-    return artist.draw(chart, series)
+    return _drawn(chart, series)
 
 
-def _samples(artist: _Artist, samples: SampleTimes) -> Chart:
+def _samples(samples: SampleTimes) -> Chart:
     table = Table(
         headings=("samples", "median", "95 % of them below", "slowest"),
         rows=(
@@ -239,10 +247,10 @@ def _samples(artist: _Artist, samples: SampleTimes) -> Chart:
         f"Dashes: 95 % are below {fmt.ms(samples.p95_ms)}.",
         table=table,
     )
-    return artist.draw(chart, samples)
+    return _drawn(chart, samples)
 
 
-def _trials(artist: _Artist, report: Report) -> Iterator[Chart]:
+def _trials(report: Report) -> Iterator[Chart]:
     """Charts of trials that ran, fastest first; each only where two trials can be compared."""
     alike = report.by_hardware[0][2] if report.trials else ()  # unlike machines are not compared
     ran = [(i, t) for i, t in enumerate(report.trials) if t.status == "ok" and t.step_ms]
@@ -250,33 +258,33 @@ def _trials(artist: _Artist, report: Report) -> Iterator[Chart]:
     ran.sort(key=lambda item: (not is_clear(item[1]), item[1].step_ms or 0.0))
     if len(ran) < 2:
         return
-    rows = [_bar(report, i, t) for i, t in ran]
+    rows = [(f"#{i} · {trial.label}", i) for i, trial in ran]
     chart = Chart(
         name="trial-times",
         title="Step time by settings",
-        note="Milliseconds a step, fastest first; whiskers are 95 % intervals.",
-        legend=tuple(_time_legend(report)),
+        note="Milliseconds a step, fastest first; whiskers are 95 % intervals.",
+        legend=tuple(time_legend(report)),
     )
-    yield artist.draw(chart, TrialBars(figure="times", bars=tuple(rows)))
-    shared = [bar for bar in rows if bar.trial.shares is not None]
+    yield _drawn(chart, Bars(bars=step_bars(report, rows)))
+    shared = [row for row in rows if report.trials[row[1]].shares is not None]
     if len(shared) > 1:
-        present = [n for n in ORDER if any(getattr(bar.trial.shares, n) for bar in shared)]
+        stacks = share_stacks(report, shared)
         chart = Chart(
             name="trial-shares",
             title="Where the step goes, by settings",
             note="Percent of each trial's step, in the same order; trials that were not traced "
             "have no bar.",
-            legend=tuple((name, name) for name in present),
+            legend=tuple((name, name) for name in stacks.parts),
         )
-        yield artist.draw(chart, TrialBars(figure="shares", bars=tuple(shared)))
+        yield _drawn(chart, stacks)
     own: Mapping[str, Any] = report.loaders[0].settings if report.loaders else {}
     cells = workers_by_prefetch([t for _, t in ran], own)
     if cells is not None:
-        yield _grid(artist, cells)
-    yield from _memory(artist, rows)
+        yield _grid(cells)
+    yield from _memory(report, rows)
 
 
-def _grid(artist: _Artist, cells: Grid) -> Chart:
+def _grid(cells: Grid) -> Chart:
     table = Table(
         headings=("", *(_prefetch(factor) for factor in cells.prefetch)),
         rows=tuple(
@@ -299,15 +307,16 @@ def _grid(artist: _Artist, cells: Grid) -> Chart:
         "too, the fastest.",
         table=table,
     )
-    return artist.draw(chart, cells)
+    return _drawn(chart, cells)
 
 
 def _prefetch(factor: str) -> str:
     return factor if factor == NO_PREFETCH else f"prefetch {factor}"
 
 
-def _memory(artist: _Artist, bars: Sequence[Bar]) -> Iterator[Chart]:
-    on_gpu = [bar for bar in bars if bar.trial.gpu_peak_allocated_bytes is not None]
+def _memory(report: Report, rows: Labelled) -> Iterator[Chart]:
+    trials = report.trials
+    on_gpu = [row for row in rows if trials[row[1]].gpu_peak_allocated_bytes is not None]
     if on_gpu:
         chart = Chart(
             name="gpu-memory",
@@ -315,18 +324,18 @@ def _memory(artist: _Artist, bars: Sequence[Bar]) -> Iterator[Chart]:
             note="Peaks of the training process.",
             legend=(("plain", "allocated"), ("ink", "reserved (line)")),
         )
-        yield artist.draw(chart, TrialBars(figure="gpu-memory", bars=tuple(on_gpu)))
-    on_host = [bar for bar in bars if bar.trial.host_bytes is not None]
+        yield _drawn(chart, Bars(bars=gpu_memory_bars(report, on_gpu)))
+    on_host = [row for row in rows if trials[row[1]].host_bytes is not None]
     if on_host:
         chart = Chart(
             name="host-memory",
             title="Host memory",
             note="Of the training process and its workers together.",
         )
-        yield artist.draw(chart, TrialBars(figure="host-memory", bars=tuple(on_host)))
+        yield _drawn(chart, Bars(bars=host_memory_bars(report, on_host)))
 
 
-def _predictions(artist: _Artist, pairs: Sequence[Prediction]) -> Chart:
+def _predictions(pairs: Sequence[Prediction]) -> Chart:
     pairs = [replace(pair, label=fmt.plain(pair.label)) for pair in pairs]
     table = Table(
         headings=("settings", "predicted", "measured"),
@@ -345,21 +354,4 @@ def _predictions(artist: _Artist, pairs: Sequence[Prediction]) -> Chart:
         note="Milliseconds a step. Ring: predicted from the diagnosis. Dot: measured in this run.",
         table=table,
     )
-    return artist.draw(chart, Predictions(pairs=tuple(pairs)))
-
-
-def _bar(report: Report, index: int, trial: Trial) -> Bar:
-    mark = trial_mark(report, index)[0]
-    fill = next((f for word, f in _FILLS.items() if word in mark), "mark" if not index else "plain")
-    return Bar(label=f"#{index} · {fmt.plain(trial.label)}", fill=fill, mark=mark, trial=trial)
-
-
-_FILLS = {"best": "good", "tied": "tied", "yours": "mark"}
-
-
-def _time_legend(report: Report) -> Iterator[tuple[str, str]]:
-    if report.best is not None:
-        yield "good", "best"
-        if report.best.tied_with:
-            yield "tied", "no different from the best beyond the noise"
-    yield "mark", "the loop as it is"
+    return _drawn(chart, Predictions(pairs=tuple(pairs)))

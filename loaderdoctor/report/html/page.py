@@ -16,8 +16,7 @@ from loaderdoctor.report.changes import Change, changes_of, nothing_helps, vocab
 from loaderdoctor.report.console.bars import LOOKS, ORDER
 from loaderdoctor.report.console.tables import by_speed, table_key, trial_columns, trial_mark
 from loaderdoctor.report.files import RunFolder, write_bytes
-from loaderdoctor.report.html.extras import HtmlExtras
-from loaderdoctor.report.html.figures import Table, charts_of
+from loaderdoctor.report.html.figures import HtmlExtras, Table, charts_of
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.ranks import outliers_first, rank_columns
 from loaderdoctor.report.words import format as fmt

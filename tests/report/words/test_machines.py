@@ -9,7 +9,7 @@ import msgspec
 from loaderdoctor.report.console.console import console_text
 from loaderdoctor.report.encode import decode_report, encode_report
 from loaderdoctor.report.files import RunFolder
-from loaderdoctor.report.html.extras import HtmlExtras
+from loaderdoctor.report.html.figures import HtmlExtras
 from loaderdoctor.report.html.page import write_html
 from loaderdoctor.report.model import Cluster, Group, Hardware, Report
 from loaderdoctor.report.words import format as fmt

@@ -1,1 +1,0 @@
-"""Charts of report.html as SVG text; the only modules that import matplotlib."""

@@ -48,9 +48,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": JUDGED | {"trace"},
     # What drives it.
     "cluster": WORDS | {"system"},
-    "diagnosis": JUDGED | {"trace", "attribution", "command", "report"},
+    "tryout": JUDGED | {"trace", "attribution", "command", "report"},
+    "diagnosis": JUDGED | {"trace", "attribution", "command", "report", "tryout"},
     "sweep": JUDGED
-    | {"trace", "attribution", "command", "report", "diagnosis", "cluster"}
+    | {"trace", "attribution", "command", "report", "tryout", "cluster"}
     | {"recipes"},
 }
 DRIVERS = {"commands", "cli", "api", "__main__"}  # these may import anything

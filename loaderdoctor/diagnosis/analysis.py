@@ -1,4 +1,4 @@
-"""Evidence -> facts, verdict, findings, prescription: what the measuring side's records mean."""
+"""Evidence -> facts, verdict, findings, prescription: what the measuring records mean."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
-from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts.loop import ThreadTrial
 from loaderdoctor.facts.ranks import RankFacts
@@ -31,6 +30,7 @@ from loaderdoctor.report.traces.captures import Overlay
 from loaderdoctor.report.traces.worker_tracks import track_events
 from loaderdoctor.trace.calibrate import calibrate
 from loaderdoctor.trace.read import read_trace
+from loaderdoctor.tryout.ablating import LoopEvidence
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Analysis:
 
 
 def analyse(
-    evidence: Evidence,
+    evidence: LoopEvidence,
     workers_dir: Path,
     *,
     ranks: tuple[RankFacts, ...] = (),
@@ -109,7 +109,7 @@ def overlay(analysis: Analysis, profiled: WindowDone) -> Overlay:
     return Overlay.of(tracks(attributed), of_workers)
 
 
-def _num_workers(evidence: Evidence) -> int | None:
+def _num_workers(evidence: LoopEvidence) -> int | None:
     """Of the loader that feeds the step."""
     main = evidence.observed.main_loader
     return main.settings.num_workers if main is not None else None
@@ -135,7 +135,7 @@ def _worker_log(workers_dir: Path, problems: list[str]) -> WorkerLog | None:
         return None
 
 
-def _workers(log: WorkerLog | None, evidence: Evidence) -> WorkerFacts | None:
+def _workers(log: WorkerLog | None, evidence: LoopEvidence) -> WorkerFacts | None:
     """Facts of the longest plain window with nothing substituted; drops would distort them.
 
     Of those at the loop's steady pace, like the step they are compared with.
@@ -156,7 +156,7 @@ def _workers(log: WorkerLog | None, evidence: Evidence) -> WorkerFacts | None:
     )
 
 
-def _unprofiled(evidence: Evidence) -> list[tuple[int, int]]:
+def _unprofiled(evidence: LoopEvidence) -> list[tuple[int, int]]:
     """From the start of the run to the last plain window, but for the profiled one.
 
     Looks at the loop's own iterators are as good between windows as within them, and rare: 20 in
@@ -169,6 +169,6 @@ def _unprofiled(evidence: Evidence) -> list[tuple[int, int]]:
     return [(0, profiled.start_ns), (profiled.end_ns, max(end_ns, profiled.end_ns))]
 
 
-def _other_workers(log: WorkerLog | None, evidence: Evidence) -> tuple[WorkerFacts, ...]:
+def _other_workers(log: WorkerLog | None, evidence: LoopEvidence) -> tuple[WorkerFacts, ...]:
     plain = [w for w in evidence.all_plain if usable(w)]
     return other_worker_facts(log, plain, evidence.observed.loaders) if log is not None else ()

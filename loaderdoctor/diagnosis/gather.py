@@ -10,131 +10,29 @@ process then records no kernels: torch 2.11.)
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
-from loaderdoctor.attribution.ablation import Round, ablation_facts, kept_without_loader
 from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.attribution.judge import MIN_STEPS
-from loaderdoctor.attribution.steady import before_steady
-from loaderdoctor.attribution.step import own_boundary_ms, pooled_boundary_ms, usable
-from loaderdoctor.diagnosis.plan import Sizes
-from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.loop import AblationFacts
+from loaderdoctor.attribution.step import usable
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
-from loaderdoctor.instrument.wire.protocol import (
-    WINDOW_IDS,
-    Ended,
-    Mode,
-    Observed,
-    ProfilerSchedule,
-    WindowDone,
-    WindowRequest,
-)
+from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
+from loaderdoctor.tryout.ablating import Ablation, LoopEvidence
 
-MIN_ROUNDS = 3  # the fewest for an interval worth having (t at 2 degrees of freedom is 4.3)
-# Not begun where not even so many fit: one round has no interval, and decides nothing.
-FEWEST_WORTH = 2
-MAX_ROUNDS = 10
-# With time left over and the verdict uncertain, so many in all: three times the rounds narrow an
-# interval to about a half. What 30 have not settled is no matter of measuring longer.
-MAX_LONGER_ROUNDS = 30
-# Shares of the step at which the verdict changes; a share is settled once its interval holds
-# none of them, or is no wider than two points.
-VERDICT_EDGES = (0.05, 0.20)
-SETTLED_WIDTH = 0.04
-# No window may run longer than this many times what was planned: a loop that turned slow
-# (a stalled disk, a debugger) must not eat the budget.
-LIMIT_FACTOR = 4.0
-LIMIT_EXTRA_S = 5.0
 # Each of the loop's threads stands this part of the time without a CPU: two threads on two CPUs
 # then took 2 to 30 times as long as one (`benchmarks/contention.py`).
 HARD_FIGHT_SHARE = 0.5
 
 
-@dataclass(slots=True, kw_only=True)
-class Evidence:
-    """What has been measured so far; grows as windows end."""
-
-    observed: Observed
-    sizes: Sizes
-    plain: list[WindowDone] = field(default_factory=list)
-    profiled: WindowDone | None = None
-    profiled_reason: str | None = None  # why there is none
-    rounds: list[Round] = field(default_factory=list)
-    ablation_reason: str | None = None
-    earlier_ids: frozenset[int] | None = None  # one choice for all ranks; None: by these windows
-
-    @property
-    def all_plain(self) -> list[WindowDone]:
-        """Plain windows of every phase, in order."""
-        return [*self.plain, *(r.plain for r in self.rounds)]
-
-    @property
-    def earlier(self) -> list[WindowDone]:
-        """Of the usable ones, those before the loop settled at the pace it then kept."""
-        if self.earlier_ids is not None:
-            return [w for w in self.all_plain if usable(w) and w.id in self.earlier_ids]
-        return before_steady(self.all_plain)
-
-    @property
-    def steady(self) -> list[WindowDone]:
-        """The usable ones at that pace: what the step's figures are of."""
-        gone = {id(window) for window in self.earlier}
-        return [w for w in self.all_plain if usable(w) and id(w) not in gone]
-
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """Of the loader that feeds the step."""
-        return self.observed.steps_per_epoch
-
-    def add_loaders(self, ended: Ended | None) -> None:
-        """Loaders first iterated after the loop was warm: validation, as a rule."""
-        known = {x.id for x in self.observed.loaders}
-        later = [x for x in (ended.loaders if ended is not None else ()) if x.id not in known]
-        if later:
-            self.observed = msgspec.structs.replace(
-                self.observed, loaders=(*self.observed.loaders, *later)
-            )
-
-    def boundary_ms(self) -> float | None:
-        """One epoch boundary, pooled over all plain windows and the warm-up."""
-        plain = [w for w in self.all_plain if usable(w)]
-        seen = (*self.observed.boundaries, *(b for w in plain for b in w.boundaries))
-        return pooled_boundary_ms(plain, seen)
-
-    def own_boundary_ms(self) -> float | None:
-        """Of it, the loop's own work: what no setting of a loader changes."""
-        plain = [w for w in self.all_plain if usable(w)]
-        names = {x.id for x in self.observed.loaders if x.role == "train"}
-        seen = (*self.observed.boundaries, *(b for w in plain for b in w.boundaries))
-        own_ms = own_boundary_ms(plain, [b for b in seen if b.loader in names])
-        return kept_without_loader(self.rounds, own_ms)
-
-    def ablation(self) -> AblationFacts | None:
-        """The ablation so far, of rounds at one pace; None before its first whole round."""
-        gone = {id(window) for window in self.earlier}
-        return ablation_facts(
-            [r for r in self.rounds if id(r.plain) not in gone],
-            steps_per_epoch=self.steps_per_epoch,
-            boundary_ms=self.boundary_ms(),
-            own_boundary_ms=self.own_boundary_ms(),
-            reason=self.ablation_reason,
-        )
-
-
-class Gatherer:
-    """Sends the windows of a diagnosis to a bench and keeps what comes back."""
+class Gatherer(Ablation):
+    """Sends the windows of a diagnosis to a script run and keeps what comes back."""
 
     def __init__(
         self,
         script_run: ScriptRunLike,
-        evidence: Evidence,
+        evidence: LoopEvidence,
         *,
         trace_path: Path,
         profiler: ProfilerSchedule,
@@ -142,22 +40,11 @@ class Gatherer:
         clock: Callable[[], float] = time.monotonic,
         on_stage: Callable[[str], None] | None = None,
     ) -> None:
-        self.evidence = evidence
+        super().__init__(script_run, evidence, seed=seed, clock=clock, on_stage=on_stage)
         self.deferred = False  # ablation, until other numbers of threads were tried
-        self._tell = on_stage or (lambda what: None)
-        self._script_run = script_run
         self._trace_path = trace_path
         self._profiler = profiler
-        self._rng = random.Random(seed)
-        self._clock = clock
         self._end_s = float("inf")  # of all gathering
-        self._round_s: float | None = None  # the last round of ablation, by the clock
-
-    def request(self, mode: Mode, *, n_steps: int | None = None, **more: object) -> WindowRequest:
-        """A request with the next id, the planned size and a time limit."""
-        n = n_steps if n_steps is not None else self.evidence.sizes.n_steps
-        limit_s = LIMIT_FACTOR * n * self.evidence.sizes.step_s + LIMIT_EXTRA_S
-        return WindowRequest(id=next(WINDOW_IDS), mode=mode, n_steps=n, limit_s=limit_s, **more)  # type: ignore[arg-type]
 
     def gather(
         self,
@@ -222,76 +109,3 @@ class Gatherer:
             self.evidence.profiled_reason = done[0].reason or "nothing was recorded"
         if pristine and self._clock() + self.evidence.sizes.window_s <= self._end_s:
             self.evidence.plain.extend(self._measure([self.request("plain")]))
-
-    def ablate(
-        self,
-        *,
-        until: float,
-        with_copy: bool,
-        fewest_until: float | None = None,
-        most: int = MAX_ROUNDS,
-    ) -> None:
-        """More rounds of plain, no-input and no-copy windows, until the shares are settled.
-
-        `until` is on this gatherer's clock; a round is only begun if the last one's length fits,
-        also where that one was of an earlier call.
-        The first `MIN_ROUNDS`, without which there is no interval worth having, may take until
-        `fewest_until`.
-        """
-        rounds = self.evidence.rounds
-        n_windows = FEWEST_WORTH * (3 if with_copy else 2)
-        end_s = max(until, fewest_until or until)
-        if not rounds and self._clock() + n_windows * self.evidence.sizes.window_s > end_s:
-            self.evidence.ablation_reason = "there was no time for it within the budget"
-            return
-        while len(rounds) < most and not (len(rounds) >= MIN_ROUNDS and self.settled):
-            end_s = max(until, fewest_until or until) if len(rounds) < MIN_ROUNDS else until
-            if rounds and self._clock() + (self._round_s or 0.0) > end_s:
-                break
-            self._tell(f"comparing with ready batches, round {len(rounds) + 1}")
-            began = self._clock()
-            done = self._one_round(with_copy=with_copy)
-            if done is None:
-                break
-            rounds.append(done)
-            self._round_s = self._clock() - began
-
-    def _one_round(self, *, with_copy: bool) -> Round | None:
-        modes: list[Mode] = ["plain", "no_input", *(["no_copy"] if with_copy else [])]  # type: ignore[list-item]
-        self._rng.shuffle(modes)
-        done = {w.mode: w for w in self._measure([self.request(mode) for mode in modes])}
-        for window in done.values():
-            if window.status in ("failed", "skipped") and window.reason:
-                self.evidence.ablation_reason = window.reason
-        plain = done.get("plain")
-        no_input = done.get("no_input")
-        if plain is None or not usable(plain):
-            return None
-        if no_input is None or not usable(no_input):
-            self.evidence.plain.append(plain)
-            return None
-        return Round(plain=plain, no_input=no_input, no_copy=done.get("no_copy"))
-
-    @property
-    def settled(self) -> bool:
-        """Whether more rounds would not change the verdict."""
-        facts = self.evidence.ablation()
-        if facts is None:
-            return True
-        return all(
-            _share_settled(part, facts.plain_ms.value)
-            for part in (facts.input_ms, facts.copy_ms)
-            if part is not None
-        )
-
-    def _measure(self, requests: list[WindowRequest]) -> list[WindowDone]:
-        return self._script_run.measure(requests)
-
-
-def _share_settled(part: Estimate, wall_ms: float) -> bool:
-    share = part.scaled(1.0 / wall_ms)
-    if not share.bounded:
-        return False
-    if share.high - share.low <= SETTLED_WIDTH:
-        return True
-    return not any(share.low < edge < share.high for edge in VERDICT_EDGES)

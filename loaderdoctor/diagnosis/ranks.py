@@ -12,13 +12,13 @@ from loaderdoctor.attribution.rank_trace import RankTrace, rank_trace
 from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.diagnosis.analysis import Analysis, analyse
-from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts.loop import ThreadTrial
 from loaderdoctor.facts.ranks import RankFacts, RankStep
 from loaderdoctor.instrument.command.rank_connection import RankConnection
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.trace.read import read_trace
+from loaderdoctor.tryout.ablating import LoopEvidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +26,16 @@ class GroupAnalysis:
     """The job: every rank beside the others, and the analysis of the slowest."""
 
     analysis: Analysis
-    evidence: Evidence  # the slowest rank's
+    evidence: LoopEvidence  # the slowest rank's
     ranks: tuple[RankFacts, ...]  # those whose trace was read
     steps: tuple[RankStep, ...]
     traces: Mapping[int, Path]  # the profiled window of each rank in `ranks`
 
 
 def analyse_group(
-    evidence: Evidence, connections: Sequence[RankConnection], tried: tuple[ThreadTrial, ...] = ()
+    evidence: LoopEvidence,
+    connections: Sequence[RankConnection],
+    tried: tuple[ThreadTrial, ...] = (),
 ) -> GroupAnalysis:
     """Compare the ranks by their profiled windows, and analyse the one that the others wait for.
 
@@ -82,7 +84,7 @@ def analyse_group(
     )
 
 
-def evidence_of(evidence: Evidence, connection: RankConnection) -> Evidence:
+def evidence_of(evidence: LoopEvidence, connection: RankConnection) -> LoopEvidence:
     """The same windows as this rank measured them."""
     assert connection.observed is not None
     done = connection.done
@@ -106,7 +108,7 @@ def evidence_of(evidence: Evidence, connection: RankConnection) -> Evidence:
 
 
 def _traces(
-    evidence: Mapping[int, Evidence], connections: Sequence[RankConnection], problems: list[str]
+    evidence: Mapping[int, LoopEvidence], connections: Sequence[RankConnection], problems: list[str]
 ) -> dict[int, RankTrace]:
     found = {}
     for connection in connections:
@@ -129,7 +131,7 @@ def _traces(
     return found
 
 
-def _profiled(evidence: Evidence) -> Path | None:
+def _profiled(evidence: LoopEvidence) -> Path | None:
     """The trace file of the profiled window, where there was one."""
     profiled = evidence.profiled
     if profiled is None or profiled.trace_path is None:

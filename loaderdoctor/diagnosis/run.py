@@ -16,17 +16,10 @@ from loaderdoctor.attribution.contention import machine_notes
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
-from loaderdoctor.diagnosis.gather import (
-    MAX_LONGER_ROUNDS,
-    MIN_ROUNDS,
-    Evidence,
-    Gatherer,
-)
+from loaderdoctor.diagnosis.gather import Gatherer
 from loaderdoctor.diagnosis.memory_history import MAX_ENTRIES, MemoryHistory, record
-from loaderdoctor.diagnosis.plan import sizes
 from loaderdoctor.diagnosis.prescribe import not_advised_rows, recommendations, trial_rows
 from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
-from loaderdoctor.diagnosis.slow_start import slow_start
 from loaderdoctor.diagnosis.verify import Verification, Verifier, thread_trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.estimate import Estimate, interval
@@ -50,6 +43,9 @@ from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.report.words.summary import of_first_epoch
 from loaderdoctor.report.words.uncertain import is_open
 from loaderdoctor.trace.read import read_trace
+from loaderdoctor.tryout.ablating import MAX_LONGER_ROUNDS, LoopEvidence
+from loaderdoctor.tryout.slow_start import slow_start
+from loaderdoctor.tryout.windows import MIN_ROUNDS, sizes
 from loaderdoctor.units import NS_PER_S
 
 # Kept back from the budget for stopping the script, reading the trace and writing the report.
@@ -94,7 +90,7 @@ class Diagnosis:
         """`on_stage` is told what begins and how many seconds of the budget are left."""
         self._clock = clock
         self._script_run, self._target, self._raw, self._options = script_run, target, raw, options
-        self.evidence: Evidence | None = None  # of several ranks, the lowest's
+        self.evidence: LoopEvidence | None = None  # of several ranks, the lowest's
         self.group: GroupAnalysis | None = None
         self.analysis: Analysis | None = None
         self.verification: Verification | None = None
@@ -111,7 +107,7 @@ class Diagnosis:
         reserve_s = min(RESERVE_S, RESERVE_SHARE * options.budget_s)
         self._end_s = first_step_s + options.budget_s
         until = self._end_s - reserve_s
-        self.evidence = Evidence(
+        self.evidence = LoopEvidence(
             observed=observed, sizes=sizes(observed, budget_s=options.budget_s)
         )
         gatherer = Gatherer(
@@ -240,11 +236,11 @@ class Diagnosis:
         return of_first_epoch(report) if self._replayed else report
 
     @property
-    def shown(self) -> Evidence | None:
+    def shown(self) -> LoopEvidence | None:
         """The evidence that the report's top level is of."""
         return self.group.evidence if self.group is not None else self.evidence
 
-    def _analyse(self, evidence: Evidence) -> Analysis:
+    def _analyse(self, evidence: LoopEvidence) -> Analysis:
         verified = self._verified
         tried = thread_trials(verified.tried if verified is not None else ())
         if isinstance(self._script_run, RankGroup):

@@ -7,13 +7,13 @@ from dataclasses import replace
 from loaderdoctor.advice.predictions import MIN_GAIN_SHARE
 from loaderdoctor.advice.proposal import edits_for
 from loaderdoctor.estimate import Estimate, interval
+from loaderdoctor.facts.own_settings import meaning, own_settings
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.report.model import NotAdvised, Recommendation
 from loaderdoctor.report.words import format as fmt
 from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
-from loaderdoctor.sweep.grid import meaning, own_settings
-from loaderdoctor.sweep.rank import Ranking
+from loaderdoctor.tryout.ranking import Ranking
 
 _CAUTIONS = {
     "num_workers": "each worker holds its own copy of what the dataset keeps in memory",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from loaderdoctor.instrument.command.script_run import Target as Script
 from loaderdoctor.recipes import Options
 from loaderdoctor.settings import AXES, AXES_BY_NAME, Value
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.tryout.trials import Trial
 
 BY_SCRIPT = tuple(axis.name for axis in AXES if axis.where == "script")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,8 +14,6 @@ from loaderdoctor.advice.safety import why_unsafe
 from loaderdoctor.attribution.combine import best_shares, facts_of_run
 from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.workers import worker_facts
-from loaderdoctor.diagnosis import gather
-from loaderdoctor.diagnosis.plan import WINDOWS_PER_BUDGET, sizes
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts.loop import StepFacts
 from loaderdoctor.facts.shares import Shares
@@ -24,16 +21,18 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.wire import worker_records
-from loaderdoctor.instrument.wire.protocol import Note, Observed, ProfilerSchedule, WindowDone
+from loaderdoctor.instrument.wire.protocol import Note, Observed, WindowDone
 from loaderdoctor.instrument.wire.worker_records import WorkerLog
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Cluster, ReportWarning
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.outcome import Outcome
-from loaderdoctor.sweep.rank import Ranking
 from loaderdoctor.sweep.samples import SavedGroup
 from loaderdoctor.sweep.traces import Traced, read_and_write
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.tryout.ablating import MAX_ROUNDS, Ablation, LoopEvidence
+from loaderdoctor.tryout.outcome import Outcome
+from loaderdoctor.tryout.ranking import Ranking
+from loaderdoctor.tryout.trials import Trial
+from loaderdoctor.tryout.windows import MIN_ROUNDS, WINDOWS_PER_BUDGET, sizes
 
 # Three rounds of three windows, each with as much again for drop and warm-up.
 ABLATION_WINDOWS = 18
@@ -51,7 +50,7 @@ class Sweeping(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Evidence:
+class SweepEvidence:
     """Everything a sweep's report rests on; grows while the sweep runs."""
 
     observed: Observed
@@ -62,7 +61,7 @@ class Evidence:
     traces: dict[int, Traced] = field(default_factory=dict)  # by trial index
     workers: WorkerFacts | None = None
     log: WorkerLog | None = None  # what the workers recorded, once measuring is over
-    ablated: gather.Evidence | None = None
+    ablated: LoopEvidence | None = None
 
     @property
     def outcome(self) -> Outcome:
@@ -106,29 +105,24 @@ class Evidence:
         first = self.ablated is None
         if self.ablated is None:
             budget_s = left_s * WINDOWS_PER_BUDGET / ABLATION_WINDOWS
-            self.ablated = gather.Evidence(
+            self.ablated = LoopEvidence(
                 observed=self.observed, sizes=sizes(self.observed, budget_s=budget_s)
             )
         has_accelerator = self.observed.device is not None
-        n_windows = gather.MIN_ROUNDS * (3 if has_accelerator else 2)
+        n_windows = MIN_ROUNDS * (3 if has_accelerator else 2)
         fewest_s = FEWEST_STRETCH * left_s if first else left_s
         too_slow = n_windows * self.ablated.sizes.window_s > fewest_s
         if left_s <= 0 or (fewest and too_slow):
             return  # trials first: what they leave may do
-        gatherer = gather.Gatherer(
-            script_run,
-            self.ablated,
-            trace_path=Path(os.devnull),  # nothing is traced here
-            profiler=ProfilerSchedule(),
-            seed=self.seed + len(self.ablated.rounds),
-            clock=self.clock,
+        ablation = Ablation(
+            script_run, self.ablated, seed=self.seed + len(self.ablated.rounds), clock=self.clock
         )
         now = self.clock()
-        gatherer.ablate(
+        ablation.ablate(
             until=now + left_s,
             fewest_until=now + fewest_s,
             with_copy=has_accelerator,
-            most=gather.MIN_ROUNDS if fewest else gather.MAX_ROUNDS,
+            most=MIN_ROUNDS if fewest else MAX_ROUNDS,
         )
 
     def conclude(self, folder: RunFolder, workers_dir: Path) -> None:

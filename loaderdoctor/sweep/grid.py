@@ -12,19 +12,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from loaderdoctor.errors import UsageError
+from loaderdoctor.facts.own_settings import AS_IS, meaning, own_settings
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import (
     AXES,
     AXES_BY_NAME,
-    DEFAULT_PREFETCH_FACTOR,
     Settings,
-    StartMethod,
     Value,
     combinations,
     whole_number,
 )
 
-AS_IS = Settings()
 Grid = Mapping[str, tuple[Value, ...]]
 
 # Workers that wait for storage may exceed the CPUs; half as many again shows whether they do.
@@ -32,68 +30,6 @@ BEYOND_CPUS = 1.5
 # A range written by mistake (0:5000) must not become a day of trials.
 MAX_VALUES = 200
 MAX_TRIALS = 2000
-
-
-def own_settings(observed: Observed) -> Settings:
-    """What the loop does now, complete: torch's defaults filled in, transfers as seen.
-
-    The start method stands there at 0 workers too: it is what workers would be started by.
-    """
-    loader = observed.main_loader
-    base = loader.settings if loader is not None else Settings()
-    blocking = [x for x in observed.transfers if not x.non_blocking]
-    non_blocking = bool(observed.transfers) and not blocking
-    environment = observed.environment
-    replicated = observed.compute is not None and observed.compute.n_replicas is not None
-    known = Settings(
-        non_blocking=non_blocking,
-        batch_size=loader.batch_size if loader is not None else None,
-        cudnn_benchmark=environment.cudnn_benchmark,
-        tf32=environment.tf32,
-        ddp="data_parallel" if replicated else None,
-        num_threads=environment.n_threads,
-    )
-    full = meaning(known.over(base), Settings())
-    method = base.start_method or start_method(observed.environment.start_method)
-    return replace(full, start_method=method)
-
-
-def start_method(name: str) -> StartMethod | None:
-    """The environment's start method as an axis value; None for one torch doesn't offer."""
-    return name if name in ("fork", "spawn", "forkserver") else None  # type: ignore[return-value]
-
-
-def meaning(settings: Settings, own: Settings) -> Settings:
-    """`settings` over the loop's own, with defaults written out: equal ones mean the same.
-
-    The start method is left out where there are no workers to start.
-    """
-    full = settings.over(own)
-    workers = full.num_workers or 0
-    return Settings(
-        num_workers=workers,
-        prefetch_factor=(full.prefetch_factor or DEFAULT_PREFETCH_FACTOR) if workers else None,
-        persistent_workers=bool(full.persistent_workers) and workers > 0,
-        pin_memory=bool(full.pin_memory),
-        in_order=full.in_order is not False or not workers,
-        start_method=full.start_method if workers else None,
-        background=full.background or "off",
-        non_blocking=bool(full.non_blocking),
-        side_stream=bool(full.side_stream),
-        resident=bool(full.resident),
-        **{
-            axis.name: None if value is None or axis.is_idle(value) else value
-            for axis in AXES
-            if axis.where in ("dataset", "model", "script") or axis.name == "batch_size"
-            for value in (full.as_dict()[axis.name],)
-        },  # type: ignore[arg-type]
-    )
-
-
-def n_changes(settings: Settings, own: Settings) -> int:
-    """How many axes mean something else than in the loop's own settings."""
-    full, before = meaning(settings, own).as_dict(), meaning(AS_IS, own).as_dict()
-    return sum(full[name] != before[name] for name in full)
 
 
 def worker_counts(usable_cpus: float) -> tuple[int, ...]:

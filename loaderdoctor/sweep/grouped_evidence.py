@@ -14,17 +14,17 @@ from loaderdoctor.report import model
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import ReportWarning
 from loaderdoctor.sweep.advise import verdict_of_sweep
-from loaderdoctor.sweep.evidence import Evidence
+from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.groups import GroupedSweep, GroupState, Measured
-from loaderdoctor.sweep.outcome import Outcome
-from loaderdoctor.sweep.rank import Ranking, drift
 from loaderdoctor.sweep.rows import best_row
 from loaderdoctor.sweep.samples import SavedGroup
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.tryout.outcome import Outcome
+from loaderdoctor.tryout.ranking import Ranking, drift
+from loaderdoctor.tryout.trials import Trial
 
 
 @dataclass(slots=True, kw_only=True)
-class GroupedEvidence(Evidence):
+class GroupedEvidence(SweepEvidence):
     """Evidence of a GroupedSweep; files of nodes lie below `trace_dir`, a folder a group."""
 
     trace_dir: Path
@@ -110,7 +110,7 @@ class GroupedEvidence(Evidence):
 
     def warnings(self) -> tuple[ReportWarning, ...]:
         """What nodes said, and that they are not alike, where they aren't."""
-        said = Evidence.warnings(self)
+        said = SweepEvidence.warnings(self)
         sweep = self.grouped
         if len(sweep.kinds.first) < 2:
             return said
@@ -122,7 +122,7 @@ class GroupedEvidence(Evidence):
         )
         return (ReportWarning(kind="unlike-hardware", text=text.strip()), *said)
 
-    def _of_group(self, state: GroupState) -> Evidence:
+    def _of_group(self, state: GroupState) -> SweepEvidence:
         """A group's own evidence, its trials numbered as in the whole sweep."""
         assert state.measured is not None
         outcome = state.measured.outcome
@@ -131,7 +131,7 @@ class GroupedEvidence(Evidence):
         if state is not self.grouped.reference:
             trials[0] = replace(trials[0], profiles=[])  # one loop as it is, in the report
         notes = outcome.notes
-        return Evidence(
+        return SweepEvidence(
             observed=state.measured.observed,
             sweep=_Over(replace(outcome, trials=trials, notes=notes)),
         )
@@ -139,7 +139,7 @@ class GroupedEvidence(Evidence):
 
 @dataclass(frozen=True, slots=True)
 class _Over:
-    """A group's outcome as `Evidence` wants it."""
+    """A group's outcome as `SweepEvidence` wants it."""
 
     outcome: Outcome
 

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from loaderdoctor.cluster.hardware import Hardware, Kinds
-from loaderdoctor.diagnosis import gather
+from loaderdoctor.facts.own_settings import own_settings
 from loaderdoctor.instrument.wire.protocol import Note, Observed
-from loaderdoctor.sweep.grid import own_settings
-from loaderdoctor.sweep.outcome import Outcome, Part
-from loaderdoctor.sweep.rank import Ranking, rank
 from loaderdoctor.sweep.samples import Description, SavedGroup, check_same
-from loaderdoctor.sweep.trials import Measurement, Trial
+from loaderdoctor.tryout.ablating import LoopEvidence
+from loaderdoctor.tryout.outcome import Outcome, Part
+from loaderdoctor.tryout.ranking import Ranking, rank
+from loaderdoctor.tryout.trials import Measurement, Trial
 
 # A group costs a start of the script and a baseline: with one trial they are most of it.
 MIN_TRIALS = 2
@@ -39,7 +39,7 @@ class Measured:
     observed: Observed
     notes: tuple[Note, ...]
     outcome: Outcome
-    ablated: gather.Evidence | None
+    ablated: LoopEvidence | None
     files: Mapping[str, bytes]  # traces and the workers' records, by path below its folder
 
 

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from loaderdoctor.report.words import format as fmt
-from loaderdoctor.sweep.outcome import PhaseName, Progress
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.tryout.outcome import PhaseName, Progress
+from loaderdoctor.tryout.trials import Trial
 
 PHASES: dict[PhaseName, str] = {
     "plain": "the loop as it is",

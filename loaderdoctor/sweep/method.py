@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from loaderdoctor.sweep.outcome import ALLOWANCE_SHARE, Outcome
+from loaderdoctor.tryout.outcome import ALLOWANCE_SHARE, Outcome
 
 _ENDINGS = {
     "separated": "the leader was separated from the rest",

@@ -13,16 +13,16 @@ from statistics import fmean
 
 from loaderdoctor.attribution.steady import waited_ms
 from loaderdoctor.attribution.step import usable, waits_ms, window_times
-from loaderdoctor.diagnosis.slow_start import memory_anew, waited_more_ms
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import UNLIKE_SHARE
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.report.model import ReportWarning
 from loaderdoctor.report.words import format as fmt
 from loaderdoctor.report.words.first_screen import SLOW_START
-from loaderdoctor.sweep.outcome import Outcome
-from loaderdoctor.sweep.rank import Ranking
-from loaderdoctor.sweep.trials import Measurement
+from loaderdoctor.tryout.outcome import Outcome
+from loaderdoctor.tryout.ranking import Ranking
+from loaderdoctor.tryout.slow_start import memory_anew, waited_more_ms
+from loaderdoctor.tryout.trials import Measurement
 
 REOPENED = "baseline-unlike-loop"
 

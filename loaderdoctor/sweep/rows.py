@@ -13,9 +13,9 @@ from loaderdoctor.report.model import Best, ReportWarning
 from loaderdoctor.report.model import Shares as SharesRow
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.outcome import Outcome
 from loaderdoctor.sweep.own_pace import pace_warning
-from loaderdoctor.sweep.rank import Ranking, Result
+from loaderdoctor.tryout.outcome import Outcome
+from loaderdoctor.tryout.ranking import Ranking, Result
 
 # A baseline that changed by more than this from the first to the last round is told: it is
 # several times the noise of window means (about 2 %), and pairing by round removes only its mean.

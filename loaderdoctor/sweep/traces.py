@@ -22,10 +22,10 @@ from loaderdoctor.report.files import RunFolder, trial_run
 from loaderdoctor.report.traces.captures import Overlay, write_capture
 from loaderdoctor.report.traces.tensorboard import BASELINE
 from loaderdoctor.report.traces.worker_tracks import track_events
-from loaderdoctor.sweep.outcome import Outcome
 from loaderdoctor.trace.calibrate import calibrate
 from loaderdoctor.trace.columns import Trace
 from loaderdoctor.trace.read import read_trace
+from loaderdoctor.tryout.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

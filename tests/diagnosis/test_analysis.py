@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from loaderdoctor.diagnosis.analysis import _unprofiled
-from loaderdoctor.diagnosis.gather import Evidence
-from loaderdoctor.diagnosis.plan import sizes
 from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.tryout.ablating import LoopEvidence
+from loaderdoctor.tryout.windows import sizes
 from tests.attribution.builders import observed
 
 
@@ -22,7 +22,7 @@ def done(mode: str, start_ns: int, end_ns: int) -> WindowDone:
 
 def test_looks_of_the_whole_run_count_but_for_the_profiled_window_and_the_trials() -> None:
     seen = observed(step_ms=10.0)
-    evidence = Evidence(observed=seen, sizes=sizes(seen, budget_s=45))
+    evidence = LoopEvidence(observed=seen, sizes=sizes(seen, budget_s=45))
     evidence.plain = [done("plain", 100, 200), done("plain", 400, 500)]
     assert _unprofiled(evidence) == [(0, 500)]
     evidence.profiled = done("profiled", 250, 350)

@@ -7,15 +7,18 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.attribution.judge import MIN_STEPS
-from loaderdoctor.diagnosis.gather import MIN_ROUNDS, Evidence, Gatherer
-from loaderdoctor.diagnosis.plan import sizes
+from loaderdoctor.diagnosis.gather import Gatherer
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
+from loaderdoctor.tryout.ablating import LoopEvidence
+from loaderdoctor.tryout.windows import MIN_ROUNDS, sizes
 from tests.attribution.builders import observed
 from tests.diagnosis.simulator import SimulatedRun
 
 
 def gatherer(script_run: SimulatedRun) -> Gatherer:
-    evidence = Evidence(observed=script_run.observed, sizes=sizes(script_run.observed, budget_s=45))
+    evidence = LoopEvidence(
+        observed=script_run.observed, sizes=sizes(script_run.observed, budget_s=45)
+    )
     return Gatherer(
         script_run,
         evidence,

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.diagnosis.gather import MAX_LONGER_ROUNDS, MAX_ROUNDS, MIN_ROUNDS
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.instrument.wire.protocol import Ended, ProfilerSchedule
+from loaderdoctor.tryout.ablating import MAX_LONGER_ROUNDS, MAX_ROUNDS
+from loaderdoctor.tryout.windows import MIN_ROUNDS
 from tests.diagnosis.simulator import SimulatedRun
 from tests.diagnosis.test_gather import gatherer
 

@@ -24,8 +24,8 @@ from loaderdoctor.report.console.comparison import render_comparison
 from loaderdoctor.report.encode import read_report
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import samples
-from loaderdoctor.sweep.rank import rank
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.tryout.ranking import rank
+from loaderdoctor.tryout.trials import Trial
 from tests.fuzz.subject import check_line, check_text, refused
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "mnist" / "idx.py"

@@ -22,7 +22,7 @@ from loaderdoctor.instrument.wire.records import FetchRecord
 from loaderdoctor.report.encode import encode_report
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import samples as sweep_samples
-from loaderdoctor.sweep.trials import Measurement, Trial
+from loaderdoctor.tryout.trials import Measurement, Trial
 from tests.report.samples import sweep
 
 

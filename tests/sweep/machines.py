@@ -8,11 +8,10 @@ from dataclasses import replace
 from loaderdoctor.cluster.hardware import Hardware
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.groups import Group, GroupedSweep, Measured, local_trials, split
-from loaderdoctor.sweep.outcome import Options
-from loaderdoctor.sweep.presets.model import Row
-from loaderdoctor.sweep.rounds import Sweep
-from loaderdoctor.sweep.trials import Trial
-from tests.sweep.simulator import SimulatedRun, Truth, observed
+from loaderdoctor.tryout.outcome import Options
+from loaderdoctor.tryout.rounds import Sweep
+from loaderdoctor.tryout.trials import Row, Trial
+from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 MACHINE = Hardware(
     host="one",

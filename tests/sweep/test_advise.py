@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts.own_settings import AS_IS, meaning, own_settings
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import needed_changes, recommendations, verdict_of_sweep
-from loaderdoctor.sweep.evidence import Evidence
-from loaderdoctor.sweep.grid import AS_IS, meaning, own_settings
-from loaderdoctor.sweep.outcome import Options
-from loaderdoctor.sweep.rounds import Sweep
-from tests.sweep.simulator import SimulatedRun, Truth, observed
+from loaderdoctor.sweep.evidence import SweepEvidence
+from loaderdoctor.tryout.outcome import Options
+from loaderdoctor.tryout.rounds import Sweep
+from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 OWN = Settings(num_workers=0)
 
@@ -48,7 +48,7 @@ def test_only_what_must_be_written_is_recommended(
     assert meaning(changes, seen) == meaning(asked, seen)
 
 
-def swept(fast_ms: float, noise: float = 0.01) -> tuple[Sweep, Evidence]:
+def swept(fast_ms: float, noise: float = 0.01) -> tuple[Sweep, SweepEvidence]:
     def truth(settings: Settings) -> Truth:
         return Truth(step_ms=fast_ms if settings.num_workers else 10.0, startup_s=0.1)
 
@@ -57,7 +57,7 @@ def swept(fast_ms: float, noise: float = 0.01) -> tuple[Sweep, Evidence]:
     trials = (AS_IS, Settings(num_workers=2, prefetch_factor=2), Settings(num_workers=3))
     sweep = Sweep(script_run, seen, trials, Options(budget_s=30.0), clock=script_run.clock)
     sweep.run()
-    evidence = Evidence(observed=seen)
+    evidence = SweepEvidence(observed=seen)
     evidence.sweep = sweep
     return sweep, evidence
 

@@ -19,12 +19,12 @@ from loaderdoctor.recipes import Options as ScriptOptions
 from loaderdoctor.recipes import find
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.by_script import Means, place
-from loaderdoctor.sweep.fresh import FreshRuns
 from loaderdoctor.sweep.grid import asked_trials
-from loaderdoctor.sweep.outcome import Options
-from loaderdoctor.sweep.rounds import Sweep
-from loaderdoctor.sweep.trials import Trial
-from tests.sweep.simulator import BATCH, SimulatedRun, Truth, observed
+from loaderdoctor.tryout.fresh import FreshRuns
+from loaderdoctor.tryout.outcome import Options
+from loaderdoctor.tryout.rounds import Sweep
+from loaderdoctor.tryout.trials import Trial
+from tests.tryout.simulator import BATCH, SimulatedRun, Truth, observed
 
 SCRIPT = Script(script="train.py", args=("--epochs", "3"))
 OPTIONS: ScriptOptions = {

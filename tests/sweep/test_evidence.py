@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from loaderdoctor.diagnosis.gather import MIN_ROUNDS
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.evidence import Evidence
+from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.grid import default_trials
-from loaderdoctor.sweep.outcome import Options, Outcome
-from loaderdoctor.sweep.rounds import Sweep
-from tests.sweep.simulator import SimulatedRun, Truth, observed
+from loaderdoctor.tryout.outcome import Options, Outcome
+from loaderdoctor.tryout.rounds import Sweep
+from loaderdoctor.tryout.windows import MIN_ROUNDS
+from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 
 def swept(
     *, budget_s: float, step_ms: float, keep_all: bool = False
-) -> tuple[Outcome, Evidence, SimulatedRun]:
+) -> tuple[Outcome, SweepEvidence, SimulatedRun]:
     def truth(settings: Settings) -> Truth:
         return Truth(step_ms=step_ms, startup_s=0.05 * (settings.num_workers or 0))
 
     seen = observed(step_ms=step_ms)
     script_run = SimulatedRun(truth, Truth(step_ms=step_ms), noise=0.2)
-    evidence = Evidence(observed=seen, clock=script_run.clock)
+    evidence = SweepEvidence(observed=seen, clock=script_run.clock)
     sweep = Sweep(
         script_run,
         seen,

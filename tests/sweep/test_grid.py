@@ -6,18 +6,16 @@ import msgspec
 import pytest
 
 from loaderdoctor.errors import UsageError
+from loaderdoctor.facts.own_settings import AS_IS, meaning, own_settings
 from loaderdoctor.settings import Settings, invalid_reason
 from loaderdoctor.sweep.grid import (
-    AS_IS,
     asked_trials,
     default_trials,
     field_name,
-    meaning,
-    own_settings,
     parse_grid,
     worker_counts,
 )
-from tests.sweep.simulator import observed
+from tests.tryout.simulator import observed
 
 
 @pytest.mark.parametrize(

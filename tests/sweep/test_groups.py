@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.cluster.hardware import Hardware
+from loaderdoctor.facts.own_settings import own_settings
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.grid import own_settings
 from loaderdoctor.sweep.grouped_evidence import GroupedEvidence
 from loaderdoctor.sweep.groups import (
     Group,
@@ -18,11 +18,11 @@ from loaderdoctor.sweep.groups import (
     TrialUpdate,
     split,
 )
-from loaderdoctor.sweep.outcome import Part
 from loaderdoctor.sweep.presets.figures import Figures
-from loaderdoctor.sweep.rank import rank
 from loaderdoctor.sweep.rows import trial_rows, warning_rows
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.tryout.outcome import Part
+from loaderdoctor.tryout.ranking import rank
+from loaderdoctor.tryout.trials import Trial
 from tests.sweep.machines import (
     MACHINE,
     OWN_MS,
@@ -34,7 +34,7 @@ from tests.sweep.machines import (
     node,
     preset_rows,
 )
-from tests.sweep.simulator import observed
+from tests.tryout.simulator import observed
 
 
 def test_a_row_that_is_the_same_as_another_has_its_figures_wherever_that_ran() -> None:

@@ -18,9 +18,9 @@ from loaderdoctor.sweep.groups import (
     TrialUpdate,
     split,
 )
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.tryout.trials import Trial
 from tests.sweep.machines import MACHINE, OWN_MS, PLANNED, STEP_MS, machine, node
-from tests.sweep.simulator import observed
+from tests.tryout.simulator import observed
 
 
 def interrupted(folder: Path) -> GroupedSweep:

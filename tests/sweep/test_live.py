@@ -11,11 +11,11 @@ from loaderdoctor.facts.shares import Shares
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.live import LiveSweep, trial_table
-from loaderdoctor.sweep.outcome import Options, Outcome, Progress
-from loaderdoctor.sweep.rank import Ranking
-from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.rows import best_row, trial_rows, warning_rows
-from tests.sweep.simulator import SimulatedRun, Truth, observed
+from loaderdoctor.tryout.outcome import Options, Outcome, Progress
+from loaderdoctor.tryout.ranking import Ranking
+from loaderdoctor.tryout.rounds import Sweep
+from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 
 def truth(settings: Settings) -> Truth:

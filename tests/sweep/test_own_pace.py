@@ -7,16 +7,16 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from loaderdoctor.facts.own_settings import AS_IS
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.records import CpuRecord, FetchRecord
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.grid import AS_IS
-from loaderdoctor.sweep.outcome import Options, Outcome
 from loaderdoctor.sweep.own_pace import REOPENED, pace_warning
-from loaderdoctor.sweep.rank import Ranking
-from loaderdoctor.sweep.rounds import Sweep
-from tests.sweep.simulator import SimulatedRun, Truth, observed
+from loaderdoctor.tryout.outcome import Options, Outcome
+from loaderdoctor.tryout.ranking import Ranking
+from loaderdoctor.tryout.rounds import Sweep
+from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 SLOW = 1.3
 

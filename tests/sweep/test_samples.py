@@ -14,11 +14,11 @@ from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import samples
-from loaderdoctor.sweep.outcome import Options
-from loaderdoctor.sweep.rounds import Sweep
-from loaderdoctor.sweep.trials import Measurement, Trial
+from loaderdoctor.tryout.outcome import Options
+from loaderdoctor.tryout.rounds import Sweep
+from loaderdoctor.tryout.trials import Measurement, Trial
 from tests.fuzz import sound
-from tests.sweep.simulator import SimulatedRun, Truth, observed
+from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 TRIALS = (Settings(), Settings(num_workers=1), Settings(num_workers=2))
 OWN = Truth(step_ms=10.0)

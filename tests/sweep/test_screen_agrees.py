@@ -6,19 +6,19 @@ import itertools
 from collections import Counter
 from dataclasses import replace
 
+from loaderdoctor.facts.own_settings import AS_IS
 from loaderdoctor.findings.model import Prediction
 from loaderdoctor.report.build import build_report
 from loaderdoctor.report.console.console import console_text
 from loaderdoctor.report.model import Report
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import recommendations, verdict_of_sweep
-from loaderdoctor.sweep.evidence import Evidence
-from loaderdoctor.sweep.grid import AS_IS
-from loaderdoctor.sweep.outcome import Options
-from loaderdoctor.sweep.rounds import Sweep
+from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.rows import best_row, trial_rows
+from loaderdoctor.tryout.outcome import Options
+from loaderdoctor.tryout.rounds import Sweep
 from tests.report import sample_facts, samples
-from tests.sweep.simulator import SimulatedRun, Truth, observed
+from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 # One forecast for each trial, so that the findings repeat what came of all of them.
 FORECASTS = tuple(
@@ -43,7 +43,7 @@ def screen(fast_ms: float, noise: float, seed: int, budget_s: float) -> Report:
     options = Options(budget_s=budget_s, seed=seed)
     sweep = Sweep(script_run, seen, trials, options, clock=script_run.clock)
     sweep.run()
-    evidence = Evidence(observed=seen)
+    evidence = SweepEvidence(observed=seen)
     evidence.sweep = sweep
     ranking = sweep.ranking()
     facts = evidence.facts(ranking)

@@ -6,7 +6,7 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.groups import (
     split,
 )
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.tryout.trials import Trial
 from tests.sweep.machines import preset_rows
 
 

@@ -67,7 +67,9 @@ def _line(request: WindowRequest, trials: Sequence[Settings]) -> str:
     if request.trace_path:
         words.append(Path(request.trace_path).name)
     more = msgspec.to_builtins(request)  # of which defaults are left out
-    words += [f"{name}={value}" for name, value in more.items() if name not in _LEFT_OUT]
+    words += [
+        f"{name}={value}" for name, value in more.items() if value != {} and name not in _LEFT_OUT
+    ]
     return " ".join(words)
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.diagnosis.gather import ProfileOptions
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.diagnosis.verify import Verifier
-from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
+from loaderdoctor.instrument.wire.protocol import ProfilerSchedule, WindowDone, WindowRequest
 from loaderdoctor.settings import Settings
 from tests.attribution.builders import observed
 from tests.diagnosis.simulator import SimulatedRun
@@ -152,7 +151,7 @@ def test_a_whole_diagnosis_is_as_pinned(
         script_run,
         target="train.py",
         raw=tmp_path,
-        options=DiagnosisOptions(budget_s=budget_s, profile=ProfileOptions()),
+        options=DiagnosisOptions(budget_s=budget_s, profiler=ProfilerSchedule()),
         clock=lambda: script_run.now_s,
     )
     made.measure(script_run.observed)

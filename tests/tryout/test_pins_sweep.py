@@ -14,20 +14,19 @@ import pytest
 
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.command.script_run import Target as Script
-from loaderdoctor.instrument.wire.protocol import Observed
+from loaderdoctor.instrument.wire.protocol import Observed, ProfilerSchedule
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import not_advised, recommendations, verdict_of_sweep
-from loaderdoctor.sweep.evidence import Evidence
-from loaderdoctor.sweep.fresh import FreshRuns
+from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.grid import asked_trials, default_trials
-from loaderdoctor.sweep.outcome import Options, Progress
-from loaderdoctor.sweep.presets.model import Row
-from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.rows import trial_rows, warning_rows
-from loaderdoctor.sweep.trials import Trial
-from tests.sweep.simulator import SimulatedRun, Truth, observed
-from tests.sweep.sweeping import all_the_same, workers_help
+from loaderdoctor.tryout.fresh import FreshRuns
+from loaderdoctor.tryout.outcome import Options, Progress
+from loaderdoctor.tryout.rounds import Sweep
+from loaderdoctor.tryout.trials import Row, Trial
 from tests.tryout.pinned import asked, check, rounded, rows
+from tests.tryout.simulator import SimulatedRun, Truth, observed
+from tests.tryout.sweeping import all_the_same, workers_help
 
 OWN = Truth(step_ms=10.0)
 Plan = Callable[[Observed], Sequence[Settings | Trial]]
@@ -113,7 +112,7 @@ CASES = {
         trials=grid("num_workers=1,2", "persistent_workers=true,false"),
         ablate=True,
         traced=True,
-        options={"n_repeat": 2, "n_warmup": 3, "with_stack": True},
+        options={"profiler": ProfilerSchedule(repeat=2, warmup=3, with_stack=True)},
     ),
     "grid, seconds": Case(options={"budget_s": 12.0}),
     "grid, too short": Case(options={"budget_s": 2.0}),
@@ -209,7 +208,7 @@ def test_a_sweep_is_as_pinned(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     seen = observed(step_ms=case.own.step_ms, **case.seen)
     run = SimulatedRun(case.truth, case.own, **{"noise": 0.02, "seed": 1, **case.run})
-    evidence = Evidence(observed=seen, seed=1, clock=run.clock)
+    evidence = SweepEvidence(observed=seen, seed=1, clock=run.clock)
     phases: Counter[str] = Counter()
 
     def show(progress: Progress) -> None:

@@ -10,14 +10,14 @@ from loaderdoctor.attribution.step import usable
 from loaderdoctor.attribution.timeline import step_timelines, timelines_of_window
 from loaderdoctor.attribution.trace_facts import Attributed
 from loaderdoctor.diagnosis.analysis import Analysis
-from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.facts.pictures import SampleTimes, StepTimeline
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.instrument.wire.worker_records import WorkerLog
 from loaderdoctor.report.charts.subjects import Prediction
 from loaderdoctor.report.html.figures import HtmlExtras, TracedSteps
 from loaderdoctor.report.model import Report
-from loaderdoctor.sweep.evidence import Evidence as SweepEvidence
+from loaderdoctor.sweep.evidence import SweepEvidence
+from loaderdoctor.tryout.ablating import LoopEvidence
 
 
 def extras_of_trace(attributed: Attributed) -> HtmlExtras:
@@ -30,7 +30,7 @@ def extras_of_trace(attributed: Attributed) -> HtmlExtras:
 
 
 def extras_of_diagnosis(
-    report: Report, evidence: Evidence | None, analysis: Analysis | None
+    report: Report, evidence: LoopEvidence | None, analysis: Analysis | None
 ) -> HtmlExtras:
     """Of `diagnose`: the profiled window with the workers in it, plain waits, predictions."""
     if evidence is None or analysis is None:

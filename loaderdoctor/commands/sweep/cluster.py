@@ -23,7 +23,7 @@ from loaderdoctor.commands.sweep.plan import SweepOptions, Target, budget_s, tri
 from loaderdoctor.commands.sweep.search import found_before, search
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.instrument.wire.protocol import Note, Observed
-from loaderdoctor.sweep.evidence import Evidence
+from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.grouped_evidence import GroupedEvidence
 from loaderdoctor.sweep.groups import (
     Group,
@@ -34,9 +34,9 @@ from loaderdoctor.sweep.groups import (
     split,
 )
 from loaderdoctor.sweep.live import LiveSweep
-from loaderdoctor.sweep.outcome import Progress
 from loaderdoctor.sweep.presets.resolve import Found
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.tryout.outcome import Progress
+from loaderdoctor.tryout.trials import Trial
 
 if TYPE_CHECKING:
     from loaderdoctor.cluster.ray_cluster import RayCluster
@@ -68,7 +68,7 @@ class ClusterMeasuring:
         target: Target,
         trace_dir: Path,
         live: LiveSweep,
-        watch: Callable[[Evidence], Show],
+        watch: Callable[[SweepEvidence], Show],
         connect: Callable[[str | None], RayCluster] | None = None,
     ) -> None:
         self._options, self._target, self._trace_dir = options, target, trace_dir
@@ -76,7 +76,7 @@ class ClusterMeasuring:
         self._connect = connect or _connect
         self._n_groups = self._n_restored = 0
 
-    def measure(self, before: Before | None = None) -> Evidence:
+    def measure(self, before: Before | None = None) -> SweepEvidence:
         """Every trial, as far as nodes last. Raises RunError where nothing was measured.
 
         `before` is what an interrupted sweep measured: its whole groups are kept.

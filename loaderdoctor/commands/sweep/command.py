@@ -34,10 +34,9 @@ from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.report.words.summary import cost_sentence
 from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.advise import not_advised, recommendations, verdict_of_sweep
-from loaderdoctor.sweep.evidence import Evidence
+from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.live import LiveSweep
 from loaderdoctor.sweep.method import sweep_method
-from loaderdoctor.sweep.outcome import Progress
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.model import Preset
 from loaderdoctor.sweep.presets.rows import (
@@ -48,6 +47,7 @@ from loaderdoctor.sweep.presets.rows import (
     shortened_row,
 )
 from loaderdoctor.sweep.rows import best_row, trial_rows, warning_rows
+from loaderdoctor.tryout.outcome import Progress
 
 # The report on disk is renewed at most this often while the sweep runs.
 PARTIAL_EVERY_S = 5.0
@@ -73,14 +73,18 @@ class Run:
 class SweepEngine(Protocol):
     """Where trials are measured: ENGINES names them."""
 
-    def measure(self, run: Run, trace_dir: Path, live: LiveSweep, partial: Partial) -> Evidence:
+    def measure(
+        self, run: Run, trace_dir: Path, live: LiveSweep, partial: Partial
+    ) -> SweepEvidence:
         """Measure every trial, telling `partial` on the way; traces go below `trace_dir`."""
 
 
 class LocalEngine:
     """In one running loop on this machine."""
 
-    def measure(self, run: Run, trace_dir: Path, live: LiveSweep, partial: Partial) -> Evidence:
+    def measure(
+        self, run: Run, trace_dir: Path, live: LiveSweep, partial: Partial
+    ) -> SweepEvidence:
         asked = Asked(
             options=run.options,
             target=run.target,
@@ -93,7 +97,9 @@ class LocalEngine:
 class RayEngine:
     """In groups on the machines of a Ray cluster, one loop on each."""
 
-    def measure(self, run: Run, trace_dir: Path, live: LiveSweep, partial: Partial) -> Evidence:
+    def measure(
+        self, run: Run, trace_dir: Path, live: LiveSweep, partial: Partial
+    ) -> SweepEvidence:
         from loaderdoctor.commands.sweep.cluster import ClusterMeasuring
 
         measuring = ClusterMeasuring(run.options, run.target, trace_dir, live, partial.watch)
@@ -180,7 +186,7 @@ def script_output(run: Run, live: LiveSweep) -> Literal["inherit", "stderr"] | P
     return "stderr" if run.options.json_target == STDOUT else "inherit"
 
 
-def report_of(evidence: Evidence, run: Run) -> Report:
+def report_of(evidence: SweepEvidence, run: Run) -> Report:
     """The report of what has been measured so far; the top level describes the loop as it is."""
     assert evidence.sweep is not None
     outcome, ranking = evidence.outcome, evidence.sweep.ranking()
@@ -225,7 +231,7 @@ def report_of(evidence: Evidence, run: Run) -> Report:
 
 def of_preset(
     preset: Preset,
-    evidence: Evidence,
+    evidence: SweepEvidence,
     facts: Facts,
     rows: tuple[TrialRow, ...],
     summary: str | None,
@@ -263,11 +269,11 @@ class Partial:
 
     def __init__(self, run: Run, live: LiveSweep) -> None:
         self._run, self._live = run, live
-        self._evidence: Evidence | None = None
+        self._evidence: SweepEvidence | None = None
         self._began = self._written = time.monotonic()
         self._full = False
 
-    def watch(self, evidence: Evidence) -> Partial:
+    def watch(self, evidence: SweepEvidence) -> Partial:
         """To be told the progress of this evidence."""
         self._evidence = evidence
         return self

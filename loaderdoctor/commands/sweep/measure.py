@@ -24,6 +24,7 @@ from loaderdoctor.commands.sweep.plan import (
 )
 from loaderdoctor.commands.sweep.search import found_before, search, search_s
 from loaderdoctor.errors import RunError
+from loaderdoctor.facts.own_settings import meaning, own_settings
 from loaderdoctor.instrument.command.job import JobRun
 from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.command.script_run import LaunchOptions, ScriptRun
@@ -31,12 +32,11 @@ from loaderdoctor.instrument.command.script_run import Target as Script
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import invalid_reason
 from loaderdoctor.sweep import samples
-from loaderdoctor.sweep.evidence import Evidence
-from loaderdoctor.sweep.fresh import FreshRuns, OpenFresh
-from loaderdoctor.sweep.grid import meaning, own_settings
-from loaderdoctor.sweep.outcome import Part, Progress
-from loaderdoctor.sweep.rounds import Sweep
-from loaderdoctor.sweep.trials import Measurement, Trial
+from loaderdoctor.sweep.evidence import SweepEvidence
+from loaderdoctor.tryout.fresh import FreshRuns, OpenFresh
+from loaderdoctor.tryout.outcome import Part, Progress
+from loaderdoctor.tryout.rounds import Sweep
+from loaderdoctor.tryout.trials import Measurement, Trial
 
 # How long a script may take to its first warm steps: imports, data preparation, compilation.
 START_TIMEOUT_S = 600.0
@@ -107,8 +107,8 @@ def measure(
     *,
     say: Callable[[str], None],
     show: Show,
-    watch: Callable[[Evidence], Show],
-) -> Evidence:
+    watch: Callable[[SweepEvidence], Show],
+) -> SweepEvidence:
     """Everything but the reading of traces. Raises RunError where nothing was measured.
 
     `watch` is given the evidence while it grows and returns what each step of progress is told.
@@ -145,7 +145,7 @@ def measure(
             measured = replace(measured, trace_dir=None)
         n_measured = sum(trial.alive for trial in planned)
         say(f"{n_measured} trials, about {measured.budget_s:.0f} s of measuring")
-        evidence = Evidence(observed=observed, notes=script_run.notes, seed=options.seed)
+        evidence = SweepEvidence(observed=observed, notes=script_run.notes, seed=options.seed)
         evidence.sweep = sweep = Sweep(
             script_run,
             observed,

@@ -22,13 +22,13 @@ from loaderdoctor.settings import AXES_BY_NAME
 from loaderdoctor.sweep import by_script
 from loaderdoctor.sweep.by_script import Means
 from loaderdoctor.sweep.grid import asked_trials, default_trials, parse_grid
-from loaderdoctor.sweep.outcome import Options
 from loaderdoctor.sweep.presets import find_preset
 from loaderdoctor.sweep.presets.loader_only import LOADER_ONLY
-from loaderdoctor.sweep.presets.model import Preset, Row
+from loaderdoctor.sweep.presets.model import Preset
 from loaderdoctor.sweep.presets.resolve import Found, Place, trials_of
 from loaderdoctor.sweep.presets.storage import STORAGE, rows_with_path
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.tryout.outcome import Options
+from loaderdoctor.tryout.trials import Row, Trial
 
 DEFAULT_BUDGET_S = 120.0
 # A whole sweep in fresh processes: each visit starts an interpreter, torch and the script.

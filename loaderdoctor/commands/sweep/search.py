@@ -11,13 +11,13 @@ from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.script_run import Target as Script
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.evidence import Evidence
-from loaderdoctor.sweep.fresh import OpenFresh
+from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.grid import default_trials
-from loaderdoctor.sweep.outcome import Options, Progress
 from loaderdoctor.sweep.presets.resolve import Found
-from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.samples import Description
+from loaderdoctor.tryout.fresh import OpenFresh
+from loaderdoctor.tryout.outcome import Options, Progress
+from loaderdoctor.tryout.rounds import Sweep
 
 # Of the budget, for each search. On an H200 with 16 CPUs a visit takes 2 to 5 s: a quarter of 430 s
 # went by with first visits to the ladder's settings, and none was left to compare them.
@@ -85,7 +85,7 @@ def _found(
                     search="auto",
                     allowance_share=None,  # its part of the budget is what it may take
                 ),
-                refused=Evidence(observed=seen).refused(choices),
+                refused=SweepEvidence(observed=seen).refused(choices),
                 on_progress=show,
             )
             elimination.run()

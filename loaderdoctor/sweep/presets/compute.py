@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.judge import faster, is_lower, not_testable
-from loaderdoctor.sweep.presets.model import Claim, Judged, Needs, Preset, Published, Row, rows_of
+from loaderdoctor.sweep.presets.model import Claim, Judged, Preset, rows_of
+from loaderdoctor.tryout.trials import Needs, Published, Row
 
 NUMERICS = "changes numerics or training"
 ACTIVATIONS = "activations"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts
-from loaderdoctor.sweep.rank import Ranking, Result
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.tryout.ranking import Ranking, Result
+from loaderdoctor.tryout.trials import Trial
 
 NOT_A_ROW = "no such row in this run"
 UNLIKE = "measured on machines of different kinds"

@@ -15,7 +15,8 @@ from dataclasses import replace
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.sweep.presets.figures import Change, Figures
 from loaderdoctor.sweep.presets.judge import faster, is_lower, not_testable, slower
-from loaderdoctor.sweep.presets.model import Claim, Judged, Preset, Published, Row
+from loaderdoctor.sweep.presets.model import Claim, Judged, Preset
+from loaderdoctor.tryout.trials import Published, Row
 
 BASELINE = "baseline, batch 32"
 NUMERICS = "changes numerics or training"

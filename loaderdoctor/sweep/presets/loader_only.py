@@ -5,7 +5,8 @@ The loop stands still while its loader is drained; the model runs on batches tha
 
 from __future__ import annotations
 
-from loaderdoctor.sweep.presets.model import Preset, Row, rows_of
+from loaderdoctor.sweep.presets.model import Preset, rows_of
+from loaderdoctor.tryout.trials import Row
 
 COUNTS = tuple(range(0, 51, 5))
 

@@ -6,44 +6,15 @@ trials; `judge` decides claims.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 from loaderdoctor.instrument.wire.protocol import Observed
+from loaderdoctor.sweep.presets.figures import Figures
+from loaderdoctor.tryout.trials import Row
 
-if TYPE_CHECKING:
-    from loaderdoctor.sweep.presets.figures import Figures
-
-# A value as published: those of `settings.Value`, and shares of a dataset.
-Published = bool | int | float | str | None
 Verdict = Literal["agrees", "disagrees", "not separable from noise", "not testable here"]
-Needs = Literal["accelerator", "two-accelerators"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One row of a published table.
-
-    `args` are words for the script of the preset's recipe where the recipe, not the loader, has
-    the option; such a row runs in a process of its own, unless `in_loop` says that its settings
-    mean the same: then only with --isolate. None: the settings alone, in the loop.
-    """
-
-    name: str  # as the table names it; unique within its group
-    settings: Mapping[str, Published] = field(default_factory=dict)  # by axis name
-    group: str = ""  # rows of one group share a baseline
-    args: tuple[str, ...] | None = None
-    in_loop: bool = False  # `settings` in the running loop do what `args` do
-    recipe: str | None = None  # whose `args` they are, where it isn't the preset's recipe
-    needs: Needs | None = None
-    searched_from: str | None = None  # plus what our own search recommends for the loop of that row
-    found_before: tuple[str, ...] = ()  # the `searched_from` of rows before it, which it keeps
-    host_memory: bool = True  # False: of the control group that isn't sampled
-    tensor_memory: bool = False  # what a step's tensors take is asked of it, also on a CPU
-    skip: str | None = None  # why it can't run at all
-    note: str | None = None  # what to know, for instance that it changes numerics
-    base: str | None = None  # baseline within its group, where it isn't the preset's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

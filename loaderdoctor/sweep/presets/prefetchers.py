@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.judge import all_hold, faster, mean_change, not_faster
-from loaderdoctor.sweep.presets.model import Claim, Judged, Preset, Published, Row, rows_of
+from loaderdoctor.sweep.presets.model import Claim, Judged, Preset, rows_of
+from loaderdoctor.tryout.trials import Published, Row
 
 KINDS: dict[str, dict[str, Published]] = {
     "plain": {"background": "off", "side_stream": False},

@@ -10,14 +10,14 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from loaderdoctor.errors import UsageError
+from loaderdoctor.facts.own_settings import meaning, own_settings
 from loaderdoctor.instrument.command.script_run import Target as Script
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings, invalid_reason
 from loaderdoctor.sweep import by_script
 from loaderdoctor.sweep.by_script import Means
-from loaderdoctor.sweep.grid import meaning, own_settings
-from loaderdoctor.sweep.presets.model import Preset, Published, Row
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.sweep.presets.model import Preset
+from loaderdoctor.tryout.trials import Published, Row, Trial
 
 KNOWN_AXES = frozenset(field.name for field in fields(Settings))
 # Without an accelerator these change nothing; torch itself only warns.

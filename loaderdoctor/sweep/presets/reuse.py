@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.judge import faster, not_faster
-from loaderdoctor.sweep.presets.model import Claim, Judged, Preset, Published, Row, rows_of
+from loaderdoctor.sweep.presets.model import Claim, Judged, Preset, rows_of
+from loaderdoctor.tryout.trials import Published, Row
 
 PLAIN, PERSISTENT, KEPT = "plain", "persistent workers", "iterator kept across epochs"
 COPIED, RESIDENT = "copied each step", "resident"

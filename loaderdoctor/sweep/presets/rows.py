@@ -14,10 +14,10 @@ from loaderdoctor.report.words import format as fmt
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.loader_only import LOADER, LOADER_ONLY, MODEL
-from loaderdoctor.sweep.presets.model import Preset, Row
+from loaderdoctor.sweep.presets.model import Preset
 from loaderdoctor.sweep.presets.resolve import note_of
-from loaderdoctor.sweep.rank import Result
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.tryout.ranking import Result
+from loaderdoctor.tryout.trials import Row, Trial
 
 
 def preset_rows(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.judge import faster, not_faster, not_testable
-from loaderdoctor.sweep.presets.model import Claim, Judged, Preset, Row, rows_of
+from loaderdoctor.sweep.presets.model import Claim, Judged, Preset, rows_of
+from loaderdoctor.tryout.trials import Row
 
 COLD, WARM, TMPFS, ANOTHER = "original, cold", "original, warm", "tmpfs", "another path"
 NO_PATH = "name the other path: --grid storage=PATH"

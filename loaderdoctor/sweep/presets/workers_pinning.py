@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.judge import faster, not_testable, worst
-from loaderdoctor.sweep.presets.model import Claim, Judged, Preset, Row, rows_of
+from loaderdoctor.sweep.presets.model import Claim, Judged, Preset, rows_of
+from loaderdoctor.tryout.trials import Row
 
 COUNTS = (0, 1, 2, 4, 8)
 

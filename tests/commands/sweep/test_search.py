@@ -13,8 +13,8 @@ from loaderdoctor.instrument.command.script_run import Target as Script
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.presets.resolve import Found
-from loaderdoctor.sweep.trials import Trial
-from tests.sweep.simulator import observed
+from loaderdoctor.tryout.trials import Trial
+from tests.tryout.simulator import observed
 
 OPTIONS = SweepOptions(preset="ladder", recipe="cifar10-mobilenetv2")
 TARGET = Target(

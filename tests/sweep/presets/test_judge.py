@@ -7,7 +7,6 @@ import math
 import pytest
 
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.sweep.noise import Noise
 from loaderdoctor.sweep.presets import find_preset
 from loaderdoctor.sweep.presets.figures import Change, change_of_peaks, mean_of
 from loaderdoctor.sweep.presets.judge import (
@@ -19,6 +18,7 @@ from loaderdoctor.sweep.presets.judge import (
     unchanged,
 )
 from loaderdoctor.sweep.presets.model import Judged
+from loaderdoctor.tryout.noise import Noise
 
 NOISE = "not separable from noise"
 

@@ -15,19 +15,19 @@ from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.report.console.console import console_text
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.outcome import Options
 from loaderdoctor.sweep.presets import PRESETS, find_preset
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.model import Preset
 from loaderdoctor.sweep.presets.resolve import Found, Place, trials_of
 from loaderdoctor.sweep.presets.rows import claim_rows, preset_rows, row_settings
 from loaderdoctor.sweep.presets.who_is_faster import MATRIX, PORTIONS, WHO_IS_FASTER
-from loaderdoctor.sweep.rank import Ranking, rank
-from loaderdoctor.sweep.rounds import Sweep
 from loaderdoctor.sweep.rows import trial_rows
-from loaderdoctor.sweep.trials import Measurement, Trial
+from loaderdoctor.tryout.outcome import Options
+from loaderdoctor.tryout.ranking import Ranking, rank
+from loaderdoctor.tryout.rounds import Sweep
+from loaderdoctor.tryout.trials import Measurement, Trial
 from tests.report import samples
-from tests.sweep.simulator import SimulatedRun, Truth, observed
+from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 VERDICTS = {"agrees", "disagrees", "not separable from noise", "not testable here"}
 

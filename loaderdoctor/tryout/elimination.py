@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loaderdoctor.advice.predictions import MIN_GAIN_SHARE
-from loaderdoctor.sweep.noise import Noise
-from loaderdoctor.sweep.pace import GRID_ROUNDS, MIN_ROUNDS, WINDOW_S, Cost, Plan
-from loaderdoctor.sweep.rank import EQUAL_SHARE, MIN_PAIRS, Ranking, Result, widening
+from loaderdoctor.tryout.noise import Noise
+from loaderdoctor.tryout.ranking import EQUAL_SHARE, MIN_PAIRS, Ranking, Result, widening
+from loaderdoctor.tryout.schedule import Plan
+from loaderdoctor.tryout.windows import GRID_ROUNDS, MIN_ROUNDS, WINDOW_S, Cost
 
 # Of the allowance, for the pairs that confirm the winner.
 CONFIRM_SHARE = 0.25

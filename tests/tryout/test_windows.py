@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep import pace
-from loaderdoctor.sweep.trials import Trial
-from tests.sweep.simulator import observed
+from loaderdoctor.tryout import windows
+from loaderdoctor.tryout.trials import Trial
+from tests.tryout.simulator import observed
 
 
 @pytest.mark.parametrize(
@@ -24,15 +24,15 @@ def test_epochs_that_workers_mostly_fill_or_that_are_short_are_measured_whole(
     settings: Settings, step_s: float, cycle: int
 ) -> None:
     trial = Trial(index=1, settings=settings)
-    assert pace.cycle(trial, observed(), step_s=step_s) == cycle
-    cost = pace.guess(trial, observed(), step_s=step_s)
+    assert windows.cycle(trial, observed(), step_s=step_s) == cycle
+    cost = windows.guess(trial, observed(), step_s=step_s)
     assert cost.steps(0.1) % cycle == 0
 
 
 def test_whole_epochs_are_those_of_the_trial_and_of_bounded_length() -> None:
     trial = Trial(index=1, settings=Settings(num_workers=8, portion=0.1), steps_per_epoch=10)
-    assert pace.cycle(trial, observed(), step_s=0.1) == 10
-    assert pace.cycle(trial, observed(), step_s=pace.LONGEST_EPOCH_S / 10 * 1.1) == 8
-    assert pace.cycle(trial, observed(steps_per_epoch=None), step_s=0.1) == 10
+    assert windows.cycle(trial, observed(), step_s=0.1) == 10
+    assert windows.cycle(trial, observed(), step_s=windows.LONGEST_EPOCH_S / 10 * 1.1) == 8
+    assert windows.cycle(trial, observed(steps_per_epoch=None), step_s=0.1) == 10
     trial = Trial(index=1, settings=Settings(num_workers=8))
-    assert pace.cycle(trial, observed(steps_per_epoch=None), step_s=0.01) == 8
+    assert windows.cycle(trial, observed(steps_per_epoch=None), step_s=0.01) == 8

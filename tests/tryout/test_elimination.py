@@ -8,13 +8,15 @@ from statistics import median
 
 import pytest
 
+from loaderdoctor.facts.own_settings import n_changes, own_settings
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.elimination import grid_steps
-from loaderdoctor.sweep.grid import default_trials, n_changes, own_settings
-from loaderdoctor.sweep.outcome import ALLOWANCE_SHARE, Options
-from loaderdoctor.sweep.pace import NOTHING, Cost, Plan
-from loaderdoctor.sweep.rounds import Sweep
-from tests.sweep.simulator import SimulatedRun, Truth, observed
+from loaderdoctor.sweep.grid import default_trials
+from loaderdoctor.tryout.elimination import grid_steps
+from loaderdoctor.tryout.outcome import ALLOWANCE_SHARE, Options
+from loaderdoctor.tryout.rounds import Sweep
+from loaderdoctor.tryout.schedule import NOTHING, Plan
+from loaderdoctor.tryout.windows import Cost
+from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 TRIALS = (
     Settings(),

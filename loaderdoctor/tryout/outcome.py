@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule, WindowDone
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.tryout.trials import Trial
 
 Search = Literal["grid", "auto"]
 ALLOWANCE_SHARE = 0.20

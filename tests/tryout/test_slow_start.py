@@ -11,15 +11,15 @@ import pytest
 from loaderdoctor.attribution.ablation import Round
 from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.diagnosis.analysis import analyse
-from loaderdoctor.diagnosis.gather import Evidence
-from loaderdoctor.diagnosis.plan import sizes
-from loaderdoctor.diagnosis.slow_start import slow_start
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.records import CpuRecord
+from loaderdoctor.tryout.ablating import LoopEvidence
+from loaderdoctor.tryout.slow_start import slow_start
+from loaderdoctor.tryout.windows import sizes
 from tests.diagnosis.simulator import SimulatedRun
 from tests.diagnosis.test_gather import gatherer
-from tests.sweep.simulator import observed
+from tests.tryout.simulator import observed
 
 
 def window(ms: float, *, faults: int = 0, waited_ms: float = 0.0) -> WindowDone:
@@ -31,9 +31,9 @@ def window(ms: float, *, faults: int = 0, waited_ms: float = 0.0) -> WindowDone:
     )
 
 
-def evidence(first: WindowDone, rounds: Sequence[float]) -> Evidence:
+def evidence(first: WindowDone, rounds: Sequence[float]) -> LoopEvidence:
     seen = observed()
-    found = Evidence(observed=seen, sizes=sizes(seen, budget_s=30.0), plain=[first])
+    found = LoopEvidence(observed=seen, sizes=sizes(seen, budget_s=30.0), plain=[first])
     found.rounds = [Round(plain=window(ms, faults=3), no_input=window(1.0)) for ms in rounds]
     return found
 
@@ -62,7 +62,7 @@ def test_nothing_is_told_of_noise_of_other_programs_or_of_too_few_rounds() -> No
     assert slow_start(evidence(window(15.0), STEADY)) is None
 
 
-def diagnosed(script_run: SimulatedRun) -> tuple[Evidence, Facts]:
+def diagnosed(script_run: SimulatedRun) -> tuple[LoopEvidence, Facts]:
     g = gatherer(script_run)
     g.gather(until=60.0, ablate=True, with_copy=False)
     return g.evidence, analyse(g.evidence, Path("there are no workers")).facts

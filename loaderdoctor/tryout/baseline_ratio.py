@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from types import MappingProxyType
 
-from loaderdoctor.sweep.trials import Measurement, Phase
+from loaderdoctor.tryout.trials import Measurement, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,11 @@ from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.command.script_run import Target as Script
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.fresh import FreshRuns
-from loaderdoctor.sweep.outcome import Options, Outcome
-from loaderdoctor.sweep.rounds import Sweep
-from loaderdoctor.sweep.trials import Place, Trial
-from tests.sweep.simulator import SimulatedRun, Truth, observed
+from loaderdoctor.tryout.fresh import FreshRuns
+from loaderdoctor.tryout.outcome import Options, Outcome
+from loaderdoctor.tryout.rounds import Sweep
+from loaderdoctor.tryout.trials import Place, Trial
+from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 OWN = Truth(step_ms=10.0)
 

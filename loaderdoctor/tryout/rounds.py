@@ -19,17 +19,18 @@ from types import MappingProxyType
 
 from loaderdoctor.advice.predictions import MIN_GAIN_SHARE
 from loaderdoctor.errors import RunError
+from loaderdoctor.facts.own_settings import n_changes, own_settings
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep import elimination, pace, shares
-from loaderdoctor.sweep.fresh import FreshRuns
-from loaderdoctor.sweep.grid import n_changes, own_settings
-from loaderdoctor.sweep.measurements import Measurer, SweepOverError
-from loaderdoctor.sweep.outcome import Ablate, Options, Outcome, PhaseName, Progress
-from loaderdoctor.sweep.pace import Cost, Plan
-from loaderdoctor.sweep.rank import MIN_PAIRS, Ranking, rank
-from loaderdoctor.sweep.trials import Phase, Trial
+from loaderdoctor.tryout import elimination, schedule, windows
+from loaderdoctor.tryout.fresh import FreshRuns
+from loaderdoctor.tryout.measuring import Measurer, SweepOverError
+from loaderdoctor.tryout.outcome import Ablate, Options, Outcome, PhaseName, Progress
+from loaderdoctor.tryout.ranking import MIN_PAIRS, Ranking, rank
+from loaderdoctor.tryout.schedule import Plan
+from loaderdoctor.tryout.trials import Phase, Trial
+from loaderdoctor.tryout.windows import Cost
 from loaderdoctor.units import NS_PER_S
 
 # A calibration window: long enough to rank by in a pinch, short enough for 40 trials in 120 s.
@@ -107,7 +108,7 @@ class Sweep:
             self._plain()
             self._calibrate()
             # Verdict and claims ask what loading costs: not what the rounds leave decides that.
-            first_s = shares.FIRST_ABLATE_SHARE * self._options.budget_s
+            first_s = schedule.FIRST_ABLATE_SHARE * self._options.budget_s
             self._compare(first_s, fewest=not self._options.keep_all)
             if self._options.search == "auto":
                 self._elimination()
@@ -116,7 +117,7 @@ class Sweep:
             if self._options.part != "rank":
                 self._confirm()
             if not self._options.keep_all:
-                self._compare(self._left_s(shares.ABLATE_SHARE), fewest=False)
+                self._compare(self._left_s(schedule.ABLATE_SHARE), fewest=False)
             self._trace()
             self._plain()
         except (SweepOverError, RunError) as over:
@@ -150,14 +151,14 @@ class Sweep:
     def _calibrate(self) -> None:
         """Each trial once, the loop's own settings first; finds crashes and costs."""
         alive = [trial for trial in self._alive() if not trial.measurements]
-        share_s = self._end_s(shares.CALIBRATE_SHARE) / max(1, len(alive))
+        share_s = self._end_s(schedule.CALIBRATE_SHARE) / max(1, len(alive))
         searching = self._options.search == "auto"
         # A budget that ends here is to leave a table from its baseline up, not rows at random.
         order = alive if self._options.keep_all else self._shuffled(alive, first=0)
         if searching:  # nor a race among what few would choose
             order.sort(key=lambda trial: n_changes(trial.settings, self._own))
         for trial in order:
-            cost = pace.guess(trial, self._observed, step_s=self._step_s)
+            cost = windows.guess(trial, self._observed, step_s=self._step_s)
             window_s = min(CALIBRATE_WINDOW_S, max(0.0, share_s - cost.overhead_s))
             n_steps = elimination.window_steps(cost) if searching else cost.steps(window_s)
             # A search counts these windows but for the first, which meets cold caches.
@@ -166,7 +167,7 @@ class Sweep:
             self._tell("calibrate", 1, 1, trial.index)
             if (
                 self._left_s(
-                    shares.ELIMINATION_WINDOWS_SHARE if searching else shares.CONFIRM_SHARE
+                    schedule.ELIMINATION_WINDOWS_SHARE if searching else schedule.CONFIRM_SHARE
                 )
                 <= 0
             ):
@@ -196,7 +197,7 @@ class Sweep:
                 if any(measurement.round == number for measurement in trial.of("rank")):
                     continue
                 cost = self._cost(trial)
-                if number > 1 and cost.measurement_s(0.0) > self._left_s(shares.CONFIRM_SHARE):
+                if number > 1 and cost.measurement_s(0.0) > self._left_s(schedule.CONFIRM_SHARE):
                     return
                 self._measurer.time(trial, "rank", number, cost.steps(plan.window_s), cost)
                 self._tell("rank", number, n_rounds, trial.index)
@@ -205,8 +206,8 @@ class Sweep:
             if number <= n_rounds:
                 # Costs are known better now: stretch or shorten what is left, same trials.
                 plan = self._plan(n_rounds - number + 1) or plan
-                fewest = number <= pace.MIN_ROUNDS  # these may take of the confirmation's time
-                end = shares.CONFIRM_SHARE if fewest else shares.RANK_SHARE
+                fewest = number <= windows.MIN_ROUNDS  # these may take of the confirmation's time
+                end = schedule.CONFIRM_SHARE if fewest else schedule.RANK_SHARE
                 if self._left_s(end) < self._round_s(plan) and wanted is None:
                     return
 
@@ -224,8 +225,8 @@ class Sweep:
         while ending is None:
             costs = {i: elimination.spend(self._cost(self.outcome.trials[i])) for i in {0, *alive}}
             ranking = self.ranking()
-            left_s = self._left_s(shares.CONFIRM_SHARE) - elimination.pairs_s(ranking, costs)
-            left_s = min(left_s, self._left_s(shares.ELIMINATION_SHARE))
+            left_s = self._left_s(schedule.CONFIRM_SHARE) - elimination.pairs_s(ranking, costs)
+            left_s = min(left_s, self._left_s(schedule.ELIMINATION_SHARE))
             left = elimination.Spend(steps=allowance - self.outcome.n_timed_steps, seconds=left_s)
             field = elimination.after_round(ranking, alive, costs=costs, left=left)
             for index in set(alive) - set(field.alive) - {0}:  # to confirm, 0 is needed
@@ -262,17 +263,19 @@ class Sweep:
         if not all(trial.alive for trial in pair):
             return
         costs = {trial.index: self._cost(trial) for trial in pair}
-        plan = pace.NOTHING
+        plan = schedule.NOTHING
         # The answer matters more than its reasons.
-        for share in (shares.CONFIRM_SHARE, shares.ABLATE_SHARE):
+        for share in (schedule.CONFIRM_SHARE, schedule.ABLATE_SHARE):
             left_s = self._left_s(share)
-            plan = plan or pace.plan(costs, left_s=left_s, wanted_rounds=None, by_speed=list(costs))
+            plan = plan or schedule.plan(
+                costs, left_s=left_s, wanted_rounds=None, by_speed=list(costs)
+            )
         allowed: float = MAX_PAIRS
         searching = self._options.search == "auto"
         if searching:
             left = self._allowance() - self.outcome.n_timed_steps
             window_s = elimination.confirm_window_s(list(costs.values()), left)
-            shortest_s = elimination.WINDOW_PART * pace.WINDOW_S
+            shortest_s = elimination.WINDOW_PART * windows.WINDOW_S
             window_s = min(plan.window_s or shortest_s, window_s)
             plan = Plan(n_rounds=MIN_PAIRS, window_s=window_s, trials=tuple(costs))
             pair_steps = sum(cost.steps(plan.window_s, at_least=1) for cost in costs.values())
@@ -281,13 +284,13 @@ class Sweep:
             if number > MIN_PAIRS:
                 pair_s = sum(self._cost(trial).measurement_s(plan.window_s) for trial in pair)
                 undecided = self._undecided()
-                share = shares.ABLATE_SHARE if undecided else shares.CONFIRM_SHARE
+                share = schedule.ABLATE_SHARE if undecided else schedule.CONFIRM_SHARE
                 enough = number > plan.n_rounds and not undecided
                 if enough or pair_s > self._left_s(share):
                     return
             for trial in pair if number % 2 else reversed(pair):
                 cost = self._cost(trial)
-                n_steps = cost.steps(plan.window_s, at_least=1 if searching else pace.MIN_STEPS)
+                n_steps = cost.steps(plan.window_s, at_least=1 if searching else windows.MIN_STEPS)
                 self._measurer.time(trial, "confirm", number, n_steps, cost)
                 self._tell("confirm", number, max(number, plan.n_rounds), trial.index)
 
@@ -330,11 +333,11 @@ class Sweep:
         """Where all trials are to stay, fewer rounds come before fewer trials."""
         costs = {trial.index: self._cost(trial) for trial in self._alive() if trial.measurements}
         fewest = 1 if self._options.keep_all and wanted_rounds else wanted_rounds or 0
-        plan = pace.NOTHING
+        plan = schedule.NOTHING
         for n_rounds in range(wanted_rounds or 0, fewest - 1, -1):
-            plan = pace.plan(
+            plan = schedule.plan(
                 costs,
-                left_s=self._left_s(shares.RANK_SHARE),
+                left_s=self._left_s(schedule.RANK_SHARE),
                 wanted_rounds=n_rounds or None,
                 by_speed=self._by_speed(),
                 behind=self._behind(),
@@ -344,8 +347,8 @@ class Sweep:
         return plan
 
     def _cost(self, trial: Trial) -> Cost:
-        found = pace.measured(trial, self._observed)
-        return found or pace.guess(trial, self._observed, step_s=self._step_s)
+        found = windows.measured(trial, self._observed)
+        return found or windows.guess(trial, self._observed, step_s=self._step_s)
 
     def _round_s(self, plan: Plan) -> float:
         return sum(self._cost(trial).measurement_s(plan.window_s) for trial in self._alive())
@@ -376,7 +379,7 @@ class Sweep:
         return order
 
     def _end_s(self, share: float) -> float:
-        return shares.end_s(share, self._options, ablated=self._ablate is not None)
+        return schedule.end_s(share, self._options, ablated=self._ablate is not None)
 
     def _left_s(self, share: float) -> float:
         # Starting the script again is no measuring.

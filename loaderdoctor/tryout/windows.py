@@ -1,24 +1,46 @@
-"""How long each visit may be, so that all rounds fit the budget: costs in, steps per window out."""
+"""How long a window is: steps from the seconds there are, whole cycles and epochs; and its limits.
+
+All that sizes a window is here: of the loop as it is (`Sizes`), and of a trial (`Cost`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from loaderdoctor.facts.epochs import measured_whole
+from loaderdoctor.facts.own_settings import meaning, own_settings, queued
 from loaderdoctor.instrument.wire.protocol import Observed
-from loaderdoctor.settings import AXES_BY_NAME, DEFAULT_PREFETCH_FACTOR, Settings
-from loaderdoctor.sweep.grid import meaning, own_settings
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.settings import AXES_BY_NAME, Settings
+from loaderdoctor.tryout.trials import Trial
 
-# The same window length as a diagnosis uses: on two shared cores, means of 0.5 s windows of a
-# 10 ms step spread by about 2 %, and longer windows buy less than more of them.
+# A window this long averages over scheduler and page-cache hiccups of some milliseconds: on two
+# shared cores, window means of 0.5 s windows of a 10 ms step spread by about 2 %.
 WINDOW_S = 1.0
 MIN_WINDOW_S = 0.25
+# Within the whole budget there must be room for three rounds of three windows, each with as much
+# again for drop and warm-up, beside profile and verification: about 40 window lengths.
+WINDOWS_PER_BUDGET = 40
 MIN_STEPS = 4
 MAX_STEPS = 1000
+# The profiled window needs a whole worker cycle and enough steps for means; more only costs
+# export time (about 1 s per 100,000 events) and tells nothing new.
+MIN_PROFILED_STEPS = 8
+MAX_PROFILED_STEPS = 40
+PROFILED_S = 1.0
+# Slow steps are profiled fewer at a time, where they would take more than this of the budget.
+MAX_PROFILED_SHARE = 0.25
+# Epochs of up to this many windows' length are measured whole, so that each window holds its share
+# of boundaries. Longer ones would leave time for one or two rounds, which decide nothing: epochs of
+# 2.5 s got one round in 45 s. What a boundary costs is told apart from the steps in any case.
+WHOLE_EPOCH_WINDOWS = 2.0
+# No window may run longer than this many times what was planned, plus a worker pool's slow start:
+# a loop that turned slow (a stalled disk, a debugger) must not eat the budget.
+LIMIT_FACTOR = 4.0
+LIMIT_EXTRA_S = 5.0
+LIMIT_BUDGET_SHARE = 0.25
 # t at 2 degrees of freedom is 4.3, at 1 it is 12.7: fewer than three rounds separate nothing.
 MIN_ROUNDS = 3
 MAX_ROUNDS = 8
@@ -35,6 +57,57 @@ FORK_PER_WORKER_S = 0.02
 # What the first visit may take beyond that, by axis: the limits of filling a cache and of copying
 # files in the measuring process, and what torch.compile takes for a large model.
 SLOW_START_S = {"cache": 60.0, "storage": 90.0, "compile": 180.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Steps per window, and the time one step takes (seconds)."""
+
+    step_s: float
+    n_steps: int
+    n_profiled_steps: int
+    cycle: int  # batches after which the loader's waits repeat
+
+    @property
+    def window_s(self) -> float:
+        """Expected length of one window's measured part."""
+        return self.step_s * self.n_steps
+
+
+def step_seconds(step_ns: Sequence[int], cycle: int) -> float:
+    """Mean of the last whole worker cycles of the warm-up: waits repeat with the cycle.
+
+    Raises ValueError on no steps.
+    """
+    if not step_ns:
+        raise ValueError("no steps were observed")
+    whole = len(step_ns) // cycle * cycle if cycle <= len(step_ns) else len(step_ns)
+    return fmean(step_ns[-whole:]) / 1e9
+
+
+def sizes(observed: Observed, *, budget_s: float) -> Sizes:
+    """Window sizes for this loop: whole cycles, whole epochs where epochs are short."""
+    cycle = max(1, observed.batches_per_cycle)
+    step_s = max(step_seconds(observed.step_ns, cycle), 1e-6)
+    window_s = min(WINDOW_S, max(MIN_WINDOW_S, budget_s / WINDOWS_PER_BUDGET))
+    n_steps = _whole(window_s / step_s, cycle, low=MIN_STEPS, high=MAX_STEPS)
+    fewest = MIN_PROFILED_STEPS
+    if fewest * step_s > MAX_PROFILED_SHARE * budget_s:
+        fewest = MIN_STEPS + 1
+    n_profiled = _whole(PROFILED_S / step_s, cycle, low=fewest, high=MAX_PROFILED_STEPS)
+    epoch = observed.steps_per_epoch
+    if epoch and epoch * step_s <= WHOLE_EPOCH_WINDOWS * window_s:
+        n_steps = _whole(n_steps, epoch, low=epoch, high=max(epoch, MAX_STEPS))
+        if epoch <= MAX_PROFILED_STEPS // 2:
+            # Two boundaries at least, so that worker start-up shows in the trace.
+            n_profiled = _whole(n_profiled, epoch, low=2 * epoch, high=MAX_PROFILED_STEPS)
+    return Sizes(step_s=step_s, n_steps=n_steps, n_profiled_steps=n_profiled, cycle=cycle)
+
+
+def _whole(steps: float, unit: int, *, low: int, high: int) -> int:
+    """`steps` within low..high, then up to a whole number of `unit`s."""
+    wanted = min(high, max(low, math.ceil(steps)))
+    return math.ceil(wanted / unit) * unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,27 +128,12 @@ class Cost:
         return self.overhead_s + self.steps(window_s) * self.step_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Rounds over some trials, each window about `window_s` long."""
-
-    n_rounds: int
-    window_s: float
-    trials: tuple[int, ...]  # indexes; the rest is dropped
-
-    def __bool__(self) -> bool:
-        return self.n_rounds > 0 and bool(self.trials)
-
-
-NOTHING = Plan(n_rounds=0, window_s=0.0, trials=())
-
-
 def guess(trial: Trial, observed: Observed, *, step_s: float) -> Cost:
     """The cost before the first visit: the loop's own step time, and a guess at the opening."""
     full = meaning(trial.settings, own_settings(observed))
     workers = full.num_workers or 0
     # Twice the queue is dropped, then a cycle warms up: what the measuring process does.
-    queue = 2 * workers * (full.prefetch_factor or 1)
+    queue = 2 * queued(full)
     warmup = max(MIN_WARMUP, workers)
     opening = OPEN_S.get(full.start_method or observed.environment.start_method, 1.0)
     process_s = PROCESS_S if trial.place == "process" else 0.0
@@ -96,9 +154,10 @@ def cycle(trial: Trial, observed: Observed, *, step_s: float) -> int:
     own = own_settings(observed)
     full = meaning(trial.settings, own)
     workers = full.num_workers or 0
-    queue = workers * (full.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
     epoch = epoch_of(trial, observed)
-    if epoch and measured_whole(epoch, queue=queue, step_s=step_s, longest_s=LONGEST_EPOCH_S):
+    if epoch and measured_whole(
+        epoch, queue=queued(full), step_s=step_s, longest_s=LONGEST_EPOCH_S
+    ):
         return epoch
     accumulation = max(1, observed.batches_per_cycle // max(1, own.num_workers or 0))
     return math.lcm(max(1, workers), accumulation)
@@ -140,60 +199,11 @@ def slow_start_s(settings: Settings) -> float:
     )
 
 
-def plan(
-    costs: Mapping[int, Cost],
-    *,
-    left_s: float,
-    wanted_rounds: int | None,
-    by_speed: Sequence[int],
-    behind: frozenset[int] = frozenset(),
-) -> Plan:
-    """Rounds that fit `left_s`, by trial index -> cost; `by_speed` lists indexes, fastest first.
-
-    Prefers many rounds of short windows (each round is an independent sample) over few of long
-    ones, never fewer than MIN_ROUNDS unless `wanted_rounds` says so. Where windows would become
-    shorter than MIN_WINDOW_S, first trials that are clearly `behind` are dropped, the slowest
-    first; then windows become shorter; then others are dropped. Trial 0 always stays. An empty
-    plan means that not even trial 0 and the fastest fit.
-    """
-    fewest, most = (wanted_rounds, wanted_rounds) if wanted_rounds else (MIN_ROUNDS, MAX_ROUNDS)
-    kept = [index for index in by_speed if index in costs]
-    slowest = [index for index in reversed(kept) if index in behind and index != 0]
-    for n_dropped in range(len(slowest) + 1):
-        some = [index for index in kept if index not in slowest[:n_dropped]]
-        for n_rounds in range(most, fewest - 1, -1):
-            found = _plan(costs, some, n_rounds, left_s, at_least=MIN_WINDOW_S)
-            if found:
-                return found
-    kept = [index for index in kept if index not in slowest]
-    while len(kept) > 1:
-        found = _plan(costs, kept, fewest, left_s, at_least=0.0)
-        if found:
-            return found
-        kept.remove(next(index for index in reversed(kept) if index != 0))
-    return NOTHING
-
-
-def _plan(
-    costs: Mapping[int, Cost], kept: Sequence[int], n_rounds: int, left_s: float, *, at_least: float
-) -> Plan:
-    window_s = _window([costs[index] for index in kept], left_s / n_rounds, at_least=at_least)
-    if window_s is None:
-        return NOTHING
-    return Plan(n_rounds=n_rounds, window_s=window_s, trials=tuple(sorted(kept)))
-
-
-def _window(costs: Sequence[Cost], round_s: float, *, at_least: float) -> float | None:
-    """The longest window (up to WINDOW_S) with which one round takes at most `round_s`."""
-    if sum(cost.measurement_s(at_least) for cost in costs) > round_s:
-        return None
-    low, high = at_least, WINDOW_S
-    if sum(cost.measurement_s(high) for cost in costs) <= round_s:
-        return high
-    for _ in range(20):  # bisection: the visit's length grows with the window's
-        middle = (low + high) / 2
-        if sum(cost.measurement_s(middle) for cost in costs) <= round_s:
-            low = middle
-        else:
-            high = middle
-    return low
+def limit_s(
+    expected_s: float, *, budget_s: float | None = None, at_most: float | None = None
+) -> float:
+    """When a window must end: far beyond what was planned, but within the budget's reach."""
+    found = LIMIT_FACTOR * expected_s + LIMIT_EXTRA_S
+    if budget_s is not None:
+        found = min(found, max(2 * expected_s, LIMIT_BUDGET_SHARE * budget_s))
+    return found if at_most is None else min(found, at_most)

@@ -10,11 +10,11 @@ import pytest
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import asked_trials, default_trials
-from loaderdoctor.sweep.measurements import MEMORY_READINGS
-from loaderdoctor.sweep.outcome import Options, Progress
-from loaderdoctor.sweep.rounds import Sweep
-from tests.sweep.simulator import SimulatedRun, Truth, observed
-from tests.sweep.sweeping import OWN, all_the_same, swept, timed, workers_help
+from loaderdoctor.tryout.measuring import MEMORY_READINGS
+from loaderdoctor.tryout.outcome import Options, Progress
+from loaderdoctor.tryout.rounds import Sweep
+from tests.tryout.simulator import SimulatedRun, Truth, observed
+from tests.tryout.sweeping import OWN, all_the_same, swept, timed, workers_help
 
 
 @pytest.mark.parametrize("seed", range(5))

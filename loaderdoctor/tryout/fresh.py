@@ -13,14 +13,13 @@ from contextlib import AbstractContextManager
 import msgspec
 
 from loaderdoctor.errors import RunError
+from loaderdoctor.facts.own_settings import own_settings
 from loaderdoctor.instrument.command.endings import took_down
 from loaderdoctor.instrument.command.job import NoJobError
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.command.script_run import Target as Script
 from loaderdoctor.instrument.wire.protocol import Ended, Observed, WindowDone, WindowRequest
-from loaderdoctor.sweep.grid import own_settings
-from loaderdoctor.sweep.scaling import epoch_steps
-from loaderdoctor.sweep.trials import Trial
+from loaderdoctor.tryout.trials import Trial, epoch_steps
 
 # Beyond a window's own limit, until its process counts as hung: drop and warm-up of a slow loop.
 SLACK_S = 30.0

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from loaderdoctor.attribution.step import usable
 from loaderdoctor.errors import RunError
 from loaderdoctor.facts.epochs import SHORT_EPOCH
+from loaderdoctor.facts.own_settings import queued
 from loaderdoctor.instrument.command.endings import took_down
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import (
@@ -18,17 +19,12 @@ from loaderdoctor.instrument.wire.protocol import (
     WindowDone,
     WindowRequest,
 )
-from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
-from loaderdoctor.sweep import pace
-from loaderdoctor.sweep.fresh import FreshRuns
-from loaderdoctor.sweep.outcome import Options, Outcome
-from loaderdoctor.sweep.pace import Cost
-from loaderdoctor.sweep.trials import Measurement, Phase, Trial
+from loaderdoctor.tryout import windows
+from loaderdoctor.tryout.fresh import FreshRuns
+from loaderdoctor.tryout.outcome import Options, Outcome
+from loaderdoctor.tryout.trials import Measurement, Phase, Trial
+from loaderdoctor.tryout.windows import Cost
 
-# No window may run longer than this many times what was planned, plus a worker pool's slow start.
-LIMIT_FACTOR = 4.0
-LIMIT_EXTRA_S = 5.0
-LIMIT_BUDGET_SHARE = 0.25
 # With a limit asked for, until the process counts as hung: torch's own time-out ends a trial whose
 # workers hang, and its pool is shut down, within some seconds of it.
 TIMEOUT_SLACK_S = 15.0
@@ -69,7 +65,7 @@ class Measurer:
         self._observed = observed
         train = observed.main_loader
         # "plain" where the loader can be opened only once
-        self._steps_per_epoch = train.steps_per_epoch if train is not None else None
+        self._steps_per_epoch = observed.steps_per_epoch
         one_pass = train is not None and train.safety.one_pass
         self._own_mode: Mode = "plain" if one_pass else "trial"
 
@@ -103,7 +99,7 @@ class Measurer:
                 mode=mode,
                 n_steps=n_steps,
                 limit_s=self._limit_s(expected_s)
-                + (0.0 if trial.measurements else pace.slow_start_s(trial.settings)),
+                + (0.0 if trial.measurements else windows.slow_start_s(trial.settings)),
                 settings=trial.switched if mode == "trial" else None,
                 measure_boundary=mode == "trial" and self._boundary_due(trial, expected_s),
                 host_memory=self._memory_due(trial),
@@ -135,8 +131,8 @@ class Measurer:
         """
         if trial.row is None or self._observed.device is None:
             return n_steps
-        epoch = pace.epoch_of(trial, self._observed)
-        if epoch is None or epoch * cost.step_s > pace.LONGEST_EPOCH_S:
+        epoch = windows.epoch_of(trial, self._observed)
+        if epoch is None or epoch * cost.step_s > windows.LONGEST_EPOCH_S:
             return n_steps
         if any(measurement.times.n_boundaries for measurement in trial.measurements):
             return n_steps
@@ -159,18 +155,14 @@ class Measurer:
 
     def _drained_steps(self, trial: Trial, n_steps: int) -> int:
         """Long enough that queues filled before don't count: two of them, or a whole epoch."""
-        workers = trial.settings.num_workers or 0
-        queue = workers * (trial.settings.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
+        queue = queued(trial.settings)
         if self._steps_per_epoch is not None and self._steps_per_epoch <= SHORT_EPOCH * queue:
             return self._steps_per_epoch
         return max(n_steps, 2 * queue)
 
     def _limit_s(self, expected_s: float) -> float:
-        """When a window must end: far beyond what was planned, but within the budget's reach."""
-        generous = LIMIT_FACTOR * expected_s + LIMIT_EXTRA_S
-        planned = min(generous, max(2 * expected_s, LIMIT_BUDGET_SHARE * self._options.budget_s))
-        limit_s = self._options.trial_limit_s
-        return planned if limit_s is None else min(planned, limit_s)
+        options = self._options
+        return windows.limit_s(expected_s, budget_s=options.budget_s, at_most=options.trial_limit_s)
 
     @property
     def _timeout_s(self) -> float | None:
@@ -185,7 +177,7 @@ class Measurer:
         seen = [v.boundary_ms for v in trial.measurements if v.window.boundary_ns is not None]
         if not seen or seen[-1] is None:
             return True
-        return len(seen) < pace.MIN_ROUNDS and seen[-1] / 1000 < 0.5 * expected_s
+        return len(seen) < windows.MIN_ROUNDS and seen[-1] / 1000 < 0.5 * expected_s
 
     def trace(self, trial: Trial, repeat: int, n_steps: int, cost: Cost) -> None:
         """One traced window of a trial; never used for times."""

@@ -1,20 +1,25 @@
-"""A trial while it is being measured: its visits, and what became of it."""
+"""A trial while it is being measured: its measurements, and what became of it.
+
+With another batch size a step is another amount of work, so trials are ranked by their time per
+batch of the loop's own size; figures shown stay per step of the trial.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from loaderdoctor.attribution.step import WindowTimes, window_times
 from loaderdoctor.instrument.command.script_run import Target as Script
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.scaling import epoch_steps
 from loaderdoctor.units import NS_PER_MS, NS_PER_S
 
-if TYPE_CHECKING:
-    from loaderdoctor.sweep.presets.model import Row
-
+# A value as published: those of `settings.Value`, and shares of a dataset.
+Published = bool | int | float | str | None
+Needs = Literal["accelerator", "two-accelerators"]
 Phase = Literal["calibrate", "rank", "confirm"]
 Place = Literal["loop", "process"]
 MIN_RANKED = 3  # with fewer ranked rounds the calibration counts too
@@ -46,6 +51,31 @@ class Measurement:
         if self.window.boundary_ns is not None:
             return self.window.boundary_ns / NS_PER_MS
         return self.times.boundary_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row of a published table.
+
+    `args` are words for the script of the preset's recipe where the recipe, not the loader, has
+    the option; such a row runs in a process of its own, unless `in_loop` says that its settings
+    mean the same: then only with --isolate. None: the settings alone, in the loop.
+    """
+
+    name: str  # as the table names it; unique within its group
+    settings: Mapping[str, Published] = field(default_factory=dict)  # by axis name
+    group: str = ""  # rows of one group share a baseline
+    args: tuple[str, ...] | None = None
+    in_loop: bool = False  # `settings` in the running loop do what `args` do
+    recipe: str | None = None  # whose `args` they are, where it isn't the preset's recipe
+    needs: Needs | None = None
+    searched_from: str | None = None  # plus what our own search recommends for the loop of that row
+    found_before: tuple[str, ...] = ()  # the `searched_from` of rows before it, which it keeps
+    host_memory: bool = True  # False: of the control group that isn't sampled
+    tensor_memory: bool = False  # what a step's tensors take is asked of it, also on a CPU
+    skip: str | None = None  # why it can't run at all
+    note: str | None = None  # what to know, for instance that it changes numerics
+    base: str | None = None  # baseline within its group, where it isn't the preset's
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,3 +134,21 @@ class Trial:
         """No further visits. What it measured before stays, but is not ranked."""
         self.status = status
         self.reason = reason
+
+
+def batch_scale(settings: Settings, own: Settings) -> float:
+    """Batches of the trial in the time of one of the loop's own: own size / the trial's size.
+
+    1.0 where the size is not changed or not known.
+    """
+    if not settings.batch_size or not own.batch_size:
+        return 1.0
+    return own.batch_size / settings.batch_size
+
+
+def epoch_steps(settings: Settings, own: Settings, steps_per_epoch: int | None) -> int | None:
+    """Steps of an epoch under these settings; None where the loop's own number is not known."""
+    if steps_per_epoch is None:
+        return None
+    steps = steps_per_epoch * batch_scale(settings, own) * (settings.portion or 1.0)
+    return max(1, math.ceil(steps - 1e-9))

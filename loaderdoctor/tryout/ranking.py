@@ -17,11 +17,11 @@ from typing import Literal
 
 from loaderdoctor.advice.predictions import MIN_GAIN_SHARE
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts.own_settings import meaning
 from loaderdoctor.settings import AXES_BY_NAME, DEFAULT_PREFETCH_FACTOR, Settings
-from loaderdoctor.sweep.baseline_ratio import ONE_MACHINE, BaselineRatio
-from loaderdoctor.sweep.grid import meaning
-from loaderdoctor.sweep.noise import Noise
-from loaderdoctor.sweep.trials import Measurement, Trial
+from loaderdoctor.tryout.baseline_ratio import ONE_MACHINE, BaselineRatio
+from loaderdoctor.tryout.noise import Noise
+from loaderdoctor.tryout.trials import Measurement, Trial
 from loaderdoctor.units import NS_PER_S
 
 # Two means of the same setting differ by about 1 % on a quiet machine (window spread of 2 %,

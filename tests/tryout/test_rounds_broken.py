@@ -8,11 +8,11 @@ from loaderdoctor.instrument.wire.records import SafetyRecord
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import not_advised
 from loaderdoctor.sweep.grid import asked_trials, default_trials
-from loaderdoctor.sweep.measurements import RERUN
-from loaderdoctor.sweep.outcome import Options
-from loaderdoctor.sweep.rounds import Sweep
-from tests.sweep.simulator import SimulatedRun, Truth, observed
-from tests.sweep.sweeping import OWN, all_the_same, swept, workers_help
+from loaderdoctor.tryout.measuring import RERUN
+from loaderdoctor.tryout.outcome import Options
+from loaderdoctor.tryout.rounds import Sweep
+from tests.tryout.simulator import SimulatedRun, Truth, observed
+from tests.tryout.sweeping import OWN, all_the_same, swept, workers_help
 
 
 def test_a_crashed_trial_is_a_row_with_its_reason_and_the_sweep_goes_on() -> None:

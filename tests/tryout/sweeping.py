@@ -5,10 +5,10 @@ from __future__ import annotations
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import default_trials
-from loaderdoctor.sweep.outcome import Options, Outcome
-from loaderdoctor.sweep.rank import Ranking
-from loaderdoctor.sweep.rounds import Sweep
-from tests.sweep.simulator import SimulatedRun, Truth, observed
+from loaderdoctor.tryout.outcome import Options, Outcome
+from loaderdoctor.tryout.ranking import Ranking
+from loaderdoctor.tryout.rounds import Sweep
+from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 OWN = Truth(step_ms=10.0)
 

@@ -7,9 +7,9 @@ from statistics import fmean
 
 from loaderdoctor.attribution.steady import waited_ms
 from loaderdoctor.attribution.step import window_times
-from loaderdoctor.diagnosis.gather import Evidence
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.report.words import format as fmt
+from loaderdoctor.tryout.ablating import LoopEvidence
 
 # Page faults a step from which memory that is given back and fetched anew counts: a fault costs
 # some 2.5 µs (1,600 a step took 4 ms on recipe mnist; none with glibc's trimming switched off).
@@ -17,7 +17,7 @@ MANY_FAULTS = 100
 FEWER = 4.0  # fallen by this factor: no longer each step's
 
 
-def slow_start(evidence: Evidence) -> str | None:
+def slow_start(evidence: LoopEvidence) -> str | None:
     """What to say where the first plain windows of a diagnosis are slower than all later ones.
 
     None where they are not (see `attribution.steady`).

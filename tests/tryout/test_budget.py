@@ -8,10 +8,10 @@ import pytest
 
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import default_trials
-from loaderdoctor.sweep.outcome import Options
-from loaderdoctor.sweep.rounds import TRACE_OVERRUN_SHARE, Sweep
-from tests.sweep.simulator import SimulatedRun, Truth, observed
-from tests.sweep.sweeping import OWN, all_the_same, swept
+from loaderdoctor.tryout.outcome import Options
+from loaderdoctor.tryout.rounds import TRACE_OVERRUN_SHARE, Sweep
+from tests.tryout.simulator import SimulatedRun, Truth, observed
+from tests.tryout.sweeping import OWN, all_the_same, swept
 
 
 @pytest.mark.parametrize("budget_s", [10.0, 30.0, 60.0, 120.0])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loaderdoctor.instrument.wire.worker_records import MAIN_PROCESS, WorkerLog
+from loaderdoctor.instrument.wire.worker_log import MAIN_PROCESS, WorkerLog
 from loaderdoctor.units import NS_PER_MS
 
 # Samples seen both for the first time and again before the two are compared.

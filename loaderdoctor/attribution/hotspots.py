@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 from loaderdoctor.facts.workers import Leaf, LineHotspot
-from loaderdoctor.instrument.wire.worker_records import LineCount
+from loaderdoctor.instrument.wire.worker_log import LineCount
 
 MAX_LINES = 20
 MAX_LEAVES = 20  # of a line

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from loaderdoctor.instrument.wire.record_file import Outcome
 from loaderdoctor.instrument.wire.records import FetchRecord, LoaderRecord
-from loaderdoctor.instrument.wire.worker_records import (
+from loaderdoctor.instrument.wire.worker_log import (
     Batches,
     IteratorRecord,
-    Outcome,
     ProcessRecord,
     Spans,
     WorkerLog,

@@ -13,7 +13,7 @@ from loaderdoctor.attribution.trace_facts import Attributed, facts_of
 from loaderdoctor.facts.pictures import SampleTimes, WaitSeries
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.instrument.wire.records import FetchRecord, LoaderRecord
-from loaderdoctor.instrument.wire.worker_records import WorkerLog
+from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.units import NS_PER_MS
 
 # As many bars as a chart can show apart; a longer window is shown from its beginning.

@@ -18,7 +18,7 @@ from loaderdoctor.attribution.trace_facts import Attributed
 from loaderdoctor.errors import TraceError
 from loaderdoctor.facts.pictures import Doing, StepTimeline, Strip, TimelineRow
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.worker_records import MAIN_PROCESS, ProcessRecord, WorkerLog
+from loaderdoctor.instrument.wire.worker_log import MAIN_PROCESS, ProcessRecord, WorkerLog
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.calibrate import ClockMap, calibrate
 from loaderdoctor.trace.columns import Category

@@ -17,8 +17,9 @@ from loaderdoctor.attribution.hotspots import line_hotspots
 from loaderdoctor.attribution.selection import Selection, of_step, selections
 from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.instrument.wire.record_file import Outcome
 from loaderdoctor.instrument.wire.records import FetchRecord, LoaderRecord
-from loaderdoctor.instrument.wire.worker_records import Outcome, WorkerLog, rows_of
+from loaderdoctor.instrument.wire.worker_log import WorkerLog, rows_of
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.units import NS_PER_MS
 

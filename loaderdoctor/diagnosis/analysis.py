@@ -25,7 +25,7 @@ from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Finding
 from loaderdoctor.instrument.wire import worker_records
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.worker_records import WorkerLog
+from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.report.traces.captures import Overlay
 from loaderdoctor.report.traces.worker_tracks import track_events
 from loaderdoctor.trace.calibrate import calibrate

@@ -22,7 +22,7 @@ from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.wire import worker_records
 from loaderdoctor.instrument.wire.protocol import Note, Observed, WindowDone
-from loaderdoctor.instrument.wire.worker_records import WorkerLog
+from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Cluster, ReportWarning
 from loaderdoctor.settings import Settings

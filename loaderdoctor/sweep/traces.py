@@ -17,7 +17,7 @@ from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts.pictures import StepTimeline
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.instrument.wire.worker_records import WorkerLog
+from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.report.files import RunFolder, trial_run
 from loaderdoctor.report.traces.captures import Overlay, write_capture
 from loaderdoctor.report.traces.tensorboard import BASELINE

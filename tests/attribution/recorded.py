@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 from loaderdoctor.attribution.timeline import step_timelines
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.facts.pictures import StepTimeline
-from loaderdoctor.instrument.wire.worker_records import WorkerLog, read
+from loaderdoctor.instrument.wire.worker_log import WorkerLog
+from loaderdoctor.instrument.wire.worker_records import read
 from loaderdoctor.instrument.workers import worker
 from loaderdoctor.trace.calibrate import ClockMap
 from tests.attribution.build import TraceBuilder

@@ -23,7 +23,8 @@ from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
 from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.records import FetchRecord, LoaderRecord
-from loaderdoctor.instrument.wire.worker_records import WorkerLog, read
+from loaderdoctor.instrument.wire.worker_log import WorkerLog
+from loaderdoctor.instrument.wire.worker_records import read
 from loaderdoctor.instrument.workers import worker
 
 N_TRAIN, N_VALIDATION, BATCH = 64, 16, 4

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 from loaderdoctor.attribution.workers import worker_facts
 from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.instrument.wire.records import FetchRecord
-from loaderdoctor.instrument.wire.worker_records import WorkerLog, read
+from loaderdoctor.instrument.wire.worker_log import WorkerLog
+from loaderdoctor.instrument.wire.worker_records import read
 from loaderdoctor.instrument.workers import worker
 from tests.instrument import worker_cases as cases
 

@@ -12,7 +12,7 @@ from loaderdoctor.attribution.trace_facts import Attributed
 from loaderdoctor.diagnosis.analysis import Analysis
 from loaderdoctor.facts.pictures import SampleTimes, StepTimeline
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
-from loaderdoctor.instrument.wire.worker_records import WorkerLog
+from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.report.charts.subjects import Prediction
 from loaderdoctor.report.html.figures import HtmlExtras, TracedSteps
 from loaderdoctor.report.model import Report

@@ -1,13 +1,11 @@
 """Reads what workers and the training process recorded about the making of batches.
 
-Imports no torch. The types are those of `worker_log`, offered from here as well: this is the one
-module of the measuring side that the stages after it import for worker records.
+Imports no torch.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError  # noqa: N812
@@ -28,21 +26,42 @@ from loaderdoctor.instrument.wire.record_file import (
     SEND,
     SUFFIX,
     Kind,
+    Outcome,
 )
-from loaderdoctor.instrument.wire.record_file import Outcome as Outcome
-from loaderdoctor.instrument.wire.worker_log import ABSENT as ABSENT
-from loaderdoctor.instrument.wire.worker_log import I64
-from loaderdoctor.instrument.wire.worker_log import MAIN_PROCESS as MAIN_PROCESS
-from loaderdoctor.instrument.wire.worker_log import Batches as Batches
-from loaderdoctor.instrument.wire.worker_log import IteratorRecord as IteratorRecord
-from loaderdoctor.instrument.wire.worker_log import LineCount as LineCount
-from loaderdoctor.instrument.wire.worker_log import ProcessRecord as ProcessRecord
-from loaderdoctor.instrument.wire.worker_log import Samples as Samples
-from loaderdoctor.instrument.wire.worker_log import Spans as Spans
-from loaderdoctor.instrument.wire.worker_log import TransformTime as TransformTime
-from loaderdoctor.instrument.wire.worker_log import WorkerLog as WorkerLog
-from loaderdoctor.instrument.wire.worker_log import keys as keys
-from loaderdoctor.instrument.wire.worker_log import rows_of as rows_of
+from loaderdoctor.instrument.wire.worker_log import (
+    ABSENT,
+    I64,
+    MAIN_PROCESS,
+    Batches,
+    IteratorRecord,
+    LineCount,
+    ProcessRecord,
+    Samples,
+    Spans,
+    TransformTime,
+    WorkerLog,
+    keys,
+    rows_of,
+)
+
+_TYPES = {"I": "<u4", "i": "<i4", "q": "<i8"}
+
+
+def _row(layout: Struct, names: str) -> np.dtype[Any]:
+    """A binary record of `record_file`, as it is in the file, with the names of its fields."""
+    codes = layout.format.removeprefix("<")
+    return np.dtype([(n, _TYPES[code]) for n, code in zip(names.split(), codes, strict=True)])
+
+
+_BATCH = _row(
+    BATCH,
+    "serial epoch idx worker outcome n_samples wait_ns begin_ns collate_ns end_ns "
+    "thread_cpu_ns process_cpu_ns n_stamps n_indices",
+)
+_SEND = _row(SEND, "serial epoch idx put_ns send_ns sent_ns n_bytes feeder")
+_DRAW = _row(DRAW, "serial epoch idx start_ns end_ns")
+_DELIVERY = _row(DELIVERY, "serial epoch idx start_ns end_ns thread")
+_PIN = _row(PIN, "serial epoch idx wait_ns start_ns end_ns thread")
 
 
 def read(records_dir: Path) -> WorkerLog:
@@ -60,12 +79,13 @@ class _Raw:
     """Records as they come, file by file."""
 
     def __init__(self) -> None:
-        self.batches: list[tuple[int, ...]] = []
+        self.batches = bytearray()
+        self.pids: list[int] = []  # of each batch
         self.stamps: list[tuple[int, I64, I64]] = []  # row of `batches`, stamps, indices
-        self.sends: list[tuple[int, ...]] = []
-        self.sampler_draws: list[tuple[int, ...]] = []
-        self.deliveries: list[tuple[int, ...]] = []
-        self.pins: list[tuple[int, ...]] = []
+        self.sends = bytearray()
+        self.sampler_draws = bytearray()
+        self.deliveries = bytearray()
+        self.pins = bytearray()
         self.iterators: list[IteratorRecord] = []
         self.processes: list[ProcessRecord] = []
         self.lines: list[LineCount] = []
@@ -113,7 +133,9 @@ class _Raw:
             self._add_batch(payload, pid)
         elif kind in plain:
             layout, rows = plain[Kind(kind)]
-            rows.append(_unpack(layout, payload))
+            if len(payload) != layout.size:
+                raise ValueError(f"{len(payload)} bytes where {layout.size} belong")
+            rows += payload
         elif kind == Kind.PROCESS:
             more = json.loads(payload)
             native = [p.get("native_threads") for p in (process, more)]
@@ -142,14 +164,15 @@ class _Raw:
             )
 
     def _add_batch(self, payload: bytes, pid: int) -> None:
-        *fields, n_stamps, n_indices = BATCH.unpack_from(payload)
+        *_, n_stamps, n_indices = BATCH.unpack_from(payload)
         if len(payload) != BATCH.size + 8 * (n_stamps + n_indices):
             raise ValueError("length does not match its counts")
         if n_stamps:
             stamps = np.frombuffer(payload, dtype=np.int64, count=n_stamps, offset=BATCH.size)
             indices = np.frombuffer(payload, dtype=np.int64, offset=BATCH.size + 8 * n_stamps)
-            self.stamps.append((len(self.batches), stamps, indices))
-        self.batches.append((*fields, pid))
+            self.stamps.append((len(self.pids), stamps, indices))
+        self.batches += payload[: BATCH.size]
+        self.pids.append(pid)
 
     def _add_lines(self, value: dict[str, Any], pid: int) -> None:
         for phase, file, line, function, leaf_file, leaf_line, leaf_function, count in value[
@@ -178,9 +201,9 @@ class _Raw:
         return WorkerLog(
             batches=batches,
             samples=self._samples(order),
-            sampler_draws=_spans(self.sampler_draws, lambda r: (r[3], r[4], r[3], ABSENT)),
-            deliveries=_spans(self.deliveries, lambda r: (r[3], r[4], r[3], r[5])),
-            pins=_spans(self.pins, lambda r: (r[4], r[5], r[3], r[6])),
+            sampler_draws=_spans(self.sampler_draws, _DRAW),
+            deliveries=_spans(self.deliveries, _DELIVERY),
+            pins=_spans(self.pins, _PIN),
             iterators=tuple(sorted(self.iterators, key=lambda i: i.serial)),
             processes=tuple(sorted(self.processes, key=lambda p: p.started_ns)),
             lines=tuple(self.lines),
@@ -189,39 +212,35 @@ class _Raw:
         )
 
     def _batches(self) -> tuple[Batches, NDArray[np.intp]]:
-        table = _table(self.batches, 13)
-        order = np.argsort(table[:, 7], kind="stable")
-        table = table[order]
-        sends = _table(self.sends, SEND_FIELDS)
-        row = rows_of(
-            keys(table[:, 0], table[:, 1], table[:, 2]),
-            keys(sends[:, 0], sends[:, 1], sends[:, 2]),
-        )
+        rows = np.frombuffer(self.batches, _BATCH)
+        order = np.argsort(rows["begin_ns"], kind="stable")
+        made = _columns(rows[order])
+        sends = _columns(np.frombuffer(self.sends, _SEND))
+        at = rows_of(_keys(made), _keys(sends))
 
-        def sent(column: int) -> I64:
-            if not len(sends):
-                return np.full(row.shape, ABSENT, dtype=np.int64)
-            return np.where(row >= 0, sends[np.maximum(row, 0), column], ABSENT)
+        def sent(name: str) -> I64:
+            values = np.append(sends[name], ABSENT)  # which -1 leads to
+            return values[at]
 
         return (
             Batches(
-                serial=table[:, 0],
-                epoch=table[:, 1],
-                idx=table[:, 2],
-                worker=table[:, 3],
-                outcome=table[:, 4],
-                n_samples=table[:, 5],
-                wait_ns=table[:, 6],
-                begin_ns=table[:, 7],
-                collate_ns=np.where(table[:, 8] > 0, table[:, 8], ABSENT),
-                end_ns=table[:, 9],
-                thread_cpu_ns=table[:, 10],
-                process_cpu_ns=table[:, 11],
-                pid=table[:, 12],
-                send_ns=sent(4),
-                sent_ns=sent(5),
-                n_bytes=sent(6),
-                feeder=sent(7),
+                serial=made["serial"],
+                epoch=made["epoch"],
+                idx=made["idx"],
+                worker=made["worker"],
+                outcome=made["outcome"],
+                n_samples=made["n_samples"],
+                wait_ns=made["wait_ns"],
+                begin_ns=made["begin_ns"],
+                collate_ns=np.where(made["collate_ns"] > 0, made["collate_ns"], ABSENT),
+                end_ns=made["end_ns"],
+                thread_cpu_ns=made["thread_cpu_ns"],
+                process_cpu_ns=made["process_cpu_ns"],
+                pid=np.array(self.pids, np.int64)[order],
+                send_ns=sent("send_ns"),
+                sent_ns=sent("sent_ns"),
+                n_bytes=sent("n_bytes"),
+                feeder=sent("feeder"),
             ),
             order,
         )
@@ -230,10 +249,11 @@ class _Raw:
         """Durations between stamps. A failed batch has stamps up to the sample that failed."""
         row_of = np.empty_like(order)
         row_of[order] = np.arange(order.size)
+        outcome = np.frombuffer(self.batches, _BATCH)["outcome"]
         rows, starts, durations, drawn = [], [], [], []
         for row, stamps, indices in self.stamps:
             n = stamps.size - 1
-            if n < 1 or self.batches[row][4] == Outcome.ERROR:
+            if n < 1 or outcome[row] == Outcome.ERROR:
                 continue
             rows.append(np.full(n, row_of[row], dtype=np.int64))
             starts.append(stamps[:-1])
@@ -248,7 +268,6 @@ class _Raw:
         )
 
 
-SEND_FIELDS = 8
 # What damaged records may raise on their way to columns and typed values.
 _SENSELESS = (
     ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError,
@@ -263,34 +282,24 @@ def _typed(kind: type[Record], **values: Any) -> Record:
     return msgspec.convert(values, type=kind)
 
 
-def _unpack(layout: Struct, payload: bytes) -> tuple[int, ...]:
-    if len(payload) != layout.size:
-        raise ValueError(f"{len(payload)} bytes where {layout.size} belong")
-    return layout.unpack(payload)
-
-
-def _table(rows: list[tuple[int, ...]], n_columns: int) -> I64:
-    return np.array(rows, dtype=np.int64).reshape(len(rows), n_columns)
-
-
 def _joined(parts: list[I64]) -> I64:
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
-def _spans(
-    rows: list[tuple[int, ...]], pick: Callable[[tuple[int, ...]], tuple[int, int, int, int]]
-) -> Spans:
-    table = _table([(*r[:3], *pick(r)) for r in rows], 7)
-    table = table[np.argsort(table[:, 4], kind="stable")]
-    return Spans(
-        serial=table[:, 0],
-        epoch=table[:, 1],
-        idx=table[:, 2],
-        start_ns=table[:, 3],
-        end_ns=table[:, 4],
-        wait_ns=table[:, 5],
-        thread=table[:, 6],
-    )
+def _columns(rows: NDArray[Any]) -> dict[str, I64]:
+    return {name: rows[name].astype(np.int64) for name in rows.dtype.fields or ()}
+
+
+def _keys(columns: dict[str, I64]) -> NDArray[Any]:
+    return keys(columns["serial"], columns["epoch"], columns["idx"])
+
+
+def _spans(records: bytearray, layout: np.dtype[Any]) -> Spans:
+    rows = np.frombuffer(records, layout)
+    columns = _columns(rows[np.argsort(rows["end_ns"], kind="stable")])
+    columns.setdefault("wait_ns", columns["start_ns"])
+    columns.setdefault("thread", np.full(rows.size, ABSENT, dtype=np.int64))
+    return Spans(**columns)
 
 
 def _run_wait_share(value: dict[str, Any]) -> float | None:

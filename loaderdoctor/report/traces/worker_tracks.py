@@ -15,14 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loaderdoctor.instrument.wire.worker_records import (
-    MAIN_PROCESS,
-    Batches,
-    Outcome,
-    Spans,
-    WorkerLog,
-    rows_of,
-)
+from loaderdoctor.instrument.wire.record_file import Outcome
+from loaderdoctor.instrument.wire.worker_log import MAIN_PROCESS, Batches, Spans, WorkerLog, rows_of
 from loaderdoctor.trace.calibrate import ClockMap
 from loaderdoctor.trace.columns import Category, Trace
 from loaderdoctor.units import NS_PER_MS

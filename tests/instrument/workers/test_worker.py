@@ -22,7 +22,9 @@ from torch.utils.data._utils import fetch as torch_fetch
 from torch.utils.data._utils import pin_memory as torch_pin
 from torch.utils.data._utils import worker as torch_worker
 
-from loaderdoctor.instrument.wire.worker_records import ABSENT, Outcome, WorkerLog, read, rows_of
+from loaderdoctor.instrument.wire.record_file import Outcome
+from loaderdoctor.instrument.wire.worker_log import ABSENT, WorkerLog, rows_of
+from loaderdoctor.instrument.wire.worker_records import read
 from loaderdoctor.instrument.workers import worker
 from tests.instrument import worker_cases as cases
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from loaderdoctor.instrument.wire.worker_records import WorkerLog, read, rows_of
+from loaderdoctor.instrument.wire.worker_log import WorkerLog, rows_of
+from loaderdoctor.instrument.wire.worker_records import read
 from loaderdoctor.instrument.workers import worker
 from loaderdoctor.report.traces.worker_tracks import CATEGORY, FIRST_OWN_TID, track_events
 from loaderdoctor.trace.calibrate import ClockMap, calibrate

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.rows import Index, Rows
 from loaderdoctor.facts.trace import CopyFacts
-from loaderdoctor.intervals import EMPTY, Intervals
+from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import ABSENT, I64, Category
 
 # Copies are told apart by source, device and stream; loops use a handful of these.
@@ -25,8 +26,17 @@ class CopyRows:
     rows: Index  # device rows of H2D copies, by start
     call: I64  # runtime row of each, or ABSENT
     sync: I64  # the stream sync that belongs to that call, or ABSENT
+    held: I64  # these calls and syncs: rows, of any thread, that a copy holds up
     device: Intervals  # a copy runs
-    on_host: Intervals  # the training thread is inside a copy's call or its sync
+    on_host: Intervals  # the training thread is inside one of `held`
+
+
+class _Kind(NamedTuple):
+    """What copies are told apart by; device and stream are ABSENT where they are not."""
+
+    source: int  # index into _SOURCES
+    device: int
+    stream: int
 
 
 def copy_rows(rows: Rows) -> CopyRows:
@@ -35,18 +45,8 @@ def copy_rows(rows: Rows) -> CopyRows:
     is_copy = (spans.category[rows.device_rows] == Category.MEMCPY) & (
         rows.flags.h2d[spans.name[rows.device_rows]]
     )
-    copies = rows.device_rows[is_copy]
     call = rows.launched_by[is_copy]
-    sync = _own_syncs(rows, call)
-    held = np.concatenate((call[call != ABSENT], sync[sync != ABSENT]))
-    held = held[spans.thread[held] == rows.training_thread]
-    return CopyRows(
-        rows=copies,
-        call=call,
-        sync=sync,
-        device=rows.intervals(copies),
-        on_host=rows.intervals(held) if held.size else EMPTY,
-    )
+    return _joined(rows, rows.device_rows[is_copy], call, _own_syncs(rows, call))
 
 
 def copy_facts(
@@ -57,65 +57,79 @@ def copy_facts(
     Counts, bytes and bandwidth are of the copies issued within the measured host steps; exposed
     time is the part of the identity's `copy` share, each instant given to one entry.
     """
-    spans, flags = rows.spans, rows.flags
-    if copies.rows.size == 0:
-        return ()
-    issued = np.where(
-        copies.call != ABSENT,
-        spans.start_ns[np.maximum(copies.call, 0)],
-        spans.start_ns[copies.rows],
-    )
-    counted = clock.host_window.contains(issued)
-    name = spans.name[copies.rows]
-    source = np.where(flags.pinned[name], 0, np.where(flags.pageable[name], 1, 2))
-    device, stream = spans.device[copies.rows], spans.stream[copies.rows]
-    key = _few(list(zip(source.tolist(), device.tolist(), stream.tolist(), strict=True)))
-    keys = sorted(set(key))
-    number = {k: i for i, k in enumerate(keys)}
-    group = np.array([number[k] for k in key], np.int64)
     compute_streams = _compute_streams(rows)
-
     facts: list[CopyFacts] = []
     left = copy_share
-    longest_first = np.argsort(
-        -np.bincount(group, weights=spans.end_ns[copies.rows] - spans.start_ns[copies.rows])
-    )
-    for g in longest_first:
-        mine = group == g
-        held = np.concatenate((copies.call[mine], copies.sync[mine]))
-        held = held[held != ABSENT]
-        here = rows.intervals(copies.rows[mine])
-        on_training = held[spans.thread[held] == rows.training_thread]
-        exposed = left.intersect(here.union(rows.intervals(on_training)))
+    for kind, mine in _by_kind(rows, copies):
+        exposed = left.intersect(mine.device.union(mine.on_host))
         left = left.subtract(exposed)
-        now = mine & counted
-        if not now.any():
+        counted = mine.rows[clock.host_window.contains(_issued_ns(rows, mine))]
+        if counted.size == 0:
             continue
-        moved = spans.bytes[copies.rows[now]]
-        moved = moved[moved != ABSENT]
-        busy_ns = int((spans.end_ns[copies.rows[now]] - spans.start_ns[copies.rows[now]]).sum())
-        blocked = rows.intervals(held).intersect(clock.host_window)
-        kind, on_device, on_stream = keys[g]
+        n_bytes = rows.spans.bytes[counted]
+        n_bytes = n_bytes[n_bytes != ABSENT]
+        total_bytes = float(n_bytes.sum(dtype=np.float64))
+        busy_ns = int(_length_ns(rows, counted).sum())
+        blocked = rows.intervals(mine.held).intersect(clock.host_window)
+        stream = compute_streams.get(kind.device)
         facts.append(
             CopyFacts(
-                source=_SOURCES[kind],
-                n_per_step=float(now.sum()) / clock.per_step,
-                bytes_per_step=float(moved.sum(dtype=np.float64)) / clock.per_step,
+                source=_SOURCES[kind.source],
+                n_per_step=counted.size / clock.per_step,
+                bytes_per_step=total_bytes / clock.per_step,
                 busy_ms_per_step=clock.ms_per_step(busy_ns),
                 exposed_ms_per_step=clock.ms_per_step(exposed.total_ns),
-                bandwidth_gb_per_s=(
-                    float(moved.sum(dtype=np.float64)) / busy_ns if busy_ns and moved.size else None
-                ),
+                bandwidth_gb_per_s=total_bytes / busy_ns if busy_ns and n_bytes.size else None,
                 host_blocked_ms_per_step=clock.ms_per_step(blocked.total_ns),
-                same_stream_as_compute=(
-                    on_stream == compute_streams[on_device]
-                    if on_device in compute_streams
-                    else None
-                ),
-                median_bytes=float(np.median(moved)) if moved.size else 0.0,
+                same_stream_as_compute=kind.stream == stream if stream is not None else None,
+                median_bytes=float(np.median(n_bytes)) if n_bytes.size else 0.0,
             )
         )
     return tuple(sorted(facts, key=lambda f: -f.exposed_ms_per_step))
+
+
+def _joined(rows: Rows, copies: Index, call: I64, sync: I64) -> CopyRows:
+    held = np.concatenate((call, sync))
+    held = held[held != ABSENT]
+    return CopyRows(
+        rows=copies,
+        call=call,
+        sync=sync,
+        held=held,
+        device=rows.intervals(copies),
+        on_host=rows.intervals(held[rows.spans.thread[held] == rows.training_thread]),
+    )
+
+
+def _by_kind(rows: Rows, copies: CopyRows) -> Iterator[tuple[_Kind, CopyRows]]:
+    """The copies of each kind, those that run longest first."""
+    if copies.rows.size == 0:
+        return
+    spans, flags = rows.spans, rows.flags
+    name = spans.name[copies.rows]
+    source = np.where(flags.pinned[name], 0, np.where(flags.pageable[name], 1, 2))
+    columns = np.stack((source, spans.device[copies.rows], spans.stream[copies.rows]))
+    kinds, number = np.unique(columns, axis=1, return_inverse=True)
+    if kinds.shape[1] > MAX_KINDS:  # more than any loop has: then by source alone
+        columns[1:] = ABSENT
+        kinds, number = np.unique(columns, axis=1, return_inverse=True)
+    number = number.reshape(-1)
+    total_ns = np.bincount(number, weights=_length_ns(rows, copies.rows))
+    for i in np.argsort(-total_ns).tolist():
+        mine = number == i
+        part = _joined(rows, copies.rows[mine], copies.call[mine], copies.sync[mine])
+        yield _Kind(*kinds[:, i].tolist()), part
+
+
+def _issued_ns(rows: Rows, copies: CopyRows) -> I64:
+    """When each copy was issued; where no call of its own was recorded, when it ran."""
+    start_ns = rows.spans.start_ns
+    called = copies.call != ABSENT
+    return np.where(called, start_ns[np.maximum(copies.call, 0)], start_ns[copies.rows])
+
+
+def _length_ns(rows: Rows, index: Index) -> I64:
+    return rows.spans.end_ns[index] - rows.spans.start_ns[index]
 
 
 def _own_syncs(rows: Rows, call: I64) -> I64:
@@ -154,14 +168,13 @@ def _compute_streams(rows: Rows) -> dict[int, int]:
     spans = rows.spans
     kernels = rows.device_rows[spans.category[rows.device_rows] == Category.KERNEL]
     kernels = kernels[~rows.flags.collective_kernel[spans.name[kernels]]]
-    lengths = spans.end_ns[kernels] - spans.start_ns[kernels]
     if kernels.size == 0:
         return {}
     order = np.lexsort((spans.stream[kernels], spans.device[kernels]))
     device, stream = spans.device[kernels][order], spans.stream[kernels][order]
     changes = (np.diff(device) != 0) | (np.diff(stream) != 0)
     first = np.flatnonzero(np.concatenate(([True], changes)))
-    total_ns = np.add.reduceat(lengths[order], first)
+    total_ns = np.add.reduceat(_length_ns(rows, kernels)[order], first)
     longest: dict[int, tuple[int, int]] = {}
     for on, of, ns in zip(
         device[first].tolist(), stream[first].tolist(), total_ns.tolist(), strict=True
@@ -169,10 +182,3 @@ def _compute_streams(rows: Rows) -> dict[int, int]:
         if on not in longest or ns > longest[on][1]:
             longest[on] = (of, ns)
     return {on: of for on, (of, _) in longest.items()}
-
-
-def _few(keys: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """The keys, where there are more kinds than any loop has without device and stream."""
-    if len(set(keys)) <= MAX_KINDS:
-        return keys
-    return [(source, ABSENT, ABSENT) for source, _, _ in keys]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Literal
 
 from loaderdoctor.attribution.contention import allow_for_contention
@@ -11,12 +11,8 @@ from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
-from loaderdoctor.instrument.wire.records import (
-    ComputeRecord,
-    Environment,
-    LoaderRecord,
-    TransferRecord,
-)
+from loaderdoctor.instrument.wire.protocol import Observed
+from loaderdoctor.instrument.wire.records import Environment
 
 
 def best_shares(
@@ -151,21 +147,7 @@ def lower_bounds(ablation: AblationFacts | None) -> dict[str, float] | None:
 
 def machine_facts(environment: Environment) -> MachineFacts:
     """What the measuring process found around it."""
-    return MachineFacts(
-        usable_cpus=environment.usable_cpus,
-        memory_available_bytes=environment.memory_available_bytes,
-        shm_free_bytes=environment.shm_free_bytes,
-        open_files_limit=environment.open_files_limit,
-        device_name=environment.device_name,
-        device_memory_bytes=environment.device_memory_bytes,
-        n_threads=environment.n_threads,
-        swap_used_bytes=environment.swap_used_bytes,
-        cudnn_benchmark=environment.cudnn_benchmark,
-        tf32=environment.tf32,
-        start_method=environment.start_method,
-        allocator=environment.allocator,
-        fault_us=environment.fault_us,
-    )
+    return MachineFacts(**{x.name: getattr(environment, x.name) for x in fields(MachineFacts)})
 
 
 def facts_of_run(
@@ -176,15 +158,12 @@ def facts_of_run(
     ablation: AblationFacts | None,
     workers: WorkerFacts | None,
     other_workers: tuple[WorkerFacts, ...] = (),
-    loaders: tuple[LoaderRecord, ...],
-    transfers: tuple[TransferRecord, ...],
-    environment: Environment | None,
-    compute: ComputeRecord | None = None,
+    observed: Observed,
 ) -> Facts:
     """Everything known about one run, with the best shares and the profiler's overhead."""
+    environment = observed.environment
     usable_cpus = environment.usable_cpus if environment is not None else None
     ablation = allow_for_contention(ablation, step, usable_cpus)
-    ordered = tuple(sorted(loaders, key=lambda x: x.role != "train"))
     return Facts(
         command=command,
         shares=best_shares(trace, step, ablation),
@@ -192,8 +171,8 @@ def facts_of_run(
         hidden=_hidden(trace, step, ablation),
         step=step,
         trace=trace,
-        loaders=ordered,
-        transfers=transfers,
+        loaders=tuple(sorted(observed.loaders, key=lambda x: x.role != "train")),
+        transfers=observed.transfers,
         workers=workers,
         other_workers=other_workers,
         ablation=ablation,
@@ -203,7 +182,7 @@ def facts_of_run(
             if trace is not None and step is not None and step.within_epoch_ms.value > 0
             else None
         ),
-        compute=compute,
+        compute=observed.compute,
     )
 
 

@@ -1,4 +1,4 @@
-"""Which part bounds the step, and how much that matters."""
+"""Which part bounds the step and how much that matters, with what lowers its certainty."""
 
 from __future__ import annotations
 
@@ -14,9 +14,70 @@ from loaderdoctor.facts.shares import (
     Shares,
     VerdictSeverity,
 )
+from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.facts.whole import Facts
 
+# Fewer steps say nothing about a mean whose noise is a few percent.
+MIN_STEPS = 5
 # Ties go to the earlier one.
 _FED: tuple[Literal["input", "copy", "communication"], ...] = ("input", "copy", "communication")
+
+
+def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
+    """From the trace alone. Without step marks, or with too few steps: unknown.
+
+    Recording ops slows the host and nothing else, so the verdict rests on what is left without
+    the least that the profiler itself took. Where no loader was recorded, silence at the beginning
+    of steps counts as host but may be waiting for batches: a host verdict that rests on it is
+    uncertain.
+    """
+    low = None
+    if trace.fetching.unmarked_wait_ms is not None and trace.wall_ms > 0:
+        low = {"host": (trace.host.exposed_ms - trace.fetching.unmarked_wait_ms) / trace.wall_ms}
+    shares = without_profiler(trace)
+    return verdict_from_shares(shares, low, enough_steps=trace.n_steps >= MIN_STEPS)
+
+
+def without_profiler(trace: TraceFacts) -> Shares:
+    """The trace's shares less the profiler's own time on the exposed host, rescaled to 1."""
+    shares = trace.shares
+    if not trace.host.profiler_ms or not trace.wall_ms or not trace.has_accelerator:
+        return shares
+    own = min(trace.host.profiler_ms / trace.wall_ms, shares.host or 0.0)
+    if own >= 1.0:
+        return shares
+    parts = shares.as_dict()
+    parts["host"] = (shares.host or 0.0) - own
+    return Shares(**{k: None if v is None else v / (1.0 - own) for k, v in parts.items()})
+
+
+def judge_run(facts: Facts) -> tuple[Bound, VerdictSeverity]:
+    """From plain windows and ablation where they ran, else from the trace."""
+    n_steps = facts.step.n_steps if facts.step is not None else 0
+    cost = facts.ablation.input_ms if facts.ablation is not None else None
+    # The rounds of an ablation hold steps enough, however few a short sweep had for ranking.
+    ablated = n_steps > 0 and cost is not None and cost.bounded
+    if n_steps < MIN_STEPS and not ablated:
+        if facts.trace is not None and facts.trace.n_steps >= MIN_STEPS and n_steps == 0:
+            return judge_trace(facts.trace)
+        return "unknown", "none"
+    bound, severity = verdict_from_shares(facts.shares, facts.shares_low)
+    if facts.unsteady:
+        return bound, _of_unsteady(bound, severity, facts)
+    return bound, severity
+
+
+def _of_unsteady(bound: Bound, severity: VerdictSeverity, facts: Facts) -> VerdictSeverity:
+    """What is left of a severity where the trace and the times are of two speeds.
+
+    Paired windows still compare: it stands where their lower bound alone earns it. What rests on
+    the trace, and host always does, is uncertain.
+    """
+    needed = {"high": HIGH_SHARE, "moderate": MODERATE_SHARE}.get(severity)
+    if needed is None:
+        return severity
+    low = (facts.shares_low or {}).get(bound)
+    return severity if low is not None and low >= needed else "uncertain"
 
 
 def verdict_from_shares(

@@ -9,11 +9,11 @@ from typing import Any
 from loaderdoctor.advice.plan import Prescription
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.attribution.combine import facts_of_run
-from loaderdoctor.attribution.judge import judge_run
 from loaderdoctor.attribution.peers import without_peer_wait
 from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.attribution.tracks import tracks
+from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts.loop import ThreadTrial
@@ -77,10 +77,7 @@ def analyse(
         ablation=evidence.ablation(),
         workers=_workers(log, evidence),
         other_workers=_other_workers(log, evidence),
-        loaders=evidence.observed.loaders,
-        transfers=evidence.observed.transfers,
-        environment=evidence.observed.environment,
-        compute=evidence.observed.compute,
+        observed=evidence.observed,
     )
     facts = replace(facts, ranks=ranks, thread_trials=tried)
     bound, severity = judge_run(facts)

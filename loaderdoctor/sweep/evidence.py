@@ -166,10 +166,7 @@ class SweepEvidence:
             trace=self.traces[0].facts if 0 in self.traces else None,
             ablation=self.ablated.ablation() if self.ablated is not None else None,
             workers=self.workers,
-            loaders=self.observed.loaders,
-            transfers=self.observed.transfers,
-            environment=self.observed.environment,
-            compute=self.observed.compute,
+            observed=self.observed,
         )
 
     def trial_shares(self, ranking: Ranking, facts: Facts) -> dict[int, Shares]:

@@ -12,16 +12,16 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from loaderdoctor.errors import TraceError
 from loaderdoctor.trace.batches import EventBatches
-from loaderdoctor.trace.columns import Device, Spans, Text, Trace
+from loaderdoctor.trace.columns import Device, LineStackSample, Spans, Text, Trace
 from loaderdoctor.trace.memory import MemoryLimit
 from loaderdoctor.trace.parts import Parts
 from loaderdoctor.trace.rows import Rows
 from loaderdoctor.trace.source import DEFAULT_MAX_BYTES, OnShare, blocks
-from loaderdoctor.trace.stack_samples import line_stack_samples
 from loaderdoctor.trace.wire import decode_strictly, printable
 
 # 61 bytes each, twice that while they are sorted: 6 GB. A gzip file of a few megabytes can hold as
@@ -36,6 +36,9 @@ MAX_TOTAL_NS = 1 << 62
 MAX_LABEL_CHARS = 200
 # A trace has some tens of threads and streams; loops over them are not made for millions.
 MAX_THREADS = 10_000
+# A few times what the measuring side leaves.
+MAX_STACK_SAMPLES = 100_000
+MAX_LINE = 1_000_000_000
 
 
 def read_trace(
@@ -174,3 +177,34 @@ def _count(value: Any) -> int | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return count if 0 <= count < 1 << 63 else None
+
+
+class _Written(msgspec.Struct):
+    marks: list[str]
+    places: list[tuple[str, int, str]]
+    # mark, ns since it, place
+    stack_samples: list[tuple[int, int, int]] = msgspec.field(name="looks")
+
+
+def line_stack_samples(value: Any) -> tuple[LineStackSample, ...]:
+    """The stack samples of a trace, as `loop_lines` of the measuring side leaves them there.
+
+    Empty where it has none, or none that make sense.
+    """
+    try:
+        written = msgspec.convert(value, _Written)
+    except (msgspec.ValidationError, UnicodeEncodeError):  # half a surrogate pair as a key
+        return ()
+    marks, places = written.marks, written.places
+    return tuple(
+        LineStackSample(
+            mark=marks[mark],
+            after_ns=after_ns,
+            file=printable(places[place][0]),
+            line=places[place][1],
+            function=printable(places[place][2]),
+        )
+        for mark, after_ns, place in written.stack_samples[:MAX_STACK_SAMPLES]
+        if 0 <= mark < len(marks) and 0 <= place < len(places) and 0 <= after_ns < 1 << 62
+        if 0 < places[place][1] < MAX_LINE
+    )

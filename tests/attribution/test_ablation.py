@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from loaderdoctor.attribution.ablation import Round, ablation_facts
+from loaderdoctor.attribution.ablation import Round, ablation_facts, page_facts
 from loaderdoctor.attribution.combine import best_shares, lower_bounds
-from loaderdoctor.attribution.pages import page_facts
 from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts

@@ -9,7 +9,7 @@ import pytest
 
 from loaderdoctor.attribution.contention import machine_notes
 from loaderdoctor.attribution.cpu import cpu_facts
-from loaderdoctor.attribution.judge import judge_run
+from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.facts.loop import CpuFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.protocol import WindowDone

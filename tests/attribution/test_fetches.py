@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loaderdoctor.attribution.judge import judge_trace
 from loaderdoctor.attribution.trace_facts import trace_facts
+from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.trace.columns import Category
 from tests.attribution.build import BACKGROUND, NEXT_SINGLE, PIN, TraceBuilder

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.attribution.judge import MIN_STEPS
+from loaderdoctor.attribution.verdict import MIN_STEPS
 from loaderdoctor.diagnosis.gather import Gatherer
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from loaderdoctor.tryout.ablating import LoopEvidence

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 from rich.console import Console
 
 from loaderdoctor.attribution.contention import machine_notes
-from loaderdoctor.attribution.judge import judge_run
+from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.commands.output import STDOUT, check_json_target, console_stream, deliver
 from loaderdoctor.commands.sweep.measure import Asked, Before, measure
 from loaderdoctor.commands.sweep.plan import SweepOptions, Target, preset_of, resolve

@@ -39,7 +39,7 @@ BUILT_S = 30.0
 MIN_BACKWARDS = 50
 # The capture: as many steps as last about so long.
 CAPTURE_S = 5.0
-FEWEST, MOST = 5, 20  # fewer steps give no verdict (attribution.judge)
+FEWEST, MOST = 5, 20  # fewer steps give no verdict (attribution.verdict)
 N_WARMUP = 2
 # A capture that would take longer than this is not made: its steps hold whole trainings. Where an
 # optimizer's step holds many backward passes, those are captured in its place.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.attribution.pages import synthetic_faults
+from loaderdoctor.attribution.ablation import synthetic_faults
 from loaderdoctor.facts.loop import CpuFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Severity

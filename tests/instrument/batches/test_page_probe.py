@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaderdoctor.attribution.pages import page_facts
+from loaderdoctor.attribution.ablation import page_facts
 from loaderdoctor.facts.loop import PageFacts
 from loaderdoctor.instrument.batches.page_probe import PAGE_BYTES, PageProbe
 from loaderdoctor.instrument.wire.protocol import WindowRequest

@@ -15,8 +15,7 @@ from loaderdoctor.facts.trace import HostHotspot, TraceFacts
 from loaderdoctor.instrument.session.loop_lines import KEY
 from loaderdoctor.instrument.session.profiling import WindowProfiler
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
-from loaderdoctor.trace.read import read_trace
-from loaderdoctor.trace.stack_samples import line_stack_samples
+from loaderdoctor.trace.read import line_stack_samples, read_trace
 
 # Each begins with what starts the profiler and ends with what stops it, as our hooks do.
 IN_MODULE = """\

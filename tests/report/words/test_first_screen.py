@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from loaderdoctor.attribution.judge import judge_run
+from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.facts.loop import AblationFacts
 from loaderdoctor.facts.shares import Bound, VerdictSeverity
 from loaderdoctor.findings.model import Finding, Kind, Severity

@@ -379,7 +379,7 @@ def main(argv: list[str] | None = None) -> None:
         click.echo("loaderdoctor: interrupted", err=True)
         sys.exit(exit_code_of(error.__cause__ or error))  # click wraps it
     except LoaderdoctorError as error:
-        from loaderdoctor.report.words.format import plain
+        from loaderdoctor.format import plain
 
         text = "\n".join(plain(line) for line in str(error).splitlines())
         click.echo(f"loaderdoctor: {text}", err=True)

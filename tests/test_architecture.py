@@ -20,7 +20,7 @@ PAGE = PACKAGE.parent / "docs" / "architecture.md"
 WORDS = {"errors", "settings", "estimate", "intervals", "units"}
 MEASURED = WORDS | {"wire"}
 EVIDENCE = MEASURED | {"facts"}
-JUDGED = EVIDENCE | {"findings", "advice"}
+JUDGED = EVIDENCE | {"format", "findings", "advice"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "intervals": set(),
@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "secrets": set(),
     "units": set(),
     "settings": {"errors"},
+    "format": {"estimate", "settings"},  # how figures read: the only place that rounds
     "recipes": {"errors", "settings"},
     # The measuring side, in the order of its rooms.
     "wire": WORDS,
@@ -43,8 +44,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "facts": MEASURED,
     "trace": WORDS,
     "attribution": EVIDENCE | {"trace"},
-    "findings": EVIDENCE,
-    "advice": EVIDENCE | {"findings"},
+    "findings": EVIDENCE | {"format"},
+    "advice": EVIDENCE | {"format", "findings"},
     "report": JUDGED | {"trace"},
     # What drives it.
     "cluster": WORDS | {"system"},

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from loaderdoctor import format as fmt
 from loaderdoctor.findings.model import Finding, Prediction
-from loaderdoctor.findings.wording import ms
 from loaderdoctor.settings import Settings, Value
 
 Came = Literal["faster", "slower", "no different", "undecided"]
@@ -79,8 +79,8 @@ class Tested:
         """What the trial measured, for behind "Tried in this run"."""
         outcome = self.outcome
         return (
-            f"({outcome.settings.label()}): {ms(outcome.step_ms)} a step beside "
-            f"{ms(outcome.own_ms)} as it is, {outcome.words}."
+            f"({outcome.settings.label()}): {fmt.ms(outcome.step_ms)} a step beside "
+            f"{fmt.ms(outcome.own_ms)} as it is, {outcome.words}."
         )
 
 

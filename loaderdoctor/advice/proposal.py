@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loaderdoctor import format as fmt
 from loaderdoctor.advice.axis_code import axis_code
 from loaderdoctor.advice.code import CodeEdit, edit_loader_call, edit_transfer, loader_arguments
 from loaderdoctor.advice.framework_code import edit_framework_call
@@ -16,7 +17,6 @@ from loaderdoctor.findings.rules.capacity import (
     rest_ms,
     stall_cost,
 )
-from loaderdoctor.findings.wording import ms
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings, Value
 
@@ -70,9 +70,11 @@ def pool_ms(facts: Facts, n_workers: int, *, in_order: bool = True) -> tuple[flo
     rest, batch = rest_ms(facts), batch_ms(facts)
     if rest is None or batch is None:
         return None, "batch cost or rest of the step not recorded"
-    shown = f"{ms(batch)} a batch / {n_workers}" if n_workers > 1 else f"{ms(batch)} a batch"
+    shown = (
+        f"{fmt.ms(batch)} a batch / {n_workers}" if n_workers > 1 else f"{fmt.ms(batch)} a batch"
+    )
     bound, longest = cpu_bound_ms(facts), max(rest, batch / n_workers)
-    how = f"the longer of {ms(rest)} (rest of the step) and {shown}"
+    how = f"the longer of {fmt.ms(rest)} (rest of the step) and {shown}"
     if bound is not None and facts.machine is not None and bound > longest:
         cpus = f"{facts.machine.usable_cpus:g} usable CPUs"
         longest = bound
@@ -80,7 +82,7 @@ def pool_ms(facts: Facts, n_workers: int, *, in_order: bool = True) -> tuple[flo
     stall = stall_cost(facts) if in_order and n_workers > 1 else None
     if stall is None:
         return longest, how
-    return longest + stall.ms, f"{how}, and {ms(stall.ms)} behind slow batches as now"
+    return longest + stall.ms, f"{how}, and {fmt.ms(stall.ms)} behind slow batches as now"
 
 
 def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from loaderdoctor import format as fmt
 from loaderdoctor.advice.plan import Candidate
 from loaderdoctor.advice.proposal import has_accelerator, proposal
 from loaderdoctor.advice.safety import dataset_bytes
@@ -11,7 +12,6 @@ from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.capacity import rest_ms
-from loaderdoctor.findings.wording import ms, size
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Value
 
@@ -44,7 +44,7 @@ def copying(facts: Facts, loader: LoaderRecord, found: Found) -> list[Candidate]
         copied_ms = float(n_bytes) / PINNED_GB_PER_S / 1e6 if isinstance(n_bytes, float) else 0.0
         left_ms = min(copied_ms, explained_ms)
         how = (
-            f"the step less {ms(explained_ms)} of exposed copies, plus {ms(left_ms)} at "
+            f"the step less {fmt.ms(explained_ms)} of exposed copies, plus {fmt.ms(left_ms)} at "
             f"{PINNED_GB_PER_S:g} GB/s pinned"
         )
         pinned_here = changes.get("pin_memory") and not loader.settings.num_workers
@@ -68,7 +68,8 @@ def copying(facts: Facts, loader: LoaderRecord, found: Found) -> list[Candidate]
                     (finding.kind,),
                     {**changes, "side_stream": True},
                     step_ms - explained_ms,
-                    f"the step less {ms(explained_ms)} of exposed copies, all of them overlapped",
+                    f"the step less {fmt.ms(explained_ms)} of exposed copies, all of them "
+                    "overlapped",
                     "Keeps one more batch in device memory.",
                 )
             )
@@ -81,7 +82,7 @@ def copying(facts: Facts, loader: LoaderRecord, found: Found) -> list[Candidate]
                 (Kind.COPY_NOT_OVERLAPPED,),
                 {"side_stream": True},
                 step_ms - gain_ms,
-                f"the step less {ms(gain_ms)} of exposed copies: the most it can gain",
+                f"the step less {fmt.ms(gain_ms)} of exposed copies: the most it can gain",
                 "Keeps one more batch in device memory.",
             )
         )
@@ -94,7 +95,8 @@ def copying(facts: Facts, loader: LoaderRecord, found: Found) -> list[Candidate]
                 (Kind.BATCH_PAGE_FAULTS,),
                 {"pin_memory": True, "non_blocking": True},
                 step_ms - gain_ms,
-                f"the step less {ms(gain_ms)} of mapping batches, left to the pin-memory thread",
+                f"the step less {fmt.ms(gain_ms)} of mapping batches, left to the pin-memory "
+                "thread",
                 None,
             )
         )
@@ -130,7 +132,7 @@ def resident(facts: Facts, loader: LoaderRecord, found: Found) -> list[Candidate
         "the step without its loader and copies (measured)"
         if no_copy is not None
         else "the step without its loader",
-        f"Takes {size(held)} of device memory. Random augmentation in the dataset would be frozen: "
-        "move it to the device.",
+        f"Takes {fmt.n_bytes(held)} of device memory. Random augmentation in the dataset would be "
+        "frozen: move it to the device.",
     )
     return [made] if made is not None else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from loaderdoctor import format as fmt
 from loaderdoctor.advice.plan import Candidate, CodeAdvice, NotAdvised
 from loaderdoctor.advice.proposal import proposal
 from loaderdoctor.advice.routes import fits_in_memory, random_transforms
@@ -13,7 +14,6 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import num_workers
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.capacity import making_cost, rest_ms
-from loaderdoctor.findings.wording import ms, size
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings
 
@@ -50,7 +50,7 @@ def in_code(
             kinds,
             {way.axis: True},
             max(rest_ms(facts) or 0.0, step_ms - way.bound_ms),
-            f"the step less the {ms(way.bound_ms)} that this part of a batch costs it",
+            f"the step less the {fmt.ms(way.bound_ms)} that this part of a batch costs it",
             way.caution,
         )
         if candidate is not None:
@@ -85,7 +85,8 @@ def why_not_cached(facts: Facts, loader: LoaderRecord) -> str | None:
         return "how many bytes all samples take is not known."
     if not fits:
         available = facts.machine.memory_available_bytes if facts.machine is not None else 0
-        return f"all samples take about {size(held)}, and {size(available or 0)} are available."
+        free = fmt.n_bytes(available or 0)
+        return f"all samples take about {fmt.n_bytes(held)}, and {free} are available."
     if num_workers(facts) and start_method(facts, loader.settings) in ("spawn", "forkserver"):
         return "workers that are not forked would each hold all samples."
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from loaderdoctor import format as fmt
 from loaderdoctor.advice.plan import Candidate
 from loaderdoctor.advice.proposal import pool_ms, proposal
 from loaderdoctor.facts.whole import Facts
@@ -17,7 +18,6 @@ from loaderdoctor.findings.rules.capacity import (
     workers_needed,
 )
 from loaderdoctor.findings.rules.saturated import MAX_WAITING_CPU_SHARE
-from loaderdoctor.findings.wording import ms
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Value
 
@@ -77,7 +77,7 @@ def kept_workers(facts: Facts, loader: LoaderRecord, found: Found) -> list[Candi
         (Kind.WORKER_STARTUP_EACH_EPOCH,),
         {"persistent_workers": True},
         max(0.0, step_ms - per_step),
-        f"the step less {ms(per_step)} of worker start-up spread over the epoch",
+        f"the step less {fmt.ms(per_step)} of worker start-up spread over the epoch",
         "Workers keep their copy of the dataset: changes the script makes to it between epochs no "
         "longer reach them.",
     )
@@ -93,7 +93,7 @@ def other_order(facts: Facts, loader: LoaderRecord, found: Found) -> list[Candid
         # Workers started anew, an uneven pace: another order saves none of those.
         left_ms = step_ms - stall.ms
         if left_ms > predicted:
-            predicted, how = left_ms, f"the step less the {ms(stall.ms)} behind slow batches"
+            predicted, how = left_ms, f"the step less the {fmt.ms(stall.ms)} behind slow batches"
     kinds = (Kind.HEAD_OF_LINE_STALL,)
     prefetch = 2 * (loader.settings.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
     made = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from loaderdoctor import format as fmt
 from loaderdoctor.advice.plan import Candidate
 from loaderdoctor.advice.proposal import has_accelerator, proposal
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.threads import fewer, threads_at_work
-from loaderdoctor.findings.wording import percent
 from loaderdoctor.instrument.wire.records import LoaderRecord
 
 CAUTION = (
@@ -33,7 +33,7 @@ def fewer_threads(
     predicted, how = None, "nothing: only a trial can tell"
     if fights and finding is not None and finding.share is not None and facts.step_ms is not None:
         predicted = facts.step_ms * (1.0 - finding.share)
-        how = f"the {percent(finding.share)} of its time that threads wait for a CPU"
+        how = f"the {fmt.share(finding.share)} of its time that threads wait for a CPU"
     made = [
         proposal(
             loader,

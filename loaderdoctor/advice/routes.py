@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from loaderdoctor import format as fmt
 from loaderdoctor.advice import snippets, worked
 from loaderdoctor.advice.formats import conversion
 from loaderdoctor.advice.loader_line import dataset_name
@@ -28,7 +29,6 @@ from loaderdoctor.findings.rules.capacity import (
 )
 from loaderdoctor.findings.rules.line_names import seen, seen_enough
 from loaderdoctor.findings.rules.saturated import MAX_OVERHEAD_SAMPLE_MS, MAX_WAITING_CPU_SHARE
-from loaderdoctor.findings.wording import ms, percent, size
 from loaderdoctor.instrument.wire.records import LoaderRecord
 
 # Of the memory available; a trial of `cache` keeps to the same (instrument/cached.py).
@@ -145,13 +145,15 @@ def _slices(making: _Making) -> CodeAdvice | None:
     images, name = worked.image_store(loader), dataset_name(loader)
     converts = conversion(making.workers.lines, loader)
     if images is not None and converts is not None and converts.format.name == "pil-round-trip":
-        what = f"{name}.{images.path} ({size(images.n_bytes or 0)}) is an array of all images"
+        what = (
+            f"{name}.{images.path} ({fmt.n_bytes(images.n_bytes or 0)}) is an array of all images"
+        )
         return _advice(
             making,
             f"Slice whole batches out of {name}.{images.path}, without PIL between",
             worked.from_array(loader),
             1.0,
-            f"{what}; a sample takes {ms(making.sample_ms)} on its way through PIL.",
+            f"{what}; a sample takes {fmt.ms(making.sample_ms)} on its way through PIL.",
             keeps_samples=True,
             replaces=Kind.DATASET_FORMAT_BOUND,
         )
@@ -160,11 +162,12 @@ def _slices(making: _Making) -> CodeAdvice | None:
         return None
     return _advice(
         making,
-        f"Keep all samples as one tensor ({size(held)}) and slice batches out of it",
+        f"Keep all samples as one tensor ({fmt.n_bytes(held)}) and slice batches out of it",
         worked.sliced(loader),
         1.0,
         f"{loader.n_samples:,} samples of one shape take {_of_memory(facts, held)}. A sample takes "
-        f"{ms(making.sample_ms)} to make, collating a batch {ms(making.workers.collate_ms)}.",
+        f"{fmt.ms(making.sample_ms)} to make, collating a batch "
+        f"{fmt.ms(making.workers.collate_ms)}.",
         caution="Each sample is made once: what its dataset draws at random is drawn once.",
         keeps_samples=True,
         replaces=Kind.OVERHEAD_BOUND_LOADER,
@@ -181,15 +184,14 @@ def _cache(making: _Making) -> CodeAdvice | None:
     if making.loader.dataset == "TensorDataset":  # which is in memory already
         return None
     busy = making.workers.cpu_share
-    cpu = f", {percent(min(1.0, busy))} of it on the CPU" if busy is not None else ""
-    what = (
-        f"Making samples is {percent(making.fetch)} of a batch ({ms(making.sample_ms)} each{cpu})"
-    )
+    cpu = f", {fmt.share(min(1.0, busy))} of it on the CPU" if busy is not None else ""
+    each = f"{fmt.ms(making.sample_ms)} each{cpu}"
+    what = f"Making samples is {fmt.share(making.fetch)} of a batch ({each})"
     drawn = random_transforms(facts)
     if not drawn:
         return _advice(
             making,
-            f"Keep the samples in memory as they are first made ({size(held)})",
+            f"Keep the samples in memory as they are first made ({fmt.n_bytes(held)})",
             worked.cached(making.loader),
             making.fetch,
             f"{what}; all {making.loader.n_samples:,} take {_of_memory(facts, held)}.",
@@ -209,7 +211,7 @@ def _cache(making: _Making) -> CodeAdvice | None:
         snippets.CACHE_BEFORE_RANDOM,
         making.fetch - stays,
         f"{what}. {', '.join(drawn)} must be drawn anew each epoch, so only what comes before is "
-        f"kept: pictures as decoded, about {size(held)} where they have the final size.",
+        f"kept: pictures as decoded, about {fmt.n_bytes(held)} where they have the final size.",
     )
 
 
@@ -219,13 +221,13 @@ def _batchwise(making: _Making) -> CodeAdvice | None:
     if not last or making.loader.shapes_vary:
         return None
     part = making.transforms(lambda name: name in last)
-    timed = [f"{n} {ms(cost)}" for n, cost in making.workers.transforms if _bare(n) in last]
+    timed = [f"{n} {fmt.ms(cost)}" for n, cost in making.workers.transforms if _bare(n) in last]
     return _advice(
         making,
         f"{' and '.join(last)} for the whole batch, not for each sample",
         worked.batchwise(making.loader, last),
         part,
-        f"{', '.join(timed)} a sample: {percent(part)} of a batch.",
+        f"{', '.join(timed)} a sample: {fmt.share(part)} of a batch.",
         axis="uint8",
     )
 
@@ -242,7 +244,7 @@ def _device(making: _Making) -> CodeAdvice | None:
         f"Move the transforms onto the {machine.device_name}",
         snippets.ON_DEVICE,
         part,
-        f"{names}: {percent(part)} of a batch.",
+        f"{names}: {fmt.share(part)} of a batch.",
         caution="A crop or flip drawn for a batch is the same for all its images.",
         replaces=Kind.CPU_SATURATED_WORKERS,
     )
@@ -266,7 +268,7 @@ def _decoded(making: _Making) -> CodeAdvice | None:
             "Pack the samples into a few large files",
             snippets.PACK_FILES,
             part,
-            f"{evidence}, and the CPU is busy only {percent(on_cpu)} of "
+            f"{evidence}, and the CPU is busy only {fmt.share(on_cpu)} of "
             "the time: it is reading that takes it.",
             replaces=Kind.MANY_SMALL_FILES,
         )
@@ -301,7 +303,7 @@ def _advice(
     keeps_samples: bool = False,
     replaces: Kind | None = None,
 ) -> CodeAdvice:
-    saved_ms = making.saved_ms(part)
+    saved_ms, whole = making.saved_ms(part), fmt.ms(making.cost.step_ms)
     return CodeAdvice(
         kind=replaces,
         title=title,
@@ -311,7 +313,7 @@ def _advice(
         caution=caution,
         axis=axis,
         keeps_samples=keeps_samples,
-        evidence=f"At most {ms(saved_ms)} of the step's {ms(making.cost.step_ms)}. {evidence}",
+        evidence=f"At most {fmt.ms(saved_ms)} of the step's {whole}. {evidence}",
     )
 
 
@@ -339,7 +341,7 @@ def _bare(name: str) -> str:
 def _of_memory(facts: Facts, held: int) -> str:
     available = facts.machine.memory_available_bytes if facts.machine is not None else None
     assert available is not None  # it fits
-    return f"{size(held)} of {size(available)} available"
+    return f"{fmt.n_bytes(held)} of {fmt.n_bytes(available)} available"
 
 
 def _on_disk(loader: LoaderRecord) -> str:
@@ -350,6 +352,5 @@ def _on_disk(loader: LoaderRecord) -> str:
     each = 1
     for length in largest.shape[1:]:
         each *= length
-    return (
-        f" As bytes, {loader.n_samples:,} of the final size take {size(each * loader.n_samples)}."
-    )
+    all_bytes = fmt.n_bytes(each * loader.n_samples)
+    return f" As bytes, {loader.n_samples:,} of the final size take {all_bytes}."

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.rules.storage import MIN_AVAILABLE_BYTES, in_flight_bytes
-from loaderdoctor.findings.wording import plural, size
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
@@ -131,9 +131,9 @@ def _shared_memory(
         return None
     gib = math.ceil(held * SHM_MARGIN / GIB) + 1
     return _grown(changes), (
-        f"{plural(whole.num_workers, 'worker')} keep {size(held)} of batches in /dev/shm, which "
-        f"has {size(free)} free: workers would die with a bus error. In a container: "
-        f"docker run --shm-size={gib}g …"
+        f"{fmt.count(whole.num_workers, 'worker')} keep {fmt.n_bytes(held)} of batches in "
+        f"/dev/shm, which has {fmt.n_bytes(free)} free: workers would die with a bus error. In a "
+        f"container: docker run --shm-size={gib}g …"
     )
 
 
@@ -156,8 +156,8 @@ def _memory(
         return None
     setting = _grown(changes) if grows else "pin_memory"
     return setting, (
-        f"it takes about {size(needed)} of host memory and {size(available)} are available: the "
-        "run would swap or be killed."
+        f"it takes about {fmt.n_bytes(needed)} of host memory and {fmt.n_bytes(available)} are "
+        "available: the run would swap or be killed."
     )
 
 
@@ -187,7 +187,8 @@ def _device_memory(
     if not changes.resident or memory is None or held is None or held <= memory / 2:
         return None
     return "resident", (
-        f"the dataset takes {size(held)}, more than half of the device's {size(memory)}."
+        f"the dataset takes {fmt.n_bytes(held)}, more than half of the device's "
+        f"{fmt.n_bytes(memory)}."
     )
 
 

@@ -11,12 +11,12 @@ from typing import TextIO
 
 from rich.console import Console
 
+from loaderdoctor import format as fmt
 from loaderdoctor.errors import EXIT_THRESHOLD, UsageError
 from loaderdoctor.report.console.console import render_report
 from loaderdoctor.report.encode import encode_report
 from loaderdoctor.report.files import write_bytes
 from loaderdoctor.report.model import Report
-from loaderdoctor.report.words import format as fmt
 
 STDOUT = "-"
 _RULE = re.compile(r"^\s*(input|copy|communication|compute|host)\s*(>=|>|<=|<)\s*([0-9.]+)\s*%\s*$")

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from loaderdoctor.errors import RunError, UsageError
-from loaderdoctor.report.words.format import plain
+from loaderdoctor.format import plain
 
 HOST = "127.0.0.1"
 _ADDRESS = re.compile(r"at (http://\S+)")

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import (
     HIGH_MIN_LOW_SHARE,
     HIGH_SHARE,
@@ -49,6 +50,11 @@ class Cost:
         scale = ms / self.ms if self.ms > 0 else 0.0
         low = self.low_share * scale if self.low_share is not None and scale > 0 else self.low_share
         return Cost(ms=ms, share=self.share * scale, low_share=low, step_ms=self.step_ms)
+
+    @property
+    def of_step(self) -> str:
+        """As a sentence has it: `10.6 of 13.1 ms a step`."""
+        return f"{fmt.number(self.ms)} of {fmt.ms(self.step_ms)} a step"
 
     @property
     def severity(self) -> Severity:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.facts.loop import AblationFacts, StepFacts
 from loaderdoctor.facts.shares import Bound, Shares, VerdictSeverity
@@ -18,7 +19,6 @@ from loaderdoctor.report import model
 from loaderdoctor.report.encode import plain_value
 from loaderdoctor.report.gpu import gpu_of, ranges_of
 from loaderdoctor.report.tested import Elsewhere, answered, tests_row
-from loaderdoctor.report.words import format as fmt
 from loaderdoctor.report.words.method import method_sentences
 from loaderdoctor.report.words.summary import verdict_sentence
 

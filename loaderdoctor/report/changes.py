@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from loaderdoctor import format as fmt
 from loaderdoctor.advice.plan import PredictedFrom
 from loaderdoctor.facts.loop import UNLIKE_SHARE
 from loaderdoctor.report.model import Recommendation, Report
-from loaderdoctor.report.words import format as fmt
 
 MEASURED = "measured here"
 PREDICTED: Mapping[PredictedFrom, str] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.device import BusyFacts, GpuDeviceFacts, IdleGapFacts
 from loaderdoctor.facts.loop import StepFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.report import model
-from loaderdoctor.report.words import format as fmt
 
 # Two lists of tensor-core kernels that differ by less tell the same.
 SAME_SHARE = 0.005

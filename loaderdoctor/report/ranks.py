@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.ranks import RankFacts, RankStep
 from loaderdoctor.report.build import shares_of, step_of_plain
 from loaderdoctor.report.model import Rank, Step
-from loaderdoctor.report.words import format as fmt
 
 # A terminal shows so many; report.json holds them all.
 MAX_SHOWN = 16

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from loaderdoctor.report.words import format as fmt
+from loaderdoctor import format as fmt
 from loaderdoctor.tryout.outcome import PhaseName, Progress
 from loaderdoctor.tryout.trials import Trial
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from loaderdoctor import format as fmt
 from loaderdoctor.attribution.steady import waited_ms
 from loaderdoctor.attribution.step import usable, waits_ms, window_times
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import UNLIKE_SHARE
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.report.model import ReportWarning
-from loaderdoctor.report.words import format as fmt
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.tryout.outcome import Outcome
 from loaderdoctor.tryout.ranking import Ranking

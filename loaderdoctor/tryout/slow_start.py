@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from loaderdoctor import format as fmt
 from loaderdoctor.attribution.steady import waited_ms
 from loaderdoctor.attribution.step import window_times
 from loaderdoctor.instrument.wire.protocol import WindowDone
-from loaderdoctor.report.words import format as fmt
 from loaderdoctor.tryout.ablating import LoopEvidence
 
 # Page faults a step from which memory that is given back and fetched anew counts: a fault costs

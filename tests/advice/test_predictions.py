@@ -40,7 +40,7 @@ def the(finding: Finding | None) -> Finding:
 
 def test_untried_a_prediction_is_said_and_marked_as_one() -> None:
     (said,) = check_predictions([the(loader_in_main_process(LOADS_ITSELF))], (), own=OWN)
-    assert "3 workers would keep up: 3.0 ms a step (predicted, not tried in this run)." in (
+    assert "3 workers would keep up: 3.00 ms a step (predicted, not tried in this run)." in (
         said.summary
     )
     assert said.tested == ()
@@ -49,7 +49,7 @@ def test_untried_a_prediction_is_said_and_marked_as_one() -> None:
 def test_a_prediction_of_what_would_break_the_run_is_marked_so() -> None:
     finding = the(loader_in_main_process(LOADS_ITSELF))
     (said,) = check_predictions([finding], (), own=OWN, unsafe=["num_workers"])
-    assert f"3 workers would keep up: 3.0 ms a step ({UNSAFE})." in said.summary
+    assert f"3 workers would keep up: 3.00 ms a step ({UNSAFE})." in said.summary
     (other,) = check_predictions([finding], (), own=OWN, unsafe=["pin_memory"])
     assert UNSAFE not in other.summary
 
@@ -127,9 +127,9 @@ def test_the_trial_of_the_number_named_counts_before_others() -> None:
         outcome(Settings(num_workers=3), 6.0, 3.0, 5.0),
     ]
     (said,) = check_predictions([finding], trials, own=OWN)
-    assert "(3 workers): 6.0 ms a step" in said.summary
+    assert "(3 workers): 6.00 ms a step" in said.summary
     (said,) = check_predictions([finding], trials[:1], own=OWN)
-    assert "(5 workers): 4.0 ms a step" in said.summary
+    assert "(5 workers): 4.00 ms a step" in said.summary
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.rule in RULES], ids=lambda c: c.name)
@@ -183,7 +183,7 @@ _WITHOUT_FORECAST = {
 
 
 def test_where_step_and_batch_fill_the_cpus_the_cpu_is_named_as_the_limit() -> None:
-    """8.0 ms of CPU time a step, 9.5 a batch, two CPUs: 8.75 ms at best, whatever the pool."""
+    """8 ms of CPU time a step, 9.5 a batch, two CPUs: 8.75 ms at best, whatever the pool."""
     facts = with_exposed(
         input_=0.6,
         loaders=NO_WORKERS,
@@ -194,8 +194,8 @@ def test_where_step_and_batch_fill_the_cpus_the_cpu_is_named_as_the_limit() -> N
     assert cpu_bound_ms(facts) == pytest.approx((17.5 - 9.5 + 9.5) / 2)
     (prediction,) = the(loader_in_main_process(facts)).predictions
     assert prediction.sentence == (
-        "The CPU is the limit: a step takes 8.0 ms of CPU time, its batch 9.5 ms, and 2 usable "
-        "CPUs can't do that in less than 8.8 ms; 2 workers would come to 8.8 ms."
+        "The CPU is the limit: a step takes 8.00 ms of CPU time, its batch 9.50 ms, and 2 usable "
+        "CPUs can't do that in less than 8.75 ms; 2 workers would come to 8.75 ms."
     )
     assert prediction.step_ms == pytest.approx(8.75)
     more = replace(facts, step=step(main_cpu_cores=2.0, raw_wait_ms=6.0))

@@ -31,15 +31,15 @@ def test_digits_through_pil_are_sliced_cached_or_normalised_as_a_batch() -> None
     facts = starved(workers_={"lines": (THROUGH_PIL,)})
     assert titles(facts) == [
         "Slice whole batches out of train_set.data, without PIL between",
-        "Keep the samples in memory as they are first made (189 MB)",
+        "Keep the samples in memory as they are first made (180 MiB)",
         "ToTensor and Normalize for the whole batch, not for each sample",
     ]
     slices, cache, batchwise = routes(facts)
     assert slices.bound_ms == pytest.approx(7.0)
     assert cache.bound_ms == pytest.approx(6.4)
     assert batchwise.bound_ms == pytest.approx(64 * 0.07)
-    assert "(47.0 MB) is an array of all images; a sample takes 0.10 ms" in str(slices.evidence)
-    assert "189 MB of 68.7 GB available" in str(cache.evidence)
+    assert "(44.9 MiB) is an array of all images; a sample takes 0.10 ms" in str(slices.evidence)
+    assert "180 MiB of 64.0 GiB available" in str(cache.evidence)
     assert "ToTensor 0.05 ms, Normalize 0.02 ms a sample: 64 % of a batch" in str(
         batchwise.evidence
     )
@@ -88,7 +88,7 @@ def test_random_transforms_keep_their_place_behind_the_cache() -> None:
     [
         (
             {"machine_": machine(memory_available_bytes=300_000_000)},
-            "take about 189 MB, and 300 MB",
+            "take about 180 MiB, and 286 MiB",
         ),
         ({"loader_": {"batch": ()}}, "is not known"),
     ],
@@ -136,7 +136,7 @@ def test_files_are_decoded_once_or_packed_as_the_cpu_says() -> None:
     decoded = one(busy, "Decode once and keep the pixels in one file")
     assert decoded.bound_ms == pytest.approx(4.9)
     assert "70 % (70 of 100 looks at samples) of making a batch is opening" in str(decoded.evidence)
-    assert "take 47.0 MB" in str(decoded.evidence)  # bytes, not the batch's floats
+    assert "take 44.9 MiB" in str(decoded.evidence)  # bytes, not the batch's floats
     waiting = starved(loader_=photos, workers_={"lines": (DECODING,), "cpu_share": 0.2})
     packed = one(waiting, "Pack the samples into a few large files")
     assert "the CPU is busy only 20 %" in str(packed.evidence)

@@ -97,7 +97,7 @@ def no_workers(
             no_workers(device_memory_bytes=10 * 1024**3),
             Settings(resident=True),
             "resident",
-            "9.6 GB, more than half",
+            "8.97 GiB, more than half",
         ),
     ],
 )

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from loaderdoctor import format as fmt
 from loaderdoctor.commands.analyze.command import AnalyzeOptions, analyze
 from loaderdoctor.report.charts.subjects import workers_by_prefetch
 from loaderdoctor.report.html.figures import HtmlExtras
 from loaderdoctor.report.html.page import html
 from loaderdoctor.report.model import Report
-from loaderdoctor.report.words import format as fmt
 from tests.report import html_samples, samples
 from tests.report.conftest import trace_path
 

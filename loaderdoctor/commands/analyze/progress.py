@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from loaderdoctor.report.words import format as fmt
+from loaderdoctor import format as fmt
 
 # Nothing is drawn for what is over by then; after it, a few times a second.
 _SILENT_S = 1.0

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from loaderdoctor import format as fmt
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.commands.analyze.command import report_of_facts
 from loaderdoctor.instrument.command.endings import built_only
 from loaderdoctor.instrument.wire.protocol import NoDataLoader
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report, ReportWarning
-from loaderdoctor.report.words import format as fmt
 from loaderdoctor.trace.read import read_trace
 
 KIND = "no-loader"

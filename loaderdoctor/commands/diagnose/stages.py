@@ -12,7 +12,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.text import Text
 
-from loaderdoctor.report.words import format as fmt
+from loaderdoctor import format as fmt
 
 # The same words again come only after this long (trials of settings say them each round).
 _AGAIN_S = 5.0

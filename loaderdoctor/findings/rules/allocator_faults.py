@@ -7,7 +7,6 @@ from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import Cost
 from loaderdoctor.findings.model import Finding, Kind
-from loaderdoctor.findings.wording import of_step
 
 # Fewer a step are no memory of each step: 0 to 5 were left where glibc kept it
 # (`benchmarks/allocator.py`).
@@ -56,7 +55,7 @@ def allocator_page_faults(facts: Facts) -> Finding | None:
             f"The loop's memory goes back to the system and is fetched anew in each step: "
             f"{faults:,.0f} page faults a step on the training thread, with ready batches too, at "
             f"{machine.fault_us:.1f} µs of CPU time each on this machine. Keeping it is predicted "
-            f"to save {of_step(cost)}; it was not tried."
+            f"to save {cost.of_step}; it was not tried."
         ),
         evidence={
             "page_faults_per_step": faults,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loaderdoctor import format as fmt
 from loaderdoctor.advice.formats import conversion
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
@@ -9,7 +10,6 @@ from loaderdoctor.findings.exposure import Cost, input_cost, loader_id
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.rules.capacity import making_cost, stall_cost
 from loaderdoctor.findings.rules.line_names import at, hottest, line_evidence, seen, seen_enough
-from loaderdoctor.findings.wording import ms, of_step, percent, size
 from loaderdoctor.instrument.wire.records import StoreRecord
 
 # Collating is a copy of the batch; where it is most of a batch's cost, samples are not the place
@@ -36,7 +36,9 @@ def head_of_line_stall(facts: Facts) -> Finding | None:
     spread = _sample_spread(facts)
     varied = ""
     if spread is not None:
-        varied = f" A sample takes {ms(spread[0])} at the median, {ms(spread[1])} at the 99th"
+        varied = (
+            f" A sample takes {fmt.ms(spread[0])} at the median, {fmt.ms(spread[1])} at the 99th"
+        )
         varied += " percentile."
     return Finding(
         kind=Kind.HEAD_OF_LINE_STALL,
@@ -44,7 +46,7 @@ def head_of_line_stall(facts: Facts) -> Finding | None:
         share=stall.share,
         loader=loader_id(facts),
         summary=(
-            f"For {of_step(stall)} the loop waits for a slow batch while later ones are ready."
+            f"For {stall.of_step} the loop waits for a slow batch while later ones are ready."
             f"{varied}"
         ),
         predictions=(
@@ -87,8 +89,8 @@ def sampler_bound(facts: Facts) -> Finding | None:
         share=part.share,
         loader=loader_id(facts),
         summary=(
-            f"{name} takes {ms(workers.sampler_ms)} per batch in the training process, "
-            f"{of_step(part)}; workers can't take that over. Compute the indices ahead, in one "
+            f"{name} takes {fmt.ms(workers.sampler_ms)} per batch in the training process, "
+            f"{part.of_step}; workers can't take that over. Compute the indices ahead, in one "
             "vectorised call per epoch."
         ),
         evidence={
@@ -131,8 +133,9 @@ def collate_bound(facts: Facts) -> Finding | None:
         share=part.share,
         loader=loader_id(facts),
         summary=(
-            f"{name} takes {ms(workers.collate_ms)} of the {ms(workers.batch_ms)} a batch costs "
-            f"{place}, {percent(share_of_batch)} of it, while the loop waits {of_step(cost)}."
+            f"{name} takes {fmt.ms(workers.collate_ms)} of the {fmt.ms(workers.batch_ms)} a batch "
+            f"costs {place}, {fmt.share(share_of_batch)} of it, while the loop waits "
+            f"{cost.of_step}."
         ),
         evidence={
             "collate_ms": workers.collate_ms,
@@ -156,8 +159,8 @@ def _collating_advice(name: str, library: str | None, n_bytes: int) -> str:
         if n_bytes < LARGE_BATCH_BYTES:
             return "It stacks samples one by one: let the dataset hand out whole batches."
         return (
-            f"It copies {size(n_bytes)} a batch, sample by sample. Hand over fewer bytes (float16 "
-            "or uint8, widened behind the copy), or take whole batches out of one array."
+            f"It copies {fmt.n_bytes(n_bytes)} a batch, sample by sample. Hand over fewer bytes "
+            "(float16 or uint8, widened behind the copy), or take whole batches out of one array."
         )
     if library is not None:
         return (
@@ -200,7 +203,7 @@ def dataset_format_bound(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"{seen(*found.hotspots)} of making a batch is {form.what}{_from(found.store)}{most}. "
-            f"The loop waits {of_step(cost)}."
+            f"The loop waits {cost.of_step}."
         ),
         evidence={
             "format": form.name,

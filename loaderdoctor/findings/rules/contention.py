@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import Cost, in_background, input_cost, loader_id, num_workers
@@ -16,7 +17,6 @@ from loaderdoctor.findings.rules.capacity import (
 )
 from loaderdoctor.findings.rules.saturated import no_more_workers
 from loaderdoctor.findings.rules.threads import threads_of_loop
-from loaderdoctor.findings.wording import does, ms, of_step, percent, plural
 
 # CPU time above wall time: the worker runs more than one thread while it makes a batch.
 MIN_MULTITHREADED_CPU_SHARE = 1.2
@@ -68,8 +68,8 @@ def workers_share_a_core(facts: Facts) -> Finding | None:
         share=cost.share,
         loader=loader_id(facts),
         summary=(
-            f"{workers.n_workers} workers share {plural(len(cores), 'CPU')} ({which}), {cause}. "
-            f"The loop waits {of_step(cost)}. Restore the affinity before the loader starts."
+            f"{workers.n_workers} workers share {fmt.count(len(cores), 'CPU')} ({which}), {cause}. "
+            f"The loop waits {cost.of_step}. Restore the affinity before the loader starts."
         ),
         evidence={
             "num_workers": workers.n_workers,
@@ -117,8 +117,8 @@ def _threads_of_workers(facts: Facts) -> Finding | None:
         return _oversubscribed(
             facts,
             cost,
-            f"{plural(n, 'worker')} of {in_worker} library threads each {does(n, 'compete')} for "
-            f"{cpus:g} usable CPUs",
+            f"{fmt.count(n, 'worker')} of {in_worker} library threads each "
+            f"{fmt.verb(n, 'compete')} for {cpus:g} usable CPUs",
             "Give each worker one thread (worker_init_fn)",
             n_threads=in_worker,
         )
@@ -145,8 +145,8 @@ def gil_contention(facts: Facts) -> Finding | None:
             share=extra.share,
             loader=loader_id(facts),
             summary=(
-                f"The loop waits only {ms(wait_ms)} for its loader, yet without it the step is "
-                f"{of_step(extra)} shorter: {thread} takes the interpreter from the loop."
+                f"The loop waits only {fmt.ms(wait_ms)} for its loader, yet without it the step is "
+                f"{extra.of_step} shorter: {thread} takes the interpreter from the loop."
             ),
             predictions=(_OWN_INTERPRETERS,),
             evidence={
@@ -169,8 +169,9 @@ def gil_contention(facts: Facts) -> Finding | None:
         share=cost.share,
         loader=loader_id(facts),
         summary=(
-            f"The background thread burns CPU for {percent(share)} of each batch's "
-            f"{ms(batch_ms(facts))} and so shares the interpreter with the loop: {of_step(cost)}."
+            f"The background thread burns CPU for {fmt.share(share)} of each batch's "
+            f"{fmt.ms(batch_ms(facts))} and so shares the interpreter with the loop: "
+            f"{cost.of_step}."
         ),
         predictions=(_OWN_INTERPRETERS,),
         evidence={
@@ -206,8 +207,8 @@ def pin_thread_bound(facts: Facts) -> Finding | None:
         share=part.share,
         loader=loader_id(facts),
         summary=(
-            f"Pinning a batch takes the pin thread {ms(workers.pin_ms)}, the rest of the step "
-            f"{ms(rest)}: the loop waits {of_step(part)} for it. Send fewer bytes, or fewer and "
+            f"Pinning a batch takes the pin thread {fmt.ms(workers.pin_ms)}, the rest of the step "
+            f"{fmt.ms(rest)}: the loop waits {part.of_step} for it. Send fewer bytes, or fewer and "
             "larger tensors."
         ),
         predictions=(no_more_workers("More workers would wait for the same thread."),),
@@ -242,7 +243,7 @@ def _oversubscribed(facts: Facts, cost: Cost, what: str, remedy: str, *, n_threa
         severity=cost.severity,
         share=cost.share,
         loader=loader_id(facts),
-        summary=f"{what}; {of_step(cost)}. {remedy}.",
+        summary=f"{what}; {cost.of_step}. {remedy}.",
         evidence={
             "threads_of": "workers",
             "n_threads": n_threads,

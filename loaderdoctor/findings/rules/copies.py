@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import copy_cost, loader_id, severity
@@ -13,7 +14,6 @@ from loaderdoctor.findings.rules.copy_parts import (
     copies_from,
     explained_by,
 )
-from loaderdoctor.findings.wording import ms, of_step, size
 from loaderdoctor.instrument.wire.records import TensorRecord
 
 # Fewer are a usual batch: images, labels, a mask or two, and the optimizer's scalars.
@@ -54,13 +54,13 @@ def copy_not_overlapped(facts: Facts) -> Finding | None:
         share=explained.share,
         loader=loader_id(facts),
         summary=(
-            f"{size(n_bytes)} are copied on the stream that computes, so nothing overlaps them: "
-            f"{of_step(explained)}."
+            f"{fmt.n_bytes(n_bytes)} are copied on the stream that computes, so nothing overlaps "
+            f"them: {explained.of_step}."
         ),
         predictions=(
             Prediction(
                 sentence="A side stream that copies the next batch meanwhile would gain at most "
-                f"these {ms(explained.ms)}.",
+                f"these {fmt.ms(explained.ms)}.",
                 setting="side_stream",
                 value=True,
             ),
@@ -102,9 +102,9 @@ def many_small_copies(facts: Facts) -> Finding | None:
         share=share,
         loader=loader_id(facts),
         summary=(
-            f"{round(n)} small copies to the device a step "
-            f"(half of them under {size(median)}) cost {ms(share * step_ms)} of {ms(step_ms)}: "
-            "each pays a call and a latency. Send one packed tensor and split it on the device."
+            f"{round(n)} small copies to the device a step (half of them under "
+            f"{fmt.n_bytes(median)}) cost {fmt.ms(share * step_ms)} of {fmt.ms(step_ms)}: each "
+            "pays a call and a latency. Send one packed tensor and split it on the device."
         ),
         evidence={
             "n_small_copies_per_step": n,
@@ -144,13 +144,13 @@ def wide_dtype_copy(facts: Facts) -> Finding | None:
         share=saved.share,
         loader=loader.id,
         summary=(
-            f"Images travel as {widest.dtype}, {size(wide_bytes)} a step. As uint8 it is "
-            f"{size(narrow_bytes)}."
+            f"Images travel as {widest.dtype}, {fmt.n_bytes(wide_bytes)} a step. As uint8 it is "
+            f"{fmt.n_bytes(narrow_bytes)}."
         ),
         predictions=(
             Prediction(
                 sentence=f"Sending uint8 and normalising on the device would save up to "
-                f"{of_step(saved)}.",
+                f"{saved.of_step}.",
                 setting="uint8",
                 value=True,
             ),

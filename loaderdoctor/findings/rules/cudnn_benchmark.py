@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import HIGH_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind
@@ -12,7 +13,6 @@ from loaderdoctor.findings.rules.hints import (
     input_first,
     step_share,
 )
-from loaderdoctor.findings.wording import ms, percent
 
 
 def cudnn_benchmark_off(facts: Facts) -> Finding | None:
@@ -36,8 +36,8 @@ def cudnn_benchmark_off(facts: Facts) -> Finding | None:
         Kind.CUDNN_BENCHMARK_OFF,
         share=None,
         summary=(
-            f"Convolutions take {ms(compute.convolution_ms)} of the step ({percent(share)}), all "
-            "batches had one shape, and cuDNN's autotuner is off. It times the algorithms once "
+            f"Convolutions take {fmt.ms(compute.convolution_ms)} of the step ({fmt.share(share)}), "
+            "all batches had one shape, and cuDNN's autotuner is off. It times the algorithms once "
             "and keeps the fastest, which may add in another order: it changes numerics."
         ),
         evidence={

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import exposed, host_share, severity
 from loaderdoctor.findings.model import Finding, Kind
-from loaderdoctor.findings.wording import ms, percent
 
 # A few steps of a trace may lack their sync (the window's edges).
 MIN_SYNCS_PER_STEP = 0.9
@@ -63,9 +63,9 @@ def sync_every_step(facts: Facts) -> Finding | None:
         share=gap_share,
         summary=(
             f"{trace.syncs.n_per_step:.1f} syncs a step (.item(), .cpu() or a synchronize) empty "
-            f"the accelerator's queue: it then idles {ms(gap_share * step_ms)} of {ms(step_ms)} "
-            "until the next kernel, and that is what removing them can gain. Keep losses on the "
-            "device and read them every few hundred steps."
+            f"the accelerator's queue: it then idles {fmt.ms(gap_share * step_ms)} of "
+            f"{fmt.ms(step_ms)} until the next kernel, and that is what removing them can gain. "
+            "Keep losses on the device and read them every few hundred steps."
         ),
         evidence={
             "n_syncs_per_step": trace.syncs.n_per_step,
@@ -115,7 +115,7 @@ def launch_bound(facts: Facts) -> Finding | None:
         summary=(
             f"{trace.kernels.n_per_step:.0f} kernels a step of {trace.kernels.mean_us:.1f} µs each "
             f"are shorter than their launches: the accelerator waits for the host "
-            f"{percent(share)} of the step. No loader setting helps; a bigger batch, CUDA graphs "
+            f"{fmt.share(share)} of the step. No loader setting helps; a bigger batch, CUDA graphs "
             "or torch.compile do."
         ),
         evidence={
@@ -154,8 +154,9 @@ def work_between_steps(facts: Facts) -> Finding | None:
         severity=severity(hotspot_share),
         share=hotspot_share,
         summary=(
-            f"{ms(hotspot_share * step_ms)} of {ms(step_ms)} a step go into work {where}, most of "
-            f"it in {hotspot.name}, while nothing else runs. Do it {remedy} or on the device."
+            f"{fmt.ms(hotspot_share * step_ms)} of {fmt.ms(step_ms)} a step go into work {where}, "
+            f"most of it in {hotspot.name}, while nothing else runs. Do it {remedy} or on the "
+            "device."
         ),
         evidence={
             "work_ms_per_step": hotspot_share * step_ms,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from loaderdoctor import format as fmt
 from loaderdoctor.estimate import binomial_interval
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import LineHotspot
 from loaderdoctor.findings.model import EvidenceValue
-from loaderdoctor.findings.wording import percent
 
 # A line with less of the looks is not where the time goes; naming it would mislead. It is the lower
 # end of the share's 95 % interval that must reach this.
@@ -112,4 +112,4 @@ def seen(*hotspots: LineHotspot) -> str:
         counted[0].of_stack_samples,
     )
     share = sum(x.share for x in hotspots)
-    return f"{percent(share)} ({n_stack_samples} of {of_stack_samples} looks at {_PHASES[phase]})"
+    return f"{fmt.share(share)} ({n_stack_samples} of {of_stack_samples} looks at {_PHASES[phase]})"

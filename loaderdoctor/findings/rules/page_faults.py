@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from loaderdoctor import format as fmt
 from loaderdoctor.advice.proposal import has_accelerator
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import loader_id, num_workers
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.rules.capacity import mapping_cost
-from loaderdoctor.findings.wording import ms, of_step, size
 
 
 def batch_page_faults(facts: Facts) -> Finding | None:
@@ -33,10 +33,11 @@ def batch_page_faults(facts: Facts) -> Finding | None:
         share=part.share,
         loader=loader_id(facts),
         summary=(
-            f"The loop waits only {ms(wait_ms)} for its loader, yet each batch of "
-            f"{size(pages.batch_bytes)} comes in shared memory new to this process: reading it "
-            f"first takes {pages.faults_per_batch:,} page faults ({ms(pages.touch_ms)}), dropping "
-            f"it {ms(pages.release_ms)}, together {of_step(part)}, on the training thread."
+            f"The loop waits only {fmt.ms(wait_ms)} for its loader, yet each batch of "
+            f"{fmt.n_bytes(pages.batch_bytes)} comes in shared memory new to this process: reading "
+            f"it first takes {pages.faults_per_batch:,} page faults ({fmt.ms(pages.touch_ms)}), "
+            f"dropping it {fmt.ms(pages.release_ms)}, together {part.of_step}, on the training "
+            "thread."
         ),
         predictions=_predictions(facts, part.ms),
         evidence={

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import copy_cost, loader_id, severity
@@ -13,7 +14,6 @@ from loaderdoctor.findings.rules.copy_parts import (
     copies_from,
     explained_by,
 )
-from loaderdoctor.findings.wording import of_step, size
 
 
 def pin_ineffective(facts: Facts) -> Finding | None:
@@ -42,7 +42,7 @@ def pin_ineffective(facts: Facts) -> Finding | None:
     if not unpinned:
         return None
     cost = copy_cost(facts)
-    paid = f" The step pays {of_step(cost)} for its copies." if cost is not None else ""
+    paid = f" The step pays {cost.of_step} for its copies." if cost is not None else ""
     kind = f" of type {loader.batch_type}" if loader.batch_type else ""
     return Finding(
         kind=Kind.PIN_INEFFECTIVE,
@@ -50,9 +50,9 @@ def pin_ineffective(facts: Facts) -> Finding | None:
         share=cost.share if cost is not None else None,
         loader=loader.id,
         summary=(
-            f"pin_memory=True has no effect: {size(unpinned)} of the batch{kind} reach the loop "
-            f"unpinned. Give the batch class a pin_memory() method, or return tensors, tuples or "
-            f"dicts.{paid}"
+            f"pin_memory=True has no effect: {fmt.n_bytes(unpinned)} of the batch{kind} reach the "
+            "loop unpinned. Give the batch class a pin_memory() method, or return tensors, tuples "
+            f"or dicts.{paid}"
         ),
         evidence={
             "unpinned_bytes_per_step": unpinned,
@@ -95,8 +95,8 @@ def pageable_copy(facts: Facts) -> Finding | None:
         share=explained.share,
         loader=loader_id(facts),
         summary=(
-            f"The step waits {of_step(explained)} for {size(n_bytes)} copied from pageable memory."
-            f"{useless}"
+            f"The step waits {explained.of_step} for {fmt.n_bytes(n_bytes)} copied from pageable "
+            f"memory.{useless}"
         ),
         predictions=(
             Prediction(
@@ -151,7 +151,7 @@ def blocking_copy(facts: Facts) -> Finding | None:
         share=explained.share,
         loader=loader_id(facts),
         summary=(
-            f"The batch is pinned, but the copy{at} blocks the loop: {of_step(explained)}. "
+            f"The batch is pinned, but the copy{at} blocks the loop: {explained.of_step}. "
             "The loop could go on while it runs."
         ),
         predictions=(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import input_cost, loader_id, num_workers
@@ -19,7 +20,6 @@ from loaderdoctor.findings.rules.capacity import (
     worker_limit,
 )
 from loaderdoctor.findings.rules.line_names import hot_evidence, hot_sentence
-from loaderdoctor.findings.wording import does, ms, of_step, percent, plural
 
 # While making a batch a worker either burns CPU or waits for a disk, the network or a lock.
 # Under a half, waiting dominates.
@@ -67,7 +67,7 @@ def cpu_saturated_workers(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"{busy}{machine.usable_cpus:g} usable CPUs are busy{other_load} and the loop still "
-            f"waits {of_step(cost)}. Make each sample cheaper, cache it, or move work to the "
+            f"waits {cost.of_step}. Make each sample cheaper, cache it, or move work to the "
             f"accelerator.{hot_sentence(facts)}"
         ),
         predictions=(no_more_workers("No CPU is left for more workers."),),
@@ -109,9 +109,9 @@ def storage_bound_workers(facts: Facts) -> Finding | None:
         share=cost.share,
         loader=loader_id(facts),
         summary=(
-            f"The {plural(n, 'worker')} {does(n, 'spend')} {percent(waiting)} of each batch's "
-            f"{ms(workers.batch_ms)} waiting (storage, network), not computing, and the loop "
-            f"waits {of_step(cost)}. Faster storage, packed files or a cache help."
+            f"The {fmt.count(n, 'worker')} {fmt.verb(n, 'spend')} {fmt.share(waiting)} of each "
+            f"batch's {fmt.ms(workers.batch_ms)} waiting (storage, network), not computing, and "
+            f"the loop waits {cost.of_step}. Faster storage, packed files or a cache help."
         ),
         predictions=(
             Prediction(
@@ -161,7 +161,9 @@ def overhead_bound_loader(facts: Facts) -> Finding | None:
         return None
     n = workers.n_workers
     instead = (
-        "" if not n else f" The {plural(n, 'worker')} {does(n, 'add')} the price of a queue to it."
+        ""
+        if not n
+        else f" The {fmt.count(n, 'worker')} {fmt.verb(n, 'add')} the price of a queue to it."
     )
     return Finding(
         kind=Kind.OVERHEAD_BOUND_LOADER,
@@ -169,7 +171,7 @@ def overhead_bound_loader(facts: Facts) -> Finding | None:
         share=cost.share,
         loader=loader.id,
         summary=(
-            f"A sample takes {1000 * sample_ms:.0f} µs: the {of_step(cost)} are the overhead of "
+            f"A sample takes {1000 * sample_ms:.0f} µs: the {cost.of_step} are the overhead of "
             "fetching one sample at a time and collating them, not the data. Slice whole batches "
             f"or keep the dataset on the device.{instead}"
         ),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.ranks import RankFacts
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import severity
 from loaderdoctor.findings.model import Finding, Kind
-from loaderdoctor.findings.wording import ms
 
 # Waits are told apart to within the time a thread takes to wake: half a millisecond between two
 # gloo ranks on two busy cores. What is below this explains nothing.
@@ -53,8 +53,8 @@ def slow_rank(facts: Facts) -> Finding | None:
     cause, excess_ms = _cause(slow, others)
     where = f" ({slow.host})" if slow.host and len({r.host for r in waiting}) > 1 else ""
     because = (
-        f"{_CAUSES[cause]} takes it {ms(slow.part_ms(cause))} a step, {ms(excess_ms)} more than "
-        "its peers"
+        f"{_CAUSES[cause]} takes it {fmt.ms(slow.part_ms(cause))} a step, {fmt.ms(excess_ms)} more "
+        "than its peers"
         if cause is not None
         else "no part of its step stands out"
     )
@@ -65,7 +65,7 @@ def slow_rank(facts: Facts) -> Finding | None:
         share=share,
         summary=(
             f"Rank {slow.rank}{where} is late in every step: {because}. The {who} "
-            f"{ms(typical_ms)} of {ms(wall_ms)} a step for it in collectives, which is no "
+            f"{fmt.ms(typical_ms)} of {fmt.ms(wall_ms)} a step for it in collectives, which is no "
             "communication."
         ),
         evidence={

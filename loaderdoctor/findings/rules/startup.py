@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import input_cost, loader_id, num_workers
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.rules.capacity import boundary_of_loader_ms, startup_ms_per_step
-from loaderdoctor.findings.wording import ms, of_step, percent, plural, seconds
 
 # An epoch of one or two steps may rightly need an iterator every other step; from one in two
 # steps on, a longer epoch means that the loop drops its iterator.
@@ -37,7 +37,7 @@ def iterator_recreated(facts: Facts) -> Finding | None:
     if loader is not None and loader.steps_per_epoch is not None and loader.steps_per_epoch <= 2:
         return None
     n = num_workers(facts)
-    paid = f", and {plural(n, 'worker')} are started for it" if n else ""
+    paid = f", and {fmt.count(n, 'worker')} are started for it" if n else ""
     return Finding(
         kind=Kind.ITERATOR_RECREATED,
         severity=cost.severity,
@@ -45,7 +45,7 @@ def iterator_recreated(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"The loop makes a new iterator {n_created} times in {n_steps} steps "
-            f"(next(iter(loader))){paid}: {of_step(cost)}. Make the iterator once per epoch and "
+            f"(next(iter(loader))){paid}: {cost.of_step}. Make the iterator once per epoch and "
             "call next() on it."
         ),
         evidence={
@@ -90,8 +90,8 @@ def _startup_of_run(facts: Facts) -> Finding | None:
         share=explained.share,
         loader=loader_id(facts),
         summary=(
-            f"Starting {plural(n, 'worker')} anew costs {seconds(boundary_ms)} each epoch of "
-            f"{step.steps_per_epoch} steps, {percent(explained.share)} of the run."
+            f"Starting {fmt.count(n, 'worker')} anew costs {fmt.seconds(boundary_ms / 1000)} each "
+            f"epoch of {step.steps_per_epoch} steps, {fmt.share(explained.share)} of the run."
         ),
         predictions=(_kept(cost.step_ms - explained.ms),),
         evidence={
@@ -126,8 +126,8 @@ def _startup_of_trace(facts: Facts) -> Finding | None:
         severity=explained.severity,
         share=explained.share,
         summary=(
-            f"Workers start anew {n_starts} times in {trace.n_steps} steps, {ms(mean_ms)} until "
-            f"the first batch each time: {of_step(explained)}."
+            f"Workers start anew {n_starts} times in {trace.n_steps} steps, {fmt.ms(mean_ms)} "
+            f"until the first batch each time: {explained.of_step}."
         ),
         predictions=(_kept(None),),
         evidence={
@@ -144,7 +144,7 @@ def _startup_of_trace(facts: Facts) -> Finding | None:
 
 def _kept(step_ms: float | None) -> Prediction:
     """That workers kept between epochs save their start; the step then expected, where known."""
-    brings = f", which would bring the step to {ms(step_ms)}" if step_ms is not None else ""
+    brings = f", which would bring the step to {fmt.ms(step_ms)}" if step_ms is not None else ""
     return Prediction(
         sentence=f"persistent_workers=True keeps them between epochs{brings}.",
         setting="persistent_workers",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loaderdoctor import format as fmt
 from loaderdoctor.advice.proposal import pool_ms
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
@@ -19,7 +20,6 @@ from loaderdoctor.findings.rules.capacity import (
     workers_needed,
 )
 from loaderdoctor.findings.rules.line_names import hot_evidence, hot_sentence
-from loaderdoctor.findings.wording import does, ms, of_step, plural
 
 # Workers that wait for work this much of their life have room: the pool is not what is short.
 # (A pool that falls short never waits, but for its own start and the window's edges.)
@@ -99,9 +99,9 @@ def too_few_workers(facts: Facts) -> Finding | None:
         share=explained.share,
         loader=loader_id(facts),
         summary=(
-            f"{plural(n, 'worker')} {does(n, 'hand')} out a batch every "
-            f"{ms(workers.batch_ms / n)} on average, the rest of the step takes "
-            f"{ms(rest_ms(facts))}: the loop waits {of_step(cost)}."
+            f"{fmt.count(n, 'worker')} {fmt.verb(n, 'hand')} out a batch every "
+            f"{fmt.ms(workers.batch_ms / n)} on average, the rest of the step takes "
+            f"{fmt.ms(rest_ms(facts))}: the loop waits {cost.of_step}."
             f"{hot_sentence(facts)}"
         ),
         evidence={
@@ -149,8 +149,8 @@ def idle_workers(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"{workers.n_idle_workers} of {workers.n_workers} workers made no batch ({why}): "
-            f"{plural(busy, 'worker')} {does(busy, 'make')} all of them while the loop waits "
-            f"{of_step(cost)}. Split the data into at least as many shards as workers."
+            f"{fmt.count(busy, 'worker')} {fmt.verb(busy, 'make')} all of them while the loop "
+            f"waits {cost.of_step}. Split the data into at least as many shards as workers."
         ),
         evidence={
             "num_workers": workers.n_workers,
@@ -169,10 +169,10 @@ def _by_itself(facts: Facts, cost: Cost) -> str:
     if loader is not None and loader.in_background:  # as with prefetch_generator
         return (
             "One background thread of the training process makes its batches (num_workers=0), and "
-            f"is too slow for the step: the loop still waits {of_step(cost)}"
+            f"is too slow for the step: the loop still waits {cost.of_step}"
         )
     return (
-        f"The loop makes its batches itself (num_workers=0): {of_step(cost)}, and nothing "
+        f"The loop makes its batches itself (num_workers=0): {cost.of_step}, and nothing "
         "overlaps it"
     )
 
@@ -204,21 +204,21 @@ def _need_sentence(
     facts: Facts, count: int, needed: int, predicted_ms: float | None, *, gains: bool
 ) -> str:
     """How many workers, and what they are expected to bring the step to."""
-    many, rest, reach = plural(count, "worker"), rest_ms(facts), reachable_ms(facts)
+    many, rest, reach = fmt.count(count, "worker"), rest_ms(facts), reachable_ms(facts)
     if rest is not None and reach is not None and reach > rest * KEEPS_UP_MARGIN:
         assert facts.machine is not None
         cpus = facts.machine.usable_cpus
         text = (
-            f"The CPU is the limit: a step takes {ms(main_cpu_ms(facts))} of CPU time, its batch "
-            f"{ms(batch_cpu_ms(facts))}, and {cpus:g} usable CPUs can't do that in less than "
-            f"{ms(reach)}"
+            f"The CPU is the limit: a step takes {fmt.ms(main_cpu_ms(facts))} of CPU time, its "
+            f"batch {fmt.ms(batch_cpu_ms(facts))}, and {cpus:g} usable CPUs can't do that in less "
+            f"than {fmt.ms(reach)}"
         )
         if not gains:
             return f"{text}, with any number of workers."
-        return f"{text}; {many} would come to {ms(predicted_ms)}."
+        return f"{text}; {many} would come to {fmt.ms(predicted_ms)}."
     if count < needed:
         return (
-            f"{plural(needed, 'worker')} would keep up; beside the loop this machine feeds about "
-            f"{count}, which would bring the step to {ms(predicted_ms)}."
+            f"{fmt.count(needed, 'worker')} would keep up; beside the loop this machine feeds "
+            f"about {count}, which would bring the step to {fmt.ms(predicted_ms)}."
         )
-    return f"{many} would keep up: {ms(predicted_ms)} a step."
+    return f"{many} would keep up: {fmt.ms(predicted_ms)} a step."

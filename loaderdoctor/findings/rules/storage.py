@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
@@ -12,7 +13,6 @@ from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.capacity import making_cost, rest_ms
 from loaderdoctor.findings.rules.line_names import at, line_evidence, seen, seen_enough
 from loaderdoctor.findings.rules.saturated import MAX_WAITING_CPU_SHARE
-from loaderdoctor.findings.wording import ms, of_step, size
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
 
 # A disk and the page cache differ by several times. Half as much again is what imports, first
@@ -71,9 +71,10 @@ def cold_storage(facts: Facts) -> Finding | None:
         share=cost.share if cost is not None else None,
         loader=loader_id(facts),
         summary=(
-            f"A sample takes {ratio:.1f}x as long the first time as later, from the page cache: "
-            f"a cold epoch hands out a batch every {ms(cold_ms)} while the rest of the step takes "
-            f"{ms(rest)}. Judge settings on warm epochs, or copy the data to faster storage first."
+            f"A sample takes {ratio:.1f}x as long the first time as later, from the page cache: a "
+            f"cold epoch hands out a batch every {fmt.ms(cold_ms)} while the rest of the step "
+            f"takes {fmt.ms(rest)}. Judge settings on warm epochs, or copy the data to faster "
+            "storage first."
         ),
         evidence={
             "first_touch_ratio": ratio,
@@ -115,7 +116,7 @@ def many_small_files(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"{seen(*hotspots)} of making a batch is opening and reading a file per sample"
-            f"{at(hottest)}, while the loop waits {of_step(cost)}. Pack the samples into few "
+            f"{at(hottest)}, while the loop waits {cost.of_step}. Pack the samples into few "
             "large files (LMDB, webdataset, TFRecord)."
         ),
         evidence={
@@ -161,7 +162,9 @@ def memory_short(facts: Facts) -> Finding | None:
     known = exposed(facts, "input")
     if cost is None and known is not None and not swapping:
         return None
-    swap = f" with {size(machine.swap_used_bytes)} in swap" if machine.swap_used_bytes else ""
+    swap = (
+        f" with {fmt.n_bytes(machine.swap_used_bytes)} in swap" if machine.swap_used_bytes else ""
+    )
     pinned = "pinned " if settings.pin_memory else ""
     return Finding(
         kind=Kind.MEMORY_SHORT,
@@ -169,9 +172,9 @@ def memory_short(facts: Facts) -> Finding | None:
         share=cost.share if cost is not None else None,
         loader=loader.id,
         summary=(
-            f"Only {size(available)} of host memory are available{swap}, and the loader keeps up "
-            f"to {size(held)} of {pinned}batches ready. Use fewer workers or a smaller "
-            "prefetch_factor, and keep data out of tmpfs."
+            f"Only {fmt.n_bytes(available)} of host memory are available{swap}, and the loader "
+            f"keeps up to {fmt.n_bytes(held)} of {pinned}batches ready. Use fewer workers or a "
+            "smaller prefetch_factor, and keep data out of tmpfs."
         ),
         evidence={
             "memory_available_bytes": available,

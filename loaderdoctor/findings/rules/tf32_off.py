@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind
@@ -12,7 +13,6 @@ from loaderdoctor.findings.rules.hints import (
     input_first,
     step_share,
 )
-from loaderdoctor.findings.wording import ms, percent
 
 TF32_SINCE = 8  # CUDA compute capability: Ampere
 
@@ -43,8 +43,8 @@ def tf32_off(facts: Facts) -> Finding | None:
         Kind.TF32_OFF,
         share=share,
         summary=(
-            f"Matrix products in full float32 take {ms(compute.float32_gemm_ms)} of the step "
-            f"({percent(share)}) without the tensor cores. TF32 shortens them, rounding their "
+            f"Matrix products in full float32 take {fmt.ms(compute.float32_gemm_ms)} of the step "
+            f"({fmt.share(share)}) without the tensor cores. TF32 shortens them, rounding their "
             "inputs to 10 bits of mantissa: it changes numerics."
         ),
         evidence={

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.loop import ThreadTrial
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import loader_id, num_workers, severity
 from loaderdoctor.findings.model import EvidenceValue, Finding, Kind, Prediction, Severity
 from loaderdoctor.findings.rules.capacity import contention_cost, cpu_cores_used, cpu_saturated
-from loaderdoctor.findings.wording import ms, of_step, percent, plural
 
 # Threads of the training process that stand ready with no CPU free, on average. Two threads on two
 # CPUs: 0.14-0.25 beside programs that leave 85 % of the CPUs, where the step takes no longer; 0.35
@@ -66,7 +66,7 @@ def fight_of_threads(facts: Facts) -> Fight | None:
     sure = own > cpus
     if cpu is not None and (cpu.throttled_share or 0.0) >= MIN_THROTTLED_SHARE and sure:
         share = max(cpu.throttled_share or 0.0, cpu.train_wait_share or 0.0)
-        held = percent(cpu.throttled_share or 0.0)
+        held = fmt.share(cpu.throttled_share or 0.0)
         return Fight(
             share, f"the quota of {cpus:g} CPUs held them back in {held} of its periods", sure
         )
@@ -89,9 +89,9 @@ def fight_of_threads(facts: Facts) -> Fight | None:
     if n and own + n > cpus and cpu_saturated(facts) and extra is not None and no_device:
         why = (
             f"{cpus:g} are usable, and without the loader the step is shorter by more than it "
-            f"waits: {of_step(extra)}"
+            f"waits: {extra.of_step}"
         )
-        return Fight(extra.share, why, True, other_load=f" and {plural(n, 'worker')}")
+        return Fight(extra.share, why, True, other_load=f" and {fmt.count(n, 'worker')}")
     return None
 
 
@@ -129,8 +129,8 @@ def _measured(facts: Facts, own: int, best: ThreadTrial, fight: Fight | None) ->
         severity=severity(share, low),
         summary=(
             f"The step's own {own} threads slow it down{why}. With "
-            f"{plural(best.n_threads, 'thread')} it takes {ms(best.step_ms.value)} instead of "
-            f"{ms(plain_ms)}, measured in this run."
+            f"{fmt.count(best.n_threads, 'thread')} it takes {fmt.ms(best.step_ms.value)} instead "
+            f"of {fmt.ms(plain_ms)}, measured in this run."
         ),
         more={
             "best_n_threads": best.n_threads,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.hints import computing, hint, input_first, step_share
-from loaderdoctor.findings.wording import ms, percent
 
 # Below a hundredth of the step nobody will find the gain again.
 MIN_SHARE = 0.01
@@ -33,7 +33,7 @@ def grad_not_set_to_none(facts: Facts) -> Finding | None:
         Kind.GRAD_NOT_SET_TO_NONE,
         share=share,
         summary=(
-            f"Filling gradients with zeros takes {ms(fill_ms)} of the step ({percent(share)})"
+            f"Filling gradients with zeros takes {fmt.ms(fill_ms)} of the step ({fmt.share(share)})"
             f"{f', at {site}' if site else ''}. Dropping them costs nothing, and the "
             "backward pass then writes them instead of adding to zeros."
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from loaderdoctor import format as fmt
 from loaderdoctor.report.charts.draw import png
 from loaderdoctor.report.charts.subjects import (
     Bar,
@@ -22,7 +23,6 @@ from loaderdoctor.report.charts.subjects import (
 )
 from loaderdoctor.report.files import RunFolder, make_folder, write_bytes
 from loaderdoctor.report.model import Report
-from loaderdoctor.report.words import format as fmt
 
 FOLDER = "plots"
 # Of groups in one picture: neighbours differ in hue and lightness.

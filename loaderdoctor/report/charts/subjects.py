@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass
 from typing import Any
 
+from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Interval
 from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
 from loaderdoctor.report.console.bars import ORDER
 from loaderdoctor.report.console.tables import UNCLEAR, is_clear, trial_mark
 from loaderdoctor.report.model import GpuBusy, Report, Trial
-from loaderdoctor.report.words import format as fmt
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
 
 # What stands for a prefetch factor where there are no workers to prefetch.

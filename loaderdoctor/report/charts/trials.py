@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Interval
 from loaderdoctor.report.charts.sheet import Line, Rectangle, Rows, Sheet, labelled_rows
 from loaderdoctor.report.charts.subjects import (
@@ -19,7 +20,6 @@ from loaderdoctor.report.charts.subjects import (
     Prediction,
     Stacked,
 )
-from loaderdoctor.report.words import format as fmt
 
 _GROUPED_BAR = 12  # height of one of several bars in a row, in pixels
 

@@ -8,11 +8,11 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from loaderdoctor import format as fmt
+from loaderdoctor.format import plain
 from loaderdoctor.report.changes import MEASURED, Change, changes_of, nothing_helps, vocabulary
 from loaderdoctor.report.model import Report, Step
-from loaderdoctor.report.words import format as fmt
 from loaderdoctor.report.words.fastest_not_advised import leader_not_advised
-from loaderdoctor.report.words.format import plain
 from loaderdoctor.report.words.summary import meaning
 
 

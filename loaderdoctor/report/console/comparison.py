@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from loaderdoctor import format as fmt
 from loaderdoctor.report.comparison import Comparison
-from loaderdoctor.report.words import format as fmt
 
 _MAX_CHARS = 160
 _STYLES = {"faster": "bold green", "slower": "bold red", "no difference": "bold", "unknown": "bold"}

@@ -15,6 +15,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from loaderdoctor import format as fmt
+from loaderdoctor.format import plain
 from loaderdoctor.report.console.bars import LOOKS, ORDER, Bar, Capped, Legible
 from loaderdoctor.report.console.changes import prescription_lines
 from loaderdoctor.report.console.gpu import gpu_lines, ranges_table
@@ -25,7 +27,6 @@ from loaderdoctor.report.console.tables import (
     trials_table,
 )
 from loaderdoctor.report.model import Finding, Report, Workers
-from loaderdoctor.report.words import format as fmt
 from loaderdoctor.report.words.first_screen import (
     evidence_words,
     listed,
@@ -34,7 +35,6 @@ from loaderdoctor.report.words.first_screen import (
     what_if,
     what_if_notes,
 )
-from loaderdoctor.report.words.format import plain
 from loaderdoctor.report.words.headline import headline
 from loaderdoctor.report.words.preset_table import preset_table
 

@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from loaderdoctor.format import plain
 from loaderdoctor.report import gpu as words
 from loaderdoctor.report.model import Gpu, MemoryHistory, UserRange
-from loaderdoctor.report.words.format import plain
 
 
 def gpu_lines(gpu: Gpu | None, history: MemoryHistory | None) -> list[RenderableType]:

@@ -20,10 +20,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from loaderdoctor import format as fmt
+from loaderdoctor.format import plain
 from loaderdoctor.report.model import Cluster, Rank, Report, Shares, Trial
 from loaderdoctor.report.ranks import KEY, MAX_SHOWN, outliers_first, rank_columns
-from loaderdoctor.report.words import format as fmt
-from loaderdoctor.report.words.format import plain
 from loaderdoctor.report.words.machines import group_rows, hardware_lines
 
 # The settings wrap down to this.

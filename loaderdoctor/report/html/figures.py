@@ -11,6 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
 from loaderdoctor.report.charts.subjects import (
     NO_PREFETCH,
@@ -29,7 +30,6 @@ from loaderdoctor.report.charts.subjects import (
 )
 from loaderdoctor.report.console.tables import is_clear
 from loaderdoctor.report.model import GpuBusy, Report
-from loaderdoctor.report.words import format as fmt
 
 # What the colours of a timeline mean, by the page's name for each.
 DOING_WORDS = {

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from loaderdoctor import __version__
+from loaderdoctor import format as fmt
 from loaderdoctor.report import gpu
 from loaderdoctor.report.changes import Change, changes_of, nothing_helps, vocabulary
 from loaderdoctor.report.console.bars import LOOKS, ORDER
@@ -19,7 +20,6 @@ from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.html.figures import HtmlExtras, Table, charts_of
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.ranks import outliers_first, rank_columns
-from loaderdoctor.report.words import format as fmt
 from loaderdoctor.report.words import machines
 from loaderdoctor.report.words.fastest_not_advised import leader_not_advised
 from loaderdoctor.report.words.first_screen import (

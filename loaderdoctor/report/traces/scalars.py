@@ -22,10 +22,10 @@ from tensorboard.plugins.hparams.summary_v2 import Discrete, HParam, Metric, hpa
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from loaderdoctor.format import plain
 from loaderdoctor.report.files import make_folder, trial_run, write_bytes
 from loaderdoctor.report.model import Report, Shares, Trial
 from loaderdoctor.report.traces.tensorboard import BASELINE
-from loaderdoctor.report.words.format import plain
 
 # TensorBoard finds event files by the first part and orders them by the number after it.
 _FILE = "events.out.tfevents.{at:010d}.{host}.loaderdoctor"

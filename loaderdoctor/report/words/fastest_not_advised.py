@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.report.model import Recommendation, Report, Trial
-from loaderdoctor.report.words import format as fmt
 from loaderdoctor.settings import AXES_BY_NAME, Settings
 
 # Less than this in front of the loop as it is, or of what is recommended, is no clear lead.

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Interval
 from loaderdoctor.facts.shares import MODERATE_SHARE
-from loaderdoctor.findings import wording
 from loaderdoctor.report.model import Ablation, Finding, Report, Step
-from loaderdoctor.report.words import format as fmt
 
 _NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?:\s?([a-zA-Z%µ]+))?")
 
@@ -145,7 +144,7 @@ def evidence_words(finding: Finding) -> list[str]:
 
 
 def _is_said(name: str, value: Any, said: str, told: frozenset[tuple[str, str]]) -> bool:
-    """Whether a sentence holds this figure: rounded as the report does, or as findings do."""
+    """Whether a sentence holds this figure."""
     if isinstance(value, str):
         return value in said
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -158,8 +157,7 @@ def _is_said(name: str, value: Any, said: str, told: frozenset[tuple[str, str]])
     text, unit = figure
     if not unit:  # a count: only beside the word for what is counted
         return any(one == text and word and (word == "of" or word in name) for one, word in told)
-    texts = {text, wording.number(100 * value if unit == "%" else value)}
-    return any(one in texts and word in (unit, "of") for one, word in told)
+    return any(one == text and word in (unit, "of") for one, word in told)
 
 
 def _figures(text: str) -> Iterator[tuple[str, str]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from loaderdoctor import format as fmt
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.report.model import Report, Shares
-from loaderdoctor.report.words import format as fmt
 
 _BOUND_WORDS = {
     "input": "Input-bound",

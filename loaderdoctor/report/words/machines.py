@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from loaderdoctor import format as fmt
 from loaderdoctor.report.model import Cluster, Group
-from loaderdoctor.report.words import format as fmt
 
 HEADINGS = ("machine", "measured", "own settings", "what happened")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.report.model import Trial
-from loaderdoctor.report.words import format as fmt
 
 _CLOCKS = {
     "device": "the accelerator's own progress, since the host runs ahead of it",

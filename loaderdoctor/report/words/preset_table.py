@@ -11,10 +11,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from loaderdoctor import format as fmt
+from loaderdoctor.format import plain
 from loaderdoctor.report.console.tables import step_cell
 from loaderdoctor.report.model import Report, Trial
-from loaderdoctor.report.words import format as fmt
-from loaderdoctor.report.words.format import plain
 
 Cell = Callable[[Trial], str]
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
+from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import Bound, VerdictSeverity
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.findings.rules.capacity import cost_beyond_wait, mapping_cost
 from loaderdoctor.report.changes import MEASURED, Change, changes_of
 from loaderdoctor.report.model import Recommendation, Report
-from loaderdoctor.report.words import format as fmt
 from loaderdoctor.report.words.uncertain import is_open, measured_share, uncertain_sentence
 
 # Why, in a clause that follows "because". Kinds that are no cause of waiting are left out.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.shares import HIGH_SHARE, Bound
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.report.words import format as fmt
 from loaderdoctor.report.words.headline import TAKES, largest_part
 
 _SEEMS = {

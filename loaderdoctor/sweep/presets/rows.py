@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from loaderdoctor import format as fmt
 from loaderdoctor.report.model import ReportWarning
 from loaderdoctor.report.model import Trial as TrialRow
-from loaderdoctor.report.words import format as fmt
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.loader_only import LOADER, LOADER_ONLY, MODEL

@@ -86,7 +86,7 @@ def test_workers_that_its_run_measured_as_faster_are_advised_with_the_figure(
     tmp_path: Path,
 ) -> None:
     _, finding = analyzed(run_folder(tmp_path, OWN, FASTER))
-    assert "(2 workers): 5.0 ms a step beside 13.1 ms as it is, faster." in finding.summary
+    assert "(2 workers): 5.00 ms a step beside 13.1 ms as it is, faster." in finding.summary
     assert finding.advice == "Let DataLoader workers make the batches."
 
 

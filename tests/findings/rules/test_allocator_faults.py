@@ -42,7 +42,7 @@ CASES = (
         share=0.15,
         severity=Severity.MODERATE,
         evidence={"page_faults_per_step": 600.0, "fault_us": 2.5, "cost_ms_per_step": 1.5},
-        says=("600 page faults a step", "predicted to save 1.5 of 10.0 ms", "not tried"),
+        says=("600 page faults a step", "predicted to save 1.50 of 10.0 ms", "not tried"),
         silent={
             "too few to matter": faulting(190.0),
             "few, however dear": faulting(99.0, fault_us=20.0),

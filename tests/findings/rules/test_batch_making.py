@@ -37,7 +37,7 @@ CASES = (
         share=0.5,
         severity=Severity.HIGH,
         evidence={"head_of_line_ms_per_step": 5.0, "p99_sample_ms": 20.0},
-        says=("For 5.0 of 10.0 ms a step", "0.30 ms at the median, 20.0 ms at the 99th"),
+        says=("For 5.00 of 10.0 ms a step", "0.30 ms at the median, 20.0 ms at the 99th"),
         silent={
             "no batch waits": with_exposed(input_=0.6),
             "any order already": with_exposed(
@@ -61,7 +61,7 @@ CASES = (
         share=0.4,
         severity=Severity.HIGH,
         evidence={"sampler_ms_per_batch": 4.0, "sampler": "RandomSampler"},
-        says=("RandomSampler takes 4.0 ms per batch", "workers can't take that over"),
+        says=("RandomSampler takes 4.00 ms per batch", "workers can't take that over"),
         silent={
             "a fast sampler": with_exposed(input_=0.45),
             LOW: healthy(workers=workers(sampler_ms=4.0)),
@@ -105,7 +105,7 @@ CASES = (
         share=0.375,
         severity=Severity.HIGH,
         evidence={"collate": "default_collate", "batch_bytes": VOLUMES.n_bytes},
-        says=("default_collate takes 30.0 ms", "It copies 67.1 MB a batch", "float16 or uint8"),
+        says=("default_collate takes 30.0 ms", "It copies 64.0 MiB a batch", "float16 or uint8"),
     ),
     Case(
         rule=collate_bound,

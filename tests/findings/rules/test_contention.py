@@ -129,7 +129,7 @@ CASES = (
             "release_ms_per_batch": 0.9,
             "input_ms_per_step": 2.1,
         },
-        says=("waits only 0.20 ms", "batch of 4.0 MB", "62 page faults (0.60 ms)", "pin_memory"),
+        says=("waits only 0.20 ms", "batch of 3.81 MiB", "62 page faults (0.60 ms)", "pin_memory"),
         silent={
             "another thread maps them": with_pages(extra_faults_per_step=2.0),
             "small batches": with_pages(touch_ms=0.1, release_ms=0.1),
@@ -151,7 +151,7 @@ CASES = (
         share=0.55,
         severity=Severity.HIGH,
         evidence={"pin_ms_per_batch": 9.5, "rest_of_step_ms": 4.0, "pin_busy_share": 0.97},
-        says=("the pin thread 9.5 ms", "More workers would wait for the same thread"),
+        says=("the pin thread 9.50 ms", "More workers would wait for the same thread"),
         silent={
             "a pin thread with time": with_exposed(input_=0.6),
             "busy, but quick enough": with_exposed(

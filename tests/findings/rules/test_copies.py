@@ -58,7 +58,7 @@ CASES = (
             "host_blocked_ms_per_step": 3.0,
         },
         says=(
-            "waits 3.0 of 10.0 ms a step for 9.6 MB copied from pageable memory",
+            "waits 3.00 of 10.0 ms a step for 9.19 MiB copied from pageable memory",
             "non_blocking=True does nothing for pageable memory",
         ),
         silent={
@@ -98,7 +98,7 @@ CASES = (
         share=0.3,
         severity=Severity.HIGH,
         evidence={"unpinned_bytes_per_step": 9_000_000, "first_unpinned": ".x"},
-        says=("pin_memory=True has no effect: 9.0 MB of the batch of type Batch",),
+        says=("pin_memory=True has no effect: 8.58 MiB of the batch of type Batch",),
         silent={
             "pinned": with_exposed(copy=0.3),
             "not asked for": with_exposed(copy=0.3, loaders=UNPINNED),
@@ -152,7 +152,7 @@ CASES = (
         share=0.1,
         severity=Severity.MODERATE,
         evidence={"exposed_copy_ms_per_step": 1.0, "copy_busy_ms_per_step": 1.0},
-        says=("copied on the stream that computes", "would gain at most these 1.0 ms"),
+        says=("copied on the stream that computes", "would gain at most these 1.00 ms"),
         silent={
             "a copy of 2 %": healthy(),
             "a side stream": with_exposed(
@@ -182,7 +182,7 @@ CASES = (
         share=0.06,
         severity=Severity.MODERATE,
         evidence={"n_small_copies_per_step": 40.0, "median_bytes": 256.0},
-        says=("40 small copies to the device a step (half of them under 256 bytes)",),
+        says=("40 small copies to the device a step (half of them under 256 B)",),
         silent={
             "images and labels": healthy(),
             "many large ones": healthy(
@@ -208,7 +208,7 @@ CASES = (
             "bytes_per_step_as_uint8": 9_633_792,
             "saved_ms_per_step": 2.25,
         },
-        says=("Images travel as float32, 38.5 MB a step. As uint8 it is 9.6 MB",),
+        says=("Images travel as float32, 36.8 MiB a step. As uint8 it is 9.19 MiB",),
         silent={
             "uint8": with_exposed(copy=0.3),
             "a copy of 2 %": healthy(loaders=(loader(batch=(FLOAT_IMAGE,)),)),

@@ -88,7 +88,7 @@ CASES = (
         share=0.4,
         severity=Severity.LOW,
         evidence={"float32_gemm_ms_per_step": 4.0, "compute_major": 9, "tf32": False},
-        says=("4.0 ms", "40 %", "changes numerics"),
+        says=("4.00 ms", "40 %", "changes numerics"),
         silent={
             "allowed already": seen(float32_gemm_ms=4.0, flags=machine(tf32=True)),
             "few such products": seen(float32_gemm_ms=0.3),
@@ -108,7 +108,7 @@ CASES = (
         share=0.04,
         severity=Severity.LOW,
         evidence={"zero_fill_ms_per_step": 0.4},
-        says=("0.40 ms of the step (4.0 %)", "Dropping them"),
+        says=("0.40 ms of the step (4 %)", "Dropping them"),
         silent={
             "hardly anything": seen(zero_grad_fill_ms=0.05),
             "zeros of another kind": seen(zero_fill_ms=0.6),
@@ -122,7 +122,7 @@ CASES = (
         share=None,
         severity=Severity.LOW,
         evidence={"convolution_ms_per_step": 3.0, "convolution_share": 0.3},
-        says=("3.0 ms", "one shape", "autotuner is off"),
+        says=("3.00 ms", "one shape", "autotuner is off"),
         silent={
             "on already": seen(convolution_ms=3.0, flags=machine(cudnn_benchmark=True)),
             "shapes vary": replace(CONV, loaders=(loader(shapes_vary=True),)),

@@ -40,7 +40,7 @@ CASES = (
             "sync_wait_ms_per_step": 7.0,
         },
         # The wait of 7 ms is earlier compute, and promised to nobody.
-        says=("1.0 syncs a step", "idles 1.0 ms of 10.0 ms"),
+        says=("1.0 syncs a step", "idles 1.00 ms of 10.0 ms"),
         silent={
             "a sync now and then": healthy(
                 shares=SYNCS.shares, trace=changed(SYNCS, n_syncs_per_step=0.1)
@@ -92,7 +92,7 @@ CASES = (
         share=0.4,
         severity=Severity.HIGH,
         evidence={"work_ms_per_step": 4.0, "spot": LOGGING.name},
-        says=("4.0 ms of 10.0 ms a step", "Python between SGD.step and the fetch"),
+        says=("4.00 ms of 10.0 ms a step", "Python between SGD.step and the fetch"),
         silent={
             "little of it": healthy(
                 shares=WORK.shares,

@@ -63,7 +63,7 @@ CASE = Case(
         "peer_wait_ms_per_step": 4.0,
         "n_ranks": 4,
     },
-    says=("Rank 1", "getting its batches", "3 other ranks wait 4.0 ms", "no communication"),
+    says=("Rank 1", "getting its batches", "3 other ranks wait 4.00 ms", "no communication"),
     silent={
         "every rank is late in turn": job(*(rank(n, 2.0 + n / 10) for n in range(4))),
         "a wait of less than 5 % of the step": job(rank(0, 0.4), rank(1, 0.0)),
@@ -99,7 +99,7 @@ def test_the_cause_is_the_part_that_is_longer_than_its_peers(part: str, words: s
     assert finding is not None
     assert finding.evidence["cause"] == part
     assert words in finding.summary
-    assert "The other rank waits 3.0 ms of 11.5 ms" in finding.summary
+    assert "The other rank waits 3.00 ms of 11.5 ms" in finding.summary
     assert finding.severity is Severity.HIGH
 
 

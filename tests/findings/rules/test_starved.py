@@ -56,8 +56,8 @@ CASES = (
             "num_workers_limit": 8,
         },
         says=(
-            "The loop makes its batches itself (num_workers=0): 7.0 of 10.0 ms a step, and nothing "
-            "overlaps it.",
+            "The loop makes its batches itself (num_workers=0): 7.00 of 10.0 ms a step, and "
+            "nothing overlaps it.",
             "3 workers would keep up",
         ),
         silent={

@@ -86,7 +86,7 @@ CASES = (
         share=0.3,
         severity=Severity.HIGH,
         evidence={"in_flight_bytes": 77_074_432, "swap_used_bytes": 2 * 1024**3},
-        says=("Only 315 MB of host memory", "2.1 GB in swap", "pinned batches"),
+        says=("Only 300 MiB of host memory", "2.00 GiB in swap", "pinned batches"),
         silent={
             "memory to spare": with_exposed(input_=0.3),
             "swap left over from before": with_exposed(

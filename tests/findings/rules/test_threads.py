@@ -92,7 +92,7 @@ def test_a_trial_that_is_faster_establishes_it_with_the_measured_share() -> None
     assert finding.severity is Severity.HIGH
     assert finding.share == pytest.approx(1 - 6.7 / 32.0)
     assert (
-        "With 1 thread it takes 6.7 ms instead of 32.0 ms, measured in this run" in finding.summary
+        "With 1 thread it takes 6.70 ms instead of 32.0 ms, measured in this run" in finding.summary
     )
     assert finding.evidence["best_n_threads"] == 1
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import msgspec
 
+from loaderdoctor import format as fmt
 from loaderdoctor.report.console.console import console_text
 from loaderdoctor.report.encode import decode_report, encode_report
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.html.figures import HtmlExtras
 from loaderdoctor.report.html.page import write_html
 from loaderdoctor.report.model import Cluster, Group, Hardware, Report
-from loaderdoctor.report.words import format as fmt
 from tests.report import samples
 
 

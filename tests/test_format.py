@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderdoctor.report.words import format as fmt
+from loaderdoctor import format as fmt
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,11 @@ def count(value: float | None, one: str, many: str | None = None) -> str:
     return f"{value:,} {one if value == 1 else many or one + 's'}"
 
 
+def verb(n: int, text: str) -> str:
+    """A verb for a count of things: `1 worker makes`, `4 workers make`."""
+    return f"{text}s" if n == 1 else text
+
+
 def number(value: float, *, digits: int = _DIGITS) -> str:
     """A number to `digits` digits, at least in whole units: `0.041`, `0.41`, `13.1`, `4,883`."""
     if not math.isfinite(value):

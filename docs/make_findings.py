@@ -7,10 +7,10 @@ import re
 import sys
 from pathlib import Path
 
-from loaderdoctor.advice.formats import FORMATS
-from loaderdoctor.advice.lines import CHANGES
+from loaderdoctor.advice.lines import CHANGES, FORMAT_CHANGES
 from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.findings import find
+from loaderdoctor.findings.formats import FORMATS
 from loaderdoctor.findings.model import Kind, Rule
 
 PAGE = Path(__file__).parent / "findings.md"
@@ -83,7 +83,8 @@ def page() -> str:
         if kind is Kind.DATASET_FORMAT_BOUND:
             for form in FORMATS:
                 lines += ["", f"### {form.name}", "", f"{form.what[0].upper()}{form.what[1:]}."]
-                lines += example(form.title, form.example, form.caution)
+                change = FORMAT_CHANGES[form.name]
+                lines += example(change.title, change.example, change.caution)
     lines += ["", "## Where one finding silences another", ""]
     for overrule in find.OVERRULES:
         losers = ", ".join(f"`{k.value}`" for k in overrule.losers)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loaderdoctor.advice import snippets
-from loaderdoctor.advice.formats import format_named
 from loaderdoctor.advice.plan import CodeAdvice, PredictedFrom
 from loaderdoctor.advice.worked import from_array
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.capacity import by_ablation, reachable_ms
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.batch_making import LARGE_BATCH_BYTES
-from loaderdoctor.findings.rules.capacity import by_ablation, reachable_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +120,36 @@ CHANGES: Mapping[Kind, Change] = {
     ),
 }
 
-
+# By the format that was recognised (`Format.name`).
+FORMAT_CHANGES: Mapping[str, Change] = {
+    "text": Change(
+        title="Parse the text once and store arrays",
+        example=snippets.PARSED,
+    ),
+    "pandas-rows": Change(
+        title="Make arrays of the frame's columns once",
+        example=snippets.COLUMNS,
+    ),
+    "h5py": Change(
+        title="Read whole batches from the HDF5 file",
+        example=snippets.H5PY,
+        caution="Open the file in the worker, at its first batch: forked workers can't share it.",
+    ),
+    "arrow": Change(
+        title="Take arrays from the Arrow columns once",
+        example=snippets.ARROW,
+    ),
+    "pil-round-trip": Change(
+        title="Make batches straight from the array, without PIL between",
+        example=snippets.FROM_ARRAY,
+        caution="Random transforms that need PIL images stay as they are: "
+        "torchvision.transforms.v2 does most of them on tensors.",
+    ),
+    "python-lists": Change(
+        title="Store arrays instead of Python lists",
+        example=snippets.FORMAT,
+    ),
+}
 KEPT_BATCHES = Change(
     title="Collate once, and keep the batches",
     example=snippets.KEPT_BATCHES,
@@ -147,15 +175,10 @@ def _change(finding: Finding, facts: Facts) -> Change | None:
         return FEWER_BYTES if large else CHANGES[Kind.OVERHEAD_BOUND_LOADER]
     if finding.kind is not Kind.DATASET_FORMAT_BOUND:
         return CHANGES.get(finding.kind)
-    form = format_named(finding.evidence.get("format"))
-    if form is None:
-        return None
-    of_images = form.name == "pil-round-trip"
-    return Change(
-        title=form.title,
-        example=from_array(facts.main_loader) if of_images else form.example,
-        caution=form.caution,
-    )
+    change = FORMAT_CHANGES.get(str(finding.evidence.get("format")))
+    if change is not None and finding.evidence.get("format") == "pil-round-trip":
+        return replace(change, example=from_array(facts.main_loader))
+    return change
 
 
 # Their share is of the step's own work, which no ablation touches.

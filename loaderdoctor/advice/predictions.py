@@ -8,80 +8,12 @@ measured, and nothing else of it; where it was not, the expectation, marked as o
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
-from loaderdoctor import format as fmt
-from loaderdoctor.findings.model import Finding, Prediction
+from loaderdoctor.findings.model import Finding, Outcome, Prediction, Tested
 from loaderdoctor.settings import Settings, Value
 
-Came = Literal["faster", "slower", "no different", "undecided"]
-# A gain below this part of the step is not worth a change of code: two means of one setting differ
-# by about 1 % on a quiet machine.
-MIN_GAIN_SHARE = 0.02
 UNSAFE = "predicted, and not advised here, for the reason given under “Not advised”"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Settings that a run tried beside its own, and what came of it; milliseconds a step."""
-
-    settings: Settings  # only what was changed
-    step_ms: float
-    own_ms: float  # as the loop is: of the same rounds where that is known
-    gain_low_ms: float | None  # 95 % bounds of the gain; None: too few windows for an interval
-    gain_high_ms: float | None
-    # Whether the gain is of windows taken after the trial was chosen; False: of the rounds that
-    # rank, in which the best of many looks better than it is. None: not chosen among many.
-    confirmed: bool | None = None
-
-    @property
-    def came(self) -> Came:
-        """What the interval of the gain says; never a point estimate."""
-        if self.gain_low_ms is None or self.gain_high_ms is None:
-            return "undecided"
-        if self.gain_low_ms > 0.0:
-            return "faster"
-        return "slower" if self.gain_high_ms < 0.0 else "no different"
-
-    @property
-    def words(self) -> str:
-        """What came of it, and on what footing: nobody may take a rank for a gain."""
-        came, again = self.came, " when confirmed" if self.confirmed else ""
-        if came == "undecided":
-            return f"too few windows to tell{again}"
-        if came == "no different":
-            return f"{'within' if self.confirmed else 'no difference beyond'} the noise{again}"
-        if self.confirmed is None:
-            return came
-        if not self.confirmed:
-            return f"{came} in the rounds, not confirmed"
-        little = came == "faster" and self.own_ms - self.step_ms < MIN_GAIN_SHARE * self.own_ms
-        return f"{came}{again}{', by too little to matter' if little else ''}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tested:
-    """A prediction and the trial that tested it."""
-
-    prediction: Prediction
-    outcome: Outcome
-
-    @property
-    def refuted(self) -> bool:
-        """Whether the measurement says otherwise."""
-        if self.outcome.came == "undecided":
-            return False
-        return (self.outcome.came == "faster") != self.prediction.gains
-
-    @property
-    def sentence(self) -> str:
-        """What the trial measured, for behind "Tried in this run"."""
-        outcome = self.outcome
-        return (
-            f"({outcome.settings.label()}): {fmt.ms(outcome.step_ms)} a step beside "
-            f"{fmt.ms(outcome.own_ms)} as it is, {outcome.words}."
-        )
 
 
 def check_predictions(

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from loaderdoctor.advice.lines import code_advice
 from loaderdoctor.advice.plan import Candidate, CodeAdvice, NotAdvised, Prescription
-from loaderdoctor.advice.proposal import edits_for, has_accelerator
+from loaderdoctor.advice.proposal import edits_for
 from loaderdoctor.advice.propose_copies import copying, resident
 from loaderdoctor.advice.propose_data import in_code, not_advised_in_code
 from loaderdoctor.advice.propose_pool import (
@@ -26,8 +26,9 @@ from loaderdoctor.advice.propose_threads import fewer_threads
 from loaderdoctor.advice.routes import routes
 from loaderdoctor.advice.safety import why_unsafe
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.capacity import batch_ms, rest_ms
+from loaderdoctor.findings.exposure import has_accelerator
 from loaderdoctor.findings.model import Finding
-from loaderdoctor.findings.rules.capacity import batch_ms, rest_ms
 from loaderdoctor.settings import Settings, invalid_reason
 
 # More are not tried within a budget anyway: each costs several windows.

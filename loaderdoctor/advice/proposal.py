@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from loaderdoctor import format as fmt
 from loaderdoctor.advice.axis_code import axis_code
 from loaderdoctor.advice.code import CodeEdit, edit_loader_call, edit_transfer, loader_arguments
 from loaderdoctor.advice.framework_code import edit_framework_call
 from loaderdoctor.advice.plan import Candidate
 from loaderdoctor.advice.snippets import BACKGROUND, RESIDENT, SIDE_STREAM
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.capacity import by_ablation
 from loaderdoctor.findings.model import Kind
-from loaderdoctor.findings.rules.capacity import (
-    batch_ms,
-    by_ablation,
-    cpu_bound_ms,
-    rest_ms,
-    stall_cost,
-)
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings, Value
 
@@ -61,30 +54,6 @@ def proposal(
     )
 
 
-def pool_ms(facts: Facts, n_workers: int, *, in_order: bool = True) -> tuple[float | None, str]:
-    """Step time with this pool, by the mean: the slowest of the rest, the pool and the CPUs.
-
-    Handed out `in_order`, batches also wait behind slow ones, which no mean shows: that wait is
-    taken to stay as long as it is.
-    """
-    rest, batch = rest_ms(facts), batch_ms(facts)
-    if rest is None or batch is None:
-        return None, "batch cost or rest of the step not recorded"
-    shown = (
-        f"{fmt.ms(batch)} a batch / {n_workers}" if n_workers > 1 else f"{fmt.ms(batch)} a batch"
-    )
-    bound, longest = cpu_bound_ms(facts), max(rest, batch / n_workers)
-    how = f"the longer of {fmt.ms(rest)} (rest of the step) and {shown}"
-    if bound is not None and facts.machine is not None and bound > longest:
-        cpus = f"{facts.machine.usable_cpus:g} usable CPUs"
-        longest = bound
-        how = f"the CPU time of a step and its batch spread over {cpus}, the limit here"
-    stall = stall_cost(facts) if in_order and n_workers > 1 else None
-    if stall is None:
-        return longest, how
-    return longest + stall.ms, f"{how}, and {fmt.ms(stall.ms)} behind slow batches as now"
-
-
 def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:
     """The lines to write for these settings: the loader's call, the copies, the loop."""
     loader = facts.main_loader
@@ -110,9 +79,3 @@ def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:
         edits.append(CodeEdit(before=None, after=RESIDENT))
     edits += [CodeEdit(before=None, after=text) for text in axis_code(settings)]
     return tuple(edits)
-
-
-def has_accelerator(facts: Facts) -> bool:
-    if facts.trace is not None and facts.trace.has_accelerator:
-        return True
-    return facts.machine is not None and facts.machine.device_name is not None

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from loaderdoctor import format as fmt
 from loaderdoctor.advice.plan import Candidate
-from loaderdoctor.advice.proposal import has_accelerator, proposal
+from loaderdoctor.advice.proposal import proposal
 from loaderdoctor.advice.safety import dataset_bytes
 from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.capacity import rest_ms
+from loaderdoctor.findings.exposure import has_accelerator
 from loaderdoctor.findings.model import Finding, Kind
-from loaderdoctor.findings.rules.capacity import rest_ms
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Value
 

@@ -11,9 +11,10 @@ from loaderdoctor.advice.proposal import proposal
 from loaderdoctor.advice.routes import fits_in_memory, random_transforms
 from loaderdoctor.advice.safety import dataset_bytes, start_method
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.capacity import rest_ms
 from loaderdoctor.findings.exposure import num_workers
+from loaderdoctor.findings.input_parts import making_cost
 from loaderdoctor.findings.model import Finding, Kind
-from loaderdoctor.findings.rules.capacity import making_cost, rest_ms
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings
 

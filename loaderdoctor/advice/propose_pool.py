@@ -7,17 +7,18 @@ from collections.abc import Mapping
 
 from loaderdoctor import format as fmt
 from loaderdoctor.advice.plan import Candidate
-from loaderdoctor.advice.proposal import pool_ms, proposal
+from loaderdoctor.advice.proposal import proposal
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.exposure import input_cost
-from loaderdoctor.findings.model import Finding, Kind
-from loaderdoctor.findings.rules.capacity import (
+from loaderdoctor.findings.capacity import (
+    MAX_WAITING_CPU_SHARE,
+    pool_ms,
     stall_cost,
-    startup_ms_per_step,
     worker_limit,
     workers_needed,
 )
-from loaderdoctor.findings.rules.saturated import MAX_WAITING_CPU_SHARE
+from loaderdoctor.findings.exposure import input_cost
+from loaderdoctor.findings.input_parts import startup_ms_per_step
+from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Value
 

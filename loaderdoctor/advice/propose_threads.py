@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from loaderdoctor import format as fmt
 from loaderdoctor.advice.plan import Candidate
-from loaderdoctor.advice.proposal import has_accelerator, proposal
+from loaderdoctor.advice.proposal import proposal
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import has_accelerator
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.threads import fewer, threads_at_work
 from loaderdoctor.instrument.wire.records import LoaderRecord

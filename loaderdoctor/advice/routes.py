@@ -12,23 +12,19 @@ from dataclasses import dataclass, replace
 
 from loaderdoctor import format as fmt
 from loaderdoctor.advice import snippets, worked
-from loaderdoctor.advice.formats import conversion
 from loaderdoctor.advice.loader_line import dataset_name
 from loaderdoctor.advice.plan import CodeAdvice
 from loaderdoctor.advice.safety import dataset_bytes
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
+from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE, batch_ms, by_ablation
 from loaderdoctor.findings.exposure import Cost, num_workers
+from loaderdoctor.findings.formats import conversion
+from loaderdoctor.findings.input_parts import cost_beyond_wait, making_cost
+from loaderdoctor.findings.line_names import seen, seen_enough
 from loaderdoctor.findings.model import Kind
-from loaderdoctor.findings.rules.capacity import (
-    batch_ms,
-    by_ablation,
-    cost_beyond_wait,
-    making_cost,
-)
-from loaderdoctor.findings.rules.line_names import seen, seen_enough
-from loaderdoctor.findings.rules.saturated import MAX_OVERHEAD_SAMPLE_MS, MAX_WAITING_CPU_SHARE
+from loaderdoctor.findings.rules.saturated import MAX_OVERHEAD_SAMPLE_MS
 from loaderdoctor.instrument.wire.records import LoaderRecord
 
 # Of the memory available; a trial of `cache` keeps to the same (instrument/cached.py).

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.rules.storage import MIN_AVAILABLE_BYTES, in_flight_bytes
+from loaderdoctor.findings.capacity import in_flight_bytes
+from loaderdoctor.findings.rules.storage import MIN_AVAILABLE_BYTES
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 

@@ -12,9 +12,9 @@ from loaderdoctor.diagnosis.verify import Tried, Verification
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.capacity import rest_ms
 from loaderdoctor.findings.exposure import input_cost
 from loaderdoctor.findings.model import Kind, Severity
-from loaderdoctor.findings.rules.capacity import rest_ms
 from loaderdoctor.report import model
 from loaderdoctor.report.tested import own_settings
 from loaderdoctor.settings import Settings

@@ -8,6 +8,7 @@ user would gain; without it the best shares, then those of the trace.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,8 +19,17 @@ from loaderdoctor.facts.shares import (
     MODERATE_MIN_LOW_SHARE,
     MODERATE_SHARE,
 )
+from loaderdoctor.facts.trace import CopyFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Severity
+
+# Tensors below this are copied in microseconds, pinned or not (a label vector, a scalar): that
+# they are not pinned says nothing about the batch. 64 KiB is also where CUDA stops staging a
+# pageable copy synchronously inside the call.
+MIN_TENSOR_BYTES = 64 * 1024
+# A blocking call holds the thread at least as long as the device copies; a non-blocking one
+# returns within a small part of it.
+MIN_BLOCKED_PART = 0.5
 
 Part = Literal["input", "copy"]
 
@@ -111,6 +121,34 @@ def host_share(facts: Facts) -> float | None:
     if share is None and facts.trace is not None:
         share = facts.trace.shares.host
     return share
+
+
+def copies_from(facts: Facts, source: str) -> tuple[CopyFacts, ...]:
+    """The trace's host-to-device copies from this kind of memory; empty where not recorded."""
+    copies: Iterable[CopyFacts] = facts.trace.copies if facts.trace is not None else ()
+    return tuple(c for c in copies if c.source == source)
+
+
+def explained_by(facts: Facts, cost: Cost, copies: Iterable[CopyFacts]) -> Cost:
+    """The part of the copy cost that these copies pay, as the trace divides it among all."""
+    all_ms = sum(c.exposed_ms_per_step for c in facts.trace.copies) if facts.trace else 0.0
+    mine_ms = sum(c.exposed_ms_per_step for c in copies)
+    return cost.part(cost.ms * mine_ms / all_ms) if all_ms > 0 else cost.part(0.0)
+
+
+def bandwidth_gb_per_s(copies: Iterable[CopyFacts]) -> float | None:
+    """Bytes over device time of these copies; None where none ran."""
+    copies = tuple(copies)
+    busy_ms = sum(c.busy_ms_per_step for c in copies)
+    n_bytes = sum(c.bytes_per_step for c in copies)
+    return n_bytes / busy_ms / 1e6 if busy_ms > 0 else None
+
+
+def has_accelerator(facts: Facts) -> bool:
+    """Whether the loop has one: by its trace, else by the machine."""
+    if facts.trace is not None and facts.trace.has_accelerator:
+        return True
+    return facts.machine is not None and facts.machine.device_name is not None
 
 
 def loader_id(facts: Facts) -> str | None:

@@ -6,18 +6,22 @@ from dataclasses import dataclass, replace
 
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind, Rule, Severity
-from loaderdoctor.findings.rules.allocator_faults import allocator_page_faults
 from loaderdoctor.findings.rules.batch_making import (
     collate_bound,
     dataset_format_bound,
     head_of_line_stall,
     sampler_bound,
 )
-from loaderdoctor.findings.rules.batchnorm_bias import bias_before_batchnorm
+from loaderdoctor.findings.rules.compute_hints import (
+    bias_before_batchnorm,
+    cudnn_benchmark_off,
+    data_parallel,
+    grad_not_set_to_none,
+    tf32_off,
+)
 from loaderdoctor.findings.rules.contention import (
     gil_contention,
     pin_thread_bound,
-    thread_oversubscription,
     workers_share_a_core,
 )
 from loaderdoctor.findings.rules.copies import (
@@ -25,10 +29,8 @@ from loaderdoctor.findings.rules.copies import (
     many_small_copies,
     wide_dtype_copy,
 )
-from loaderdoctor.findings.rules.cudnn_benchmark import cudnn_benchmark_off
-from loaderdoctor.findings.rules.data_parallel import data_parallel
 from loaderdoctor.findings.rules.host import launch_bound, sync_every_step, work_between_steps
-from loaderdoctor.findings.rules.page_faults import batch_page_faults
+from loaderdoctor.findings.rules.page_faults import allocator_page_faults, batch_page_faults
 from loaderdoctor.findings.rules.pinning import blocking_copy, pageable_copy, pin_ineffective
 from loaderdoctor.findings.rules.saturated import (
     cpu_saturated_workers,
@@ -43,8 +45,7 @@ from loaderdoctor.findings.rules.starved import (
     too_few_workers,
 )
 from loaderdoctor.findings.rules.storage import cold_storage, many_small_files, memory_short
-from loaderdoctor.findings.rules.tf32_off import tf32_off
-from loaderdoctor.findings.rules.zero_grad import grad_not_set_to_none
+from loaderdoctor.findings.rules.threads import thread_oversubscription
 
 RULES: tuple[Rule, ...] = (
     loader_in_main_process,

@@ -12,8 +12,8 @@ from loaderdoctor.facts.loop import AblationFacts, StepFacts
 from loaderdoctor.facts.shares import Bound, Shares, VerdictSeverity
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
+from loaderdoctor.findings.line_names import seen_enough
 from loaderdoctor.findings.model import Finding
-from loaderdoctor.findings.rules.line_names import seen_enough
 from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
 from loaderdoctor.report import model
 from loaderdoctor.report.encode import plain_value

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from loaderdoctor.advice.predictions import Outcome, Tested, check_predictions
+from loaderdoctor.advice.predictions import check_predictions
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.model import Finding
+from loaderdoctor.findings.model import Finding, Outcome, Tested
 from loaderdoctor.report import model
 from loaderdoctor.settings import AXES_BY_NAME, Settings
 

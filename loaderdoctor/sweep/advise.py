@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from loaderdoctor import format as fmt
-from loaderdoctor.advice.predictions import MIN_GAIN_SHARE
 from loaderdoctor.advice.proposal import edits_for
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.facts.own_settings import meaning, own_settings
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.model import MIN_GAIN_SHARE
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.report.model import NotAdvised, Recommendation
 from loaderdoctor.settings import AXES_BY_NAME, Settings, Value

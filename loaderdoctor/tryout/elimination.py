@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from loaderdoctor.advice.predictions import MIN_GAIN_SHARE
+from loaderdoctor.findings.model import MIN_GAIN_SHARE
 from loaderdoctor.tryout.noise import Noise
 from loaderdoctor.tryout.ranking import EQUAL_SHARE, MIN_PAIRS, Ranking, Result, widening
 from loaderdoctor.tryout.schedule import Plan

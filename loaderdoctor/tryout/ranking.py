@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
 from typing import Literal
 
-from loaderdoctor.advice.predictions import MIN_GAIN_SHARE
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.own_settings import meaning
+from loaderdoctor.findings.model import MIN_GAIN_SHARE
 from loaderdoctor.settings import AXES_BY_NAME, DEFAULT_PREFETCH_FACTOR, Settings
 from loaderdoctor.tryout.baseline_ratio import ONE_MACHINE, BaselineRatio
 from loaderdoctor.tryout.noise import Noise

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from loaderdoctor.advice.predictions import MIN_GAIN_SHARE
 from loaderdoctor.errors import RunError
 from loaderdoctor.facts.own_settings import n_changes, own_settings
+from loaderdoctor.findings.model import MIN_GAIN_SHARE
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings

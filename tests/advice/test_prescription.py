@@ -9,10 +9,10 @@ import pytest
 from loaderdoctor.advice.lines import CHANGES
 from loaderdoctor.advice.plan import Candidate
 from loaderdoctor.advice.prescription import candidates, prescribe
-from loaderdoctor.advice.proposal import pool_ms
 from loaderdoctor.advice.snippets import BACKGROUND
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.capacity import pool_ms
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.settings import Settings

@@ -40,7 +40,7 @@ def test_digits_through_pil_are_sliced_cached_or_normalised_as_a_batch() -> None
     assert batchwise.bound_ms == pytest.approx(64 * 0.07)
     assert "(44.9 MiB) is an array of all images; a sample takes 0.10 ms" in str(slices.evidence)
     assert "180 MiB of 64.0 GiB available" in str(cache.evidence)
-    assert "ToTensor 0.05 ms, Normalize 0.02 ms a sample: 64 % of a batch" in str(
+    assert "ToTensor 0.050 ms, Normalize 0.020 ms a sample: 64 % of a batch" in str(
         batchwise.evidence
     )
     assert all(x.predicted_from == "ablation" for x in routes(facts))

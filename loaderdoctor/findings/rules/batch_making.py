@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
-from loaderdoctor.advice.formats import conversion
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.capacity import stall_cost
 from loaderdoctor.findings.exposure import Cost, input_cost, loader_id
+from loaderdoctor.findings.formats import conversion
+from loaderdoctor.findings.input_parts import making_cost
+from loaderdoctor.findings.line_names import at, hottest, line_evidence, seen, seen_enough
 from loaderdoctor.findings.model import Finding, Kind, Prediction
-from loaderdoctor.findings.rules.capacity import making_cost, stall_cost
-from loaderdoctor.findings.rules.line_names import at, hottest, line_evidence, seen, seen_enough
 from loaderdoctor.instrument.wire.records import StoreRecord
 
 # Collating is a copy of the batch; where it is most of a batch's cost, samples are not the place

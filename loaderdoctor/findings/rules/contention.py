@@ -5,25 +5,18 @@ from __future__ import annotations
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.exposure import Cost, in_background, input_cost, loader_id, num_workers
-from loaderdoctor.findings.model import Finding, Kind, Prediction
-from loaderdoctor.findings.rules.capacity import (
+from loaderdoctor.findings.capacity import (
     batch_ms,
-    contention_cost,
     cpu_cores_used,
     cpu_saturated,
     pool_falls_short_ms,
     rest_ms,
 )
+from loaderdoctor.findings.exposure import in_background, input_cost, loader_id, num_workers
+from loaderdoctor.findings.input_parts import contention_cost
+from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.findings.rules.saturated import no_more_workers
-from loaderdoctor.findings.rules.threads import threads_of_loop
 
-# CPU time above wall time: the worker runs more than one thread while it makes a batch.
-MIN_MULTITHREADED_CPU_SHARE = 1.2
-# Ready to run and no CPU free for this part of a worker's life. On two CPUs beside the loop: two
-# workers of eight BLAS threads 0.65 (a batch takes 32 times as long), two of one thread 0.18
-# (`tests/scripts/starved/many_threads.py`).
-MIN_RUN_WAIT_SHARE = 0.25
 # In one measured case the loop waited 0.2 ms a step and removing the loader gained 2.1 of 5.4 ms:
 # its thread fought the loop for the GIL. A fetch that burns CPU holds the GIL; one that waits
 # releases it.
@@ -81,48 +74,6 @@ def workers_share_a_core(facts: Facts) -> Finding | None:
         advice="os.sched_setaffinity(0, range(os.cpu_count())) in worker_init_fn, or before the "
         "loader is iterated; unset GOMP_CPU_AFFINITY and KMP_AFFINITY.",
     )
-
-
-def thread_oversubscription(facts: Facts) -> Finding | None:
-    """More busy threads than CPUs: library threads in every worker, or the loop's own.
-
-    Decides on: threads x workers against the usable CPUs, where the CPU is full, a worker uses more
-    CPU time than wall time, or stands ready with no CPU free. For the loop's own threads, also at 0
-    workers, what the step gains with fewer of them, where that was tried; else threads that stand
-    ready with no CPU free, a quota that holds back more threads than it has CPUs for, or a loader
-    whose removal gains more than the loop waits for it while the CPU is full.
-    Abstains: machine, thread counts or CPU times not recorded; one thread.
-    Fooled by: torch threads a worker may use and never does, beside a CPU that is full for another
-    reason (a library's own pool counts only where it was seen at work); untried, threads of the
-    training process that are not torch's.
-    """
-    return _threads_of_workers(facts) or threads_of_loop(facts)
-
-
-def _threads_of_workers(facts: Facts) -> Finding | None:
-    machine, workers, cost = facts.machine, facts.workers, input_cost(facts)
-    if machine is None or cost is None or not num_workers(facts):
-        return None
-    cpus, saturated = machine.usable_cpus, cpu_saturated(facts)
-    in_worker = workers.n_threads if workers is not None else None
-    n = num_workers(facts) or 0
-    competes = saturated or (
-        workers is not None
-        and (
-            (workers.cpu_share or 0.0) >= MIN_MULTITHREADED_CPU_SHARE
-            or (workers.run_wait_share or 0.0) >= MIN_RUN_WAIT_SHARE
-        )
-    )
-    if in_worker is not None and in_worker > 1 and in_worker * n > cpus and competes:
-        return _oversubscribed(
-            facts,
-            cost,
-            f"{fmt.count(n, 'worker')} of {in_worker} library threads each "
-            f"{fmt.verb(n, 'compete')} for {cpus:g} usable CPUs",
-            "Give each worker one thread (worker_init_fn)",
-            n_threads=in_worker,
-        )
-    return None
 
 
 def gil_contention(facts: Facts) -> Finding | None:
@@ -234,29 +185,6 @@ def _loader_thread(facts: Facts) -> str | None:
     if loader.settings.pin_memory and loader.settings.num_workers:
         return "the pin-memory thread"
     return "a thread of its own" if loader.kind == "foreign" else None
-
-
-def _oversubscribed(facts: Facts, cost: Cost, what: str, remedy: str, *, n_threads: int) -> Finding:
-    machine = facts.machine
-    return Finding(
-        kind=Kind.THREAD_OVERSUBSCRIPTION,
-        severity=cost.severity,
-        share=cost.share,
-        loader=loader_id(facts),
-        summary=f"{what}; {cost.of_step}. {remedy}.",
-        evidence={
-            "threads_of": "workers",
-            "n_threads": n_threads,
-            "num_workers": num_workers(facts),
-            "usable_cpus": machine.usable_cpus if machine is not None else None,
-            "cpu_cores_used": cpu_cores_used(facts),
-            "worker_cpu_share": facts.workers.cpu_share if facts.workers is not None else None,
-            "input_ms_per_step": cost.ms,
-            "step_ms": cost.step_ms,
-        },
-        advice="Limit library threads: torch.set_num_threads, cv2.setNumThreads(0), "
-        "OMP_NUM_THREADS and OPENBLAS_NUM_THREADS.",
-    )
 
 
 def _threaded(facts: Facts) -> bool:

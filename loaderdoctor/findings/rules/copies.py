@@ -5,15 +5,17 @@ from __future__ import annotations
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.exposure import copy_cost, loader_id, severity
-from loaderdoctor.findings.model import Finding, Kind, Prediction
-from loaderdoctor.findings.rules.copy_parts import (
+from loaderdoctor.findings.exposure import (
     MIN_BLOCKED_PART,
     MIN_TENSOR_BYTES,
     bandwidth_gb_per_s,
     copies_from,
+    copy_cost,
     explained_by,
+    loader_id,
+    severity,
 )
+from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.instrument.wire.records import TensorRecord
 
 # Fewer are a usual batch: images, labels, a mask or two, and the optimizer's scalars.

@@ -5,25 +5,20 @@ from __future__ import annotations
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.exposure import input_cost, loader_id, num_workers
-from loaderdoctor.findings.model import Finding, Kind, Prediction
-from loaderdoctor.findings.rules.capacity import (
+from loaderdoctor.findings.capacity import (
+    MAX_WAITING_CPU_SHARE,
     batch_ms,
-    contention_cost,
     cpu_cores_used,
     cpu_saturated,
-    making_cost,
     pool_falls_short_ms,
     rest_ms,
-    unmapped_cost,
     wanted_cpu_share,
     worker_limit,
 )
-from loaderdoctor.findings.rules.line_names import hot_evidence, hot_sentence
-
-# While making a batch a worker either burns CPU or waits for a disk, the network or a lock.
-# Under a half, waiting dominates.
-MAX_WAITING_CPU_SHARE = 0.5
+from loaderdoctor.findings.exposure import input_cost, loader_id, num_workers
+from loaderdoctor.findings.input_parts import contention_cost, making_cost, unmapped_cost
+from loaderdoctor.findings.line_names import hot_evidence, hot_sentence
+from loaderdoctor.findings.model import Finding, Kind, Prediction
 
 # A sample below this costs what Python costs, not what its data does. On 2 cores indexing a
 # TensorDataset takes 0.012 ms a sample, an MNIST image through PIL, ToTensor and Normalize

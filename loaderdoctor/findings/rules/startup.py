@@ -8,8 +8,8 @@ from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import input_cost, loader_id, num_workers
+from loaderdoctor.findings.input_parts import boundary_of_loader_ms, startup_ms_per_step
 from loaderdoctor.findings.model import Finding, Kind, Prediction
-from loaderdoctor.findings.rules.capacity import boundary_of_loader_ms, startup_ms_per_step
 
 # An epoch of one or two steps may rightly need an iterator every other step; from one in two
 # steps on, a longer epoch means that the loop drops its iterator.

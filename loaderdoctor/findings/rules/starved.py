@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
-from loaderdoctor.advice.proposal import pool_ms
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.exposure import Cost, in_background, input_cost, loader_id, num_workers
-from loaderdoctor.findings.model import Finding, Kind, Prediction
-from loaderdoctor.findings.rules.capacity import (
+from loaderdoctor.findings.capacity import (
     KEEPS_UP_MARGIN,
     batch_cpu_ms,
     batch_ms,
     main_cpu_ms,
     pool_falls_short_ms,
+    pool_ms,
     reachable_ms,
     rest_ms,
     worker_limit,
     workers_needed,
 )
-from loaderdoctor.findings.rules.line_names import hot_evidence, hot_sentence
+from loaderdoctor.findings.exposure import Cost, in_background, input_cost, loader_id, num_workers
+from loaderdoctor.findings.line_names import hot_evidence, hot_sentence
+from loaderdoctor.findings.model import Finding, Kind, Prediction
 
 # Workers that wait for work this much of their life have room: the pool is not what is short.
 # (A pool that falls short never waits, but for its own start and the window's edges.)

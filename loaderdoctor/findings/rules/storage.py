@@ -8,12 +8,11 @@ from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
+from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE, in_flight_bytes, rest_ms
 from loaderdoctor.findings.exposure import copy_cost, exposed, input_cost, loader_id, severity
+from loaderdoctor.findings.input_parts import making_cost
+from loaderdoctor.findings.line_names import at, line_evidence, seen, seen_enough
 from loaderdoctor.findings.model import Finding, Kind
-from loaderdoctor.findings.rules.capacity import making_cost, rest_ms
-from loaderdoctor.findings.rules.line_names import at, line_evidence, seen, seen_enough
-from loaderdoctor.findings.rules.saturated import MAX_WAITING_CPU_SHARE
-from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
 
 # A disk and the page cache differ by several times. Half as much again is what imports, first
 # allocations and clock ramps add to a first epoch without any disk.
@@ -129,15 +128,6 @@ def many_small_files(facts: Facts) -> Finding | None:
         advice="Pack the samples into a few large files that are read in order (LMDB, webdataset, "
         "TFRecord), or copy them to local storage.",
     )
-
-
-def in_flight_bytes(facts: Facts, n_workers: int, prefetch_factor: int | None) -> int | None:
-    """Bytes of batches that a pool keeps ready at once; None where the batch was not seen."""
-    loader = facts.main_loader
-    if loader is None or not loader.batch:
-        return None
-    n_bytes = sum(t.n_bytes for t in loader.batch if t.device == "cpu")
-    return n_bytes * max(1, n_workers * (prefetch_factor or DEFAULT_PREFETCH_FACTOR))
 
 
 def memory_short(facts: Facts) -> Finding | None:

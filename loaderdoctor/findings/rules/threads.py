@@ -1,4 +1,4 @@
-"""The loop's own intra-op threads: more of them than there are CPUs free to run them."""
+"""More busy threads than CPUs: library threads in every worker, or the loop's own."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ from loaderdoctor import format as fmt
 from loaderdoctor.facts.loop import ThreadTrial
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.exposure import loader_id, num_workers, severity
+from loaderdoctor.findings.capacity import cpu_cores_used, cpu_saturated
+from loaderdoctor.findings.exposure import Cost, input_cost, loader_id, num_workers, severity
+from loaderdoctor.findings.input_parts import contention_cost
 from loaderdoctor.findings.model import EvidenceValue, Finding, Kind, Prediction, Severity
-from loaderdoctor.findings.rules.capacity import contention_cost, cpu_cores_used, cpu_saturated
 
+# CPU time above wall time: the worker runs more than one thread while it makes a batch.
+MIN_MULTITHREADED_CPU_SHARE = 1.2
+# Ready to run and no CPU free for this part of a worker's life. On two CPUs beside the loop: two
+# workers of eight BLAS threads 0.65 (a batch takes 32 times as long), two of one thread 0.18
+# (`tests/scripts/starved/many_threads.py`).
+MIN_RUN_WAIT_SHARE = 0.25
 # Threads of the training process that stand ready with no CPU free, on average. Two threads on two
 # CPUs: 0.14-0.25 beside programs that leave 85 % of the CPUs, where the step takes no longer; 0.35
 # where it takes 8-16 % longer, 0.7-0.8 where 60-90 %, 1.5 where 2 to 30 times as long
@@ -34,7 +41,23 @@ class Fight:
     other_load: str = ""  # who else fights, for behind "the step's own threads"
 
 
-def threads_of_loop(facts: Facts) -> Finding | None:
+def thread_oversubscription(facts: Facts) -> Finding | None:
+    """More busy threads than CPUs: library threads in every worker, or the loop's own.
+
+    Decides on: threads x workers against the usable CPUs, where the CPU is full, a worker uses more
+    CPU time than wall time, or stands ready with no CPU free. For the loop's own threads, also at 0
+    workers, what the step gains with fewer of them, where that was tried; else threads that stand
+    ready with no CPU free, a quota that holds back more threads than it has CPUs for, or a loader
+    whose removal gains more than the loop waits for it while the CPU is full.
+    Abstains: machine, thread counts or CPU times not recorded; one thread.
+    Fooled by: torch threads a worker may use and never does, beside a CPU that is full for another
+    reason (a library's own pool counts only where it was seen at work); untried, threads of the
+    training process that are not torch's.
+    """
+    return _threads_of_workers(facts) or _threads_of_loop(facts)
+
+
+def _threads_of_loop(facts: Facts) -> Finding | None:
     """What the loop's own threads cost: measured where fewer were tried, else suspected."""
     own = facts.machine.n_threads if facts.machine is not None else None
     if own is None or own < 2:
@@ -50,6 +73,32 @@ def threads_of_loop(facts: Facts) -> Finding | None:
     if fight is None or not looks_better:
         return None
     return _suspected(facts, own, replace(fight, sure=False))  # too noisy to tell
+
+
+def _threads_of_workers(facts: Facts) -> Finding | None:
+    machine, workers, cost = facts.machine, facts.workers, input_cost(facts)
+    if machine is None or cost is None or not num_workers(facts):
+        return None
+    cpus, saturated = machine.usable_cpus, cpu_saturated(facts)
+    in_worker = workers.n_threads if workers is not None else None
+    n = num_workers(facts) or 0
+    competes = saturated or (
+        workers is not None
+        and (
+            (workers.cpu_share or 0.0) >= MIN_MULTITHREADED_CPU_SHARE
+            or (workers.run_wait_share or 0.0) >= MIN_RUN_WAIT_SHARE
+        )
+    )
+    if in_worker is not None and in_worker > 1 and in_worker * n > cpus and competes:
+        return _oversubscribed(
+            facts,
+            cost,
+            f"{fmt.count(n, 'worker')} of {in_worker} library threads each "
+            f"{fmt.verb(n, 'compete')} for {cpus:g} usable CPUs",
+            "Give each worker one thread (worker_init_fn)",
+            n_threads=in_worker,
+        )
+    return None
 
 
 def fight_of_threads(facts: Facts) -> Fight | None:
@@ -187,4 +236,27 @@ def _finding(
         },
         advice="torch.set_num_threads(n) before the loop, or OMP_NUM_THREADS=n when starting it; "
         "sums are then made in another order, so results may differ in their last bits.",
+    )
+
+
+def _oversubscribed(facts: Facts, cost: Cost, what: str, remedy: str, *, n_threads: int) -> Finding:
+    machine = facts.machine
+    return Finding(
+        kind=Kind.THREAD_OVERSUBSCRIPTION,
+        severity=cost.severity,
+        share=cost.share,
+        loader=loader_id(facts),
+        summary=f"{what}; {cost.of_step}. {remedy}.",
+        evidence={
+            "threads_of": "workers",
+            "n_threads": n_threads,
+            "num_workers": num_workers(facts),
+            "usable_cpus": machine.usable_cpus if machine is not None else None,
+            "cpu_cores_used": cpu_cores_used(facts),
+            "worker_cpu_share": facts.workers.cpu_share if facts.workers is not None else None,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+        advice="Limit library threads: torch.set_num_threads, cv2.setNumThreads(0), "
+        "OMP_NUM_THREADS and OPENBLAS_NUM_THREADS.",
     )

@@ -9,8 +9,8 @@ from msgspec import structs
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import Bound, VerdictSeverity
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.input_parts import cost_beyond_wait, mapping_cost
 from loaderdoctor.findings.model import Finding, Kind, Severity
-from loaderdoctor.findings.rules.capacity import cost_beyond_wait, mapping_cost
 from loaderdoctor.report.changes import MEASURED, Change, changes_of
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.words.uncertain import is_open, measured_share, uncertain_sentence

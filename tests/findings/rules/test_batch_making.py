@@ -7,6 +7,7 @@ import pytest
 from loaderdoctor.advice.lines import code_advice
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.findings.find import find
+from loaderdoctor.findings.line_names import where
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.batch_making import (
     collate_bound,
@@ -14,7 +15,6 @@ from loaderdoctor.findings.rules.batch_making import (
     head_of_line_stall,
     sampler_bound,
 )
-from loaderdoctor.findings.rules.line_names import where
 from loaderdoctor.instrument.wire.records import TensorRecord
 from tests.findings.builders import healthy, line, loader, with_exposed, workers
 from tests.findings.case import Case, fires, stays_silent

@@ -15,11 +15,11 @@ from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.contention import (
     gil_contention,
     pin_thread_bound,
-    thread_oversubscription,
     workers_share_a_core,
 )
 from loaderdoctor.findings.rules.page_faults import batch_page_faults
 from loaderdoctor.findings.rules.saturated import cpu_saturated_workers, overhead_bound_loader
+from loaderdoctor.findings.rules.threads import thread_oversubscription
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings
 from tests.findings.builders import healthy, loader, machine, step, trace, with_exposed, workers

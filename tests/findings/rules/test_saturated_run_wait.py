@@ -6,8 +6,8 @@ from loaderdoctor.advice.prescription import candidates
 from loaderdoctor.facts.loop import CpuFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
-from loaderdoctor.findings.rules.contention import thread_oversubscription
 from loaderdoctor.findings.rules.saturated import cpu_saturated_workers, storage_bound_workers
+from loaderdoctor.findings.rules.threads import thread_oversubscription
 from tests.findings.builders import loader, machine, step, with_exposed, workers
 
 

@@ -13,7 +13,7 @@ from loaderdoctor.facts.loop import CpuFacts, ThreadTrial
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
-from loaderdoctor.findings.rules.contention import thread_oversubscription
+from loaderdoctor.findings.rules.threads import thread_oversubscription
 from loaderdoctor.settings import Settings
 from tests.findings.builders import (
     healthy,

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from loaderdoctor.advice import snippets
 from loaderdoctor.facts.workers import Leaf, LineHotspot
 from loaderdoctor.instrument.wire.records import LoaderRecord, StoreRecord
 
@@ -24,10 +23,7 @@ class Format:
     code: str  # pattern of a line of the user's
     stores: tuple[str, ...]  # kinds of StoreRecord it starts from
     what: str  # "…% of making a batch is <what>"
-    instead: str  # a sentence
-    title: str
-    example: str
-    caution: str | None = None
+    instead: str  # the advice, a sentence
 
 
 FORMATS: tuple[Format, ...] = (
@@ -39,8 +35,6 @@ FORMATS: tuple[Format, ...] = (
         stores=("list",),
         what="parsing text for each sample",
         instead="Parse once, ahead of training, and store the numbers as an array.",
-        title="Parse the text once and store arrays",
-        example=snippets.PARSED,
     ),
     Format(
         name="pandas-rows",
@@ -49,8 +43,6 @@ FORMATS: tuple[Format, ...] = (
         stores=("frame",),
         what="taking single rows out of a pandas frame, each of which becomes a Series first",
         instead="Make one array of the columns ahead of training and index that.",
-        title="Make arrays of the frame's columns once",
-        example=snippets.COLUMNS,
     ),
     Format(
         name="h5py",
@@ -59,9 +51,6 @@ FORMATS: tuple[Format, ...] = (
         stores=("h5py",),
         what="reading samples one at a time through h5py, whose every access parses a selection",
         instead="Read a batch's rows in one access, or the whole array once where it fits.",
-        title="Read whole batches from the HDF5 file",
-        example=snippets.H5PY,
-        caution="Open the file in the worker, at its first batch: forked workers can't share it.",
     ),
     Format(
         name="arrow",
@@ -70,8 +59,6 @@ FORMATS: tuple[Format, ...] = (
         stores=("arrow",),
         what="turning Arrow values into Python objects and these into tensors",
         instead="Take the columns as arrays once, ahead of training, and index those.",
-        title="Take arrays from the Arrow columns once",
-        example=snippets.ARROW,
     ),
     Format(
         name="pil-round-trip",
@@ -82,10 +69,6 @@ FORMATS: tuple[Format, ...] = (
         what="a round trip of each sample through PIL: an array becomes an image, and that a "
         "tensor again",
         instead="Index the array for a whole batch and normalise that, without PIL between.",
-        title="Make batches straight from the array, without PIL between",
-        example=snippets.FROM_ARRAY,
-        caution="Random transforms that need PIL images stay as they are: "
-        "torchvision.transforms.v2 does most of them on tensors.",
     ),
     Format(
         name="python-lists",
@@ -95,8 +78,6 @@ FORMATS: tuple[Format, ...] = (
         stores=("list",),
         what="making arrays of Python lists, value by value",
         instead="Make one array of all of them ahead of training and index that.",
-        title="Store arrays instead of Python lists",
-        example=snippets.FORMAT,
     ),
 )
 # What makes of an array a PIL image: without it, ToTensor is the end of decoding, no round trip.
@@ -148,11 +129,6 @@ def conversion(lines: Iterable[LineHotspot], loader: LoaderRecord | None) -> Con
 def _holds(form: Format, store: StoreRecord) -> bool:
     """Whether a store can only hold that format: of a list, text alone is known."""
     return store.kind in form.stores and (store.kind != "list" or store.entry == "str")
-
-
-def format_named(name: object) -> Format | None:
-    """By the name in a finding's evidence."""
-    return next((f for f in FORMATS if f.name == name), None)
 
 
 def _converting(

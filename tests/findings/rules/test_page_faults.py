@@ -13,7 +13,7 @@ from loaderdoctor.attribution.ablation import synthetic_faults
 from loaderdoctor.facts.loop import CpuFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Severity
-from loaderdoctor.findings.rules.allocator_faults import allocator_page_faults
+from loaderdoctor.findings.rules.page_faults import allocator_page_faults
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.records import CpuRecord
 from loaderdoctor.report.build import build_report

@@ -12,11 +12,13 @@ from loaderdoctor.facts.trace import ComputeFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
-from loaderdoctor.findings.rules.batchnorm_bias import bias_before_batchnorm
-from loaderdoctor.findings.rules.cudnn_benchmark import cudnn_benchmark_off
-from loaderdoctor.findings.rules.data_parallel import data_parallel
-from loaderdoctor.findings.rules.tf32_off import tf32_off
-from loaderdoctor.findings.rules.zero_grad import grad_not_set_to_none
+from loaderdoctor.findings.rules.compute_hints import (
+    bias_before_batchnorm,
+    cudnn_benchmark_off,
+    data_parallel,
+    grad_not_set_to_none,
+    tf32_off,
+)
 from loaderdoctor.instrument.wire.records import ComputeRecord
 from tests.findings.builders import (
     healthy,

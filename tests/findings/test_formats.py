@@ -17,14 +17,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from loaderdoctor.advice.formats import FORMATS, conversion
-from loaderdoctor.advice.lines import code_advice
+from loaderdoctor.advice.lines import FORMAT_CHANGES, code_advice
 from loaderdoctor.attribution.workers import worker_facts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
+from loaderdoctor.findings.formats import FORMATS, conversion
+from loaderdoctor.findings.line_names import MIN_STACK_SAMPLES
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.findings.rules.batch_making import dataset_format_bound
-from loaderdoctor.findings.rules.line_names import MIN_STACK_SAMPLES
 from loaderdoctor.instrument.dataset.stores import normalisation, stores
 from loaderdoctor.instrument.wire.worker_records import read
 from loaderdoctor.instrument.workers import worker, worker_sampling
@@ -253,6 +253,7 @@ def test_parsed_rows_are_those_of_the_text(tmp_path: Path, monkeypatch: pytest.M
     torch.testing.assert_close(scope["sample"], old[7][0])
 
 
-def test_examples_that_name_nothing_recorded_still_compile() -> None:
-    for form in FORMATS:
-        compile(textwrap.dedent(form.example), form.name, "exec")
+def test_each_format_has_a_change_of_code_that_compiles() -> None:
+    assert [form.name for form in FORMATS] == list(FORMAT_CHANGES)
+    for name, change in FORMAT_CHANGES.items():
+        compile(textwrap.dedent(change.example), name, "exec")

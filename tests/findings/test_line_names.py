@@ -10,7 +10,7 @@ from loaderdoctor.estimate import binomial_interval
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import LineHotspot
 from loaderdoctor.findings.find import RULES, find
-from loaderdoctor.findings.rules.line_names import (
+from loaderdoctor.findings.line_names import (
     MIN_NAMED_SHARE,
     MIN_STACK_SAMPLES,
     hot_evidence,

@@ -1,7 +1,7 @@
 """Changes keyword arguments of one call in source text, leaving the rest as it was written.
 
-Calls are found by tokens, so that a fragment (`for x in DataLoader(ds):`, a dict entry) is no
-obstacle; the call itself is parsed, and parsed again after the change.
+Calls are found by tokens, so that a fragment (`for x in DataLoader(ds):`, a dict entry) is
+no obstacle; the call itself is parsed, and parsed again after the change.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _names(added: Sequence[str]) -> set[str]:
 
 
 def _overriding(text: str, node: ast.Call, over: Mapping[str, Value]) -> list[tuple[int, int, str]]:
-    """`**{**options, "num_workers": 6}`: a keyword beside `**options` may be there twice."""
+    """`**{**options, "num_workers": 6}`: a keyword next to `**options` may be there twice."""
     if not over:
         return []
     unpacked = [k.value for k in node.keywords if k.arg is None]
@@ -127,7 +127,7 @@ def _check(text: str, wanted: Mapping[str, Value], over: Mapping[str, Value]) ->
 
 
 def _insertions(text: str, node: ast.Call, added: Sequence[str]) -> list[tuple[int, int, str]]:
-    """Where new arguments go: behind the last one, on lines of their own where those have them."""
+    """Where new arguments go: behind the last one, on their own lines where those have them."""
     if not added:
         return []
     tokens = [t for t in _tokens(text) if t[0] not in _SILENT and t[0] != tokenize.ENDMARKER]

@@ -12,6 +12,8 @@ import textwrap
 from dataclasses import dataclass
 
 from loaderdoctor.advice.call_edit import CannotEdit, calls, literal, parsed_call, with_arguments
+from loaderdoctor.advice.loop_snippets import BACKGROUND, RESIDENT, SIDE_STREAM, axis_code
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.settings import Settings, Value
 
 # Positional parameters in order: torch.utils.data.DataLoader (torch 2.6 to 2.14, what follows is
@@ -48,6 +50,14 @@ _WITHOUT_WORKERS: dict[str, Value] = {
     "multiprocessing_context": None,
     "timeout": 0,
 }
+# transformers 4.46 to 5: fields of TrainingArguments that Trainer hands to its DataLoader.
+_TRAINING_ARGUMENTS = {
+    "num_workers": "dataloader_num_workers",
+    "prefetch_factor": "dataloader_prefetch_factor",
+    "persistent_workers": "dataloader_persistent_workers",
+    "pin_memory": "dataloader_pin_memory",
+    "batch_size": "per_device_train_batch_size",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +91,40 @@ class CodeEdit:
 
 
 def loader_arguments(changes: Settings) -> dict[str, Value]:
-    """The DataLoader arguments that these settings set; axes that are no argument are left out.
+    """The DataLoader arguments that these settings set; axes that are not arguments are left out.
 
     At num_workers=0 those that torch accepts with workers only are reset.
     """
     changed = {k: v for k, v in changes.changed().items() if k in _ARGUMENTS}
     arguments = {_ARGUMENTS[name][0]: value for name, value in changed.items()}
     return {**arguments, **(_WITHOUT_WORKERS if changed.get("num_workers") == 0 else {})}
+
+
+def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:
+    """The lines to write for these settings: the loader's call, the copies, the loop."""
+    loader = facts.main_loader
+    edits: list[CodeEdit] = []
+    if loader is not None and loader_arguments(settings):
+        if loader.library is not None:
+            edits.append(edit_framework_call(loader.library, settings))
+        else:
+            edits.append(edit_loader_call(loader.code, settings, index=loader.call_index))
+    if settings.non_blocking:
+        lines = {
+            (t.site, t.code): edit_transfer(t.code, t.call)
+            for t in facts.transfers
+            if not t.non_blocking
+        }
+        exact = {e.before: e for e in lines.values() if e.exact}
+        edits += exact.values() or [edit_transfer(None)]
+    if settings.background in ("host", "device"):
+        edits.append(CodeEdit(before=None, after=BACKGROUND))
+    if settings.side_stream:
+        edits.append(CodeEdit(before=None, after=SIDE_STREAM))
+    if settings.resident:
+        edits.append(CodeEdit(before=None, after=RESIDENT))
+    edits += [CodeEdit(before=None, after=text) for text in axis_code(settings)]
+    return tuple(edits)
 
 
 def edit_loader_call(code: str | None, changes: Settings, *, index: int = 0) -> CodeEdit:
@@ -115,6 +152,16 @@ def edit_loader_call(code: str | None, changes: Settings, *, index: int = 0) -> 
     return CodeEdit(before=source, after=after, note="; ".join(notes) or None)
 
 
+def edit_framework_call(library: str, changes: Settings) -> CodeEdit:
+    """A hint, since the call to change is not in the user's code."""
+    arguments = {k: v for k, v in loader_arguments(changes).items() if v is not None}
+    if library == "transformers" and set(arguments) <= set(_TRAINING_ARGUMENTS):
+        named = ", ".join(f"{_TRAINING_ARGUMENTS[k]}={literal(v)}" for k, v in arguments.items())
+        return CodeEdit(before=None, after=f"TrainingArguments(..., {named})")
+    hint = edit_loader_call(None, changes)
+    return CodeEdit(before=None, after=hint.after, note=f"{library} builds this loader")
+
+
 def edit_transfer(code: str | None, call: str = "to") -> CodeEdit:
     """Every `.to(…)`, `.cuda(…)` or `.copy_(…)` in a line, with non_blocking=True.
 
@@ -125,7 +172,7 @@ def edit_transfer(code: str | None, call: str = "to") -> CodeEdit:
         return hint
     source = textwrap.dedent(code).strip("\n")
     text = source
-    # From the last call to the first, found anew each time: an edit moves what comes after it.
+    # From the last call to the first, found again each time: an edit moves what comes after it.
     for i in reversed(range(len(calls(source)))):
         name, start, end = calls(text)[i]
         if name != call or start == 0 or text[:start].rstrip()[-1:] != ".":

@@ -1,4 +1,4 @@
-"""What a prescription is made of: settings to try, code to change, and advice withheld."""
+"""What a prescription is made of: settings to try, code to change, and what is not advised."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Candidate:
     predicted_from: PredictedFrom = "trace"
     edits: tuple[CodeEdit, ...]  # the lines to write
     caution: str | None = None
-    # Written into the dataset's code: tried beside the settings, and never added to them.
+    # Written into the dataset's code: tried next to the settings, and never added to them.
     in_code: bool = False
     # False: not in the running loop (process-wide, may crash or hang it, or needs data again that
     # can't be had twice); a child process or the user's next run can.
@@ -61,7 +61,7 @@ class Prescription:
     """Everything to do about the findings. Nothing in `candidates` and `advice`: no change."""
 
     candidates: tuple[Candidate, ...]  # safe ones, as they are to be tried; those in code last
-    withheld: tuple[NotAdvised, ...]
+    not_advised: tuple[NotAdvised, ...]
     advice: tuple[CodeAdvice, ...]
     # What to do about the dataset where settings leave the loop waiting; largest saving first.
     routes: tuple[CodeAdvice, ...] = ()

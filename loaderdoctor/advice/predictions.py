@@ -97,6 +97,6 @@ def _more(value: Value, before: Value) -> bool:
 
 
 def _others(settings: Settings, name: str) -> int:
-    """Settings changed beside this one; how workers start and last belongs to their number."""
+    """Settings changed next to this one; how workers start and last belongs to their number."""
     together = ("persistent_workers", "prefetch_factor") if name == "num_workers" else ()
     return sum(1 for other in settings.changed() if other != name and other not in together)

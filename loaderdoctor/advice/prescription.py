@@ -10,19 +10,19 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from loaderdoctor.advice.lines import code_advice
+from loaderdoctor.advice.code import edits_for
+from loaderdoctor.advice.code_advice import code_advice
 from loaderdoctor.advice.plan import Candidate, CodeAdvice, NotAdvised, Prescription
-from loaderdoctor.advice.proposal import edits_for
-from loaderdoctor.advice.propose_copies import copying, resident
-from loaderdoctor.advice.propose_data import in_code, not_advised_in_code
+from loaderdoctor.advice.proposal import Case
+from loaderdoctor.advice.propose_data import copying, in_code, not_advised_in_code, resident
 from loaderdoctor.advice.propose_pool import (
     background_thread,
+    fewer_threads,
     fewer_workers,
     kept_workers,
     more_workers,
     other_order,
 )
-from loaderdoctor.advice.propose_threads import fewer_threads
 from loaderdoctor.advice.routes import routes
 from loaderdoctor.advice.safety import why_unsafe
 from loaderdoctor.facts.whole import Facts
@@ -38,22 +38,22 @@ _VARIATIONS = frozenset({"persistent_workers"})
 
 
 def prescribe(facts: Facts, findings: Iterable[Finding]) -> Prescription:
-    """The whole prescription: safe candidates, what was withheld, and advice on code."""
+    """The whole prescription: safe candidates, what is not advised, and advice on code."""
     found = tuple(findings)
     tried = candidates(facts, found)
-    unsafe = withheld(facts, tried)
+    unsafe = not_advised(facts, tried)
     bad = {w.settings for w in unsafe}
     loader = facts.main_loader
     ways: tuple[CodeAdvice, ...] = ()
     code: list[Candidate] = []
     if loader is not None and loader.kind != "foreign" and found:
-        by_kind = {f.kind: f for f in found}
+        case = Case(facts=facts, loader=loader, found={f.kind: f for f in found})
         ways = routes(facts)
-        code = in_code(facts, loader, by_kind, ways)
-        unsafe = (*unsafe, *not_advised_in_code(facts, loader, by_kind))
+        code = in_code(case, ways)
+        unsafe = (*unsafe, *not_advised_in_code(case))
     return Prescription(
         candidates=(*(c for c in tried if c.settings not in bad), *code),
-        withheld=unsafe,
+        not_advised=unsafe,
         advice=code_advice(facts, found),
         routes=ways,
         randomness=loader.randomness if loader is not None else (),
@@ -66,26 +66,25 @@ def candidates(facts: Facts, findings: Iterable[Finding]) -> tuple[Candidate, ..
     Variants of one kind of change (another number of workers) come after the best of each kind.
 
     Only for loaders that were seen in a run: a trace alone has no settings to change. Never what
-    the user has already. Safety is not looked at here: see `withheld`.
+    the user has already. Safety is not looked at here: see `not_advised`.
     """
     loader = facts.main_loader
-    found = {f.kind: f for f in findings}
     if loader is None:
         return ()
-    threads = fewer_threads(facts, loader, found)
-    if loader.kind == "foreign" or not found:
+    case = Case(facts=facts, loader=loader, found={f.kind: f for f in findings})
+    threads = fewer_threads(case)
+    if loader.kind == "foreign" or not case.found:
         return tuple(threads)  # what needs nothing of the loader
-    pool = more_workers(facts, loader, found)
-    sent = copying(facts, loader, found)
+    pool, sent = more_workers(case), copying(case)
     everything = [
         *_both(pool, sent, facts),
         *pool,
         *sent,
-        *kept_workers(facts, loader, found),
-        *other_order(facts, loader, found),
-        *resident(facts, loader, found),
-        *background_thread(facts, loader, found),
-        *fewer_workers(facts, loader, found),
+        *kept_workers(case),
+        *other_order(case),
+        *resident(case),
+        *background_thread(case),
+        *fewer_workers(case),
         *threads,
     ]
     unique: dict[Settings, Candidate] = {}
@@ -112,7 +111,7 @@ def _each_kind_first(ranked: list[Candidate]) -> list[Candidate]:
     return first + others
 
 
-def withheld(facts: Facts, proposed: Iterable[Candidate]) -> tuple[NotAdvised, ...]:
+def not_advised(facts: Facts, proposed: Iterable[Candidate]) -> tuple[NotAdvised, ...]:
     """Those of the candidates that would break the user's run, each with the reason."""
     out: list[NotAdvised] = []
     for candidate in proposed:

@@ -1,23 +1,30 @@
-"""Candidates that change what the dataset does, tried in the running loop beside the settings."""
+"""Candidates that change where data lies and how it travels: pinned, copied ahead, kept."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from loaderdoctor import format as fmt
 from loaderdoctor.advice.plan import Candidate, CodeAdvice, NotAdvised
-from loaderdoctor.advice.proposal import proposal
+from loaderdoctor.advice.proposal import Case
 from loaderdoctor.advice.routes import fits_in_memory, random_transforms
 from loaderdoctor.advice.safety import dataset_bytes, start_method
+from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import rest_ms
-from loaderdoctor.findings.exposure import num_workers
+from loaderdoctor.findings.exposure import has_accelerator, num_workers
 from loaderdoctor.findings.input_parts import making_cost
-from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.findings.model import Kind
 from loaderdoctor.instrument.wire.records import LoaderRecord
-from loaderdoctor.settings import Settings
+from loaderdoctor.settings import Settings, Value
 
+# What a pinned copy reaches, whatever the bus: PCIe 3 x16 manages about 12 GB/s, the H100 of
+# `traces/` 54 GB/s. The slow end, so that a prediction does not promise too much.
+PINNED_GB_PER_S = 12.0
+# A dataset kept on the device may take this part of its memory, and no more than fits a quick fill.
+MAX_RESIDENT_PART = 0.25
+MAX_RESIDENT_BYTES = 4 * 1024**3
 # Findings that a cheaper sample answers.
 MAKING = (
     Kind.LOADER_IN_MAIN_PROCESS,
@@ -30,44 +37,156 @@ MAKING = (
     Kind.GIL_CONTENTION,
 )
 
+_PINNED: dict[str, Value] = {"pin_memory": True, "non_blocking": True}
+_ONE_MORE_BATCH = "Keeps one more batch in device memory."
 
-def in_code(
-    facts: Facts, loader: LoaderRecord, found: Mapping[Kind, Finding], ways: tuple[CodeAdvice, ...]
-) -> list[Candidate]:
+
+def copying(case: Case) -> list[Candidate]:
+    """Copies that the step need not wait for: each with what it answers."""
+    return [*_pinned(case), *_non_blocking(case), *_side_stream(case), *_mapped_elsewhere(case)]
+
+
+def _pinned(case: Case) -> list[Candidate]:
+    """Pinning goes together with non_blocking; a side stream only for what is left exposed."""
+    step_ms, exposed_ms = case.facts.step_ms, case.explained_ms(Kind.PAGEABLE_COPY)
+    if step_ms is None or exposed_ms is None:
+        return []
+    left_ms = _pinned_ms(case, Kind.PAGEABLE_COPY, at_most_ms=exposed_ms)
+    by_loop = not case.loader.settings.num_workers
+    made = case.propose(
+        Kind.PAGEABLE_COPY,
+        changes=_PINNED,
+        predicted_ms=step_ms - exposed_ms + left_ms,
+        how=_less_copies(exposed_ms, left_ms),
+        caution="Without workers the loop itself pins each batch." if by_loop else None,
+    )
+    if left_ms >= MODERATE_SHARE * step_ms:
+        made += case.propose(
+            Kind.PAGEABLE_COPY,
+            changes={**_PINNED, "side_stream": True},
+            predicted_ms=step_ms - exposed_ms,
+            how=f"the step less {fmt.ms(exposed_ms)} of exposed copies, all of them overlapped",
+            caution=_ONE_MORE_BATCH,
+        )
+    return made
+
+
+def _non_blocking(case: Case) -> list[Candidate]:
+    """Pinned copies whose calls wait for them."""
+    step_ms, exposed_ms = case.facts.step_ms, case.explained_ms(Kind.BLOCKING_COPY)
+    if step_ms is None or exposed_ms is None:
+        return []
+    left_ms = _pinned_ms(case, Kind.BLOCKING_COPY, at_most_ms=exposed_ms)
+    return case.propose(
+        Kind.BLOCKING_COPY,
+        changes={"non_blocking": True},
+        predicted_ms=step_ms - exposed_ms + left_ms,
+        how=_less_copies(exposed_ms, left_ms),
+    )
+
+
+def _side_stream(case: Case) -> list[Candidate]:
+    """Pinned, non-blocking copies on the stream that computes."""
+    step_ms, exposed_ms = case.facts.step_ms, case.explained_ms(Kind.COPY_NOT_OVERLAPPED)
+    if step_ms is None or exposed_ms is None:
+        return []
+    return case.propose(
+        Kind.COPY_NOT_OVERLAPPED,
+        changes={"side_stream": True},
+        predicted_ms=step_ms - exposed_ms,
+        how=f"the step less {fmt.ms(exposed_ms)} of exposed copies: the most it can gain",
+        caution=_ONE_MORE_BATCH,
+    )
+
+
+def _mapped_elsewhere(case: Case) -> list[Candidate]:
+    """Batches that the pin-memory thread maps into memory, instead of the loop's own."""
+    step_ms, mapped_ms = case.facts.step_ms, case.explained_ms(Kind.BATCH_PAGE_FAULTS)
+    if step_ms is None or not mapped_ms or case.loader.settings.pin_memory:
+        return []
+    return case.propose(
+        Kind.BATCH_PAGE_FAULTS,
+        changes=_PINNED,
+        predicted_ms=step_ms - mapped_ms,
+        how=f"the step less {fmt.ms(mapped_ms)} of mapping batches, left to the pin-memory thread",
+    )
+
+
+def _pinned_ms(case: Case, kind: Kind, *, at_most_ms: float) -> float:
+    """What a finding's copies would still take, pinned; 0 where their bytes are not known."""
+    n_bytes = case.found[kind].evidence.get("bytes_per_step")
+    copied_ms = float(n_bytes) / PINNED_GB_PER_S / 1e6 if isinstance(n_bytes, float) else 0.0
+    return min(copied_ms, at_most_ms)
+
+
+def _less_copies(exposed_ms: float, left_ms: float) -> str:
+    return (
+        f"the step less {fmt.ms(exposed_ms)} of exposed copies, plus {fmt.ms(left_ms)} at "
+        f"{PINNED_GB_PER_S:g} GB/s pinned"
+    )
+
+
+def resident(case: Case) -> list[Candidate]:
+    """The whole dataset on the device, where it is small and its loader is what costs."""
+    facts, loader, found = case.facts, case.loader, case.found
+    finding = found.get(Kind.OVERHEAD_BOUND_LOADER) or found.get(Kind.LOADER_IN_MAIN_PROCESS)
+    memory = facts.machine.device_memory_bytes if facts.machine is not None else None
+    held = dataset_bytes(facts)
+    if finding is None or memory is None or held is None or not has_accelerator(facts):
+        return []
+    if (finding.share or 0.0) < HIGH_SHARE or loader.shapes_vary or loader.kind != "map":
+        return []
+    if held > min(MAX_RESIDENT_PART * memory, MAX_RESIDENT_BYTES):
+        return []
+    no_copy = facts.ablation.no_copy_ms if facts.ablation is not None else None
+    have = loader.settings
+    changes: dict[str, Value] = {"resident": True}
+    changes |= {"num_workers": 0} if have.num_workers else {}
+    changes |= {"pin_memory": False} if have.pin_memory else {}
+    changes |= {"non_blocking": False} if have.non_blocking else {}
+    changes |= {"side_stream": False} if have.side_stream else {}
+    changes |= {"background": "off"} if have.background not in (None, "off") else {}
+    return case.propose(
+        finding.kind,
+        changes=changes,
+        predicted_ms=no_copy.value if no_copy is not None else rest_ms(facts),
+        how="the step without its loader and copies (measured)"
+        if no_copy is not None
+        else "the step without its loader",
+        caution=f"Takes {fmt.n_bytes(held)} of device memory. Random augmentation in the dataset "
+        "would be frozen: move it to the device.",
+    )
+
+
+def in_code(case: Case, ways: Iterable[CodeAdvice]) -> list[Candidate]:
     """The routes that an axis can try: samples kept in memory, batches scaled as a whole."""
-    kinds = tuple(kind for kind in MAKING if kind in found)
-    step_ms = facts.step_ms
+    kinds = tuple(kind for kind in MAKING if kind in case.found)
+    step_ms = case.facts.step_ms
     if not kinds or step_ms is None:
         return []
     made = []
     for way in ways:
         if way.axis is None or way.bound_ms is None:
             continue
-        if way.axis == "cache" and why_not_cached(facts, loader) is not None:
+        if way.axis == "cache" and why_not_cached(case.facts, case.loader) is not None:
             continue
-        candidate = proposal(
-            loader,
-            facts,
-            kinds,
-            {way.axis: True},
-            max(rest_ms(facts) or 0.0, step_ms - way.bound_ms),
-            f"the step less the {fmt.ms(way.bound_ms)} that this part of a batch costs it",
-            way.caution,
+        made += case.propose(
+            *kinds,
+            changes={way.axis: True},
+            predicted_ms=max(rest_ms(case.facts) or 0.0, step_ms - way.bound_ms),
+            how=f"the step less the {fmt.ms(way.bound_ms)} that this part of a batch costs it",
+            caution=way.caution,
         )
-        if candidate is not None:
-            made.append(replace(candidate, in_code=True))
-    return made
+    return [replace(candidate, in_code=True) for candidate in made]
 
 
-def not_advised_in_code(
-    facts: Facts, loader: LoaderRecord, found: Mapping[Kind, Finding]
-) -> tuple[NotAdvised, ...]:
+def not_advised_in_code(case: Case) -> tuple[NotAdvised, ...]:
     """Why samples kept in memory are not tried, where they would answer a finding."""
-    if loader.kind != "map" or making_cost(facts) is None:
+    if case.loader.kind != "map" or making_cost(case.facts) is None:
         return ()
-    if not any(kind in found for kind in MAKING):
+    if not any(kind in case.found for kind in MAKING):
         return ()
-    reason = why_not_cached(facts, loader)
+    reason = why_not_cached(case.facts, case.loader)
     if reason is None:
         return ()
     return (NotAdvised(setting="cache", settings=Settings(cache=True), reason=reason),)
@@ -78,7 +197,7 @@ def why_not_cached(facts: Facts, loader: LoaderRecord) -> str | None:
     drawn = random_transforms(facts)
     if drawn:
         return (
-            f"{', '.join(drawn)} must be drawn anew in each epoch: kept with the samples, the "
+            f"{', '.join(drawn)} must be drawn again in each epoch: kept with the samples, the "
             "augmentation would be the same in all of them, which changes training."
         )
     fits, held = fits_in_memory(facts), dataset_bytes(facts)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from loaderdoctor import format as fmt
-from loaderdoctor.advice import snippets, worked
-from loaderdoctor.advice.loader_line import dataset_name
+from loaderdoctor.advice import dataset_snippets, worked
 from loaderdoctor.advice.plan import CodeAdvice
 from loaderdoctor.advice.safety import dataset_bytes
+from loaderdoctor.advice.worked import dataset_name
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
@@ -204,9 +204,9 @@ def _cache(making: _Making) -> CodeAdvice | None:
     return _advice(
         making,
         f"Keep what comes before {drawn[0]} in memory",
-        snippets.CACHE_BEFORE_RANDOM,
+        dataset_snippets.CACHE_BEFORE_RANDOM,
         making.fetch - stays,
-        f"{what}. {', '.join(drawn)} must be drawn anew each epoch, so only what comes before is "
+        f"{what}. {', '.join(drawn)} must be drawn again each epoch, so only what comes before is "
         f"kept: pictures as decoded, about {fmt.n_bytes(held)} where they have the final size.",
     )
 
@@ -238,7 +238,7 @@ def _device(making: _Making) -> CodeAdvice | None:
     return _advice(
         making,
         f"Move the transforms onto the {machine.device_name}",
-        snippets.ON_DEVICE,
+        dataset_snippets.ON_DEVICE,
         part,
         f"{names}: {fmt.share(part)} of a batch.",
         caution="A crop or flip drawn for a batch is the same for all its images.",
@@ -262,7 +262,7 @@ def _decoded(making: _Making) -> CodeAdvice | None:
         return _advice(
             making,
             "Pack the samples into a few large files",
-            snippets.PACK_FILES,
+            dataset_snippets.PACK_FILES,
             part,
             f"{evidence}, and the CPU is busy only {fmt.share(on_cpu)} of "
             "the time: it is reading that takes it.",
@@ -271,7 +271,7 @@ def _decoded(making: _Making) -> CodeAdvice | None:
     return _advice(
         making,
         "Decode once and keep the pixels in one file",
-        snippets.DECODED,
+        dataset_snippets.DECODED,
         part,
         f"{evidence}, on the CPU.{_on_disk(making.loader)}",
         caution="Decode to the size before the first random crop, or its choice is narrower.",
@@ -314,7 +314,7 @@ def _advice(
 
 
 def _decoding(hotspot: LineHotspot) -> LineHotspot | None:
-    """The looks of a line that fell on decoding; None where none did."""
+    """The stack samples of a line that fell on decoding; None where none did."""
     if hotspot.phase != "fetch":
         return None
     if not hotspot.leaves:

@@ -14,7 +14,7 @@ from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
 # Batches in flight are not all of it: one more in the making per worker, and the allocator rounds.
 SHM_MARGIN = 1.25
-# A process that imports torch afresh holds about 300 MB of its own (unique set size, torch 2.14 on
+# A process that imports torch itself holds about 300 MB (unique set size, torch 2.14 on
 # Linux); a forked one shares that with its parent and adds what it touches, taken as 50 MB.
 SPAWNED_WORKER_BYTES = 300 * 1000**2
 FORKED_WORKER_BYTES = 50 * 1000**2

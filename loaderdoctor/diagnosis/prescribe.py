@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from loaderdoctor.advice.code import loader_arguments
+from loaderdoctor.advice.code import edits_for, loader_arguments
 from loaderdoctor.advice.plan import Candidate, CodeAdvice, Prescription
-from loaderdoctor.advice.proposal import edits_for
 from loaderdoctor.diagnosis.verify import Tried, Verification
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.facts.shares import MODERATE_SHARE
@@ -160,7 +159,7 @@ def not_advised_rows(
         for t in (verification.tried if verification is not None else ())
         if t.in_code and t.refused and t.failed is not None
     ]
-    told = [(w.setting, w.reason) for w in prescription.withheld]
+    told = [(w.setting, w.reason) for w in prescription.not_advised]
     keeps = any(way.keeps_samples for way in prescription.routes)
     if (
         keeps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from loaderdoctor import format as fmt
-from loaderdoctor.advice.proposal import edits_for
+from loaderdoctor.advice.code import edits_for
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.facts.own_settings import meaning, own_settings
 from loaderdoctor.facts.whole import Facts

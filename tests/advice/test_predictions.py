@@ -60,7 +60,8 @@ def test_a_slower_trial_replaces_the_prediction_and_what_was_advised() -> None:
     (said,) = check_predictions([finding], [slower], own=OWN)
     assert "keep up" not in said.summary
     assert said.summary.endswith(
-        "Tried in this run (3 workers, persistent): 14.0 ms a step beside 10.0 ms as it is, slower."
+        "Tried in this run (3 workers, persistent): 14.0 ms a step against 10.0 ms as it is, "
+        "slower."
     )
     (tested,) = said.tested
     assert tested.refuted

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from loaderdoctor.advice.lines import CHANGES
+from loaderdoctor.advice.code_advice import CHANGES
+from loaderdoctor.advice.loop_snippets import BACKGROUND
 from loaderdoctor.advice.plan import Candidate
 from loaderdoctor.advice.prescription import candidates, prescribe
-from loaderdoctor.advice.snippets import BACKGROUND
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import pool_ms
@@ -60,7 +60,7 @@ def test_nothing_is_worth_changing_in_a_healthy_run() -> None:
     for facts in (healthy(), with_exposed()):
         nothing = prescribe(facts, find(facts))
         assert not nothing.candidates
-        assert not nothing.withheld
+        assert not nothing.not_advised
         assert not nothing.advice
 
 

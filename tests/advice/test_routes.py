@@ -78,9 +78,9 @@ def test_random_transforms_keep_their_place_behind_the_cache() -> None:
     cache = one(facts, "Keep what comes before RandomCrop in memory")
     assert cache.bound_ms == pytest.approx(6.4 - 64 * 0.04)
     assert cache.axis is None
-    assert "RandomCrop must be drawn anew each epoch" in str(cache.evidence)
-    withheld = {w.setting: w.reason for w in prescribe(facts, find(facts)).withheld}
-    assert "RandomCrop must be drawn anew in each epoch" in withheld["cache"]
+    assert "RandomCrop must be drawn again each epoch" in str(cache.evidence)
+    not_advised = {w.setting: w.reason for w in prescribe(facts, find(facts)).not_advised}
+    assert "RandomCrop must be drawn again in each epoch" in not_advised["cache"]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_not_tried_and_the_reason_said(
     facts = starved(**change)
     result = prescribe(facts, find(facts))
     assert not any(c.settings.cache for c in result.candidates)
-    assert reason in {w.setting: w.reason for w in result.withheld}["cache"]
+    assert reason in {w.setting: w.reason for w in result.not_advised}["cache"]
     assert not any("memory" in way.title for way in result.routes)
 
 
@@ -120,7 +120,7 @@ def test_spawned_workers_would_each_hold_the_cache() -> None:
     facts = starved(n_workers=1, machine_=machine(start_method="spawn", device_name=None))
     result = prescribe(facts, find(facts))
     assert not any(c.settings.cache for c in result.candidates)
-    assert any("not forked" in w.reason for w in result.withheld)
+    assert any("not forked" in w.reason for w in result.not_advised)
 
 
 def test_an_accelerator_can_take_the_transforms() -> None:
@@ -135,7 +135,9 @@ def test_files_are_decoded_once_or_packed_as_the_cpu_says() -> None:
     busy = starved(loader_=photos, workers_={"lines": (DECODING,), "cpu_share": 0.95})
     decoded = one(busy, "Decode once and keep the pixels in one file")
     assert decoded.bound_ms == pytest.approx(4.9)
-    assert "70 % (70 of 100 looks at samples) of making a batch is opening" in str(decoded.evidence)
+    assert "70 % (70 of 100 stack samples of fetching) of making a batch is opening" in str(
+        decoded.evidence
+    )
     assert "take 44.9 MiB" in str(decoded.evidence)  # bytes, not the batch's floats
     waiting = starved(loader_=photos, workers_={"lines": (DECODING,), "cpu_share": 0.2})
     packed = one(waiting, "Pack the samples into a few large files")

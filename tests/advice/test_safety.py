@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.advice.prescription import candidates, prescribe, withheld
+from loaderdoctor.advice.prescription import candidates, not_advised, prescribe
 from loaderdoctor.advice.safety import why_unsafe
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
@@ -131,10 +131,10 @@ def test_only_the_unsafe_candidates_are_taken_out() -> None:
     facts = no_workers(safety={"unsharded_iterable": True}, kind="iterable")
     found = find(facts)
     tried = candidates(facts, found)
-    unsafe = withheld(facts, tried)
+    unsafe = not_advised(facts, tried)
     assert {w.settings.num_workers for w in unsafe} == {3, 5}
     result = prescribe(facts, found)
-    assert result.withheld == unsafe
+    assert result.not_advised == unsafe
     safe = [Settings(background="host"), Settings(num_workers=1)]
     assert [c.settings for c in result.candidates] == safe
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from loaderdoctor.advice import snippets
+from loaderdoctor.advice import dataset_snippets, loop_snippets
 
 
 def run(code: str, **names: Any) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def run(code: str, **names: Any) -> dict[str, Any]:
 
 def test_sliced_batches_hold_every_row_once_in_whole_batches() -> None:
     x, y = torch.arange(1000.0).view(1000, 1), torch.arange(1000)
-    batches = list(run(snippets.SLICING, x=x, y=y)["loader"])
+    batches = list(run(dataset_snippets.SLICING, x=x, y=y)["loader"])
     assert [len(b[1]) for b in batches] == [256, 256, 256, 232]
     assert sorted(torch.cat([b[1] for b in batches]).tolist()) == list(range(1000))
     assert all(torch.equal(b[0].view(-1).long(), b[1]) for b in batches)
@@ -26,7 +26,7 @@ def test_sliced_batches_hold_every_row_once_in_whole_batches() -> None:
 
 def test_halved_batches_come_out_wide_and_as_near_as_half_precision_is() -> None:
     dataset = TensorDataset(torch.rand(10, 3), torch.arange(10))
-    code = snippets.FEWER_BYTES.replace("shuffle=True", "shuffle=False")
+    code = dataset_snippets.FEWER_BYTES.replace("shuffle=True", "shuffle=False")
     scope = run(code, dataset=dataset, batch_size=10, device="cpu")
     assert scope["x"].dtype == torch.float32
     assert torch.allclose(scope["x"], dataset.tensors[0], atol=1e-3)
@@ -42,7 +42,7 @@ def test_kept_batches_come_whole_each_epoch_and_are_collated_once() -> None:
 
     loader: DataLoader[int] = DataLoader(list(range(10)), batch_size=4, collate_fn=collate)  # type: ignore[arg-type]
     seen: list[tuple[int, ...]] = []
-    code = snippets.KEPT_BATCHES + "\n        seen.append(batch)"
+    code = dataset_snippets.KEPT_BATCHES + "\n        seen.append(batch)"
     run(code, loader=loader, n_epochs=3, seen=seen)
     assert calls == [4, 4, 2]
     for epoch in (seen[:3], seen[3:6], seen[6:]):
@@ -54,7 +54,7 @@ def test_a_ring_of_shared_tensors_yields_what_the_loader_did() -> None:
     plain = DataLoader(dataset, batch_size=4)
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     run(
-        snippets.SHARED_BUFFERS + "    seen.append((x.clone(), y.clone()))",
+        loop_snippets.SHARED_BUFFERS + "    seen.append((x.clone(), y.clone()))",
         dataset=dataset,
         loader=plain,
         batch_size=4,
@@ -69,19 +69,21 @@ def test_a_ring_of_shared_tensors_yields_what_the_loader_did() -> None:
 
 
 def test_the_vectorised_sampler_yields_a_permutation() -> None:
-    sampler = run(snippets.SAMPLER)["Shuffled"](100)
+    sampler = run(dataset_snippets.SAMPLER)["Shuffled"](100)
     loader = DataLoader(TensorDataset(torch.arange(100)), batch_size=10, sampler=sampler)
     assert sorted(torch.cat([b[0] for b in loader]).tolist()) == list(range(100))
 
 
 def test_one_iterator_per_epoch_goes_through_all_batches_again_and_again() -> None:
     loader = DataLoader(TensorDataset(torch.arange(4)), batch_size=1)
-    scope = run(snippets.ITERATOR, loader=loader, n_epochs=1, n_steps=10)
+    scope = run(loop_snippets.ITERATOR, loader=loader, n_epochs=1, n_steps=10)
     assert scope["batch"][0].tolist() == [1]  # the tenth of 0 1 2 3 0 1 2 3 0 1
 
 
 def test_a_stream_split_by_worker_delivers_every_sample_once() -> None:
-    scope = run("class Stream(torch.utils.data.IterableDataset):\n" + _indented(snippets.SHARDS))
+    scope = run(
+        "class Stream(torch.utils.data.IterableDataset):\n" + _indented(dataset_snippets.SHARDS)
+    )
     stream = scope["Stream"]()
     stream.shards, stream.read = [range(0, 5), range(5, 9), range(9, 12)], iter
     assert sorted(int(x) for x in DataLoader(stream, batch_size=None)) == list(range(12))
@@ -90,14 +92,14 @@ def test_a_stream_split_by_worker_delivers_every_sample_once() -> None:
 def test_packed_tensors_come_apart_as_they_were() -> None:
     small = [torch.arange(6.0).view(2, 3), torch.tensor([7.0])]
     shapes, sizes = [t.shape for t in small], [t.numel() for t in small]
-    scope = run(snippets.PACKED, small=small, shapes=shapes, sizes=sizes, device="cpu")
+    scope = run(loop_snippets.PACKED, small=small, shapes=shapes, sizes=sizes, device="cpu")
     assert all(torch.equal(a, b) for a, b in zip(scope["small"], small, strict=True))
 
 
 def test_resident_batches_hold_every_sample_once() -> None:
     dataset = TensorDataset(torch.arange(10.0), torch.arange(10))
     plain = DataLoader(dataset, batch_size=4, shuffle=True)
-    loader = run(snippets.RESIDENT, loader=plain, device="cpu")["loader"]
+    loader = run(loop_snippets.RESIDENT, loader=plain, device="cpu")["loader"]
     assert len(loader) == len(plain) == 3
     for _ in range(2):
         batches = list(loader)

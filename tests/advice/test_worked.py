@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from loaderdoctor.advice import snippets, worked
-from loaderdoctor.advice.loader_line import dataset_name, dataset_source, with_dataset
+from loaderdoctor.advice import dataset_snippets, worked
+from loaderdoctor.advice.worked import dataset_name, dataset_source, with_dataset
 from loaderdoctor.instrument.dataset.stores import normalisation, stores
 from loaderdoctor.instrument.wire.records import LoaderRecord, TensorRecord
 from loaderdoctor.settings import Settings
@@ -122,7 +122,7 @@ def test_random_transforms_stay_behind_the_cache_and_are_drawn_anew() -> None:
 
     steps = [transforms.Resize(20), transforms.RandomCrop(12), transforms.ToTensor()]
     dataset: Any = Counting(transforms.Compose(steps))
-    cached = written(snippets.CACHE_BEFORE_RANDOM, dataset=dataset)["dataset"]
+    cached = written(dataset_snippets.CACHE_BEFORE_RANDOM, dataset=dataset)["dataset"]
     crops = {tuple(cached[3][0].flatten().tolist()) for _ in range(20)}
     assert len(crops) > 1
     assert Counting.n_made == cases.N == len(cached)
@@ -134,7 +134,7 @@ def test_decoded_pixels_are_those_of_the_files(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     paths = cases.Decoding(tmp_path).paths
-    scope = written(snippets.DECODED, paths=paths, index=5)
+    scope = written(dataset_snippets.DECODED, paths=paths, index=5)
     with Image.open(paths[5]) as image:
         expected = transforms.PILToTensor()(image.convert("RGB").resize((224, 224)))
     assert torch.equal(scope["image"], expected)

@@ -33,7 +33,7 @@ def prescribed(*tried: Tried) -> tuple[Recommendation, ...]:
         )
         for s in (SIX, FOUR)
     )
-    prescription = Prescription(candidates=candidates, withheld=(), advice=())
+    prescription = Prescription(candidates=candidates, not_advised=(), advice=())
     found = Verification(tried=tried, best=None, complete=False)
     return recommendations(healthy(), prescription, found)
 
@@ -198,7 +198,7 @@ def test_a_cache_that_noise_hid_is_advised_with_its_bound() -> None:
 def test_a_gain_is_against_the_loop_in_the_same_rounds_whatever_pace_it_had_before() -> None:
     four = Tried(settings=FOUR, plain_ms=[8.0, 8.1, 7.9], step_ms=[4.0, 4.1, 3.9])
     found = Verification(tried=(four,), best=four, complete=True)
-    rows = recommendations(healthy(), Prescription(candidates=(), withheld=(), advice=()), found)
+    rows = recommendations(healthy(), Prescription(candidates=(), not_advised=(), advice=()), found)
     (change,) = changes_of(rows)
     assert change.first.own_step_ms == pytest.approx(8.0)
     assert healthy().step_ms == 10.0

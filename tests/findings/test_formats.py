@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from loaderdoctor.advice.lines import FORMAT_CHANGES, code_advice
+from loaderdoctor.advice.code_advice import FORMAT_CHANGES, code_advice
 from loaderdoctor.attribution.workers import worker_facts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import LineHotspot, WorkerFacts

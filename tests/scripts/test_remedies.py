@@ -39,5 +39,5 @@ def test_random_crops_are_never_cached(tmp_path: Path) -> None:
     assert "cache" not in done.settings
     assert not any(t.settings.get("cache") for t in done.said.trials)
     withheld = {w.setting: w.reason for w in done.said.withheld}
-    assert "RandomCrop must be drawn anew in each epoch" in withheld["cache"]
+    assert "RandomCrop must be drawn again in each epoch" in withheld["cache"]
     assert not any("one tensor" in name or "Slice" in name for name in done.settings)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from loaderdoctor.advice import snippets
+from loaderdoctor.advice import dataset_snippets, loop_snippets
 from loaderdoctor.advice.plan import CodeAdvice, PredictedFrom
 from loaderdoctor.advice.worked import from_array
 from loaderdoctor.facts.whole import Facts
@@ -26,96 +26,96 @@ class Change:
 CHANGES: Mapping[Kind, Change] = {
     Kind.OVERHEAD_BOUND_LOADER: Change(
         title="Slice whole batches out of memory instead of fetching sample by sample",
-        example=snippets.SLICING,
+        example=dataset_snippets.SLICING,
     ),
     Kind.WIDE_DTYPE_COPY: Change(
         title="Send uint8 and normalise on the device",
-        example=snippets.UINT8,
+        example=dataset_snippets.UINT8,
         caution="Only where the images were 8-bit before the dataset made floats of them.",
     ),
     Kind.ITERATOR_RECREATED: Change(
-        title="Make the iterator once per epoch", example=snippets.ITERATOR
+        title="Make the iterator once per epoch", example=loop_snippets.ITERATOR
     ),
     Kind.THREAD_OVERSUBSCRIPTION: Change(
-        title="Give every worker one library thread", example=snippets.WORKER_THREADS
+        title="Give every worker one library thread", example=loop_snippets.WORKER_THREADS
     ),
     Kind.IDLE_WORKERS: Change(
         title="Split the stream between the workers",
-        example=snippets.SHARDS,
+        example=dataset_snippets.SHARDS,
         caution="Needs at least as many shards as workers.",
     ),
     Kind.SAMPLER_BOUND: Change(
         title="Compute the indices of an epoch in one call",
-        example=snippets.SAMPLER,
+        example=dataset_snippets.SAMPLER,
         caution="The example draws a plain shuffle. Keep what your sampler draws, or training "
         "changes: torch.multinomial(weights, n, replacement=True) for weighted draws.",
     ),
     Kind.COLLATE_BOUND: Change(
-        title="Do per-sample work once, ahead of training", example=snippets.COLLATE
+        title="Do per-sample work once, ahead of training", example=dataset_snippets.COLLATE
     ),
     Kind.WORKERS_SHARE_A_CORE: Change(
-        title="Give the workers all CPUs again", example=snippets.AFFINITY
+        title="Give the workers all CPUs again", example=loop_snippets.AFFINITY
     ),
     Kind.PIN_INEFFECTIVE: Change(
-        title="Teach the batch class to pin itself", example=snippets.PIN_METHOD
+        title="Teach the batch class to pin itself", example=loop_snippets.PIN_METHOD
     ),
     Kind.BATCH_PAGE_FAULTS: Change(
         title="Let the workers write into shared tensors that are used again",
-        example=snippets.SHARED_BUFFERS,
+        example=loop_snippets.SHARED_BUFFERS,
         caution="With fork as the start method only. A batch is overwritten once the loop has "
         "taken two more: keep no reference to it.",
     ),
     Kind.MANY_SMALL_COPIES: Change(
-        title="Copy one packed tensor instead of many small ones", example=snippets.PACKED
+        title="Copy one packed tensor instead of many small ones", example=loop_snippets.PACKED
     ),
     Kind.SYNC_EVERY_STEP: Change(
-        title="Keep the loss on the device, read it rarely", example=snippets.NO_SYNC
+        title="Keep the loss on the device, read it rarely", example=loop_snippets.NO_SYNC
     ),
     Kind.LAUNCH_BOUND: Change(
         title="Launch less: CUDA graphs, fused optimizers, a bigger batch",
-        example=snippets.LAUNCHES,
+        example=loop_snippets.LAUNCHES,
         caution="A bigger batch changes training: warm the learning rate up.",
     ),
     Kind.WORK_BETWEEN_STEPS: Change(
         title="Move the loop's own work into the workers, or do it rarely",
-        example=snippets.BETWEEN_STEPS,
+        example=dataset_snippets.BETWEEN_STEPS,
     ),
     Kind.CPU_SATURATED_WORKERS: Change(
         title="Move transforms from the workers to the device",
-        example=snippets.ON_DEVICE,
+        example=dataset_snippets.ON_DEVICE,
         caution="A crop or flip drawn for a batch is the same for all its images.",
     ),
     Kind.MANY_SMALL_FILES: Change(
-        title="Pack the samples into a few large files", example=snippets.PACK_FILES
+        title="Pack the samples into a few large files", example=dataset_snippets.PACK_FILES
     ),
     Kind.COLD_STORAGE: Change(
         title="Bring the data to fast storage before training",
-        example=snippets.WARM_COPY,
+        example=dataset_snippets.WARM_COPY,
         caution="Memory that holds the data is not there for the page cache.",
     ),
     Kind.DATA_PARALLEL: Change(
         title="Train with a process for each GPU",
-        example=snippets.DISTRIBUTED,
+        example=loop_snippets.DISTRIBUTED,
         caution="Batch norms then see each GPU's own batch, as they do under DataParallel.",
     ),
     Kind.TF32_OFF: Change(
         title="Let float32 matrix products use TF32",
-        example=snippets.TF32,
+        example=loop_snippets.TF32,
         caution="Changes numerics: inputs are rounded to 10 bits of mantissa.",
     ),
     Kind.GRAD_NOT_SET_TO_NONE: Change(
         title="Drop gradients instead of filling them with zeros",
-        example=snippets.ZERO_GRAD,
+        example=loop_snippets.ZERO_GRAD,
         caution="Code that reads .grad before the backward pass finds None.",
     ),
     Kind.CUDNN_BENCHMARK_OFF: Change(
         title="Let cuDNN time its algorithms",
-        example=snippets.AUTOTUNER,
+        example=loop_snippets.AUTOTUNER,
         caution="Changes numerics a little, and slows down where shapes vary.",
     ),
     Kind.BIAS_BEFORE_BATCHNORM: Change(
         title="Leave the bias out before a batch norm",
-        example=snippets.NO_BIAS,
+        example=loop_snippets.NO_BIAS,
         caution="Checkpoints with those biases then need strict=False to load.",
     ),
 }
@@ -124,41 +124,41 @@ CHANGES: Mapping[Kind, Change] = {
 FORMAT_CHANGES: Mapping[str, Change] = {
     "text": Change(
         title="Parse the text once and store arrays",
-        example=snippets.PARSED,
+        example=dataset_snippets.PARSED,
     ),
     "pandas-rows": Change(
         title="Make arrays of the frame's columns once",
-        example=snippets.COLUMNS,
+        example=dataset_snippets.COLUMNS,
     ),
     "h5py": Change(
         title="Read whole batches from the HDF5 file",
-        example=snippets.H5PY,
+        example=dataset_snippets.H5PY,
         caution="Open the file in the worker, at its first batch: forked workers can't share it.",
     ),
     "arrow": Change(
         title="Take arrays from the Arrow columns once",
-        example=snippets.ARROW,
+        example=dataset_snippets.ARROW,
     ),
     "pil-round-trip": Change(
         title="Make batches straight from the array, without PIL between",
-        example=snippets.FROM_ARRAY,
+        example=dataset_snippets.FROM_ARRAY,
         caution="Random transforms that need PIL images stay as they are: "
         "torchvision.transforms.v2 does most of them on tensors.",
     ),
     "python-lists": Change(
         title="Store arrays instead of Python lists",
-        example=snippets.FORMAT,
+        example=dataset_snippets.FORMAT,
     ),
 }
 KEPT_BATCHES = Change(
     title="Collate once, and keep the batches",
-    example=snippets.KEPT_BATCHES,
+    example=dataset_snippets.KEPT_BATCHES,
     caution="The same samples stay together in every epoch, random transforms are drawn once, and "
     "memory holds all batches.",
 )
 FEWER_BYTES = Change(
     title="Hand over half the bytes, and widen them behind the copy",
-    example=snippets.FEWER_BYTES,
+    example=dataset_snippets.FEWER_BYTES,
     caution="float16 keeps three digits, up to 65,504; uint8 loses nothing of 8-bit data.",
 )
 

@@ -1,0 +1,253 @@
+"""Code to copy that changes the dataset or how batches are made of it. Each compiles.
+
+`dataset`, `loader`, `device` and `batch` stand for the user's own names.
+"""
+
+from __future__ import annotations
+
+SLICING = """\
+class Batches(torch.utils.data.Dataset):
+    def __init__(self, *tensors):
+        self.tensors = tensors
+    def __len__(self):
+        return len(self.tensors[0])
+    def __getitem__(self, index):
+        return tuple(t[index] for t in self.tensors)
+    def __getitems__(self, indices):  # the whole batch in one indexing call
+        return tuple(t[indices] for t in self.tensors)
+loader = DataLoader(
+    Batches(x, y), batch_size=256, shuffle=True, num_workers=0, collate_fn=lambda batch: batch
+)"""
+
+SLICED = """\
+class Sliced(torch.utils.data.Dataset):
+    def __init__(self, dataset):  # every sample is made once, and all are one tensor
+        samples = [dataset[i] for i in range(len(dataset))]
+        self.columns = torch.utils.data.default_collate(samples)
+    def __len__(self):
+        return len(self.columns[0])
+    def __getitems__(self, indices):  # the whole batch in one indexing call
+        return [column[indices] for column in self.columns]
+    def __getitem__(self, index):
+        return tuple(column[index] for column in self.columns)
+def as_it_is(batch):
+    return batch
+loader = DataLoader(Sliced(dataset), batch_size=64, shuffle=True, collate_fn=as_it_is)"""
+
+FROM_ARRAY = """\
+class Batches(torch.utils.data.Dataset):  # whole batches from the array of all images
+    def __init__(self, images, labels):
+        self.images, self.labels = torch.as_tensor(images), torch.as_tensor(labels)
+    def __len__(self):
+        return len(self.labels)
+    def __getitems__(self, indices):  # what ToTensor() and Normalize() did, once for the batch
+        x = self.images[indices].unsqueeze(1).float().div_(255)
+        return x.sub_(0.1307).div_(0.3081), self.labels[indices]
+    def __getitem__(self, index):
+        x, y = self.__getitems__([index])
+        return x[0], y[0]
+def as_it_is(batch):
+    return batch
+loader = DataLoader(
+    Batches(dataset.data, dataset.targets), batch_size=64, shuffle=True, collate_fn=as_it_is
+)"""
+
+_CACHED = """\
+class Cached(torch.utils.data.Dataset):  # every sample is made once; random augmentation too
+    def __init__(self, dataset):  # before the DataLoader is made: forked workers share it
+        self.samples = [dataset[i] for i in range(len(dataset))]
+    def __len__(self):
+        return len(self.samples)
+    def __getitem__(self, index):
+        return self.samples[index]
+"""
+CACHED = _CACHED + "loader = DataLoader(Cached(dataset), batch_size=64, shuffle=True)"
+CACHED_DATASET = _CACHED + "dataset = Cached(dataset)"
+
+CACHE_BEFORE_RANDOM = """\
+class Cached(torch.utils.data.Dataset):
+    def __init__(self, dataset, random):  # samples as they are before the first random transform
+        self.samples = [dataset[i] for i in range(len(dataset))]
+        self.random = random
+    def __len__(self):
+        return len(self.samples)
+    def __getitem__(self, index):
+        image, label = self.samples[index]
+        return self.random(image), label  # drawn again each time
+steps = dataset.transform.transforms
+first = next(i for i, step in enumerate(steps) if "Random" in type(step).__name__)
+dataset.transform = transforms.Compose(steps[:first])
+dataset = Cached(dataset, transforms.Compose(steps[first:]))  # before its DataLoader is made"""
+
+BATCHWISE = """\
+# Once, before training: the dataset hands out bytes.
+steps = dataset.transform.transforms[:-2]  # without ToTensor() and Normalize()
+dataset.transform = transforms.Compose([*steps, transforms.PILToTensor()])
+for images, labels in loader:
+    images = images.to(device).float().div_(255).sub_(0.1307).div_(0.3081)  # the whole batch
+    ...  # the loop as it is"""
+
+UINT8 = """\
+# In the dataset, in place of ToTensor() and Normalize(mean, std):
+image = torch.from_numpy(numpy.array(picture)).permute(2, 0, 1).contiguous()  # uint8, C x H x W
+# In the loop: a quarter of the bytes travel, and the device makes floats of them.
+mean = torch.tensor(mean, device=device).view(-1, 1, 1)
+std = torch.tensor(std, device=device).view(-1, 1, 1)
+images = images.to(device, non_blocking=True).float().div_(255).sub_(mean).div_(std)"""
+
+FEWER_BYTES = """\
+class Half(torch.utils.data.Dataset):  # collating, pinning and copying move half the bytes
+    def __init__(self, dataset):
+        self.dataset = dataset
+    def __len__(self):
+        return len(self.dataset)
+    def __getitem__(self, index):
+        x, y = self.dataset[index]
+        return x.half(), y  # cheapest where the dataset already stores float16
+loader = DataLoader(Half(dataset), batch_size=batch_size, shuffle=True)
+for x, y in loader:  # with its other arguments as they were
+    x = x.to(device, non_blocking=True).float()"""
+
+DECODED = """\
+# Once: every image decoded, in one file of bytes.
+pixels = numpy.lib.format.open_memmap(
+    "pixels.npy", mode="w+", dtype="uint8", shape=(len(paths), 224, 224, 3)
+)
+for i, path in enumerate(paths):
+    with Image.open(path) as image:
+        pixels[i] = numpy.asarray(image.convert("RGB").resize((224, 224)))
+pixels.flush()
+# In the dataset, in place of opening and decoding:
+pixels = numpy.load("pixels.npy", mmap_mode="r")  # in __init__
+image = torch.from_numpy(pixels[index].copy()).permute(2, 0, 1)  # in __getitem__: C x H x W"""
+
+PARSED = """\
+# Once, ahead of training: numbers instead of text (parse: what __getitem__ does to one line).
+array = numpy.asarray([parse(line) for line in lines], dtype="float32")
+numpy.save("parsed.npy", array)
+# In the dataset: a row of the file, nothing to parse.
+rows = numpy.load("parsed.npy", mmap_mode="r")
+sample = torch.from_numpy(rows[index].copy())"""
+
+FORMAT = """\
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, rows, labels):
+        self.rows = torch.tensor(rows)  # once: one array of all lists (of equal length)
+        self.labels = torch.tensor(labels)
+    def __len__(self):
+        return len(self.rows)
+    def __getitem__(self, index):
+        return self.rows[index], self.labels[index]  # no conversion per item
+loader = DataLoader(Rows(rows, labels), batch_size=64, shuffle=True)
+# Lists of unequal length: one long array and where each begins
+flat = torch.cat([torch.tensor(row) for row in rows])
+sizes = torch.tensor([len(row) for row in rows])
+ends = sizes.cumsum(0)
+row = flat[ends[index] - sizes[index] : ends[index]]"""
+
+COLUMNS = """\
+class Columns(torch.utils.data.Dataset):
+    def __init__(self, frame, features, label):  # once: arrays of the columns
+        self.x = torch.tensor(frame[features].to_numpy("float32"))
+        self.y = torch.tensor(frame[label].to_numpy("int64"))
+    def __len__(self):
+        return len(self.y)
+    def __getitem__(self, index):
+        return self.x[index], self.y[index]  # no iloc, no Series
+loader = DataLoader(Columns(frame, features, label), batch_size=64, shuffle=True)"""
+
+H5PY = """\
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, path):
+        self.path, self.file = path, None
+        with h5py.File(path) as file:
+            self.n = len(file["images"])
+    def __len__(self):
+        return self.n
+    def __getitems__(self, indices):  # the batch's rows in one access
+        if self.file is None:  # in the worker: an open file must not be forked
+            self.file = h5py.File(self.path)
+        order = sorted(range(len(indices)), key=indices.__getitem__)  # h5py wants them ascending
+        rows = [indices[i] for i in order]
+        back = sorted(range(len(order)), key=order.__getitem__)
+        x = torch.from_numpy(self.file["images"][rows])[back]
+        return x, torch.from_numpy(self.file["labels"][rows])[back]
+def as_it_is(batch):
+    return batch
+loader = DataLoader(Rows(path), batch_size=64, shuffle=True, collate_fn=as_it_is)
+# Where it fits in memory, faster still: once
+with h5py.File(path) as file:
+    images, labels = torch.from_numpy(file["images"][:]), torch.from_numpy(file["labels"][:])
+loader = DataLoader(TensorDataset(images, labels), batch_size=64, shuffle=True)"""
+
+ARROW = """\
+# Once: the columns as arrays (lists of equal length).
+x = torch.from_numpy(numpy.stack(table["features"].to_numpy()))
+y = torch.from_numpy(table["label"].to_numpy().copy())
+# With Hugging Face datasets: columns = dataset.with_format("torch")[:]; x = columns["features"]
+loader = DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True)"""
+
+PACK_FILES = """\
+with webdataset.ShardWriter("train-%06d.tar", maxcount=10_000) as out:  # once
+    for i, (image, label) in enumerate(samples):
+        out.write({"__key__": f"{i:08d}", "jpg": image, "cls": label})
+dataset = webdataset.WebDataset("train-{000000..000099}.tar").shuffle(1000).decode("pil")"""
+
+WARM_COPY = """\
+# Once, before training: local disk or memory instead of the cold storage.
+#   cp -r /mnt/dataset /dev/shm/dataset
+dataset = ImageFolder("/dev/shm/dataset")"""
+
+SHARDS = """\
+def __iter__(self):  # of the IterableDataset: every worker reads its own shards
+    info = torch.utils.data.get_worker_info()
+    first, step = (info.id, info.num_workers) if info is not None else (0, 1)
+    for shard in self.shards[first::step]:
+        yield from self.read(shard)"""
+
+SAMPLER = """\
+class Shuffled(torch.utils.data.Sampler):
+    def __init__(self, n):
+        self.n = n
+    def __len__(self):
+        return self.n
+    def __iter__(self):
+        yield from torch.randperm(self.n).tolist()  # all indices in one call"""
+
+COLLATE = """\
+# Once, ahead of training: the work that collate_fn repeats for every sample.
+encoded = [tokenizer(text, truncation=True)["input_ids"] for text in texts]
+def collate(samples):  # what is left: padding, vectorised
+    return torch.nn.utils.rnn.pad_sequence(
+        [torch.as_tensor(s) for s in samples], batch_first=True
+    )"""
+
+KEPT_BATCHES = """\
+batches = list(loader)  # once: its collate_fn runs in the first epoch only
+for epoch in range(n_epochs):
+    for i in torch.randperm(len(batches)).tolist():  # in another order each time
+        batch = batches[i]"""
+
+ON_DEVICE = """\
+from torchvision.transforms import v2
+augment = v2.Compose(  # in place of the same transforms in the dataset: one call for the batch
+    [
+        v2.RandomResizedCrop(224, antialias=True),
+        v2.RandomHorizontalFlip(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225]),
+    ]
+)
+images = augment(images.to(device, non_blocking=True))  # uint8 in, normalised floats out"""
+
+BETWEEN_STEPS = """\
+class Prepared(torch.utils.data.Dataset):  # the loop's preprocessing, done by the workers
+    def __init__(self, dataset, prepare):
+        self.dataset, self.prepare = dataset, prepare
+    def __len__(self):
+        return len(self.dataset)
+    def __getitem__(self, index):
+        return self.prepare(self.dataset[index])
+# and log, save or print every n steps only
+if step % 100 == 0:
+    log(loss)"""

@@ -1,0 +1,236 @@
+"""Code to copy that changes the loop around its batches, or the model; what to write for an axis.
+
+`loader`, `dataset`, `model`, `optimizer`, `batch`, `images`, `labels`, `loss_of` and `device` stand
+for the user's own names. Each compiles.
+"""
+
+from __future__ import annotations
+
+from loaderdoctor.advice.dataset_snippets import CACHED_DATASET, UINT8
+from loaderdoctor.settings import Settings, Value
+
+BACKGROUND = """\
+from prefetch_generator import BackgroundGenerator
+for batch in BackgroundGenerator(iter(loader), max_prefetch=2):
+    ...  # the loop as it is"""
+
+SIDE_STREAM = """\
+def copied_ahead(loader, device):
+    # Copies the next batch on its own stream while this one computes. Needs pinned batches.
+    stream, current = torch.cuda.Stream(), None
+    for batch in loader:
+        with torch.cuda.stream(stream):
+            following = [t.to(device, non_blocking=True) for t in batch]
+        if current is not None:
+            yield current
+        torch.cuda.current_stream().wait_stream(stream)
+        for t in following:
+            t.record_stream(torch.cuda.current_stream())
+        current = following
+    if current is not None:
+        yield current
+for images, labels in copied_ahead(loader, device):
+    ...  # the loop as it is, without its .to(device)"""
+
+SHARED_BUFFERS = """\
+# Shared tensors that workers fill again and again: mapped once, never freed. Two more than the
+# batches under way, so that none is overwritten while the loop uses it.
+x, y = torch.utils.data.default_collate([dataset[i] for i in range(batch_size)])
+ring = [(torch.zeros_like(x).share_memory_(), torch.zeros_like(y).share_memory_())
+        for _ in range(num_workers * prefetch_factor + 2)]
+class Slots:  # around the batch sampler: each batch with its place in the ring
+    def __init__(self, batches):
+        self.batches = batches
+    def __len__(self):
+        return len(self.batches)
+    def __iter__(self):
+        for n, indices in enumerate(self.batches):
+            yield [(n % len(ring), i) for i in indices]
+class WithSlot(torch.utils.data.Dataset):
+    def __init__(self, dataset):
+        self.dataset = dataset
+    def __getitem__(self, slot_index):
+        return slot_index[0], self.dataset[slot_index[1]]
+def into_ring(samples):
+    slot, n = samples[0][0], len(samples)
+    for out, values in zip(ring[slot], zip(*(sample for _, sample in samples))):
+        out[:n] = torch.utils.data.default_collate(list(values))
+    return slot, n
+loader = DataLoader(WithSlot(dataset), batch_sampler=Slots(loader.batch_sampler),
+                    collate_fn=into_ring, num_workers=num_workers, prefetch_factor=prefetch_factor)
+for slot, n in loader:
+    x, y = (t[:n] for t in ring[slot])  # the loop as it is: keep no reference past the next batch
+"""
+
+RESIDENT = """\
+class OnDevice:  # the whole dataset, copied once; augment in the loop, on the device
+    def __init__(self, loader, device):
+        samples = [loader.dataset[i] for i in range(len(loader.dataset))]
+        self.tensors = [t.to(device) for t in loader.collate_fn(samples)]
+        self.batch_size = loader.batch_size
+    def __len__(self):
+        return -(-len(self.tensors[0]) // self.batch_size)
+    def __iter__(self):
+        n, device = len(self.tensors[0]), self.tensors[0].device
+        for chosen in torch.randperm(n, device=device).split(self.batch_size):  # or torch.arange
+            yield [t[chosen] for t in self.tensors]
+loader = OnDevice(loader, device)  # the loop, or a Trainer, takes it as it took the DataLoader"""
+
+ITERATOR = """\
+for epoch in range(n_epochs):
+    for batch in loader:  # one iterator per epoch, its workers stay ahead
+        ...
+# or, where steps are counted: start a new epoch only when one is used up
+batches = iter(loader)
+for step in range(n_steps):
+    batch = next(batches, None)
+    if batch is None:
+        batches = iter(loader)
+        batch = next(batches)"""
+
+WORKER_THREADS = """\
+def one_thread(worker_id):
+    torch.set_num_threads(1)
+    cv2.setNumThreads(0)  # where OpenCV is used
+loader = DataLoader(dataset, num_workers=4, worker_init_fn=one_thread)
+# NumPy's BLAS reads its thread count when it is imported: set it in the shell
+#   OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 python train.py"""
+
+AFFINITY = """\
+def all_cpus(worker_id):  # undoes what an import did to the CPU affinity
+    os.sched_setaffinity(0, range(os.cpu_count()))
+loader = DataLoader(dataset, num_workers=4, worker_init_fn=all_cpus)"""
+
+PIN_METHOD = """\
+class Batch:
+    def pin_memory(self):  # DataLoader calls it where pin_memory=True
+        self.images = self.images.pin_memory()
+        self.labels = self.labels.pin_memory()
+        return self"""
+
+PACKED = """\
+packed = torch.cat([t.reshape(-1) for t in small])  # in collate_fn: one tensor, one copy
+packed = packed.to(device, non_blocking=True)
+small = [p.view(s) for p, s in zip(packed.split(sizes), shapes)]"""
+
+NO_SYNC = """\
+total = torch.zeros((), device=device)  # before the loop
+total += loss.detach()  # in the loop: stays on the device
+if step % 100 == 99:
+    print(total.item() / 100)  # one sync in a hundred steps
+    total.zero_()"""
+
+LAUNCHES = """\
+model = torch.compile(model, mode="reduce-overhead")  # CUDA graphs: one launch for many kernels
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)"""
+
+DISTRIBUTED = """\
+# Start one process for each GPU:  torchrun --nproc-per-node 4 train.py
+torch.distributed.init_process_group("nccl")
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+model = torch.nn.parallel.DistributedDataParallel(model.cuda(), device_ids=[rank])
+sampler = torch.utils.data.DistributedSampler(dataset)  # call its set_epoch(epoch) every epoch
+loader = DataLoader(dataset, batch_size=batch_size // n_gpus, sampler=sampler)"""
+
+TF32 = """\
+torch.set_float32_matmul_precision("high")  # once, before training"""
+
+AUTOTUNER = """\
+torch.backends.cudnn.benchmark = True  # once, before training"""
+
+ZERO_GRAD = """\
+optimizer.zero_grad()  # set_to_none=True is the default: gradients are dropped, not filled"""
+
+NO_BIAS = """\
+block = torch.nn.Sequential(
+    torch.nn.Conv2d(64, 128, kernel_size=3, bias=False),  # the batch norm has its own bias
+    torch.nn.BatchNorm2d(128),
+    torch.nn.ReLU(),
+)"""
+
+# What to write for one value of an axis; braces stand for that value.
+TMPFS = """\
+# Before the run: cp -r DATASET /dev/shm/dataset   (and remove it afterwards)
+# and give the script /dev/shm/dataset as the folder of its data."""
+
+OTHER_DISK = """\
+# Before the run: cp -r DATASET {place}
+# and give the script that folder as the folder of its data."""
+
+KEEP_ITERATOR = """\
+class Endless(torch.utils.data.Sampler):  # epoch after epoch, so that no iterator ever ends
+    def __init__(self, batches):
+        self.batches = batches
+    def __len__(self):
+        return len(self.batches)
+    def __iter__(self):
+        while True:
+            yield from self.batches
+loader = torch.utils.data.DataLoader(dataset, batch_sampler=Endless(loader.batch_sampler))
+batches = iter(loader)  # once, before the first epoch
+for batch in itertools.islice(batches, len(loader)):  # in each epoch
+    ...  # the loop as it is"""
+
+AMP = """\
+with torch.autocast(device.type, dtype=torch.bfloat16):  # float16 needs a torch.amp.GradScaler
+    loss = loss_of(model(images), labels)
+loss.backward()"""
+
+CHANNELS_LAST = """\
+model = model.to(memory_format=torch.channels_last)  # before the optimizer is made
+images = images.to(memory_format=torch.channels_last)  # in the loop"""
+
+CHECKPOINT = """\
+from torch.utils.checkpoint import checkpoint_sequential
+# in forward, in place of x = self.blocks(x): activations are made again in the backward pass
+x = checkpoint_sequential(self.blocks, segments=len(self.blocks), input=x, use_reentrant=False)"""
+
+DALI = """\
+# nvidia.dali reads, decodes, crops, flips and normalises on the GPU, in place of the DataLoader
+pipe = pipeline(batch_size=batch_size, num_threads=4, device_id=0)  # a function of fn.* operators
+loader = DALIGenericIterator(pipe, ["images", "labels"], reader_name="files", auto_reset=True)"""
+
+THREADS = """\
+torch.set_num_threads({n})  # once, before the loop
+# or start it so: OMP_NUM_THREADS={n} python train.py"""
+
+ON: dict[str, str] = {
+    "keep_iterator": KEEP_ITERATOR,
+    "cache": CACHED_DATASET,
+    "uint8": UINT8,
+    "amp": AMP,
+    "channels_last": CHANNELS_LAST,
+    "cudnn_benchmark": "torch.backends.cudnn.benchmark = True  # where shapes are constant",
+    "tf32": 'torch.set_float32_matmul_precision("high")\ntorch.backends.cudnn.allow_tf32 = True',
+    "compile": "model = torch.compile(model)",
+    "zero_grad_none": "optimizer.zero_grad(set_to_none=True)",
+    "checkpoint": CHECKPOINT,
+    "fused_optimizer": "optimizer = torch.optim.AdamW(model.parameters(), fused=True)",
+    "dali": DALI,
+}
+OFF: dict[str, str] = {
+    "cudnn_benchmark": "torch.backends.cudnn.benchmark = False",
+    "tf32": 'torch.set_float32_matmul_precision("highest")\n'
+    "torch.backends.cudnn.allow_tf32 = False",
+    "zero_grad_none": "optimizer.zero_grad(set_to_none=False)",
+    "fused_optimizer": "optimizer = torch.optim.AdamW(model.parameters(), fused=False)",
+}
+
+
+def axis_code(settings: Settings) -> tuple[str, ...]:
+    """The code for each dataset or model setting of these; none for what is not kept."""
+    texts = (_code(name, value) for name, value in settings.changed().items())
+    return tuple(text for text in texts if text is not None)
+
+
+def _code(name: str, value: Value) -> str | None:
+    if name == "num_threads":
+        return THREADS.format(n=value)
+    if name == "storage" and value not in ("original", "cold"):
+        return TMPFS if value == "tmpfs" else OTHER_DISK.format(place=value)
+    if name == "ddp":
+        return DISTRIBUTED if value == "ddp" else None
+    if value is True:
+        return ON.get(name)
+    return OFF.get(name) if value is False else None

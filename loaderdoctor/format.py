@@ -26,6 +26,12 @@ _DIGITS = 3
 _DIGITS_BELOW_ONE = 2
 _SETTINGS = tuple(name for name in AXES_BY_NAME if "_" in name)  # these keep torch's spelling
 _ACRONYM = re.compile(r"\b(?:cpus?|gpus?|h2d|d2h|gil|ram)\b")
+# Names that files keep, in the words of the screen.
+_ON_SCREEN = {
+    "looks": "stack samples",
+    "line looks": "stack samples of the line",
+    "spot": "hotspot",
+}
 _MANY = 8  # values of a series shown before the rest is counted
 
 
@@ -210,6 +216,7 @@ def _words(name: str) -> str:
     text = name.removeprefix("n_")
     kept = next((setting for setting in _SETTINGS if text.startswith(setting)), "")
     text = plain(kept + text.removeprefix(kept).replace("_", " ").rstrip())
+    text = _ON_SCREEN.get(text, text)
     return _ACRONYM.sub(lambda match: match.group().upper().replace("S", "s"), text)
 
 

@@ -119,7 +119,7 @@ def workers_needed(facts: Facts) -> int | None:
 
 
 def worker_limit(facts: Facts) -> int | None:
-    """The most workers this machine feeds beside the training process itself.
+    """The most workers this machine feeds next to the training process itself.
 
     Usable CPUs less what that process keeps busy at the step within reach; more workers where they
     wait instead of burn. None where the machine is not known (a trace from elsewhere).
@@ -134,15 +134,15 @@ def worker_limit(facts: Facts) -> int | None:
     share = min(1.0, max(cpu_share, MIN_CPU_SHARE))
     of_step, reach = main_cpu_ms(facts), reachable_ms(facts)
     if of_step is not None and reach:
-        # Rounded up: what the step leaves is no whole number, and the last worker idles at times.
+        # Rounded up: the step leaves no whole number of CPUs, and the last worker idles at times.
         left = math.ceil(max(0.0, cpus - of_step / reach) / share)
     else:
         left = math.floor(cpus / share)
     limit = min(left, math.floor(cpus * MAX_WORKERS_PER_CPU))
     n, used = num_workers(facts), cpu_cores_used(facts)
     if n and used:
-        # A pool that leaves CPUs unused may grow until it fills them; what it queues for is no
-        # room: other programs have it.
+        # A pool that leaves CPUs unused may grow until it fills them; what it queues for is
+        # not room: other programs have it.
         wanted = used + n * _run_wait_share(facts)
         limit = max(limit, math.floor(n * SATURATED_CPU_SHARE * cpus / wanted))
     return max(1, min(limit, math.floor(cpus * MAX_WORKERS_PER_CPU)))

@@ -1,6 +1,6 @@
 """What the step pays for a part: the exposure every rule decides on, and the severity it earns.
 
-Structure alone is no finding: a loader without workers, a pageable copy or a missing flag is a
+Structure alone is not a finding: a loader without workers, a pageable copy or a missing flag is a
 fault only where the step waits for it. Ablation is asked first, because it measures what the
 user would gain; without it the best shares, then those of the trace.
 """

@@ -141,7 +141,7 @@ OVERRULES: tuple[Overrule, ...] = (
             Kind.STORAGE_BOUND_WORKERS,
             Kind.THREAD_OVERSUBSCRIPTION,
         ),
-        reason="workers waiting for one core look starved of CPU, of company or of data",
+        reason="workers waiting for one core look short of CPU, of other workers or of data",
     ),
     Overrule(
         winner=Kind.THREAD_OVERSUBSCRIPTION,

@@ -1,7 +1,8 @@
 """Formats that datasets convert for each sample: how each is recognised, and what to do instead.
 
-A look is judged by the innermost Python function it fell on, where that is a library's; where it is
-the user's own line (or torch's or the standard library's, called from it), by the line's text.
+A stack sample is judged by the innermost Python function it fell on, where that is a library's;
+where it is the user's own line (or torch's or the standard library's, called from it), by the
+line's text.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ MIN_IMAGE_DIMENSIONS = 3  # samples, height, width
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converting:
-    """One format and the looks that fell on it; the lines carry those looks only."""
+    """One format and the stack samples that fell on it; the lines carry those only."""
 
     format: Format
     hotspots: tuple[LineHotspot, ...]  # costliest first
@@ -116,7 +117,7 @@ def conversion(lines: Iterable[LineHotspot], loader: LoaderRecord | None) -> Con
         both = tuple(sorted((*source.hotspots, *lists.hotspots), key=lambda x: -x.share))
         found[source.format.name] = replace(source, hotspots=both)
     elif lists is not None:
-        # Looks seldom fall within such a library (it keeps the interpreter), the store tells it.
+        # Samples seldom fall within such a library (it keeps the interpreter), the store tells it.
         for form in _MAKE_LISTS:
             store = next((s for s in (loader.stores if loader else ()) if _holds(form, s)), None)
             if store is not None:
@@ -134,7 +135,7 @@ def _holds(form: Format, store: StoreRecord) -> bool:
 def _converting(
     form: Format, lines: tuple[LineHotspot, ...], loader: LoaderRecord | None
 ) -> Converting | None:
-    counts = [(hotspot, _looks_at(form, hotspot)) for hotspot in lines]
+    counts = [(hotspot, _samples_of(form, hotspot)) for hotspot in lines]
     hotspots = [replace(hotspot, n_stack_samples=n) for hotspot, n in counts if n]
     stores = loader.stores if loader is not None else ()
     store = next((s for s in stores if s.kind in form.stores), None)
@@ -148,15 +149,15 @@ def _converting(
     return Converting(format=form, hotspots=tuple(hotspots), store=store)
 
 
-def _looks_at(form: Format, hotspot: LineHotspot) -> int:
-    """How many of a line's looks fell on this format."""
+def _samples_of(form: Format, hotspot: LineHotspot) -> int:
+    """How many of a line's stack samples fell on this format."""
     if not hotspot.leaves:  # not recorded: the line itself is all there is
         return hotspot.n_stack_samples if _format_of(hotspot, None) is form else 0
     return sum(leaf.n_stack_samples for leaf in hotspot.leaves if _format_of(hotspot, leaf) is form)
 
 
 def _format_of(hotspot: LineHotspot, leaf: Leaf | None) -> Format | None:
-    """The one format a look counts for: the library's it was in, else the line's own."""
+    """The one format a stack sample counts for: the library's it was in, else the line's own."""
     places = [f"{leaf.file}:{leaf.function}"] if leaf is not None else []
     for place in (*places, f"{hotspot.file}:{hotspot.function}"):
         path = place.replace("\\", "/")

@@ -123,5 +123,5 @@ def _seen_ms(facts: Facts) -> float | None:
     step = facts.step
     if step is None or step.raw_wait_ms is None:
         return None
-    # Starting workers at an epoch's end is paid outside `__next__`, and is no contention.
+    # Starting workers at an epoch's end is paid outside `__next__`, and is not contention.
     return step.raw_wait_ms + (startup_ms_per_step(facts) or 0.0)

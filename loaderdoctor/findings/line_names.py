@@ -1,4 +1,4 @@
-"""Where making a batch spends its time, as evidence: the hot line and the slowest transform."""
+"""Where making a batch spends its time, as evidence: the hottest line and the slowest transform."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import LineHotspot
 from loaderdoctor.findings.model import EvidenceValue
 
-# A line with less of the looks is not where the time goes; naming it would mislead. It is the lower
-# end of the share's 95 % interval that must reach this.
+# A line with less of the stack samples is not where the time goes; naming it would mislead. It is
+# the lower end of the share's 95 % interval that must reach this.
 MIN_NAMED_SHARE = 0.25
-# The fewest looks at which a line that has half of them is surely above that: 9 of 18 are at least
-# 26 %, 8 of 16 only 24.6 % (Clopper-Pearson). Fewer name no line, whatever they say: looks come in
-# bursts and when the interpreter lets go, which no binomial interval knows of.
+# The fewest stack samples at which a line that has half of them is surely above that: 9 of 18 are
+# at least 26 %, 8 of 16 only 24.6 % (Clopper-Pearson). Fewer name no line, whatever they say: they
+# come in bursts and when the interpreter lets go, which no binomial interval knows of.
 MIN_STACK_SAMPLES = 18
 
 
-_PHASES = {"fetch": "samples", "collate": "collating", "sampler": "the sampler"}
+_PHASES = {"fetch": "fetching", "collate": "collating", "sampler": "the sampler"}
 
 
 def seen_enough(hotspots: Iterable[LineHotspot]) -> bool:
-    """Whether these lines of one run surely are a quarter of making a batch, by enough looks."""
+    """Whether these lines of one run surely are a quarter of making a batch, seen often enough."""
     phases: dict[str, list[LineHotspot]] = {}
     for hotspot in hotspots:
         phases.setdefault(hotspot.phase, []).append(hotspot)
@@ -67,7 +67,7 @@ def at(hotspot: LineHotspot) -> str:
 
 
 def line_evidence(hotspot: LineHotspot | None) -> dict[str, EvidenceValue]:
-    """One hot line with its looks; empty where there is none, or where too few saw it."""
+    """One hotspot with its stack samples; empty where there is none, or where too few saw it."""
     if hotspot is None or not seen_enough((hotspot,)):
         return {}
     return {
@@ -101,15 +101,12 @@ def hot_sentence(facts: Facts) -> str:
 
 
 def seen(*hotspots: LineHotspot) -> str:
-    """A share with the looks behind it: `79 % (19 of 24 looks at samples)`.
+    """A share with the stack samples behind it: `79 % (19 of 24 stack samples of fetching)`.
 
     Of the lines in the phase that has most of it.
     """
     phase = max(hotspots, key=lambda x: x.share).phase
     counted = [x for x in hotspots if x.phase == phase]
-    n_stack_samples, of_stack_samples = (
-        sum(x.n_stack_samples for x in counted),
-        counted[0].of_stack_samples,
-    )
-    share = sum(x.share for x in hotspots)
-    return f"{fmt.share(share)} ({n_stack_samples} of {of_stack_samples} looks at {_PHASES[phase]})"
+    n, of = sum(x.n_stack_samples for x in counted), counted[0].of_stack_samples
+    share = fmt.share(sum(x.share for x in hotspots))
+    return f"{share} ({n} of {of} stack samples of {_PHASES[phase]})"

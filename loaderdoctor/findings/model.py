@@ -87,7 +87,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Settings that a run tried beside its own, and what came of it; milliseconds a step."""
+    """Settings that a run tried next to its own, and what came of it; milliseconds a step."""
 
     settings: Settings  # only what was changed
     step_ms: float
@@ -142,7 +142,7 @@ class Tested:
         """What the trial measured, for behind "Tried in this run"."""
         outcome = self.outcome
         return (
-            f"({outcome.settings.label()}): {fmt.ms(outcome.step_ms)} a step beside "
+            f"({outcome.settings.label()}): {fmt.ms(outcome.step_ms)} a step against "
             f"{fmt.ms(outcome.own_ms)} as it is, {outcome.words}."
         )
 

@@ -56,7 +56,9 @@ def test_a_line_is_named_by_the_lower_end_of_its_interval(
 
 def test_a_named_line_comes_with_its_looks() -> None:
     facts = starved(line(n_stack_samples=19, of_stack_samples=24))
-    assert "data.py:30 (__getitem__), 79 % (19 of 24 looks at samples)" in hot_sentence(facts)
+    assert "data.py:30 (__getitem__), 79 % (19 of 24 stack samples of fetching)" in hot_sentence(
+        facts
+    )
     assert hot_evidence(facts)["line_looks"] == 19
     assert hot_evidence(facts)["looks"] == 24
 
@@ -82,11 +84,11 @@ def test_the_report_carries_counts_and_says_where_they_are_too_few() -> None:
         return console_text(report), report.workers.lines[0]
 
     text, row = shown(line(n_stack_samples=19, of_stack_samples=24))
-    assert "79 % (19 of 24 looks at samples) at /home/u/data.py:30" in text
+    assert "79 % (19 of 24 stack samples of fetching) at /home/u/data.py:30" in text
     assert (row["n_looks"], row["of_looks"], row["named"]) == (19, 24, True)
     assert row["share_ci"] == binomial_interval(19, 24)
     text, row = shown(line(n_stack_samples=5, of_stack_samples=5))
-    assert "5 looks at its code: too few, or too spread, to name a line." in text
+    assert "5 stack samples of its code: too few, or too spread, to name a line." in text
     assert "data.py:30" not in text
     assert row["named"] is False
 
@@ -107,7 +109,9 @@ def test_a_phase_counts_for_its_time_not_for_its_looks() -> None:
         code="x = self.parse(i)",
     )
     facts = starved(parse, stack)
-    assert "data.py:31 (__getitem__), 85 % (18 of 20 looks at samples)" in hot_sentence(facts)
+    assert "data.py:31 (__getitem__), 85 % (18 of 20 stack samples of fetching)" in hot_sentence(
+        facts
+    )
     assert not seen_enough((stack,))
     assert seen_enough((replace(parse, n_stack_samples=6), replace(stack, phase_share=0.4)))
 
@@ -122,5 +126,5 @@ def test_lines_that_only_together_are_seen_enough_are_not_named_alone() -> None:
     )
     found = [f for rule in RULES if (f := rule(facts)) is not None]
     packed = next(f for f in found if f.kind.value == "many-small-files")
-    assert "75 % (21 of 28 looks at samples)" in packed.summary
+    assert "75 % (21 of 28 stack samples of fetching)" in packed.summary
     assert "data.py" not in packed.summary and "line" not in packed.evidence

@@ -41,7 +41,7 @@ def test_a_trial_of_threads_answers_what_was_expected_of_them() -> None:
     assert own_settings(facts)["num_threads"] == 2
     trials = (trial(Settings(), 30.0), trial(Settings(num_threads=1), 6.0))
     (said,) = answered((finding(),), facts, trials)
-    assert "Tried in this run (1 thread): 6.00 ms a step beside 30.0 ms as it is" in said.summary
+    assert "Tried in this run (1 thread): 6.00 ms a step against 30.0 ms as it is" in said.summary
     assert "should be faster" not in said.summary
 
 

@@ -13,13 +13,12 @@ from loaderdoctor.findings.line_names import at, hottest, line_evidence, seen, s
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.instrument.wire.records import StoreRecord
 
-# Collating is a copy of the batch; where it is most of a batch's cost, samples are not the place
-# to look.
+# Collating is a copy of the batch; where it is most of a batch's cost, samples are not to blame.
 MIN_COLLATE_PART = 0.5
 # From here default_collate is copying rather than calls: 64 MB took it 54 ms (H200 machine, one
 # worker), the calls of stacking 16 to 256 samples take under a millisecond.
 LARGE_BATCH_BYTES = 8 * 2**20
-# Hot lines are sampled: under a third of the samples, converting is not what the batch costs.
+# Lines are sampled: under a third of the samples, converting is not what the batch costs.
 MIN_FORMAT_LINE_SHARE = 0.33
 
 
@@ -178,10 +177,10 @@ def _collating_advice(name: str, library: str | None, n_bytes: int) -> str:
 def dataset_format_bound(facts: Facts) -> Finding | None:
     """Most of a batch goes into converting each sample's format: PIL, lists, text, table rows.
 
-    Decides on: looks at lines that convert one recognised format (text, pandas rows, h5py, Arrow, a
-    round trip of arrays through PIL, Python lists), told by the library function they fell on or
-    the line's text, and the exposed input time that making batches explains.
-    Abstains: too few looks at lines, or the pool keeps up with the step.
+    Decides on: stack samples of lines that convert one recognised format (text, pandas rows, h5py,
+    Arrow, a round trip of arrays through PIL, Python lists), told by the library function they fell
+    on or the line's text, and the exposed input time that making batches explains.
+    Abstains: too few stack samples, or the pool keeps up with the step.
     Fooled by: a conversion written in a helper with another name, or by a library not known here.
     """
     workers, cost, loader = facts.workers, making_cost(facts), facts.main_loader

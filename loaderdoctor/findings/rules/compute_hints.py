@@ -26,12 +26,12 @@ MIN_FILL_SHARE = 0.01
 
 
 def data_parallel(facts: Facts) -> Finding | None:
-    """Replicas by nn.DataParallel: weights go to every GPU anew each step, from one Python thread.
+    """Replicas by nn.DataParallel: weights go to every GPU in each step, from one Python thread.
 
     Decides on: an nn.DataParallel over several devices that was called in the first steps, or
     in a trace its annotation while more than one device computes.
     Abstains: the step waits for its input; neither modules nor annotations were seen.
-    Fooled by: a model so large beside its weights' copies that little is lost.
+    Fooled by: a model so large next to its weights' copies that little is lost.
     """
     record, trace = facts.compute, _computing(facts)
     n_replicas = record.n_replicas if record is not None else None
@@ -98,7 +98,7 @@ def cudnn_benchmark_off(facts: Facts) -> Finding | None:
 
     Decides on: device time in convolution kernels / step time, torch.backends.cudnn.benchmark
     off, and batches that all had one shape.
-    Abstains: shapes vary or were not seen (cuDNN would tune each anew); the flag is not known;
+    Abstains: shapes vary or were not seen (cuDNN would tune each again); the flag is not known;
     kernels are less than half of the step.
     Fooled by: guesses that are best already: the gain is not known before it was tried.
     """

@@ -25,7 +25,7 @@ MIN_GIL_CPU_SHARE = 0.5
 MIN_PIN_BUSY_SHARE = 0.9
 
 _OWN_INTERPRETERS = Prediction(
-    sentence="Worker processes would do that work in interpreters of their own.",
+    sentence="Worker processes would do that work in their own interpreters.",
     setting="num_workers",
     which="more",
 )
@@ -184,7 +184,7 @@ def _loader_thread(facts: Facts) -> str | None:
         return None
     if loader.settings.pin_memory and loader.settings.num_workers:
         return "the pin-memory thread"
-    return "a thread of its own" if loader.kind == "foreign" else None
+    return "its own thread" if loader.kind == "foreign" else None
 
 
 def _threaded(facts: Facts) -> bool:

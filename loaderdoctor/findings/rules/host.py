@@ -93,7 +93,7 @@ def launch_bound(facts: Facts) -> Finding | None:
     if trace.kernels.n_per_step < MIN_KERNELS_PER_STEP:
         return None
     between_ms, _ = _work(facts)
-    # Silence that may be waiting for an unrecorded loader is no launching either.
+    # Silence that may be waiting for an unrecorded loader is not launching either.
     launching_ms = max(
         0.0, trace.host.exposed_ms - between_ms - (trace.fetching.unmarked_wait_ms or 0.0)
     )
@@ -134,9 +134,9 @@ def launch_bound(facts: Facts) -> Finding | None:
 def work_between_steps(facts: Facts) -> Finding | None:
     """Python between fetch and fetch (logging, preprocessing, a sleep) that the step waits for.
 
-    Decides on: the longest exposed host spot that is no framework op / step time.
+    Decides on: the longest exposed host hotspot that is not a framework op / step time.
     Abstains: host work not named by the trace (record it with stacks for the line).
-    Fooled by: a spot that waits for the accelerator under another name.
+    Fooled by: a hotspot that waits for the accelerator under another name.
     """
     trace, share = facts.trace, host_share(facts)
     work_ms, hotspot = _work(facts)
@@ -176,7 +176,7 @@ def work_between_steps(facts: Facts) -> Finding | None:
 
 
 def _work(facts: Facts) -> tuple[float, HostHotspot | None]:
-    """Exposed host work that is no launching, ms a step of the trace, and its largest place.
+    """Exposed host work that is not launching, ms a step of the trace, and its largest place.
 
     A silence that comes once a step, or an annotation of the user's, counts as it is. A frame of
     the user's code and an op hold launches too: they count beyond what launching takes.

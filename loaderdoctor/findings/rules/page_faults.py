@@ -9,7 +9,7 @@ from loaderdoctor.findings.exposure import Cost, has_accelerator, loader_id, num
 from loaderdoctor.findings.input_parts import mapping_cost
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 
-# Fewer a step are no memory of each step: 0 to 5 were left where glibc kept it
+# Fewer a step are not memory of each step: 0 to 5 were left where glibc kept it
 # (`benchmarks/allocator.py`).
 MIN_FAULTS = 100
 MAX_WAITING_SHARE = 0.9  # beyond this a step is mostly waiting, and what is left no measure
@@ -68,7 +68,7 @@ def batch_page_faults(facts: Facts) -> Finding | None:
 
 
 def allocator_page_faults(facts: Facts) -> Finding | None:
-    """Each step frees memory to the system and fetches it anew: page faults on the training thread.
+    """Each step frees memory and fetches it again: page faults on the training thread.
 
     Decides on: minor page faults of the training thread, a step, that are left with ready batches
     in every round (so they are not the batches', nor those of a slow start), times what a fault was
@@ -100,7 +100,7 @@ def allocator_page_faults(facts: Facts) -> Finding | None:
         severity=cost.severity,
         share=cost.share,
         summary=(
-            f"The loop's memory goes back to the system and is fetched anew in each step: "
+            f"The loop's memory goes back to the system and is fetched again in each step: "
             f"{faults:,.0f} page faults a step on the training thread, with ready batches too, at "
             f"{machine.fault_us:.1f} µs of CPU time each on this machine. Keeping it is predicted "
             f"to save {cost.of_step}; it was not tried."

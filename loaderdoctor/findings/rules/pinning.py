@@ -103,7 +103,7 @@ def pageable_copy(facts: Facts) -> Finding | None:
         predictions=(
             Prediction(
                 sentence="pin_memory=True and non_blocking=True together would let the copy run at "
-                "full speed beside the step.",
+                "full speed next to the step.",
                 setting="pin_memory",
                 value=True,
             ),

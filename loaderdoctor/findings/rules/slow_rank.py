@@ -65,7 +65,7 @@ def slow_rank(facts: Facts) -> Finding | None:
         share=share,
         summary=(
             f"Rank {slow.rank}{where} is late in every step: {because}. The {who} "
-            f"{fmt.ms(typical_ms)} of {fmt.ms(wall_ms)} a step for it in collectives, which is no "
+            f"{fmt.ms(typical_ms)} of {fmt.ms(wall_ms)} a step for it in collectives, which is not "
             "communication."
         ),
         evidence={

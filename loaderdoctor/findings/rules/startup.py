@@ -60,7 +60,7 @@ def iterator_recreated(facts: Facts) -> Finding | None:
 
 
 def worker_startup_each_epoch(facts: Facts) -> Finding | None:
-    """Workers start anew each epoch, and epochs are short enough for that to matter.
+    """Workers start again each epoch, and epochs are short enough for that to matter.
 
     Decides on: the cost of one epoch boundary spread over the steps of an epoch; in a trace alone,
     the start-ups inside it, where they are most of its input time.
@@ -90,7 +90,7 @@ def _startup_of_run(facts: Facts) -> Finding | None:
         share=explained.share,
         loader=loader_id(facts),
         summary=(
-            f"Starting {fmt.count(n, 'worker')} anew costs {fmt.seconds(boundary_ms / 1000)} each "
+            f"Starting {fmt.count(n, 'worker')} again costs {fmt.seconds(boundary_ms / 1000)} each "
             f"epoch of {step.steps_per_epoch} steps, {fmt.share(explained.share)} of the run."
         ),
         predictions=(_kept(cost.step_ms - explained.ms),),
@@ -126,7 +126,7 @@ def _startup_of_trace(facts: Facts) -> Finding | None:
         severity=explained.severity,
         share=explained.share,
         summary=(
-            f"Workers start anew {n_starts} times in {trace.n_steps} steps, {fmt.ms(mean_ms)} "
+            f"Workers start again {n_starts} times in {trace.n_steps} steps, {fmt.ms(mean_ms)} "
             f"until the first batch each time: {explained.of_step}."
         ),
         predictions=(_kept(None),),

@@ -218,7 +218,7 @@ def _need_sentence(
         return f"{text}; {many} would come to {fmt.ms(predicted_ms)}."
     if count < needed:
         return (
-            f"{fmt.count(needed, 'worker')} would keep up; beside the loop this machine feeds "
+            f"{fmt.count(needed, 'worker')} would keep up; next to the loop this machine feeds "
             f"about {count}, which would bring the step to {fmt.ms(predicted_ms)}."
         )
     return f"{many} would keep up: {fmt.ms(predicted_ms)} a step."

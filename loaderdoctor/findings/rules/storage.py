@@ -20,11 +20,11 @@ MIN_FIRST_TOUCH_RATIO = 2.0
 # A read that misses the page cache waits at least for a flash read, some 0.1 ms; what is smaller
 # is a warm-up of interpreter and allocator.
 MIN_EXTRA_MS = 0.05
-# Hot lines are sampled: opening files is the cause where a good part of the samples lie there.
+# Lines are sampled: opening files is the cause where a good part of the samples lie there.
 MIN_OPEN_LINE_SHARE = 0.33
 # With less than this available, page cache and pinned buffers push each other out.
 MIN_AVAILABLE_BYTES = 512 * 1024**2
-# Swap in use is often a leftover; beside little free memory it is not.
+# Swap in use is often a leftover; with little free memory it is not.
 MIN_SWAP_BYTES = 256 * 1024**2
 LOW_AVAILABLE_BYTES = 1024**3
 
@@ -88,11 +88,11 @@ def cold_storage(facts: Facts) -> Finding | None:
 
 
 def many_small_files(facts: Facts) -> Finding | None:
-    """Each sample opens a file of its own, and the workers wait for that.
+    """Each sample opens its own file, and the workers wait for that.
 
-    Decides on: hot lines that open or read files, CPU share of making a batch, and the exposed
-    input time that making batches explains.
-    Abstains: too few looks at lines or no CPU times recorded, or the pool keeps up with the step.
+    Decides on: stack samples of lines that open or read files, CPU share of making a batch, and the
+    exposed input time that making batches explains.
+    Abstains: too few stack samples or no CPU times recorded, or the pool keeps up with the step.
     Fooled by: one large file opened again for each sample; keep it open then.
     """
     workers, cost = facts.workers, making_cost(facts)

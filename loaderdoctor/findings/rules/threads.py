@@ -15,12 +15,12 @@ from loaderdoctor.findings.model import EvidenceValue, Finding, Kind, Prediction
 
 # CPU time above wall time: the worker runs more than one thread while it makes a batch.
 MIN_MULTITHREADED_CPU_SHARE = 1.2
-# Ready to run and no CPU free for this part of a worker's life. On two CPUs beside the loop: two
+# Ready to run and no CPU free for this part of a worker's life. On two CPUs next to the loop: two
 # workers of eight BLAS threads 0.65 (a batch takes 32 times as long), two of one thread 0.18
 # (`tests/scripts/starved/many_threads.py`).
 MIN_RUN_WAIT_SHARE = 0.25
 # Threads of the training process that stand ready with no CPU free, on average. Two threads on two
-# CPUs: 0.14-0.25 beside programs that leave 85 % of the CPUs, where the step takes no longer; 0.35
+# CPUs: 0.14-0.25 next to programs that leave 85 % of the CPUs, where the step takes no longer; 0.35
 # where it takes 8-16 % longer, 0.7-0.8 where 60-90 %, 1.5 where 2 to 30 times as long
 # (`benchmarks/contention.py --alone`).
 MIN_WAITING_THREADS = 0.3
@@ -50,7 +50,7 @@ def thread_oversubscription(facts: Facts) -> Finding | None:
     ready with no CPU free, a quota that holds back more threads than it has CPUs for, or a loader
     whose removal gains more than the loop waits for it while the CPU is full.
     Abstains: machine, thread counts or CPU times not recorded; one thread.
-    Fooled by: torch threads a worker may use and never does, beside a CPU that is full for another
+    Fooled by: torch threads a worker may use and never does, with a CPU that is full for another
     reason (a library's own pool counts only where it was seen at work); untried, threads of the
     training process that are not torch's.
     """

@@ -50,7 +50,7 @@ _SEVERITY_STYLES = {
 }
 _ALWAYS_SHOWN = ("input", "copy", "host", "compute")
 _HOT_LINES = 3
-_PHASES = {"fetch": "samples", "collate": "collating", "sampler": "the sampler"}
+_PHASES = {"fetch": "fetching", "collate": "collating", "sampler": "the sampler"}
 
 
 def render_report(report: Report, *, folder: Path | None = None) -> RenderableType:
@@ -250,14 +250,14 @@ def _workers(workers: Workers | None, others: Sequence[str]) -> RenderableType |
     named = [line for line in workers.lines if line["named"]]
     for line in named[:_HOT_LINES]:
         where = f"{line['file']}:{line['line']}"
-        looks = f"{line['n_looks']} of {line['of_looks']} looks at {_PHASES[line['phase']]}"
-        text = Text(f"{fmt.share(line['share'])} ({looks}) at {plain(where)}")
+        seen = f"{line['n_looks']} of {line['of_looks']} stack samples of {_PHASES[line['phase']]}"
+        text = Text(f"{fmt.share(line['share'])} ({seen}) at {plain(where)}")
         if line["code"]:
             text.append(f"  {plain(str(line['code']).strip())}", style="cyan")
         body.append(text)
     if workers.lines and not named:
-        looks = fmt.count(sum(line["n_looks"] for line in workers.lines), "look")
-        body.append(Text(f"{looks} at its code: too few, or too spread, to name a line."))
+        seen = fmt.count(sum(line["n_looks"] for line in workers.lines), "stack sample")
+        body.append(Text(f"{seen} of its code: too few, or too spread, to name a line."))
     body += [Text(plain(other)) for other in others]
     return _section("Making batches", *body)
 

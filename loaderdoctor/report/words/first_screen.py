@@ -151,12 +151,13 @@ def _is_said(name: str, value: Any, said: str, told: frozenset[tuple[str, str]])
         return False
     if f"{name}={value}" in said:
         return True
-    figure = next(reversed(list(_figures(fmt.evidence(name, value)))), None)
+    shown = fmt.evidence(name, value)
+    figure = next(reversed(list(_figures(shown))), None)
     if figure is None:
         return False
     text, unit = figure
     if not unit:  # a count: only beside the word for what is counted
-        return any(one == text and word and (word == "of" or word in name) for one, word in told)
+        return any(one == text and word and (word == "of" or word in shown) for one, word in told)
     return any(one == text and word in (unit, "of") for one, word in told)
 
 

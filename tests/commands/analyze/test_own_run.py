@@ -71,8 +71,8 @@ def test_workers_that_its_run_measured_as_slower_are_not_advised(
 ) -> None:
     report, finding = analyzed(run_folder(tmp_path, OWN, SLOWER, place=place))
     assert finding.summary.endswith(
-        "Tried in the run that this trace belongs to (2 workers): 16.3 ms a step beside 13.1 ms as "
-        "it is, slower."
+        "Tried in the run that this trace belongs to (2 workers): 16.3 ms a step against 13.1 ms "
+        "as it is, slower."
     )
     assert "keep up" not in finding.summary
     assert finding.advice is None
@@ -86,7 +86,7 @@ def test_workers_that_its_run_measured_as_faster_are_advised_with_the_figure(
     tmp_path: Path,
 ) -> None:
     _, finding = analyzed(run_folder(tmp_path, OWN, FASTER))
-    assert "(2 workers): 5.00 ms a step beside 13.1 ms as it is, faster." in finding.summary
+    assert "(2 workers): 5.00 ms a step against 13.1 ms as it is, faster." in finding.summary
     assert finding.advice == "Let DataLoader workers make the batches."
 
 

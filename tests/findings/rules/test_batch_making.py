@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loaderdoctor.advice.lines import code_advice
+from loaderdoctor.advice.code_advice import code_advice
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.line_names import where
@@ -131,7 +131,10 @@ CASES = (
         share=0.35,
         severity=Severity.HIGH,
         evidence={"conversion_share_of_batch": 0.7, "line_code": "return torch.tensor(row)"},
-        says=("70 % (70 of 100 looks at samples) of making a batch is making arrays", "data.py:30"),
+        says=(
+            "70 % (70 of 100 stack samples of fetching) of making a batch is making arrays",
+            "data.py:30",
+        ),
         silent={
             "other hot lines": with_exposed(
                 input_=0.5, workers=workers(batch_ms=40.0, lines=(line(),))

@@ -63,7 +63,7 @@ CASE = Case(
         "peer_wait_ms_per_step": 4.0,
         "n_ranks": 4,
     },
-    says=("Rank 1", "getting its batches", "3 other ranks wait 4.00 ms", "no communication"),
+    says=("Rank 1", "getting its batches", "3 other ranks wait 4.00 ms", "not communication"),
     silent={
         "every rank is late in turn": job(*(rank(n, 2.0 + n / 10) for n in range(4))),
         "a wait of less than 5 % of the step": job(rank(0, 0.4), rank(1, 0.0)),

@@ -21,7 +21,7 @@ CASES = (
         share=0.5,
         severity=Severity.HIGH,
         evidence={"boundary_ms": 40.0, "startup_ms_per_step": 5.0, "steps_per_epoch": 8},
-        says=("Starting 4 workers anew costs 40.0 ms each epoch of 8 steps, 50 % of the run",),
+        says=("Starting 4 workers again costs 40.0 ms each epoch of 8 steps, 50 % of the run",),
         silent={
             "long epochs": with_exposed(input_=0.55, step=step(boundary_ms=40.0)),
             "persistent workers": with_exposed(

@@ -250,7 +250,7 @@ def test_the_hot_line_and_the_slowest_transform_are_named() -> None:
     finding = loader_in_main_process(facts)
     assert finding is not None
     assert (
-        "Hottest line: data.py:31 (__getitem__), 70 % (70 of 100 looks at samples) of"
+        "Hottest line: data.py:31 (__getitem__), 70 % (70 of 100 stack samples of fetching) of"
         in finding.summary
     )
     assert finding.evidence["slowest_transform"] == "Resize"

@@ -52,7 +52,9 @@ CASES = (
         share=0.4,
         severity=Severity.HIGH,
         evidence={"open_share_of_batch": 0.8, "cpu_share": 0.2},
-        says=("80 % (80 of 100 looks at samples) of making a batch is opening and reading a file",),
+        says=(
+            "80 % (80 of 100 stack samples of fetching) of making a batch is opening and reading",
+        ),
         silent={
             "decoding, not reading": with_exposed(
                 input_=0.5,

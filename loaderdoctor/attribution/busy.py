@@ -1,13 +1,13 @@
-"""How busy the accelerator is over wall time, and the dips in it: their period, depth, and cause.
+"""How busy the accelerator is over wall time, and the gaps in it: their period, depth, and cause.
 
 "GPU use drops to 0 every five seconds" is how a starved loop is first noticed. The busy share
 (a kernel runs, on any device) is taken over a time as long as a typical step, so that what repeats
 within each step averages out, at every quarter of it. Where it falls below half of what a typical
-step has there is a dip, as long as that lasts: at least half a step where the accelerator is busy
+step has there is a gap, as long as that lasts: at least half a step where the accelerator is busy
 all of a typical step, up to a whole one where it idles for most of it anyway.
 
-Dips are matched by counting steps, not milliseconds: steps that wait take as long as their waits.
-A dip in which an iterator was created or exhausted is an epoch's. Otherwise, if dips come back
+Gaps are matched by counting steps, not milliseconds: steps that wait take as long as their waits.
+A gap in which an iterator was created or exhausted is an epoch's. Otherwise, if gaps come back
 after num_workers steps, they are a worker cycle's.
 
 Fooled by: a profiled window that holds one period or less (the series says how long it is).
@@ -24,26 +24,26 @@ from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import F64, I64
 from loaderdoctor.units import NS_PER_MS
 
-# Values between two ends of a typical step: a dip's edge is known to a quarter of a step.
+# Values between two ends of a typical step: a gap's edge is known to a quarter of a step.
 PER_STEP = 4
 MAX_POINTS = 20_000  # looked at; a longer window is looked at more coarsely
 MAX_SHOWN = 400  # as many as a chart can show apart
 MAX_IDLE_GAPS = 200  # listed
 # Below this part of a typical step's busy share the accelerator counts as fallen idle.
 LOW = 0.5
-# Dips shorter than this part of the longest are not the ones that are noticed.
+# Gaps shorter than this part of the longest are not the ones that are noticed.
 MINOR = 0.25
 # A loop whose typical step hardly uses the accelerator has nothing to fall from.
 MIN_USUAL_SHARE = 0.01
-# Steps with a dip among all: beyond, it is no dip but how each step is.
+# Steps with a gap among all: beyond, it is no gap but how each step is.
 MAX_IDLE_GAP_STEPS = 0.5
-# Of the pairs of steps one period apart that begin with a dip, so many must end with one. Of dips
+# Of the pairs of steps one period apart that begin with a gap, so many must end with one. Of gaps
 # strewn at random over an eighth of the steps, three pairs do so in one case of twenty.
 MIN_REPEATED = 0.75
 MIN_PAIRS = 2
-# Of the dips, so many must hold an epoch's boundary.
+# Of the gaps, so many must hold an epoch's boundary.
 MIN_AT_BOUNDARIES = 0.75
-# And of the boundaries, so many must have a dip.
+# And of the boundaries, so many must have a gap.
 MIN_IDLE_GAP_BOUNDARIES = 0.5
 
 
@@ -55,7 +55,7 @@ def busy_facts(
     *,
     num_workers: int | None = None,
 ) -> BusyFacts | None:
-    """The series over the measured steps, with its dips; None for an empty window.
+    """The series over the measured steps, with its gaps; None for an empty window.
 
     `busy`: some kernel runs. `waiting`: the accelerator idles and the loop waits for a batch; None
     where that was not recorded. `num_workers`: of the loader that feeds the step, where known.
@@ -160,7 +160,7 @@ def _match(
     fetches: Fetches,
     num_workers: int | None,
 ) -> tuple[str | None, int | None]:
-    """What the dips go with, and its length in steps."""
+    """What the gaps go with, and its length in steps."""
     boundaries = np.sort(np.concatenate((fetches.created_ns, fetches.exhausted_ns)))
     boundaries = boundaries[clock.window.contains(boundaries)]
     if boundaries.size:
@@ -183,7 +183,7 @@ def _match(
 
 
 def _repeats(in_idle_gap: I64, period: int, clock: StepClock) -> bool:
-    """Whether steps that dip are followed by others after `period` steps, wherever one is left."""
+    """Whether steps with a gap have others `period` steps later, wherever so many are left."""
     slack = int(_slack(period))
     begun = in_idle_gap[in_idle_gap + period + slack < clock.n_steps]
     if begun.size < MIN_PAIRS:
@@ -193,5 +193,5 @@ def _repeats(in_idle_gap: I64, period: int, clock: StepClock) -> bool:
 
 
 def _slack(period: float) -> float:
-    """Steps that a dip may come early or late: batches change their places in a longer queue."""
+    """Steps that a gap may come early or late: batches change their places in a longer queue."""
     return 1.0 if period >= 6 else 0.0

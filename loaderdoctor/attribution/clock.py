@@ -114,7 +114,7 @@ def _clock(
 def _host_steps(rows: Rows) -> tuple[Clock, I64, I64]:
     """Start and end of each step on the host, without overlaps.
 
-    `gpu_user_annotation` rows repeat each ProfilerStep on the device's lanes: the host's count.
+    `gpu_user_annotation` rows repeat each ProfilerStep on the device's tracks: the host's count.
     """
     spans, flags = rows.spans, rows.flags
     marks = np.flatnonzero(rows.named(flags.step, Category.USER_ANNOTATION, Category.CPU_OP))

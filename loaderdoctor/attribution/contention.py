@@ -27,15 +27,15 @@ def allow_for_contention(
     our run and 5 % without us (docs/accuracy.md). With the CPUs to itself the step takes at least
     the CPU time that loop and workers spend on it over the CPUs there are, and at least what it
     takes without input; so the loader costs at least the difference, and at least what mapping its
-    batches takes. What is above may be its company's. No correction: how much of it is, nothing
-    here measures.
+    batches takes. What is above may be the other load's doing. No correction: how much of it is,
+    nothing here measures.
     """
     if ablation is None or ablation.input_ms is None or ablation.no_input_ms is None:
         return ablation
     if step is None or step.worker_cpu_cores is None or not usable_cpus:
         return ablation
     used_share = (step.worker_cpu_cores + (step.main_cpu_cores or 0.0)) / usable_cpus
-    # Without workers nothing runs beside the loop that could be late.
+    # Without workers nothing runs next to the loop that could be late.
     if used_share < FULL_SHARE or step.worker_cpu_cores <= 0.0:
         return ablation
     found: Estimate = ablation.input_ms
@@ -85,8 +85,9 @@ def _busy_machine(facts: Facts) -> str | None:
     return (
         f"Other programs used {cpu.other_cores:.1f} of the {machine.usable_cpus:g} usable CPUs "
         f"({100 * share:.0f} %) while the loop was timed without the profiler. Times are those of "
-        "the loop in this company: alone it may be faster, and another setting best. Close the "
-        "other programs and measure again; if they are there in training too, the figures hold."
+        "the loop with that load next to it: alone it may be faster, and another setting best. "
+        "Close the other programs and measure again; if they are there in training too, the "
+        "figures hold."
     )
 
 

@@ -28,7 +28,7 @@ class FirstTouch(NamedTuple):
 
 
 def first_touch(log: WorkerLog, loader: str | None, datasets: Collection[int]) -> FirstTouch | None:
-    """What the first touch of a sample takes beside later ones.
+    """What the first touch of a sample takes more than later ones.
 
     A sample is known by its index, in an IterableDataset by its place in the worker's epoch. The
     first sample of each process is left out: it pays for imports and opening files. `datasets`
@@ -49,16 +49,16 @@ def first_touch(log: WorkerLog, loader: str | None, datasets: Collection[int]) -
     name = samples.index[rows]
     if (name < 0).any():
         name = _place_in_epoch(log, rows)
-    _, first, inverse, visits = np.unique(
+    _, first, inverse, times_seen = np.unique(
         name, return_index=True, return_inverse=True, return_counts=True
     )
-    revisited = visits > 1
+    revisited = times_seen > 1
     if int(revisited.sum()) < MIN_REVISITED:
         return None
     duration = samples.duration_ns[rows].astype(np.float64)
     first_ns = duration[first]
     later_ns = (np.bincount(inverse.ravel(), weights=duration) - first_ns) / np.maximum(
-        visits - 1, 1
+        times_seen - 1, 1
     )
     first_ms = float(first_ns[revisited].mean()) / NS_PER_MS
     later_ms = float(later_ns[revisited].mean()) / NS_PER_MS

@@ -110,7 +110,7 @@ def sm_efficiency(
     told = blocks_per_sm > 0  # False for NaN
     if not told.any() or window.total_ns == 0:
         return None
-    # More than 1 is as good as 1, for each as for the sum; beside huge numbers small ones are lost.
+    # More than 1 is as good as 1, for each as for the sum; small numbers are lost in huge ones.
     start, end, blocks = start_ns[told], end_ns[told], np.minimum(blocks_per_sm[told], 1.0)
     at = np.concatenate((start, end))
     order = np.argsort(at, kind="stable")

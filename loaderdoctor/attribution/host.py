@@ -28,7 +28,7 @@ from loaderdoctor.attribution.rows import Index, Rows, outermost
 from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import I32, I64, Category, LineStackSample
-from loaderdoctor.trace.wire import shortened
+from loaderdoctor.trace.events import shortened
 from loaderdoctor.units import NS_PER_MS
 
 MAX_HOTSPOTS = 10
@@ -55,7 +55,7 @@ def host_hotspots(
 ) -> tuple[HostHotspot, ...]:
     """At most ten places, largest first, that together hold most of the exposed host time.
 
-    `looks` at the training thread tell the lines of the user's frames.
+    `stack_samples` of the training thread tell the lines of the user's frames.
     """
     host = host.subtract(_between_steps(rows))
     if len(host) == 0:

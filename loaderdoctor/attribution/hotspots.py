@@ -1,4 +1,4 @@
-"""Where looks at the thread that makes batches fell: counts by line, and by the leaf below it."""
+"""Where stack samples found the thread that makes batches: counts by line, and by leaf below."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _Place = tuple[str, str, int, str]  # phase, file, line, function
 def line_hotspots(
     stack_samples: Iterable[LineCount], phase_ms: Mapping[str, float]
 ) -> tuple[LineHotspot, ...]:
-    """The places where most time goes, most first; each carries the looks of its phase.
+    """The places where most time goes, most first; each carries the stack samples of its phase.
 
-    `phase_ms` is what each phase of a batch takes; one without a time counts by its looks.
+    `phase_ms` is what each phase of a batch takes; one without a time counts by its stack samples.
     """
     places: Counter[_Place] = Counter()
     leaves: defaultdict[_Place, Counter[tuple[str, str]]] = defaultdict(Counter)
@@ -55,7 +55,7 @@ def line_hotspots(
 
 
 def _phase_shares(totals: Counter[str], phase_ms: Mapping[str, float]) -> dict[str, float]:
-    """Of the time of the phases seen; by looks where a phase's time was not recorded."""
+    """Of the time of the phases seen; by stack samples where a phase's time was not recorded."""
     weights = {phase: phase_ms.get(phase, 0.0) for phase in totals}
     if not all(weights.values()):
         weights = dict(totals)

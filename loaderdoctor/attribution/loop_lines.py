@@ -1,4 +1,4 @@
-"""Which lines a function's own host time goes to: looks at the training thread, or what it calls.
+"""Which lines a function's own host time goes to, by stack samples, or what it calls.
 
 torch's Python stacks name a function by its first line, and the one that was running when the
 profiler began by the line it was at then. Neither says where in a loop the time goes.
@@ -16,10 +16,10 @@ from loaderdoctor.attribution.rows import Index, Rows
 from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import Category, LineStackSample
-from loaderdoctor.trace.wire import shortened
+from loaderdoctor.trace.events import shortened
 from loaderdoctor.units import NS_PER_MS
 
-# With fewer looks a line's share is a guess: of 8, two may be elsewhere by chance (95 %).
+# With fewer stack samples a line's share is a guess: of 8, two may be elsewhere by chance (95 %).
 MIN_STACK_SAMPLES = 8
 # A line with less of its function's time is not worth a row of its own.
 MIN_LINE_SHARE = 0.05
@@ -45,7 +45,7 @@ class Frame:
 def stack_samples_within(
     rows: Rows, stack_samples: tuple[LineStackSample, ...], host: Intervals
 ) -> list[LineStackSample]:
-    """Looks at instants of `host` (ns, trace clock), by the marks that they were taken after."""
+    """Stack samples at instants of `host` (ns, trace clock), by the marks they were taken after."""
     if not stack_samples:
         return []
     numbers = {name: i for i, name in enumerate(rows.names)}
@@ -77,7 +77,7 @@ def hotspots_of(
     open_from_start: bool,
     calls: str | None,
 ) -> Iterator[HostHotspot]:
-    """The frame's own time by line, in nanoseconds for now; one spot where no line can be told.
+    """The frame's own time by line, in nanoseconds for now; one hotspot where no line can be told.
 
     `calls`: the call that most of that time passes in, if there is one.
     """
@@ -145,7 +145,7 @@ def open_from_start(rows: Rows, index: Index) -> bool:
 
 
 def _same(stack_sample: LineStackSample, frame: Frame) -> bool:
-    """A look's file is whole, the trace's may be relative; a look's function is qualified."""
+    """A stack sample's file is whole, the trace's may be relative; its function is qualified."""
     path = stack_sample.file.replace("\\", "/")
     if not (path == frame.file or path.endswith("/" + frame.file.lstrip("./"))):
         return False

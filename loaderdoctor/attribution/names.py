@@ -1,4 +1,4 @@
-"""What the names in a trace mean: each distinct name is looked at once, rows by table look-up.
+"""What the names in a trace mean: each distinct name is read once, rows by table look-up.
 
 Spellings of CUDA (CUPTI), ROCm (roctracer, rocprofiler) and XPU (Level Zero) are known; CUDA's
 were checked on real traces, the others follow their profilers' sources.
@@ -66,7 +66,7 @@ LOADER_OPS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameFlags:
-    """One boolean per distinct name; index with `spans.name`. Categories are not looked at."""
+    """One boolean per distinct name; index with `spans.name`. Categories do not matter."""
 
     step: Flags
     fetch: Flags
@@ -91,7 +91,7 @@ class NameFlags:
 
 
 def name_flags(trace: Trace) -> NameFlags:
-    """Look at every distinct name of the trace once."""
+    """Read every distinct name of the trace once."""
 
     def table(says: Callable[[str], object]) -> Flags:
         return np.fromiter((bool(says(n)) for n in trace.names), np.bool_, len(trace.names))

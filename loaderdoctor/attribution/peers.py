@@ -138,7 +138,7 @@ def _wait_ms(
 
 
 def _match(reference: RankTrace, trace: RankTrace) -> _Match | None:
-    """Collectives of a rank beside the reference's, in order; None where they don't agree."""
+    """Collectives of a rank next to the reference's, in order; None where they don't agree."""
     ours, theirs = trace.collectives, reference.collectives
     if trace is reference:
         return _Match(index=np.arange(len(ours), dtype=np.int64), offset_ns=0)

@@ -20,7 +20,7 @@ from loaderdoctor.trace.columns import (
     Trace,
 )
 
-# Rows whose pid is no process of the training: a device's number, or a lane of our own.
+# Rows whose pid is no process of the training: a device's number, or a track we add.
 _NO_PROCESS = (*DEVICE_CATEGORIES, Category.GPU_ANNOTATION, Category.WORKER)
 
 

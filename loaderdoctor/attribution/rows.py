@@ -27,7 +27,7 @@ class Rows:
     device_rows: Index  # kernels, copies, memsets, by start
     launched_by: I64  # for each device row: its launching runtime row, or ABSENT
     training_thread: int  # index into Trace.threads; ABSENT where no host thread is recorded
-    producer_threads: tuple[int, ...]  # host threads that make batches beside the training thread
+    producer_threads: tuple[int, ...]  # host threads that make batches next to the training thread
 
     def named(self, flag: NDArray[np.bool_], *categories: Category) -> Mask:
         """Rows of these categories whose name carries the flag."""
@@ -57,7 +57,7 @@ class Rows:
         """Host rows that only a step's own work makes.
 
         Launches, optimizer spans, and the outermost ops, autograd's too, that are none of the
-        loader's (whose own ops call others). Not what producers do beside the loop.
+        loader's (whose own ops call others). Not what producers do next to the loop.
         """
         spans, flags = self.spans, self.flags
         work = self.named(flags.launch, Category.RUNTIME)
@@ -229,7 +229,7 @@ def _only_fetching(
 def _producer_threads(
     spans: Spans, flags: NameFlags, of_category: tuple[Index, ...], training: int
 ) -> tuple[int, ...]:
-    """Host threads beside the training thread that make or move batches.
+    """Host threads next to the training thread that make or move batches.
 
     A thread that fetches; or one that pins memory or copies, launches no kernel and runs no op: the
     pin-memory thread, or a background loader that moves its batches. Threads that launch kernels

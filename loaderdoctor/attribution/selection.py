@@ -17,9 +17,9 @@ from loaderdoctor.instrument.wire.record_file import Outcome
 from loaderdoctor.instrument.wire.records import FetchRecord, LoaderRecord
 from loaderdoctor.instrument.wire.worker_log import (
     Batches,
+    BatchSpans,
     IteratorRecord,
     ProcessRecord,
-    Spans,
     WorkerLog,
 )
 
@@ -48,7 +48,7 @@ class Selection:
         serials = set(self.serials.tolist())
         return tuple(p for p in self.log.processes if p.role == "worker" and p.serial in serials)
 
-    def of_iterators(self, spans: Spans) -> Spans:
+    def of_iterators(self, spans: BatchSpans) -> BatchSpans:
         """Spans of the selected iterators that end within the window."""
         inside = (spans.end_ns > self.start_ns) & (spans.end_ns <= self.end_ns)
         return spans.where(inside & np.isin(spans.serial, self.serials))
@@ -140,7 +140,7 @@ def _serials_by_loader(
     return received if any(s.size for _, s in received) else [(None, everything)]
 
 
-def _received(deliveries: Spans, fetches: Sequence[FetchRecord]) -> NDArray[np.int64]:
+def _received(deliveries: BatchSpans, fetches: Sequence[FetchRecord]) -> NDArray[np.int64]:
     """Serials of the batches that these fetches of one loader returned."""
     middle = (deliveries.start_ns + deliveries.end_ns) // 2
     received = np.zeros(len(deliveries), dtype=np.bool_)

@@ -138,8 +138,8 @@ def _input_ms(
     """Time in getting batches, a step; `boundary_ms`: the loader's, spread over an epoch's steps.
 
     What the boundaries within the windows (`first`) waited for is taken out: they stand in no
-    proportion to those of whole epochs. Where each step has one (`each_step`: an iterator made anew
-    each step) they are what the step costs.
+    proportion to those of whole epochs. Where each step has one (`each_step`: each makes an
+    iterator) they are what the step costs.
     """
     if each_step and first:
         return waited_ms / n_steps + fmean(b.create_ns + b.teardown_ns for b in first) / NS_PER_MS

@@ -237,7 +237,7 @@ def _workers_by_row(
 ) -> Iterator[tuple[str, list[int]]]:
     """(name, processes) of each row: those that took one worker's place one after the other.
 
-    Workers started anew within the step are one row; another loader's have rows of their own.
+    Workers started again within the step are one row; another loader's have their own.
     """
     loaders = {i.serial: i.loader for i in log.iterators}
     places: dict[tuple[str, int], list[int]] = {}

@@ -2,7 +2,7 @@
 
 A range is a `user_annotation` span that neither torch, a library it brings, nor we opened. Device
 work belongs to every range in which its launching call was made (joined by correlation id), so that
-an outer range holds what its inner ones launch; a range nested in one of its own name counts once.
+an outer range holds what its inner ones launch; a range nested in one of the same name counts once.
 Device time is the sum of what kernels, copies and memsets took: of several streams it can exceed
 the wall time.
 """
@@ -21,7 +21,7 @@ from loaderdoctor.attribution.names import FETCH_PREFIX, OPTIMIZER_PREFIX, STEP_
 from loaderdoctor.attribution.rows import Index, Rows
 from loaderdoctor.facts.device import RangeFacts
 from loaderdoctor.trace.columns import ABSENT, I64, Category
-from loaderdoctor.trace.wire import shortened
+from loaderdoctor.trace.events import shortened
 
 MAX_RANGES = 50
 # Ranges deeper than this are passed over: time grows with depth, and people nest a few.

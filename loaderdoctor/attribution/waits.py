@@ -1,4 +1,4 @@
-"""Waiting for a thread that makes batches beside the training thread.
+"""Waiting for a thread that makes batches next to the training thread.
 
 The training thread then sits in a queue's `get`: a silence without any event. torch.profiler
 records Python threads it did not start on only through CUPTI, so of a background loader the trace
@@ -62,7 +62,7 @@ def waits_for_producers(rows: Rows) -> Intervals:
 
 
 def batches_made(rows: Rows) -> I64:
-    """When each batch of the threads beside the training thread was finished; needs fetch spans."""
+    """When each batch that other threads make was finished; needs fetch spans."""
     return _productions(rows)[1]
 
 

@@ -43,7 +43,8 @@ def worker_facts(
 ) -> WorkerFacts | None:
     """Facts of the step's loader in [start_ns, end_ns); None where it had no batch made there.
 
-    Hot lines are also those seen in the windows `looked_in` (start, end, fetches): looks are rare.
+    Hotspots are also those seen in the windows `sampled_in` (start, end, fetches): stack samples
+    are rare.
 
     `loaders` are those that `fetches` number. Of several of the step, the one whose batches took
     longest to make counts; batches of others (validation) never do. `n_steps` divides what is per
@@ -284,7 +285,7 @@ def _transforms(chosen: Selection) -> tuple[tuple[str, float], ...]:
 def _lines(
     chosen: Sequence[Selection], phase_ms: dict[str, float | None]
 ) -> tuple[LineHotspot, ...]:
-    """Looks taken while one of these was made, each once."""
+    """Stack samples taken while one of these was made, each once."""
     windows = [(c.start_ns, c.end_ns, frozenset(c.serials.tolist())) for c in chosen]
     stack_samples = (
         stack_sample

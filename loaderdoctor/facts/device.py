@@ -33,8 +33,8 @@ class IdleGapFacts:
     n: int
     mean_ms: float  # how long one lasts
     usual_share: float  # busy share of a typical step
-    low_share: float  # busy share within the dips
-    of_window_share: float  # what the dips take of the window
+    low_share: float  # busy share within the gaps
+    of_window_share: float  # what the gaps take of the window
     period_ms: float | None  # begin to begin, mean; None for a single one
     period_steps: float | None  # likewise, in steps, median
     regular: bool  # they come back after about as many steps each time

@@ -18,7 +18,7 @@ MIN_MAPPED_PART = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuFacts:
-    """Who used the CPUs during plain windows, beside the run itself, and who waited for one."""
+    """Who used the CPUs during plain windows, besides the run itself, and who waited for one."""
 
     # CPUs, of those this run may use, that other programs kept busy on average.
     other_cores: float | None
@@ -107,7 +107,7 @@ class AblationFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadTrial:
-    """The loop with another number of intra-op threads, measured beside plain windows."""
+    """The loop with another number of intra-op threads, measured next to plain windows."""
 
     n_threads: int
     step_ms: Estimate

@@ -1,4 +1,4 @@
-"""One rank of a job beside the others."""
+"""One rank of a job next to the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from loaderdoctor.facts.shares import Shares
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
-    """One rank of a job, from its trace, beside the others. Milliseconds a step."""
+    """One rank of a job, from its trace, next to the others. Milliseconds a step."""
 
     rank: int
     host: str | None

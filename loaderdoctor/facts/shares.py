@@ -55,7 +55,7 @@ _NAMES = tuple(field.name for field in fields(Shares))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
-    """Time per step that overlapped with busier work: reported beside the shares, never inside."""
+    """Time per step that overlapped with busier work: reported next to the shares, never inside."""
 
     input_ms: float | None
     copy_ms: float | None

@@ -86,7 +86,7 @@ class SyncFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What the training thread does beside fetching."""
+    """What the training thread does besides fetching."""
 
     exposed_ms: float  # per step
     hotspots: tuple[HostHotspot, ...]

@@ -10,7 +10,7 @@ from loaderdoctor.estimate import binomial_interval
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """The innermost Python function at some looks: the line's own, or what it had called."""
+    """The innermost Python function of stack samples: the line's own, or what it had called."""
 
     file: str
     function: str
@@ -27,11 +27,12 @@ class LineHotspot:
     code: str | None
     n_stack_samples: int
     of_stack_samples: int  # in the same phase, at all lines, those left out here too
-    # Looks fall where the interpreter is let go, which collating does more than most samples: so
-    # each phase counts for its measured time, and looks only say how that is spread.
+    # Stacks are sampled where the interpreter is let go, which collating does more than most
+    # datasets: so each phase counts for its measured time, and stack samples only say how that is
+    # spread.
     phase: Literal["fetch", "collate", "sampler"] = "fetch"
     phase_share: float = 1.0  # of the time that all phases of a batch take
-    leaves: tuple[Leaf, ...] = ()  # most looks first
+    leaves: tuple[Leaf, ...] = ()  # those most seen first
 
     @property
     def share(self) -> float:

@@ -144,7 +144,7 @@ class EventBatches(Generic[Decoded]):
             self._buffer[cut] = held
 
     def _go_on_from(self, comma: int) -> None:
-        """Make the text after a batch a list of its own."""
+        """Make the text after a batch a list by itself."""
         self._drop(comma)
         self._buffer[0] = ord("[")
         self._is_cut = True

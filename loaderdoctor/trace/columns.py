@@ -30,7 +30,7 @@ class Category(IntEnum):
     MEMSET = 6
     GPU_ANNOTATION = 7  # gpu_user_annotation: a user annotation's shadow on a stream
     PYTHON = 8  # python_function, with `with_stack`
-    WORKER = 9  # lanes of our own: dataloader_worker
+    WORKER = 9  # tracks we add: dataloader_worker
 
 
 # Device rows have `device` and `stream`; every other row belongs to a host thread.

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 # of which reading takes 135 to 190. The rest of a row is its name and its thread.
 BYTES_PER_ROW = 500
 BYTES_PER_ROW_HELD = 190  # of it by the trace itself, once read and divided
-# A name of its own took 320 bytes more with 10 characters; an entry of ours for one, with its place
-# in a dict, a tuple and the flags by name.
+# A name that no other row has took 320 bytes more with 10 characters; an entry of ours for one,
+# with its place in a dict, a tuple and the flags by name.
 BYTES_PER_NAME = 300
 # Python, numpy, ourselves (43 MB before the first event), blocks of text, one batch's objects.
 BYTES_AT_LEAST = 150 << 20
 # Text of nothing but brackets takes 35 times its length while they are looked through; as objects
-# twenty times, held as bytes and as text beside.
+# twenty times, held as bytes and as text too.
 PER_PIECE_BYTE = 64
 # One event, or what surrounds the list, larger than this is no torch.profiler trace: real events
 # are kilobytes, with stacks and shapes tens of kilobytes.

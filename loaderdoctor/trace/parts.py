@@ -26,9 +26,9 @@ from typing import IO, NoReturn
 from loaderdoctor.errors import TraceError
 from loaderdoctor.trace import source
 from loaderdoctor.trace.batches import SEAM, EventBatches
+from loaderdoctor.trace.column_builder import ColumnBuilder
+from loaderdoctor.trace.events import decode_strictly
 from loaderdoctor.trace.memory import UNLIMITED, MemoryLimit
-from loaderdoctor.trace.rows import Rows
-from loaderdoctor.trace.wire import decode_strictly
 
 # Under half a second to read: not worth a process.
 MIN_PART_BYTES = 32 << 20
@@ -44,7 +44,9 @@ class Parts:
     max_bytes: int
     cuts: tuple[int, ...]
     memory: MemoryLimit = UNLIMITED  # of all processes together
-    _later: list[Rows] = field(default_factory=list)  # of the parts after the first, once read
+    _later: list[ColumnBuilder] = field(
+        default_factory=list
+    )  # of the parts after the first, once read
 
     @classmethod
     def of(cls, path: Path, max_bytes: int, memory: MemoryLimit = UNLIMITED) -> Parts | None:
@@ -101,7 +103,7 @@ class Parts:
             for reader in readers:
                 reader.end()
 
-    def append_to(self, first: Rows, list_end: int) -> None:
+    def append_to(self, first: ColumnBuilder, list_end: int) -> None:
         """Add the rows of the later parts. Raises TraceError where the list did not meet them."""
         if self._later and list_end != self.cuts[0]:
             raise TraceError(f"{self.path}: its parts don't meet.")
@@ -133,7 +135,7 @@ class _Reader:
         os.close(send)
         self._pipe = os.fdopen(receive, "rb")
 
-    def result(self) -> tuple[Rows, bytes]:
+    def result(self) -> tuple[ColumnBuilder, bytes]:
         """The rows, and the text after the list. Raises one of _FAILURES where that failed."""
         rows, tail = pickle.load(self._pipe)  # from our own process
         return rows, tail
@@ -151,7 +153,7 @@ def _send_part(path: Path, start: int, end: int | None, send: int, memory: Memor
     """In the other process; leaves without whatever the program would do at its end."""
     status = 1
     try:
-        rows = Rows()
+        rows = ColumnBuilder()
         batches = EventBatches(
             path,
             _text(path, start, end),
@@ -175,7 +177,7 @@ def _send_part(path: Path, start: int, end: int | None, send: int, memory: Memor
 
 
 def _text(path: Path, start: int, end: int | None) -> Generator[bytes]:
-    """The part as a list of its own, its brackets in place of commas."""
+    """The part as a list by itself, its brackets in place of commas."""
     with path.open("rb") as file:
         file.seek(start + 1)
         yield b"["

@@ -1,8 +1,8 @@
 """Reads a torch.profiler trace file into columns, in one pass and little memory.
 
-Text is decompressed in blocks (`source`), cut between events (`batches`), decoded (`wire`), and
-each batch becomes arrays at once (`rows`): only one batch at a time exists as text or objects.
-Of a large file several processes read a part each (`parts`), where they can.
+Text is decompressed in blocks (`source`), cut between events (`batches`), decoded (`events`), and
+each batch becomes arrays at once (`column_builder`): only one batch at a time exists as text or
+objects. Of a large file several processes read a part each (`parts`), where they can.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 
 from loaderdoctor.errors import TraceError
 from loaderdoctor.trace.batches import EventBatches
+from loaderdoctor.trace.column_builder import ColumnBuilder
 from loaderdoctor.trace.columns import Device, LineStackSample, Spans, Text, Trace
+from loaderdoctor.trace.events import decode_strictly, printable
 from loaderdoctor.trace.memory import MemoryLimit
 from loaderdoctor.trace.parts import Parts
-from loaderdoctor.trace.rows import Rows
 from loaderdoctor.trace.source import DEFAULT_MAX_BYTES, OnShare, blocks
-from loaderdoctor.trace.wire import decode_strictly, printable
 
 # 61 bytes each, twice that while they are sorted: 6 GB. A gzip file of a few megabytes can hold as
 # many tiny events, within any sensible limit on text.
@@ -67,7 +67,7 @@ def read_trace(
 
 
 def _read(path: Path, text: Generator[bytes], parts: Parts | None, memory: MemoryLimit) -> Trace:
-    rows = Rows()
+    rows = ColumnBuilder()
     batches = EventBatches(
         path, text, decode_strictly, rows.decode_leniently, max_piece_bytes=memory.piece_bytes
     )
@@ -119,7 +119,7 @@ def _read(path: Path, text: Generator[bytes], parts: Parts | None, memory: Memor
     )
 
 
-def _check_size(path: Path, rows: Rows, memory: MemoryLimit) -> None:
+def _check_size(path: Path, rows: ColumnBuilder, memory: MemoryLimit) -> None:
     if not memory.holds(rows.n_rows, rows.other_bytes):
         raise TraceError(
             f"{path}: needs more than {memory} of memory, the limit for one trace. Profile fewer "

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from loaderdoctor.errors import TraceError
 from loaderdoctor.trace.batches import EventBatches
+from loaderdoctor.trace.events import Event, decode_leniently, decode_strictly
 from loaderdoctor.trace.scan import Scan, scan
-from loaderdoctor.trace.wire import Event, decode_leniently, decode_strictly
 
 PATH = Path("run.json")
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from loaderdoctor.trace.columns import ABSENT, Category
+from loaderdoctor.trace.events import category_of
 from loaderdoctor.trace.read import read_trace
-from loaderdoctor.trace.wire import category_of
 from tests.trace.events import memory, span, written
 
 RECORDED = sorted((Path(__file__).parents[2] / "traces").glob("*.json.gz"))

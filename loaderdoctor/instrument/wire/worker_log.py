@@ -67,7 +67,7 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spans:
+class BatchSpans:
     """Spans of one kind, one for each batch, in the order of their ends."""
 
     serial: I64
@@ -81,9 +81,9 @@ class Spans:
     def __len__(self) -> int:
         return int(self.serial.shape[0])
 
-    def where(self, mask: Bool | NDArray[np.intp]) -> Spans:
+    def where(self, mask: Bool | NDArray[np.intp]) -> BatchSpans:
         """The rows selected, in order."""
-        return Spans(**{name: getattr(self, name)[mask] for name in self.__slots__})
+        return BatchSpans(**{name: getattr(self, name)[mask] for name in self.__slots__})
 
     @property
     def key(self) -> NDArray[Any]:
@@ -161,9 +161,9 @@ class WorkerLog:
 
     batches: Batches
     samples: Samples
-    sampler_draws: Spans  # next(sampler), in the training process
-    deliveries: Spans  # the loop's fetch that returned the batch, seen from within __next__
-    pins: Spans  # made by the pin-memory thread, or within the fetch at 0 workers
+    sampler_draws: BatchSpans  # next(sampler), in the training process
+    deliveries: BatchSpans  # the loop's fetch that returned the batch, seen from within __next__
+    pins: BatchSpans  # made by the pin-memory thread, or within the fetch at 0 workers
     iterators: tuple[IteratorRecord, ...]
     processes: tuple[ProcessRecord, ...]
     lines: tuple[LineCount, ...]

@@ -33,11 +33,11 @@ from loaderdoctor.instrument.wire.worker_log import (
     I64,
     MAIN_PROCESS,
     Batches,
+    BatchSpans,
     IteratorRecord,
     LineCount,
     ProcessRecord,
     Samples,
-    Spans,
     TransformTime,
     WorkerLog,
     keys,
@@ -294,12 +294,12 @@ def _keys(columns: dict[str, I64]) -> NDArray[Any]:
     return keys(columns["serial"], columns["epoch"], columns["idx"])
 
 
-def _spans(records: bytearray, layout: np.dtype[Any]) -> Spans:
+def _spans(records: bytearray, layout: np.dtype[Any]) -> BatchSpans:
     rows = np.frombuffer(records, layout)
     columns = _columns(rows[np.argsort(rows["end_ns"], kind="stable")])
     columns.setdefault("wait_ns", columns["start_ns"])
     columns.setdefault("thread", np.full(rows.size, ABSENT, dtype=np.int64))
-    return Spans(**columns)
+    return BatchSpans(**columns)
 
 
 def _run_wait_share(value: dict[str, Any]) -> float | None:

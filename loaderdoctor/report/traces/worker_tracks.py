@@ -16,7 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaderdoctor.instrument.wire.record_file import Outcome
-from loaderdoctor.instrument.wire.worker_log import MAIN_PROCESS, Batches, Spans, WorkerLog, rows_of
+from loaderdoctor.instrument.wire.worker_log import (
+    MAIN_PROCESS,
+    Batches,
+    BatchSpans,
+    WorkerLog,
+    rows_of,
+)
 from loaderdoctor.trace.calibrate import ClockMap
 from loaderdoctor.trace.columns import Category, Trace
 from loaderdoctor.units import NS_PER_MS
@@ -243,7 +249,7 @@ def _first_begin(
     return min(int(begins[thread][at]), end_ns) if at < begins[thread].size else end_ns
 
 
-def _about(rows: Batches | Spans, i: int) -> Event:
+def _about(rows: Batches | BatchSpans, i: int) -> Event:
     about = {"batch": int(rows.idx[i])}
     if rows.epoch[i]:
         about["epoch"] = int(rows.epoch[i])

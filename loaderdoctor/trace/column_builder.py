@@ -22,8 +22,7 @@ from loaderdoctor.trace.columns import (
     Spans,
     Thread,
 )
-from loaderdoctor.trace.memory import BYTES_PER_NAME
-from loaderdoctor.trace.wire import (
+from loaderdoctor.trace.events import (
     KINDS,
     Buffer,
     Complete,
@@ -36,6 +35,7 @@ from loaderdoctor.trace.wire import (
     decode_leniently,
     printable,
 )
+from loaderdoctor.trace.memory import BYTES_PER_NAME
 
 # Annotations of torch.profiler that the TensorBoard plugin's dialect (and torch < 1.12) files
 # under cpu_op, since the plugin knows no other place for them.
@@ -67,7 +67,7 @@ _ON_DEVICE = _all_but(
 _ON_A_STREAM = ~_all_but(*DEVICE_CATEGORIES, Category.GPU_ANNOTATION)
 
 
-class Rows:
+class ColumnBuilder:
     """Complete events so far, one numpy array per field and batch; names and threads interned."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class Rows:
         for field, dtype in _FIELDS.items():
             self._parts[field] = [self._whole(field, dtype)]
 
-    def append(self, later: Rows) -> None:
+    def append(self, later: ColumnBuilder) -> None:
         """Take over the rows of the text that follows: as if its batches had been added here."""
         self.n_rows += later.n_rows
         self.n_events += later.n_events

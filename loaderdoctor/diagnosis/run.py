@@ -33,10 +33,11 @@ from loaderdoctor.instrument.wire.protocol import (
     WindowRequest,
 )
 from loaderdoctor.report import model
-from loaderdoctor.report.build import build_report
+from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.ranks import rank_rows
+from loaderdoctor.report.tested import answered
 from loaderdoctor.report.traces.captures import Overlay, write_capture
 from loaderdoctor.report.traces.tensorboard import BASELINE, RANKS
 from loaderdoctor.report.words.first_screen import SLOW_START
@@ -214,24 +215,33 @@ class Diagnosis:
         # Again, even after verification: ended windows and notes may have come since.
         analysis = self.analysis = self._analyse(self.evidence)
         group, verified = self.group, self._verified
-        report = build_report(
-            facts=analysis.facts,
-            target=self._target,
-            bound=analysis.bound,
-            severity=analysis.severity,
-            findings=analysis.findings,
+        tried = Tried(
+            trials=trial_rows(analysis.facts, verified),
             recommendations=recommendations(analysis.facts, analysis.prescription, verified)
             if not self._replayed
             else (),
             not_advised=not_advised_rows(analysis.prescription, verified),
-            trials=trial_rows(analysis.facts, verified),
-            warnings=self._warnings(analysis),
-            environment=self.shown.observed.environment if self.shown is not None else None,
-            memory_history=_history_row(self.history),
-            unsettled=self._unsettled(analysis),
-            ranks=rank_rows(group.ranks, self.evidence.observed.definition, group.steps)
-            if group is not None
-            else (),
+        )
+        report = build_report(
+            analysis.facts,
+            target=self._target,
+            judged=Judged(
+                bound=analysis.bound,
+                severity=analysis.severity,
+                findings=answered(
+                    analysis.findings, analysis.facts, tried.trials, not_advised=tried.not_advised
+                ),
+                unsettled=self._unsettled(analysis),
+            ),
+            tried=tried,
+            notes=RunNotes(
+                environment=self.shown.observed.environment if self.shown is not None else None,
+                warnings=self._warnings(analysis),
+                ranks=rank_rows(group.ranks, self.evidence.observed.definition, group.steps)
+                if group is not None
+                else (),
+                memory_history=_history_row(self.history),
+            ),
         )
         return of_first_epoch(report) if self._replayed else report
 

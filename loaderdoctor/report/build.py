@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Estimate, interval
+from loaderdoctor.facts.device import BusyFacts
 from loaderdoctor.facts.loop import AblationFacts, StepFacts
 from loaderdoctor.facts.shares import Bound, Shares, VerdictSeverity
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.findings.line_names import seen_enough
-from loaderdoctor.findings.model import Finding
+from loaderdoctor.findings.model import Finding, Tested
 from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
 from loaderdoctor.report import model
 from loaderdoctor.report.encode import plain_value
-from loaderdoctor.report.gpu import gpu_of, ranges_of
-from loaderdoctor.report.tested import Elsewhere, answered, tests_row
+from loaderdoctor.report.words.gpu import epoch_sentence, idle_gaps_sentence
 from loaderdoctor.report.words.method import method_sentences
 from loaderdoctor.report.words.summary import verdict_sentence
 
+Mirror = TypeVar("Mirror", bound=model.Struct)
 # DESIGN: more than 2 % of the step in no share is a defect of ours, and the report says so.
 MAX_OTHER_SHARE = 0.02
 
@@ -34,52 +36,67 @@ _CLOCK_DEFINITIONS = {
 }
 
 
-def build_report(
-    *,
-    facts: Facts,
-    target: str,
-    bound: Bound,
-    severity: VerdictSeverity,
-    findings: Sequence[Finding] = (),
-    recommendations: Sequence[model.Recommendation] = (),
-    not_advised: Sequence[model.NotAdvised] = (),
-    trials: Sequence[model.Trial] = (),
-    best: model.Best | None = None,
-    claims: Sequence[Mapping[str, Any]] = (),
-    ranks: Sequence[model.Rank] = (),
-    cluster: model.Cluster | None = None,
-    warnings: Sequence[model.ReportWarning] = (),
-    environment: Environment | None = None,
-    method: Sequence[str] = (),
-    summary: str | None = None,
-    unsettled: str | None = None,
-    memory_history: model.MemoryHistory | None = None,
-    elsewhere: Elsewhere | None = None,
-) -> model.Report:
-    """The report of one run. `summary` replaces the composed sentence; `method` is added to it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What a run was found to be.
 
-    `unsettled` says why an uncertain verdict was not settled by measuring longer. Never raises for
-    missing evidence: what is None stays None.
-    What findings expect of settings is answered by `trials`, or by those of the run that an
-    analysed trace belongs to (`elsewhere`).
+    `summary` replaces the composed sentence; `unsettled` says why an uncertain verdict was not
+    settled by measuring longer.
     """
-    unexplained = _unexplained(facts)
-    unsafe = {one.setting for one in not_advised}
-    findings = answered(findings, facts, trials, elsewhere, unsafe=unsafe)
+
+    bound: Bound
+    severity: VerdictSeverity
+    findings: Sequence[Finding] = ()
+    summary: str | None = None
+    unsettled: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """What was tried, where, and what is advised of it."""
+
+    trials: Sequence[model.Trial] = ()
+    best: model.Best | None = None
+    recommendations: Sequence[model.Recommendation] = ()
+    not_advised: Sequence[model.NotAdvised] = ()
+    claims: Sequence[Mapping[str, Any]] = ()
+    cluster: model.Cluster | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNotes:
+    """What else there is to know of a run. `method` is added to what facts and trials say of it."""
+
+    environment: Environment | None = None
+    warnings: Sequence[model.ReportWarning] = ()
+    method: Sequence[str] = ()
+    ranks: Sequence[model.Rank] = ()
+    memory_history: model.MemoryHistory | None = None
+
+
+def build_report(
+    facts: Facts,
+    *,
+    target: str,
+    judged: Judged,
+    tried: Tried = Tried(),
+    notes: RunNotes = RunNotes(),
+) -> model.Report:
+    """The report of one run. Never raises for missing evidence: what is None stays None."""
     return model.Report(
         command=facts.command,
         target=target,
         verdict=model.Verdict(
-            bound=bound,
-            severity=severity,
-            summary=summary
+            bound=judged.bound,
+            severity=judged.severity,
+            summary=judged.summary
             or verdict_sentence(
-                bound,
-                severity,
+                judged.bound,
+                judged.severity,
                 facts=facts,
-                findings=findings,
-                recommendations=recommendations,
-                unsettled=unsettled,
+                findings=judged.findings,
+                recommendations=tried.recommendations,
+                unsettled=judged.unsettled,
             ),
         ),
         step=step_of(facts),
@@ -92,20 +109,20 @@ def build_report(
         workers=_workers(facts.workers),
         other_workers=tuple(w for x in facts.other_workers if (w := _workers(x)) is not None),
         gpu=gpu_of(facts),
-        ranges=ranges_of(facts),
-        memory_history=memory_history,
+        ranges=tuple(_like(model.UserRange, x) for x in facts.trace.ranges) if facts.trace else (),
+        memory_history=notes.memory_history,
         cpu=_cpu(facts),
-        findings=tuple(_finding(finding) for finding in findings),
-        recommendations=tuple(recommendations),
-        withheld=tuple(not_advised),
-        trials=tuple(trials),
-        best=best,
-        claims=tuple(dict(claim) for claim in claims),
-        ranks=tuple(ranks),
-        cluster=cluster,
-        warnings=(*warnings, *unexplained, *_ranges_left_out(facts)),
-        environment=_environment(environment),
-        method=(*method_sentences(facts, trials), *method),
+        findings=tuple(_finding(finding) for finding in judged.findings),
+        recommendations=tuple(tried.recommendations),
+        withheld=tuple(tried.not_advised),
+        trials=tuple(tried.trials),
+        best=tried.best,
+        claims=tuple(dict(claim) for claim in tried.claims),
+        ranks=tuple(notes.ranks),
+        cluster=tried.cluster,
+        warnings=(*notes.warnings, *_unexplained(facts), *_ranges_left_out(facts)),
+        environment=_environment(notes.environment),
+        method=(*method_sentences(facts, tried.trials), *notes.method),
     )
 
 
@@ -146,16 +163,19 @@ def step_of_plain(step: StepFacts) -> model.Step:
     )
 
 
+def _like(kind: type[Mirror], facts: object, /, **changed: Any) -> Mirror:
+    """A row of report.json with the fields that these facts have by the same names."""
+    names = (name for name in kind.__struct_fields__ if name not in changed)
+    same = {name: getattr(facts, name) for name in names if hasattr(facts, name)}
+    return kind(**same, **changed)
+
+
 def _loader(record: LoaderRecord) -> model.Loader:
-    return model.Loader(
-        id=record.id,
+    return _like(
+        model.Loader,
+        record,
         settings=record.settings.as_dict(),
-        role=record.role,
         dataset=record.dataset or None,
-        code=record.code,
-        n_samples=record.n_samples,
-        batch_size=record.batch_size,
-        steps_per_epoch=record.steps_per_epoch,
     )
 
 
@@ -163,7 +183,7 @@ def _hidden(facts: Facts) -> model.Hidden:
     hidden = facts.hidden or (facts.trace.hidden if facts.trace is not None else None)
     if hidden is None:
         return model.Hidden(input_ms=None, copy_ms=None)
-    return model.Hidden(input_ms=hidden.input_ms, copy_ms=hidden.copy_ms)
+    return _like(model.Hidden, hidden)
 
 
 def _ablation(facts: AblationFacts | None) -> model.Ablation | None:
@@ -192,16 +212,9 @@ def _ablation(facts: AblationFacts | None) -> model.Ablation | None:
 def _workers(facts: WorkerFacts | None) -> model.Workers | None:
     if facts is None:
         return None
-    return model.Workers(
-        loader=facts.loader,
-        n_workers=facts.n_workers,
-        batch_ms=facts.batch_ms,
-        fetch_ms=facts.fetch_ms,
-        collate_ms=facts.collate_ms,
-        cpu_share=facts.cpu_share,
-        sample_ms_quantiles=facts.sample_ms_quantiles,
-        idle_share=facts.idle_share,
-        pin_ms=facts.pin_ms,
+    return _like(
+        model.Workers,
+        facts,
         transforms=dict(facts.transforms),
         lines=tuple(
             {
@@ -221,6 +234,37 @@ def _workers(facts: WorkerFacts | None) -> model.Workers | None:
     )
 
 
+def gpu_of(facts: Facts) -> model.Gpu | None:
+    """None where neither a device nor its memory was seen."""
+    trace, step = facts.trace, facts.step
+    devices = trace.gpu_devices if trace is not None else ()
+    busy = trace.busy if trace is not None else None
+    allocated = step.gpu_peak_allocated_bytes if step is not None else None
+    reserved = step.gpu_peak_reserved_bytes if step is not None else None
+    if allocated is None:  # no plain window with a device: what the trace's memory events say
+        recorded = [d for d in devices if d.peak_allocated_bytes is not None]
+        allocated = max((d.peak_allocated_bytes or 0 for d in recorded), default=None)
+        reserved = max((d.peak_reserved_bytes or 0 for d in recorded), default=None)
+    if not devices and busy is None and allocated is None:
+        return None
+    return model.Gpu(
+        devices=tuple(_like(model.GpuDevice, device) for device in devices),
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        busy=_busy(busy, step) if busy is not None else None,
+    )
+
+
+def _busy(busy: BusyFacts, step: StepFacts | None) -> model.GpuBusy:
+    gaps = busy.idle_gaps
+    return _like(
+        model.GpuBusy,
+        busy,
+        summary=idle_gaps_sentence(busy) + epoch_sentence(busy, step),
+        idle_gaps=_like(model.GpuIdleGaps, gaps) if gaps is not None else None,
+    )
+
+
 def _cpu(facts: Facts) -> model.Cpu | None:
     step = facts.step
     if step is None:
@@ -236,15 +280,27 @@ def _cpu(facts: Facts) -> model.Cpu | None:
 
 
 def _finding(finding: Finding) -> model.Finding:
-    return model.Finding(
+    return _like(
+        model.Finding,
+        finding,
         kind=finding.kind.value,
         severity=finding.severity.value,
-        share=finding.share,
-        loader=finding.loader,
         evidence=plain_value(finding.evidence),
-        summary=finding.summary,
-        advice=finding.advice,
-        tested=tuple(tests_row(t) for t in finding.tested),
+        tested=tuple(_test(tested) for tested in finding.tested),
+    )
+
+
+def _test(tested: Tested) -> model.FindingTest:
+    outcome, prediction = tested.outcome, tested.prediction
+    return model.FindingTest(
+        setting=prediction.setting,
+        predicted_step_ms=prediction.step_ms,
+        tried=outcome.settings.label(),
+        step_ms=outcome.step_ms,
+        own_step_ms=outcome.own_ms,
+        outcome=outcome.came,
+        refuted=tested.refuted,
+        confirmed=outcome.confirmed,
     )
 
 

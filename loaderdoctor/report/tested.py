@@ -1,4 +1,4 @@
-"""Trials as the outcomes that findings are confronted with, wherever the trials were run."""
+"""Trials as outcomes that predictions are checked against, wherever the trials were run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from loaderdoctor.advice.predictions import check_predictions
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.model import Finding, Outcome, Tested
+from loaderdoctor.findings.model import Finding, Outcome
 from loaderdoctor.report import model
 from loaderdoctor.settings import AXES_BY_NAME, Settings
 
@@ -28,14 +28,14 @@ class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
 def answered(
     findings: Iterable[Finding],
     facts: Facts,
-    trials: Sequence[model.Trial],
-    elsewhere: Elsewhere | None = None,
+    trials: Sequence[model.Trial] = (),
     *,
-    unsafe: Collection[str] = (),
+    not_advised: Collection[model.NotAdvised] = (),
+    elsewhere: Elsewhere | None = None,
 ) -> tuple[Finding, ...]:
-    """The findings with their predictions confronted with what was tried, here or `elsewhere`.
+    """The findings with their predictions checked against what was tried, here or `elsewhere`.
 
-    `unsafe` are settings that are not advised because they would break the run.
+    `not_advised` are settings that would break the run.
     """
     target = elsewhere.target if elsewhere is not None else "train.py"
     untested = f"not tested: `loaderdoctor diagnose {target}` tries it in the running loop"
@@ -51,6 +51,7 @@ def answered(
     if facts.command == "analyze":
         return check_predictions(findings, (), own=_settings(own), untried=untested)
     tried = outcomes(trials, own, facts.command)
+    unsafe = {row.setting for row in not_advised}
     return check_predictions(findings, tried, own=_settings(own), unsafe=unsafe)
 
 
@@ -80,21 +81,6 @@ def outcomes(
         swept = command == "sweep"
         found.append(_outcome(changed, trial, of_base, paired=base == 0, swept=swept))
     return tuple(found)
-
-
-def tests_row(tested: Tested) -> model.FindingTest:
-    """For report.json."""
-    outcome, prediction = tested.outcome, tested.prediction
-    return model.FindingTest(
-        setting=prediction.setting,
-        predicted_step_ms=prediction.step_ms,
-        tried=outcome.settings.label(),
-        step_ms=outcome.step_ms,
-        own_step_ms=outcome.own_ms,
-        outcome=outcome.came,
-        refuted=tested.refuted,
-        confirmed=outcome.confirmed,
-    )
 
 
 def own_settings(facts: Facts) -> dict[str, Any]:

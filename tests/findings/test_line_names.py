@@ -17,9 +17,9 @@ from loaderdoctor.findings.line_names import (
     hot_sentence,
     seen_enough,
 )
-from loaderdoctor.report.build import build_report
 from loaderdoctor.report.console.console import console_text
 from tests.findings.builders import line, loader, step, with_exposed, workers
+from tests.report import samples
 
 
 def starved(*lines: LineHotspot) -> Facts:
@@ -79,7 +79,7 @@ def test_no_rule_names_a_line_or_rests_on_it_below_the_fewest_looks(code: str) -
 
 def test_the_report_carries_counts_and_says_where_they_are_too_few() -> None:
     def shown(*lines: LineHotspot) -> tuple[str, dict[str, object]]:
-        report = build_report(facts=starved(*lines), target="x", bound="input", severity="high")
+        report = samples.built(facts=starved(*lines), target="x", bound="input", severity="high")
         assert report.workers is not None
         return console_text(report), report.workers.lines[0]
 

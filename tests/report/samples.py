@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from loaderdoctor.facts.loop import AblationFacts
@@ -9,7 +10,7 @@ from loaderdoctor.facts.shares import Bound, Hidden, VerdictSeverity
 from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import model
-from loaderdoctor.report.build import build_report
+from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report
 from tests.report.sample_facts import ENVIRONMENT, estimate, facts, shares, step_facts, with_gpu
 
 IN_MAIN = Finding(
@@ -53,6 +54,17 @@ CHANGES = (
 )
 
 
+def built(**given: Any) -> model.Report:
+    """A report of all that is given, whichever value of `build_report` it belongs to."""
+
+    def of(kind: type) -> dict[str, Any]:
+        names = [field.name for field in fields(kind) if field.name in given]
+        return {name: given.pop(name) for name in names}
+
+    judged, tried, notes = Judged(**of(Judged)), Tried(**of(Tried)), RunNotes(**of(RunNotes))
+    return build_report(**given, judged=judged, tried=tried, notes=notes)
+
+
 def input_bound(**changes: Any) -> model.Report:
     """A loader in the training process on an H100: found, proven, tried."""
     given: dict[str, Any] = {
@@ -70,13 +82,13 @@ def input_bound(**changes: Any) -> model.Report:
         ),
         "environment": ENVIRONMENT,
     }
-    return build_report(**(given | changes))
+    return built(**(given | changes))
 
 
 def verdict(bound: Bound, severity: VerdictSeverity, **changes: Any) -> model.Report:
     """A diagnosis without findings or changes."""
     given: dict[str, Any] = {"facts": facts(), "target": "train.py", "environment": ENVIRONMENT}
-    return build_report(bound=bound, severity=severity, **(given | changes))
+    return built(bound=bound, severity=severity, **(given | changes))
 
 
 def healthy() -> model.Report:

@@ -11,18 +11,17 @@ import pytest
 
 from loaderdoctor.commands.analyze.command import AnalyzeOptions, analyze
 from loaderdoctor.facts.device import BusyFacts
-from loaderdoctor.report.build import build_report
+from loaderdoctor.report.build import gpu_of
 from loaderdoctor.report.console.console import console_text
 from loaderdoctor.report.encode import decode_report, encode_report
-from loaderdoctor.report.gpu import (
+from loaderdoctor.report.html.page import html
+from loaderdoctor.report.model import MemoryHistory, Report
+from loaderdoctor.report.words.gpu import (
     device_figures,
-    gpu_of,
     heading,
     idle_gaps_sentence,
     memory_history_sentence,
 )
-from loaderdoctor.report.html.page import html
-from loaderdoctor.report.model import MemoryHistory, Report
 from tests.report import sample_facts, samples
 from tests.report.conftest import trace_path
 
@@ -105,7 +104,7 @@ def test_figures_that_were_not_recorded_are_left_out_on_screen_and_null_in_json(
     bare = replace(sample_facts.DEVICE, sm_efficiency_share=None, occupancy_share=None)
     facts = sample_facts.with_gpu()
     assert facts.trace is not None
-    report = build_report(
+    report = samples.built(
         facts=replace(facts, trace=replace(facts.trace, gpu_devices=(bare,))),
         target="train.py",
         bound="input",

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from loaderdoctor.facts.own_settings import AS_IS
 from loaderdoctor.findings.model import Prediction
-from loaderdoctor.report.build import build_report
 from loaderdoctor.report.console.console import console_text
 from loaderdoctor.report.model import Report
+from loaderdoctor.report.tested import answered
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import recommendations, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
@@ -47,14 +47,16 @@ def screen(fast_ms: float, noise: float, seed: int, budget_s: float) -> Report:
     evidence.sweep = sweep
     ranking = sweep.ranking()
     facts = evidence.facts(ranking)
-    return build_report(
+    rows = trial_rows(ranking, {}, {})
+    finding = replace(samples.IN_MAIN, predictions=FORECASTS, advice=None)
+    return samples.built(
         facts=replace(facts, shares=sample_facts.facts().shares),
         target="train.py",
         bound="input",
         severity="high",
-        findings=(replace(samples.IN_MAIN, predictions=FORECASTS, advice=None),),
+        findings=answered((finding,), facts, rows),
         recommendations=recommendations(ranking, seen, facts),
-        trials=trial_rows(ranking, {}, {}),
+        trials=rows,
         best=best_row(ranking),
         environment=sample_facts.ENVIRONMENT,
         summary=verdict_of_sweep(ranking) if ranking.recommended is None else None,

@@ -24,10 +24,10 @@ from loaderdoctor.commands.output import (
 from loaderdoctor.errors import UsageError
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.findings.find import find
-from loaderdoctor.report.build import build_report, step_of
+from loaderdoctor.report.build import Judged, RunNotes, build_report, step_of
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.ranks import rank_rows
-from loaderdoctor.report.tested import Elsewhere
+from loaderdoctor.report.tested import Elsewhere, answered
 from loaderdoctor.trace.read import read_trace
 
 
@@ -91,14 +91,12 @@ def report_of_facts(
     """Judge, find, report: one trace. `elsewhere`: what the run tried that it was recorded in."""
     bound, severity = judge_trace(facts)
     of_trace = facts_of_trace(facts)
+    findings = answered(find(of_trace), of_trace, elsewhere=elsewhere)
     return build_report(
-        facts=of_trace,
+        of_trace,
         target=target,
-        bound=bound,
-        severity=severity,
-        findings=find(of_trace),
-        warnings=warnings,
-        elsewhere=elsewhere,
+        judged=Judged(bound=bound, severity=severity, findings=findings),
+        notes=RunNotes(warnings=warnings),
     )
 
 
@@ -111,15 +109,15 @@ def report_of_job(target: str, job: Job) -> tuple[Report, Path]:
     facts = replace(facts_of_trace(in_trace), ranks=ranks)
     bound, severity = judge_trace(in_trace)
     elsewhere, unread = run_of(Path(trace.source))
+    findings = answered(find(facts), facts, elsewhere=elsewhere)
     report = build_report(
-        facts=facts,
+        facts,
         target=target,
-        bound=bound,
-        severity=severity,
-        findings=find(facts),
-        warnings=(*_job_warnings(job, all(r.peer_wait_ms is None for r in ranks)), *unread),
-        elsewhere=elsewhere,
-        ranks=rank_rows(ranks, step_of(facts).definition),
+        judged=Judged(bound=bound, severity=severity, findings=findings),
+        notes=RunNotes(
+            warnings=(*_job_warnings(job, all(r.peer_wait_ms is None for r in ranks)), *unread),
+            ranks=rank_rows(ranks, step_of(facts).definition),
+        ),
     )
     return report, Path(trace.source)
 

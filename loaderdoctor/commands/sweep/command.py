@@ -26,11 +26,12 @@ from loaderdoctor.errors import RunError
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find as find_findings
 from loaderdoctor.instrument.system.signals import Signals, exit_code_of, held
-from loaderdoctor.report.build import build_report
+from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report
 from loaderdoctor.report.console.console import console_text
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.model import Trial as TrialRow
+from loaderdoctor.report.tested import answered
 from loaderdoctor.report.words.summary import cost_sentence
 from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.advise import not_advised, recommendations, verdict_of_sweep
@@ -204,28 +205,31 @@ def report_of(evidence: SweepEvidence, run: Run) -> Report:
     if preset is not None:
         rows, claims, summary = of_preset(preset, evidence, facts, rows, summary)
         shortened = shortened_row(preset)
-    return build_report(
-        facts=facts,
-        target=run.target.name,
-        bound=bound,
-        severity=severity,
-        findings=find_findings(facts),
+    tried = Tried(
+        trials=rows,
+        best=best_row(ranking),
         recommendations=recommendations(ranking, evidence.observed, facts),
         # A preset's table gives the reasons itself.
         not_advised=not_advised(ranking) if preset is None else (),
-        trials=rows,
-        best=best_row(ranking),
         claims=claims,
-        warnings=(
-            *warning_rows(outcome, ranking),
-            *shortened,
-            *evidence.warnings(),
-            *(ReportWarning(kind=kind, text=text) for kind, text in machine_notes(facts)),
-        ),
-        environment=evidence.observed.environment,
-        method=sweep_method(run.options, outcome),
         cluster=evidence.cluster,
-        summary=summary,
+    )
+    findings = answered(find_findings(facts), facts, rows, not_advised=tried.not_advised)
+    return build_report(
+        facts,
+        target=run.target.name,
+        judged=Judged(bound=bound, severity=severity, findings=findings, summary=summary),
+        tried=tried,
+        notes=RunNotes(
+            environment=evidence.observed.environment,
+            warnings=(
+                *warning_rows(outcome, ranking),
+                *shortened,
+                *evidence.warnings(),
+                *(ReportWarning(kind=kind, text=text) for kind, text in machine_notes(facts)),
+            ),
+            method=sweep_method(run.options, outcome),
+        ),
     )
 
 

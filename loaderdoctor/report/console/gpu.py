@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from loaderdoctor.format import plain
-from loaderdoctor.report import gpu as words
 from loaderdoctor.report.model import Gpu, MemoryHistory, UserRange
+from loaderdoctor.report.words import gpu as words
 
 
 def gpu_lines(gpu: Gpu | None, history: MemoryHistory | None) -> list[RenderableType]:

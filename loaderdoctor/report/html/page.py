@@ -12,7 +12,6 @@ from markupsafe import Markup
 
 from loaderdoctor import __version__
 from loaderdoctor import format as fmt
-from loaderdoctor.report import gpu
 from loaderdoctor.report.changes import Change, changes_of, nothing_helps, vocabulary
 from loaderdoctor.report.console.bars import LOOKS, ORDER
 from loaderdoctor.report.console.tables import by_speed, table_key, trial_columns, trial_mark
@@ -20,7 +19,7 @@ from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.html.figures import HtmlExtras, Table, charts_of
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.ranks import outliers_first, rank_columns
-from loaderdoctor.report.words import machines
+from loaderdoctor.report.words import gpu, machines
 from loaderdoctor.report.words.fastest_not_advised import leader_not_advised
 from loaderdoctor.report.words.first_screen import (
     WhatIf,

@@ -16,11 +16,11 @@ from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.page_faults import allocator_page_faults
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.records import CpuRecord
-from loaderdoctor.report.build import build_report
 from loaderdoctor.report.words.headline import headline
 from loaderdoctor.report.words.summary import verdict_sentence
 from tests.findings.builders import machine, with_exposed
 from tests.findings.case import Case, fires, stays_silent
+from tests.report import samples
 
 GLIBC = {"allocator": "glibc", "fault_us": 2.5, "device_name": None}
 
@@ -123,7 +123,7 @@ def test_the_first_sentence_and_the_headline_do_not_call_such_a_step_healthy() -
     said = verdict_sentence("compute", "none", facts=facts, findings=[finding])
     assert said.startswith("Nothing is wrong with the loader.")
     assert finding.summary in said
-    report = build_report(
+    report = samples.built(
         facts=facts, target="train.py", bound="compute", severity="none", findings=(finding,)
     )
     assert headline(report) == ("Compute-bound", "its memory comes anew each step")

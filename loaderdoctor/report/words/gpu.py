@@ -1,4 +1,4 @@
-"""How the report speaks of the GPU: facts -> what report.json holds, and its sentences."""
+"""How the report speaks of the GPU and of the user's own ranges, on the terminal and the page."""
 
 from __future__ import annotations
 
@@ -6,51 +6,12 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.device import BusyFacts, GpuDeviceFacts, IdleGapFacts
+from loaderdoctor.facts.device import BusyFacts, IdleGapFacts
 from loaderdoctor.facts.loop import StepFacts
-from loaderdoctor.facts.whole import Facts
 from loaderdoctor.report import model
 
 # Two lists of tensor-core kernels that differ by less tell the same.
 SAME_SHARE = 0.005
-
-
-def gpu_of(facts: Facts) -> model.Gpu | None:
-    """None where neither a device nor its memory was seen."""
-    trace, step = facts.trace, facts.step
-    devices = trace.gpu_devices if trace is not None else ()
-    busy = trace.busy if trace is not None else None
-    allocated = step.gpu_peak_allocated_bytes if step is not None else None
-    reserved = step.gpu_peak_reserved_bytes if step is not None else None
-    if allocated is None:  # no plain window with a device: what the trace's memory events say
-        recorded = [d for d in devices if d.peak_allocated_bytes is not None]
-        allocated = max((d.peak_allocated_bytes or 0 for d in recorded), default=None)
-        reserved = max((d.peak_reserved_bytes or 0 for d in recorded), default=None)
-    if not devices and busy is None and allocated is None:
-        return None
-    return model.Gpu(
-        devices=tuple(_device(device) for device in devices),
-        peak_allocated_bytes=allocated,
-        peak_reserved_bytes=reserved,
-        busy=_busy(busy, step) if busy is not None else None,
-    )
-
-
-def ranges_of(facts: Facts) -> tuple[model.UserRange, ...]:
-    """The user's own ranges, costliest first."""
-    if facts.trace is None:
-        return ()
-    return tuple(
-        model.UserRange(
-            name=found.name,
-            n_calls=found.n_calls,
-            host_ms_per_step=found.host_ms_per_step,
-            gpu_ms_per_step=found.gpu_ms_per_step,
-            n_kernels_per_step=found.n_kernels_per_step,
-            depth=found.depth,
-        )
-        for found in facts.trace.ranges
-    )
 
 
 def device_figures(device: model.GpuDevice) -> tuple[tuple[str, str], ...]:
@@ -143,19 +104,6 @@ def _matched(idle_gaps: IdleGapFacts) -> str:
     return ""
 
 
-def _device(device: GpuDeviceFacts) -> model.GpuDevice:
-    return model.GpuDevice(
-        index=device.index,
-        name=device.name,
-        memory_bytes=device.memory_bytes,
-        utilization_share=device.utilization_share,
-        sm_efficiency_share=device.sm_efficiency_share,
-        occupancy_share=device.occupancy_share,
-        tensor_core_share=device.tensor_core_share,
-        plugin_tensor_core_share=device.plugin_tensor_core_share,
-    )
-
-
 def epoch_sentence(busy: BusyFacts, step: StepFacts | None) -> str:
     """Dips at epochs that the window is too short to show, as plain windows timed them; or none."""
     if step is None or step.boundary_ms is None or not step.steps_per_epoch:
@@ -169,35 +117,6 @@ def epoch_sentence(busy: BusyFacts, step: StepFacts | None) -> str:
         f" An epoch is longer than the window: one begins about every "
         f"{fmt.seconds(epoch_ms / 1e3)}, and its first step takes "
         f"{fmt.seconds(step.boundary_ms / 1e3)} longer."
-    )
-
-
-def _busy(busy: BusyFacts, step: StepFacts | None) -> model.GpuBusy:
-    idle_gaps = busy.idle_gaps
-    return model.GpuBusy(
-        summary=idle_gaps_sentence(busy) + epoch_sentence(busy, step),
-        window_ms=busy.window_ms,
-        every_ms=busy.every_ms,
-        over_ms=busy.over_ms,
-        shares=busy.shares,
-        idle_gaps=_idle_gaps(idle_gaps) if idle_gaps is not None else None,
-    )
-
-
-def _idle_gaps(idle_gaps: IdleGapFacts) -> model.GpuIdleGaps:
-    return model.GpuIdleGaps(
-        n=idle_gaps.n,
-        mean_ms=idle_gaps.mean_ms,
-        usual_share=idle_gaps.usual_share,
-        low_share=idle_gaps.low_share,
-        of_window_share=idle_gaps.of_window_share,
-        period_ms=idle_gaps.period_ms,
-        period_steps=idle_gaps.period_steps,
-        regular=idle_gaps.regular,
-        matches=idle_gaps.matches,
-        match_steps=idle_gaps.match_steps,
-        waiting_share=idle_gaps.waiting_share,
-        spans_ms=idle_gaps.spans_ms,
     )
 
 

@@ -1,4 +1,4 @@
-"""A search that spends its steps on the settings still in the race.
+"""A search that spends its steps on the settings that may still win: successive elimination.
 
 Every trial gets one short window. Then, round by round, those alive get one more, and whoever is
 clearly behind the leader drops out: where the interval of the difference to the leader, widened
@@ -13,20 +13,22 @@ what matters, or when either is spent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from loaderdoctor.findings.model import MIN_GAIN_SHARE
+from loaderdoctor.tryout import schedule
+from loaderdoctor.tryout.known import Done, Known, Round, Window
 from loaderdoctor.tryout.noise import Noise
 from loaderdoctor.tryout.ranking import EQUAL_SHARE, MIN_PAIRS, Ranking, Result, widening
-from loaderdoctor.tryout.schedule import Plan
 from loaderdoctor.tryout.windows import GRID_ROUNDS, MIN_ROUNDS, WINDOW_S, Cost
 
 # Of the allowance, for the pairs that confirm the winner.
 CONFIRM_SHARE = 0.25
 CONFIRM_PAIRS = 12
-# The race's windows are this part of the grid's: what counts is how many, each is a sample.
+# Its windows are this part of the grid's: what counts is how many, each is a sample.
 WINDOW_PART = 0.25
 # Rounds that the allowance must still pay for before halving: an interval needs that many samples.
 LAST_ROUNDS = 3
@@ -38,7 +40,7 @@ Ending = Literal["separated", "nothing-better", "spent"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """Who stays after a round; `ending` is set once the race is over."""
+    """Who stays after a round; `ending` is set once the search is over."""
 
     alive: tuple[int, ...]  # trial indexes
     ending: Ending | None = None
@@ -52,13 +54,52 @@ class Spend:
     seconds: float
 
 
+def eliminate(known: Known, last: Round | None) -> Round | Done:
+    """Rounds of short windows among those that may still win."""
+    unmeasured = [t.index for t in known.alive if not t.measurements] if last is None else []
+    note = f"{len(unmeasured)} settings were not visited" if unmeasured else None
+    alive = [trial.index for trial in known.alive if trial.index not in unmeasured]
+    costs = {i: spend(known.cost(known.trials[i])) for i in {0, *alive}}
+    ranking = known.ranking()
+    left_s = min(
+        known.left_s(schedule.CONFIRM_SHARE) - pairs_s(ranking, costs),
+        known.left_s(schedule.ELIMINATION_SHARE),
+    )
+    steps = allowance(known) * (1 - CONFIRM_SHARE) - known.n_timed_steps
+    field = after_round(ranking, alive, costs=costs, left=Spend(steps=steps, seconds=left_s))
+    out = set(alive) - set(field.alive) - {0}  # to confirm, 0 is needed
+    dropped = (*unmeasured, *sorted(out))
+    if field.ending is not None:
+        return Done(reason=field.ending, dropped=dropped, note=note)
+    measured = [(i, known.cost(known.trials[i])) for i in field.alive]
+    return Round(
+        shown="race",
+        phase="rank",
+        number=1 + max((m.round for t in known.trials for m in t.of("rank")), default=0),
+        n_rounds=len(field.alive),
+        windows=tuple(
+            Window(trial=index, n_steps=window_steps(cost), cost=cost) for index, cost in measured
+        ),
+        dropped=dropped,
+        note=note,
+    )
+
+
+def allowance(known: Known) -> float:
+    """Steps that a search may take: a share of a whole grid's; infinite where time decides."""
+    share = known.options.allowance_share
+    if share is None or known.grid_steps is None:
+        return math.inf
+    return share * known.grid_steps
+
+
 def window_steps(cost: Cost) -> int:
-    """Steps of one window of the race."""
+    """Steps of one window of the search."""
     return cost.steps(WINDOW_PART * WINDOW_S, at_least=1)
 
 
 def spend(cost: Cost) -> Spend:
-    """What one window of the race takes."""
+    """What one window of the search takes."""
     steps = window_steps(cost)
     return Spend(steps=steps, seconds=cost.overhead_s + steps * cost.step_s)
 
@@ -72,7 +113,7 @@ def pairs_s(ranking: Ranking, costs: Mapping[int, Spend]) -> float:
     return MIN_PAIRS * (costs[0].seconds + costs[leader.index].seconds)
 
 
-def grid_steps(costs: Mapping[int, Cost], plan: Plan, n_rounds: int | None) -> int:
+def grid_steps(costs: Mapping[int, Cost], plan: schedule.Plan, n_rounds: int | None) -> int:
     """Steps of the rounds of a whole grid of these trials, had it the same budget.
 
     `plan` is what it would do, GRID_ROUNDS of full windows at most. One that has to leave trials
@@ -114,7 +155,7 @@ def after_round(
 def confirm_window_s(costs: Sequence[Cost], left_steps: float) -> float:
     """Windows with which CONFIRM_PAIRS pairs of these trials take what steps are left.
 
-    Not below the race's own: many short windows tell more than few long ones, to a point.
+    Not below the search's own: many short windows tell more than few long ones, to a point.
     """
     steps_per_s = sum(1 / cost.step_s for cost in costs)
     return max(WINDOW_PART * WINDOW_S, left_steps / (CONFIRM_PAIRS * steps_per_s))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from loaderdoctor.attribution.step import usable
 from loaderdoctor.errors import RunError
@@ -21,7 +23,7 @@ from loaderdoctor.instrument.wire.protocol import (
 )
 from loaderdoctor.tryout import windows
 from loaderdoctor.tryout.fresh import FreshRuns
-from loaderdoctor.tryout.outcome import Options, Outcome
+from loaderdoctor.tryout.outcome import Options, Outcome, Progress
 from loaderdoctor.tryout.trials import Measurement, Phase, Trial
 from loaderdoctor.tryout.windows import Cost
 
@@ -37,37 +39,39 @@ PROFILED_FACTOR = 2.3
 RERUN = "--rerun starts the script again where a trial takes it down, and goes on."
 
 
-class SweepOverError(Exception):
-    """No further window can be had; the sweep ends with what it has."""
+class OverError(Exception):
+    """No further window can be had; what was measured stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equipment:
+    """What a driver works with.
+
+    `reopen` starts the measuring process again after a trial took it down, where it may (the loop
+    is a recipe, or the user said so); it returns a script run whose loop is warm.
+    """
+
+    script_run: ScriptRunLike
+    on_progress: Callable[[Progress], None] | None = None
+    reopen: Callable[[], ScriptRunLike] | None = None
+    fresh: FreshRuns | None = None
+    clock: Callable[[], float] = time.monotonic
 
 
 class Measurer:
     """Measures one window at a time; between windows the running loop is paused."""
 
     def __init__(
-        self,
-        script_run: ScriptRunLike,
-        observed: Observed,
-        options: Options,
-        outcome: Outcome,
-        *,
-        reopen: Callable[[], ScriptRunLike] | None,
-        clock: Callable[[], float],
-        fresh: FreshRuns | None = None,
+        self, observed: Observed, options: Options, outcome: Outcome, equipment: Equipment
     ) -> None:
-        self.script_run = script_run
+        self.script_run = equipment.script_run
         self.reopening_s = 0.0  # spent on starting the script again
-        self._fresh = fresh
-        self._options = options
-        self._outcome = outcome
-        self._reopen = reopen
-        self._clock = clock
-        self._observed = observed
+        self._fresh, self._reopen, self._clock = equipment.fresh, equipment.reopen, equipment.clock
+        self._options, self._outcome, self._observed = options, outcome, observed
         train = observed.main_loader
-        # "plain" where the loader can be opened only once
-        self._steps_per_epoch = observed.steps_per_epoch
+        # "plain" where the loader can be opened only once, or is to stay as it is
         one_pass = train is not None and train.safety.one_pass
-        self._own_mode: Mode = "plain" if one_pass else "trial"
+        self._own_mode: Mode = "plain" if one_pass or options.as_it_runs else "trial"
 
     def plain(self, n_steps: int, cost: Cost) -> None:
         """One window of the loop as it is, nothing re-opened."""
@@ -156,8 +160,11 @@ class Measurer:
     def _drained_steps(self, trial: Trial, n_steps: int) -> int:
         """Long enough that queues filled before don't count: two of them, or a whole epoch."""
         queue = queued(trial.settings)
-        if self._steps_per_epoch is not None and self._steps_per_epoch <= SHORT_EPOCH * queue:
-            return self._steps_per_epoch
+        if (
+            self._observed.steps_per_epoch is not None
+            and self._observed.steps_per_epoch <= SHORT_EPOCH * queue
+        ):
+            return self._observed.steps_per_epoch
         return max(n_steps, 2 * queue)
 
     def _limit_s(self, expected_s: float) -> float:
@@ -179,12 +186,12 @@ class Measurer:
             return True
         return len(seen) < windows.MIN_ROUNDS and seen[-1] / 1000 < 0.5 * expected_s
 
-    def trace(self, trial: Trial, repeat: int, n_steps: int, cost: Cost) -> None:
+    def trace(self, trial: Trial, n_steps: int, cost: Cost) -> None:
         """One traced window of a trial; never used for times."""
         options = self._options
         assert options.trace_dir is not None
         name = "baseline" if trial.index == 0 else f"trial-{trial.index:02d}"
-        suffix = f"-{repeat + 1}" if repeat else ""
+        suffix = f"-{len(trial.profiles) + 1}" if trial.profiles else ""
         own_loop = trial.index == 0 or (trial.place == "process" and not trial.switched.changed())
         request = WindowRequest(
             id=next(WINDOW_IDS),
@@ -225,7 +232,7 @@ class Measurer:
         if done is None:
             ended = self.script_run.ended
             if ended is not None and ended.how == "script-ended":
-                raise SweepOverError("the script ended before the sweep did")
+                raise OverError("the script ended before the sweep did")
             if ended is not None and ended.how == "interrupted":
                 raise KeyboardInterrupt
             died = died or _how(ended)
@@ -233,7 +240,7 @@ class Measurer:
                 trial.fail("failed", died)
             if self._reopen is None or trial is None:
                 where = "" if trial is None else f"trial {trial.index}: "
-                raise SweepOverError(f"{where}{died.rstrip('.')}. {RERUN}")
+                raise OverError(f"{where}{died.rstrip('.')}. {RERUN}")
             began = self._clock()
             self.script_run = self._reopen()
             self.reopening_s += self._clock() - began

@@ -27,7 +27,7 @@ class Ablate(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the user may say about a sweep."""
+    """How settings are to be tried."""
 
     budget_s: float
     seed: int = 0
@@ -40,6 +40,8 @@ class Options:
     allowance_share: float | None = ALLOWANCE_SHARE
     keep_all: bool = False  # drop no trial while its windows can be shorter instead
     part: Part = "whole"
+    as_it_runs: bool = False  # the loop's own settings are measured as it runs, not opened again
+    cache_limit_s: float | None = None  # for filling a cache; None: until all samples are made
     loader_only: bool = False  # rows of the preset measure the loader, without the loop's work
 
 
@@ -74,6 +76,4 @@ class Outcome:
     @property
     def n_timed_steps(self) -> int:
         """Steps of all timed visits."""
-        return sum(
-            measurement.times.n_steps for trial in self.trials for measurement in trial.measurements
-        )
+        return sum(trial.n_timed_steps for trial in self.trials)

@@ -116,6 +116,11 @@ class Trial:
         return [measurement for measurement in self.measurements if measurement.phase == phase]
 
     @property
+    def n_timed_steps(self) -> int:
+        """Steps of all its timed windows."""
+        return sum(measurement.times.n_steps for measurement in self.measurements)
+
+    @property
     def ranked(self) -> list[Measurement]:
         """Visits that rank it: the ranked rounds, with the calibration where they are too few.
 

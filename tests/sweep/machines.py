@@ -8,8 +8,9 @@ from dataclasses import replace
 from loaderdoctor.cluster.hardware import Hardware
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.groups import Group, GroupedSweep, Measured, local_trials, split
+from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.outcome import Options
-from loaderdoctor.tryout.rounds import Sweep
 from loaderdoctor.tryout.trials import Row, Trial
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
@@ -47,11 +48,10 @@ def node(
     script_run = SimulatedRun(truth, Truth(step_ms=factor * OWN_MS), seed=seed, noise=noise)
     seen = observed(step_ms=factor * OWN_MS, usable_cpus=8.0)
     sweep = Sweep(
-        script_run,
         seen,
         local_trials(PLANNED, group),
         Options(budget_s=budget_s, seed=seed, part=group.part),
-        clock=script_run.clock,
+        Equipment(script_run=script_run, clock=script_run.clock),
     )
     outcome = sweep.run()
     made = Measured(observed=seen, notes=(), outcome=outcome, ablated=None, files={})

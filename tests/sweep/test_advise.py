@@ -11,8 +11,9 @@ from loaderdoctor.facts.own_settings import AS_IS, meaning, own_settings
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import needed_changes, recommendations, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
+from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.outcome import Options
-from loaderdoctor.tryout.rounds import Sweep
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 OWN = Settings(num_workers=0)
@@ -55,7 +56,12 @@ def swept(fast_ms: float, noise: float = 0.01) -> tuple[Sweep, SweepEvidence]:
     seen = observed()
     script_run = SimulatedRun(truth, Truth(step_ms=10.0), noise=noise)
     trials = (AS_IS, Settings(num_workers=2, prefetch_factor=2), Settings(num_workers=3))
-    sweep = Sweep(script_run, seen, trials, Options(budget_s=30.0), clock=script_run.clock)
+    sweep = Sweep(
+        seen,
+        trials,
+        Options(budget_s=30.0),
+        Equipment(script_run=script_run, clock=script_run.clock),
+    )
     sweep.run()
     evidence = SweepEvidence(observed=seen)
     evidence.sweep = sweep

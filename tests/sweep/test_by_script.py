@@ -20,9 +20,10 @@ from loaderdoctor.recipes import find
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.by_script import Means, place
 from loaderdoctor.sweep.grid import asked_trials
+from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.fresh import FreshRuns
+from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.outcome import Options
-from loaderdoctor.tryout.rounds import Sweep
 from loaderdoctor.tryout.trials import Trial
 from tests.tryout.simulator import BATCH, SimulatedRun, Truth, observed
 
@@ -122,7 +123,12 @@ def swept(jobs: Jobs) -> Sweep:
     main = SimulatedRun(lambda _: Truth(step_ms=10.0), Truth(step_ms=10.0), noise=0.01)
     trials = [Trial(index=0, settings=Settings()), placed(Settings(ddp="ddp"), USERS)]
     options = Options(budget_s=300.0, n_rounds=3)
-    sweep = Sweep(main, observed(), trials, options, fresh=FreshRuns(jobs), clock=main.clock)
+    sweep = Sweep(
+        observed(),
+        trials,
+        options,
+        Equipment(script_run=main, fresh=FreshRuns(jobs), clock=main.clock),
+    )
     sweep.run()
     return sweep
 

@@ -7,8 +7,9 @@ import pytest
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.grid import default_trials
+from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.outcome import Options, Outcome
-from loaderdoctor.tryout.rounds import Sweep
 from loaderdoctor.tryout.windows import MIN_ROUNDS
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
@@ -23,11 +24,10 @@ def swept(
     script_run = SimulatedRun(truth, Truth(step_ms=step_ms), noise=0.2)
     evidence = SweepEvidence(observed=seen, clock=script_run.clock)
     sweep = Sweep(
-        script_run,
         seen,
         default_trials(seen)[:6],
         Options(budget_s=budget_s, keep_all=keep_all),
-        clock=script_run.clock,
+        Equipment(script_run=script_run, clock=script_run.clock),
         ablate=evidence.ablate,
     )
     return sweep.run(), evidence, script_run

@@ -12,9 +12,10 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.live import LiveSweep, trial_table
 from loaderdoctor.sweep.rows import best_row, trial_rows, warning_rows
+from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.outcome import Options, Outcome, Progress
 from loaderdoctor.tryout.ranking import Ranking
-from loaderdoctor.tryout.rounds import Sweep
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 
@@ -29,12 +30,10 @@ def swept(**changed: float) -> tuple[Outcome, Ranking, list[Progress]]:
     seen = observed()
     told: list[Progress] = []
     sweep = Sweep(
-        script_run,
         seen,
         default_trials(seen),
         Options(budget_s=40.0),
-        clock=script_run.clock,
-        on_progress=told.append,
+        Equipment(script_run=script_run, on_progress=told.append, clock=script_run.clock),
     )
     outcome = sweep.run()
     return outcome, sweep.ranking(), told

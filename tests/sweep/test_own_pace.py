@@ -13,9 +13,10 @@ from loaderdoctor.instrument.wire.records import CpuRecord, FetchRecord
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.own_pace import REOPENED, pace_warning
+from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.outcome import Options, Outcome
 from loaderdoctor.tryout.ranking import Ranking
-from loaderdoctor.tryout.rounds import Sweep
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 SLOW = 1.3
@@ -31,7 +32,10 @@ def swept(seed: int = 0, **changed: float) -> tuple[Outcome, Ranking]:
     )
     trials = (AS_IS, Settings(num_workers=1), Settings(num_workers=2))
     sweep = Sweep(
-        script_run, observed(), trials, Options(budget_s=30.0, seed=seed), clock=script_run.clock
+        observed(),
+        trials,
+        Options(budget_s=30.0, seed=seed),
+        Equipment(script_run=script_run, clock=script_run.clock),
     )
     return sweep.run(), sweep.ranking()
 

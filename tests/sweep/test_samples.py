@@ -14,8 +14,9 @@ from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import samples
+from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.outcome import Options
-from loaderdoctor.tryout.rounds import Sweep
 from loaderdoctor.tryout.trials import Measurement, Trial
 from tests.fuzz import sound
 from tests.tryout.simulator import SimulatedRun, Truth, observed
@@ -30,7 +31,9 @@ def truth(settings: Settings) -> Truth:
 
 def sweep_of(script_run: SimulatedRun, trials: list[Trial], *, search: str = "grid") -> Sweep:
     options = Options(budget_s=60.0, n_rounds=5, search=search)  # type: ignore[arg-type]
-    return Sweep(script_run, observed(), trials, options, clock=script_run.clock)
+    return Sweep(
+        observed(), trials, options, Equipment(script_run=script_run, clock=script_run.clock)
+    )
 
 
 def fresh_trials() -> list[Trial]:

@@ -15,8 +15,9 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import recommendations, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.rows import best_row, trial_rows
+from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.outcome import Options
-from loaderdoctor.tryout.rounds import Sweep
 from tests.report import sample_facts, samples
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
@@ -41,7 +42,7 @@ def screen(fast_ms: float, noise: float, seed: int, budget_s: float) -> Report:
     script_run = SimulatedRun(truth, Truth(step_ms=10.0), noise=noise, seed=seed)
     trials = (AS_IS, Settings(num_workers=2), Settings(num_workers=3))
     options = Options(budget_s=budget_s, seed=seed)
-    sweep = Sweep(script_run, seen, trials, options, clock=script_run.clock)
+    sweep = Sweep(seen, trials, options, Equipment(script_run=script_run, clock=script_run.clock))
     sweep.run()
     evidence = SweepEvidence(observed=seen)
     evidence.sweep = sweep

@@ -5,9 +5,10 @@ from __future__ import annotations
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import default_trials
+from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.outcome import Options, Outcome
 from loaderdoctor.tryout.ranking import Ranking
-from loaderdoctor.tryout.rounds import Sweep
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 OWN = Truth(step_ms=10.0)
@@ -32,11 +33,10 @@ def swept(
 ) -> tuple[Outcome, Ranking]:
     seen = observed(step_ms=script_run.own.step_ms)
     sweep = Sweep(
-        script_run,
         seen,
         trials or default_trials(seen),
         Options(**{"budget_s": 60.0, **options}),  # type: ignore[arg-type]
-        clock=script_run.clock,
+        Equipment(script_run=script_run, clock=script_run.clock),
     )
     outcome = sweep.run()
     return outcome, sweep.ranking()

@@ -8,8 +8,10 @@ import pytest
 
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import default_trials
+from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout.choosing import TRACE_OVERRUN_SHARE
+from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.outcome import Options
-from loaderdoctor.tryout.rounds import TRACE_OVERRUN_SHARE, Sweep
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 from tests.tryout.sweeping import OWN, all_the_same, swept
 
@@ -81,11 +83,10 @@ def test_the_grid_of_a_gpu_machine_fits_the_default_budget(tmp_path: Path) -> No
     seen = observed(step_ms=30.0, own=own, device="cuda:0", usable_cpus=16, steps_per_epoch=400)
     script_run = SimulatedRun(like_an_h100, Truth(step_ms=30.0), noise=0.02)
     sweep = Sweep(
-        script_run,
         seen,
         default_trials(seen),
         Options(budget_s=120.0, trace_dir=tmp_path),
-        clock=script_run.clock,
+        Equipment(script_run=script_run, clock=script_run.clock),
     )
     outcome, ranking = sweep.run(), sweep.ranking()
     assert len(outcome.trials) >= 24

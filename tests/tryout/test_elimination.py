@@ -8,12 +8,13 @@ from statistics import median
 
 import pytest
 
-from loaderdoctor.facts.own_settings import n_changes, own_settings
+from loaderdoctor.facts.own_settings import n_changes
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import default_trials
+from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.elimination import grid_steps
+from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.outcome import ALLOWANCE_SHARE, Options
-from loaderdoctor.tryout.rounds import Sweep
 from loaderdoctor.tryout.schedule import NOTHING, Plan
 from loaderdoctor.tryout.windows import Cost
 from tests.tryout.simulator import SimulatedRun, Truth, observed
@@ -69,7 +70,12 @@ def search(
         noise=noise,
     )
     options = Options(budget_s=budget_s, seed=seed, search="auto")
-    sweep = Sweep(script_run, observed(step_ms=own_ms), TRIALS, options, clock=script_run.clock)
+    sweep = Sweep(
+        observed(step_ms=own_ms),
+        TRIALS,
+        options,
+        Equipment(script_run=script_run, clock=script_run.clock),
+    )
     sweep.run()
     return sweep
 
@@ -128,7 +134,9 @@ def test_it_takes_a_fifth_of_what_the_grid_takes_with_the_same_budget(budget_s: 
         )
         options = Options(budget_s=budget_s, search=way)
         seen = observed(step_ms=costs[Settings()])
-        sweep = Sweep(script_run, seen, TRIALS, options, clock=script_run.clock)
+        sweep = Sweep(
+            seen, TRIALS, options, Equipment(script_run=script_run, clock=script_run.clock)
+        )
         steps.append(sweep.run().n_timed_steps)
     assert steps[1] <= 1.02 * ALLOWANCE_SHARE * steps[0]
 
@@ -161,7 +169,7 @@ def test_where_time_is_short_it_compares_what_it_can_and_confirms(budget_s: floa
         costs = saturating(random.Random(seed))
         sweep = search(costs, seed=seed, noise=0.02, budget_s=budget_s, startup_s=2.0)
         outcome, ranking = sweep.outcome, sweep.ranking()
-        spent_s = sweep._clock() - sweep._began
+        spent_s = sweep.known().spent_s
         assert spent_s <= 1.15 * budget_s
         chosen = ranking.recommended
         if chosen is not None:
@@ -201,7 +209,7 @@ def workers_of_16_cpus(
 
     script_run = SimulatedRun(truth, Truth(step_ms=times[Settings()]), seed=seed, noise=0.15)
     options = Options(budget_s=budget_s, seed=seed, search="auto", allowance_share=allowance_share)
-    sweep = Sweep(script_run, seen, trials, options, clock=script_run.clock)
+    sweep = Sweep(seen, trials, options, Equipment(script_run=script_run, clock=script_run.clock))
     sweep.run()
     return sweep
 
@@ -216,7 +224,7 @@ def test_slow_visits_leave_time_to_compare_and_confirm() -> None:
         sweep = workers_of_16_cpus(75.0, seed=seed)
         assert sweep.outcome.n_ranked_rounds >= 1
         measured = {t.index for t in sweep.outcome.trials if t.measurements}
-        own = own_settings(sweep._observed)
+        own = sweep.known().loop.own
         changes = [n_changes(t.settings, own) for t in sweep.outcome.trials]
         left_out = [changes[t.index] for t in sweep.outcome.trials if t.index not in measured]
         assert max(changes[i] for i in measured) <= min(left_out)  # the simple ones come first
@@ -232,7 +240,7 @@ def test_without_an_allowance_it_goes_on_while_there_is_time(seed: int) -> None:
     by_time = workers_of_16_cpus(300.0, seed=seed, allowance_share=None)
     assert by_time.outcome.n_ranked_rounds > by_steps.outcome.n_ranked_rounds
     assert by_time.outcome.n_timed_steps > 1.5 * by_steps.outcome.n_timed_steps
-    assert by_time._clock() - by_time._began <= 300.0
+    assert by_time.known().spent_s <= 300.0
 
 
 def test_a_trial_that_crashes_drops_out_with_its_reason() -> None:
@@ -242,7 +250,9 @@ def test_a_trial_that_crashes_drops_out_with_its_reason() -> None:
 
     script_run = SimulatedRun(truth, Truth(step_ms=10.0), noise=0.01)
     options = Options(budget_s=600.0, search="auto")
-    sweep = Sweep(script_run, observed(), TRIALS, options, clock=script_run.clock)
+    sweep = Sweep(
+        observed(), TRIALS, options, Equipment(script_run=script_run, clock=script_run.clock)
+    )
     outcome = sweep.run()
     assert [t.status for t in outcome.trials if t.settings.num_workers == 8] == ["failed"] * 3
     recommended = sweep.ranking().recommended

@@ -9,9 +9,10 @@ from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.command.script_run import Target as Script
 from loaderdoctor.settings import Settings
+from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.fresh import FreshRuns
+from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.outcome import Options, Outcome
-from loaderdoctor.tryout.rounds import Sweep
 from loaderdoctor.tryout.trials import Place, Trial
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
@@ -50,12 +51,10 @@ def isolated(place: Place, n_workers: tuple[int, ...]) -> tuple[Outcome, Process
         for i, n in enumerate(n_workers)
     ]
     sweep = Sweep(
-        main,
         observed(),
         trials,
         Options(budget_s=900.0, n_rounds=3),
-        fresh=FreshRuns(processes),
-        clock=main.clock,
+        Equipment(script_run=main, fresh=FreshRuns(processes), clock=main.clock),
     )
     return sweep.run(), processes, sweep
 
@@ -94,7 +93,9 @@ def test_a_process_that_never_gets_warm_is_a_failed_trial() -> None:
     ]
     options = Options(budget_s=60.0)
     fresh = FreshRuns(processes)
-    outcome = Sweep(main, observed(), trials, options, fresh=fresh, clock=main.clock).run()
+    outcome = Sweep(
+        observed(), trials, options, Equipment(script_run=main, fresh=fresh, clock=main.clock)
+    ).run()
     assert outcome.trials[1].status == "failed"
     assert "exit code 3" in (outcome.trials[1].reason or "")
 
@@ -108,7 +109,12 @@ def test_a_script_of_its_own_brings_its_own_batch_and_epoch() -> None:
         Trial(index=1, settings=Settings(), place="process", script=script),
     ]
     options = Options(budget_s=300.0, n_rounds=3)
-    sweep = Sweep(main, observed(), trials, options, fresh=FreshRuns(processes), clock=main.clock)
+    sweep = Sweep(
+        observed(),
+        trials,
+        options,
+        Equipment(script_run=main, fresh=FreshRuns(processes), clock=main.clock),
+    )
     outcome = sweep.run()
     assert {opened for opened, _ in processes.opened} == {script}
     assert outcome.trials[1].steps_per_epoch == 100

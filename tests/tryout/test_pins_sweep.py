@@ -20,9 +20,10 @@ from loaderdoctor.sweep.advise import not_advised, recommendations, verdict_of_s
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.grid import asked_trials, default_trials
 from loaderdoctor.sweep.rows import trial_rows, warning_rows
+from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.fresh import FreshRuns
+from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.outcome import Options, Progress
-from loaderdoctor.tryout.rounds import Sweep
 from loaderdoctor.tryout.trials import Row, Trial
 from tests.tryout.pinned import asked, check, rounded, rows
 from tests.tryout.simulator import SimulatedRun, Truth, observed
@@ -228,16 +229,18 @@ def test_a_sweep_is_as_pinned(name: str, tmp_path: Path) -> None:
     options = {"budget_s": 60.0, "seed": 1, **case.options}
     planned = case.trials(seen)
     sweep = evidence.sweep = Sweep(
-        run,
         seen,
         planned,
         Options(trace_dir=tmp_path if case.traced else None, **options),
+        Equipment(
+            script_run=run,
+            on_progress=show,
+            reopen=reopen if case.reopens else None,
+            fresh=FreshRuns(open_process),
+            clock=run.clock,
+        ),
         refused={Settings(num_workers=3, prefetch_factor=2): "it may not be run"},
-        on_progress=show,
-        reopen=reopen if case.reopens else None,
         ablate=evidence.ablate if case.ablate else None,
-        fresh=FreshRuns(open_process),
-        clock=run.clock,
     )
     found, ranking = sweep.run(), sweep.ranking()
     facts = evidence.facts(ranking)

@@ -10,9 +10,9 @@ import pytest
 from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import asked_trials, default_trials
-from loaderdoctor.tryout.measuring import MEMORY_READINGS
+from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout.measuring import MEMORY_READINGS, Equipment
 from loaderdoctor.tryout.outcome import Options, Progress
-from loaderdoctor.tryout.rounds import Sweep
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 from tests.tryout.sweeping import OWN, all_the_same, swept, timed, workers_help
 
@@ -113,7 +113,12 @@ def test_windows_hold_whole_accumulation_cycles() -> None:
     seen = observed(accumulation=4)
     script_run = SimulatedRun(all_the_same, OWN)
     trials = asked_trials(["num_workers=0,3"], seen)
-    Sweep(script_run, seen, trials, Options(budget_s=30.0), clock=script_run.clock).run()
+    Sweep(
+        seen,
+        trials,
+        Options(budget_s=30.0),
+        Equipment(script_run=script_run, clock=script_run.clock),
+    ).run()
     for request in timed(script_run):
         assert request.settings is not None
         assert request.n_steps % (12 if request.settings.num_workers else 4) == 0
@@ -152,11 +157,10 @@ def test_ablation_has_its_fewest_rounds_before_ranking_and_more_before_traces(
         called.append((len(simulated.log), left_s, fewest))
 
     sweep = Sweep(
-        simulated,
         seen,
         default_trials(seen),
         Options(budget_s=60.0, trace_dir=tmp_path),
-        clock=simulated.clock,
+        Equipment(script_run=simulated, clock=simulated.clock),
         ablate=ablate,
     )
     outcome = sweep.run()
@@ -202,12 +206,10 @@ def test_progress_is_told_after_each_window_and_never_goes_back() -> None:
     script_run = SimulatedRun(workers_help, OWN)
     seen = observed()
     Sweep(
-        script_run,
         seen,
         default_trials(seen),
         Options(budget_s=30.0),
-        clock=script_run.clock,
-        on_progress=told.append,
+        Equipment(script_run=script_run, on_progress=told.append, clock=script_run.clock),
     ).run()
     assert len(told) == len(script_run.log)
     shares = [p.done_share for p in told]

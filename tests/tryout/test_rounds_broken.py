@@ -8,9 +8,9 @@ from loaderdoctor.instrument.wire.records import SafetyRecord
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import not_advised
 from loaderdoctor.sweep.grid import asked_trials, default_trials
-from loaderdoctor.tryout.measuring import RERUN
+from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout.measuring import RERUN, Equipment
 from loaderdoctor.tryout.outcome import Options
-from loaderdoctor.tryout.rounds import Sweep
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 from tests.tryout.sweeping import OWN, all_the_same, swept, workers_help
 
@@ -69,7 +69,10 @@ def test_where_the_process_may_be_restarted_the_sweep_goes_on_after_it_died() ->
 
     trials = asked_trials(["num_workers=1,2,3"], seen)
     outcome = Sweep(
-        script_run, seen, trials, Options(budget_s=30.0), clock=script_run.clock, reopen=reopen
+        seen,
+        trials,
+        Options(budget_s=30.0),
+        Equipment(script_run=script_run, reopen=reopen, clock=script_run.clock),
     ).run()
     assert outcome.ended == "done"
     assert Counter(t.status for t in outcome.trials) == {"ok": 3, "failed": 1}
@@ -114,11 +117,10 @@ def test_a_withheld_trial_is_a_row_with_its_reason_and_never_run() -> None:
     seen = observed()
     trials = default_trials(seen)
     sweep = Sweep(
-        script_run,
         seen,
         trials,
         Options(budget_s=30.0),
-        clock=script_run.clock,
+        Equipment(script_run=script_run, clock=script_run.clock),
         refused={trials[3]: "it would repeat data"},
     )
     outcome = sweep.run()
@@ -134,7 +136,10 @@ def test_a_one_pass_loader_is_never_asked_to_open_again() -> None:
     script_run = SimulatedRun(all_the_same, OWN)
     seen = observed(safety=SafetyRecord(one_pass=True))
     Sweep(
-        script_run, seen, default_trials(seen), Options(budget_s=30.0), clock=script_run.clock
+        seen,
+        default_trials(seen),
+        Options(budget_s=30.0),
+        Equipment(script_run=script_run, clock=script_run.clock),
     ).run()
     assert all(
         r.mode == "plain" for r in script_run.log if not (r.settings and r.settings.changed())

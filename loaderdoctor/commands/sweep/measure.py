@@ -33,9 +33,10 @@ from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import invalid_reason
 from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.evidence import SweepEvidence
+from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.fresh import FreshRuns, OpenFresh
+from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.outcome import Part, Progress
-from loaderdoctor.tryout.rounds import Sweep
 from loaderdoctor.tryout.trials import Measurement, Trial
 
 # How long a script may take to its first warm steps: imports, data preparation, compilation.
@@ -147,16 +148,17 @@ def measure(
         say(f"{n_measured} trials, about {measured.budget_s:.0f} s of measuring")
         evidence = SweepEvidence(observed=observed, notes=script_run.notes, seed=options.seed)
         evidence.sweep = sweep = Sweep(
-            script_run,
             observed,
             planned,
             measured,
+            Equipment(
+                script_run=script_run,
+                on_progress=watch(evidence),
+                reopen=open_run if target.recipe is not None or options.rerun else None,
+                fresh=FreshRuns(open_process),
+            ),
             refused=evidence.refused([trial.settings for trial in planned]),
-            on_progress=watch(evidence),
-            # A script of the user's is not run a second time unasked.
-            reopen=open_run if target.recipe is not None or options.rerun else None,
             ablate=evidence.ablate if asked.ablate and not options.no_ablation else None,
-            fresh=FreshRuns(open_process),
         )
         outcome = sweep.run()
     if not any(trial.measurements for trial in outcome.trials):

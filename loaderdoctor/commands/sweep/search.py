@@ -14,10 +14,11 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.presets.resolve import Found
+from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.sweep.samples import Description
 from loaderdoctor.tryout.fresh import OpenFresh
+from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.outcome import Options, Progress
-from loaderdoctor.tryout.rounds import Sweep
 
 # Of the budget, for each search. On an H200 with 16 CPUs a visit takes 2 to 5 s: a quarter of 430 s
 # went by with first visits to the ladder's settings, and none was left to compare them.
@@ -76,7 +77,6 @@ def _found(
             assert seen is not None
             choices = default_trials(seen, target.axes)
             elimination = Sweep(
-                script_run,
                 seen,
                 choices,
                 Options(
@@ -85,8 +85,8 @@ def _found(
                     search="auto",
                     allowance_share=None,  # its part of the budget is what it may take
                 ),
+                Equipment(script_run=script_run, on_progress=show),
                 refused=SweepEvidence(observed=seen).refused(choices),
-                on_progress=show,
             )
             elimination.run()
             ranking = elimination.ranking()

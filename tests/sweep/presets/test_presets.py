@@ -22,9 +22,10 @@ from loaderdoctor.sweep.presets.resolve import Found, Place, trials_of
 from loaderdoctor.sweep.presets.rows import claim_rows, preset_rows, row_settings
 from loaderdoctor.sweep.presets.who_is_faster import MATRIX, PORTIONS, WHO_IS_FASTER
 from loaderdoctor.sweep.rows import trial_rows
+from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.outcome import Options
 from loaderdoctor.tryout.ranking import Ranking, rank
-from loaderdoctor.tryout.rounds import Sweep
 from loaderdoctor.tryout.trials import Measurement, Trial
 from tests.report import samples
 from tests.tryout.simulator import SimulatedRun, Truth, observed
@@ -51,11 +52,10 @@ def swept(
     trials, seen = planned(preset, device=device, recipe=None)
     script_run = SimulatedRun(truth, Truth(step_ms=10.0), noise=0.005, seed=1)
     sweep = Sweep(
-        script_run,
         seen,
         trials,
         Options(budget_s=600.0, n_rounds=preset.n_rounds, keep_all=True),
-        clock=script_run.clock,
+        Equipment(script_run=script_run, clock=script_run.clock),
     )
     outcome = sweep.run()
     ranking = sweep.ranking()
@@ -139,7 +139,7 @@ def test_the_control_group_is_run_again_without_sampling_host_memory() -> None:
     trials, seen = planned(WHO_IS_FASTER)
     script_run = SimulatedRun(lambda s: Truth(step_ms=10.0), Truth(step_ms=10.0))
     options = Options(budget_s=900.0, n_rounds=3, keep_all=True)
-    Sweep(script_run, seen, trials, options, clock=script_run.clock).run()
+    Sweep(seen, trials, options, Equipment(script_run=script_run, clock=script_run.clock)).run()
     timed = [r for r in script_run.log if r.settings is not None and r.settings.portion]
     assert (
         Counter(r.host_memory for r in timed)[True] == Counter(r.host_memory for r in timed)[False]

@@ -1,0 +1,286 @@
+"""What to measure next: policies of a sweep's phases, each a pure function of what is known.
+
+    calibrate → ranked (or `elimination.eliminate`) → confirmed → traced
+
+The calibration round (short windows) finds what each trial costs; the ranked rounds are planned
+from that and planned again after each. Then the candidate is measured against the loop's own
+settings again, in pairs, since the best of many is partly luck.
+"""
+
+from __future__ import annotations
+
+import math
+
+from loaderdoctor.facts.own_settings import n_changes
+from loaderdoctor.findings.model import MIN_GAIN_SHARE
+from loaderdoctor.tryout import elimination, schedule
+from loaderdoctor.tryout.known import Done, Known, Round, Window
+from loaderdoctor.tryout.ranking import MIN_PAIRS
+from loaderdoctor.tryout.schedule import Plan
+from loaderdoctor.tryout.trials import Trial
+from loaderdoctor.tryout.windows import MIN_ROUNDS, MIN_STEPS, WINDOW_S
+
+# A calibration window: long enough to rank by in a pinch, short enough for 40 trials in 120 s.
+CALIBRATE_WINDOW_S = 0.5
+# Slower than the fastest by this factor in its first window, a trial won't be the best: window
+# means of one setting spread by a few percent, by 20 % on a busy machine.
+BEHIND = 1.5
+MAX_PAIRS = 12
+# The traced window: enough steps for means; more only costs export time.
+TRACED_STEPS = 12
+TRACE_EXPORT_S = 1.0
+# Each trial of a grid is worth its trace even where timing took longer than planned: tracing may
+# pass the budget by this part of it. A preset's rows are many, and keep to theirs.
+TRACE_OVERRUN_SHARE = 0.3
+
+
+def calibrate(known: Known, last: Round | None) -> Round | Done:
+    """Each trial once, the loop's own settings first; finds crashes and costs."""
+    if last is not None:
+        return Done()
+    alive = [trial for trial in known.alive if not trial.measurements]
+    share_s = known.end_s(schedule.CALIBRATE_SHARE) / max(1, len(alive))
+    found = []
+    for trial in alive:
+        cost = known.cost(trial)
+        window_s = min(CALIBRATE_WINDOW_S, max(0.0, share_s - cost.overhead_s))
+        searching = known.searching
+        found.append(
+            Window(
+                trial=trial.index,
+                n_steps=elimination.window_steps(cost) if searching else cost.steps(window_s),
+                cost=cost,
+                # Nor a search among what few would choose, where the budget ends here.
+                place=n_changes(trial.settings, known.loop.own) if searching else trial.index > 0,
+                least_s=0.0 if trial.index else -math.inf,
+            )
+        )
+    end = schedule.ELIMINATION_WINDOWS_SHARE if known.searching else schedule.CONFIRM_SHARE
+    return Round(
+        shown="calibrate",
+        # A search counts these windows but for the loop's own, which meets cold caches.
+        phase="rank" if known.searching else "calibrate",
+        number=0,
+        n_rounds=1,
+        windows=tuple(found),
+        # A budget that ends here is to leave a table from its baseline up, not rows at random.
+        shuffled=not known.options.keep_all,
+        until_s=known.end_s(end),
+    )
+
+
+def ranked(known: Known, last: Round | None) -> Round | Done:
+    """Shuffled rounds until the planned number, or the time, is used up."""
+    wanted = known.options.n_rounds
+    if last is None:
+        # A sweep that was interrupted goes on with the rounds it lacks.
+        done = rounds_done(known)
+        plan = rounds_that_fit(known, max(1, wanted - done) if wanted else None)
+        if not plan:
+            return Done(note="the budget leaves no time for rounds to rank by")
+        dropped = tuple(t.index for t in known.alive if t.index not in plan.trials)
+        n_dropped = len(dropped) + sum(trial.dropped for trial in known.trials)
+        slower = "1 slower trial was" if n_dropped == 1 else f"{n_dropped} slower trials were"
+        note = f"{slower} visited once only" if n_dropped else None
+        return _ranked(known, plan, done + 1, done + plan.n_rounds, dropped=dropped, note=note)
+    number = last.number + 1
+    if known.cut or number > last.n_rounds:
+        return Done()
+    # Costs are known better now: stretch or shorten what is left, same trials.
+    plan = rounds_that_fit(known, last.n_rounds - last.number) or last.plan
+    # The first may take of the confirmation's time.
+    end = schedule.CONFIRM_SHARE if number <= MIN_ROUNDS else schedule.RANK_SHARE
+    round_s = sum(known.cost(trial).measurement_s(plan.window_s) for trial in known.alive)
+    if wanted is None and known.left_s(end) < round_s:
+        return Done()
+    return _ranked(known, plan, number, last.n_rounds)
+
+
+def _ranked(
+    known: Known,
+    plan: Plan,
+    number: int,
+    n_rounds: int,
+    *,
+    dropped: tuple[int, ...] = (),
+    note: str | None = None,
+) -> Round:
+    found = []
+    for trial in known.alive:
+        if trial.index in dropped or any(m.round == number for m in trial.of("rank")):
+            continue
+        cost = known.cost(trial)
+        found.append(
+            Window(
+                trial=trial.index,
+                n_steps=cost.steps(plan.window_s),
+                cost=cost,
+                # The loop's own comes last of all: the pairs that confirm follow.
+                place=float(number == n_rounds and not trial.index),
+                least_s=cost.measurement_s(0.0) if number > 1 else -math.inf,
+            )
+        )
+    return Round(
+        shown="rank",
+        phase="rank",
+        number=number,
+        n_rounds=n_rounds,
+        windows=tuple(found),
+        until_s=known.end_s(schedule.CONFIRM_SHARE),
+        plan=plan,
+        dropped=dropped,
+        note=note,
+    )
+
+
+def rounds_done(known: Known) -> int:
+    """Ranked rounds that every trial has been measured in."""
+    return min(
+        (max((m.round for m in trial.of("rank")), default=0) for trial in known.alive), default=0
+    )
+
+
+def rounds_that_fit(known: Known, wanted_rounds: int | None) -> Plan:
+    """Rounds of the trials that were measured once.
+
+    Where all trials are to stay, fewer rounds come before fewer trials.
+    """
+    keep_all = known.options.keep_all
+    costs = {trial.index: known.cost(trial) for trial in known.alive if trial.measurements}
+    fewest = 1 if keep_all and wanted_rounds else wanted_rounds or 0
+    plan = schedule.NOTHING
+    for n_rounds in range(wanted_rounds or 0, fewest - 1, -1):
+        plan = schedule.plan(
+            costs,
+            left_s=known.left_s(schedule.RANK_SHARE),
+            wanted_rounds=n_rounds or None,
+            by_speed=known.by_speed(),
+            behind=frozenset() if keep_all else _behind(known),
+        )
+        if len(plan.trials) == len(costs):
+            return plan
+    return plan
+
+
+def grid_steps(known: Known) -> int:
+    """Steps that the whole grid would take, first windows and all: what a search is measured by."""
+    costs = {trial.index: known.cost(trial) for trial in known.alive}
+    n_rounds = known.options.n_rounds
+    rounds = elimination.grid_steps(costs, rounds_that_fit(known, n_rounds), n_rounds)
+    return rounds + sum(cost.steps(CALIBRATE_WINDOW_S) for cost in costs.values())
+
+
+def _behind(known: Known) -> frozenset[int]:
+    """Trials that are clearly slower than the fastest."""
+    results = known.ranking().results
+    walls = {r.index: r.wall_ms.value for r in results if r.wall_ms is not None}
+    fastest = min(walls.values(), default=0.0)
+    return frozenset(index for index, ms in walls.items() if ms > BEHIND * fastest)
+
+
+def confirmed(known: Known, last: Round | None) -> Round | Done:
+    """The candidate against the loop's own settings, in pairs of alternating order."""
+    if last is None:
+        candidate = 1 if known.options.part == "confirm" else known.ranking().candidate
+    else:
+        candidate = max(window.trial for window in last.windows)
+    if not candidate:
+        return Done()
+    pair = [known.trials[0], known.trials[candidate]]
+    if not all(trial.alive for trial in pair):
+        return Done()
+    if last is None:
+        plan, n_most = _pairs(known, pair)
+        number = 1
+    else:
+        plan, n_most, number = last.plan, last.n_most, last.number + 1
+    if not plan or number > n_most:
+        return Done()
+    if number > MIN_PAIRS:
+        pair_s = sum(known.cost(trial).measurement_s(plan.window_s) for trial in pair)
+        undecided = _undecided(known)
+        share = schedule.ABLATE_SHARE if undecided else schedule.CONFIRM_SHARE
+        enough = number > plan.n_rounds and not undecided
+        if enough or pair_s > known.left_s(share):
+            return Done()
+    at_least = 1 if known.searching else MIN_STEPS
+    costs = [(trial.index, known.cost(trial)) for trial in pair]
+    found = [
+        Window(trial=index, n_steps=cost.steps(plan.window_s, at_least=at_least), cost=cost)
+        for index, cost in (costs if number % 2 else reversed(costs))
+    ]
+    return Round(
+        shown="confirm",
+        phase="confirm",
+        number=number,
+        n_rounds=max(number, plan.n_rounds),
+        windows=tuple(found),
+        shuffled=False,
+        plan=plan,
+        n_most=n_most,
+    )
+
+
+def _pairs(known: Known, pair: list[Trial]) -> tuple[Plan, int]:
+    """Pairs that fit, and the most that may be measured."""
+    costs = {trial.index: known.cost(trial) for trial in pair}
+    plan = schedule.NOTHING
+    # The answer matters more than its reasons.
+    for share in (schedule.CONFIRM_SHARE, schedule.ABLATE_SHARE):
+        left_s = known.left_s(share)
+        plan = plan or schedule.plan(costs, left_s=left_s, wanted_rounds=None, by_speed=list(costs))
+    if not known.searching:
+        return plan, MAX_PAIRS
+    left = elimination.allowance(known) - known.n_timed_steps
+    window_s = elimination.confirm_window_s(list(costs.values()), left)
+    shortest_s = elimination.WINDOW_PART * WINDOW_S
+    window_s = min(plan.window_s or shortest_s, window_s)
+    plan = Plan(n_rounds=MIN_PAIRS, window_s=window_s, trials=tuple(costs))
+    pair_steps = sum(cost.steps(window_s, at_least=1) for cost in costs.values())
+    return plan, int(min(MAX_PAIRS, max(MIN_PAIRS, left / pair_steps)))
+
+
+def _undecided(known: Known) -> bool:
+    """Whether the candidate's gain would matter, but may still be noise."""
+    ranking = known.ranking()
+    gain = ranking.gain_share
+    return gain is not None and gain.value >= MIN_GAIN_SHARE and not ranking.worth_changing
+
+
+def traced(known: Known, last: Round | None) -> Round | Done:
+    """A traced window for each trial, the most interesting first, while there is time."""
+    wanted = _worth_a_trace(known)
+    number = 1 if last is None else last.number + 1
+    if number > len(wanted):
+        return Done()
+    trial, options = wanted[number - 1], known.options
+    cost = known.cost(trial)
+    n_steps = options.profiler.active or cost.steps(TRACED_STEPS * cost.step_s)
+    expected_s = cost.overhead_s + 2 * n_steps * cost.step_s + TRACE_EXPORT_S
+    extra_s = 0.0 if options.keep_all else TRACE_OVERRUN_SHARE * options.budget_s
+    # The loop's own trace is what the report explains: it is taken in any case.
+    if trial.index and expected_s > known.left_s(1.0) + extra_s:
+        return Done()
+    one = Window(trial=trial.index, n_steps=n_steps, cost=cost)
+    return Round(
+        shown="trace",
+        phase=None,
+        number=number,
+        n_rounds=len(wanted),
+        windows=(one,) * (1 if trial.index else max(1, options.profiler.repeat)),
+        shuffled=False,
+    )
+
+
+def _worth_a_trace(known: Known) -> list[Trial]:
+    if known.options.trace_dir is None:
+        return []
+    ranking = known.ranking()
+    order = [0, ranking.candidate, ranking.best, *known.by_speed()]
+    wanted = [known.trials[i] for i in dict.fromkeys(i for i in order if i is not None)]
+    found = [trial for trial in wanted if trial.status == "ok" and trial.same_as is None]
+    if known.options.loader_only:
+        return found[:1]
+    if known.searching:  # why others were eliminated is no question of its
+        return [trial for trial in found if not trial.dropped]
+    return found

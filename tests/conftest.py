@@ -11,6 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# An example takes as long as the machine lets it: what else runs is no failure of what is tested.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 # A shell that starts a job in the background without job control has it ignore Ctrl-C, and children
 # inherit that: tests that interrupt a command would then wait for nothing.

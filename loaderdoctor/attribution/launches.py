@@ -11,6 +11,7 @@ from loaderdoctor.attribution.rows import Index, Rows
 from loaderdoctor.facts.trace import KernelFacts, SyncFacts
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import ABSENT, I64, Category
+from loaderdoctor.units import NS_PER_US
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -29,7 +30,7 @@ def kernel_facts(
     return KernelFacts(
         n_per_step=kernels.size / clock.per_step,
         busy_ms=clock.ms_per_step(partition.compute.total_ns) if has_accelerator else 0.0,
-        mean_us=float(lengths.mean()) / 1e3 if kernels.size else None,
+        mean_us=float(lengths.mean()) / NS_PER_US if kernels.size else None,
         communication_ms=clock.ms_per_step(partition.communication.total_ns),
     )
 

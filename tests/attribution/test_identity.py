@@ -316,7 +316,7 @@ any_row = st.builds(
 ).map(lambda r: replace(r, start=min(r.start, r.end), end=max(r.start, r.end)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(any_row, max_size=40), st.integers(0, 9))
 def test_any_rows_at_all_give_shares_that_sum_to_one(rows: list[Row], seed: int) -> None:
     trace = TraceBuilder(rows=rows).trace(shuffle=seed)

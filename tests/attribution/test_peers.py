@@ -151,7 +151,7 @@ def test_a_collective_kernel_that_spins_for_a_peer_is_told_apart_too() -> None:
 
 
 @given(st.lists(st.integers(10, 2000), min_size=2, max_size=6), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_waits_are_those_of_a_barrier(inputs: list[int], data: st.DataObject) -> None:
     first = [data.draw(st.integers(0, 2)) for _ in inputs]
     ranks = compared(gloo_ranks([float(x) for x in inputs], n_steps=10, first_steps=first))

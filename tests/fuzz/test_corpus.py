@@ -96,7 +96,6 @@ def test_files_of_other_programs_are_refused_or_reported(data: bytes, place: Pat
 
 @settings(
     max_examples=60,
-    deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -107,7 +106,7 @@ def test_mutated_traces_are_refused_or_reported(seed: int, cuts: list[bytes], pl
     reported(mutator.mutate(rng.choice(cuts)), place)
 
 
-@settings(max_examples=90, deadline=None, database=None)
+@settings(max_examples=90, database=None)
 @given(seed=st.integers(0, 2**32), kind=st.sampled_from(OTHER_KINDS))
 def test_mutated_input_of_every_other_kind_is_refused_or_read(
     seed: int, kind: targets.Kind, sound_inputs: targets.Maker, place: Path

@@ -96,7 +96,6 @@ def cut() -> bytes:
 
 @settings(
     max_examples=40,
-    deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

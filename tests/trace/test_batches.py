@@ -80,7 +80,7 @@ def read(text: bytes, block_bytes: int, batch_bytes: int) -> tuple[list[Event], 
     return [event for batch in batches for event in batch], batches.document
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(texts(), st.integers(1, 300), st.integers(1, 300))
 def test_batches_equal_one_decoding_of_the_whole(
     case: tuple[str, list[Any], dict[str, Any]], block_bytes: int, batch_bytes: int
@@ -93,7 +93,7 @@ def test_batches_equal_one_decoding_of_the_whole(
     assert repr(document) == repr(json.loads(json.dumps(surroundings)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(EVENTS, max_size=8), st.sampled_from([None, 1]))
 def test_strict_and_lenient_decoding_agree(events: list[Any], indent: int | None) -> None:
     text = json.dumps(events, indent=indent).encode()
@@ -104,7 +104,7 @@ def test_strict_and_lenient_decoding_agree(events: list[Any], indent: int | None
     assert repr(strictly) == repr(decode_leniently(text))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(texts(), st.data())
 def test_a_truncated_trace_is_refused_wherever_it_ends(
     case: tuple[str, list[Any], dict[str, Any]], data: st.DataObject
@@ -117,7 +117,7 @@ def test_a_truncated_trace_is_refused_wherever_it_ends(
     assert str(caught.value).startswith("run.json: ")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(texts(), st.data())
 def test_a_damaged_byte_is_refused_or_read_as_json_reads_it(
     case: tuple[str, list[Any], dict[str, Any]], data: st.DataObject
@@ -165,7 +165,7 @@ def scan_slowly(text: bytes) -> Scan:
     return Scan(last_comma, None, inside_element=in_string or depth > 1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(ELEMENTS, st.sampled_from([None, 0, 2]), st.data())
 def test_scan_finds_what_reading_byte_by_byte_finds(
     elements: list[Any], indent: int | None, data: st.DataObject
@@ -175,7 +175,7 @@ def test_scan_finds_what_reading_byte_by_byte_finds(
     assert scan(prefix) == scan_slowly(prefix)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.sampled_from([*b'{}[],"\\ x']), max_size=40).map(bytes))
 def test_scan_is_exact_for_escapes_in_strings(inner: bytes) -> None:
     quoted = json.dumps(inner.decode()).encode()

@@ -19,6 +19,12 @@ Parallel = Literal["none", "data_parallel", "ddp"]
 Value = bool | int | float | str | None
 
 DEFAULT_PREFETCH_FACTOR = 2  # torch's own, for num_workers > 0
+# A worker's own memory (USS) once it has made one small batch, CUDA build of torch 2.14 on Linux:
+# forked 11 MiB, spawned 281 MiB. Rounded up.
+FORKED_WORKER_BYTES = 40 * 2**20
+SPAWNED_WORKER_BYTES = 320 * 2**20
+# Pipes of its index queue, sentinel, resource sharer: 4 with torch 2.14, and as many to be safe.
+FILES_PER_WORKER = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,32 @@ class _Making:
         # A pool that is a little short needs only a little less work to keep up.
         return min(self.cost.ms, max(part * whole_ms / n, part * self.cost.ms))
 
+    def advice(
+        self,
+        *,
+        title: str,
+        example: str,
+        part: float,
+        evidence: str,
+        axis: str | None = None,
+        caution: str | None = None,
+        keeps_samples: bool = False,
+        replaces: Kind | None = None,
+    ) -> CodeAdvice:
+        """Advice that does away with that part of a batch; `replaces` the advice of that kind."""
+        saved_ms, whole = self.saved_ms(part), fmt.ms(self.cost.step_ms)
+        return CodeAdvice(
+            kind=replaces,
+            title=title,
+            example=example,
+            bound_ms=saved_ms,
+            predicted_from="ablation" if by_ablation(self.facts) else "trace",
+            caution=caution,
+            axis=axis,
+            keeps_samples=keeps_samples,
+            evidence=f"At most {fmt.ms(saved_ms)} of the step's {whole}. {evidence}",
+        )
+
 
 def routes(facts: Facts) -> tuple[CodeAdvice, ...]:
     """What can be done about the dataset itself, the largest saving first.
@@ -144,25 +170,23 @@ def _slices(making: _Making) -> CodeAdvice | None:
         what = (
             f"{name}.{images.path} ({fmt.n_bytes(images.n_bytes or 0)}) is an array of all images"
         )
-        return _advice(
-            making,
-            f"Slice whole batches out of {name}.{images.path}, without PIL between",
-            worked.from_array(loader),
-            1.0,
-            f"{what}; a sample takes {fmt.ms(making.sample_ms)} on its way through PIL.",
+        return making.advice(
+            title=f"Slice whole batches out of {name}.{images.path}, without PIL between",
+            example=worked.from_array(loader),
+            part=1.0,
+            evidence=f"{what}; a sample takes {fmt.ms(making.sample_ms)} on its way through PIL.",
             keeps_samples=True,
             replaces=Kind.DATASET_FORMAT_BOUND,
         )
     held = dataset_bytes(facts)
     if not fits_in_memory(facts) or held is None:
         return None
-    return _advice(
-        making,
-        f"Keep all samples as one tensor ({fmt.n_bytes(held)}) and slice batches out of it",
-        worked.sliced(loader),
-        1.0,
-        f"{loader.n_samples:,} samples of one shape take {_of_memory(facts, held)}. A sample takes "
-        f"{fmt.ms(making.sample_ms)} to make, collating a batch "
+    return making.advice(
+        title=f"Keep all samples as one tensor ({fmt.n_bytes(held)}) and slice batches out of it",
+        example=worked.sliced(loader),
+        part=1.0,
+        evidence=f"{loader.n_samples:,} samples of one shape take {_of_memory(facts, held)}. "
+        f"A sample takes {fmt.ms(making.sample_ms)} to make, collating a batch "
         f"{fmt.ms(making.workers.collate_ms)}.",
         caution="Each sample is made once: what its dataset draws at random is drawn once.",
         keeps_samples=True,
@@ -185,12 +209,11 @@ def _cache(making: _Making) -> CodeAdvice | None:
     what = f"Making samples is {fmt.share(making.fetch)} of a batch ({each})"
     drawn = random_transforms(facts)
     if not drawn:
-        return _advice(
-            making,
-            f"Keep the samples in memory as they are first made ({fmt.n_bytes(held)})",
-            worked.cached(making.loader),
-            making.fetch,
-            f"{what}; all {making.loader.n_samples:,} take {_of_memory(facts, held)}.",
+        return making.advice(
+            title=f"Keep the samples in memory as they are first made ({fmt.n_bytes(held)})",
+            example=worked.cached(making.loader),
+            part=making.fetch,
+            evidence=f"{what}; all {making.loader.n_samples:,} take {_of_memory(facts, held)}.",
             axis="cache",
             caution="The first epoch, or the start, pays for making every sample once, and what "
             "its dataset draws at random is drawn once.",
@@ -201,13 +224,13 @@ def _cache(making: _Making) -> CodeAdvice | None:
     if first is None:
         return None
     stays = making.transforms(lambda name: name in names[first:])
-    return _advice(
-        making,
-        f"Keep what comes before {drawn[0]} in memory",
-        dataset_snippets.CACHE_BEFORE_RANDOM,
-        making.fetch - stays,
-        f"{what}. {', '.join(drawn)} must be drawn again each epoch, so only what comes before is "
-        f"kept: pictures as decoded, about {fmt.n_bytes(held)} where they have the final size.",
+    return making.advice(
+        title=f"Keep what comes before {drawn[0]} in memory",
+        example=dataset_snippets.CACHE_BEFORE_RANDOM,
+        part=making.fetch - stays,
+        evidence=f"{what}. {', '.join(drawn)} must be drawn again each epoch, so only what comes "
+        f"before is kept: pictures as decoded, about {fmt.n_bytes(held)} where they have the final "
+        "size.",
     )
 
 
@@ -218,12 +241,11 @@ def _batchwise(making: _Making) -> CodeAdvice | None:
         return None
     part = making.transforms(lambda name: name in last)
     timed = [f"{n} {fmt.ms(cost)}" for n, cost in making.workers.transforms if _bare(n) in last]
-    return _advice(
-        making,
-        f"{' and '.join(last)} for the whole batch, not for each sample",
-        worked.batchwise(making.loader, last),
-        part,
-        f"{', '.join(timed)} a sample: {fmt.share(part)} of a batch.",
+    return making.advice(
+        title=f"{' and '.join(last)} for the whole batch, not for each sample",
+        example=worked.batchwise(making.loader, last),
+        part=part,
+        evidence=f"{', '.join(timed)} a sample: {fmt.share(part)} of a batch.",
         axis="uint8",
     )
 
@@ -235,12 +257,11 @@ def _device(making: _Making) -> CodeAdvice | None:
     if machine is None or machine.device_name is None or not making.workers.transforms:
         return None
     names = ", ".join(name for name, _ in making.workers.transforms)
-    return _advice(
-        making,
-        f"Move the transforms onto the {machine.device_name}",
-        dataset_snippets.ON_DEVICE,
-        part,
-        f"{names}: {fmt.share(part)} of a batch.",
+    return making.advice(
+        title=f"Move the transforms onto the {machine.device_name}",
+        example=dataset_snippets.ON_DEVICE,
+        part=part,
+        evidence=f"{names}: {fmt.share(part)} of a batch.",
         caution="A crop or flip drawn for a batch is the same for all its images.",
         replaces=Kind.CPU_SATURATED_WORKERS,
     )
@@ -259,21 +280,19 @@ def _decoded(making: _Making) -> CodeAdvice | None:
     waits = on_cpu + (making.workers.run_wait_share or 0.0) < MAX_WAITING_CPU_SHARE
     evidence = f"{seen(*hotspots)} of making a batch is opening and decoding files"
     if waits:
-        return _advice(
-            making,
-            "Pack the samples into a few large files",
-            dataset_snippets.PACK_FILES,
-            part,
-            f"{evidence}, and the CPU is busy only {fmt.share(on_cpu)} of "
+        return making.advice(
+            title="Pack the samples into a few large files",
+            example=dataset_snippets.PACK_FILES,
+            part=part,
+            evidence=f"{evidence}, and the CPU is busy only {fmt.share(on_cpu)} of "
             "the time: it is reading that takes it.",
             replaces=Kind.MANY_SMALL_FILES,
         )
-    return _advice(
-        making,
-        "Decode once and keep the pixels in one file",
-        dataset_snippets.DECODED,
-        part,
-        f"{evidence}, on the CPU.{_on_disk(making.loader)}",
+    return making.advice(
+        title="Decode once and keep the pixels in one file",
+        example=dataset_snippets.DECODED,
+        part=part,
+        evidence=f"{evidence}, on the CPU.{_on_disk(making.loader)}",
         caution="Decode to the size before the first random crop, or its choice is narrower.",
     )
 
@@ -285,32 +304,6 @@ ROUTES: tuple[Callable[[_Making], CodeAdvice | None], ...] = (
     _device,
     _decoded,
 )
-
-
-def _advice(
-    making: _Making,
-    title: str,
-    example: str,
-    part: float,
-    evidence: str,
-    *,
-    axis: str | None = None,
-    caution: str | None = None,
-    keeps_samples: bool = False,
-    replaces: Kind | None = None,
-) -> CodeAdvice:
-    saved_ms, whole = making.saved_ms(part), fmt.ms(making.cost.step_ms)
-    return CodeAdvice(
-        kind=replaces,
-        title=title,
-        example=example,
-        bound_ms=saved_ms,
-        predicted_from="ablation" if by_ablation(making.facts) else "trace",
-        caution=caution,
-        axis=axis,
-        keeps_samples=keeps_samples,
-        evidence=f"At most {fmt.ms(saved_ms)} of the step's {whole}. {evidence}",
-    )
 
 
 def _decoding(hotspot: LineHotspot) -> LineHotspot | None:

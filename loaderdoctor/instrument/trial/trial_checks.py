@@ -19,17 +19,17 @@ from loaderdoctor.instrument.dataset.safety import pickled_parts
 from loaderdoctor.instrument.system.machine import open_files_limit
 from loaderdoctor.instrument.system.memory import available_bytes, shm_free_bytes
 from loaderdoctor.instrument.wire.records import TensorRecord
-from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, invalid_reason
+from loaderdoctor.settings import (
+    DEFAULT_PREFETCH_FACTOR,
+    FILES_PER_WORKER,
+    FORKED_WORKER_BYTES,
+    SPAWNED_WORKER_BYTES,
+    Settings,
+    invalid_reason,
+)
 
-# Memory of one worker's own (USS) that has made one small batch, CUDA build of torch 2.14 on
-# Linux: forked 11 MiB, spawned 281 MiB. Rounded up.
-FORKED_WORKER_BYTES = 40 * 2**20
-SPAWNED_WORKER_BYTES = 320 * 2**20
 # Of /dev/shm and of free memory, what a trial may fill: others live there too.
 MAX_SHARE_OF_ROOM = 0.90
-# Pipes of the index queue, sentinel, resource sharer: 4 for each worker with torch 2.14 on Linux,
-# and as many again to be safe.
-FILES_PER_WORKER = 8
 
 _pickles: weakref.WeakKeyDictionary[DataLoader[Any], TrialPickle] = weakref.WeakKeyDictionary()
 

@@ -16,13 +16,29 @@ from loaderdoctor.findings.rules.starved import loader_in_main_process
 from loaderdoctor.settings import Settings
 from tests.findings.builders import machine, step, with_exposed
 from tests.findings.input_facts import BY_ITSELF, NO_WORKERS
-from tests.findings.rules import test_contention as contention_rules
-from tests.findings.rules import test_copies as copy_rules
-from tests.findings.rules import test_starved as worker_rules
+from tests.findings.rules import (
+    test_contention,
+    test_copies,
+    test_page_faults,
+    test_saturated,
+    test_starved,
+    test_threads,
+)
 
 OWN = Settings(num_workers=0)
 LOADS_ITSELF = with_exposed(input_=0.7, loaders=NO_WORKERS, workers=BY_ITSELF)
-CASES = (*contention_rules.CASES, *copy_rules.CASES, *worker_rules.CASES)
+CASES = tuple(
+    case
+    for module in (
+        test_contention,
+        test_copies,
+        test_page_faults,
+        test_saturated,
+        test_starved,
+        test_threads,
+    )
+    for case in module.CASES
+)
 
 
 def outcome(

@@ -1,4 +1,4 @@
-"""Memory fetched anew in each step: when it is a finding, and what is measured for it."""
+"""Memory mapped page by page: batches of workers, and what the loop frees and fetches again."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from typing import Any
 
 import pytest
 
+from loaderdoctor.advice.prescription import candidates
 from loaderdoctor.attribution.ablation import synthetic_faults
 from loaderdoctor.facts.loop import CpuFacts
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.model import Severity
-from loaderdoctor.findings.rules.page_faults import allocator_page_faults
+from loaderdoctor.findings.find import find
+from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings.rules.contention import gil_contention
+from loaderdoctor.findings.rules.page_faults import allocator_page_faults, batch_page_faults
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.records import CpuRecord
 from loaderdoctor.report.words.headline import headline
 from loaderdoctor.report.words.summary import verdict_sentence
-from tests.findings.builders import machine, with_exposed
+from loaderdoctor.settings import Settings
+from tests.findings.builders import loader, machine, step, with_exposed, workers
 from tests.findings.case import Case, fires, stays_silent
+from tests.findings.input_facts import UNSEEN, with_pages
 from tests.report import samples
 
 GLIBC = {"allocator": "glibc", "fault_us": 2.5, "device_name": None}
@@ -36,6 +41,34 @@ def faulting(faults: float | None = 600.0, **machines: Any) -> Facts:
 
 
 CASES = (
+    Case(
+        rule=batch_page_faults,
+        ill=with_pages(replace(UNSEEN, loaders=(loader(settings={"pin_memory": False}),))),
+        share=0.15,
+        severity=Severity.MODERATE,
+        evidence={
+            "extra_page_faults_per_step": 62.0,
+            "page_faults_per_batch": 62,
+            "touch_ms_per_batch": 0.6,
+            "release_ms_per_batch": 0.9,
+            "input_ms_per_step": 2.1,
+        },
+        says=("waits only 0.20 ms", "batch of 3.81 MiB", "62 page faults (0.60 ms)", "pin_memory"),
+        silent={
+            "another thread maps them": with_pages(extra_faults_per_step=2.0),
+            "small batches": with_pages(touch_ms=0.1, release_ms=0.1),
+            "the loop waits for its loader": with_pages(
+                with_exposed(input_=0.21, step=step(raw_wait_ms=2.0))
+            ),
+            "within the noise": with_pages(
+                with_exposed(input_=0.15, margin=2.0, step=step(raw_wait_ms=0.2))
+            ),
+            "batches of the loop's own": with_pages(
+                replace(UNSEEN, loaders=(loader(settings={"num_workers": 0}),))
+            ),
+        },
+        missing={"faults": UNSEEN, "ablation": replace(UNSEEN, ablation=None)},
+    ),
     Case(
         rule=allocator_page_faults,
         ill=faulting(),
@@ -127,3 +160,34 @@ def test_the_first_sentence_and_the_headline_do_not_call_such_a_step_healthy() -
         facts=facts, target="train.py", bound="compute", severity="none", findings=(finding,)
     )
     assert headline(report) == ("Compute-bound", "its memory comes anew each step")
+
+
+def test_mapping_is_named_where_the_ablation_is_too_noisy_to_tell_it_from_the_wait() -> None:
+    noisy = with_exposed(input_=0.21, margin=2.0, step=step(raw_wait_ms=0.2))
+    assert gil_contention(noisy) is None
+    finding = batch_page_faults(with_pages(noisy))
+    assert finding is not None
+    assert finding.share == pytest.approx(0.15)
+
+
+def test_mapping_is_never_said_to_cost_more_than_the_loader_does() -> None:
+    finding = batch_page_faults(with_pages(touch_ms=20.0))
+    assert finding is not None
+    assert finding.share == pytest.approx(0.184, rel=0.01)
+
+
+def test_without_workers_is_tried_where_samples_cost_less_than_mapping_them() -> None:
+    facts = with_pages(workers=workers(fetch_ms=1.0))
+    found = {x.kind: x for x in find(facts)}
+    tried = {c.settings: c.kinds for c in candidates(facts, found.values())}
+    assert tried[Settings(num_workers=0)] == (Kind.BATCH_PAGE_FAULTS,)
+    costly = with_pages(workers=workers(fetch_ms=19.0))
+    assert Settings(num_workers=0) not in {c.settings for c in candidates(costly, find(costly))}
+
+
+def test_unpinned_batches_for_a_gpu_are_tried_pinned() -> None:
+    unpinned = replace(UNSEEN, loaders=(loader(settings={"pin_memory": False}),))
+    facts = with_pages(unpinned)
+    (pinned,) = [c for c in candidates(facts, find(facts)) if c.settings.pin_memory]
+    assert pinned.kinds == (Kind.BATCH_PAGE_FAULTS,)
+    assert pinned.predicted_step_ms == pytest.approx(8.5)

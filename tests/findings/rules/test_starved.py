@@ -6,10 +6,8 @@ from dataclasses import replace
 
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.findings.model import Severity
-from loaderdoctor.findings.rules.contention import gil_contention
 from loaderdoctor.findings.rules.saturated import (
     cpu_saturated_workers,
-    overhead_bound_loader,
     storage_bound_workers,
 )
 from loaderdoctor.findings.rules.starved import (
@@ -31,11 +29,9 @@ from tests.findings.builders import (
 from tests.findings.case import Case, fires, stays_silent
 from tests.findings.input_facts import (
     BY_ITSELF,
-    FULL_CPU,
     LOW,
     NO_WORKERS,
     SHORT,
-    SLEEPING,
     STARVED,
 )
 from tests.trace_facts import changed
@@ -135,101 +131,6 @@ CASES = (
         },
         missing={"workers": with_exposed(input_=0.6, workers=None)},
     ),
-    Case(
-        rule=cpu_saturated_workers,
-        ill=with_exposed(input_=0.6, workers=SHORT, step=FULL_CPU),
-        share=0.6,
-        severity=Severity.HIGH,
-        evidence={"cpu_cores_used": 7.5, "usable_cpus": 8.0, "num_workers": 4},
-        says=("7.5 of 8 usable CPUs are busy", "No CPU is left for more workers"),
-        silent={
-            "CPUs are free": STARVED,
-            "the pool keeps up": with_exposed(input_=0.4, workers=workers(), step=FULL_CPU),
-            LOW: healthy(step=FULL_CPU, workers=SHORT),
-            "no workers": with_exposed(input_=0.6, loaders=NO_WORKERS, step=FULL_CPU),
-        },
-        missing={
-            "machine": with_exposed(input_=0.6, workers=SHORT, step=FULL_CPU, machine=None),
-            "CPU times": with_exposed(
-                input_=0.6,
-                workers=replace(SHORT, cpu_share=None),
-                step=step(worker_cpu_cores=None),
-            ),
-        },
-    ),
-    Case(
-        rule=storage_bound_workers,
-        ill=with_exposed(input_=0.6, workers=SLEEPING, step=step(worker_cpu_cores=0.3)),
-        share=0.6,
-        severity=Severity.HIGH,
-        evidence={"worker_cpu_share": 0.08, "batch_ms": 40.0, "cpu_cores_used": 1.3},
-        says=("92 % of each batch's 40.0 ms waiting", "outnumber the CPUs"),
-        silent={
-            "workers compute": STARVED,
-            "the pool keeps up": with_exposed(input_=0.6, workers=workers(batch_ms=8.0)),
-            "starved of CPU, not of data": with_exposed(
-                input_=0.6, workers=replace(SHORT, cpu_share=0.2), step=FULL_CPU
-            ),
-            LOW: healthy(workers=SLEEPING),
-        },
-        missing={
-            "CPU times": with_exposed(input_=0.6, workers=replace(SHORT, cpu_share=None)),
-            "workers": with_exposed(input_=0.6, workers=None),
-        },
-    ),
-    Case(
-        rule=overhead_bound_loader,
-        ill=with_exposed(
-            input_=0.5,
-            loaders=NO_WORKERS,
-            workers=workers(
-                n_workers=0,
-                batch_ms=2.6,
-                fetch_ms=2.0,
-                collate_ms=0.6,
-                n_samples=20_480,
-                sample_ms_quantiles=(0.008, 0.009, 0.01, 0.011, 0.012, 0.02, 0.03, 0.2),
-            ),
-        ),
-        share=0.5,
-        severity=Severity.HIGH,
-        evidence={"sample_us": 11.0, "batch_ms": 2.6, "num_workers": 0},
-        says=("A sample takes 11 µs", "More workers would add the price of a queue"),
-        silent={
-            "samples of some cost": with_exposed(input_=0.5, workers=BY_ITSELF),
-            "batches too cheap to explain it": with_exposed(
-                input_=0.5,
-                workers=workers(
-                    batch_ms=0.1, fetch_ms=0.1, queue_put_ms=0.05, sample_ms_quantiles=(0.01,) * 8
-                ),
-            ),
-            "a rare slow sample": with_exposed(
-                input_=0.5,
-                workers=workers(
-                    fetch_ms=16.0,
-                    sample_ms_quantiles=(0.01, 0.01, 0.02, 0.02, 0.02, 0.02, 0.03, 120.0),
-                ),
-            ),
-            "costly collating": with_exposed(
-                input_=0.5,
-                workers=workers(
-                    fetch_ms=0.6, collate_ms=15.0, sample_ms_quantiles=(0.01,) * 8, sampler_ms=0.0
-                ),
-            ),
-            "a stream": with_exposed(
-                input_=0.5,
-                loaders=(loader(kind="iterable"),),
-                workers=workers(fetch_ms=0.6, sample_ms_quantiles=(0.01,) * 8),
-            ),
-        },
-        missing={
-            "workers": with_exposed(input_=0.5, workers=None),
-            "sample times": with_exposed(
-                input_=0.5, workers=workers(sample_ms_quantiles=None, n_samples=0)
-            ),
-            "loader": with_exposed(input_=0.5, loaders=()),
-        },
-    ),
 )
 
 
@@ -281,28 +182,6 @@ def test_the_loader_of_a_trace_alone_is_told_by_its_fetches() -> None:
     assert finding.evidence["num_workers_needed"] == 3
     assert loader_in_main_process(facts_of_trace(changed(seen, loader_events=False))) is None
     assert loader_in_main_process(facts_of_trace(changed(seen, fetch_kind="multi-process"))) is None
-
-
-def test_a_pool_that_fills_the_cpus_is_saturated_though_they_rest_at_times() -> None:
-    pool = workers(n_workers=8, batch_ms=80.0, idle_share=0.1)
-    facts = with_exposed(
-        input_=0.6,
-        workers=pool,
-        loaders=(loader(settings={"num_workers": 8}),),
-        step=step(worker_cpu_cores=6.2, main_cpu_cores=0.4),
-    )
-    assert cpu_saturated_workers(facts) is not None
-    assert too_few_workers(facts) is None
-
-
-def test_a_pool_that_keeps_up_but_takes_the_steps_cpus_is_saturated() -> None:
-    facts = with_exposed(
-        input_=0.4,
-        workers=workers(batch_ms=8.0),
-        step=step(raw_wait_ms=0.2, worker_cpu_cores=6.5, main_cpu_cores=1.0),
-    )
-    assert cpu_saturated_workers(facts) is not None
-    assert gil_contention(facts) is None
 
 
 def test_a_pool_that_leaves_cpus_unused_may_grow_past_their_number() -> None:

@@ -1,4 +1,4 @@
-"""The loop's own threads: suspected from recorded facts, established by a trial."""
+"""Threads that compete: of workers, and the loop's own, established by a trial."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from loaderdoctor.facts.loop import CpuFacts, ThreadTrial
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings.rules.contention import (
+    gil_contention,
+)
 from loaderdoctor.findings.rules.threads import thread_oversubscription
 from loaderdoctor.settings import Settings
 from tests.findings.builders import (
@@ -25,6 +28,8 @@ from tests.findings.builders import (
     with_exposed,
     workers,
 )
+from tests.findings.case import Case, fires, stays_silent
+from tests.findings.input_facts import FULL_CPU, LOW
 
 
 def cpu(**changes: Any) -> CpuFacts:
@@ -66,6 +71,59 @@ def tried(
         gain_ms=Estimate(value=gain, low=gain - margin, high=gain + margin, n=3),
         decided=decided,
     )
+
+
+CASES = (
+    Case(
+        rule=thread_oversubscription,
+        ill=with_exposed(input_=0.6, workers=workers(n_threads=8, cpu_share=2.5)),
+        share=0.6,
+        severity=Severity.HIGH,
+        evidence={"n_threads": 8, "num_workers": 4, "usable_cpus": 8.0},
+        says=("4 workers of 8 library threads each compete for 8 usable CPUs",),
+        silent={
+            "CPUs are free": with_exposed(input_=0.6, workers=workers(n_threads=8)),
+            "one thread each": with_exposed(input_=0.6, step=FULL_CPU),
+            LOW: healthy(workers=workers(n_threads=8, cpu_share=2.5)),
+        },
+        missing={
+            "machine": with_exposed(
+                input_=0.6, workers=workers(n_threads=8, cpu_share=2.5), machine=None
+            ),
+            "threads": with_exposed(input_=0.6, workers=workers(n_threads=None, cpu_share=2.5)),
+        },
+    ),
+)
+test_a_rule_fires_with_its_figures = fires(CASES)
+test_a_rule_stays_silent_on_look_alikes_and_missing_facts = stays_silent(CASES)
+
+
+def test_starved_thread_pools_on_a_full_cpu_are_oversubscription() -> None:
+    busy = workers(n_threads=8, cpu_share=0.3)
+    assert thread_oversubscription(with_exposed(input_=0.6, workers=busy, step=FULL_CPU))
+
+
+def test_the_steps_own_threads_fight_the_workers_on_a_cpu_machine() -> None:
+    facts = with_exposed(
+        input_=0.4,
+        step=step(raw_wait_ms=0.2, worker_cpu_cores=1.0, main_cpu_cores=0.9),
+        trace=trace(has_accelerator=False),
+        machine=machine(usable_cpus=2.0, n_threads=2, device_name=None),
+    )
+    finding = thread_oversubscription(facts)
+    assert finding is not None
+    assert "torch.set_num_threads(1)" in finding.predictions[0].sentence
+    assert "own 2 threads and 4 workers compete for CPUs: 2 are usable" in finding.summary
+    assert gil_contention(facts) is None
+
+
+def test_thread_pools_that_queue_for_cpus_are_oversubscription_though_the_cpu_has_room() -> None:
+    # 4 workers at half a CPU each fill 2 of 6: the CPU as a whole has room.
+    room = machine(usable_cpus=6.0)
+    queued = workers(n_threads=2, cpu_share=0.5, run_wait_share=0.65)
+    assert thread_oversubscription(with_exposed(input_=0.6, workers=queued, machine=room))
+    alone = workers(n_threads=2, cpu_share=0.5, run_wait_share=0.02)
+    assert not thread_oversubscription(with_exposed(input_=0.6, workers=alone, machine=room))
 
 
 def test_a_loop_that_rightly_uses_all_its_cores_is_left_in_peace() -> None:

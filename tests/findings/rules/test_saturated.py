@@ -1,0 +1,200 @@
+"""Rules about pools that more workers do not help: full CPUs, slow storage, overhead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from loaderdoctor.advice.prescription import candidates
+from loaderdoctor.facts.loop import CpuFacts
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.find import find
+from loaderdoctor.findings.model import Severity
+from loaderdoctor.findings.rules.contention import gil_contention
+from loaderdoctor.findings.rules.saturated import (
+    cpu_saturated_workers,
+    overhead_bound_loader,
+    storage_bound_workers,
+)
+from loaderdoctor.findings.rules.starved import (
+    too_few_workers,
+)
+from tests.findings.builders import (
+    healthy,
+    loader,
+    machine,
+    step,
+    with_exposed,
+    workers,
+)
+from tests.findings.case import Case, fires, stays_silent
+from tests.findings.input_facts import (
+    BY_ITSELF,
+    FULL_CPU,
+    LOW,
+    NO_WORKERS,
+    SHORT,
+    SLEEPING,
+    STARVED,
+)
+
+CASES = (
+    Case(
+        rule=cpu_saturated_workers,
+        ill=with_exposed(input_=0.6, workers=SHORT, step=FULL_CPU),
+        share=0.6,
+        severity=Severity.HIGH,
+        evidence={"cpu_cores_used": 7.5, "usable_cpus": 8.0, "num_workers": 4},
+        says=("7.5 of 8 usable CPUs are busy", "No CPU is left for more workers"),
+        silent={
+            "CPUs are free": STARVED,
+            "the pool keeps up": with_exposed(input_=0.4, workers=workers(), step=FULL_CPU),
+            LOW: healthy(step=FULL_CPU, workers=SHORT),
+            "no workers": with_exposed(input_=0.6, loaders=NO_WORKERS, step=FULL_CPU),
+        },
+        missing={
+            "machine": with_exposed(input_=0.6, workers=SHORT, step=FULL_CPU, machine=None),
+            "CPU times": with_exposed(
+                input_=0.6,
+                workers=replace(SHORT, cpu_share=None),
+                step=step(worker_cpu_cores=None),
+            ),
+        },
+    ),
+    Case(
+        rule=storage_bound_workers,
+        ill=with_exposed(input_=0.6, workers=SLEEPING, step=step(worker_cpu_cores=0.3)),
+        share=0.6,
+        severity=Severity.HIGH,
+        evidence={"worker_cpu_share": 0.08, "batch_ms": 40.0, "cpu_cores_used": 1.3},
+        says=("92 % of each batch's 40.0 ms waiting", "outnumber the CPUs"),
+        silent={
+            "workers compute": STARVED,
+            "the pool keeps up": with_exposed(input_=0.6, workers=workers(batch_ms=8.0)),
+            "starved of CPU, not of data": with_exposed(
+                input_=0.6, workers=replace(SHORT, cpu_share=0.2), step=FULL_CPU
+            ),
+            LOW: healthy(workers=SLEEPING),
+        },
+        missing={
+            "CPU times": with_exposed(input_=0.6, workers=replace(SHORT, cpu_share=None)),
+            "workers": with_exposed(input_=0.6, workers=None),
+        },
+    ),
+    Case(
+        rule=overhead_bound_loader,
+        ill=with_exposed(
+            input_=0.5,
+            loaders=NO_WORKERS,
+            workers=workers(
+                n_workers=0,
+                batch_ms=2.6,
+                fetch_ms=2.0,
+                collate_ms=0.6,
+                n_samples=20_480,
+                sample_ms_quantiles=(0.008, 0.009, 0.01, 0.011, 0.012, 0.02, 0.03, 0.2),
+            ),
+        ),
+        share=0.5,
+        severity=Severity.HIGH,
+        evidence={"sample_us": 11.0, "batch_ms": 2.6, "num_workers": 0},
+        says=("A sample takes 11 µs", "More workers would add the price of a queue"),
+        silent={
+            "samples of some cost": with_exposed(input_=0.5, workers=BY_ITSELF),
+            "batches too cheap to explain it": with_exposed(
+                input_=0.5,
+                workers=workers(
+                    batch_ms=0.1, fetch_ms=0.1, queue_put_ms=0.05, sample_ms_quantiles=(0.01,) * 8
+                ),
+            ),
+            "a rare slow sample": with_exposed(
+                input_=0.5,
+                workers=workers(
+                    fetch_ms=16.0,
+                    sample_ms_quantiles=(0.01, 0.01, 0.02, 0.02, 0.02, 0.02, 0.03, 120.0),
+                ),
+            ),
+            "costly collating": with_exposed(
+                input_=0.5,
+                workers=workers(
+                    fetch_ms=0.6, collate_ms=15.0, sample_ms_quantiles=(0.01,) * 8, sampler_ms=0.0
+                ),
+            ),
+            "a stream": with_exposed(
+                input_=0.5,
+                loaders=(loader(kind="iterable"),),
+                workers=workers(fetch_ms=0.6, sample_ms_quantiles=(0.01,) * 8),
+            ),
+        },
+        missing={
+            "workers": with_exposed(input_=0.5, workers=None),
+            "sample times": with_exposed(
+                input_=0.5, workers=workers(sample_ms_quantiles=None, n_samples=0)
+            ),
+            "loader": with_exposed(input_=0.5, loaders=()),
+        },
+    ),
+)
+test_a_rule_fires_with_its_figures = fires(CASES)
+test_a_rule_stays_silent_on_look_alikes_and_missing_facts = stays_silent(CASES)
+
+
+def test_a_pool_that_fills_the_cpus_is_saturated_though_they_rest_at_times() -> None:
+    pool = workers(n_workers=8, batch_ms=80.0, idle_share=0.1)
+    facts = with_exposed(
+        input_=0.6,
+        workers=pool,
+        loaders=(loader(settings={"num_workers": 8}),),
+        step=step(worker_cpu_cores=6.2, main_cpu_cores=0.4),
+    )
+    assert cpu_saturated_workers(facts) is not None
+    assert too_few_workers(facts) is None
+
+
+def test_a_pool_that_keeps_up_but_takes_the_steps_cpus_is_saturated() -> None:
+    facts = with_exposed(
+        input_=0.4,
+        workers=workers(batch_ms=8.0),
+        step=step(raw_wait_ms=0.2, worker_cpu_cores=6.5, main_cpu_cores=1.0),
+    )
+    assert cpu_saturated_workers(facts) is not None
+    assert gil_contention(facts) is None
+
+
+def test_waiting_for_a_cpu_is_no_waiting_for_storage() -> None:
+    reading = workers(cpu_share=0.2, run_wait_share=0.05)
+    assert storage_bound_workers(with_exposed(input_=0.6, workers=reading))
+    queued = workers(cpu_share=0.2, run_wait_share=0.7)
+    assert not storage_bound_workers(with_exposed(input_=0.6, workers=queued))
+
+
+def beside_another_program(*, cpu_share: float, run_wait_share: float) -> Facts:
+    """Two workers fall short on two CPUs, one of which another program keeps busy."""
+    return with_exposed(
+        input_=0.9,
+        loaders=(loader(settings={"num_workers": 2, "prefetch_factor": 2}),),
+        workers=workers(
+            n_workers=2, batch_ms=20.0, cpu_share=cpu_share, run_wait_share=run_wait_share
+        ),
+        machine=machine(usable_cpus=2.0),
+        step=step(
+            main_cpu_cores=0.1,
+            worker_cpu_cores=2 * cpu_share,
+            cpu=CpuFacts(
+                other_cores=1.0, waiting_threads=0.3, train_wait_share=0.1, throttled_share=None
+            ),
+        ),
+    )
+
+
+def test_what_workers_queue_for_is_no_room_for_more_of_them() -> None:
+    burn = beside_another_program(cpu_share=0.45, run_wait_share=0.5)
+    assert not any((c.settings.num_workers or 0) > 2 for c in candidates(burn, find(burn)))
+    finding = cpu_saturated_workers(burn)
+    assert finding is not None
+    assert (
+        "1.0 of 2 usable CPUs are busy with this loop and 1.0 with other programs, and"
+        in finding.summary
+    )
+    sleep = beside_another_program(cpu_share=0.02, run_wait_share=0.05)
+    assert any((c.settings.num_workers or 0) > 2 for c in candidates(sleep, find(sleep)))
+    assert cpu_saturated_workers(sleep) is None

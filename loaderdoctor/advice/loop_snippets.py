@@ -36,30 +36,31 @@ SHARED_BUFFERS = """\
 # Shared tensors that workers fill again and again: mapped once, never freed. Two more than the
 # batches under way, so that none is overwritten while the loop uses it.
 x, y = torch.utils.data.default_collate([dataset[i] for i in range(batch_size)])
-ring = [(torch.zeros_like(x).share_memory_(), torch.zeros_like(y).share_memory_())
+buffers = [(torch.zeros_like(x).share_memory_(), torch.zeros_like(y).share_memory_())
         for _ in range(num_workers * prefetch_factor + 2)]
-class Slots:  # around the batch sampler: each batch with its place in the ring
+class Slots:  # around the batch sampler: each batch with its buffer
     def __init__(self, batches):
         self.batches = batches
     def __len__(self):
         return len(self.batches)
     def __iter__(self):
         for n, indices in enumerate(self.batches):
-            yield [(n % len(ring), i) for i in indices]
+            yield [(n % len(buffers), i) for i in indices]
 class WithSlot(torch.utils.data.Dataset):
     def __init__(self, dataset):
         self.dataset = dataset
     def __getitem__(self, slot_index):
         return slot_index[0], self.dataset[slot_index[1]]
-def into_ring(samples):
+def into_buffer(samples):
     slot, n = samples[0][0], len(samples)
-    for out, values in zip(ring[slot], zip(*(sample for _, sample in samples))):
+    for out, values in zip(buffers[slot], zip(*(sample for _, sample in samples))):
         out[:n] = torch.utils.data.default_collate(list(values))
     return slot, n
 loader = DataLoader(WithSlot(dataset), batch_sampler=Slots(loader.batch_sampler),
-                    collate_fn=into_ring, num_workers=num_workers, prefetch_factor=prefetch_factor)
+                    collate_fn=into_buffer, num_workers=num_workers,
+                    prefetch_factor=prefetch_factor)
 for slot, n in loader:
-    x, y = (t[:n] for t in ring[slot])  # the loop as it is: keep no reference past the next batch
+    x, y = (t[:n] for t in buffers[slot])  # the loop as it is: keep nothing past the next batch
 """
 
 RESIDENT = """\

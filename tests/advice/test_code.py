@@ -93,7 +93,7 @@ def test_what_unpacked_keywords_may_hold_already_is_written_over(held: dict[str,
     assert scope["x"] == {**held, "num_workers": 6}
 
 
-def test_a_keyword_beside_unpacked_ones_is_changed_where_it_stands() -> None:
+def test_a_keyword_next_to_unpacked_ones_is_changed_where_it_stands() -> None:
     edit = edit_loader_call("x = DataLoader(ds, num_workers=2, **options)", SIX)
     assert edit.after == "x = DataLoader(ds, num_workers=6, **options)"
 

@@ -229,7 +229,7 @@ def test_a_stall_is_answered_with_any_order_or_a_longer_queue() -> None:
 
 
 def test_another_order_promises_no_more_than_the_stall() -> None:
-    """What workers cost that start anew each epoch, no order of batches saves."""
+    """What workers cost that start again each epoch, no order of batches saves."""
     short = step(boundary_ms=32.0, steps_per_epoch=8)
     found = by_settings(
         with_exposed(input_=0.6, step=short, workers=workers(batch_ms=8.0, head_of_line_ms=1.0))

@@ -1,4 +1,4 @@
-"""Advice that would break the run is withheld, and the reason says what to do."""
+"""Advice that would break the run is not given, and the reason says what to do."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def no_workers(
         ),
     ],
 )
-def test_unsafe_settings_are_withheld_with_the_reason(
+def test_unsafe_settings_are_not_advised_with_the_reason(
     facts: Facts, changes: Settings, setting: str, words: str
 ) -> None:
     unsafe = why_unsafe(facts, changes)

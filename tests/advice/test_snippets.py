@@ -49,7 +49,7 @@ def test_kept_batches_come_whole_each_epoch_and_are_collated_once() -> None:
         assert sorted(epoch) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9)]
 
 
-def test_a_ring_of_shared_tensors_yields_what_the_loader_did() -> None:
+def test_shared_buffers_yield_what_the_loader_did() -> None:
     dataset = TensorDataset(torch.rand(38, 3), torch.arange(38))
     plain = DataLoader(dataset, batch_size=4)
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []

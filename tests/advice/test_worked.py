@@ -112,7 +112,7 @@ def test_scaling_alone_is_taken_out_where_samples_are_tensors_already() -> None:
     assert ".sub_(" not in example  # none was recorded: nothing is made up
 
 
-def test_random_transforms_stay_behind_the_cache_and_are_drawn_anew() -> None:
+def test_random_transforms_stay_behind_the_cache_and_are_drawn_again() -> None:
     class Counting(cases.OfImages):
         n_made = 0
 

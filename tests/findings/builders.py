@@ -208,7 +208,7 @@ def transfer(**changes: Any) -> TransferRecord:
 
 
 def line(**changes: Any) -> LineHotspot:
-    """A line seen at 60 of 100 looks; `share` says how many."""
+    """A line seen in 60 of 100 stack samples; `share` says how many."""
     n_stack_samples = round(changes.pop("share", 0.6) * changes.get("of_stack_samples", 100))
     healthy = LineHotspot(
         file="/home/u/data.py",

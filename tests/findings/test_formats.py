@@ -1,6 +1,6 @@
 """Conversions are recognised in real datasets, each by its own name, with code that does without.
 
-Real loaders, really watched; only the pace of the looks is raised, so that a second will do.
+Real loaders, really watched; only the pace of sampling is raised, so that a second will do.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def watched(
     *,
     enough: int = 2 * MIN_STACK_SAMPLES,
 ) -> WorkerFacts:
-    """What is recorded of a loader without workers over `dataset`: epochs until looks suffice."""
+    """What is recorded of a loader without workers over `dataset`, in epochs until it suffices."""
     monkeypatch.setattr(worker_sampling, "INTERVAL_S", 0.001)
     monkeypatch.setattr(worker_sampling, "MAX_SAMPLING_SHARE", 0.4)
     monkeypatch.setattr(worker_sampling, "REPORT_EVERY_NS", 1)
@@ -112,7 +112,7 @@ def test_a_conversion_is_recognised_by_what_was_recorded(
         pytest.importorskip(NEEDS[name])
     make, says = CONVERTING[name]
     dataset = make(tmp_path)
-    # Half of a sample's cost is the conversion, in two lines: few looks would not bear a name.
+    # Half of a sample's cost is the conversion, in two lines: few samples would not bear a name.
     enough = (6 if name in ("pil-round-trip", "pandas-rows") else 2) * MIN_STACK_SAMPLES
     finding = found(dataset, tmp_path, monkeypatch, enough=enough)
     assert finding is not None
@@ -131,8 +131,8 @@ def test_decoding_and_arithmetic_are_no_conversions(
     assert found(make(tmp_path), tmp_path, monkeypatch) is None
 
 
-def test_looks_at_another_formats_lists_do_not_outweigh_what_takes_most() -> None:
-    """pandas keeps its labels in Arrow: some looks fall there, some on lists made of them."""
+def test_samples_of_another_formats_lists_do_not_outweigh_what_takes_most() -> None:
+    """pandas keeps its labels in Arrow: some samples fall there, some on lists made of them."""
     line = hotspot(90, code='row = self.frame.iloc[index]["x"]')
     arrow = hotspot(2, code="names = index.to_pylist()")
     lists = hotspot(1, code="x = torch.tensor(list(row))")

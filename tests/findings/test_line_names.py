@@ -1,4 +1,4 @@
-"""A line is named only where enough looks say that it is hot."""
+"""A line is named only where enough stack samples fell on it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def starved(*lines: LineHotspot) -> Facts:
     )
 
 
-def test_the_fewest_looks_are_those_that_bear_out_half_of_them() -> None:
+def test_the_fewest_samples_are_those_that_bear_out_half_of_them() -> None:
     fewest = next(n for n in range(2, 100, 2) if binomial_interval(n // 2, n)[0] >= MIN_NAMED_SHARE)
     assert fewest == MIN_STACK_SAMPLES
 
@@ -54,7 +54,7 @@ def test_a_line_is_named_by_the_lower_end_of_its_interval(
     assert ("data.py" in hot_sentence(facts)) is named
 
 
-def test_a_named_line_comes_with_its_looks() -> None:
+def test_a_named_line_comes_with_its_stack_samples() -> None:
     facts = starved(line(n_stack_samples=19, of_stack_samples=24))
     assert "data.py:30 (__getitem__), 79 % (19 of 24 stack samples of fetching)" in hot_sentence(
         facts
@@ -64,7 +64,7 @@ def test_a_named_line_comes_with_its_looks() -> None:
 
 
 @pytest.mark.parametrize("code", ["x = self.load(i)", "torch.tensor(row)", "open(path)"])
-def test_no_rule_names_a_line_or_rests_on_it_below_the_fewest_looks(code: str) -> None:
+def test_no_rule_names_a_line_or_rests_on_it_below_the_fewest_samples(code: str) -> None:
     few = starved(
         line(
             code=code, n_stack_samples=MIN_STACK_SAMPLES - 1, of_stack_samples=MIN_STACK_SAMPLES - 1
@@ -93,7 +93,7 @@ def test_the_report_carries_counts_and_says_where_they_are_too_few() -> None:
     assert row["named"] is False
 
 
-def test_a_phase_counts_for_its_time_not_for_its_looks() -> None:
+def test_a_phase_counts_for_its_time_not_for_its_samples() -> None:
     stack = line(
         n_stack_samples=60,
         of_stack_samples=60,

@@ -91,7 +91,7 @@ CASES = (
         },
     ),
 )
-test_a_fault_of_memory_fetched_anew_is_told_with_its_cost = fires(CASES)
+test_a_fault_of_memory_fetched_again_is_told_with_its_cost = fires(CASES)
 test_nothing_is_told_where_memory_is_kept_or_unknown = stays_silent(CASES)
 
 

@@ -167,7 +167,7 @@ def test_waiting_for_a_cpu_is_no_waiting_for_storage() -> None:
     assert not storage_bound_workers(with_exposed(input_=0.6, workers=queued))
 
 
-def beside_another_program(*, cpu_share: float, run_wait_share: float) -> Facts:
+def next_to_another_program(*, cpu_share: float, run_wait_share: float) -> Facts:
     """Two workers fall short on two CPUs, one of which another program keeps busy."""
     return with_exposed(
         input_=0.9,
@@ -187,7 +187,7 @@ def beside_another_program(*, cpu_share: float, run_wait_share: float) -> Facts:
 
 
 def test_what_workers_queue_for_is_no_room_for_more_of_them() -> None:
-    burn = beside_another_program(cpu_share=0.45, run_wait_share=0.5)
+    burn = next_to_another_program(cpu_share=0.45, run_wait_share=0.5)
     assert not any((c.settings.num_workers or 0) > 2 for c in candidates(burn, find(burn)))
     finding = cpu_saturated_workers(burn)
     assert finding is not None
@@ -195,6 +195,6 @@ def test_what_workers_queue_for_is_no_room_for_more_of_them() -> None:
         "1.0 of 2 usable CPUs are busy with this loop and 1.0 with other programs, and"
         in finding.summary
     )
-    sleep = beside_another_program(cpu_share=0.02, run_wait_share=0.05)
+    sleep = next_to_another_program(cpu_share=0.02, run_wait_share=0.05)
     assert any((c.settings.num_workers or 0) > 2 for c in candidates(sleep, find(sleep)))
     assert cpu_saturated_workers(sleep) is None

@@ -138,7 +138,7 @@ test_a_rule_fires_with_its_figures = fires(CASES)
 test_a_rule_stays_silent_on_look_alikes_and_missing_facts = stays_silent(CASES)
 
 
-def test_the_hot_line_and_the_slowest_transform_are_named() -> None:
+def test_the_hottest_line_and_the_slowest_transform_are_named() -> None:
     facts = with_exposed(
         input_=0.7,
         loaders=NO_WORKERS,

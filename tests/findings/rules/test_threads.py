@@ -56,8 +56,8 @@ def on_cpu(cpu_: CpuFacts | None, **changes: Any) -> Facts:
     return replace(facts, **changes)
 
 
-# One program that is always busy beside the loop: 8.2 ms a step become 36.8.
-BESIDE_ONE = cpu(other_cores=0.9, waiting_threads=0.86, train_wait_share=0.51)
+# One program that is always busy next to the loop: 8.2 ms a step become 36.8.
+NEXT_TO_ONE = cpu(other_cores=0.9, waiting_threads=0.86, train_wait_share=0.51)
 HEALTHY = on_cpu(cpu())
 
 
@@ -131,7 +131,7 @@ def test_a_loop_that_rightly_uses_all_its_cores_is_left_in_peace() -> None:
 
 
 def test_threads_that_find_no_cpu_are_suspected_until_fewer_were_tried() -> None:
-    finding = thread_oversubscription(on_cpu(BESIDE_ONE))
+    finding = thread_oversubscription(on_cpu(NEXT_TO_ONE))
     assert finding is not None
     assert finding.severity is Severity.UNCERTAIN
     assert finding.share == pytest.approx(0.51)
@@ -144,7 +144,7 @@ def test_threads_that_find_no_cpu_are_suspected_until_fewer_were_tried() -> None
 
 
 def test_a_trial_that_is_faster_establishes_it_with_the_measured_share() -> None:
-    facts = on_cpu(BESIDE_ONE, thread_trials=(tried(1, 6.7, 32.0, 3.0),))
+    facts = on_cpu(NEXT_TO_ONE, thread_trials=(tried(1, 6.7, 32.0, 3.0),))
     finding = thread_oversubscription(facts)
     assert finding is not None
     assert finding.severity is Severity.HIGH
@@ -157,7 +157,7 @@ def test_a_trial_that_is_faster_establishes_it_with_the_measured_share() -> None
 
 def test_a_trial_that_is_slower_clears_it_whatever_it_looked_like() -> None:
     assert (
-        thread_oversubscription(on_cpu(BESIDE_ONE, thread_trials=(tried(1, 14.0, 10.0, 0.5),)))
+        thread_oversubscription(on_cpu(NEXT_TO_ONE, thread_trials=(tried(1, 14.0, 10.0, 0.5),)))
         is None
     )
 
@@ -173,7 +173,7 @@ def test_threads_that_only_spin_against_each_other_are_found_by_the_trial_alone(
 def test_a_gain_within_the_noise_proves_nothing() -> None:
     noisy = (tried(1, 20.0, 30.0, 15.0),)
     assert thread_oversubscription(replace(HEALTHY, thread_trials=noisy)) is None
-    still = thread_oversubscription(on_cpu(BESIDE_ONE, thread_trials=noisy))
+    still = thread_oversubscription(on_cpu(NEXT_TO_ONE, thread_trials=noisy))
     assert still is not None
     assert still.severity is Severity.UNCERTAIN
     inconclusive = (tried(1, 20.0, 30.0, 15.0, decided=False),)
@@ -192,9 +192,9 @@ def test_more_threads_than_a_quota_allows_need_no_trial() -> None:
 @pytest.mark.parametrize(
     "facts",
     [
-        on_cpu(BESIDE_ONE, machine_={"n_threads": 1}),
-        on_cpu(BESIDE_ONE, machine_={"n_threads": None}),
-        on_cpu(BESIDE_ONE, machine=None),
+        on_cpu(NEXT_TO_ONE, machine_={"n_threads": 1}),
+        on_cpu(NEXT_TO_ONE, machine_={"n_threads": None}),
+        on_cpu(NEXT_TO_ONE, machine=None),
         on_cpu(None),
         on_cpu(cpu(waiting_threads=None, train_wait_share=None)),
         on_cpu(cpu(throttled_share=0.1)),
@@ -213,7 +213,7 @@ def thread_settings(facts: Facts) -> list[int | None]:
 
 
 def test_fewer_threads_are_tried_where_they_fight_with_code_and_caution() -> None:
-    facts = on_cpu(BESIDE_ONE)
+    facts = on_cpu(NEXT_TO_ONE)
     (candidate,) = [c for c in prescribe(facts, find(facts)).candidates if c.settings.num_threads]
     assert candidate.settings == Settings(num_threads=1)
     assert candidate.live
@@ -248,12 +248,12 @@ def test_many_threads_are_tried_at_what_is_free_at_half_and_at_one() -> None:
 
 
 def test_a_source_that_is_no_loader_can_still_have_fewer_threads() -> None:
-    facts = on_cpu(BESIDE_ONE)
+    facts = on_cpu(NEXT_TO_ONE)
     foreign = replace(facts, loaders=(loader(kind="foreign"),))
     assert thread_settings(foreign) == [1]
 
 
 def test_a_loader_of_tiny_samples_hides_no_larger_fight_of_threads() -> None:
     facts = with_exposed(input_=0.1, machine=machine(usable_cpus=2.0, n_threads=2))
-    both = replace(facts, step=step(cpu=BESIDE_ONE), thread_trials=(tried(1, 3.0, 10.0, 1.0),))
+    both = replace(facts, step=step(cpu=NEXT_TO_ONE), thread_trials=(tried(1, 3.0, 10.0, 1.0),))
     assert Kind.THREAD_OVERSUBSCRIPTION in {f.kind for f in find(both)}

@@ -17,7 +17,7 @@ from pathlib import Path
 from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.attribution.step import usable
 from loaderdoctor.attribution.verdict import MIN_STEPS
-from loaderdoctor.instrument.command.script_run import ScriptRunLike
+from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from loaderdoctor.tryout.ablating import Ablation, LoopEvidence
 

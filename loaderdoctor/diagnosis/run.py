@@ -23,8 +23,8 @@ from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
 from loaderdoctor.diagnosis.verify import Verification, Verifier, thread_trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.estimate import Estimate, interval
+from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.command.rank_group import RankGroup
-from loaderdoctor.instrument.command.script_run import ScriptRunLike
 from loaderdoctor.instrument.session.replay_watch import NOTE as REPLAYS
 from loaderdoctor.instrument.wire.protocol import (
     Observed,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from loaderdoctor.instrument.command.script_run import Target as Script
+from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.recipes import Options
 from loaderdoctor.settings import AXES, AXES_BY_NAME, Value
 from loaderdoctor.tryout.trials import Trial

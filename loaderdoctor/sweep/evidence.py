@@ -19,7 +19,7 @@ from loaderdoctor.facts.loop import StepFacts
 from loaderdoctor.facts.shares import Shares
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
-from loaderdoctor.instrument.command.script_run import ScriptRunLike
+from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire import worker_records
 from loaderdoctor.instrument.wire.protocol import Note, Observed, WindowDone
 from loaderdoctor.instrument.wire.worker_log import WorkerLog

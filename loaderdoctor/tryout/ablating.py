@@ -17,7 +17,7 @@ from loaderdoctor.attribution.steady import before_steady
 from loaderdoctor.attribution.step import own_boundary_ms, pooled_boundary_ms, usable
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts
-from loaderdoctor.instrument.command.script_run import ScriptRunLike
+from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import (
     WINDOW_IDS,
     Ended,

@@ -16,8 +16,8 @@ from loaderdoctor.errors import RunError
 from loaderdoctor.facts.own_settings import own_settings
 from loaderdoctor.instrument.command.endings import took_down
 from loaderdoctor.instrument.command.job import NoJobError
-from loaderdoctor.instrument.command.script_run import ScriptRunLike
-from loaderdoctor.instrument.command.script_run import Target as Script
+from loaderdoctor.instrument.command.launch_config import Target as Script
+from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import Ended, Observed, WindowDone, WindowRequest
 from loaderdoctor.tryout.trials import Trial, epoch_steps
 

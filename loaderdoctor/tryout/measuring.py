@@ -12,7 +12,7 @@ from loaderdoctor.errors import RunError
 from loaderdoctor.facts.epochs import SHORT_EPOCH
 from loaderdoctor.facts.own_settings import queued
 from loaderdoctor.instrument.command.endings import took_down
-from loaderdoctor.instrument.command.script_run import ScriptRunLike
+from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import (
     WINDOW_IDS,
     Ended,

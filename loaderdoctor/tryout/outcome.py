@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from loaderdoctor.instrument.command.script_run import ScriptRunLike
+from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule, WindowDone
 from loaderdoctor.tryout.trials import Trial
 

@@ -15,16 +15,17 @@ from typing import Any
 from loaderdoctor.cli import main
 from loaderdoctor.commands.diagnose import command as diagnose
 from loaderdoctor.diagnosis import run
-from loaderdoctor.instrument.command import script_run
+from loaderdoctor.instrument.command import launched_run
+from loaderdoctor.instrument.command.script_run import ScriptRun
 from loaderdoctor.instrument.wire.protocol import Progress
 from loaderdoctor.report import files
 
 MODES = ("plain", "profiled", "no-input", "trial")  # a window of this kind begins
 PLACES: dict[str, tuple[Any, str]] = {
     "folder": (files.RunFolder, "create"),
-    "starting": (script_run, "MeasuringProcess"),
-    "stopping": (script_run.ScriptRun, "stop"),
-    "closing": (script_run.ScriptRun, "_close"),
+    "starting": (launched_run, "MeasuringProcess"),
+    "stopping": (ScriptRun, "stop"),
+    "closing": (ScriptRun, "_close"),
     "reporting": (run, "build_report"),
     "writing": (diagnose, "write_run"),
     "printing": (diagnose, "deliver"),
@@ -52,15 +53,15 @@ def at(moment: str, number: int) -> None:
         replaced: Callable[..., Any] = staticmethod(call) if moment == "folder" else call
         setattr(owner, name, replaced)
         return
-    receive = script_run.ScriptRun._receive
+    hear = ScriptRun.hear
 
-    def received(self: script_run.ScriptRun, message: Any) -> None:
-        receive(self, message)
+    def received(self: ScriptRun, message: Any) -> None:
+        hear(self, message)
         wanted = "watching" if moment == "warm-up" else f": {moment}"
         if isinstance(message, Progress) and wanted in message.text:
             send()
 
-    script_run.ScriptRun._receive = received  # type: ignore[method-assign]
+    ScriptRun.hear = received  # type: ignore[assignment,method-assign]
 
 
 if __name__ == "__main__":

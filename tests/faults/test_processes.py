@@ -8,7 +8,8 @@ import signal
 import pytest
 
 from loaderdoctor.instrument.command.endings import took_down
-from loaderdoctor.instrument.command.script_run import LaunchOptions, ScriptRun, Target
+from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target
+from loaderdoctor.instrument.command.script_run import ScriptRun
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from loaderdoctor.settings import Settings
 from tests.faults.running import Place, script

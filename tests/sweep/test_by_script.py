@@ -12,8 +12,8 @@ import pytest
 
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.command.job import NoJobError
-from loaderdoctor.instrument.command.script_run import ScriptRunLike
-from loaderdoctor.instrument.command.script_run import Target as Script
+from loaderdoctor.instrument.command.launch_config import Target as Script
+from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire.records import ComputeRecord
 from loaderdoctor.recipes import Options as ScriptOptions
 from loaderdoctor.recipes import find

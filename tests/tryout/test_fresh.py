@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.command.script_run import ScriptRunLike
-from loaderdoctor.instrument.command.script_run import Target as Script
+from loaderdoctor.instrument.command.launch_config import Target as Script
+from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.fresh import FreshRuns

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.instrument.command.script_run import ScriptRunLike
-from loaderdoctor.instrument.command.script_run import Target as Script
+from loaderdoctor.instrument.command.launch_config import Target as Script
+from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import Observed, ProfilerSchedule
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import not_advised, recommendations, verdict_of_sweep

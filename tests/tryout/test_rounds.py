@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loaderdoctor.instrument.command.script_run import ScriptRunLike
+from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import asked_trials, default_trials
 from loaderdoctor.sweep.run import Sweep

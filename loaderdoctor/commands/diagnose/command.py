@@ -32,13 +32,12 @@ from loaderdoctor.commands.output import (
 from loaderdoctor.diagnosis.memory_history import NAME as SNAPSHOT
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target
 from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.command.script_run import (
-    LaunchOptions,
     NoDataLoaderError,
     RanksSpawnedError,
     ScriptRun,
-    Target,
 )
 from loaderdoctor.instrument.system.signals import Signals, exit_code_of, held
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule

@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 
 from loaderdoctor.instrument.command import rendezvous
-from loaderdoctor.instrument.command.launch_config import environment_with
+from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target
+from loaderdoctor.instrument.command.launched_run import start_measuring
 from loaderdoctor.instrument.command.measuring_process import POLITE_S, MeasuringProcess
-from loaderdoctor.instrument.command.rank_group import RankGroup
+from loaderdoctor.instrument.command.rank_group import RankGroup, start_ranks
 from loaderdoctor.instrument.command.script_run import ScriptRun
-from loaderdoctor.instrument.command.target import LaunchOptions, Target
 from loaderdoctor.instrument.session.ranks import place
 from loaderdoctor.instrument.system.signals import Signals
 from loaderdoctor.instrument.wire.channel import LaunchConfig
@@ -55,20 +55,11 @@ class Launch:
     ) -> ScriptRun | RankGroup:
         """What to measure with; nothing is started yet."""
         if self.torchrun:
-            return RankGroup(target, run_dir, self._start_launcher, options)
+            return RankGroup(target, run_dir, options, start_ranks(self.torchrun))
         if self.rank is None:
             return ScriptRun(target, run_dir, options)
         host = None if rendezvous.same_machine() else os.environ["MASTER_ADDR"]
-        return RankGroup(target, run_dir, _start_first_rank, options, host=host)
-
-    def _start_launcher(self, launch_config: LaunchConfig, stdout: int | None) -> MeasuringProcess:
-        return MeasuringProcess(
-            python=sys.executable,
-            environment=environment_with(launch_config),
-            stdout=stdout,
-            module="entry.launcher",
-            arguments=self.torchrun,
-        )
+        return RankGroup(target, run_dir, options, _start_first_rank, host)
 
 
 def several_machines(torchrun: Sequence[str]) -> bool:
@@ -108,7 +99,7 @@ def follow(options: LaunchOptions) -> int:
                 # A rank of the first machine may use the shared folder as well as its own.
                 launch_config = msgspec.structs.replace(launch_config, run_dir=own)
             with options.open_stdout() as stdout:
-                process = _start_rank(launch_config, stdout)
+                process = start_measuring(launch_config, stdout)
             process.wait(None)
             return process.exit_code or 0
     finally:
@@ -119,10 +110,4 @@ def follow(options: LaunchOptions) -> int:
 
 def _start_first_rank(launch_config: LaunchConfig, stdout: int | None) -> MeasuringProcess:
     rendezvous.publish(launch_config)
-    return _start_rank(launch_config, stdout)
-
-
-def _start_rank(launch_config: LaunchConfig, stdout: int | None) -> MeasuringProcess:
-    return MeasuringProcess(
-        python=sys.executable, environment=environment_with(launch_config), stdout=stdout
-    )
+    return start_measuring(launch_config, stdout)

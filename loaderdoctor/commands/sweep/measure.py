@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from loaderdoctor.commands.diagnose.launch import Launch
 from loaderdoctor.commands.sweep.plan import (
     SweepOptions,
     Target,
@@ -26,9 +25,10 @@ from loaderdoctor.commands.sweep.search import found_before, search, search_s
 from loaderdoctor.errors import RunError
 from loaderdoctor.facts.own_settings import meaning, own_settings
 from loaderdoctor.instrument.command.job import JobRun
-from loaderdoctor.instrument.command.rank_group import RankGroup
-from loaderdoctor.instrument.command.script_run import LaunchOptions, ScriptRun
-from loaderdoctor.instrument.command.script_run import Target as Script
+from loaderdoctor.instrument.command.launch_config import LaunchOptions
+from loaderdoctor.instrument.command.launch_config import Target as Script
+from loaderdoctor.instrument.command.rank_group import start_ranks
+from loaderdoctor.instrument.command.script_run import ScriptRun
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import invalid_reason
 from loaderdoctor.sweep import samples
@@ -97,9 +97,7 @@ def _script_run(script: Script, run_dir: Path, options: LaunchOptions) -> Script
         return ScriptRun(script, run_dir, options)
     # A port of its own: the user's job, or another trial that is just ending, may hold the usual.
     words = ("--nproc-per-node", str(script.n_ranks), "--master-port", str(_free_port()))
-    group = Launch(torchrun=words).script_run(script, run_dir, options)
-    assert isinstance(group, RankGroup)
-    return JobRun(group, script.n_ranks)
+    return JobRun(script, run_dir, options, start_ranks(words))
 
 
 def measure(

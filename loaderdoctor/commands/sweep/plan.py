@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from loaderdoctor.errors import UsageError
-from loaderdoctor.instrument.command.script_run import Target as Script
+from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.wire.protocol import Observed, ProfilerSchedule
 from loaderdoctor.recipes import Options as ScriptOptions
 from loaderdoctor.recipes import find

@@ -8,7 +8,7 @@ import msgspec
 
 from loaderdoctor.commands.sweep.plan import SweepOptions, Target, budget_s, preset_of, searches
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.command.script_run import Target as Script
+from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.evidence import SweepEvidence

@@ -1,4 +1,4 @@
-"""Measuring a loop of this very process: the session's link and the bench, joined by two queues.
+"""Measuring a loop of this very process: the session's link and the command's end, by two queues.
 
 The loop's thread runs the session; another thread decides what to measure next, as the command
 does from its own process. It sleeps while windows are measured, so it takes no time from them.
@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.command.script_run import OnEvent
+from loaderdoctor.instrument.command.launched_run import Heard, OnEvent
 from loaderdoctor.instrument.wire.channel import ConnectionLostError, ToChild
 from loaderdoctor.instrument.wire.protocol import (
-    Ended,
     FromRun,
     Measure,
     Note,
@@ -62,15 +61,11 @@ class LocalLink:
 
 
 @dataclass(slots=True, eq=False)
-class InProcessRun:
+class InProcessRun(Heard):
     """The deciding thread's end; its waits end when the loop is over (`Ended`)."""
 
-    observed: Observed | None = None
-    ended: Ended | None = None
-    notes: list[Note] = field(default_factory=list)
     to_loop: queue.SimpleQueue[ToChild] = field(default_factory=queue.SimpleQueue)
     from_loop: queue.SimpleQueue[FromRun] = field(default_factory=queue.SimpleQueue)
-    _done: dict[int, WindowDone] = field(default_factory=dict)
 
     def wait_observed(self) -> Observed:
         """Wait until the loop is warm. Raises RunError where it ends before that."""
@@ -89,10 +84,9 @@ class InProcessRun:
         """Measure windows back to back; fewer come back where the loop ends first."""
         if requests and self.ended is None:
             self.to_loop.put(Measure(requests=tuple(requests)))
-        ids = [r.id for r in requests]
-        while self.ended is None and not all(i in self._done for i in ids):
+        while not self.settled(requests):
             self._take(on_event)
-        return [self._done[i] for i in ids if i in self._done]
+        return self.windows(requests)
 
     def stop(self, to_end: bool = True) -> None:
         """Take the hooks out; the loop itself is never stopped from here."""
@@ -105,18 +99,10 @@ class InProcessRun:
 
     def _take(self, on_event: OnEvent | None) -> None:
         message = self.from_loop.get()
-        if isinstance(message, Observed):
-            self.observed = message
-        elif isinstance(message, WindowDone):
-            self._done[message.id] = message
-        elif isinstance(message, Ended):
-            self.ended = message
-        elif isinstance(message, Note):
-            self.notes.append(message)
-            if message.kind == "internal-error":
-                raise RunError(
-                    f"measuring failed inside loaderdoctor; the loop ran on unwatched.\n"
-                    f"{message.text}"
-                )
+        self.hear(message)
+        if isinstance(message, Note) and message.kind == "internal-error":
+            raise RunError(
+                f"measuring failed inside loaderdoctor; the loop ran on unwatched.\n{message.text}"
+            )
         if on_event is not None:
             on_event(message)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 import msgspec
 
 from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.command.launched_run import OnEvent
 from loaderdoctor.instrument.command.rank_group import RankGroup
-from loaderdoctor.instrument.command.script_run import OnEvent
-from loaderdoctor.instrument.wire.protocol import Ended, Note, Observed, WindowDone, WindowRequest
+from loaderdoctor.instrument.wire.protocol import Observed, WindowDone, WindowRequest
 
 
 class NoJobError(RunError):
@@ -24,53 +23,25 @@ class NoJobError(RunError):
 
 
 @dataclass(slots=True, eq=False)
-class JobRun:
-    """A GroupBench whose windows are the job's; a context manager likewise."""
-
-    group: RankGroup
-    n_ranks: int
-
-    def __enter__(self) -> JobRun:
-        self.group.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self.group.__exit__(kind, error, tb)
-
-    @property
-    def observed(self) -> Observed | None:
-        """The lowest rank's loop, once all are warm."""
-        return self.group.observed
-
-    @property
-    def ended(self) -> Ended | None:
-        return self.group.ended
-
-    @property
-    def notes(self) -> Sequence[Note]:
-        return self.group.notes
+class JobRun(RankGroup):
+    """A job whose windows are those of all its ranks together."""
 
     def wait_observed(
         self, timeout_s: float | None = None, on_event: OnEvent | None = None
     ) -> Observed:
         """Wait until every rank is warm. Raises RunError; NoJobError where they form no group."""
-        observed = self.group.wait_observed(timeout_s, on_event)
-        measured = [m.observed for m in self.group.measured if m.observed is not None]
-        sizes = {one.group_size for one in measured}
+        observed = RankGroup.wait_observed(self, timeout_s, on_event)
+        n_ranks = self.target.n_ranks
+        sizes = {m.observed.group_size for m in self.measured if m.observed is not None}
         if sizes == {None} or sizes == {1}:
             raise NoJobError(
-                f"started as {self.n_ranks} processes by torch's launcher, they train each on its "
+                f"started as {n_ranks} processes by torch's launcher, they train each on its "
                 "own: wrapping the model in DistributedDataParallel is a change of the script"
             )
-        if len(measured) < self.n_ranks or sizes != {self.n_ranks}:
+        if len(self.measured) < n_ranks or sizes != {n_ranks}:
             known = ", ".join(str(size) for size in sizes)
             raise RunError(
-                f"{self.group.target.label}: {len(measured)} of {self.n_ranks} ranks train, in a "
+                f"{self.target.label}: {len(self.measured)} of {n_ranks} ranks train, in a "
                 f"process group of {known}."
             )
         return observed
@@ -82,17 +53,12 @@ class JobRun:
         timeout_s: float | None = None,
     ) -> list[WindowDone]:
         """Measure windows on all ranks together; one comes back for each request."""
-        done = self.group.measure(requests, on_event, timeout_s)
-        return [self._merged(window) for window in done]
-
-    def stop(self, to_end: bool = False) -> None:
-        self.group.stop(to_end)
+        return [self._merged(w) for w in RankGroup.measure(self, requests, on_event, timeout_s)]
 
     def _merged(self, window: WindowDone) -> WindowDone:
         if window.status in ("failed", "skipped"):
             return window
-        ranks = [m.done[window.id] for m in self.group.measured if window.id in m.done]
-        return merged(ranks)
+        return merged([m.done[window.id] for m in self.measured if window.id in m.done])
 
 
 def merged(ranks: Sequence[WindowDone]) -> WindowDone:

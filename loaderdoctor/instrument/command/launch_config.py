@@ -1,14 +1,18 @@
-"""What the command gives to a process that measures: its handover, in the environment."""
+"""What is to run and how, and what its measuring process is told of that, in the environment."""
 
 from __future__ import annotations
 
 import base64
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.command.listener import ConnectionListener
-from loaderdoctor.instrument.command.target import LaunchOptions, Target
 from loaderdoctor.instrument.wire.channel import (
     CHANNEL_VARIABLE,
     LaunchConfig,
@@ -17,6 +21,48 @@ from loaderdoctor.instrument.wire.channel import (
 
 # Unless the user set it: keeps kineto's own lines off the user's terminal.
 PROFILER_DEFAULTS = {"KINETO_LOG_LEVEL": "99"}
+_STDERR = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What to run: a script or a module, with its own arguments."""
+
+    script: str | None = None
+    module: str | None = None
+    args: tuple[str, ...] = ()
+    n_ranks: int = 1  # more: so many processes of it, as one job by torch's own launcher
+
+    def check(self) -> None:
+        """Raise UsageError where there is no such script."""
+        if (self.script is None) == (self.module is None):
+            raise UsageError("name either a script or, with -m, a module to run.")
+        if self.script is not None and not Path(self.script).is_file():
+            raise UsageError(f"{self.script}: no such file. Give the path of the training script.")
+
+    @property
+    def label(self) -> str:
+        """`train.py`, or `-m pkg.train`."""
+        return self.script if self.script is not None else f"-m {self.module}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """How to run it."""
+
+    # Where the script's stdout goes: "stderr" while ours holds the JSON, a file while a live
+    # display would be torn by it. Its stderr always passes through.
+    stdout: Literal["inherit", "stderr"] | Path = "inherit"
+    record_workers: bool = True
+
+    @contextmanager
+    def open_stdout(self) -> Iterator[int | None]:
+        """File descriptor for the script's stdout; None: ours."""
+        if isinstance(self.stdout, Path):
+            with self.stdout.open("ab") as file:
+                yield file.fileno()
+        else:
+            yield _STDERR if self.stdout == "stderr" else None
 
 
 def launch_config_for(
@@ -25,7 +71,7 @@ def launch_config_for(
     listener: ConnectionListener,
     run_dir: Path,
     *,
-    group: bool = False,
+    group: bool,
 ) -> LaunchConfig:
     """What the measuring process, or each one of a group, is told."""
     return LaunchConfig(

@@ -1,4 +1,4 @@
-"""The command's side of the connections, until the measuring processes have called."""
+"""The command's end of the connections to measuring processes, and where they call."""
 
 from __future__ import annotations
 
@@ -12,11 +12,45 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 
+import msgspec
+
 from loaderdoctor.instrument.wire.channel import Address
+from loaderdoctor.instrument.wire.protocol import FromRun, ToRun
 
 POLL_S = 0.1
 # Ranks of a job call at about the same time.
 BACKLOG = 128
+
+
+class MessagePipe:
+    """One connection, for messages; that the other end is gone is remembered, not raised."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.lost = False
+
+    def send(self, message: ToRun) -> None:
+        """Send one message; where nobody listens any more, nothing happens."""
+        if self.lost:
+            return
+        try:
+            self.connection.send_bytes(msgspec.json.encode(message))
+        except (OSError, EOFError):
+            self.lost = True
+
+    def receive(self, timeout_s: float = 0.0) -> FromRun | None:
+        """The next message if it comes in time."""
+        if self.lost:
+            return None
+        try:
+            if not self.connection.poll(timeout_s):
+                return None
+            data = self.connection.recv_bytes()
+        except (OSError, EOFError):
+            self.lost = True
+            return None
+        message: FromRun = msgspec.json.decode(data, type=FromRun)
+        return message
 
 
 class ConnectionListener:
@@ -45,12 +79,12 @@ class ConnectionListener:
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
-    def wait(self, timeout_s: float = POLL_S) -> Connection | None:
-        """The next caller's connection, if one came in time."""
+    def wait(self, timeout_s: float) -> MessagePipe | None:
+        """The next caller, if one came in time."""
         if not self._accepted:
             self._one_more.wait(timeout_s)
         self._one_more.clear()
-        return self._accepted.pop(0) if self._accepted else None
+        return MessagePipe(self._accepted.pop(0)) if self._accepted else None
 
     def close(self) -> None:
         """Nobody is let in any more."""

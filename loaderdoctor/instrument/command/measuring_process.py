@@ -41,13 +41,12 @@ def bootstrap(module: str) -> str:
 class MeasuringProcess:
     """The process that runs the user's script, leader of a process group of its own.
 
-    `module`: which of ours it runs; `launching` starts several that do, with torch's launcher.
+    `module`: which of ours it runs; `entry.launcher` starts several that do, with torch's own.
     """
 
     def __init__(
         self,
         *,
-        python: str,
         environment: Mapping[str, str],
         stdout: int | None,
         module: str = "entry.child",
@@ -59,7 +58,7 @@ class MeasuringProcess:
             newer = sys.version_info >= (3, 11)
             group = {"process_group": 0} if newer else {"start_new_session": True}
         self._popen = subprocess.Popen(
-            [python, "-c", bootstrap(module), *arguments],
+            [sys.executable, "-c", bootstrap(module), *arguments],
             env=dict(environment),
             stdout=stdout,
             **group,  # type: ignore[call-overload]

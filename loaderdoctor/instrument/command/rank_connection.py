@@ -6,21 +6,17 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 
-import msgspec
-
+from loaderdoctor.instrument.command.launched_run import Heard
+from loaderdoctor.instrument.command.listener import MessagePipe
 from loaderdoctor.instrument.wire.protocol import (
     RENDEZVOUS,
-    Ended,
     FromRun,
     Hello,
     Note,
     Observed,
     Progress,
     Ready,
-    ToRun,
-    WindowDone,
 )
 from loaderdoctor.units import NS_PER_S
 
@@ -36,25 +32,19 @@ RENDEZVOUS_MAX_S = 3.0  # so far ahead at most, at the pace of an undisturbed lo
 
 
 @dataclass(slots=True, eq=False)
-class RankConnection:
+class RankConnection(Heard):
     """One rank. Nothing here waits."""
 
-    connection: Connection
+    pipe: MessagePipe
     hello: Hello | None = None
-    observed: Observed | None = None
-    ended: Ended | None = None
-    lost: bool = False
-    done: dict[int, WindowDone] = field(default_factory=dict)  # by request id
     ready: set[int] = field(default_factory=set)
-    # Steps of the loop so far, when that was heard (time.monotonic), and seconds a step lately.
-    n_steps: int = 0
-    heard_s: float = 0.0
-    step_s: float | None = None
+    heard_s: float = 0.0  # when `n_steps` was heard (time.monotonic)
+    step_s: float | None = None  # seconds a step lately
 
     @property
     def over(self) -> bool:
         """Whether nothing more will come from it."""
-        return self.lost or self.ended is not None
+        return self.pipe.lost or self.ended is not None
 
     @property
     def rank(self) -> int:
@@ -73,7 +63,7 @@ class RankConnection:
         """Whether a process that starts ranks has heard of the stop, or is gone."""
         while self.take() is not None:
             pass
-        return self.lost or RENDEZVOUS in self.ready
+        return self.pipe.lost or RENDEZVOUS in self.ready
 
     def step_after(self, seconds: float) -> int:
         """The step its loop will have begun by then, at the pace of late."""
@@ -82,51 +72,31 @@ class RankConnection:
         elapsed_s = time.monotonic() - self.heard_s + seconds
         return self.n_steps + math.ceil(elapsed_s / self.step_s)
 
-    def send(self, message: ToRun) -> None:
-        """Send one message; a lost connection is remembered, not raised."""
-        if self.lost:
-            return
-        try:
-            self.connection.send_bytes(msgspec.json.encode(message))
-        except (OSError, EOFError):
-            self.lost = True
-
     def take(self) -> FromRun | None:
         """The next message if one has come."""
-        if self.lost:
-            return None
-        try:
-            if not self.connection.poll(0.0):
-                return None
-            data = self.connection.recv_bytes()
-        except (OSError, EOFError):
-            self.lost = True
-            return None
-        message: FromRun = msgspec.json.decode(data, type=FromRun)
-        self._note(message)
+        message = self.pipe.receive()
+        if message is not None:
+            self.hear(message)
         return message
 
-    def _note(self, message: FromRun) -> None:
+    def hear(self, message: FromRun) -> None:
+        before = self.n_steps
+        Heard.hear(self, message)  # classes with slots have no super()
         if isinstance(message, Hello):
             self.hello = message
         elif isinstance(message, Observed):
-            self.observed = message
-            self._at(message.n_steps_so_far)
+            self.heard_s = time.monotonic()
             self.step_s = sum(message.step_ns) / len(message.step_ns) / NS_PER_S
-        elif isinstance(message, WindowDone):
-            self.done[message.id] = message
         elif isinstance(message, Ready):
             self.ready.add(message.id)
-            self._at(message.n_steps)
+            self._at(message.n_steps, before)
         elif isinstance(message, Progress):
-            self._at(message.n_steps)
-        elif isinstance(message, Ended):
-            self.ended = message
+            self._at(message.n_steps, before)
 
-    def _at(self, n_steps: int) -> None:
+    def _at(self, n_steps: int, before: int) -> None:
         now = time.monotonic()
-        if self.n_steps and n_steps > self.n_steps:
-            self.step_s = (now - self.heard_s) / (n_steps - self.n_steps)
+        if before and n_steps > before:
+            self.step_s = (now - self.heard_s) / (n_steps - before)
         self.n_steps, self.heard_s = n_steps, now
 
 

@@ -1,26 +1,30 @@
-"""A bench over all ranks of a job: every window is measured on all of them in the same steps.
+"""All ranks of a job as one run: every window is measured on all of them in the same steps.
 
-The command's side, without torch. The ranks' loops never pause (see `ranks`): a window is prepared
-on every rank, and begins with the same step once the last one is ready. So all of them are in the
-same mode while any of them measures, and no rank waits in a collective for one that stands still.
+The ranks' loops never pause (see `session.ranks`): a window is prepared on every rank, and begins
+with the same step once the last one is ready. So all of them are in the same mode while any of them
+measures, and no rank waits in a collective for one that stands still.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import TracebackType
+from typing import ClassVar
 
 import msgspec
 
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.command.endings import nothing_measured, raise_if_broken
-from loaderdoctor.instrument.command.launch_config import launch_config_for
-from loaderdoctor.instrument.command.listener import ConnectionListener
+from loaderdoctor.instrument.command.launch_config import environment_with
+from loaderdoctor.instrument.command.launched_run import (
+    DRAIN_S,
+    LaunchedRun,
+    OnEvent,
+    Start,
+    time_for,
+)
 from loaderdoctor.instrument.command.measuring_process import POLITE_S, MeasuringProcess
 from loaderdoctor.instrument.command.rank_connection import (
     RankConnection,
@@ -28,9 +32,7 @@ from loaderdoctor.instrument.command.rank_connection import (
     missing,
     rendezvous,
 )
-from loaderdoctor.instrument.command.script_run import DRAIN_S, POLL_S, OnEvent, ScriptRun, time_for
-from loaderdoctor.instrument.command.target import LaunchOptions, Target
-from loaderdoctor.instrument.system.signals import Signals
+from loaderdoctor.instrument.command.script_run import ScriptRun
 from loaderdoctor.instrument.wire.channel import LaunchConfig
 from loaderdoctor.instrument.wire.protocol import (
     RENDEZVOUS,
@@ -46,73 +48,57 @@ from loaderdoctor.instrument.wire.protocol import (
     WindowRequest,
 )
 
-CONNECT_S = 180.0  # the launcher imports torch, and may wait for other machines
 # Ranks in step become warm within some steps of each other. One that is silent this much longer
 # than the first trains without a loader, or not under this command.
 MISSING_S = 20.0
 RENDEZVOUS_ATTEMPTS = 5
 SPAWNER_S = 1.0  # a process that only waits for others answers at once
 
-# Starts what will connect, given what to hand over and where stdout goes.
-Start = Callable[[LaunchConfig, int | None], MeasuringProcess]
+
+def start_ranks(torchrun: Sequence[str]) -> Start:
+    """Starts torch's launcher with these options of it, which starts the ranks."""
+
+    def start(launch_config: LaunchConfig, stdout: int | None) -> MeasuringProcess:
+        return MeasuringProcess(
+            environment=environment_with(launch_config),
+            stdout=stdout,
+            module="entry.launcher",
+            arguments=torchrun,
+        )
+
+    return start
 
 
 @dataclass(slots=True, eq=False)
-class RankGroup:
-    """One measured run of a job; a context manager that leaves no process of its own behind."""
+class RankGroup(LaunchedRun):
+    """One measured run of a job.
 
-    target: Target
-    run_dir: Path
-    start: Start
-    options: LaunchOptions = field(default_factory=LaunchOptions)
-    host: str | None = None  # listen there for ranks on other machines; None: this machine only
-    observed: Observed | None = None
-    ended: Ended | None = None
-    notes: list[Note] = field(default_factory=list)
+    `observed` is the lowest rank's loop, `n_steps` the most of any rank. A rank that stays silent
+    in `wait_observed` is left out, and a note says so.
+    """
+
+    connect_s: ClassVar[float] = 180.0  # the launcher imports torch, may wait for other machines
+    of_ranks: ClassVar[bool] = True
     connections: list[RankConnection] = field(default_factory=list)
     # Where the script starts the ranks: the process that does, to be told of the stop.
     spawners: list[RankConnection] = field(default_factory=list)
-    _listener: ConnectionListener | None = None
-    _process: MeasuringProcess | None = None
-    _stopped: bool = False
+    _first_warm_s: float | None = None
     _silent_since_s: float | None = None
-    _on_event: OnEvent | None = None
-    _signals: Signals = field(default_factory=Signals)
 
     @staticmethod
     def of_spawned(script_run: ScriptRun) -> RankGroup:
-        """Go on with a script that turned out to start its ranks; `bench` lets go of it."""
+        """Go on with a script that turned out to start its ranks; `script_run` lets go of it."""
         process, listener, callers = script_run.give_up()
         return RankGroup(
             script_run.target,
             script_run.run_dir,
-            lambda launch_config, stdout: process,
             script_run.options,
+            lambda launch_config, stdout: process,
             notes=script_run.notes,
             connections=[one for one in callers if one.hello is not None],
             spawners=[one for one in callers if one.hello is None],
             _listener=listener,
         )
-
-    def __enter__(self) -> RankGroup:
-        """Start the job. Raises UsageError or RunError."""
-        self.target.check()
-        self._signals.catch()
-        try:
-            self._start()
-        except BaseException:
-            self._close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        """End what still runs, workers too."""
-        self._close()
 
     # ------------------------------------------------------------ use
 
@@ -124,33 +110,9 @@ class RankGroup:
     def wait_observed(
         self, timeout_s: float | None = None, on_event: OnEvent | None = None
     ) -> Observed:
-        """Wait until every rank's loop is warm; returns the lowest rank's.
-
-        A rank that stays silent is left out, and a note says so. Raises RunError where no rank
-        has a loop.
-        """
-        self._on_event = on_event
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        give_up_s: float | None = None
-        while not (self.measured and len(self.measured) == self._n_ranks()):
-            if self.ended is not None and not self.measured:
-                raise nothing_measured(self.ended, self.target.label)
-            now = time.monotonic()
-            if self.measured and give_up_s is None:
-                give_up_s = now + MISSING_S
-            if self.ended is not None or (give_up_s is not None and now > give_up_s):
-                break
-            if end is not None and now > end:
-                raise RunError(
-                    f"{self.target.label}: no training step seen within {timeout_s:g} s. "
-                    "Allow more time, or give the script arguments that reach the loop sooner."
-                )
-            raise_if_broken(self.notes, self.target.label)
-            self._pump(POLL_S)
+        observed = LaunchedRun.wait_observed(self, timeout_s, on_event)
         self.notes.extend(missing(self.measured, self._n_ranks()))
-        self.observed = self.measured[0].observed
-        assert self.observed is not None
-        return self.observed
+        return observed
 
     def measure(
         self,
@@ -160,8 +122,9 @@ class RankGroup:
     ) -> list[WindowDone]:
         """Measure windows one after the other, each on all ranks together.
 
-        Returns the lowest rank's, failed where it failed on any; every rank's are in `members`.
-        Fewer come back where the script ends first. Raises RunError as Bench does.
+        Returns the lowest rank's, failed where it failed on any; every rank's are in its
+        connection.
+        Fewer come back where the script ends first. Raises RunError as a ScriptRun does.
         """
         self._on_event = on_event
         measured: list[WindowDone] = []
@@ -176,28 +139,17 @@ class RankGroup:
                 self._wait(lambda: self.ended is not None, POLITE_S)
         return measured
 
-    def stop(self, to_end: bool = False) -> None:
-        """End the script on all ranks at one step; or let it run to its end, however long."""
-        if to_end:
-            self._send(Stop(to_end=True))
-        else:
-            self._stop_ranks()
-            self._wait(lambda: all(m.over for m in self.connections), POLITE_S)
-            self._end_process(POLITE_S)
-        while self.ended is None or (self._process is not None and not self._process.wait(0.0)):
-            self._pump(POLL_S)
-
     # ------------------------------------------------------------ windows
 
     def _measure(self, request: WindowRequest, timeout_s: float) -> WindowDone | None:
         ranks = [m for m in self.measured if not m.over]
         for connection in ranks:
-            connection.send(Measure(requests=(_for_rank(request, connection),)))
+            connection.pipe.send(Measure(requests=(_for_rank(request, connection),)))
         self._await(lambda: all(m.answered(request.id) for m in ranks), request.id, timeout_s)
         begin = Begin(id=request.id, at_step=beginning(ranks))
         for connection in ranks:
             if request.id in connection.ready:
-                connection.send(begin)
+                connection.pipe.send(begin)
         self._await(lambda: all(m.finished(request.id) for m in ranks), request.id, timeout_s)
         done = [(m.rank, m.done[request.id]) for m in ranks if request.id in m.done]
         if not done:
@@ -218,25 +170,16 @@ class RankGroup:
             f"{timeout_s:.0f} s; the loop hangs or its steps take longer than that."
         )
 
-    def _wait(self, reached: Callable[[], bool], timeout_s: float) -> bool:
-        end = time.monotonic() + timeout_s
-        while not reached():
-            raise_if_broken(self.notes, self.target.label)
-            if time.monotonic() > end:
-                return False
-            self._pump(POLL_S)
-        return True
-
-    def _send(self, message: Measure | Stop) -> None:
-        if isinstance(message, Stop) and not message.to_end and message.at_step is None:
+    def _send(self, message: Stop) -> None:
+        if not message.to_end and message.at_step is None:
             # First of all: once its ranks are gone the script would go on behind them.
             for one in self.spawners:
-                one.send(message)
+                one.pipe.send(message)
             self._wait(lambda: all(x.stands_by() for x in self.spawners), SPAWNER_S)
         for connection in self.connections:
-            connection.send(message)
+            connection.pipe.send(message)
 
-    def _stop_ranks(self) -> None:
+    def _ask_to_stop(self) -> None:
         """Stop all ranks at one step. A job that has failed by itself says so, and goes alone."""
         if self.ended is None:
             self._stopped = True
@@ -271,7 +214,7 @@ class RankGroup:
     def _pump(self, timeout_s: float) -> None:
         """Let callers in, take what was said, and notice endings."""
         assert self._listener is not None
-        connections = [m.connection for m in self.connections if not m.lost]
+        connections = [m.pipe.connection for m in self.connections if not m.pipe.lost]
         if len(self.connections) < self._n_ranks() or not self.connections:
             caller = self._listener.wait(0.0 if connections else timeout_s)
             if caller is not None:
@@ -291,18 +234,18 @@ class RankGroup:
             message = connection.take()
             if message is not None:
                 took = True
-                self._receive(connection, message)
+                self._note_and_tell(connection, message)
         return took
 
-    def _receive(self, connection: RankConnection, message: FromRun) -> None:
+    def _note_and_tell(self, connection: RankConnection, message: FromRun) -> None:
+        self.n_steps = max(self.n_steps, connection.n_steps)
         if isinstance(message, Note):
             known = {(n.kind, n.text.partition(": ")[2]) for n in self.notes}
             if (message.kind, message.text) not in known:
                 self.notes.append(
                     Note(kind=message.kind, text=f"rank {connection.rank}: {message.text}")
                 )
-        if self._on_event is not None:
-            self._on_event(message)
+        self._tell(message)
 
     def _look_for_end(self) -> None:
         """The job is over where a rank failed, all ranks have ended, or its process is gone."""
@@ -316,7 +259,7 @@ class RankGroup:
             self.ended = ended[0]
         if self.ended is not None or self._process is None:
             return
-        silent = any(m.lost and m.ended is None for m in self.connections)
+        silent = any(m.pipe.lost and m.ended is None for m in self.connections)
         if not silent and self._process.exit_code is None:
             return
         # A rank left without a word (os._exit in the script, or a signal); its peers follow or
@@ -328,60 +271,42 @@ class RankGroup:
             self.ended = Ended(
                 how="script-failed" if code != 0 else "script-ended",
                 exit_code=1 if code is None else code,
-                n_steps=max((m.n_steps for m in self.connections), default=0),
+                n_steps=self.n_steps,
             )
 
-    # ------------------------------------------------------------ start and end
+    # ------------------------------------------------------------ of LaunchedRun
 
-    def _start(self) -> None:
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        self._listener = self._listener or ConnectionListener(self.host)
-        launch_config = launch_config_for(
-            self.target, self.options, self._listener, self.run_dir, group=True
+    def _warm(self) -> Observed | None:
+        measured, now = self.measured, time.monotonic()
+        if not measured:
+            return None
+        self.observed = measured[0].observed
+        self._first_warm_s = self._first_warm_s or now
+        given_up = self.ended is not None or now > self._first_warm_s + MISSING_S
+        return self.observed if given_up or len(measured) == self._n_ranks() else None
+
+    def _connected(self) -> bool:
+        return bool(self.connections)
+
+    def _no_answer(self, how: str) -> str:
+        return (
+            f"{self.target.label}: the ranks {how} before the script ran; see above for what "
+            "their launcher says."
         )
-        with self.options.open_stdout() as stdout:
-            self._process = self.start(launch_config, stdout)
-        end = time.monotonic() + CONNECT_S
-        while not self.connections:
-            gone = self._process.exit_code is not None
-            if gone or time.monotonic() > end:
-                raise RunError(
-                    f"{self.target.label}: the ranks {'ended' if gone else 'did not answer'} "
-                    "before the script ran; see above for what their launcher says."
-                )
-            self._pump(POLL_S)
 
-    def _end_process(self, polite_s: float) -> None:
-        process = self._process
-        if process is None:
-            return
-        process.end(polite_s=polite_s)
+    def _all_said(self) -> bool:
+        return all(m.over for m in self.connections)
+
+    def _drain(self) -> None:
         while self._take_all():
             pass
         self._look_for_end()
-        if self.ended is None or (self._stopped and self.ended.how == "script-failed"):
-            code = process.exit_code
-            self.ended = Ended(
-                how="stopped" if self._stopped else "interrupted",
-                exit_code=code if code is not None else 1,
-                n_steps=max((m.n_steps for m in self.connections), default=0),
-            )
+        if self._stopped and self.ended is not None and self.ended.how == "script-failed":
+            self.ended = None  # by the stop: ranks may abort when their peers leave
 
-    def _close(self) -> None:
-        process = self._process
-        try:
-            if process is not None and process.exit_code is None:
-                with suppress(RunError):
-                    self._stop_ranks()
-                polite_s = POLITE_S if self.measured else 1.0
-                # Where the job has ended by itself its launcher is on its way out.
-                self._end_process(POLITE_S if self.ended is not None else polite_s)
-        finally:
-            for connection in (*self.connections, *self.spawners):
-                connection.connection.close()
-            if self._listener is not None:
-                self._listener.close()
-            self._signals.release()
+    def _hang_up(self) -> None:
+        for one in (*self.connections, *self.spawners):
+            one.pipe.connection.close()
 
 
 def _for_rank(request: WindowRequest, connection: RankConnection) -> WindowRequest:

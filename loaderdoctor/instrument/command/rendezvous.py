@@ -2,8 +2,8 @@
 
 `torchrun … -m loaderdoctor diagnose SCRIPT` starts one command for each rank. Rank 0's drives all
 of them, so the others must learn where it listens, and its key. torchrun's store is there before
-any rank is, and only the job's own ranks are told where; the store's client is torch, so a process
-of its own asks it and the commands stay free of torch.
+any rank is, and only the job's own ranks are told where. The store's client is torch, so another
+process asks it and the commands stay free of torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from datetime import timedelta
 
 import msgspec
 
@@ -23,7 +22,7 @@ TIMEOUT_S = 300.0  # ranks of other machines may start later
 
 
 def check_launcher() -> None:
-    """Raise UsageError where torchrun did not start the ranks: they have no place to meet."""
+    """Raise UsageError where torchrun did not start the ranks: there is nowhere to meet."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
     raise UsageError(
@@ -51,7 +50,7 @@ def same_machine() -> bool:
 def _ask(what: str, text: bytes) -> bytes:
     try:
         done = subprocess.run(
-            [sys.executable, "-c", bootstrap("command.rendezvous"), what],
+            [sys.executable, "-c", bootstrap("entry.store_client"), what, str(TIMEOUT_S)],
             input=text,
             stdout=subprocess.PIPE,
             timeout=TIMEOUT_S + 60.0,
@@ -63,22 +62,3 @@ def _ask(what: str, text: bytes) -> bytes:
             f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}."
         ) from None
     return done.stdout
-
-
-def main() -> None:
-    """The asking process: argument `set` (the value comes on stdin) or `get` (goes to stdout)."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
-
-    store = TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        is_master=False,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=TIMEOUT_S),
-    )
-    run, restart = (os.environ.get(f"TORCHELASTIC_{x}", "") for x in ("RUN_ID", "RESTART_COUNT"))
-    key = f"loaderdoctor/{run}/{restart}"
-    if sys.argv[1] == "set":
-        store.set(key, sys.stdin.read())
-    else:
-        sys.stdout.buffer.write(store.get(key))

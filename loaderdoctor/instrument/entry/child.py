@@ -1,7 +1,7 @@
 """Entry of the measuring process: connect to the command, hook torch, run the user's script.
 
-Started by `bench.Bench`; torch is not imported here. Hooks go in right after the script's own
-`import torch` (see `afterimport`), so that environment variables the script sets before it
+Started by `MeasuringProcess`; torch is not imported here. Hooks go in right after the script's own
+`import torch` (see `after_import`), so that environment variables the script sets before it
 (CUDA_VISIBLE_DEVICES, OMP_NUM_THREADS) still count.
 """
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from loaderdoctor.errors import UsageError
 from loaderdoctor.facts.own_settings import meaning, own_settings
-from loaderdoctor.instrument.command.script_run import Target as Script
+from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings, invalid_reason
 from loaderdoctor.sweep import by_script

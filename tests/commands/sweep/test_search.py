@@ -9,7 +9,7 @@ import pytest
 from loaderdoctor.commands.sweep.plan import SweepOptions, Target, searches, trials
 from loaderdoctor.commands.sweep.search import found_before
 from loaderdoctor.errors import UsageError
-from loaderdoctor.instrument.command.script_run import Target as Script
+from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.presets.resolve import Found

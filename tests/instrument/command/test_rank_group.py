@@ -16,8 +16,8 @@ import pytest
 
 from loaderdoctor.commands.diagnose.launch import Launch
 from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target
 from loaderdoctor.instrument.command.rank_group import RankGroup
-from loaderdoctor.instrument.command.script_run import LaunchOptions, Target
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from tests.instrument.ranks import TRAIN, children_of_test, diagnosis_at_step_20, wait_until_gone
 

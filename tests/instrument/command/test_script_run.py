@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.command.script_run import ScriptRun, Target
+from loaderdoctor.instrument.command.launch_config import Target
+from loaderdoctor.instrument.command.script_run import ScriptRun
 from loaderdoctor.instrument.wire.protocol import Observed, Progress
 from tests.instrument.watched import request
 
@@ -308,7 +309,7 @@ COMMAND = """
 import sys
 from pathlib import Path
 from loaderdoctor.instrument.command.script_run import ScriptRun
-from loaderdoctor.instrument.command.target import Target
+from loaderdoctor.instrument.command.launch_config import Target
 with ScriptRun(Target(script=sys.argv[1]), Path(sys.argv[2])) as script_run:
     script_run.wait_observed(60)
     process = script_run._process

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.errors import RunError, UsageError
-from loaderdoctor.instrument.command.script_run import LaunchOptions, ScriptRun, Target
+from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target
+from loaderdoctor.instrument.command.script_run import ScriptRun
 
 SHOW = """
 import os, sys, json

@@ -14,13 +14,9 @@ import psutil
 import pytest
 
 from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target
 from loaderdoctor.instrument.command.rank_group import RankGroup
-from loaderdoctor.instrument.command.script_run import (
-    LaunchOptions,
-    RanksSpawnedError,
-    ScriptRun,
-    Target,
-)
+from loaderdoctor.instrument.command.script_run import RanksSpawnedError, ScriptRun
 from loaderdoctor.instrument.system.processes import is_resource_tracker
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from tests.instrument.ranks import TRAIN, diagnosis_at_step_20, wait_until_gone

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from loaderdoctor.instrument.command.listener import MessagePipe
 from loaderdoctor.instrument.command.rank_connection import RankConnection, beginning
 from loaderdoctor.instrument.session.ranks import hold
 from loaderdoctor.instrument.wire.protocol import Begin, Measure, Progress, Ready
@@ -73,9 +74,9 @@ def test_another_message_or_its_end_lets_the_rank_go() -> None:
 
 
 def test_the_step_named_is_still_to_come_for_every_rank() -> None:
-    connections = [RankConnection(connection=None) for _ in range(2)]  # type: ignore[arg-type]
+    connections = [RankConnection(MessagePipe(None)) for _ in range(2)]  # type: ignore[arg-type]
     for connection, n_steps in zip(connections, (200, 231), strict=True):
-        connection._note(Progress(text="", n_steps=n_steps))
+        connection.hear(Progress(text="", n_steps=n_steps))
     assert beginning(connections) > 231
-    connections[1].lost = True
+    connections[1].pipe.lost = True
     assert 200 < beginning(connections) < 231

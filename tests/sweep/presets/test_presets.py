@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from loaderdoctor.errors import UsageError
-from loaderdoctor.instrument.command.script_run import Target as Script
+from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.report.console.console import console_text
 from loaderdoctor.report.model import Trial as TrialRow

@@ -27,6 +27,10 @@ SATURATED_CPU_SHARE = 0.85
 # While making a batch a worker either burns CPU or waits for a disk, the network or a lock.
 # Under a half, waiting dominates.
 MAX_WAITING_CPU_SHARE = 0.5
+# Ablation may find more than the time seen in making batches, within reason: the loader takes
+# caches and memory from the step, and the loop pays for receiving what a worker pays for sending.
+# Beyond twice of it, another cause or noise is at work.
+MAX_BEYOND_SEEN = 2.0
 # Both the pool's and the step's times vary: closer than this they count as equal.
 KEEPS_UP_MARGIN = 1.05
 
@@ -61,6 +65,11 @@ def batch_ms(facts: Facts) -> float | None:
             return facts.step.raw_wait_ms
         return facts.trace.fetching.raw_wait_ms if facts.trace is not None else None
     return None
+
+
+def may_explain(seen_ms: float, cost: Cost) -> bool:
+    """Whether batches seen to take so long can be what a cost worth naming comes from."""
+    return MAX_BEYOND_SEEN * seen_ms >= MODERATE_SHARE * cost.step_ms
 
 
 def main_cpu_ms(facts: Facts) -> float | None:

@@ -10,6 +10,7 @@ from loaderdoctor.findings.capacity import (
     batch_ms,
     cpu_cores_used,
     cpu_saturated,
+    may_explain,
     pool_falls_short_ms,
     rest_ms,
     wanted_cpu_share,
@@ -25,9 +26,6 @@ from loaderdoctor.findings.model import Finding, Kind, Prediction
 # 0.106 ms. At the former workers hurt (20000 rows, batch 256: 204 ms an epoch without, 626 ms with
 # two, 12 ms sliced), at the latter they help.
 MAX_OVERHEAD_SAMPLE_MS = 0.03
-# What a worker pays to send a batch, the loop pays about again to receive it; beyond that the cost
-# is not the overhead of these batches.
-MAX_BEYOND_SEEN = 2.0
 
 
 def cpu_saturated_workers(facts: Facts) -> Finding | None:
@@ -152,7 +150,7 @@ def overhead_bound_loader(facts: Facts) -> Finding | None:
     if workers.sampler_ms is not None and workers.sampler_ms > cost.ms / 2:
         return None
     seen_ms = workers.batch_ms + (workers.queue_put_ms or 0.0)
-    if MAX_BEYOND_SEEN * seen_ms < MODERATE_SHARE * cost.step_ms:
+    if not may_explain(seen_ms, cost):
         return None
     n = workers.n_workers
     instead = (

@@ -10,6 +10,7 @@ from loaderdoctor.findings.capacity import (
     batch_cpu_ms,
     batch_ms,
     main_cpu_ms,
+    may_explain,
     pool_falls_short_ms,
     pool_ms,
     reachable_ms,
@@ -24,9 +25,6 @@ from loaderdoctor.findings.model import Finding, Kind, Prediction
 # Workers that wait for work this much of their life have room: the pool is not what is short.
 # (A pool that falls short never waits, but for its own start and the window's edges.)
 MAX_IDLE_SHARE = 0.5
-# Ablation may find more than the time seen in making batches (caches and memory the loader takes
-# from the step), within reason: beyond twice of it, another cause or noise is at work.
-MAX_BEYOND_SEEN = 2.0
 
 
 def loader_in_main_process(facts: Facts) -> Finding | None:
@@ -46,7 +44,7 @@ def loader_in_main_process(facts: Facts) -> Finding | None:
         return None
     waited_ms = facts.step.raw_wait_ms if facts.step is not None else None
     seen_ms = max(batch_ms(facts) or 0.0, waited_ms or 0.0)
-    if seen_ms and MAX_BEYOND_SEEN * seen_ms < MODERATE_SHARE * cost.step_ms:
+    if seen_ms and not may_explain(seen_ms, cost):
         return None
     needed, limit = workers_needed(facts), worker_limit(facts)
     return Finding(

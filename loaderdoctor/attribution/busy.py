@@ -19,7 +19,7 @@ import numpy as np
 
 from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.fetches import Fetches
-from loaderdoctor.facts.device import BusyFacts, IdleGapFacts
+from loaderdoctor.facts.trace import BusyFacts, IdleGapFacts
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import F64, I64
 from loaderdoctor.units import NS_PER_MS

@@ -12,9 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from loaderdoctor.attribution.first_touch import first_touch
-from loaderdoctor.attribution.hotspots import line_hotspots
-from loaderdoctor.attribution.selection import Selection, of_step, selections
+from loaderdoctor.attribution.worker_batches import (
+    Selection,
+    first_touch,
+    line_hotspots,
+    of_step,
+    selections,
+)
 from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.record_file import Outcome

@@ -9,17 +9,16 @@ from typing import Any
 from loaderdoctor.advice.plan import Prescription
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.attribution.combine import facts_of_run
-from loaderdoctor.attribution.peers import without_peer_wait
+from loaderdoctor.attribution.pictures import tracks
+from loaderdoctor.attribution.ranks import without_peer_wait
 from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
-from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts.loop import ThreadTrial
-from loaderdoctor.facts.ranks import RankFacts
 from loaderdoctor.facts.shares import Bound, VerdictSeverity
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.whole import Facts, RankFacts
 from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Finding

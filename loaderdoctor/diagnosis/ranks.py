@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loaderdoctor.attribution.ablation import Round
-from loaderdoctor.attribution.peers import compare, slowest
-from loaderdoctor.attribution.rank_trace import RankTrace, rank_trace
+from loaderdoctor.attribution.ranks import RankTrace, compare, rank_trace, slowest
 from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.diagnosis.analysis import Analysis, analyse
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts.loop import ThreadTrial
-from loaderdoctor.facts.ranks import RankFacts, RankStep
+from loaderdoctor.facts.whole import RankFacts, RankStep
 from loaderdoctor.instrument.command.rank_connection import RankConnection
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.trace.read import read_trace

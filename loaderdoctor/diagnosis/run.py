@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from loaderdoctor.attribution.contention import machine_notes
+from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
 from loaderdoctor.diagnosis.gather import Gatherer
 from loaderdoctor.diagnosis.memory_history import MAX_ENTRIES, MemoryHistory, record

@@ -1,8 +1,4 @@
-"""Everything known about one run: what findings decide on, and reports show.
-
-Built by `attribution` from a trace (`TraceFacts`) and from the run's window records and worker
-records (the rest). A fact that was not recorded is None, and the rule that needs it abstains.
-"""
+"""Everything known about one run or trace, and about one rank of a job next to the others."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts, ThreadTrial
-from loaderdoctor.facts.ranks import RankFacts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.workers import WorkerFacts
@@ -20,6 +15,35 @@ from loaderdoctor.instrument.wire.records import (
     TransferRecord,
     main_loader,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """One rank of a job, from its trace, next to the others. Milliseconds a step."""
+
+    rank: int
+    host: str | None
+    source: str  # its trace
+    n_steps: int
+    wall_ms: float
+    own_ms: float  # wall_ms without what it waits for peers
+    shares: Shares  # of own_ms
+    peer_wait_ms: float | None  # in collectives that a later rank had not come to; None: unknown
+
+    def part_ms(self, name: str) -> float | None:
+        """One share in milliseconds a step; None where it was not recorded."""
+        share: float | None = getattr(self.shares, name)
+        return None if share is None else share * self.own_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStep:
+    """One rank's step in plain windows."""
+
+    rank: int
+    host: str
+    step: StepFacts | None
+
 
 # Recording ops only slows, and the noise of two windows is some percent on a steady machine. Of the
 # reports kept on two shared CPUs while this was made, about one in twenty was below.

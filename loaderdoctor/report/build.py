@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Estimate, interval
-from loaderdoctor.facts.device import BusyFacts
 from loaderdoctor.facts.loop import AblationFacts, StepFacts
 from loaderdoctor.facts.shares import Bound, Shares, VerdictSeverity
+from loaderdoctor.facts.trace import BusyFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.findings.line_names import seen_enough

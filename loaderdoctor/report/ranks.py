@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.ranks import RankFacts, RankStep
+from loaderdoctor.facts.whole import RankFacts, RankStep
 from loaderdoctor.report.build import shares_of, step_of_plain
 from loaderdoctor.report.model import Rank, Step
 

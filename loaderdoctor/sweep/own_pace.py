@@ -12,8 +12,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from loaderdoctor import format as fmt
-from loaderdoctor.attribution.steady import waited_ms
-from loaderdoctor.attribution.step import usable, waits_ms, window_times
+from loaderdoctor.attribution.step import usable, waited_ms, waits_ms, window_times
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import UNLIKE_SHARE
 from loaderdoctor.instrument.wire.protocol import WindowDone

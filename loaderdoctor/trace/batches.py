@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from loaderdoctor.errors import TraceError
-from loaderdoctor.trace.memory import MAX_PIECE_BYTES
 from loaderdoctor.trace.scan import Scan, at_depth_one, scan
-from loaderdoctor.trace.source import EXPORT_AGAIN, megabytes
+from loaderdoctor.trace.source import EXPORT_AGAIN, MAX_PIECE_BYTES, megabytes
 
 # Small enough for a batch's objects to stay in a core's cache, large enough for the fixed cost of a
 # batch not to show. Flat from 0.1 to 1 MB, slower above (`benchmarks/analyze.py`).

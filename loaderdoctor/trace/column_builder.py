@@ -35,7 +35,7 @@ from loaderdoctor.trace.events import (
     decode_leniently,
     printable,
 )
-from loaderdoctor.trace.memory import BYTES_PER_NAME
+from loaderdoctor.trace.source import BYTES_PER_NAME
 
 # Annotations of torch.profiler that the TensorBoard plugin's dialect (and torch < 1.12) files
 # under cpu_op, since the plugin knows no other place for them.

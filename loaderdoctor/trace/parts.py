@@ -28,7 +28,7 @@ from loaderdoctor.trace import source
 from loaderdoctor.trace.batches import SEAM, EventBatches
 from loaderdoctor.trace.column_builder import ColumnBuilder
 from loaderdoctor.trace.events import decode_strictly
-from loaderdoctor.trace.memory import UNLIMITED, MemoryLimit
+from loaderdoctor.trace.source import UNLIMITED, MemoryLimit
 
 # Under half a second to read: not worth a process.
 MIN_PART_BYTES = 32 << 20

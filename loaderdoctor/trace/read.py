@@ -20,9 +20,8 @@ from loaderdoctor.trace.batches import EventBatches
 from loaderdoctor.trace.column_builder import ColumnBuilder
 from loaderdoctor.trace.columns import Device, LineStackSample, Spans, Text, Trace
 from loaderdoctor.trace.events import decode_strictly, printable
-from loaderdoctor.trace.memory import MemoryLimit
 from loaderdoctor.trace.parts import Parts
-from loaderdoctor.trace.source import DEFAULT_MAX_BYTES, OnShare, blocks
+from loaderdoctor.trace.source import DEFAULT_MAX_BYTES, MemoryLimit, OnShare, blocks
 
 # 61 bytes each, twice that while they are sorted: 6 GB. A gzip file of a few megabytes can hold as
 # many tiny events, within any sensible limit on text.

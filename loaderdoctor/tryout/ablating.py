@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from loaderdoctor.attribution.ablation import Round, ablation_facts, kept_without_loader
-from loaderdoctor.attribution.steady import before_steady
-from loaderdoctor.attribution.step import own_boundary_ms, pooled_boundary_ms, usable
+from loaderdoctor.attribution.step import before_steady, own_boundary_ms, pooled_boundary_ms, usable
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from loaderdoctor import format as fmt
-from loaderdoctor.attribution.steady import waited_ms
-from loaderdoctor.attribution.step import window_times
+from loaderdoctor.attribution.step import waited_ms, window_times
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.tryout.ablating import LoopEvidence
 
@@ -20,7 +19,7 @@ FEWER = 4.0  # fallen by this factor: no longer each step's
 def slow_start(evidence: LoopEvidence) -> str | None:
     """What to say where the first plain windows of a diagnosis are slower than all later ones.
 
-    None where they are not (see `attribution.steady`).
+    None where they are not (see `attribution.step`).
     """
     earlier, steady = evidence.earlier, evidence.steady
     if not earlier:

@@ -10,7 +10,7 @@ import pytest
 
 from loaderdoctor.attribution.busy import MAX_SHOWN
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
-from loaderdoctor.facts.device import BusyFacts, IdleGapFacts
+from loaderdoctor.facts.trace import BusyFacts, IdleGapFacts
 from loaderdoctor.trace.read import read_trace
 from tests.attribution.build import TraceBuilder
 

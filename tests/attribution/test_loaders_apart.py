@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaderdoctor.attribution.selection import of_step, selections
-from loaderdoctor.attribution.series import sample_times
+from loaderdoctor.attribution.pictures import sample_times
+from loaderdoctor.attribution.worker_batches import of_step, selections
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
 from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone

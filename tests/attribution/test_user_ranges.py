@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.attribution.user_ranges import MAX_RANGES, is_users
-from loaderdoctor.facts.device import RangeFacts
+from loaderdoctor.facts.trace import RangeFacts
 from loaderdoctor.trace.columns import Category
 from loaderdoctor.trace.read import read_trace
 from tests.attribution.build import AUTOGRAD, BACKGROUND, MAIN, TraceBuilder

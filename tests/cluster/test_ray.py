@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.attribution.rank_trace import RankTrace
+from loaderdoctor.attribution.ranks import RankTrace
 from loaderdoctor.cluster.ray_tasks import Came
 from loaderdoctor.commands.analyze.trace_readers import LocalReader, RayReader
 from loaderdoctor.errors import RunError

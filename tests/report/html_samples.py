@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from loaderdoctor.attribution.series import MAX_BATCHES
+from loaderdoctor.attribution.pictures import MAX_BATCHES
 from loaderdoctor.attribution.timeline import MAX_SPANS, MAX_WORKER_ROWS
 from loaderdoctor.facts.pictures import (
     Doing,

@@ -6,10 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.device import BusyFacts, GpuDeviceFacts, IdleGapFacts, RangeFacts
 from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts
 from loaderdoctor.facts.shares import Hidden, Shares
-from loaderdoctor.facts.trace import FetchFacts, HostFacts, KernelFacts, SyncFacts, TraceFacts
+from loaderdoctor.facts.trace import (
+    BusyFacts,
+    FetchFacts,
+    GpuDeviceFacts,
+    HostFacts,
+    IdleGapFacts,
+    KernelFacts,
+    RangeFacts,
+    SyncFacts,
+    TraceFacts,
+)
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
 from loaderdoctor.settings import Settings

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from loaderdoctor.commands.analyze.command import AnalyzeOptions, analyze
-from loaderdoctor.facts.device import BusyFacts
+from loaderdoctor.facts.trace import BusyFacts
 from loaderdoctor.report.build import gpu_of
 from loaderdoctor.report.console.console import console_text
 from loaderdoctor.report.encode import decode_report, encode_report

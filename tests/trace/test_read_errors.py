@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.errors import EXIT_USAGE, TraceError
-from loaderdoctor.trace import memory, read, scan
+from loaderdoctor.trace import read, scan, source
 from loaderdoctor.trace.read import read_trace
 
 EVENT = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.5, "dur": 2}'
@@ -178,7 +178,7 @@ def test_a_file_that_unpacks_to_more_than_the_limit(tmp_path: Path) -> None:
 
 
 def test_one_piece_larger_than_any_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MAX_PIECE_BYTES", 4 << 20)
+    monkeypatch.setattr(source, "MAX_PIECE_BYTES", 4 << 20)
     path = tmp_path / "run.json"
     path.write_text(json.dumps([{"ph": "X", "name": "n" * (9 << 20), "ts": 1}]))
     assert "one piece of it is over 4.2 MB" in refusal(path)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loaderdoctor.attribution.combine import facts_of_trace
-from loaderdoctor.attribution.peers import compare, slowest, without_peer_wait
+from loaderdoctor.attribution.ranks import compare, slowest, without_peer_wait
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.commands.analyze.job_traces import Job, read_job, traces_in

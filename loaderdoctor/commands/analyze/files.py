@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import Attributed
-from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.commands.analyze.progress import progress
 from loaderdoctor.commands.diagnose.pictures import extras_of_trace
 from loaderdoctor.errors import RunError, UsageError
@@ -18,7 +18,7 @@ from loaderdoctor.report.traces.captures import Overlay, worker_name, write_capt
 from loaderdoctor.report.traces.raw_trace import bytes_to_write
 from loaderdoctor.report.traces.scalars import write_scalars
 from loaderdoctor.report.traces.tensorboard import BASELINE, write_plugin_trace
-from loaderdoctor.trace.memory import BYTES_AT_LEAST, BYTES_PER_ROW_HELD
+from loaderdoctor.trace.source import BYTES_AT_LEAST, BYTES_PER_ROW_HELD
 from loaderdoctor.units import NS_PER_S
 
 

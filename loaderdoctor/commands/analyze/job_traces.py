@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from loaderdoctor.attribution.rank_trace import RankTrace
+from loaderdoctor.attribution.ranks import RankTrace
 from loaderdoctor.commands.analyze.trace_readers import LocalReader, TraceReader
 from loaderdoctor.errors import TraceError, UsageError
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from loaderdoctor.attribution.rank_trace import RankTrace, rank_trace
+from loaderdoctor.attribution.ranks import RankTrace, rank_trace
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.cluster.schedule import RefusedError
 from loaderdoctor.errors import LoaderdoctorError, RunError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from loaderdoctor.attribution.series import sample_times, waits_of_trace, waits_of_windows
+from loaderdoctor.attribution.pictures import sample_times, waits_of_trace, waits_of_windows
 from loaderdoctor.attribution.step import usable
 from loaderdoctor.attribution.timeline import step_timelines, timelines_of_window
 from loaderdoctor.attribution.trace_facts import Attributed

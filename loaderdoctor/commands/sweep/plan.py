@@ -23,10 +23,10 @@ from loaderdoctor.sweep import by_script
 from loaderdoctor.sweep.by_script import Means
 from loaderdoctor.sweep.grid import asked_trials, default_trials, parse_grid
 from loaderdoctor.sweep.presets import find_preset
-from loaderdoctor.sweep.presets.loader_only import LOADER_ONLY
+from loaderdoctor.sweep.presets.data import STORAGE, rows_with_path
+from loaderdoctor.sweep.presets.loading import LOADER_ONLY
 from loaderdoctor.sweep.presets.model import Preset
 from loaderdoctor.sweep.presets.resolve import Found, Place, trials_of
-from loaderdoctor.sweep.presets.storage import STORAGE, rows_with_path
 from loaderdoctor.tryout.outcome import Options
 from loaderdoctor.tryout.trials import Row, Trial
 

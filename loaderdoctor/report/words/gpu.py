@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.device import BusyFacts, IdleGapFacts
 from loaderdoctor.facts.loop import StepFacts
+from loaderdoctor.facts.trace import BusyFacts, IdleGapFacts
 from loaderdoctor.report import model
 
 # Two lists of tensor-core kernels that differ by less tell the same.

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from loaderdoctor.errors import UsageError
 from loaderdoctor.sweep.presets.compute import COMPUTE
+from loaderdoctor.sweep.presets.data import PREPROCESSING, STORAGE
 from loaderdoctor.sweep.presets.ladder import LADDER
-from loaderdoctor.sweep.presets.loader_only import LOADER_ONLY
+from loaderdoctor.sweep.presets.loading import LOADER_ONLY, PREFETCHERS, REUSE, WORKERS_PINNING
 from loaderdoctor.sweep.presets.model import Preset
-from loaderdoctor.sweep.presets.prefetchers import PREFETCHERS
-from loaderdoctor.sweep.presets.preprocessing import PREPROCESSING
-from loaderdoctor.sweep.presets.reuse import REUSE
-from loaderdoctor.sweep.presets.storage import STORAGE
 from loaderdoctor.sweep.presets.who_is_faster import WHO_IS_FASTER
-from loaderdoctor.sweep.presets.workers_pinning import WORKERS_PINNING
 
 PRESETS: tuple[Preset, ...] = (
     WHO_IS_FASTER,

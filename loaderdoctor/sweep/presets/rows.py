@@ -13,7 +13,7 @@ from loaderdoctor.report.model import ReportWarning
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.presets.figures import Figures
-from loaderdoctor.sweep.presets.loader_only import LOADER, LOADER_ONLY, MODEL
+from loaderdoctor.sweep.presets.loading import LOADER, LOADER_ONLY, MODEL
 from loaderdoctor.sweep.presets.model import Preset
 from loaderdoctor.sweep.presets.resolve import note_of
 from loaderdoctor.tryout.ranking import Result

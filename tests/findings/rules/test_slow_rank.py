@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from loaderdoctor.facts.ranks import RankFacts
 from loaderdoctor.facts.shares import Shares
-from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.whole import Facts, RankFacts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.slow_rank import slow_rank
 from tests.findings.builders import healthy

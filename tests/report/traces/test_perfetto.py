@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.report.traces.captures import Overlay
 from loaderdoctor.report.traces.perfetto import TRACK_PID, StepShares, write_perfetto_trace
 from loaderdoctor.trace.read import read_trace

@@ -14,8 +14,8 @@ from torch_tb_profiler.profiler.data import RunProfileData
 from torch_tb_profiler.profiler.event_parser import ProfileRole
 from torch_tb_profiler.profiler.run_generator import RunGenerator
 
+from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.attribution.tracks import tracks
 from loaderdoctor.report.encode import decode_report
 from loaderdoctor.report.traces.captures import Overlay
 from loaderdoctor.report.traces.perfetto import write_perfetto_trace

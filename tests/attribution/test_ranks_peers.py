@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaderdoctor.attribution.peers import compare, slowest, without_peer_wait
-from loaderdoctor.attribution.rank_trace import Collectives, RankTrace, rank_trace
+from loaderdoctor.attribution.ranks import (
+    Collectives,
+    RankTrace,
+    compare,
+    rank_trace,
+    slowest,
+    without_peer_wait,
+)
 from loaderdoctor.attribution.trace_facts import attribute
-from loaderdoctor.facts.ranks import RankFacts
+from loaderdoctor.facts.whole import RankFacts
 from tests.attribution.build import AUTOGRAD, TraceBuilder
 
 REDUCE = "gloo:all_reduce"

@@ -1,12 +1,6 @@
-"""Which rank the others wait for: one collective seen from every rank.
+"""What one rank's trace says, and what its peers make it wait for.
 
-A collective ends on all ranks at about the same time, and only begins in earnest when the last
-rank has come to it. What an earlier rank spends in it before that is waiting for a peer, not
-communication.
-
-Traces of one machine share a clock. Those of different machines are aligned by the ends of the
-collectives: clocks kept by NTP are right to within milliseconds, which tells one step's collectives
-from the next one's, and the median difference of the ends is what is left of the offset.
+The same collective is matched in the traces of all ranks.
 """
 
 from __future__ import annotations
@@ -16,12 +10,100 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from loaderdoctor.attribution.rank_trace import Collectives, RankTrace
-from loaderdoctor.facts.ranks import RankFacts
+from loaderdoctor.attribution.rows import Rows
+from loaderdoctor.attribution.trace_facts import Attributed, facts_of
 from loaderdoctor.facts.shares import Shares
 from loaderdoctor.facts.trace import TraceFacts
-from loaderdoctor.intervals import I64, Intervals
+from loaderdoctor.facts.whole import RankFacts
+from loaderdoctor.intervals import Intervals
+from loaderdoctor.trace.columns import I32, I64, Category, Trace
 from loaderdoctor.units import NS_PER_MS
+
+LATEST_NS = 1 << 62  # the year 2116; times within a trace may be added to it
+# Spans of the collective itself, by the libraries that run it on the host. c10d's own op only
+# enqueues it, so that one stands in where no library's span was recorded.
+_HOST_WORK = ("gloo:", "mpi:", "ucc:", "xccl:", "nccl:")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Collectives:
+    """Collectives of one rank in order of their start. Times in ns since the epoch, its clock."""
+
+    names: tuple[str, ...]
+    name: I32  # index into `names`
+    start_ns: I64
+    end_ns: I64
+
+    def __len__(self) -> int:
+        return int(self.start_ns.size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankTrace:
+    """One rank's figures, its collectives, and when it was communicating by the identity."""
+
+    source: str
+    rank: int | None  # as the trace says
+    n_ranks: int | None
+    host: str | None
+    facts: TraceFacts
+    n_malformed: int
+    n_other_processes: int
+    start_ns: int  # the trace's beginning, since the epoch
+    collectives: Collectives
+    communication: Intervals  # exposed, within the steps; ns since the epoch, this rank's clock
+
+    @property
+    def per_step(self) -> int:
+        """What totals are divided by."""
+        return max(self.facts.n_steps, 1)
+
+
+def rank_trace(attributed: Attributed) -> RankTrace:
+    """Keep of a divided trace what the comparison needs."""
+    trace = attributed.trace
+    at = epoch_ns(trace)
+    communication = attributed.partition.communication
+    return RankTrace(
+        source=str(trace.source),
+        rank=trace.rank,
+        n_ranks=trace.n_ranks,
+        host=trace.host_name,
+        facts=facts_of(attributed),
+        n_malformed=trace.n_dropped_events,
+        n_other_processes=attributed.n_other_processes,
+        start_ns=at,
+        collectives=_collectives(attributed.rows, at),
+        communication=Intervals(communication.starts + at, communication.ends + at),
+    )
+
+
+def epoch_ns(trace: Trace) -> int:
+    """The trace's 0 in nanoseconds since the epoch; 0 where what the file says is no such time."""
+    at = trace.base_time_ns + round(trace.origin_us * 1000.0)
+    return at if abs(at) < LATEST_NS else 0
+
+
+def _collectives(rows: Rows, at_ns: int) -> Collectives:
+    spans, flags = rows.spans, rows.flags
+    chosen = np.flatnonzero(rows.named(flags.collective_kernel, Category.KERNEL))
+    if chosen.size == 0:
+        chosen = np.flatnonzero(
+            rows.named(flags.communication, Category.CPU_OP, Category.USER_ANNOTATION)
+        )
+        work = np.fromiter(
+            (n.startswith(_HOST_WORK) for n in rows.names), np.bool_, len(rows.names)
+        )
+        if work[spans.name[chosen]].any():
+            chosen = chosen[work[spans.name[chosen]]]
+    used, name = np.unique(spans.name[chosen], return_inverse=True)
+    return Collectives(
+        names=tuple(rows.names[i] for i in used),
+        name=name.astype(np.int32),
+        start_ns=spans.start_ns[chosen] + at_ns,
+        end_ns=spans.end_ns[chosen] + at_ns,
+    )
+
 
 # Fewer matches could be chance.
 MIN_MATCHED = 3

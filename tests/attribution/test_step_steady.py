@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from loaderdoctor.attribution.steady import before_steady
-from loaderdoctor.attribution.step import step_facts
+from loaderdoctor.attribution.step import before_steady, step_facts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.records import CpuRecord
 from tests.attribution.builders import boundary, observed, window

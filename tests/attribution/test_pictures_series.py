@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loaderdoctor.attribution.series import (
+from loaderdoctor.attribution.pictures import (
     MAX_BATCHES,
     sample_times,
     waits_of_trace,

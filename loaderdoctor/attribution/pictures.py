@@ -1,20 +1,22 @@
-"""Waits batch by batch, and how long samples take to load: what the charts of a report show."""
+"""What pictures show of a window: waits batch by batch, sample times, and tracks of a trace."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Literal
 
 import numpy as np
 
-from loaderdoctor.attribution.selection import of_step, selections
 from loaderdoctor.attribution.trace_facts import Attributed, facts_of
-from loaderdoctor.facts.pictures import SampleTimes, WaitSeries
+from loaderdoctor.attribution.worker_batches import of_step, selections
+from loaderdoctor.facts.pictures import BatchCopy, SampleTimes, Tracks, WaitSeries
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.instrument.wire.records import FetchRecord, LoaderRecord
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
-from loaderdoctor.units import NS_PER_MS
+from loaderdoctor.intervals import Intervals
+from loaderdoctor.trace.columns import ABSENT, Category
+from loaderdoctor.units import NS_PER_MS, NS_PER_US
 
 # As many bars as a chart can show apart; a longer window is shown from its beginning.
 MAX_BATCHES = 400
@@ -123,4 +125,99 @@ def _series(
         cycle=cycle if cycle > 1 else 0,
         cycle_means_ms=tuple(means),
         n_left_out=len(waits) - len(shown),
+    )
+
+
+# Shorter gaps between a fetch span and what surrounds it are the profiler's own bookkeeping.
+MIN_WAIT_NS = 1_000
+# The microseconds of a file, as floats, are good to a nanosecond.
+WITHIN_NS = 2
+
+
+def tracks(attributed: Attributed) -> Tracks:
+    """The tracks of one trace; empty ones where nothing of the kind was recorded."""
+    rows, partition = attributed.rows, attributed.partition
+    spans = rows.named(rows.flags.fetch, Category.USER_ANNOTATION, Category.CPU_OP)
+    outside = attributed.fetches.getting.subtract(rows.intervals(spans))
+    outside = Intervals.of(
+        outside.starts[outside.lengths_ns >= MIN_WAIT_NS],
+        outside.ends[outside.lengths_ns >= MIN_WAIT_NS],
+    )
+    thread = rows.training_thread
+    threads = attributed.trace.threads
+    clock = attributed.clock
+    return Tracks(
+        outside_next=_spans_us(attributed, outside),
+        exposed_waits=_spans_us(attributed, partition.input) if partition.input is not None else (),
+        step_shares=_step_shares(attributed),
+        batch_copies=tuple(_batch_copies(attributed)),
+        end_us=_us(attributed, int(clock.end_ns[-1])) if clock.n_steps else None,
+        training_pid=threads[thread].pid if thread >= 0 else None,
+        training_tid=threads[thread].tid if thread >= 0 else None,
+    )
+
+
+def _batch_copies(attributed: Attributed) -> Iterator[BatchCopy]:
+    """For each `__next__`, the largest copy that the thread issued before the one after it ended.
+
+    So also where a prefetcher copies the next batch ahead: it fetches that batch just before.
+    """
+    rows, copies = attributed.rows, attributed.copies
+    spans = rows.spans
+    nexts = rows.named(rows.flags.fetch, Category.USER_ANNOTATION, Category.CPU_OP)
+    nexts &= rows.on_training_thread()
+    fetched = np.flatnonzero(nexts)
+    fetched = fetched[np.argsort(spans.end_ns[fetched], kind="stable")]
+    own = copies.call != ABSENT
+    own[own] = spans.thread[copies.call[own]] == rows.training_thread
+    copied = copies.rows[own]
+    issued = spans.start_ns[copies.call[own]]
+    batch = np.searchsorted(spans.end_ns[fetched], issued, side="right") - 1
+    largest_first = np.lexsort((spans.start_ns[copied], -spans.bytes[copied], batch))
+    numbers, first = np.unique(batch[largest_first], return_index=True)
+    for number, at in zip(numbers.tolist(), largest_first[first].tolist(), strict=True):
+        if number < 0:
+            continue
+        row = int(copied[at])
+        device = attributed.trace.threads[int(spans.thread[row])]
+        yield BatchCopy(
+            next_us=_us(attributed, int(spans.start_ns[fetched[number]]) + WITHIN_NS),
+            copy_us=_us(attributed, int(spans.start_ns[row] + spans.end_ns[row]) // 2),
+            copy_pid=device.pid,
+            copy_tid=device.tid,
+        )
+
+
+def _us(attributed: Attributed, at_ns: int) -> float:
+    return attributed.trace.origin_us + at_ns / NS_PER_US
+
+
+def _spans_us(attributed: Attributed, spans: Intervals) -> tuple[tuple[float, float], ...]:
+    return tuple(
+        (_us(attributed, int(start)), int(length) / NS_PER_US)
+        for start, length in zip(spans.starts, spans.lengths_ns, strict=True)
+    )
+
+
+def _step_shares(attributed: Attributed) -> tuple[tuple[float, Mapping[str, float | None]], ...]:
+    clock, partition = attributed.clock, attributed.partition
+    if not clock.n_steps:
+        return ()
+    length = np.maximum(clock.end_ns - clock.start_ns, 1)
+    parts = {
+        name: getattr(partition, name)
+        for name in ("compute", "communication", "copy", "input", "host", "other")
+    }
+    columns = {
+        name: None
+        if spans is None
+        else (spans.covered_before(clock.end_ns) - spans.covered_before(clock.start_ns)) / length
+        for name, spans in parts.items()
+    }
+    return tuple(
+        (
+            _us(attributed, int(start)),
+            {name: None if c is None else float(c[i]) for name, c in columns.items()},
+        )
+        for i, start in enumerate(clock.start_ns)
     )

@@ -1,27 +1,35 @@
-"""Which of the recorded batches belong to one loader in one window.
+"""Which of the recorded batches belong to one loader in one window, and where their time went.
 
 A run has several loaders (training, validation), perhaps over one dataset object, and at 0 workers
 all of them in one process. What tells their batches apart is the iterator that each was made for,
-and the loader that it is an iterator of.
+and the loader that it is an iterator of. Of those chosen: samples touched for the first time, and
+the lines of code that stack samples found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import linecache
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from loaderdoctor.facts.workers import Leaf, LineHotspot
 from loaderdoctor.instrument.wire.record_file import Outcome
 from loaderdoctor.instrument.wire.records import FetchRecord, LoaderRecord
 from loaderdoctor.instrument.wire.worker_log import (
+    MAIN_PROCESS,
     Batches,
     BatchSpans,
     IteratorRecord,
+    LineCount,
     ProcessRecord,
     WorkerLog,
 )
+from loaderdoctor.units import NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,3 +159,124 @@ def _received(deliveries: BatchSpans, fetches: Sequence[FetchRecord]) -> NDArray
         within = (at >= 0) & (middle <= ends[np.maximum(at, 0)])
         received |= within & (deliveries.thread == thread)
     return np.unique(deliveries.serial[received])
+
+
+# Samples seen both for the first time and again before the two are compared.
+MIN_REVISITED = 16
+
+
+class FirstTouch(NamedTuple):
+    """Mean time of samples touched for the first time, and of the same samples touched again."""
+
+    first_ms: float
+    later_ms: float
+
+    @property
+    def ratio(self) -> float:
+        """How much longer the first touch takes."""
+        return self.first_ms / self.later_ms
+
+
+def first_touch(log: WorkerLog, loader: str | None, datasets: Collection[int]) -> FirstTouch | None:
+    """What the first touch of a sample takes more than later ones.
+
+    A sample is known by its index, in an IterableDataset by its place in the worker's epoch. The
+    first sample of each process is left out: it pays for imports and opening files. `datasets`
+    are those of IteratorRecord.dataset; the whole log counts, trials too, but no other `loader`
+    (IteratorRecord.loader) over the same dataset. None where too little was revisited.
+    """
+    same = [i.serial for i in log.iterators if i.dataset in datasets and i.loader in (None, loader)]
+    samples, batches = log.samples, log.batches
+    mine = np.isin(batches.serial[samples.batch], np.array(same, dtype=np.int64))
+    rows = np.flatnonzero(mine)
+    rows = rows[np.argsort(samples.start_ns[rows], kind="stable")]
+    if rows.size == 0:
+        return None
+    pid = batches.pid[samples.batch[rows]]
+    rows = np.delete(rows, np.unique(pid, return_index=True)[1])
+    if rows.size == 0:
+        return None
+    name = samples.index[rows]
+    if (name < 0).any():
+        name = _place_in_epoch(log, rows)
+    _, first, inverse, times_seen = np.unique(
+        name, return_index=True, return_inverse=True, return_counts=True
+    )
+    revisited = times_seen > 1
+    if int(revisited.sum()) < MIN_REVISITED:
+        return None
+    duration = samples.duration_ns[rows].astype(np.float64)
+    first_ns = duration[first]
+    later_ns = (np.bincount(inverse.ravel(), weights=duration) - first_ns) / np.maximum(
+        times_seen - 1, 1
+    )
+    first_ms = float(first_ns[revisited].mean()) / NS_PER_MS
+    later_ms = float(later_ns[revisited].mean()) / NS_PER_MS
+    return FirstTouch(first_ms, later_ms) if later_ms > 0 else None
+
+
+def _place_in_epoch(log: WorkerLog, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Worker × 2^40 + ordinal of the sample within that worker's epoch; `rows` in time order."""
+    of = log.samples.batch[rows]
+    group = np.stack((log.batches.serial[of], log.batches.epoch[of], log.batches.worker[of]))
+    _, inverse = np.unique(group, axis=1, return_inverse=True)
+    place = np.zeros(rows.size, dtype=np.int64)
+    for g in range(int(inverse.max()) + 1):
+        here = inverse.ravel() == g
+        place[here] = np.arange(int(here.sum()))
+    worker = np.where(group[2] == MAIN_PROCESS, 0, group[2])
+    return (worker << 40) + place
+
+
+MAX_LINES = 20
+MAX_LEAVES = 20  # of a line
+
+_Place = tuple[str, str, int, str]  # phase, file, line, function
+
+
+def line_hotspots(
+    stack_samples: Iterable[LineCount], phase_ms: Mapping[str, float]
+) -> tuple[LineHotspot, ...]:
+    """The places where most time goes, most first; each carries the stack samples of its phase.
+
+    `phase_ms` is what each phase of a batch takes; one without a time counts by its stack samples.
+    """
+    places: Counter[_Place] = Counter()
+    leaves: defaultdict[_Place, Counter[tuple[str, str]]] = defaultdict(Counter)
+    for stack_sample in stack_samples:
+        place = (stack_sample.phase, stack_sample.file, stack_sample.line, stack_sample.function)
+        places[place] += stack_sample.count
+        leaves[place][stack_sample.leaf_file, stack_sample.leaf_function] += stack_sample.count
+    totals: Counter[str] = Counter()
+    for place, count in places.items():
+        totals[place[0]] += count
+    shares = _phase_shares(totals, phase_ms)
+    hotspots = [
+        LineHotspot(
+            file=file,
+            line=line,
+            function=function,
+            code=linecache.getline(file, line).strip() or None,
+            n_stack_samples=count,
+            of_stack_samples=totals[phase],
+            phase=phase,  # type: ignore[arg-type]  # the sampler's words
+            phase_share=shares[phase],
+            leaves=tuple(
+                Leaf(file=leaf_file, function=leaf_function, n_stack_samples=n)
+                for (leaf_file, leaf_function), n in leaves[
+                    phase, file, line, function
+                ].most_common(MAX_LEAVES)
+            ),
+        )
+        for (phase, file, line, function), count in places.most_common()
+    ]
+    return tuple(sorted(hotspots, key=lambda x: -x.share)[:MAX_LINES])
+
+
+def _phase_shares(totals: Counter[str], phase_ms: Mapping[str, float]) -> dict[str, float]:
+    """Of the time of the phases seen; by stack samples where a phase's time was not recorded."""
+    weights = {phase: phase_ms.get(phase, 0.0) for phase in totals}
+    if not all(weights.values()):
+        weights = dict(totals)
+    whole = sum(weights.values())
+    return {phase: weight / whole for phase, weight in weights.items()}

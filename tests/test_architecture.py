@@ -133,7 +133,8 @@ def test_no_two_rooms_import_each_other() -> None:
 
 
 def test_no_modules_import_one_another_in_a_ring() -> None:
-    graph = {name: imports(path) & set(modules()) for name, path in modules().items()}
+    inner = set(modules()) - {"loaderdoctor"}  # it offers names of `api` to type checkers
+    graph = {name: imports(path) & inner for name, path in modules().items()}
     done: set[str] = set()
 
     def visit(name: str, above: tuple[str, ...]) -> None:

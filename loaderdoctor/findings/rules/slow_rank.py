@@ -38,7 +38,7 @@ def slow_rank(facts: Facts) -> Finding | None:
     Fooled by: collectives of several process groups under one name, told apart by time alone; a
     rank that is slow only while it is profiled.
     """
-    waiting = [r for r in facts.whole if r.peer_wait_ms is not None]
+    waiting = [r for r in facts.ranks if r.peer_wait_ms is not None]
     if len(waiting) < 2:
         return None
     slow = min(waiting, key=lambda r: r.peer_wait_ms or 0.0)
@@ -75,7 +75,7 @@ def slow_rank(facts: Facts) -> Finding | None:
             "beyond_peers_ms_per_step": excess_ms if cause is not None else None,
             "peer_wait_ms_per_step": typical_ms,
             "own_peer_wait_ms_per_step": slow.peer_wait_ms,
-            "n_ranks": len(facts.whole),
+            "n_ranks": len(facts.ranks),
             "step_ms": wall_ms,
         },
         advice=_REMEDIES[cause] if cause is not None else None,

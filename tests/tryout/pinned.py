@@ -87,12 +87,12 @@ def rounded(value: Any) -> Any:
 
 
 def rows(structs: Iterable[msgspec.Struct]) -> list[dict[str, Any]]:
-    """Rows of a report, without what is empty."""
+    """Rows of a report, without what is empty and without code, which is another's to decide."""
     return [
         {
             name: rounded(value)
             for name, value in msgspec.to_builtins(row).items()
-            if value not in (None, [], (), {}, False) and name != "settings"
+            if value not in (None, [], (), {}, False) and name not in ("settings", "code")
         }
         for row in structs
     ]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import fmean
 
 from loaderdoctor.advice.code import edits_for, loader_arguments
 from loaderdoctor.advice.plan import Candidate, CodeAdvice, Prescription
-from loaderdoctor.diagnosis.verify import Tried, Verification
+from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
@@ -17,6 +16,7 @@ from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.tested import own_settings
 from loaderdoctor.settings import Settings
+from loaderdoctor.tryout.comparing import Compared
 from loaderdoctor.units import NS_PER_S
 
 # One line undoes these: where that saves something of note, it comes before a dataset rewritten.
@@ -65,7 +65,7 @@ def recommendations(
     return tuple(rows)
 
 
-def _in_code(verification: Verification | None) -> list[Tried]:
+def _in_code(verification: Verification | None) -> list[Compared]:
     """What was tried in the dataset, helps, and took less than the best settings; fastest first."""
     if verification is None:
         return []
@@ -129,7 +129,7 @@ def samples_vary(prescription: Prescription, verification: Verification | None) 
     cached = [t for t in tried if t.in_code and t.settings.cache]
     if any(t.refused for t in cached):
         return True
-    return bool(prescription.randomness) and not any(t.step_ms for t in cached)
+    return bool(prescription.randomness) and not any(t.steps for t in cached)
 
 
 def _drawn_once(randomness: tuple[str, ...]) -> str:
@@ -155,9 +155,9 @@ def not_advised_rows(
 ) -> tuple[model.NotAdvised, ...]:
     """Advice not given, each reason once; a change of the dataset that its trial refused too."""
     refused = [
-        (next(iter(t.settings.changed())), t.failed)
+        (next(iter(t.settings.changed())), t.trial.reason)
         for t in (verification.tried if verification is not None else ())
-        if t.in_code and t.refused and t.failed is not None
+        if t.in_code and t.refused and t.trial.reason is not None
     ]
     told = [(w.setting, w.reason) for w in prescription.not_advised]
     keeps = any(way.keeps_samples for way in prescription.routes)
@@ -175,9 +175,9 @@ def _rows(
     facts: Facts,
     settings: Settings,
     candidate: Candidate | None,
-    tried: Tried | None,
+    tried: Compared | None,
     caution: str | None,
-    inconclusive: Tried | None = None,
+    inconclusive: Compared | None = None,
     code: str | None = None,
 ) -> Iterator[model.Recommendation]:
     """One row for each setting changed; they share prediction and measurement.
@@ -209,16 +209,16 @@ def _rows(
         caution = basis = None  # said once
 
 
-def _basis(candidate: Candidate, inconclusive: Tried | None) -> str:
+def _basis(candidate: Candidate, inconclusive: Compared | None) -> str:
     """What an untried recommendation rests on."""
     how = candidate.prediction
     known = candidate.predicted_step_ms is not None
     text = f"That is {how}." if known else f"{how[:1].upper()}{how[1:]}."
     if inconclusive is not None and inconclusive.step is not None:
         text += (
-            f" The few windows that there was time for ({len(inconclusive.step_ms)}) took "
+            f" The few windows that there was time for ({inconclusive.n_rounds}) took "
             f"{inconclusive.step.value:.3g} ms a step beside "
-            f"{fmean(inconclusive.plain_ms):.3g} as is: too few to show a gain."
+            f"{inconclusive.own_ms:.3g} as is: too few to show a gain."
         )
     return text
 
@@ -229,7 +229,7 @@ def _slower(candidate: Candidate, facts: Facts) -> bool:
     return predicted is not None and step_ms is not None and predicted >= step_ms
 
 
-def _worse(tried: Tried) -> bool:
+def _worse(tried: Compared) -> bool:
     return tried.gain is not None and tried.gain.value <= 0.0
 
 
@@ -245,7 +245,7 @@ def _prediction(settings: Settings, prescription: Prescription) -> Candidate | N
     return next((c for c in prescription.candidates if c.settings == settings), None)
 
 
-def _cautions(best: Tried, prescription: Prescription) -> str | None:
+def _cautions(best: Compared, prescription: Prescription) -> str | None:
     """Cautions of every candidate whose changes are in the combination, each once."""
     changed = best.settings.changed().items()
     said = dict.fromkeys(
@@ -278,7 +278,7 @@ def _advice_row(facts: Facts, advice: CodeAdvice) -> model.Recommendation:
 
 
 def _trial_rows(
-    facts: Facts, tried: Sequence[Tried], samples: float | None
+    facts: Facts, tried: Sequence[Compared], samples: float | None
 ) -> Iterator[model.Trial]:
     if facts.step is not None:
         yield _trial(Settings(), facts.step.wall_ms, samples, shares=facts.shares)
@@ -289,10 +289,10 @@ def _trial_rows(
                 settings=t.settings.as_dict(),
                 label=t.settings.label(),
                 status="failed",
-                reason=t.failed or "no visit was measured",
+                reason=t.trial.reason or "no measurement came back",
             )
             continue
-        last = t.measurements[-1]
+        last = t.trial.measurements[-1].window
         row = _trial(t.settings, step, samples, shares=None)
         yield model.Trial(
             **{f: getattr(row, f) for f in _SAME},
@@ -300,8 +300,8 @@ def _trial_rows(
             host_bytes=last.host_bytes,
             gpu_peak_allocated_bytes=last.gpu_peak_allocated_bytes,
             gpu_peak_reserved_bytes=last.gpu_peak_reserved_bytes,
-            n_windows=len(t.measurements),
-            window_ms=tuple(t.step_ms),
+            n_windows=t.n_rounds,
+            window_ms=tuple(ms for _, ms in t.steps),
             gain_ms=t.gain.value if t.gain is not None else None,
             gain_ms_ci=interval(t.gain),
         )

@@ -29,8 +29,6 @@ from loaderdoctor.instrument.session.replay_watch import NOTE as REPLAYS
 from loaderdoctor.instrument.wire.protocol import (
     Observed,
     ProfilerSchedule,
-    WindowDone,
-    WindowRequest,
 )
 from loaderdoctor.report import model
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report
@@ -45,6 +43,7 @@ from loaderdoctor.report.words.summary import of_first_epoch
 from loaderdoctor.report.words.uncertain import is_open
 from loaderdoctor.trace.read import read_trace
 from loaderdoctor.tryout.ablating import MAX_LONGER_ROUNDS, LoopEvidence
+from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.slow_start import slow_start
 from loaderdoctor.tryout.windows import MIN_ROUNDS, sizes
 from loaderdoctor.units import NS_PER_S
@@ -183,22 +182,21 @@ class Diagnosis:
         if self._on_stage is not None:
             self._on_stage(what, self.left_s)
 
-    def _tried(self, requests: Sequence[WindowRequest]) -> list[WindowDone]:
-        self._tell("trying settings")
-        return self._script_run.measure(requests)
-
     def _verify(self, gatherer: Gatherer, until: float) -> None:
         evidence = gatherer.evidence
         self.analysis = self._analyse(evidence)
         live = [c for c in self.analysis.prescription.candidates if c.live]
         if not live:
             return
+        self._tell("trying settings")
         verifier = Verifier(
-            gatherer,
-            self._tried,
-            until=until,
-            clock=self._clock,
-            has_accelerator=evidence.observed.device is not None,
+            evidence,
+            Equipment(
+                script_run=self._script_run,
+                on_progress=lambda progress: self._tell("trying settings"),
+                clock=self._clock,
+            ),
+            left_s=until - self._clock(),
             trial_limit_s=self._options.trial_limit_s,
         )
         self.verification = verifier.verify(

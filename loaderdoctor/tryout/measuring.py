@@ -102,14 +102,14 @@ class Measurer:
                 id=next(WINDOW_IDS),
                 mode=mode,
                 n_steps=n_steps,
-                limit_s=self._limit_s(expected_s)
-                + (0.0 if trial.measurements else windows.slow_start_s(trial.settings)),
+                limit_s=self._limit_s(expected_s) + self._slow_start_s(trial),
                 settings=trial.switched if mode == "trial" else None,
                 measure_boundary=mode == "trial" and self._boundary_due(trial, expected_s),
-                host_memory=self._memory_due(trial),
+                host_memory=self._options.as_it_runs or self._memory_due(trial),
                 tensor_memory=_tensor_memory_due(trial),
                 drain=self._drains(trial),
-                fetch_limit_s=self._options.trial_limit_s,
+                fetch_limit_s=self._options.trial_limit_s if mode == "trial" else None,
+                cache_limit_s=self._options.cache_limit_s if trial.settings.cache else None,
             ),
             trial,
         )
@@ -118,6 +118,8 @@ class Measurer:
             trial.measurements.append(
                 Measurement(phase=phase, round=number, window=done, wall_s=wall_s)
             )
+        elif trial.index == 0 and self._options.as_it_runs:
+            trial.status, trial.reason = "ok", None  # the next round asks for it again
         elif trial.index == 0 and mode == "trial" and trial.status != "ok":
             # The loop's own loader can't be opened a second time: measure it as it runs.
             self._outcome.notes.append(
@@ -169,7 +171,16 @@ class Measurer:
 
     def _limit_s(self, expected_s: float) -> float:
         options = self._options
+        # A diagnosis, whose trials stand next to the loop as it runs, keeps to a budget by itself.
+        if options.as_it_runs:
+            return windows.limit_s(expected_s)
         return windows.limit_s(expected_s, budget_s=options.budget_s, at_most=options.trial_limit_s)
+
+    def _slow_start_s(self, trial: Trial) -> float:
+        """How much longer its first window may take."""
+        if trial.measurements or self._options.as_it_runs:
+            return 0.0
+        return windows.slow_start_s(trial.settings)
 
     @property
     def _timeout_s(self) -> float | None:
@@ -181,6 +192,8 @@ class Measurer:
         """At least one boundary for each trial; more where they cost little beside the window."""
         if trial.settings.keep_iterator:
             return False  # it has none
+        if trial.settings.only_threads and self._own_mode == "plain":
+            return False  # the loop's own, which it leaves as they are
         seen = [v.boundary_ms for v in trial.measurements if v.window.boundary_ns is not None]
         if not seen or seen[-1] is None:
             return True
@@ -216,6 +229,7 @@ class Measurer:
     def _measure(self, request: WindowRequest, trial: Trial | None = None) -> WindowDone | None:
         """One window; a failed one is written to `trial`. Raises where nothing can follow."""
         died: str | None = None
+        cause: RunError | None = None
         done: WindowDone | None = None
         try:
             if trial is not None and trial.place == "process":
@@ -228,7 +242,7 @@ class Measurer:
                 died = took_down(done, self.script_run.ended) if done is not None else None
                 done = None if died is not None else done
         except RunError as error:
-            died = str(error)
+            died, cause = str(error), error
         if done is None:
             ended = self.script_run.ended
             if ended is not None and ended.how == "script-ended":
@@ -240,7 +254,7 @@ class Measurer:
                 trial.fail("failed", died)
             if self._reopen is None or trial is None:
                 where = "" if trial is None else f"trial {trial.index}: "
-                raise OverError(f"{where}{died.rstrip('.')}. {RERUN}")
+                raise OverError(f"{where}{died.rstrip('.')}. {RERUN}") from cause
             began = self._clock()
             self.script_run = self._reopen()
             self.reopening_s += self._clock() - began

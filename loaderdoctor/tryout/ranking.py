@@ -16,10 +16,10 @@ from statistics import NormalDist, fmean
 from typing import Literal
 
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.own_settings import meaning
 from loaderdoctor.findings.model import MIN_GAIN_SHARE
-from loaderdoctor.settings import AXES_BY_NAME, DEFAULT_PREFETCH_FACTOR, Settings
+from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.baseline_ratio import ONE_MACHINE, BaselineRatio
+from loaderdoctor.tryout.comparing import complexity
 from loaderdoctor.tryout.noise import Noise
 from loaderdoctor.tryout.trials import Measurement, Trial
 from loaderdoctor.units import NS_PER_S
@@ -366,22 +366,7 @@ def _simplest(tied: Sequence[Result], best: Result, own: Settings) -> int:
     """Of the trials as good as the best: fewest workers, then least memory, then least code."""
     limit = _wall(best) * (1 + SIMPLER_SHARE)
     near = [r for r in tied if _wall(r) <= limit]
-    return min(near, key=lambda r: _complexity(r, own)).index
-
-
-def _complexity(one: Result, own: Settings) -> tuple[int, int, int, int]:
-    full = meaning(one.settings, own)
-    workers = full.num_workers or 0
-    in_loop = sum(
-        AXES_BY_NAME[name].where != "DataLoader" and value not in (False, "off")
-        for name, value in one.settings.changed().items()
-    )
-    return (
-        workers,
-        workers * (full.prefetch_factor or DEFAULT_PREFETCH_FACTOR),
-        in_loop,  # changes of the loop's code weigh more than an argument of the loader
-        len(one.settings.changed()),
-    )
+    return min(near, key=lambda r: complexity(r.settings, own)).index
 
 
 def _wall(one: Result) -> float:

@@ -97,6 +97,7 @@ class Trial:
     row: Row | None = None  # of a preset
     other_loop: bool = False  # its script trains something else: nothing to choose here
     same_as: int | None = None  # identical here: not visited, its figures are that trial's
+    in_code: bool = False  # written into the dataset's code: never added to other settings
     apart: bool = False  # measured on a machine unlike that of the others: not compared
 
     @property

@@ -64,6 +64,7 @@ class SimulatedRun:
         done = []
         for request in requests:
             if self.ends_after is not None and len(self.asked) >= self.ends_after:
+                self.ended = Ended(how="script-ended", exit_code=0, n_steps=len(self.asked))
                 break
             self.asked.append(request)
             done.append(self._one(request))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,18 +11,36 @@ from msgspec import structs
 from loaderdoctor.advice.plan import Candidate, Prescription
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.diagnosis.prescribe import not_advised_rows, recommendations, trial_rows
-from loaderdoctor.diagnosis.verify import Tried, Verification, _ranked
+from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.findings.find import find
 from loaderdoctor.report.changes import changes_of
 from loaderdoctor.report.model import Recommendation
 from loaderdoctor.settings import Settings
+from loaderdoctor.tryout.comparing import Compared, by_speed
+from loaderdoctor.tryout.trials import Trial
 from tests.findings.builders import healthy, machine
 from tests.findings.routes_facts import starved
+
+
+def compared_(
+    settings: Settings,
+    plain_ms: Sequence[float] = (),
+    step_ms: Sequence[float] = (),
+    *,
+    in_code: bool = False,
+    failed: str | None = None,
+    refused: bool = False,
+) -> Compared:
+    trial = Trial(index=1, settings=settings, in_code=in_code)
+    if failed is not None:
+        trial.fail("skipped" if refused else "failed", failed)
+    return Compared(trial=trial, own=tuple(enumerate(plain_ms)), steps=tuple(enumerate(step_ms)))
+
 
 FOUR, SIX = Settings(num_workers=4), Settings(num_workers=6)
 
 
-def prescribed(*tried: Tried) -> tuple[Recommendation, ...]:
+def prescribed(*tried: Compared) -> tuple[Recommendation, ...]:
     candidates = tuple(
         Candidate(
             settings=s,
@@ -39,21 +58,21 @@ def prescribed(*tried: Tried) -> tuple[Recommendation, ...]:
 
 
 def test_what_was_seen_once_and_looked_faster_stays_a_prediction_that_says_so() -> None:
-    rows = prescribed(Tried(settings=FOUR, plain_ms=[7.0], step_ms=[4.3]))
+    rows = prescribed(compared_(settings=FOUR, plain_ms=[7.0], step_ms=[4.3]))
     assert [r.to for r in rows] == [4]
     assert rows[0].measured_step_ms is None
     assert "(1) took 4.3 ms a step beside 7 as is: too few" in (rows[0].summary or "")
 
 
 def test_what_was_seen_once_and_looked_slower_is_not_recommended() -> None:
-    rows = prescribed(Tried(settings=FOUR, plain_ms=[7.0], step_ms=[7.5]))
+    rows = prescribed(compared_(settings=FOUR, plain_ms=[7.0], step_ms=[7.5]))
     assert [r.to for r in rows] == [6]  # the one that was not tried
 
 
 def test_what_had_all_its_visits_and_did_not_help_is_not_recommended() -> None:
     same = [7.0, 7.1, 6.9]
     rows = prescribed(
-        *(Tried(settings=s, plain_ms=same, step_ms=[7.0, 6.9, 7.1]) for s in (FOUR, SIX))
+        *(compared_(settings=s, plain_ms=same, step_ms=[7.0, 6.9, 7.1]) for s in (FOUR, SIX))
     )
     assert rows == ()
 
@@ -62,29 +81,29 @@ CACHE, UINT8 = Settings(cache=True), Settings(uint8=True)
 PLAIN = [10.0, 10.1, 9.9]
 
 
-def starving(*tried: Tried, best: Tried | None = None) -> tuple[Prescription, Verification]:
+def starving(*tried: Compared, best: Compared | None = None) -> tuple[Prescription, Verification]:
     """The loader costs 7 of 10 ms; a cache and whole batches may be tried."""
     facts = starved()
     verification = Verification(tried=tried, best=best, complete=True)
     return prescribe(facts, find(facts)), verification
 
 
-def rows_of(*tried: Tried, best: Tried | None = None) -> list[Recommendation]:
+def rows_of(*tried: Compared, best: Compared | None = None) -> list[Recommendation]:
     return list(recommendations(starved(), *starving(*tried, best=best)))
 
 
-def cached(step_ms: float = 3.6) -> Tried:
+def cached(step_ms: float = 3.6) -> Compared:
     times = [step_ms, step_ms + 0.05, step_ms - 0.05]
-    return Tried(settings=CACHE, in_code=True, plain_ms=PLAIN, step_ms=times)
+    return compared_(settings=CACHE, in_code=True, plain_ms=PLAIN, step_ms=times)
 
 
-def settings(step_ms: float) -> Tried:
+def settings(step_ms: float) -> Compared:
     times = [step_ms, step_ms + 0.05, step_ms - 0.05]
-    return Tried(settings=FOUR, plain_ms=PLAIN, step_ms=times)
+    return compared_(settings=FOUR, plain_ms=PLAIN, step_ms=times)
 
 
 def test_where_no_setting_helps_routes_are_named_with_the_most_they_save() -> None:
-    slower = Tried(settings=FOUR, plain_ms=PLAIN, step_ms=[11.0, 11.1, 10.9])
+    slower = compared_(settings=FOUR, plain_ms=PLAIN, step_ms=[11.0, 11.1, 10.9])
     rows = rows_of(slower)
     assert [r.to for r in rows] == [None] * 3
     saved = [10.0 - (r.predicted_step_ms or 0.0) for r in rows]
@@ -129,7 +148,7 @@ def test_what_one_line_undoes_comes_before_a_dataset_rewritten() -> None:
 
 
 def test_a_cache_that_was_refused_is_withheld_with_the_reason() -> None:
-    refused = Tried(
+    refused = compared_(
         settings=CACHE, in_code=True, failed="sample 3 came out differently", refused=True
     )
     prescription, verification = starving(refused)
@@ -141,7 +160,7 @@ def test_a_cache_that_was_refused_is_withheld_with_the_reason() -> None:
 
 
 def test_whole_batches_that_could_not_be_tried_are_still_advised() -> None:
-    refused = Tried(
+    refused = compared_(
         settings=UINT8, in_code=True, failed="no Compose ends in ToTensor", refused=True
     )
     assert any("whole batch" in r.setting for r in rows_of(refused))
@@ -155,7 +174,7 @@ def test_samples_that_their_code_draws_are_kept_only_once_a_trial_found_them_ali
     )
     prescription = prescribe(drawing, find(drawing))
     assert any(way.keeps_samples for way in prescription.routes)
-    hidden = Tried(
+    hidden = compared_(
         settings=CACHE, in_code=True, plain_ms=[10.0, 17.0, 6.0], step_ms=[3.0, 4.0, 5.5]
     )
     for tried, keeps in (((), False), ((hidden,), True)):
@@ -168,7 +187,7 @@ def test_samples_that_their_code_draws_are_kept_only_once_a_trial_found_them_ali
 
 
 def test_a_cache_that_crashed_is_a_failed_trial_and_nothing_withheld() -> None:
-    crashed = Tried(settings=CACHE, in_code=True, failed="ValueError: broken")
+    crashed = compared_(settings=CACHE, in_code=True, failed="ValueError: broken")
     prescription, verification = starving(crashed)
     assert "cache" not in [w.setting for w in not_advised_rows(prescription, verification)]
     assert [t.status for t in trial_rows(starved(), verification)] == ["ok", "failed"]
@@ -177,7 +196,7 @@ def test_a_cache_that_crashed_is_a_failed_trial_and_nothing_withheld() -> None:
 def test_no_dataset_is_to_be_rewritten_for_a_cost_that_noise_may_be() -> None:
     sure = starved()
     unsure = replace(sure, shares_low={"input": -0.1, "copy": 0.0})
-    slower = Tried(settings=FOUR, plain_ms=PLAIN, step_ms=[11.0, 11.1, 10.9])
+    slower = compared_(settings=FOUR, plain_ms=PLAIN, step_ms=[11.0, 11.1, 10.9])
     verification = Verification(tried=(slower,), best=None, complete=True)
     for facts, n_routes in ((sure, 3), (unsure, 0)):
         prescription = prescribe(facts, find(facts))
@@ -186,17 +205,19 @@ def test_no_dataset_is_to_be_rewritten_for_a_cost_that_noise_may_be() -> None:
 
 
 def test_a_cache_that_noise_hid_is_advised_with_its_bound() -> None:
-    noisy = Tried(settings=CACHE, in_code=True, plain_ms=[10.0, 17.0, 6.0], step_ms=[3.0, 4.0, 5.5])
+    noisy = compared_(
+        settings=CACHE, in_code=True, plain_ms=[10.0, 17.0, 6.0], step_ms=[3.0, 4.0, 5.5]
+    )
     assert noisy.promising and not noisy.helps
     rows = rows_of(noisy)
     (kept,) = [r for r in rows if "in memory as they" in r.setting]
     assert kept.measured_step_ms is None and kept.predicted_step_ms is not None
-    same = Tried(settings=CACHE, in_code=True, plain_ms=PLAIN, step_ms=PLAIN)
+    same = compared_(settings=CACHE, in_code=True, plain_ms=PLAIN, step_ms=PLAIN)
     assert not any("in memory as they" in r.setting for r in rows_of(same))
 
 
 def test_a_gain_is_against_the_loop_in_the_same_rounds_whatever_pace_it_had_before() -> None:
-    four = Tried(settings=FOUR, plain_ms=[8.0, 8.1, 7.9], step_ms=[4.0, 4.1, 3.9])
+    four = compared_(settings=FOUR, plain_ms=[8.0, 8.1, 7.9], step_ms=[4.0, 4.1, 3.9])
     found = Verification(tried=(four,), best=four, complete=True)
     rows = recommendations(healthy(), Prescription(candidates=(), not_advised=(), advice=()), found)
     (change,) = changes_of(rows)
@@ -208,6 +229,6 @@ def test_a_gain_is_against_the_loop_in_the_same_rounds_whatever_pace_it_had_befo
 
 
 def test_what_was_tried_at_different_paces_is_ranked_by_its_part_of_the_loop_then() -> None:
-    slow = Tried(settings=FOUR, plain_ms=[10.0, 10.1, 9.9], step_ms=[5.0, 5.1, 4.9])
-    fast = Tried(settings=SIX, plain_ms=[7.0, 7.1, 6.9], step_ms=[4.9, 5.0, 4.8])
-    assert [t.settings for t in _ranked([fast, slow])] == [FOUR, SIX]
+    slow = compared_(settings=FOUR, plain_ms=[10.0, 10.1, 9.9], step_ms=[5.0, 5.1, 4.9])
+    fast = compared_(settings=SIX, plain_ms=[7.0, 7.1, 6.9], step_ms=[4.9, 5.0, 4.8])
+    assert [t.settings for t in by_speed([fast, slow])] == [FOUR, SIX]

@@ -8,15 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from loaderdoctor.diagnosis.verify import (
-    MAX_CACHE_S,
-    ROUNDS,
-    Verification,
-    Verifier,
-    thread_trials,
-    trial_step_ms,
-)
+from loaderdoctor.diagnosis.verify import MAX_CACHE_S, Verification, Verifier, thread_trials
 from loaderdoctor.settings import Settings
+from loaderdoctor.tryout.comparing import Boundaries
+from loaderdoctor.tryout.measuring import Equipment
+from loaderdoctor.tryout.windows import MIN_ROUNDS as ROUNDS
 from tests.attribution.builders import observed, window
 from tests.diagnosis.simulator import SimulatedRun
 from tests.diagnosis.test_gather import gatherer
@@ -43,12 +39,11 @@ def run(
 
 
 def verifier(script_run: SimulatedRun, *, until: float = 1e9) -> Verifier:
+    script_run.observed = msgspec.structs.replace(script_run.observed, device="cuda:0")
     return Verifier(
-        gatherer(script_run),
-        script_run.measure,
-        until=until,
-        clock=lambda: script_run.now_s,
-        has_accelerator=True,
+        gatherer(script_run).evidence,
+        Equipment(script_run=script_run, clock=lambda: script_run.now_s),
+        left_s=until - script_run.now_s,
     )
 
 
@@ -109,7 +104,7 @@ def test_a_failed_trial_does_not_end_the_others() -> None:
     script_run = SimulatedRun({"plain": 20.0}, failing=frozenset({"trial"}))
     found = run(script_run, [Settings(num_workers=2), PINNED])
     assert found.best is None
-    assert [t.failed for t in found.tried] == ["broken", "broken"]
+    assert [t.trial.reason for t in found.tried] == ["broken", "broken"]
 
 
 def test_where_time_is_short_the_best_so_far_gets_all_its_visits() -> None:
@@ -123,19 +118,19 @@ def test_where_time_is_short_the_best_so_far_gets_all_its_visits() -> None:
     found = run_until(whole.now_s * 0.75)
     assert not found.complete
     assert found.best is not None and found.best.settings == Settings(num_workers=4)
-    assert len(found.best.step_ms) == ROUNDS
-    assert 1 <= sum(len(t.step_ms) == ROUNDS for t in found.tried) < 3
+    assert found.best.n_rounds == ROUNDS
+    assert 1 <= sum(t.n_rounds == ROUNDS for t in found.tried) < 3
 
 
 def test_a_gain_that_noise_hides_gets_more_rounds_where_there_is_time() -> None:
     script_run = SimulatedRun({"plain": 20.0}, trial_ms=lambda _: 14.0, noise=0.12, seed=5)
     found = run(script_run, [Settings(num_workers=4)], rest_ms=14.0)
     (tried,) = found.tried
-    assert len(tried.step_ms) > ROUNDS
+    assert tried.n_rounds > ROUNDS
     assert found.best is not None
     steady = SimulatedRun({"plain": 20.0}, trial_ms=lambda _: 20.0, noise=0.01)
     (tried,) = run(steady, [Settings(num_workers=4)]).tried
-    assert len(tried.step_ms) == ROUNDS
+    assert tried.n_rounds == ROUNDS
 
 
 CACHED = Settings(cache=True)
@@ -246,7 +241,7 @@ def test_where_there_is_time_for_two_they_are_the_best_of_either_kind() -> None:
             rest_ms=20.0,
             in_code=[CACHED, Settings(uint8=True)],
         )
-        return [t.settings for t in found.tried if len(t.step_ms) == ROUNDS]
+        return [t.settings for t in found.tried if t.n_rounds == ROUNDS]
 
     by_time = [run_until(seconds) for seconds in range(5, 120, 5)]
     ones = [found for found in by_time if len(found) == 1]
@@ -270,7 +265,9 @@ def test_trials_whose_workers_fill_most_of_an_epoch_ahead_are_measured_for_whole
 def test_a_trials_step_has_the_loops_own_work_between_epochs_too() -> None:
     """Its boundary was timed beside the window: saving a checkpoint there is no gain of it."""
     measurement = msgspec.structs.replace(window("trial", [4.0] * 10), boundary_ns=20_000_000)
-    assert trial_step_ms(measurement, 10) == pytest.approx(4.0 + 2.0)
-    assert trial_step_ms(measurement, 10, own_boundary_ms=300.0) == pytest.approx(4.0 + 2.0 + 30.0)
+    unknown = Boundaries(steps_per_epoch=10, loop_ms=None, own_work_ms=None)
+    assert unknown.trial_ms(measurement) == pytest.approx(4.0 + 2.0)
+    saving = Boundaries(steps_per_epoch=10, loop_ms=500.0, own_work_ms=300.0)
+    assert saving.trial_ms(measurement) == pytest.approx(4.0 + 2.0 + 30.0)
     kept = msgspec.structs.replace(measurement, boundary_ns=None)
-    assert trial_step_ms(kept, 10, 500.0, own_boundary_ms=300.0) == pytest.approx(4.0 + 50.0)
+    assert saving.trial_ms(kept, keeps_loader=True) == pytest.approx(4.0 + 50.0)

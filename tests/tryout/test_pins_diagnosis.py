@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.diagnosis.verify import Verifier
-from loaderdoctor.instrument.wire.protocol import ProfilerSchedule, WindowDone, WindowRequest
+from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from loaderdoctor.settings import Settings
+from loaderdoctor.tryout.measuring import Equipment
 from tests.attribution.builders import observed
 from tests.diagnosis.simulator import SimulatedRun
 from tests.diagnosis.test_gather import gatherer
@@ -81,29 +83,17 @@ CASES = {
 }
 
 
-def measure_all(
-    script_run: SimulatedRun,
-) -> Callable[[Sequence[WindowRequest]], list[WindowDone]]:
-    """As the bench measures; asking takes a moment, even where nothing comes back."""
-
-    def measure(requests: Sequence[WindowRequest]) -> list[WindowDone]:
-        script_run.now_s += 0.001
-        return script_run.measure(requests)
-
-    return measure
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_tried_is_as_pinned(name: str) -> None:
     case = CASES[name]
     script_run = SimulatedRun({"plain": 20.0}, trial_ms=case.trial_ms, **case.options)
     script_run.observed = observed(step_ms=20.0, steps_per_epoch=case.epoch)
+    evidence = gatherer(script_run).evidence
+    evidence.observed = msgspec.structs.replace(evidence.observed, device="cuda:0")
     verifier = Verifier(
-        gatherer(script_run),
-        measure_all(script_run),
-        until=case.until,
-        clock=lambda: script_run.now_s,
-        has_accelerator=True,
+        evidence,
+        Equipment(script_run=script_run, clock=lambda: script_run.now_s),
+        left_s=case.until - script_run.now_s,
         trial_limit_s=case.trial_limit_s,
     )
     found = verifier.verify(case.candidates, rest_ms=case.rest_ms, in_code=case.in_code)
@@ -111,7 +101,7 @@ def test_what_is_tried_is_as_pinned(name: str) -> None:
         "best": found.best.settings.label() if found.best is not None else None,
         "complete": found.complete,
         "tried": [
-            [t.settings.label(), len(t.step_ms), rounded(t.step), rounded(t.gain), t.failed]
+            [t.settings.label(), t.n_rounds, rounded(t.step), rounded(t.gain), t.trial.reason]
             for t in found.tried
         ],
     }

@@ -1,0 +1,151 @@
+"""A trial next to the loop as it is: its gain, and whether that is beyond the noise.
+
+Only rounds that hold both are compared, so that drift cancels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from loaderdoctor.attribution.step import window_times
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts.own_settings import meaning, queued
+from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.settings import AXES_BY_NAME, Settings
+from loaderdoctor.tryout.noise import ByRound, Noise
+from loaderdoctor.tryout.trials import Trial
+from loaderdoctor.tryout.windows import MIN_ROUNDS
+from loaderdoctor.units import NS_PER_MS
+
+# Below this part of a step a gain is not worth the time to decide it.
+WORTH_DECIDING = 0.05
+# Each trial's own spread alone: what few trials have in common says little.
+ALONE = Noise(variance=0.0, weight=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boundaries:
+    """What is known of the loop's epoch boundaries, milliseconds; None where it is not."""
+
+    steps_per_epoch: int | None
+    loop_ms: float | None  # one boundary of the loop as it is
+    own_work_ms: float | None  # of it the loop's own work, which no setting of a loader changes
+
+    def plain_ms(self, window: WindowDone) -> float:
+        """A step of the loop as it is, its boundary spread over the epoch."""
+        return window_times(window).wall_ms(self.steps_per_epoch, self.loop_ms)
+
+    def trial_ms(self, window: WindowDone, *, keeps_loader: bool = False) -> float:
+        """A trial's step with its own boundary spread over the real epoch.
+
+        A trial that `keeps_loader` has the loop's boundary. Others had theirs timed next to the
+        window: the loop's own work between epochs comes on top.
+        """
+        boundary_ms = self.loop_ms if keeps_loader else None
+        if window.boundary_ns is not None:
+            boundary_ms = window.boundary_ns / NS_PER_MS + (self.own_work_ms or 0.0)
+        return window_times(window).wall_ms(self.steps_per_epoch, boundary_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A trial next to the loop as it is, milliseconds a step by round."""
+
+    trial: Trial
+    own: ByRound = ()  # the loop as it is, in the same rounds
+    steps: ByRound = ()
+    noise: Noise = ALONE
+
+    @property
+    def settings(self) -> Settings:
+        """What it changes."""
+        return self.trial.settings
+
+    @property
+    def in_code(self) -> bool:
+        """Whether it is written into the dataset's code."""
+        return self.trial.in_code
+
+    @property
+    def refused(self) -> bool:
+        """Whether it was not run: its reason says what would have been lost."""
+        return self.trial.status == "skipped"
+
+    @property
+    def n_rounds(self) -> int:
+        """Rounds that hold both."""
+        return len(self.steps)
+
+    @property
+    def step(self) -> Estimate | None:
+        """With these settings; None where every measurement failed."""
+        return self.noise.mean([ms for _, ms in self.steps]) if self.steps else None
+
+    @property
+    def own_ms(self) -> float | None:
+        """The loop as it is in the same rounds."""
+        return fmean(ms for _, ms in self.own) if self.own else None
+
+    @property
+    def part(self) -> float:
+        """The step with it as a part of the plain one in the same rounds; inf where it failed."""
+        if self.step is None or not self.own_ms:
+            return float("inf")
+        return self.step.value / self.own_ms
+
+    @property
+    def gain(self) -> Estimate | None:
+        """The loop as it is minus this, paired by round."""
+        return self.noise.difference(self.own, self.steps)
+
+    @property
+    def helps(self) -> bool:
+        """Whether the gain is beyond the noise."""
+        return self.gain is not None and self.gain.low > 0.0
+
+    @property
+    def decided(self) -> bool:
+        """Whether enough was seen to say that it helps, or that it was not shown to."""
+        return self.trial.status != "ok" or self.helps or self.n_rounds >= MIN_ROUNDS
+
+    @property
+    def promising(self) -> bool:
+        """Whether it looks better by an amount that matters, and is not shown to be."""
+        gain, own_ms = self.gain, self.own_ms
+        if gain is None or own_ms is None or self.helps:
+            return False
+        return gain.value >= WORTH_DECIDING * own_ms
+
+
+def compared(trials: Sequence[Trial], boundaries: Boundaries) -> list[Compared]:
+    """Each trial next to the first, the loop as it is, in their order; without that one."""
+    own = {m.round: boundaries.plain_ms(m.window) for m in trials[0].measurements}
+    found = []
+    for trial in trials[1:]:
+        keeps = trial.settings.only_threads
+        steps = [
+            (m.round, boundaries.trial_ms(m.window, keeps_loader=keeps))
+            for m in trial.measurements
+            if m.round in own
+        ]
+        beside = tuple((number, own[number]) for number, _ in steps)
+        found.append(Compared(trial=trial, own=beside, steps=tuple(steps)))
+    return found
+
+
+def by_speed(tried: Sequence[Compared]) -> list[Compared]:
+    """Fastest first, each by its part of the loop as it is in its own rounds."""
+    return sorted(tried, key=lambda one: one.part)
+
+
+def complexity(settings: Settings, own: Settings) -> tuple[int, int, int, int]:
+    """What a setting asks for: workers, then memory, then changes of the loop's code, then all."""
+    full = meaning(settings, own)
+    in_loop = sum(
+        AXES_BY_NAME[name].where != "DataLoader" and value not in (False, "off")
+        for name, value in settings.changed().items()
+    )
+    # Changes of the loop's code weigh more than an argument of the loader.
+    return full.num_workers or 0, queued(full), in_loop, len(settings.changed())

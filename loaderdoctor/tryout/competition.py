@@ -1,0 +1,103 @@
+"""Rounds of the loop as it is and a few candidates: the policy of a diagnosis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loaderdoctor.facts.epochs import measured_whole
+from loaderdoctor.facts.own_settings import queued
+from loaderdoctor.tryout.comparing import Boundaries, Compared, by_speed, compared
+from loaderdoctor.tryout.known import Done, Known, Round, Window
+from loaderdoctor.tryout.windows import MIN_ROUNDS, Cost
+
+# Where time is left, so many more for candidates that look better by an amount that matters and
+# are not shown to be.
+EXTRA_ROUNDS = 3
+# A measurement pays for worker start-up and dropped batches too; before one, assume this.
+MEASUREMENT_FACTOR = 2.5
+# Two pools of workers started and ended, the second for the epoch boundary: four forked workers
+# take 0.2 s each time on two busy cores.
+MEASUREMENT_OPEN_S = 0.5
+LONGEST_EPOCH_S = 2.0  # of those that are measured whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Competition:
+    """Rounds of the loop as it is and every candidate, shuffled.
+
+    Where the time left is short, the slowest so far drop out: few candidates with an interval say
+    more than many without.
+    """
+
+    among: tuple[int, ...]  # trials
+    n_steps: int  # of a window, where no whole epochs are needed
+    boundaries: Boundaries
+
+    def __call__(self, known: Known, last: Round | None) -> Round | Done:
+        """The next round, of those that stay."""
+        first = _next_number(known) if last is None else last.n_most - MIN_ROUNDS - EXTRA_ROUNDS
+        number = first if last is None else last.number + 1
+        n = number - first
+        stay = self.among if last is None else tuple(w.trial for w in last.windows if w.trial)
+        if last is not None and not any(
+            m.round == last.number for m in known.trials[0].measurements
+        ):
+            return Done(reason="the loop as it is was not measured again")
+        tried = compared(known.trials, self.boundaries)
+        left = [tried[i - 1] for i in stay if known.trials[i].status == "ok"]
+        if n >= MIN_ROUNDS:
+            left = [one for one in left if one.promising]
+        if n >= MIN_ROUNDS + EXTRA_ROUNDS:
+            left = []
+        window_s = known.window_s or self.guess_s(known)
+        rounds = max(1, MIN_ROUNDS - n)
+        room = max(1, int(known.left_s(1.0) / window_s / rounds) - 1)
+        left = _fitting(by_speed(left) if n and len(left) > room else left, room)
+        if not left:
+            return Done(reason="decided")
+        if window_s * (len(left) + 1) > known.left_s(1.0):
+            return Done(reason="out of time")
+        cost = Cost(overhead_s=0.0, step_s=known.loop.step_s, cycle=1)
+        return Round(
+            shown="rank",
+            phase="rank",
+            number=number,
+            n_rounds=number,
+            windows=(
+                Window(trial=0, n_steps=self.n_steps, cost=cost),
+                *(
+                    Window(trial=one.trial.index, n_steps=self._steps(one, known), cost=cost)
+                    for one in left
+                ),
+            ),
+            n_most=first + MIN_ROUNDS + EXTRA_ROUNDS,
+        )
+
+    def guess_s(self, known: Known) -> float:
+        """What a measurement takes, before there was one."""
+        return MEASUREMENT_FACTOR * self.n_steps * known.loop.step_s + MEASUREMENT_OPEN_S
+
+    def _steps(self, one: Compared, known: Known) -> int:
+        """Of one window: whole epochs where workers fill most of one ahead."""
+        train = known.loop.observed.main_loader
+        full = one.settings.over(train.settings) if train is not None else one.settings
+        step_s = one.step.value / 1e3 if one.step is not None else known.loop.step_s
+        epoch = known.loop.steps_per_epoch
+        queue = queued(full)
+        if epoch and measured_whole(epoch, queue=queue, step_s=step_s, longest_s=LONGEST_EPOCH_S):
+            return math.ceil(self.n_steps / epoch) * epoch
+        return self.n_steps
+
+
+def _next_number(known: Known) -> int:
+    return 1 + max((m.round for trial in known.trials for m in trial.measurements), default=0)
+
+
+def _fitting(tried: Sequence[Compared], room: int) -> list[Compared]:
+    """The first that there is room for; settings of the loader's are among them."""
+    kept = list(tried[:room])
+    if kept and all(one.in_code for one in kept):
+        kept[-1:] = [one for one in tried if not one.in_code][:1] or kept[-1:]
+    return kept

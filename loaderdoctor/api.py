@@ -32,7 +32,7 @@ from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.call_sites import user_site
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
-from loaderdoctor.report.console.console import console_text
+from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.files import RunFolder
 
 if TYPE_CHECKING:

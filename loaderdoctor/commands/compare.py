@@ -9,7 +9,7 @@ from rich.console import Console
 
 from loaderdoctor.errors import EXIT_THRESHOLD, EXIT_USAGE
 from loaderdoctor.report.comparison import compare as compared
-from loaderdoctor.report.console.comparison import render_comparison
+from loaderdoctor.report.comparison import render_comparison
 from loaderdoctor.report.encode import read_report
 
 

@@ -14,8 +14,8 @@ from loaderdoctor.findings.capacity import rest_ms
 from loaderdoctor.findings.exposure import input_cost
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.report import model
-from loaderdoctor.report.tested import own_settings
 from loaderdoctor.settings import Settings
+from loaderdoctor.tryout.answers import own_settings
 from loaderdoctor.tryout.comparing import Compared
 from loaderdoctor.units import NS_PER_S
 

@@ -23,6 +23,7 @@ from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
 from loaderdoctor.diagnosis.verify import Verification, Verifier, thread_trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.estimate import Estimate, interval
+from loaderdoctor.findings.exposure import is_open
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.session.replay_watch import NOTE as REPLAYS
@@ -35,14 +36,13 @@ from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.ranks import rank_rows
-from loaderdoctor.report.tested import answered
 from loaderdoctor.report.traces.captures import Overlay, write_capture
 from loaderdoctor.report.traces.tensorboard import BASELINE, RANKS
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.report.words.summary import of_first_epoch
-from loaderdoctor.report.words.uncertain import is_open
 from loaderdoctor.trace.read import read_trace
 from loaderdoctor.tryout.ablating import MAX_LONGER_ROUNDS, LoopEvidence
+from loaderdoctor.tryout.answers import answered
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.slow_start import slow_start
 from loaderdoctor.tryout.windows import MIN_ROUNDS, sizes

@@ -104,6 +104,13 @@ class AblationFacts:
     # fewest, as validation between steps takes its own. None: not counted.
     synthetic_faults_per_step: float | None = None
 
+    def share(self, part: str) -> Estimate | None:
+        """What input or copy takes of the step; None where that has no interval, as other parts."""
+        of_step = {"input": self.input_ms, "copy": self.copy_ms}.get(part)
+        if of_step is None or not of_step.bounded or self.plain_ms.value <= 0:
+            return None
+        return of_step.scaled(1.0 / self.plain_ms.value)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadTrial:

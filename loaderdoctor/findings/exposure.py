@@ -18,6 +18,7 @@ from loaderdoctor.facts.shares import (
     HIGH_SHARE,
     MODERATE_MIN_LOW_SHARE,
     MODERATE_SHARE,
+    VerdictSeverity,
 )
 from loaderdoctor.facts.trace import CopyFacts
 from loaderdoctor.facts.whole import Facts
@@ -113,6 +114,14 @@ def copy_cost(facts: Facts) -> Cost | None:
     """The exposed cost of host-to-device copies where it is established, else None."""
     cost = exposed(facts, "copy")
     return cost if cost is not None and cost.established else None
+
+
+def is_open(severity: VerdictSeverity, facts: Facts) -> bool:
+    """Whether the noise leaves the verdict open: an uncertain one, or a health that may be none."""
+    if severity == "uncertain":
+        return True
+    part = facts.ablation.share("input") if facts.ablation is not None else None
+    return severity == "none" and part is not None and part.low <= 0.0 and part.high >= HIGH_SHARE
 
 
 def host_share(facts: Facts) -> float | None:

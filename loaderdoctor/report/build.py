@@ -114,7 +114,7 @@ def build_report(
         cpu=_cpu(facts),
         findings=tuple(_finding(finding) for finding in judged.findings),
         recommendations=tuple(tried.recommendations),
-        withheld=tuple(tried.not_advised),
+        not_advised=tuple(tried.not_advised),
         trials=tuple(tried.trials),
         best=tried.best,
         claims=tuple(dict(claim) for claim in tried.claims),

@@ -45,7 +45,7 @@ def _escaped(text: str) -> str:
 def decode_report(text: bytes, *, source: Path) -> Report:
     """A report written by `encode_report`; fields that later versions add are skipped.
 
-    Raises UsageError where it is no report, or one of another schema.
+    Raises UsageError where it is not a report, or one of another schema.
     """
     try:
         head = msgspec.json.decode(text, type=_Head)

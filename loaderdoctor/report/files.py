@@ -6,7 +6,7 @@
         perfetto/*.json.gz                            the full traces
         tensorboard/baseline/, tensorboard/trial-NN/  the plugin's dialect, scalars and HParams
 
-Files appear whole or not at all: each is written beside its place and renamed into it. Modes are
+Files appear whole or not at all: each is written next to its place and renamed into it. Modes are
 those of any file the user creates (umask). A folder with something in it is never written into.
 """
 

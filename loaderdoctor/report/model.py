@@ -177,8 +177,8 @@ class Best(Struct, frozen=True, kw_only=True):
 class Rank(Struct, frozen=True, kw_only=True):
     """One rank of a job; the report's top level is the rank that the others wait for.
 
-    `peer_wait_ms` is spent, each step, in collectives that a later rank has not come to: that is no
-    communication. `shares` are those of `own_ms`, the step (where it was profiled) without it.
+    `peer_wait_ms` is spent, each step, in collectives that a later rank has not come to: that is
+    not communication. `shares` are those of `own_ms`, the step (where it was profiled) without it.
     """
 
     rank: int
@@ -210,7 +210,7 @@ class Hardware(Struct, frozen=True, kw_only=True):
 
 
 class Group(Struct, frozen=True, kw_only=True):
-    """Trials that one node measured beside the loop's own settings; times by its own baseline.
+    """Trials that one node measured next to the loop's own settings; times by its own baseline.
 
     `drift` is how its baseline changed meanwhile, `n_lost` how many nodes were lost under it.
     """
@@ -275,7 +275,7 @@ class GpuIdleGaps(Struct, frozen=True, kw_only=True):
     n: int
     mean_ms: float
     usual_share: float  # busy share of a typical step
-    low_share: float  # within the dips
+    low_share: float  # within the gaps
     of_window_share: float
     period_ms: float | None
     period_steps: float | None
@@ -358,7 +358,7 @@ class Report(Struct, frozen=True, kw_only=True):
     workers: Workers | None
     findings: tuple[Finding, ...]
     recommendations: tuple[Recommendation, ...]
-    withheld: tuple[NotAdvised, ...]
+    not_advised: tuple[NotAdvised, ...] = msgspec.field(name="withheld")
     trials: tuple[Trial, ...]
     best: Best | None
     claims: tuple[dict[str, Any], ...]

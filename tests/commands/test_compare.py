@@ -11,8 +11,7 @@ from loaderdoctor.commands.compare import CompareOptions
 from loaderdoctor.commands.compare import compare as command
 from loaderdoctor.errors import UsageError
 from loaderdoctor.report import model
-from loaderdoctor.report.comparison import compare
-from loaderdoctor.report.console.comparison import sentence
+from loaderdoctor.report.comparison import compare, sentence
 from loaderdoctor.report.encode import encode_report
 
 
@@ -49,7 +48,7 @@ def run(
         workers=None,
         findings=(),
         recommendations=(),
-        withheld=(),
+        not_advised=(),
         trials=(),
         best=None,
         claims=(),

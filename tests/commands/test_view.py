@@ -22,7 +22,7 @@ import pytest
 
 from loaderdoctor.commands.view import perfetto_traces, tensorboard_folder, view
 from loaderdoctor.errors import UsageError
-from loaderdoctor.report.console.console import console_text
+from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.traces.perfetto import write_perfetto_trace
 from loaderdoctor.report.traces.scalars import write_scalars

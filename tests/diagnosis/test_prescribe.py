@@ -13,8 +13,8 @@ from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.diagnosis.prescribe import not_advised_rows, recommendations, trial_rows
 from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.findings.find import find
-from loaderdoctor.report.changes import changes_of
 from loaderdoctor.report.model import Recommendation
+from loaderdoctor.report.words.changes import changes_of
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.comparing import Compared, by_speed
 from loaderdoctor.tryout.trials import Trial
@@ -224,8 +224,8 @@ def test_a_gain_is_against_the_loop_in_the_same_rounds_whatever_pace_it_had_befo
     assert change.first.own_step_ms == pytest.approx(8.0)
     assert healthy().step_ms == 10.0
     assert change.times_as_fast(10.0) == pytest.approx(2.0)  # not 2.5
-    assert change.beside(10.0) == " as the loop as it is in the same rounds, 8.00 ms"
-    assert change.beside(8.2) == ""
+    assert change.compared(10.0) == " as the loop as it is in the same rounds, 8.00 ms"
+    assert change.compared(8.2) == ""
 
 
 def test_what_was_tried_at_different_paces_is_ranked_by_its_part_of_the_loop_then() -> None:

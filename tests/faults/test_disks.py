@@ -134,7 +134,7 @@ def test_a_trial_for_which_shared_memory_is_too_small_is_not_run_and_says_what_t
     assert done.code == 0, done.stderr
     done.check_clean()
     told = [*(t.reason or "" for t in done.said.trials), *(w.text for w in done.said.warnings)]
-    told += [w.reason for w in done.said.withheld]
+    told += [w.reason for w in done.said.not_advised]
     assert any("/dev/shm" in text for text in told), told
     assert any("--shm-size" in text for text in told), told
 

@@ -17,7 +17,7 @@ from loaderdoctor.findings.line_names import (
     hot_sentence,
     seen_enough,
 )
-from loaderdoctor.report.console.console import console_text
+from loaderdoctor.report.console.page import console_text
 from tests.findings.builders import line, loader, step, with_exposed, workers
 from tests.report import samples
 

@@ -19,7 +19,7 @@ import msgspec
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.commands.analyze.command import report_of_facts
 from loaderdoctor.errors import EXIT_USAGE, LoaderdoctorError
-from loaderdoctor.report.console.console import console_text
+from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.encode import encode_report
 from loaderdoctor.report.model import Report
 from loaderdoctor.trace.columns import Trace

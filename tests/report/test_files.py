@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.errors import RunError, UsageError
-from loaderdoctor.report.console.console import console_text
+from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.encode import read_report
 from loaderdoctor.report.files import RunFolder, atomic_writer, plain_name, trial_run, write_bytes
 from tests.report import samples

@@ -38,6 +38,6 @@ def test_random_crops_are_never_cached(tmp_path: Path) -> None:
     done = diagnose(STARVED / "digits.py", "random", cwd=tmp_path, budget_s=20)
     assert "cache" not in done.settings
     assert not any(t.settings.get("cache") for t in done.said.trials)
-    withheld = {w.setting: w.reason for w in done.said.withheld}
+    withheld = {w.setting: w.reason for w in done.said.not_advised}
     assert "RandomCrop must be drawn again in each epoch" in withheld["cache"]
     assert not any("one tensor" in name or "Slice" in name for name in done.settings)

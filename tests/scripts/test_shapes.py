@@ -152,7 +152,7 @@ def test_a_loader_behind_a_generator_or_without_end_is_the_step(how: str, tmp_pa
     assert said.step.definition.startswith(f"one batch of {loader.id} (which feeds ")
     assert said.step.steps_per_epoch == (None if how == "stream" else 100)
     # Each worker would read the whole stream again; elsewhere workers are tried if time is left.
-    assert ("num_workers" in {w.setting for w in said.withheld}) is (how == "stream")
+    assert ("num_workers" in {w.setting for w in said.not_advised}) is (how == "stream")
 
 
 @slow

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from loaderdoctor.facts.own_settings import AS_IS
 from loaderdoctor.findings.model import Prediction
-from loaderdoctor.report.console.console import console_text
+from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.model import Report
-from loaderdoctor.report.tested import answered
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import recommendations, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.rows import best_row, trial_rows
 from loaderdoctor.sweep.run import Sweep
+from loaderdoctor.tryout.answers import answered
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.outcome import Options
 from tests.report import sample_facts, samples

@@ -150,7 +150,7 @@ def test_a_whole_diagnosis_is_as_pinned(
         "verdict": report.verdict.summary,
         "recommendations": rows(report.recommendations),
         "trials": rows(report.trials),
-        "withheld": rows(report.withheld),
+        "withheld": rows(report.not_advised),
         "warnings": [warning.kind for warning in report.warnings],
     }
     check("pinned_diagnosis", name, {"asked": asked(script_run.asked), "outcome": outcome})

@@ -27,8 +27,8 @@ from loaderdoctor.findings.find import find
 from loaderdoctor.report.build import Judged, RunNotes, build_report, step_of
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.ranks import rank_rows
-from loaderdoctor.report.tested import Elsewhere, answered
 from loaderdoctor.trace.read import read_trace
+from loaderdoctor.tryout.answers import Elsewhere, answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

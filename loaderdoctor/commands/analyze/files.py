@@ -10,7 +10,7 @@ from loaderdoctor.attribution.trace_facts import Attributed
 from loaderdoctor.commands.analyze.progress import progress
 from loaderdoctor.commands.diagnose.pictures import extras_of_trace
 from loaderdoctor.errors import RunError, UsageError
-from loaderdoctor.report.console.console import console_text
+from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.files import RunFolder, plain_name
 from loaderdoctor.report.html.page import write_html
 from loaderdoctor.report.model import Report

@@ -9,7 +9,7 @@ from typing import Final
 from loaderdoctor.errors import UsageError
 from loaderdoctor.report.encode import decode_report
 from loaderdoctor.report.model import Report, ReportWarning
-from loaderdoctor.report.tested import Elsewhere
+from loaderdoctor.tryout.answers import Elsewhere
 
 # Reports of large sweeps take a few MB; what is larger is none of ours.
 MAX_REPORT_BYTES: Final = 64_000_000

@@ -27,11 +27,10 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find as find_findings
 from loaderdoctor.instrument.system.signals import Signals, exit_code_of, held
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report
-from loaderdoctor.report.console.console import console_text
+from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.model import Trial as TrialRow
-from loaderdoctor.report.tested import answered
 from loaderdoctor.report.words.summary import cost_sentence
 from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.advise import not_advised, recommendations, verdict_of_sweep
@@ -48,6 +47,7 @@ from loaderdoctor.sweep.presets.rows import (
     shortened_row,
 )
 from loaderdoctor.sweep.rows import best_row, trial_rows, warning_rows
+from loaderdoctor.tryout.answers import answered
 from loaderdoctor.tryout.outcome import Progress
 
 # The report on disk is renewed at most this often while the sweep runs.

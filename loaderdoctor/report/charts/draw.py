@@ -48,7 +48,7 @@ def svg_pair(subject: Subject, *, name: str, description: str) -> tuple[Markup, 
 
 
 def png(subject: Subject, *, title: str, legend: Sequence[tuple[str, str]] = ()) -> bytes:
-    """The chart as a file of its own, under its title. `legend`: (colour of the page, words)."""
+    """The chart as its own file, under its title. `legend`: (colour of the page, words)."""
     sheet = paper(_TITLE + (_LEGEND if legend else 0))
     with _settings(title):
         figure = _figure(sheet, subject)

@@ -144,7 +144,7 @@ WIDE, NARROW = Sheet(width=820), Sheet(width=358)
 
 
 def paper(head: int) -> Sheet:
-    """What a file of its own is drawn on."""
+    """What a file of one chart is drawn on."""
     return Sheet(width=1000, head=head, printed=True)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Interval
 from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
-from loaderdoctor.report.console.bars import ORDER
-from loaderdoctor.report.console.tables import UNCLEAR, is_clear, trial_mark
 from loaderdoctor.report.model import GpuBusy, Report, Trial
+from loaderdoctor.report.words.first_screen import SHARE_ORDER
+from loaderdoctor.report.words.trials import UNCLEAR, is_clear, trial_mark
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
 
 # What stands for a prefetch factor where there are no workers to prefetch.
@@ -26,7 +26,7 @@ class Bar:
 
     label: str
     value: float
-    text: str  # beside the bar
+    text: str  # next to the bar
     fill: str = "plain"
     interval: Interval | None = None
     tick: float | None = None
@@ -47,7 +47,7 @@ class Bars:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarsAndLine:
-    """Bars, and their ticks as a line on an axis of its own."""
+    """Bars, and their ticks as a line on its own axis."""
 
     bars: tuple[Bar, ...]
     names: tuple[str, str]  # of both axes
@@ -71,7 +71,7 @@ class Stacked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What settings were expected to give, beside what they gave (ms a step)."""
+    """What settings were expected to give, and what they gave (ms a step)."""
 
     label: str
     predicted_ms: float
@@ -145,7 +145,7 @@ def share_stacks(report: Report, rows: Labelled) -> Stacked:
     shares = [report.trials[index].shares for _, index in rows]
     parts = {
         name: tuple(100 * ((getattr(one, name) if one else None) or 0.0) for one in shares)
-        for name in ORDER
+        for name in SHARE_ORDER
     }
     return Stacked(
         labels=tuple(fmt.plain(label) for label, _ in rows),

@@ -50,7 +50,7 @@ def bars(sheet: Sheet, subject: Bars) -> Figure:
 
 
 def bars_and_line(sheet: Sheet, subject: BarsAndLine) -> Figure:
-    """Bars by the axis below, their ticks joined to a line by an axis of its own above."""
+    """Bars by the axis below, their ticks joined to a line by their own axis above."""
     drawn = subject.bars
     rows = labelled_rows(sheet, [bar.label for bar in drawn], right=20, top=46)
     boxes = [rows.box(i, 0.0, bar.value) for i, bar in enumerate(drawn)]
@@ -179,7 +179,7 @@ def predictions(sheet: Sheet, pairs: Sequence[Prediction]) -> Figure:
 
 
 def _leave_room(sheet: Sheet, rows: Rows, longest: float, values: Sequence[str]) -> None:
-    """Room at the right for the longest value, beside the longest bar."""
+    """Room at the right for the longest value, next to the longest bar."""
     width = rows.axes.bbox.width
     text = max(sheet.text_width(value) for value in values) + 10
     rows.axes.set_xlim(0, max(longest, 1e-9) / max(0.2, 1 - text / width))

@@ -10,26 +10,15 @@ from rich.measure import Measurement
 from rich.segment import Segment
 from rich.text import Text
 
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """How one share is drawn: the glyph tells it apart, the colour only repeats that."""
-
-    word: str
-    glyph: str
-    style: str
-
-
-LOOKS: Mapping[str, Look] = {
-    "input": Look("input", "█", "yellow"),
-    "copy": Look("copy", "▓", "magenta"),
-    "communication": Look("communication", "▚", "blue"),
-    "compute": Look("compute", "▒", "green"),
-    "host": Look("host", "░", "cyan"),
-    "other": Look("other", "·", "bright_black"),
+# How each share is drawn: the glyph tells it apart, the colour only repeats that.
+GLYPHS: Mapping[str, tuple[str, str]] = {
+    "input": ("█", "yellow"),
+    "copy": ("▓", "magenta"),
+    "communication": ("▚", "blue"),
+    "compute": ("▒", "green"),
+    "host": ("░", "cyan"),
+    "other": ("·", "bright_black"),
 }
-# The bar in reading order: what can be gained first, then what the step is for.
-ORDER = ("input", "copy", "communication", "host", "compute", "other")
 
 # Where the output can't hold a character. Translated one for one where widths matter (bars,
 # tables), so that columns stay aligned.

@@ -10,10 +10,16 @@ from rich.text import Text
 
 from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
-from loaderdoctor.report.changes import MEASURED, Change, changes_of, nothing_helps, vocabulary
 from loaderdoctor.report.model import Report, Step
-from loaderdoctor.report.words.fastest_not_advised import leader_not_advised
-from loaderdoctor.report.words.summary import meaning
+from loaderdoctor.report.words.changes import (
+    MEASURED,
+    Change,
+    changes_of,
+    leader_not_advised,
+    meaning,
+    nothing_helps,
+    vocabulary,
+)
 
 
 def prescription_lines(report: Report) -> list[RenderableType]:
@@ -74,7 +80,7 @@ def _gain(change: Change, step: Step) -> Text:
     text.append(f" a step, {MEASURED}")
     more = []
     if (ratio := change.times_as_fast(step.wall_ms)) is not None:
-        more.append(f"{fmt.ratio(ratio)} as fast{change.beside(step.wall_ms)}")
+        more.append(f"{fmt.ratio(ratio)} as fast{change.compared(step.wall_ms)}")
     if first.predicted_step_ms is not None:
         more.append(f"{fmt.ms(first.predicted_step_ms)} {change.basis}")
     text.append(f" ({'; '.join(more)})" if more else "")

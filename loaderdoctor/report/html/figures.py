@@ -28,8 +28,8 @@ from loaderdoctor.report.charts.subjects import (
     time_legend,
     workers_by_prefetch,
 )
-from loaderdoctor.report.console.tables import is_clear
 from loaderdoctor.report.model import GpuBusy, Report
+from loaderdoctor.report.words.trials import is_clear
 
 # What the colours of a timeline mean, by the page's name for each.
 DOING_WORDS = {
@@ -162,7 +162,7 @@ def _timeline(number: int, traced: TracedSteps, step: StepTimeline) -> Chart:
 def _busy(series: GpuBusy) -> Chart:
     idle_gaps = series.idle_gaps
     legend = [("compute", "a kernel runs")]
-    headings, row = ["window", "mean", "lowest", "dips"], []
+    headings, row = ["window", "mean", "lowest", "idle gaps"], []
     shares = series.shares or (0.0,)
     row = [
         fmt.seconds(series.window_ms / 1e3),
@@ -172,7 +172,7 @@ def _busy(series: GpuBusy) -> Chart:
     ]
     if idle_gaps is not None:
         legend.append(("input", "falls idle"))
-        headings += ["each", "period", "in steps", "busy otherwise", "in the dips", "waiting"]
+        headings += ["each", "period", "in steps", "busy otherwise", "in the gaps", "waiting"]
         row += [
             fmt.seconds(idle_gaps.mean_ms / 1e3),
             fmt.seconds(idle_gaps.period_ms / 1e3) if idle_gaps.period_ms is not None else "–",

@@ -12,16 +12,21 @@ from markupsafe import Markup
 
 from loaderdoctor import __version__
 from loaderdoctor import format as fmt
-from loaderdoctor.report.changes import Change, changes_of, nothing_helps, vocabulary
-from loaderdoctor.report.console.bars import LOOKS, ORDER
-from loaderdoctor.report.console.tables import by_speed, table_key, trial_columns, trial_mark
 from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.html.figures import HtmlExtras, Table, charts_of
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.ranks import outliers_first, rank_columns
 from loaderdoctor.report.words import gpu, machines
-from loaderdoctor.report.words.fastest_not_advised import leader_not_advised
+from loaderdoctor.report.words.changes import (
+    Change,
+    changes_of,
+    leader_not_advised,
+    meaning,
+    nothing_helps,
+    vocabulary,
+)
 from loaderdoctor.report.words.first_screen import (
+    SHARE_ORDER,
     WhatIf,
     evidence_words,
     other_loader_sentences,
@@ -29,8 +34,8 @@ from loaderdoctor.report.words.first_screen import (
     what_if,
     what_if_notes,
 )
-from loaderdoctor.report.words.headline import headline
-from loaderdoctor.report.words.summary import meaning
+from loaderdoctor.report.words.trials import by_speed, table_key, trial_columns, trial_mark
+from loaderdoctor.report.words.verdict import headline
 
 NAME = "report.html"
 _TEMPLATE = "report.html.j2"
@@ -134,7 +139,7 @@ def _parts(report: Report) -> tuple[Part, ...]:
         return ()
     hidden = {"input": report.hidden.input_ms, "copy": report.hidden.copy_ms}
     found = []
-    for name in ORDER:
+    for name in SHARE_ORDER:
         share = getattr(shares, name)
         if not share and name not in _ALWAYS_SHOWN:
             continue
@@ -142,7 +147,7 @@ def _parts(report: Report) -> tuple[Part, ...]:
         behind = hidden.get(name)
         found.append(
             Part(
-                name=LOOKS[name].word,
+                name=name,
                 share=share,
                 ms=fmt.ms(share * wall) if share is not None and wall is not None else "",
                 text=fmt.share(share) if share is not None else absent,
@@ -205,7 +210,7 @@ def _change(change: Change, now_ms: float | None) -> ShownChange:
     first, group, measured = change.first, change.rows, change.measured_ms
     notes = []
     if (ratio := change.times_as_fast(now_ms)) is not None:
-        notes.append(f"{fmt.ratio(ratio)} as fast{change.beside(now_ms)}")
+        notes.append(f"{fmt.ratio(ratio)} as fast{change.compared(now_ms)}")
     if measured is not None and first.predicted_step_ms is not None:
         notes.append(f"{fmt.ms(first.predicted_step_ms)} {change.basis}")
     return ShownChange(

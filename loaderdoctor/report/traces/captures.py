@@ -61,7 +61,7 @@ def write_capture(
     `run` is the capture's name in TensorBoard, `at_ns` when it was taken, since the epoch. Captures
     of several ranks share a run, where the plugin shows them side by side. `on_share` is told how
     much is written (0…1).
-    Raises TraceError where `source` is no trace, RunError where a file can't be written.
+    Raises TraceError where `source` is not a trace, RunError where a file can't be written.
     """
     added = overlay or Overlay()
     write_perfetto_trace(

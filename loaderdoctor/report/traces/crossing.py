@@ -18,7 +18,7 @@ Text = msgspec.Raw | bytes
 Number = int | str | None  # both occur in what torch writes
 Row = tuple[Number, Number]  # pid, tid
 
-# Ids of the rows added begin here: above Linux thread ids (at most 2^22), below our lanes (from
+# Ids of the rows added begin here: above Linux thread ids (at most 2^22), below our tracks (from
 # 2^30 on). torch writes other numbers for some threads, so those of the trace are passed over.
 FIRST_TID = 1 << 29
 _FLOW = frozenset("stf")

@@ -22,7 +22,7 @@ from loaderdoctor.trace.source import OnShare
 # that it meets neither a process nor a device of the trace, and below the ids Perfetto reserves.
 TRACK_PID = 2**22 + 1
 CATEGORY = "loaderdoctor"
-# Ids of the arrows to copies: apart from torch's own (small numbers) and from those of the lanes.
+# Ids of the arrows to copies: apart from torch's own (small numbers) and from those of our tracks.
 FIRST_ARROW = 1 << 41
 _WAIT_TID = 1
 
@@ -60,7 +60,7 @@ def write_perfetto_trace(
 ) -> int:
     """Write `source` with our tracks to `target` (.json.gz); the number of events written.
 
-    `lanes` are complete trace events (worker lanes); `exposed_waits` are (start, duration) in
+    `tracks` are complete trace events (of workers); `exposed_waits` are (start, duration) in
     microseconds on the file's clock, disjoint: times the accelerator idled for the loader.
     `copies` lead from each `__next__` to the H2D copy of its batch. `end_us` ends the last step's
     share counter. Raises TraceError for the source.

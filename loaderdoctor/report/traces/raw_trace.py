@@ -46,7 +46,7 @@ TIMES_REPAIRED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawTrace:
-    """One trace file: `metadata` is everything beside the events; both are undecoded JSON."""
+    """One trace file: `metadata` is everything but the events; both are undecoded JSON."""
 
     metadata: dict[str, msgspec.Raw]
     events: list[msgspec.Raw]
@@ -77,7 +77,7 @@ def read_raw(source: Path) -> RawTrace:
 
 
 def bytes_to_write(text: Text) -> int:
-    """The most memory that writing such a trace anew takes."""
+    """The most memory that writing such a trace again takes."""
     times = 1 if text.is_strict else TIMES_REPAIRED
     return times * text.n_bytes + text.n_events * BYTES_PER_EVENT
 

@@ -1,7 +1,7 @@
 """Trials as TensorBoard event files: scalars, HParams and the report as text.
 
 These tabs work without internet, unlike the profiler plugin's page. One run for each trial
-(`trial-NN`), beside the trial's trace where it was traced, and `baseline` for the loop as it is.
+(`trial-NN`), next to the trial's trace where it was traced, and `baseline` for the loop as it is.
 """
 
 from __future__ import annotations

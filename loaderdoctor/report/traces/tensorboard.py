@@ -89,8 +89,8 @@ def write_plugin_trace(
     """Write `source`, any torch.profiler trace, to `target` as the plugin understands it.
 
     `extra_waits` are times the training thread got a batch outside `__next__` (iterator creation,
-    worker start-up); each becomes one or more spans that nest with what is there. `lanes` are
-    complete trace events of ours (worker lanes), appended as they are; they must have a category
+    worker start-up); each becomes one or more spans that nest with what is there. `tracks` are
+    complete trace events of ours (of workers), appended as they are; they must have a category
     the plugin does not know and an integer tid. Memory: that of `read_raw`.
     Raises TraceError for the source, UsageError for a name TensorBoard would not pick up.
     """
@@ -152,7 +152,7 @@ class _Dialect:
             if event.ph != "X":
                 return text if event.name is not None else _changed(text, name="")
             return self._span(event, text)
-        except msgspec.DecodeError:  # in a field that we don't look at
+        except msgspec.DecodeError:  # in a field that we don't read
             self.n_dropped += 1
             return None
 

@@ -14,6 +14,8 @@ from loaderdoctor.report.model import Ablation, Finding, Report, Step
 
 _NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?:\s?([a-zA-Z%µ]+))?")
 
+# The parts of a step in reading order: what can be gained first, then what the step is for.
+SHARE_ORDER = ("input", "copy", "communication", "host", "compute", "other")
 # Kind of the warning that the loop's first windows were slower, and are in no figure of its step.
 SLOW_START = "slow-start"
 # Less of an epoch's boundary is not named: the first batch's wait replaces a usual one.
@@ -156,7 +158,7 @@ def _is_said(name: str, value: Any, said: str, told: frozenset[tuple[str, str]])
     if figure is None:
         return False
     text, unit = figure
-    if not unit:  # a count: only beside the word for what is counted
+    if not unit:  # a count: only next to the word for what is counted
         return any(one == text and word and (word == "of" or word in shown) for one, word in told)
     return any(one == text and word in (unit, "of") for one, word in told)
 

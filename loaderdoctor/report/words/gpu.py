@@ -66,7 +66,7 @@ def memory_history_sentence(history: model.MemoryHistory) -> str:
 
 
 def idle_gaps_sentence(busy: BusyFacts) -> str:
-    """How the GPU's use runs over the window: even, or with dips of which depth and period."""
+    """How the GPU's use runs over the window: even, or with idle gaps of which depth and period."""
     window = fmt.seconds(busy.window_ms / 1e3)
     idle_gaps = busy.idle_gaps
     if idle_gaps is None:
@@ -110,7 +110,7 @@ def epoch_sentence(busy: BusyFacts, step: StepFacts | None) -> str:
         return ""
     epoch_ms = step.wall_ms.value * step.steps_per_epoch
     shown = busy.idle_gaps is not None and busy.idle_gaps.matches == "epoch"
-    # As for dips of the window: no less than a step, or nobody sees them.
+    # As for idle gaps of the window: no less than a step, or nobody sees them.
     if shown or epoch_ms <= busy.window_ms or step.boundary_ms < step.within_epoch_ms.value:
         return ""
     return (

@@ -42,7 +42,7 @@ def _where(group: Group, *, several: bool) -> str:
 def _happened(group: Group) -> str:
     parts = []
     if group.n_lost:
-        parts.append(f"begun anew {fmt.count(group.n_lost, 'time')}")
+        parts.append(f"begun again {fmt.count(group.n_lost, 'time')}")
     if group.status != "ok":
         parts.append(f"{group.status}{f': {group.reason}' if group.reason else ''}")
     return ", ".join(parts)

@@ -9,11 +9,12 @@ from msgspec import structs
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import Bound, VerdictSeverity
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import is_open
 from loaderdoctor.findings.input_parts import cost_beyond_wait, mapping_cost
 from loaderdoctor.findings.model import Finding, Kind, Severity
-from loaderdoctor.report.changes import MEASURED, Change, changes_of
 from loaderdoctor.report.model import Recommendation, Report
-from loaderdoctor.report.words.uncertain import is_open, measured_share, uncertain_sentence
+from loaderdoctor.report.words.changes import MEASURED, Change, changes_of
+from loaderdoctor.report.words.verdict import uncertain_sentence
 
 # Why, in a clause that follows "because". Kinds that are no cause of waiting are left out.
 CAUSES: Mapping[Kind, str] = {
@@ -146,27 +147,8 @@ def cost_sentence(bound: Bound, severity: VerdictSeverity, facts: Facts) -> str:
     return f"{_cost(bound, facts, step_ms)}."
 
 
-def meaning(report: Report) -> str | None:
-    """What the measured change means for a whole run; None where nothing measured is faster."""
-    now_ms = report.step.wall_ms
-    ratios = [c.times_as_fast(now_ms) for c in changes_of(report.recommendations)]
-    ratio = max((r for r in ratios if r is not None), default=0.0)
-    if now_ms is None or ratio <= 1.0:
-        return None
-    best_ms = now_ms / ratio
-    hour = fmt.seconds(3600 / ratio)
-    text = f"Every hour of this training becomes {hour}"
-    steps = report.step.steps_per_epoch
-    if steps is not None:
-        text += (
-            f"; an epoch of {fmt.count(steps, 'step')} takes {fmt.seconds(steps * best_ms / 1e3)} "
-            f"instead of {fmt.seconds(steps * now_ms / 1e3)}"
-        )
-    return text + "."
-
-
 def _disproved(cause: Finding) -> bool:
-    """Whether a trial showed that this is no cause: of all, the one that is itself a forecast."""
+    """Whether a trial refuted this cause: of all, the one that is itself a forecast."""
     return cause.kind is Kind.TOO_FEW_WORKERS and any(t.refuted for t in cause.tested)
 
 
@@ -227,7 +209,7 @@ def _first_change(step_ms: float, change: Change, *, inconclusive: bool = False)
         if measured_ms < step_ms and ratio is not None and ratio > 1.0:
             return (
                 f"{change.words()} brings it to {fmt.number(measured_ms)} ms, "
-                f"{fmt.ratio(ratio)} as fast{change.beside(step_ms)}, {MEASURED}."
+                f"{fmt.ratio(ratio)} as fast{change.compared(step_ms)}, {MEASURED}."
             )
         return (
             f"{change.words()} was faster than the loop as it is in the same rounds: "
@@ -267,10 +249,10 @@ def _healthy(
         )
     if threads:
         return f"Nothing is wrong with the loader. {busy} {threads}".rstrip()
-    part = measured_share("input", facts)
+    part = facts.ablation.share("input") if facts.ablation is not None else None
     if part is not None and is_open("none", facts):
         return (
-            f"Nothing is shown to be worth changing. {busy} What the loader costs is open yet: "
+            f"Nothing is shown to be worth changing. {busy} What the loader costs is still open: "
             f"{fmt.share_within(part.value, part.margin)} of the step. {unsettled or ''}"
         ).rstrip()
     if facts.share("input") is None:

@@ -19,8 +19,8 @@ from loaderdoctor.findings.rules.contention import gil_contention
 from loaderdoctor.findings.rules.page_faults import allocator_page_faults, batch_page_faults
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.records import CpuRecord
-from loaderdoctor.report.words.headline import headline
 from loaderdoctor.report.words.summary import verdict_sentence
+from loaderdoctor.report.words.verdict import headline
 from loaderdoctor.settings import Settings
 from tests.findings.builders import loader, machine, step, with_exposed, workers
 from tests.findings.case import Case, fires, stays_silent
@@ -159,7 +159,7 @@ def test_the_first_sentence_and_the_headline_do_not_call_such_a_step_healthy() -
     report = samples.built(
         facts=facts, target="train.py", bound="compute", severity="none", findings=(finding,)
     )
-    assert headline(report) == ("Compute-bound", "its memory comes anew each step")
+    assert headline(report) == ("Compute-bound", "its memory is fetched again each step")
 
 
 def test_mapping_is_named_where_the_ablation_is_too_noisy_to_tell_it_from_the_wait() -> None:

@@ -11,14 +11,14 @@ from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.facts.loop import AblationFacts
 from loaderdoctor.facts.shares import Bound, VerdictSeverity
 from loaderdoctor.findings.model import Finding, Kind, Severity
-from loaderdoctor.report.changes import changes_of, vocabulary
-from loaderdoctor.report.console.console import console_text
+from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.html.page import html
 from loaderdoctor.report.model import Finding as ReportFinding
 from loaderdoctor.report.model import Recommendation, Report
+from loaderdoctor.report.words.changes import changes_of, vocabulary
 from loaderdoctor.report.words.first_screen import boundary_sentence, evidence_words, what_if_notes
-from loaderdoctor.report.words.headline import headline
 from loaderdoctor.report.words.summary import cost_sentence, verdict_sentence
+from loaderdoctor.report.words.verdict import headline
 from tests.findings.builders import with_exposed
 from tests.report import sample_facts, samples
 from tests.report.sample_facts import estimate

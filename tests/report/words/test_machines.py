@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from loaderdoctor import format as fmt
-from loaderdoctor.report.console.console import console_text
+from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.encode import decode_report, encode_report
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.html.figures import HtmlExtras
@@ -73,7 +73,7 @@ def test_the_console_gives_each_kind_a_table_and_its_own_baseline() -> None:
 def test_the_console_says_where_each_group_was_measured_and_what_was_lost() -> None:
     text = console_text(on_two_kinds(), width=160)
     part = text[text.index("Machines") :]
-    assert "b (hardware B): trials 3, own settings 2.00 ms, begun anew 1 time\n" in part
+    assert "b (hardware B): trials 3, own settings 2.00 ms, begun again 1 time\n" in part
     assert "no machine: trials 4, failed: gone" in part
     assert f"Hardware B: 8 CPUs (Xeon), {fmt.n_bytes(2**35)}, no GPU, torch 2.14.1" in part
 

@@ -17,17 +17,19 @@ from rich.text import Text
 
 from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
-from loaderdoctor.report.console.bars import LOOKS, ORDER, Bar, Capped, Legible
+from loaderdoctor.report.console.bars import GLYPHS, Bar, Capped, Legible
 from loaderdoctor.report.console.changes import prescription_lines
-from loaderdoctor.report.console.gpu import gpu_lines, ranges_table
+from loaderdoctor.report.console.preset_table import preset_table
 from loaderdoctor.report.console.tables import (
     claims_table,
     machines_table,
     ranks_table,
     trials_table,
 )
-from loaderdoctor.report.model import Finding, Report, Workers
+from loaderdoctor.report.model import Finding, Gpu, MemoryHistory, Report, UserRange, Workers
+from loaderdoctor.report.words import gpu as gpu_words
 from loaderdoctor.report.words.first_screen import (
+    SHARE_ORDER,
     evidence_words,
     listed,
     other_loader_sentences,
@@ -35,8 +37,7 @@ from loaderdoctor.report.words.first_screen import (
     what_if,
     what_if_notes,
 )
-from loaderdoctor.report.words.headline import headline
-from loaderdoctor.report.words.preset_table import preset_table
+from loaderdoctor.report.words.verdict import headline
 
 PROSE_WIDTH = 100
 _BAR_WIDTH = 76
@@ -81,12 +82,12 @@ def _sections(report: Report, folder: Path | None) -> Iterator[RenderableType | 
     yield _findings(report.findings)
     prescription = prescription_lines(report)
     yield _section("What to change", *prescription) if prescription else None
-    yield _listed("Not advised", [(w.setting, w.reason) for w in report.withheld])
+    yield _listed("Not advised", [(w.setting, w.reason) for w in report.not_advised])
     yield _workers(report.workers, other_loader_sentences(report))
-    gpu = gpu_lines(report.gpu, report.memory_history)
-    yield _section("The GPU", *gpu) if gpu else None
+    gpu = list(_gpu_lines(report.gpu, report.memory_history))
+    yield _section("The GPU", *map(Text, gpu)) if gpu else None
     if report.ranges:
-        yield _section("Your record_function ranges", ranges_table(report.ranges))
+        yield _section("Your record_function ranges", _ranges(report.ranges))
     if any(trial.row is not None for trial in report.trials):
         yield _section("Trials, as published", preset_table(report), cap=None)
     elif report.trials:
@@ -132,10 +133,10 @@ def _step(report: Report) -> RenderableType:
     if shares is None:
         body.append(Text(f"Where the step goes: {fmt.NOT_RECORDED}"))
         return _section("The step", *body)
-    values = {name: getattr(shares, name) for name in ORDER}
+    values = {name: getattr(shares, name) for name in SHARE_ORDER}
     body.append(
         Bar(
-            [(LOOKS[n].glyph, LOOKS[n].style, values[n] or 0.0) for n in ORDER],
+            [(*GLYPHS[n], values[n] or 0.0) for n in SHARE_ORDER],
             whole=1.0,
             max_width=_BAR_WIDTH,
         )
@@ -152,19 +153,19 @@ def _legend(report: Report, values: Mapping[str, float | None]) -> Table:
         grid.add_column(justify=justify)
     wall = report.step.wall_ms
     hidden = {"input": report.hidden.input_ms, "copy": report.hidden.copy_ms}
-    for name in ORDER:
+    for name in SHARE_ORDER:
         value = values[name]
-        look = LOOKS[name]
         if not value and name not in _ALWAYS_SHOWN:
             continue
-        mark = Text(look.glyph, style=look.style)
+        glyph, style = GLYPHS[name]
+        mark = Text(glyph, style=style)
         if value is None:
-            grid.add_row(mark, look.word, "", "", _absent(name))
+            grid.add_row(mark, name, "", "", _absent(name))
             continue
         behind = hidden.get(name)
         note = f"and {fmt.ms(behind)} hidden behind other work" if behind else ""
         in_ms = fmt.ms(value * wall) if wall is not None else ""
-        grid.add_row(mark, look.word, in_ms, fmt.share(value), Text(note, style="bright_black"))
+        grid.add_row(mark, name, in_ms, fmt.share(value), Text(note, style="bright_black"))
     return grid
 
 
@@ -260,6 +261,38 @@ def _workers(workers: Workers | None, others: Sequence[str]) -> RenderableType |
         body.append(Text(f"{seen} of its code: too few, or too spread, to name a line."))
     body += [Text(plain(other)) for other in others]
     return _section("Making batches", *body)
+
+
+def _gpu_lines(gpu: Gpu | None, history: MemoryHistory | None) -> Iterator[str]:
+    if gpu is not None:
+        for device in gpu.devices:
+            which = gpu_words.heading(device, len(gpu.devices))
+            yield (f"{which}: " if which else "") + _joined(gpu_words.device_figures(device))
+        memory = _joined(gpu_words.memory_figures(gpu))
+        if memory:
+            yield memory
+        if gpu.busy is not None:
+            yield plain(gpu.busy.summary)
+    if history is not None:
+        yield f"Memory history: {gpu_words.memory_history_sentence(history)}"
+
+
+def _ranges(ranges: Sequence[UserRange]) -> RenderableType:
+    """What each range took, on the host and on the GPU."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
+    name, *figures = gpu_words.RANGE_HEADINGS
+    table.add_column(name, overflow="fold")
+    for heading in figures:
+        table.add_column(heading, justify="right")
+    for row in gpu_words.range_rows(ranges):
+        table.add_row(*map(Text, row))
+    if not any(found.depth for found in ranges):
+        return table
+    return Group(table, Text(gpu_words.NESTED, style="bright_black"))
+
+
+def _joined(figures: Sequence[tuple[str, str]]) -> str:
+    return " · ".join(f"{name} {figure}" for name, figure in figures)
 
 
 def _method(report: Report) -> RenderableType | None:

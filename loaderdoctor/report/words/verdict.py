@@ -1,10 +1,12 @@
-"""The first words of a report: what the step is bound by, and how sure that is."""
+"""A verdict in few words, and an uncertain one in a sentence: what is known, and what is not."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from loaderdoctor import format as fmt
+from loaderdoctor.facts.shares import Bound
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.report.model import Report, Shares
 
@@ -22,6 +24,12 @@ TAKES = {
     "copy": "Copying takes",
     "input": "The loader takes",
     "host": "Python and launching take",
+}
+_SEEMS = {
+    "input": "the loader seems to take",
+    "copy": "copying seems to take",
+    "communication": "communication seems to take",
+    "host": "Python and launching seem to take",
 }
 # A part that takes most of the step is what is known of it, whatever another part may cost.
 _MOST = 0.5
@@ -48,7 +56,7 @@ def _if_nothing(report: Report) -> str:
     """Of a step that waits for nothing known: healthy, if its threads and memory are in order."""
     for finding in report.findings:
         if finding.kind == Kind.ALLOCATOR_PAGE_FAULTS.value:
-            return "its memory comes anew each step"
+            return "its memory is fetched again each step"
         if finding.evidence.get("threads_of") == "loop":
             certain = finding.severity in ("high", "moderate")
             return "its threads compete" if certain else "its threads may compete"
@@ -63,3 +71,32 @@ def largest_part(shares: Shares | Mapping[str, float | None] | None) -> tuple[st
     read = shares.get if isinstance(shares, Mapping) else lambda name: getattr(shares, name)
     known = [(name, value) for name in TAKES if (value := read(name)) is not None]
     return max(known, key=lambda item: item[1], default=None)
+
+
+def uncertain_sentence(bound: Bound, facts: Facts, step_ms: float, why: str | None) -> str:
+    """What takes most of the step, and the part that may be none: with its noise.
+
+    `why` says what kept it from being settled.
+    """
+    share = facts.share(bound) or 0.0
+    waiting_ms = facts.trace.fetching.unmarked_wait_ms if facts.trace is not None else None
+    if bound == "host" and waiting_ms is not None:
+        return (
+            f"{_SEEMS[bound]} {fmt.share(share)} of {fmt.number(step_ms)} ms a step; but "
+            f"{fmt.number(waiting_ms)} ms of it may be waiting for batches, which this trace does "
+            "not record."
+        )
+    measured = facts.ablation.share(bound) if facts.ablation is not None else None
+    margin = measured.margin if measured is not None else None
+    seems = f"{_SEEMS.get(bound, f'{bound} seems to take')} {fmt.share_within(share, margin)}"
+    perhaps = "perhaps nothing" if measured is None or measured.low <= 0 else "perhaps little"
+    noise = "the noise is as large"
+    if facts.unsteady:
+        noise = "the machine or the loop was not steady meanwhile"
+    whole = f"of {fmt.number(step_ms)} ms a step"
+    known = largest_part(facts.shares.as_dict() if facts.shares is not None else None)
+    if known is None or known[0] == bound:
+        sentence = f"{seems[:1].upper()}{seems[1:]} {whole}, {perhaps}: {noise}."
+    else:
+        sentence = f"{TAKES[known[0]]} {fmt.share(known[1])} {whole}; {seems}, {perhaps}."
+    return f"{sentence} {why}" if why else sentence

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from loaderdoctor.report.console.console import console_text
+from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.html.page import html
 from loaderdoctor.report.model import Report, Trial
-from loaderdoctor.report.words.fastest_not_advised import leader_not_advised
+from loaderdoctor.report.words.changes import leader_not_advised
 from tests.report import samples
 from tests.report.samples import recommendation, trial
 

@@ -13,7 +13,9 @@ from itertools import groupby
 from loaderdoctor import format as fmt
 from loaderdoctor.advice.plan import PredictedFrom
 from loaderdoctor.facts.loop import UNLIKE_SHARE
-from loaderdoctor.report.model import Recommendation, Report
+from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.report.model import Recommendation, Report, Trial
+from loaderdoctor.settings import AXES_BY_NAME, Settings
 
 MEASURED = "measured here"
 PREDICTED: Mapping[PredictedFrom, str] = {
@@ -21,10 +23,14 @@ PREDICTED: Mapping[PredictedFrom, str] = {
     "trace": "predicted from the trace",
 }
 _MEANINGS = {
-    MEASURED: "tried in this run, beside the loop as it is",
+    MEASURED: "tried in this run, in turns with the loop as it is",
     PREDICTED["ablation"]: "computed from windows with ready batches",
     PREDICTED["trace"]: "computed from where the step's time was seen to go",
 }
+
+
+# Less than this in front of the loop as it is, or of what is recommended, is no clear lead.
+CLEAR_LEAD = MODERATE_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ class Change:
 
     @property
     def is_code(self) -> bool:
-        """Whether it is written in the user's code, and no setting."""
+        """Whether it is written in the user's code, and is not a setting."""
         return self.first.from_ is None and self.first.to is None
 
     @property
@@ -57,8 +63,8 @@ class Change:
         own_ms, measured_ms = self.own_ms(step_ms), self.measured_ms
         return own_ms / measured_ms if own_ms is not None and measured_ms else None
 
-    def beside(self, step_ms: float | None) -> str:
-        """What it is as fast as, where the loop then had another pace than the report's step."""
+    def compared(self, step_ms: float | None) -> str:
+        """What it is compared with, where the loop then had another pace than the report's step."""
         own_ms = self.first.own_step_ms
         if own_ms is None or step_ms is None or abs(own_ms - step_ms) <= UNLIKE_SHARE * step_ms:
             return ""
@@ -101,7 +107,7 @@ def changes_of(recommendations: Sequence[Recommendation]) -> tuple[Change, ...]:
 
 
 def nothing_helps(report: Report) -> str:
-    """For where no change is recommended: never more than the trials and findings beside it say."""
+    """For where no change is recommended: never more than trials and findings next to it say."""
     was_best = [t for t in report.trials if t.gain_confirmed and t.gain_ms_ci is not None]
     if any(t.gain_ms_ci is not None and t.gain_ms_ci[0] > 0 for t in was_best):
         return "No change of settings gains enough to be worth it."
@@ -120,7 +126,7 @@ def nothing_helps(report: Report) -> str:
 
 
 def vocabulary(changes: Sequence[Change]) -> str | None:
-    """What the words used beside these changes mean; None where there are none."""
+    """What the words used of these changes mean; None where there are none."""
     used = []
     for change in changes:
         if change.measured_ms is not None:
@@ -129,3 +135,91 @@ def vocabulary(changes: Sequence[Change]) -> str | None:
             used.append(change.basis)
     known = [word for word in _MEANINGS if word in used]
     return "; ".join(f"{word}: {_MEANINGS[word]}" for word in known) + "." if known else None
+
+
+def meaning(report: Report) -> str | None:
+    """What the measured change means for a whole run; None where nothing measured is faster."""
+    now_ms = report.step.wall_ms
+    ratios = [c.times_as_fast(now_ms) for c in changes_of(report.recommendations)]
+    ratio = max((r for r in ratios if r is not None), default=0.0)
+    if now_ms is None or ratio <= 1.0:
+        return None
+    best_ms = now_ms / ratio
+    hour = fmt.seconds(3600 / ratio)
+    text = f"Every hour of this training becomes {hour}"
+    steps = report.step.steps_per_epoch
+    if steps is not None:
+        text += (
+            f"; an epoch of {fmt.count(steps, 'step')} takes {fmt.seconds(steps * best_ms / 1e3)} "
+            f"instead of {fmt.seconds(steps * now_ms / 1e3)}"
+        )
+    return text + "."
+
+
+def leader_not_advised(report: Report) -> str | None:
+    """The sentence; None where nothing leads clearly, or what leads is recommended."""
+    leader = _leader(report)
+    if leader is None or leader.compared_ms is None:
+        return None
+    advised = [r for r in report.recommendations if r.measured_step_ms is not None]
+    if _is_advised(leader, report.recommendations):
+        return None
+    fastest_ms = min((r.measured_step_ms or 0.0 for r in advised), default=None)
+    if fastest_ms is not None and leader.compared_ms > (1.0 - CLEAR_LEAD) * fastest_ms:
+        return None
+    time = fmt.step_ms(leader.step_ms, leader.step_ms_ci)
+    return (
+        f"{leader.label} is first among the trials ({time} a step) and not advised: "
+        f"{_why(leader, bool(advised))}"
+    )
+
+
+def _why(leader: Trial, others_advised: bool) -> str:
+    again = " when measured again" if leader.gain_confirmed else ""
+    if leader.gain_ms is None:
+        return "it was not measured in turns with the loop as it is."
+    if leader.gain_ms_ci is None:
+        return "it took its turn with the loop as it is only once, which gives no noise to go by."
+    gain = fmt.ms(leader.gain_ms, leader.gain_ms_ci)
+    if leader.gain_ms_ci[0] <= 0.0:
+        return (
+            f"taking turns with the loop as it is, it gained {gain} a step{again}, which may be "
+            "noise. Measure again with nothing else running, or longer (--budget)."
+        )
+    if others_advised:
+        return (
+            f"it gained {gain} a step in turns with the loop as it is{again}, and what is advised "
+            "changes less, or was no slower beyond the noise in the same rounds."
+        )
+    if leader.gain_confirmed is False:
+        return f"the {gain} a step that it gained in the rounds were not confirmed."
+    return f"it gained {gain} a step in turns with the loop as it is{again}: too little to advise."
+
+
+def _leader(report: Report) -> Trial | None:
+    """The fastest trial of the loop's own work, where it is clearly faster than the loop."""
+    trials = report.trials
+    if not trials or trials[0].row is not None or trials[0].compared_ms is None:
+        return None  # published rows are claims, not advice
+    base = trials[0]
+    known = [t for t in trials[1:] if _competes(t, base)]
+    leader = min(known, key=lambda t: t.compared_ms or 0.0, default=None)
+    if leader is None or leader.compared_ms is None or base.compared_ms is None:
+        return None
+    return leader if leader.compared_ms <= (1.0 - CLEAR_LEAD) * base.compared_ms else None
+
+
+def _competes(trial: Trial, base: Trial) -> bool:
+    if trial.status != "ok" or trial.compared_ms is None:
+        return False
+    if (trial.hardware, trial.group) != (base.hardware, base.group):
+        return False
+    changed = Settings(**{k: v for k, v in trial.settings.items() if k in AXES_BY_NAME})
+    other_work = trial.changes_numerics and changed.numerics != ("num_threads",)
+    clear = fmt.is_measured_well(trial.step_ms, trial.step_ms_ci)
+    return clear and bool(changed.changed()) and not changed.probes and not other_work
+
+
+def _is_advised(trial: Trial, advised: tuple[Recommendation, ...]) -> bool:
+    rows = {(r.setting, r.to) for r in advised}
+    return all((k, v) in rows for k, v in trial.settings.items() if v is not None)

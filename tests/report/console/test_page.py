@@ -18,7 +18,7 @@ from loaderdoctor.facts.shares import Bound, VerdictSeverity
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.console.bars import cells
-from loaderdoctor.report.console.console import console_text, render_report
+from loaderdoctor.report.console.page import console_text, render_report
 from tests.report import samples
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -178,7 +178,7 @@ def test_a_trials_speed_is_that_beside_the_loop_in_the_same_rounds() -> None:
     table = console_text(report, width=200).split("Trials, fastest first\n")[1]
     (row,) = (line for line in table.splitlines() if "background host" in line)
     assert " 2.0× " in row or " 2.00× " in row
-    assert "speed: beside the loop as it is in the same rounds." in table
+    assert "speed: against the loop as it is in the same rounds." in table
     ranked = samples.trial("background host", 9.0, gain_ms=9.0, gain_confirmed=False)
     swept = samples.sweep()
     text = console_text(samples.input_bound(trials=(*swept.trials[:1], ranked)), width=200)

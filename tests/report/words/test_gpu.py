@@ -12,7 +12,7 @@ import pytest
 from loaderdoctor.commands.analyze.command import AnalyzeOptions, analyze
 from loaderdoctor.facts.trace import BusyFacts
 from loaderdoctor.report.build import gpu_of
-from loaderdoctor.report.console.console import console_text
+from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.encode import decode_report, encode_report
 from loaderdoctor.report.html.page import html
 from loaderdoctor.report.model import MemoryHistory, Report

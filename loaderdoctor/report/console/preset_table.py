@@ -13,8 +13,8 @@ from rich.text import Text
 
 from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
-from loaderdoctor.report.console.tables import step_cell
 from loaderdoctor.report.model import Report, Trial
+from loaderdoctor.report.words.trials import step_cell
 
 Cell = Callable[[Trial], str]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from loaderdoctor.findings.model import Finding, Kind, Prediction, Severity
 from loaderdoctor.report.model import Trial
-from loaderdoctor.report.tested import outcomes
 from loaderdoctor.settings import Settings
+from loaderdoctor.tryout.answers import answered, outcomes, own_settings
+from tests.findings.builders import healthy, machine
 
 OWN = {"num_workers": 0, "pin_memory": False}
 
@@ -88,3 +91,36 @@ def test_a_trials_trace_is_compared_with_that_trial() -> None:
     (back,) = outcomes((BASE, trial(TWO, 5.0, gain_ms=5.0)), OWN, "diagnose", base=1)
     assert back.settings == Settings(num_workers=0)
     assert (back.step_ms, back.own_ms, back.came) == (10.0, 5.0, "slower")
+
+
+def finding() -> Finding:
+    prediction = Prediction(
+        sentence="With fewer threads it should be faster.", setting="num_threads"
+    )
+    return Finding(
+        kind=Kind.THREAD_OVERSUBSCRIPTION,
+        severity=Severity.UNCERTAIN,
+        share=0.5,
+        summary="Two threads fight.",
+        predictions=(prediction,),
+    )
+
+
+def test_a_trial_of_threads_answers_what_was_expected_of_them() -> None:
+    facts = replace(healthy(), machine=machine(n_threads=2))
+    assert own_settings(facts)["num_threads"] == 2
+    trials = (
+        trial(Settings(), 30.0, 1.5),
+        trial(Settings(num_threads=1), 6.0, changes_numerics=True),
+    )
+    (said,) = answered((finding(),), facts, trials)
+    assert "Tried in this run (1 thread): 6.00 ms a step against 30.0 ms as it is" in said.summary
+    assert "should be faster" not in said.summary
+
+
+def test_a_trial_that_also_changes_other_numerics_answers_nothing() -> None:
+    facts = replace(healthy(), machine=machine(n_threads=2))
+    both = Settings(num_threads=1, amp=True)
+    trials = (trial(Settings(), 30.0, 1.5), trial(both, 6.0, changes_numerics=True))
+    (said,) = answered((finding(),), facts, trials)
+    assert "should be faster (predicted, not tried in this run)" in said.summary

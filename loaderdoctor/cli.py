@@ -374,7 +374,7 @@ def main(argv: list[str] | None = None) -> None:
         error.show()
         sys.exit(EXIT_USAGE)
     except (click.Abort, KeyboardInterrupt) as error:
-        from loaderdoctor.instrument.system.signals import exit_code_of
+        from loaderdoctor.instrument.system.processes import exit_code_of
 
         click.echo("loaderdoctor: interrupted", err=True)
         sys.exit(exit_code_of(error.__cause__ or error))  # click wraps it

@@ -64,7 +64,7 @@ STILL = {
 # Rooms of the measuring process that a command starts without torch.
 TORCH_FREE = {"wire", "system", "command"}
 # In them, what only the measuring process imports.
-TORCH_IN = {"system/memory.py", "system/allocator.py", "system/devices.py"}
+TORCH_IN = {"system/memory.py", "system/devices.py"}
 
 
 @cache

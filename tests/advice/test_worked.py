@@ -16,7 +16,7 @@ from torchvision import transforms
 
 from loaderdoctor.advice import dataset_snippets, worked
 from loaderdoctor.advice.worked import dataset_name, dataset_source, with_dataset
-from loaderdoctor.instrument.dataset.stores import normalisation, stores
+from loaderdoctor.instrument.dataset.dataset_code import normalisation, stores
 from loaderdoctor.instrument.wire.records import LoaderRecord, TensorRecord
 from loaderdoctor.settings import Settings
 from tests.findings import format_cases as cases

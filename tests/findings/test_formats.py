@@ -25,7 +25,7 @@ from loaderdoctor.findings.formats import FORMATS, conversion
 from loaderdoctor.findings.line_names import MIN_STACK_SAMPLES
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.findings.rules.batch_making import dataset_format_bound
-from loaderdoctor.instrument.dataset.stores import normalisation, stores
+from loaderdoctor.instrument.dataset.dataset_code import normalisation, stores
 from loaderdoctor.instrument.wire.worker_records import read
 from loaderdoctor.instrument.workers import worker, worker_sampling
 from tests.findings import format_cases as cases

@@ -16,7 +16,7 @@ FORBIDDEN_CALLS = {"eval", "exec", "__import__", "compile"}
 # Each with the reason for which it is none of that.
 ALLOWED = {
     ("trace/parts.py", "pickle"): "rows from our own forked process, over an anonymous pipe",
-    ("instrument/dataset/pickling.py", "pickle"): "pickles the user's objects to nowhere",
+    ("instrument/dataset/safety.py", "pickle"): "pickles the user's objects to nowhere",
     (
         "instrument/session/memory_history.py",
         "pickle",

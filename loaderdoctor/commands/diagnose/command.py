@@ -39,7 +39,7 @@ from loaderdoctor.instrument.command.script_run import (
     RanksSpawnedError,
     ScriptRun,
 )
-from loaderdoctor.instrument.system.signals import Signals, exit_code_of, held
+from loaderdoctor.instrument.system.processes import Signals, exit_code_of, held
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from loaderdoctor.report.files import RunFolder
 

@@ -25,7 +25,7 @@ from loaderdoctor.commands.sweep.plan import SweepOptions, Target, preset_of, re
 from loaderdoctor.errors import RunError
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find as find_findings
-from loaderdoctor.instrument.system.signals import Signals, exit_code_of, held
+from loaderdoctor.instrument.system.processes import Signals, exit_code_of, held
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report
 from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.files import RunFolder

@@ -25,7 +25,7 @@ from loaderdoctor.instrument.command.launch_config import (
 )
 from loaderdoctor.instrument.command.listener import ConnectionListener
 from loaderdoctor.instrument.command.measuring_process import POLITE_S, MeasuringProcess
-from loaderdoctor.instrument.system.signals import Signals
+from loaderdoctor.instrument.system.processes import Signals
 from loaderdoctor.instrument.wire.channel import LaunchConfig
 from loaderdoctor.instrument.wire.protocol import (
     Ended,

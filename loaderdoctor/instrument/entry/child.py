@@ -27,7 +27,7 @@ from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.no_dataloader import NoDataLoaderWatch
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.session.stopping import StopTraining, exit_now
-from loaderdoctor.instrument.system.parentage import (
+from loaderdoctor.instrument.system.processes import (
     EXIT_INTERRUPTED,
     die_with_parent,
     outlive_terminal_reads,

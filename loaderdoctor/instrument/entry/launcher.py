@@ -10,7 +10,7 @@ import os
 import sys
 
 from loaderdoctor.instrument.command.measuring_process import bootstrap
-from loaderdoctor.instrument.system.parentage import die_with_parent, outlive_terminal_reads
+from loaderdoctor.instrument.system.processes import die_with_parent, outlive_terminal_reads
 
 
 def main() -> None:

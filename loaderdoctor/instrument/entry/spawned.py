@@ -31,7 +31,7 @@ from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.ranks import place
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace, exit_now
-from loaderdoctor.instrument.system.parentage import die_with_parent
+from loaderdoctor.instrument.system.processes import die_with_parent
 from loaderdoctor.instrument.wire.channel import (
     CHANNEL_VARIABLE,
     Channel,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from loaderdoctor.instrument.session.loaders import default_start_method
 from loaderdoctor.instrument.system import machine
-from loaderdoctor.instrument.system.allocator import allocator, fault_us
+from loaderdoctor.instrument.system.memory import allocator, fault_us
 from loaderdoctor.instrument.wire.records import Environment
 
 if TYPE_CHECKING:

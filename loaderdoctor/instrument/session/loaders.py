@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from loaderdoctor.instrument.batches.page_probe import PageProbe
-from loaderdoctor.instrument.dataset.collating import collate_library
+from loaderdoctor.instrument.dataset.dataset_code import collate_library
 from loaderdoctor.instrument.session.feed import bypassed
 from loaderdoctor.instrument.system.call_sites import Site, user_site
 from loaderdoctor.instrument.wire.records import LoaderRecord, SafetyRecord, TensorRecord

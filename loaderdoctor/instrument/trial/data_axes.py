@@ -25,8 +25,13 @@ from torch.utils.data import (
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset.augment import without_augmentation
 from loaderdoctor.instrument.dataset.cached import CachedDataset
-from loaderdoctor.instrument.dataset.dataset_files import dataset_files, redirected
-from loaderdoctor.instrument.dataset.disk_copies import DiskCopy, other_place, tmpfs_place
+from loaderdoctor.instrument.dataset.dataset_files import (
+    DiskCopy,
+    dataset_files,
+    other_place,
+    redirected,
+    tmpfs_place,
+)
 from loaderdoctor.instrument.dataset.one_input import making_only
 from loaderdoctor.instrument.dataset.uint8 import Normaliser, as_bytes
 from loaderdoctor.instrument.system import page_cache

@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset.iteration import one_pass_reason, shards_itself
-from loaderdoctor.instrument.dataset.pickling import TrialPickle
-from loaderdoctor.instrument.dataset.safety import pickled_parts
+from loaderdoctor.instrument.dataset.safety import TrialPickle, pickled_parts
 from loaderdoctor.instrument.system.machine import open_files_limit
 from loaderdoctor.instrument.system.memory import available_bytes, shm_free_bytes
 from loaderdoctor.instrument.wire.records import TensorRecord

@@ -127,7 +127,7 @@ def test_only_faults_that_every_round_has_count() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="page faults are counted on Linux")
 def test_this_process_knows_its_malloc_and_what_a_fault_costs() -> None:
     code = (
-        "from loaderdoctor.instrument.system.allocator import allocator, fault_us;"
+        "from loaderdoctor.instrument.system.memory import allocator, fault_us;"
         "print(allocator(), fault_us())"
     )
 

@@ -31,8 +31,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from loaderdoctor.instrument.dataset.pickling import trial_pickle
-from loaderdoctor.instrument.dataset.safety import describe_batch, safety
+from loaderdoctor.instrument.dataset.safety import describe_batch, safety, trial_pickle
 from tests.instrument.trial_cases import Sharded, Squares, Unsharded
 
 

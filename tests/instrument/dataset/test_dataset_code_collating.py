@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset, default_collate, default_convert
 
-from loaderdoctor.instrument.dataset.collating import collate_library
+from loaderdoctor.instrument.dataset.dataset_code import collate_library
 from loaderdoctor.instrument.session.loaders import loader_record
 from loaderdoctor.instrument.system.call_sites import user_site
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader
 
-from loaderdoctor.instrument.dataset import disk_copies
+from loaderdoctor.instrument.dataset import dataset_files
 from loaderdoctor.instrument.system import page_cache
 from loaderdoctor.settings import Settings
 from tests.instrument.axis_cases import (
@@ -85,7 +85,7 @@ def test_no_room_and_no_folder_withhold_the_copy(
 ) -> None:
     loader = DataLoader(Listed(tmp_path))
     assert "no such folder" in reason(loader, Settings(storage=str(tmp_path / "nowhere")))
-    monkeypatch.setattr(disk_copies, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(dataset_files, "available_bytes", lambda: 1000)
     before = copies(Path("/dev/shm"))
     assert "may be used" in reason(loader, Settings(storage="tmpfs"))
     assert copies(Path("/dev/shm")) == before
@@ -98,7 +98,7 @@ def test_a_copy_is_removed_even_if_the_run_is_killed(tmp_path: Path) -> None:
         "import sys, os, signal\n"
         "from pathlib import Path\n"
         "from loaderdoctor.instrument.dataset.dataset_files import DatasetFiles\n"
-        "from loaderdoctor.instrument.dataset.disk_copies import DiskCopy\n"
+        "from loaderdoctor.instrument.dataset.dataset_files import DiskCopy\n"
         "data = Path(sys.argv[1]) / 'x.bin'\n"
         "data.write_bytes(b'1' * 1000)\n"
         "copy = DiskCopy(DatasetFiles(data.parent, (data,)), Path(sys.argv[2]))\n"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset, random_split
 
-from loaderdoctor.instrument.dataset.randomness import randomness_of_dataset
+from loaderdoctor.instrument.dataset.dataset_code import randomness_of_dataset
 
 
 def shifted(x: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 from torchvision import transforms
 
-from loaderdoctor.instrument.dataset.stores import normalisation, stores
+from loaderdoctor.instrument.dataset.dataset_code import normalisation, stores
 from loaderdoctor.instrument.wire.records import Normalisation, StoreRecord
 
 

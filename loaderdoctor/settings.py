@@ -1,4 +1,4 @@
-"""The settings a trial can change: the axes, which combinations torch accepts, the code for each.
+"""The settings a trial can change: the axes, and the values each of them takes.
 
 A `Settings` names only what a trial changes: `None` means "as the user's own loop has it". In
 JSON the keys are these field names and unset is null.
@@ -6,9 +6,8 @@ JSON the keys are these field names and unset is null.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from itertools import product
 from typing import Literal
 
 from loaderdoctor.errors import UsageError
@@ -82,6 +81,11 @@ class Settings:
         return ", ".join(part for part in parts if part) or "as is"
 
     @property
+    def queue_length(self) -> int:
+        """Batches that workers have ready or under way; 0 without workers."""
+        return (self.num_workers or 0) * (self.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
+
+    @property
     def only_threads(self) -> bool:
         """Whether the loop's own batches and loaders serve as they are: only threads change."""
         return set(self.changed()) == {"num_threads"}
@@ -123,11 +127,11 @@ class Axis:
 
     name: str
     kind: Literal["int", "bool", "choice", "share", "text"]
-    choices: tuple[str, ...] = ()  # "text": words that are accepted beside free text
+    choices: tuple[str, ...] = ()  # "text": words that are accepted next to free text
     free_text: str = ""
     needs_accelerator: bool = False
     needs_workers: bool = False
-    # "script": only the script itself can do it, as a recipe by an option of its own.
+    # "script": only the script itself can do it, as a recipe by one of its options.
     where: Literal["DataLoader", "transfer", "loop", "dataset", "model", "script"] = "DataLoader"
     on_text: str = ""
     off_text: str = ""
@@ -162,7 +166,7 @@ class Axis:
         return any(value is idle or (value == idle and value is not True) for idle in _IDLE)
 
     def probes(self, value: Value) -> bool:
-        """Whether that value answers a question and is no setting to train with."""
+        """Whether that value answers a question and is not a setting to train with."""
         if self.probe == "cold":
             return value == "cold"
         return self.probe == "always" and not self.is_idle(value)
@@ -325,73 +329,3 @@ AXES: tuple[Axis, ...] = (
     Axis(name="num_threads", kind="int", where="model", numerics=True),
 )
 AXES_BY_NAME: Mapping[str, Axis] = {axis.name: axis for axis in AXES}
-
-
-def invalid_reason(settings: Settings, *, has_accelerator: bool) -> str | None:
-    """Why this combination can't run or means nothing here; None where it is valid.
-
-    `settings` must be complete as far as `num_workers` goes: it decides the worker-only axes.
-    """
-    workers = settings.num_workers or 0
-    for name, value in settings.changed().items():
-        axis = AXES_BY_NAME[name]
-        idle = value is False or value == "off"
-        if axis.needs_workers and not workers and not idle and name != "in_order":
-            return f"{name} needs num_workers > 0"
-        if axis.needs_accelerator and not has_accelerator and not idle:
-            return f"{name} needs an accelerator"
-    if settings.background == "device" and not has_accelerator:
-        return "background=device needs an accelerator"
-    if settings.prefetch_factor is not None and settings.prefetch_factor < 1:
-        return "prefetch_factor must be at least 1"
-    if settings.resident and (workers or settings.background not in (None, "off")):
-        return "resident leaves nothing for workers or a background thread to do"
-    if settings.resident and (settings.side_stream or settings.pin_memory or settings.non_blocking):
-        return "resident copies nothing, so pinning, non_blocking and side_stream mean nothing"
-    if settings.side_stream and settings.background == "device":
-        return "side_stream and background=device both move the batch; use one"
-    return _invalid_data(settings)
-
-
-def _invalid_data(settings: Settings) -> str | None:
-    if settings.portion is not None and not 0 < settings.portion <= 1:
-        return "portion must be more than 0 and at most 1"
-    if settings.batch_size is not None and settings.batch_size < 1:
-        return "batch_size must be at least 1"
-    if settings.num_threads is not None and settings.num_threads < 1:
-        return "num_threads must be at least 1"
-    active = {
-        name for name, value in settings.changed().items() if not AXES_BY_NAME[name].is_idle(value)
-    }
-    if settings.synthetic:
-        idle = active & {"resident", "portion", "cache", "storage", "augment", "fields", "uint8"}
-        if idle or settings.num_workers or settings.background not in (None, "off"):
-            return "synthetic batches are ready: nothing is left for the loader to do"
-    moved = settings.side_stream or settings.background == "device"
-    if "fields" in active and moved:
-        return "fields leaves copying to the loop: side_stream and background=device can't do it"
-    for one, others, why in (
-        ("resident", {"cache", "fields", "uint8"}, "resident batches are on the device already"),
-        ("cache", {"storage"}, "cached samples are not read from storage"),
-        ("fields", {"uint8", "batch_size"}, "fields takes the other inputs from the loop's own"),
-    ):
-        if one in active and others & active:
-            return f"{why}, so {one} and {min(others & active)} together mean nothing"
-    return None
-
-
-def combinations(
-    values: Mapping[str, tuple[Value, ...]], *, has_accelerator: bool
-) -> Iterator[Settings]:
-    """Every valid combination of the given values per axis, each once, in the order given."""
-    seen: set[Settings] = set()
-    for chosen in product(*values.values()):
-        raw = dict(zip(values, chosen, strict=True))
-        if not raw.get("num_workers"):
-            # At 0 workers these axes mean nothing: fold such rows into one.
-            raw = {k: v for k, v in raw.items() if not AXES_BY_NAME[k].needs_workers}
-        settings = Settings(**raw)  # type: ignore[arg-type]
-        if settings in seen or invalid_reason(settings, has_accelerator=has_accelerator):
-            continue
-        seen.add(settings)
-        yield settings

@@ -17,7 +17,7 @@ PAGE = PACKAGE.parent / "docs" / "architecture.md"
 # A room is a folder of `loaderdoctor/` (each of `instrument/`'s folders is one), or a module that
 # lies in `loaderdoctor/` itself. Each may import itself and what stands behind its name here.
 # `MEASURED`: what a measuring process sends, and the units, intervals and words of every stage.
-WORDS = {"errors", "settings", "estimate", "intervals", "units"}
+WORDS = {"errors", "settings", "combinations", "estimate", "intervals", "units"}
 MEASURED = WORDS | {"wire"}
 EVIDENCE = MEASURED | {"facts"}
 JUDGED = EVIDENCE | {"format", "findings", "advice"}
@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "secrets": set(),
     "units": set(),
     "settings": {"errors"},
+    "combinations": {"settings"},
     "format": {"estimate", "settings"},  # how figures read: the only place that rounds
     "recipes": {"errors", "settings"},
     # The measuring side, in the order of its rooms.

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loaderdoctor.combinations import combinations, invalid_reason
 from loaderdoctor.errors import UsageError
-from loaderdoctor.settings import AXES, AXES_BY_NAME, Settings, Value, combinations, invalid_reason
+from loaderdoctor.settings import AXES, AXES_BY_NAME, Settings, Value
 
 VALUES: dict[str, tuple[Value, ...]] = {
     "num_workers": (0, 1, 4),

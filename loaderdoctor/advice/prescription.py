@@ -25,11 +25,12 @@ from loaderdoctor.advice.propose_pool import (
 )
 from loaderdoctor.advice.routes import routes
 from loaderdoctor.advice.safety import why_unsafe
+from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import batch_ms, rest_ms
 from loaderdoctor.findings.exposure import has_accelerator
 from loaderdoctor.findings.model import Finding
-from loaderdoctor.settings import Settings, invalid_reason
+from loaderdoctor.settings import Settings
 
 # More are not tried within a budget anyway: each costs several windows.
 MAX_CANDIDATES = 8

@@ -200,8 +200,11 @@ def _descriptors(change: _Change) -> Unsafe | None:
     limit = machine.open_files_limit if machine is not None else None
     if limit is None or not n or not change.pool_grows:
         return None
-    in_flight = n * (change.whole.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
-    needed = in_flight * max(1, len(change.loader.batch)) + n * FILES_PER_WORKER + OTHER_DESCRIPTORS
+    needed = (
+        change.whole.queue_length * max(1, len(change.loader.batch))
+        + n * FILES_PER_WORKER
+        + OTHER_DESCRIPTORS
+    )
     if needed <= limit:
         return None
     return change.grown, (

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import RunError
 from loaderdoctor.estimate import paired_difference
 from loaderdoctor.facts.loop import ThreadTrial
-from loaderdoctor.settings import Settings, invalid_reason
+from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.ablating import LoopEvidence
 from loaderdoctor.tryout.comparing import Boundaries, Compared, by_speed, compared
 from loaderdoctor.tryout.competition import Competition

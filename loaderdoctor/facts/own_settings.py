@@ -96,11 +96,6 @@ def n_changes(settings: Settings, own: Settings) -> int:
     return sum(full[name] != before[name] for name in full)
 
 
-def queued(settings: Settings) -> int:
-    """Batches that workers have ready or under way; 0 without workers."""
-    return (settings.num_workers or 0) * (settings.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
-
-
 def _start_method(name: str | None) -> StartMethod | None:
     """The environment's start method as an axis value; None for one torch does not offer."""
     return name if name in ("fork", "spawn", "forkserver") else None  # type: ignore[return-value]

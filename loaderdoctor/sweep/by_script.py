@@ -51,7 +51,7 @@ def place(trial: Trial, means: Means) -> None:
         words = means.options.get(name, {}).get(typed(value))
         launched = name == "ddp" and value == "ddp"
         if words is None and launched and means.recipe is None:
-            words = ()  # as torch's launcher starts it: see `job_bench`
+            words = ()  # as torch's launcher starts it: see `job`
         reason = _missing(name, value, means) or (None if words is not None else _why(name, means))
         if reason is not None:
             trial.fail("skipped", reason)

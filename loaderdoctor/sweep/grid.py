@@ -11,17 +11,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from loaderdoctor.combinations import combinations
 from loaderdoctor.errors import UsageError
 from loaderdoctor.facts.own_settings import AS_IS, meaning, own_settings
 from loaderdoctor.instrument.wire.protocol import Observed
-from loaderdoctor.settings import (
-    AXES,
-    AXES_BY_NAME,
-    Settings,
-    Value,
-    combinations,
-    whole_number,
-)
+from loaderdoctor.settings import AXES, AXES_BY_NAME, Settings, Value, whole_number
 
 Grid = Mapping[str, tuple[Value, ...]]
 

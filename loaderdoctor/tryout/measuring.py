@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from loaderdoctor.attribution.step import usable
 from loaderdoctor.errors import RunError
 from loaderdoctor.facts.epochs import SHORT_EPOCH
-from loaderdoctor.facts.own_settings import queued
 from loaderdoctor.instrument.command.endings import took_down
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import (
@@ -161,7 +160,7 @@ class Measurer:
 
     def _drained_steps(self, trial: Trial, n_steps: int) -> int:
         """Long enough that queues filled before don't count: two of them, or a whole epoch."""
-        queue = queued(trial.settings)
+        queue = trial.settings.queue_length
         if (
             self._observed.steps_per_epoch is not None
             and self._observed.steps_per_epoch <= SHORT_EPOCH * queue

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from loaderdoctor.facts.epochs import measured_whole
-from loaderdoctor.facts.own_settings import meaning, own_settings, queued
+from loaderdoctor.facts.own_settings import meaning, own_settings
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import AXES_BY_NAME, Settings
 from loaderdoctor.tryout.trials import Trial
@@ -133,7 +133,7 @@ def guess(trial: Trial, observed: Observed, *, step_s: float) -> Cost:
     full = meaning(trial.settings, own_settings(observed))
     workers = full.num_workers or 0
     # Twice the queue is dropped, then a cycle warms up: what the measuring process does.
-    queue = 2 * queued(full)
+    queue = 2 * full.queue_length
     warmup = max(MIN_WARMUP, workers)
     opening = OPEN_S.get(full.start_method or observed.environment.start_method, 1.0)
     process_s = PROCESS_S if trial.place == "process" else 0.0
@@ -156,7 +156,7 @@ def cycle(trial: Trial, observed: Observed, *, step_s: float) -> int:
     workers = full.num_workers or 0
     epoch = epoch_of(trial, observed)
     if epoch and measured_whole(
-        epoch, queue=queued(full), step_s=step_s, longest_s=LONGEST_EPOCH_S
+        epoch, queue=full.queue_length, step_s=step_s, longest_s=LONGEST_EPOCH_S
     ):
         return epoch
     accumulation = max(1, observed.batches_per_cycle // max(1, own.num_workers or 0))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import UsageError
 from loaderdoctor.facts.own_settings import AS_IS, meaning, own_settings
-from loaderdoctor.settings import Settings, invalid_reason
+from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import (
     asked_trials,
     default_trials,

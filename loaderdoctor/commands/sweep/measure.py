@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.commands.sweep.plan import (
     SweepOptions,
     Target,
@@ -30,7 +31,6 @@ from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.command.rank_group import start_ranks
 from loaderdoctor.instrument.command.script_run import ScriptRun
 from loaderdoctor.instrument.wire.protocol import Observed
-from loaderdoctor.settings import invalid_reason
 from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.run import Sweep
@@ -95,7 +95,7 @@ def _script_run(script: Script, run_dir: Path, options: LaunchOptions) -> Script
     """One process of the script, or a job of several under torch's launcher."""
     if script.n_ranks == 1:
         return ScriptRun(script, run_dir, options)
-    # A port of its own: the user's job, or another trial that is just ending, may hold the usual.
+    # Another port: the user's job, or another trial that is just ending, may hold the usual.
     words = ("--nproc-per-node", str(script.n_ranks), "--master-port", str(_free_port()))
     return JobRun(script, run_dir, options, start_ranks(words))
 

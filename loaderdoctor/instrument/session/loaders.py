@@ -16,7 +16,7 @@ from loaderdoctor.instrument.dataset.dataset_code import collate_library
 from loaderdoctor.instrument.session.feed import bypassed
 from loaderdoctor.instrument.system.call_sites import Site, user_site
 from loaderdoctor.instrument.wire.records import LoaderRecord, SafetyRecord, TensorRecord
-from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, StartMethod
+from loaderdoctor.settings import Settings, StartMethod
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -99,7 +99,7 @@ class LoaderState:
     @property
     def queue_length(self) -> int:
         """Batches the workers may hold ready or in work, pin-memory queue included."""
-        return self.workers * (self.record.settings.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
+        return self.record.settings.queue_length
 
     @property
     def limit(self) -> int | None:

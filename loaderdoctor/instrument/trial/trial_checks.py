@@ -12,6 +12,7 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset.iteration import one_pass_reason, shards_itself
 from loaderdoctor.instrument.dataset.safety import TrialPickle, pickled_parts
@@ -19,12 +20,10 @@ from loaderdoctor.instrument.system.machine import open_files_limit
 from loaderdoctor.instrument.system.memory import available_bytes, shm_free_bytes
 from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.settings import (
-    DEFAULT_PREFETCH_FACTOR,
     FILES_PER_WORKER,
     FORKED_WORKER_BYTES,
     SPAWNED_WORKER_BYTES,
     Settings,
-    invalid_reason,
 )
 
 # Of /dev/shm and of free memory, what a trial may fill: others live there too.
@@ -121,7 +120,7 @@ def _too_large(
 ) -> str | None:
     workers = effective.num_workers or 0
     spawned = start_method_of(effective) != "fork"
-    queued = workers * (effective.prefetch_factor or DEFAULT_PREFETCH_FACTOR) + 1
+    queued = effective.queue_length + 1
     in_shm = queued * sum(tensor.n_bytes for tensor in batch)
     private = workers * (SPAWNED_WORKER_BYTES if spawned else FORKED_WORKER_BYTES)
     if spawned:

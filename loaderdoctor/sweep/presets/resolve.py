@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import UsageError
 from loaderdoctor.facts.own_settings import meaning, own_settings
 from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.wire.protocol import Observed
-from loaderdoctor.settings import Settings, invalid_reason
+from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import by_script
 from loaderdoctor.sweep.by_script import Means
 from loaderdoctor.sweep.presets.model import Preset

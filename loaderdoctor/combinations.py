@@ -1,0 +1,105 @@
+"""Which settings go together: what torch accepts, and what means anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
+
+from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
+
+
+def _background(settings: Settings) -> bool:
+    return settings.background not in (None, "off")
+
+
+def _moves(settings: Settings) -> bool:
+    return bool(settings.side_stream) or settings.background == "device"
+
+
+def _active(settings: Settings) -> set[str]:
+    """The axes that change the loop."""
+    return {n for n, value in settings.changed().items() if not AXES_BY_NAME[n].is_idle(value)}
+
+
+def _below_one(value: int | None) -> bool:
+    return value is not None and value < 1
+
+
+_MADE_BY_LOADER = {"resident", "portion", "cache", "storage", "augment", "fields", "uint8"}
+# Why settings mean nothing together, and where that is so; the first that holds is told.
+_RULES: tuple[tuple[str, Callable[[Settings], object]], ...] = (
+    ("prefetch_factor must be at least 1", lambda s: _below_one(s.prefetch_factor)),
+    (
+        "resident leaves nothing for workers or a background thread to do",
+        lambda s: s.resident and (s.num_workers or _background(s)),
+    ),
+    (
+        "resident copies nothing, so pinning, non_blocking and side_stream mean nothing",
+        lambda s: s.resident and (s.side_stream or s.pin_memory or s.non_blocking),
+    ),
+    (
+        "side_stream and background=device both move the batch; use one",
+        lambda s: s.side_stream and s.background == "device",
+    ),
+    (
+        "portion must be more than 0 and at most 1",
+        lambda s: s.portion is not None and not 0 < s.portion <= 1,
+    ),
+    ("batch_size must be at least 1", lambda s: _below_one(s.batch_size)),
+    ("num_threads must be at least 1", lambda s: _below_one(s.num_threads)),
+    (
+        "synthetic batches are ready: nothing is left for the loader to do",
+        lambda s: s.synthetic and (_active(s) & _MADE_BY_LOADER or s.num_workers or _background(s)),
+    ),
+    (
+        "fields leaves copying to the loop: side_stream and background=device can't do it",
+        lambda s: "fields" in _active(s) and _moves(s),
+    ),
+)
+# An axis, those that mean nothing next to it, and why.
+_EXCLUDED = (
+    ("resident", {"cache", "fields", "uint8"}, "resident batches are on the device already"),
+    ("cache", {"storage"}, "cached samples are not read from storage"),
+    ("fields", {"uint8", "batch_size"}, "fields takes the other inputs from the loop's own"),
+)
+
+
+def invalid_reason(settings: Settings, *, has_accelerator: bool) -> str | None:
+    """Why this combination can't run or means nothing here; None where it is valid.
+
+    `settings` must be complete as far as `num_workers` goes: it decides the worker-only axes.
+    """
+    for name, value in settings.changed().items():
+        axis = AXES_BY_NAME[name]
+        idle = value is False or value == "off"
+        if axis.needs_workers and not settings.num_workers and not idle and name != "in_order":
+            return f"{name} needs num_workers > 0"
+        if axis.needs_accelerator and not has_accelerator and not idle:
+            return f"{name} needs an accelerator"
+    if settings.background == "device" and not has_accelerator:
+        return "background=device needs an accelerator"
+    for reason, holds in _RULES:
+        if holds(settings):
+            return reason
+    active = _active(settings)
+    for one, others, why in _EXCLUDED:
+        if one in active and others & active:
+            return f"{why}, so {one} and {min(others & active)} together mean nothing"
+    return None
+
+
+def combinations(
+    values: Mapping[str, tuple[Value, ...]], *, has_accelerator: bool
+) -> Iterator[Settings]:
+    """Every valid combination of the given values per axis, each once, in the order given."""
+    seen: set[Settings] = set()
+    for chosen in product(*values.values()):
+        raw = dict(zip(values, chosen, strict=True))
+        if not raw.get("num_workers"):
+            # At 0 workers these axes mean nothing: fold such rows into one.
+            raw = {k: v for k, v in raw.items() if not AXES_BY_NAME[k].needs_workers}
+        settings = Settings(**raw)  # type: ignore[arg-type]
+        if settings in seen or invalid_reason(settings, has_accelerator=has_accelerator):
+            continue
+        seen.add(settings)
+        yield settings

@@ -145,7 +145,7 @@ class watching:  # noqa: N801 - a context manager, called like a function
     # ------------------------------------------------------------ inside
 
     def _decide(self, diagnosis: Diagnosis) -> None:
-        """What the command does, on a thread of its own."""
+        """What the command does, on its own thread."""
         try:
             diagnosis.measure(self._script_run.wait_observed())
         except LoaderdoctorError as error:

@@ -1,4 +1,4 @@
-"""The command line: parse, dispatch, turn errors into exit codes. No logic lives here.
+"""The command line: parse, dispatch, turn errors into exit codes. Nothing is decided here.
 
 Options go before the script; parsing stops at SCRIPT, and everything after it is the script's.
 """
@@ -265,16 +265,16 @@ def diagnose(script: str, args: tuple[str, ...], **options: Any) -> int:
     type=click.Choice(["grid", "auto"]),
     default="grid",
     show_default=True,
-    help="auto: race the settings and drop clear losers early.",
+    help="auto: compare the settings and drop clear losers early.",
 )
-@click.option("--isolate", is_flag=True, help="Each visit in a process of its own.")
+@click.option("--isolate", is_flag=True, help="Each measurement in its own process.")
 @click.option(
     "--resume",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="RUN",
     help="Go on with an interrupted sweep, from its run folder.",
 )
-@click.option("--rounds", type=click.IntRange(min=1), help="Visits to each trial.")
+@click.option("--rounds", type=click.IntRange(min=1), help="Measurements of each trial.")
 @click.option(
     "--nproc-per-node",
     "n_ranks",

@@ -48,7 +48,7 @@ class Recipe:
     script: Path
     args: tuple[str, ...]  # given to the script when loaderdoctor runs it, before the user's own
     sweeps: tuple[str, ...]  # axes that mean something for it
-    requires: tuple[str, ...]  # modules it imports beside torch
+    requires: tuple[str, ...]  # modules it imports besides torch
     extra: str | None  # the extra of loaderdoctor that installs them
     options: Options  # words for the script, by axis and value, where only a script can set it
 
@@ -126,7 +126,7 @@ def read(folder: Path) -> Recipe:
 
 
 def _options(path: Path, written: dict[str, dict[str, tuple[str, ...]]]) -> Options:
-    """Checked: each axis is one that a script sets, each value one of its own."""
+    """Checked: each axis is one that a script sets, each value one that it has."""
     for name, words in written.items():
         axis = AXES_BY_NAME.get(name)
         if axis is None or axis.where != "script":

@@ -22,7 +22,7 @@ from loaderdoctor.instrument.wire.protocol import WindowDone
 
 # Importing torch from a cold disk takes up to half a minute.
 TORCH_TIMEOUT_S = 90.0
-# Runs in a process of its own: a broken CUDA driver must not take the command with it.
+# Runs in another process: a broken CUDA driver must not take the command with it.
 _ASK_TORCH = """
 import json, multiprocessing, torch
 gpus = []
@@ -47,7 +47,7 @@ LOAD_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What runs on the machine beside us."""
+    """What else runs on the machine."""
 
     other_cores: float | None  # CPUs, of the usable ones, that other programs keep busy
     averages: tuple[float, float, float] | None  # of the whole machine; None: no such figure
@@ -155,7 +155,7 @@ def _load(machine: Machine, load: Load | None) -> str:
         share = load.other_cores / machine.usable_cpus if machine.usable_cpus else 0.0
         text = f"other programs use {load.other_cores:.1f} of the usable CPUs"
         if share >= BUSY_SHARE:
-            text += ": busy, so times measured now are those of this company"
+            text += ": busy, so times measured now are those with this other load"
     averages = load.averages if load is not None else None
     if averages is not None:
         text += "; load average " + ", ".join(f"{x:.2f}" for x in averages) + " (1, 5, 15 minutes)"

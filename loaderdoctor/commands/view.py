@@ -102,7 +102,7 @@ def _view_perfetto(run: Path, *, port: int, open_browser: bool) -> int:
 def tensorboard_folder(run: Path) -> Path:
     """What TensorBoard is pointed at: the run folder's part, or any folder with traces for it."""
     if not run.is_dir():
-        raise UsageError(f"{plain(str(run))}: is no folder. Name a run folder of loaderdoctor.")
+        raise UsageError(f"{plain(str(run))}: not a folder. Name a run folder of loaderdoctor.")
     ours = run / "tensorboard"
     if ours.is_dir() and any(ours.rglob("*.*")):
         return ours
@@ -173,7 +173,7 @@ class _StopError(Exception):
 
 @contextmanager
 def _served(command: Sequence[str]) -> Iterator[_Server]:
-    """A server in a process group of its own, ended with all its children when the block ends.
+    """A server in its own process group, ended with all its children when the block ends.
 
     Ctrl-C and SIGTERM end the block without an error: that is how one stops viewing. PYTHONPATH
     stays as it is, so that plugins are found as the user has them.
@@ -203,7 +203,7 @@ def _served(command: Sequence[str]) -> Iterator[_Server]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End the whole process group: the plugin parses traces in processes of its own."""
+    """End the whole process group: the plugin parses traces in other processes."""
     kill_group = getattr(os, "killpg", None)
     for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
         with suppress(ProcessLookupError, PermissionError):

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from loaderdoctor.attribution.step import window_times
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.own_settings import meaning, queued
+from loaderdoctor.facts.own_settings import meaning
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.settings import AXES_BY_NAME, Settings
 from loaderdoctor.tryout.noise import ByRound, Noise
@@ -148,4 +148,4 @@ def complexity(settings: Settings, own: Settings) -> tuple[int, int, int, int]:
         for name, value in settings.changed().items()
     )
     # Changes of the loop's code weigh more than an argument of the loader.
-    return full.num_workers or 0, queued(full), in_loop, len(settings.changed())
+    return full.num_workers or 0, full.queue_length, in_loop, len(settings.changed())

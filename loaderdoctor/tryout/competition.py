@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loaderdoctor.facts.epochs import measured_whole
-from loaderdoctor.facts.own_settings import queued
 from loaderdoctor.tryout.comparing import Boundaries, Compared, by_speed, compared
 from loaderdoctor.tryout.known import Done, Known, Round, Window
 from loaderdoctor.tryout.windows import MIN_ROUNDS, Cost
@@ -85,7 +84,7 @@ class Competition:
         full = one.settings.over(train.settings) if train is not None else one.settings
         step_s = one.step.value / 1e3 if one.step is not None else known.loop.step_s
         epoch = known.loop.steps_per_epoch
-        queue = queued(full)
+        queue = full.queue_length
         if epoch and measured_whole(epoch, queue=queue, step_s=step_s, longest_s=LONGEST_EPOCH_S):
             return math.ceil(self.n_steps / epoch) * epoch
         return self.n_steps

@@ -101,7 +101,7 @@ def report_of_facts(
 
 
 def report_of_job(target: str, job: Job) -> tuple[Report, Path]:
-    """Judge, find, report: the rank the others wait for, beside them. Returns its trace too."""
+    """Judge, find, report: the rank the others wait for, next to them. Returns its trace too."""
     ranks = compare(job.traces, job.ranks)
     slow = slowest(ranks)
     trace = job.traces[ranks.index(slow)]

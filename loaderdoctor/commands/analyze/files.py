@@ -71,20 +71,20 @@ def write_into(
 
 
 def _check_memory(path: Path, attributed: Attributed, max_memory_bytes: int) -> None:
-    """Reading keeps a few columns; to be written anew a trace is held as text, flows and all."""
+    """Reading keeps a few columns; to be written again a trace is held as text, flows and all."""
     trace = attributed.trace
     held = BYTES_AT_LEAST + len(trace.spans) * BYTES_PER_ROW_HELD
     needed = held + bytes_to_write(trace.text)
     if needed > max_memory_bytes:
         raise UsageError(
-            f"{path}: needs {needed / 1e6:,.0f} MB of memory to be written anew, the limit is "
+            f"{path}: needs {needed / 1e6:,.0f} MB of memory to be written again, the limit is "
             f"{max_memory_bytes / 1e6:,.0f} MB. Analyze it without --output and --tensorboard, or "
             "allow more with --max-memory."
         )
 
 
 def _new_capture(logdir: Path, trace: Path) -> Path:
-    """A folder of its own below `logdir`: TensorBoard reads each run's folder once."""
+    """A new folder below `logdir`: TensorBoard reads each run's folder once."""
     name = plain_name(trace.name.partition(".")[0])
     for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
         folder = logdir / f"{name}{suffix}"

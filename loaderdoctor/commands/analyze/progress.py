@@ -1,6 +1,6 @@
 """How far the reading or writing of one large trace has come, on stderr where that is a terminal.
 
-Drawn by the work itself, not by a thread: beside threads a trace is not read in parts.
+Drawn by the work itself, not by a thread: next to threads a trace is not read in parts.
 """
 
 from __future__ import annotations

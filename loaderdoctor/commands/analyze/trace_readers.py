@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EngineName = Literal["local", "ray"]
 
-# Below this a process of its own takes longer to start (0.4 s) than the traces take to read.
+# Below this another process takes longer to start (0.4 s) than the traces take to read.
 MIN_POOL_BYTES = 4 << 20
 # Memory while one trace is read, over its file's size: 2.8 for the text of a 465 MB trace
 # (benchmarks/analyze.py); gzip shrinks such text 12 to 18 times.

@@ -29,7 +29,7 @@ class Stages:
         self._told, self._at_s = "", float("-inf")
 
     def __call__(self, what: str, left_s: float | None = None) -> None:
-        """A line; none where stderr is no terminal."""
+        """A line; none where stderr is not a terminal."""
         now_s = self._clock()
         if not self._console.is_terminal or (what == self._told and now_s - self._at_s < _AGAIN_S):
             return

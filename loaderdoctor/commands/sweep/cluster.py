@@ -1,9 +1,9 @@
-"""A sweep over a Ray cluster: groups of trials, each on a node of its own, with its own baseline.
+"""A sweep over a Ray cluster: groups of trials, each on its own node, with its own baseline.
 
     one node says what the loop is → trials planned → a group for each machine → candidate confirmed
 
 Each node runs what a sweep on one machine runs (`sweep_measure`), on its group. A node that is lost
-takes its group's figures with it; the group starts anew elsewhere.
+takes its group's figures with it; the group starts again elsewhere.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class ClusterMeasuring:
             return
         elif came.again is not None:
             sweep.again(group.index)
-            self._live.say(f"{named} begins anew: {came.place.host}: {came.again}")
+            self._live.say(f"{named} begins again: {came.place.host}: {came.again}")
         elif came.late:
             self._live.say(f"{named} waits for {came.place.host}: other work of Ray may hold it")
         elif came.result is not None:
@@ -181,7 +181,7 @@ class ClusterMeasuring:
         planned: Sequence[Trial],
         show: Show,
     ) -> None:
-        """The candidate of each kind of hardware beside the loop's own settings, on one node."""
+        """The candidate of each kind of hardware next to the loop's own settings, on one node."""
         sweep = evidence.grouped
         kinds = list(sweep.to_confirm().items())
         first = len(sweep.states)
@@ -193,7 +193,7 @@ class ClusterMeasuring:
             return
         hosts = {kind: {s.host for s in sweep.states if s.kind == kind} for kind, _ in kinds}
         alike = {name: hardware for name, hardware, _ in sweep.kinds.items()}
-        self._live.say("confirming the candidate beside the loop's own settings")
+        self._live.say("confirming the candidate next to the loop's own settings")
         self._run(
             cluster,
             evidence,
@@ -271,7 +271,7 @@ def observe_on_node(work: NodeWork, tell: Callable[[Any], None]) -> Seen:
 
 
 def measure_on_node(work: NodeWork, tell: Callable[[Any], None]) -> Measured:
-    """Measure one group, telling each visit as it ends."""
+    """Measure one group, telling each measurement as it ends."""
     with _at_home(work) as (asked, folder):
         with _refusing():
             evidence = measure(
@@ -287,7 +287,7 @@ def measure_on_node(work: NodeWork, tell: Callable[[Any], None]) -> Measured:
 
 
 class _Teller:
-    """Tells the command each visit that it has not heard of."""
+    """Tells the command each measurement that it has not heard of."""
 
     def __init__(self, tell: Callable[[Any], None]) -> None:
         self._tell = tell
@@ -303,7 +303,7 @@ class _Teller:
 
 @contextmanager
 def _at_home(work: NodeWork) -> Iterator[tuple[Asked, Path]]:
-    """The command's folder and environment, and a folder of our own, for the block."""
+    """The command's folder and environment, and our own folder, for the block."""
     before = Path.cwd()
     try:
         os.chdir(work.cwd)

@@ -294,7 +294,7 @@ class Partial:
             self.save()
             report = report_of(self._evidence, self._run)
             folder.write_report(report, console_text(report, folder=folder.path))
-        except RunError as error:  # a full disk is no reason to stop measuring; there may be room
+        except RunError as error:  # a full disk does not end the measuring; there may be room
             if not self._full:
                 self._live.say(f"{error} Going on; the report comes on the terminal.")
             self._full = True

@@ -31,7 +31,7 @@ from loaderdoctor.tryout.outcome import Options
 from loaderdoctor.tryout.trials import Row, Trial
 
 DEFAULT_BUDGET_S = 120.0
-# A whole sweep in fresh processes: each visit starts an interpreter, torch and the script.
+# A whole sweep in fresh processes: each measurement starts an interpreter, torch and the script.
 ISOLATED_BUDGET_S = 480.0
 # It loads its own libraries of some hundred megabytes.
 DALI_IMPORT_S = 120.0
@@ -87,7 +87,7 @@ class SweepOptions:
         if any(MASK in word for word in old.target):
             raise UsageError(
                 f"--resume {self.resume}: the script had arguments that look like secrets, which "
-                "are not stored. Run the sweep anew, or pass them in environment variables."
+                "are not stored. Run the sweep again, or pass them in environment variables."
             )
         known = {name: getattr(old, name) for name in _SAVED}
         return replace(self, **{**known, "budget_s": self.budget_s or old.budget_s})
@@ -160,7 +160,8 @@ def _check_engine(options: SweepOptions) -> None:
         return
     if options.search == "auto":
         raise UsageError(
-            "--engine ray: --search auto races settings in one loop. Leave --engine ray out for it."
+            "--engine ray: --search auto compares all settings in one loop. Leave --engine ray out "
+            "for it."
         )
 
 
@@ -168,14 +169,14 @@ def preset_of(options: SweepOptions) -> Preset | None:
     """The preset asked for; checks what goes together. Raises UsageError."""
     parse_grid(options.grid)  # a wrong word fails here, not after the script's start
     if options.loader_only and options.preset is not None:
-        raise UsageError("--loader-only is an experiment of its own: give no --preset.")
+        raise UsageError("--loader-only is itself an experiment: give no --preset.")
     preset = LOADER_ONLY if options.loader_only else None
     if options.preset is not None:
         preset = find_preset(options.preset)
     if preset is None:
         return None
     if options.grid and not _is_other_path(preset, options):
-        raise UsageError(f"--preset {preset.name} has rows of its own: give no --grid.")
+        raise UsageError(f"--preset {preset.name} has its own rows: give no --grid.")
     if options.search == "auto":
         raise UsageError("--search auto chooses among settings; a preset runs every row.")
     if options.loader_only and options.isolate:

@@ -20,11 +20,11 @@ from loaderdoctor.tryout.fresh import OpenFresh
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.outcome import Options, Progress
 
-# Of the budget, for each search. On an H200 with 16 CPUs a visit takes 2 to 5 s: a quarter of 430 s
-# went by with first visits to the ladder's settings, and none was left to compare them.
+# Of the budget, for each search. On an H200 with 16 CPUs a measurement takes 2 to 5 s: a quarter of
+# 430 s went by with the first of each of the ladder's settings, and none was left to compare them.
 SEARCH_SHARE = 0.28
 OURS = "our own search"  # begins what is said of one that found nothing
-NO_TIME = f"{OURS} had time to visit the settings, not to compare them: give a larger --budget"
+NO_TIME = f"{OURS} had time to measure the settings, not to compare them: give a larger --budget"
 
 
 def search(
@@ -52,7 +52,7 @@ def found_before(options: SweepOptions, observed: Observed, saved: Description) 
         trial = before.get(row.name)
         if trial is None or row.searched_from is None:
             continue
-        # A row that was only not reached, or can't run, is decided anew.
+        # A row that was only not reached, or can't run, is decided again.
         why_not = trial.reason if (trial.reason or "").startswith(OURS) else None
         settings = msgspec.convert(trial.settings, Settings)
         found[row.searched_from] = Found(settings=settings, why_not=why_not)

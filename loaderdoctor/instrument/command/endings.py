@@ -85,7 +85,7 @@ def built_only(seen: NoDataLoader) -> str:
 
 
 def killed(name: str) -> str:
-    """A signal that ended the script without a word of its own."""
+    """A signal that ended the script before it could say why."""
     if name == "SIGKILL":
         return (
             "ended by SIGKILL, as the kernel's out-of-memory killer does (`dmesg`, or "

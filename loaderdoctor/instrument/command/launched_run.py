@@ -42,7 +42,7 @@ from loaderdoctor.instrument.wire.protocol import (
 POLL_S = 0.1
 DRAIN_S = 2.0  # messages still under way after the process ended
 BEFORE_LOOP_S = 1.0  # patience with a script that has no loop yet, and does not hear Stop
-# For a request without a limit of its own, and room for drop, warm-up and validation between.
+# For a request without a limit, and room for drop, warm-up and validation between.
 DEFAULT_WINDOW_S = 600.0
 WINDOW_SLACK_FACTOR = 3.0
 WINDOW_SLACK_S = 120.0

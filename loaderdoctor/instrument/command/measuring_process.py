@@ -39,7 +39,7 @@ def bootstrap(module: str) -> str:
 
 
 class MeasuringProcess:
-    """The process that runs the user's script, leader of a process group of its own.
+    """The process that runs the user's script, leader of its own process group.
 
     `module`: which of ours it runs; `entry.launcher` starts several that do, with torch's own.
     """
@@ -54,7 +54,7 @@ class MeasuringProcess:
     ) -> None:
         group: dict[str, object] = {}
         if os.name == "posix":
-            # Python 3.10 can only make a whole session of its own.
+            # Python 3.10 can only make a whole new session.
             newer = sys.version_info >= (3, 11)
             group = {"process_group": 0} if newer else {"start_new_session": True}
         self._popen = subprocess.Popen(

@@ -51,7 +51,7 @@ class ScriptRun(LaunchedRun):
     """One measured run of the user's script.
 
     `wait_observed` raises RanksSpawnedError where the loop runs in processes that the script
-    started, NoDataLoaderError where it trains on batches of its own making. The listener stays
+    started, NoDataLoaderError where it trains on batches that it makes itself. The listener stays
     open until the loop is warm, for ranks that the script starts.
     """
 

@@ -54,7 +54,7 @@ from loaderdoctor.instrument.wire.protocol import (
 LISTEN_S = 0.5
 _SPAWN = "torch.multiprocessing.spawn"
 _PYTHON = re.compile(r"^python(\d+(\.\d+)*)?$")
-# Options of the interpreter that take no word of their own; command lines with others are let be.
+# Options of the interpreter that take no value; command lines with others are let be.
 _FLAGS = re.compile(r"^-[BEIOPRSbdqsuv]+$")
 # Processes that these start run no training loop of the script's: workers, pools, managers.
 _NOT_THE_SCRIPTS = ("torch.", "multiprocessing.", "concurrent.", "loaderdoctor.")
@@ -65,7 +65,7 @@ class Spawner:
 
     def __init__(self, launch_config: LaunchConfig) -> None:
         self._launch_config = msgspec.structs.replace(launch_config, group=True)
-        self._link: Channel | None = None  # our own, beside the session's
+        self._link: Channel | None = None  # our own, next to the session's
         self._stopping = False
         self._pid = os.getpid()
 
@@ -228,8 +228,8 @@ def _watched(
 class RankLink:
     """A session's connection that is opened by the first message of a training loop.
 
-    A process that is no rank of several, or has no loop, is never heard of; nor is one that comes
-    when the command no longer listens. Both run on unwatched.
+    A process that is not a rank of several, or has no loop, is never heard of; nor is one that
+    comes when the command no longer listens. Both run on unwatched.
     """
 
     n_above = 2  # the script, and the command that started it

@@ -105,7 +105,7 @@ def busy_ns(root: Path = ROOT) -> int | None:
     """Time for which CPUs that this process may use have worked for anyone; None: not told.
 
     None too where the list is of other CPUs than this process may use, as in containers that see
-    CPUs of their own.
+    their own CPUs.
     """
     if sys.platform != "linux":
         return None

@@ -56,7 +56,7 @@ def host_bytes(pid: int, proc: Path = ROOT / "proc") -> int | None:
 
 
 def reset_gpu_peaks(device: torch.device | None) -> None:
-    """Empty the allocator's cache and start its peaks anew, so a trial owns what it reads."""
+    """Empty the allocator's cache and start its peaks again, so a trial owns what it reads."""
     if device is not None and device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()

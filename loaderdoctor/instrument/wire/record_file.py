@@ -28,7 +28,7 @@ HEADER: Final = Struct("<BI")  # kind, payload length
 
 # Writing gives up the interpreter, and to get it back takes up to 5 ms where the other thread of a
 # worker computes: written every 20 ms, sending a batch of 7 ms took 0.35 ms longer on average.
-# So records wait for company; the line sampler writes out what a worker that went idle left behind.
+# So records wait for others; the line sampler writes out what a worker that went idle left behind.
 FLUSH_AFTER_NS: Final = 200_000_000
 FLUSH_AFTER_RECORDS: Final = 256
 

@@ -63,7 +63,7 @@ class Samples:
     batch: I64  # row in Batches
     start_ns: I64
     duration_ns: I64
-    index: I64  # what the sampler drew; -1 where it is no integer
+    index: I64  # what the sampler drew; -1 where it is not an integer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,7 +126,7 @@ def test_what_is_written_anew_counts_before_anything_is_written(tmp_path: Path) 
     refused = analyze("--max-memory", "200MB", *targets, str(path))
     assert refused.code == 2
     assert refused.said == (
-        f"loaderdoctor: {path}: needs 204 MB of memory to be written anew, the limit is 200 MB. "
+        f"loaderdoctor: {path}: needs 204 MB of memory to be written again, the limit is 200 MB. "
         "Analyze it without --output and --tensorboard, or allow more with --max-memory."
     )
     assert refused.peak_bytes < 200_000_000

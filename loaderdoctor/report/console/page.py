@@ -19,12 +19,12 @@ from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
 from loaderdoctor.report.console.bars import GLYPHS, Bar, Capped, Legible
 from loaderdoctor.report.console.changes import prescription_lines
-from loaderdoctor.report.console.preset_table import preset_table
+from loaderdoctor.report.console.preset_table import PresetTable
 from loaderdoctor.report.console.tables import (
+    RanksTable,
+    TrialsTable,
     claims_table,
     machines_table,
-    ranks_table,
-    trials_table,
 )
 from loaderdoctor.report.model import Finding, Gpu, MemoryHistory, Report, UserRange, Workers
 from loaderdoctor.report.words import gpu as gpu_words
@@ -89,13 +89,13 @@ def _sections(report: Report, folder: Path | None) -> Iterator[RenderableType | 
     if report.ranges:
         yield _section("Your record_function ranges", _ranges(report.ranges))
     if any(trial.row is not None for trial in report.trials):
-        yield _section("Trials, as published", preset_table(report), cap=None)
+        yield _section("Trials, as published", PresetTable(report), cap=None)
     elif report.trials:
-        yield _section("Trials, fastest first", trials_table(report), cap=None)
+        yield _section("Trials, fastest first", TrialsTable(report), cap=None)
     if report.cluster is not None:
         yield _section("Machines", machines_table(report.cluster))
     if report.ranks:
-        yield _section("Ranks", ranks_table(report.ranks))
+        yield _section("Ranks", RanksTable(report.ranks))
     if report.claims:
         yield _section("Published claims", claims_table(report.claims), cap=None)
     yield _listed("Warnings", [(w.kind, w.text) for w in report.warnings])

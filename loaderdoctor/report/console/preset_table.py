@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
+from loaderdoctor.report.console.tables import fits
 from loaderdoctor.report.model import Report, Trial
 from loaderdoctor.report.words.trials import step_cell
 
 Cell = Callable[[Trial], str]
 
 
-def preset_table(report: Report) -> RenderableType:
+@dataclass(frozen=True, slots=True)
+class PresetTable:
     """Group by group; rows that did not run are in their place, with the reason below."""
-    return _Table(report)
 
-
-class _Table:
-    def __init__(self, report: Report) -> None:
-        self._report = report
+    report: Report
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        numbered = [(i, t) for i, t in enumerate(self._report.trials) if t.row is not None]
+        numbered = [(i, t) for i, t in enumerate(self.report.trials) if t.row is not None]
         for group in dict.fromkeys(trial.group for _, trial in numbered):
             rows = [(i, trial) for i, trial in numbered if trial.group == group]
             if group:
@@ -42,8 +40,7 @@ class _Table:
     ) -> RenderableType:
         """The table, or a list where the terminal is too narrow for it."""
         table = _table(rows)
-        wide = options.update(max_width=1000)
-        if Measurement.get(console, wide, table).minimum <= options.max_width:
+        if fits(table, console, options):
             return table
         lines: list[RenderableType] = []
         for trial in rows:
@@ -72,7 +69,7 @@ class _Table:
             yield Text(f"{plain(names)}: {plain(text)}", style="bright_black")
 
     def _name(self, index: int) -> str:
-        other = self._report.trials[index]
+        other = self.report.trials[index]
         return f"'{other.label}'" if other.row is not None else "the loop as it is"
 
 

@@ -35,13 +35,16 @@ _NARROW_KEY = (
 _NARROW_MEMORY_KEY = " GPU/RAM: GiB, peak allocated on the GPU and host memory."
 
 
-def trials_table(report: Report) -> RenderableType:
-    """Every trial: those that ran, fastest first, then failed and skipped ones with the reason."""
-    return _Trials(report)
+def fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
+    """Whether the terminal is wide enough for a table whose figures are never cut."""
+    wide = options.update(max_width=1000)
+    return Measurement.get(console, wide, table).minimum <= options.max_width
 
 
 @dataclass(frozen=True, slots=True)
-class _Trials:
+class TrialsTable:
+    """Every trial: those that ran, fastest first, then failed and skipped ones with the reason."""
+
     report: Report
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -78,9 +81,7 @@ class _Trials:
         """
         for wide in (True, False):
             table = self._table(ran, base, wide=wide)
-            if Measurement.get(console, options.update(max_width=1000), table).minimum <= (
-                options.max_width
-            ):
+            if fits(table, console, options):
                 yield table
                 if not wide:
                     memory = _NARROW_MEMORY_KEY if on_gpu(t for _, t in ran) else ""
@@ -114,13 +115,10 @@ class _Trials:
         return table
 
 
-def ranks_table(ranks: Sequence[Rank]) -> RenderableType:
-    """Each rank's step in milliseconds, part by part, those that stand out first."""
-    return _Ranks(ranks)
-
-
 @dataclass(frozen=True, slots=True)
-class _Ranks:
+class RanksTable:
+    """Each rank's step in milliseconds, part by part, those that stand out first."""
+
     ranks: Sequence[Rank]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -134,9 +132,7 @@ class _Ranks:
             table.add_column(heading, justify=side, no_wrap=True, min_width=need)
         for row in cells:
             table.add_row(*map(Text, row))
-        if Measurement.get(console, options.update(max_width=1000), table).minimum <= (
-            options.max_width
-        ):
+        if fits(table, console, options):
             yield table
         else:
             for row in cells:

@@ -27,7 +27,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.session import Session
-from loaderdoctor.instrument.wire.channel import Channel
 from loaderdoctor.instrument.wire.protocol import FromRun, Measure, Stop, WindowRequest
 
 BLOCK_STEPS = 20
@@ -46,11 +45,17 @@ class Ready(Dataset[torch.Tensor]):
         return self.sample
 
 
-class OneWindow(Channel):
-    """Asks for one endless plain window, and throws away what is sent."""
+class OneWindow:
+    """A link that asks for one endless plain window, and throws away what is sent."""
+
+    lost = False
+    n_above = 1
 
     def __init__(self) -> None:
         self.asked = False
+
+    def forget_in_fork(self) -> None:
+        pass
 
     def send(self, message: FromRun) -> None:
         pass
@@ -114,7 +119,7 @@ def main() -> None:
         loop = steps(device, options.step_ms / 1e3)
         for _ in range(40):  # roles, settling, the window's own warm-up
             next(loop)
-        if session.recorder is None:
+        if session.window.fetches is None:
             raise SystemExit("the window did not begin")
         hooked: list[float] = []
         unhooked: list[float] = []

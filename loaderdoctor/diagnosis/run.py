@@ -26,8 +26,8 @@ from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.findings.exposure import is_open
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.command.rank_group import RankGroup
-from loaderdoctor.instrument.session.replay_watch import NOTE as REPLAYS
 from loaderdoctor.instrument.wire.protocol import (
+    BATCHES_REPLAYED,
     Observed,
     ProfilerSchedule,
 )
@@ -259,7 +259,7 @@ class Diagnosis:
     @property
     def _replayed(self) -> bool:
         """Whether the loop ceased to fetch: no setting of a loader changes what is left of it."""
-        return any(note.kind == REPLAYS for note in self._script_run.notes)
+        return any(note.kind == BATCHES_REPLAYED for note in self._script_run.notes)
 
     @property
     def _verified(self) -> Verification | None:

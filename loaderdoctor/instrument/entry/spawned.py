@@ -28,7 +28,7 @@ from loaderdoctor.instrument.command.measuring_process import bootstrap
 from loaderdoctor.instrument.entry.main_script import strip_frames
 from loaderdoctor.instrument.session.after_import import ImportWatch
 from loaderdoctor.instrument.session.hooks import Hooks
-from loaderdoctor.instrument.session.ranks import place
+from loaderdoctor.instrument.session.ranks import place, process_group
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace, exit_now
 from loaderdoctor.instrument.system.processes import die_with_parent
@@ -274,7 +274,8 @@ class RankLink:
             self._channel.forget_in_fork()
 
     def _open(self) -> None:
-        where = _process_group() or place() or self._spawned_as
+        group = process_group()
+        where = group if group is not None and group[1] > 1 else place() or self._spawned_as
         if where is None:
             self.lost = True
             return
@@ -295,15 +296,6 @@ class RankLink:
         for note in self._notes:
             channel.send(note)
         self._channel = channel
-
-
-def _process_group() -> tuple[int, int] | None:
-    """Rank and number of ranks of torch's process group; None without several."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
-        return None
-    return dist.get_rank(), dist.get_world_size()
 
 
 class _Script:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from loaderdoctor.instrument.session import ranks
-from loaderdoctor.instrument.session.environment import environment, group_size, n_devices
+from loaderdoctor.instrument.session.environment import environment, n_devices
+from loaderdoctor.instrument.session.messages import Messages
+from loaderdoctor.instrument.session.ranks import process_group
 from loaderdoctor.instrument.session.roles import ACCUMULATES_BELOW
 from loaderdoctor.instrument.session.session import Driver, Session
 from loaderdoctor.instrument.session.step_clock import DeviceMarks, StepClock
 from loaderdoctor.instrument.session.windows import Windows
-from loaderdoctor.instrument.wire.channel import ConnectionLostError, ToChild
 from loaderdoctor.instrument.wire.protocol import Begin, Observed, Stop
 from loaderdoctor.instrument.wire.records import ComputeRecord, TransferRecord
 from loaderdoctor.units import NS_PER_S
@@ -38,7 +38,6 @@ MAX_SETTLING = 64
 # Steps without one that is free of other loaders' fetches: then every step has them.
 ACCEPT_FOREIGN_AFTER = 16
 N_TRANSFER_STEPS = 3
-WAIT_S = 0.1  # between looks at the connection while the loop is paused
 
 Settling = Generator[
     None, int, tuple[tuple[int, ...], tuple[TransferRecord, ...], ComputeRecord | None]
@@ -50,12 +49,14 @@ def drive(session: Session, now: int) -> Driver:
     definition = session.definition
     assert definition is not None  # boundaries exist once the step is defined
     marks = DeviceMarks(session.device) if session.device is not None else None
-    step_ns, transfers, compute = yield from _settle(session, now)
+    messages = Messages(session)
+    step_ns, transfers, compute = yield from _settle(session, messages, now)
     rate = _optimizer_rate(session)
     session.optimizer_marks = None
     accumulation = round(1 / rate) if rate is not None and 0 < rate < ACCUMULATES_BELOW else 1
     windows = Windows(
         session,
+        messages,
         definition,
         marks=marks,
         transfers=transfers,
@@ -63,7 +64,7 @@ def drive(session: Session, now: int) -> Driver:
         step_ns=sum(step_ns) // len(step_ns) if step_ns else 0,
     )
     _check_safety(session)
-    device = session.device
+    device, group = session.device, process_group()
     session.send(
         Observed(
             definition=definition.text,
@@ -78,16 +79,14 @@ def drive(session: Session, now: int) -> Driver:
             environment=environment(device.index or 0 if device is not None else None),
             compute=compute,
             n_devices=n_devices(device),
-            group_size=group_size(),
+            group_size=group[1] if group is not None else None,
         )
     )
     while True:
         began = perf_counter_ns()
         session.workers.flush()  # the command reads the records while the loop is paused
-        if session.group:
-            message = yield from ranks.next_message(session)
-        else:
-            message = _next_message(session)
+        message = yield from messages.next()
+        if not session.group:  # which steps on meanwhile
             windows.paused_ns += perf_counter_ns() - began
         if message is None or isinstance(message, Begin):
             return
@@ -100,35 +99,28 @@ def drive(session: Session, now: int) -> Driver:
             yield from windows.measure(request)
 
 
-def _next_message(session: Session) -> ToChild | None:
-    """The next message, however long it takes; None once the command is gone."""
-    while not session.inbox:
-        try:
-            message = session.channel.receive(WAIT_S)
-        except ConnectionLostError:
-            return None
-        if message is not None:
-            return message
-    return session.inbox.pop(0)
-
-
-def _settle(session: Session, now: int) -> Settling:
+def _settle(session: Session, messages: Messages, now: int) -> Settling:
     """Run until the loop is warm: host times of steps, the loop's transfers, how it computes."""
     session.progress("watching the first steps")
     observer = _transfer_observer(session)
     watch = _compute_watch(session)
     try:
-        return (yield from _watch_steps(session, now, observer, watch))
+        return (yield from _watch_steps(session, messages, now, observer, watch))
     finally:
         if watch is not None:
             watch.remove()
 
 
 def _watch_steps(
-    session: Session, now: int, observer: TransferObserver | None, watch: ComputeWatch | None
+    session: Session,
+    messages: Messages,
+    now: int,
+    observer: TransferObserver | None,
+    watch: ComputeWatch | None,
 ) -> Settling:
     # Host times only: the step clock of the device begins with the first window.
-    clock = session.clock = StepClock(None)
+    window = session.window
+    clock = window.clock = StepClock(None)
     clock.start(now, fresh=session.at_fresh_feed)
     n = 0
     transfers: tuple[TransferRecord, ...] = ()
@@ -137,14 +129,14 @@ def _watch_steps(
         now = yield
         n += 1
         clock.mark(now)
-        session.poll(now)
+        messages.poll(now)
         slow = now - session.roles.first_ns > SLOW_AFTER_S * NS_PER_S
         if observer is not None:
             if n < N_TRANSFER_STEPS:
                 observer.begin_step()
             else:
                 observer.remove()
-                session.watch_batch = session.begin_thread_step = None
+                window.watch_batch = window.begin_thread_step = None
                 transfers = observer.records()
                 observer = None
         if watch is not None and (watch.stepped() or slow):
@@ -154,7 +146,7 @@ def _watch_steps(
         enough = observer is None and clock.n_steps >= (N_SETTLED_SLOW if slow else N_SETTLED)
         if enough and (slow or n >= MAX_SETTLING or _accumulation_known(session)):
             break
-    session.clock = None
+    session.close_window()
     return clock.finish().host_ns, transfers, compute
 
 
@@ -166,8 +158,8 @@ def _transfer_observer(session: Session) -> TransferObserver | None:
     observer = TransferObserver()
     observer.install()
     observer.begin_step()
-    session.watch_batch = observer.note_batch
-    session.begin_thread_step = observer.begin_step
+    session.window.watch_batch = observer.note_batch
+    session.window.begin_thread_step = observer.begin_step
     return observer
 
 

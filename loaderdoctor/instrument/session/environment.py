@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import socket
 from typing import TYPE_CHECKING
 
 from loaderdoctor.instrument.session.loaders import default_start_method
+from loaderdoctor.instrument.session.ranks import as_launched, process_group
 from loaderdoctor.instrument.system import machine
 from loaderdoctor.instrument.system.memory import allocator, fault_us
 from loaderdoctor.instrument.wire.records import Environment
@@ -29,7 +29,7 @@ def environment(device_index: int | None) -> Environment:
         name, memory = properties.name, properties.total_memory
     _, shm_free = machine.shm_bytes()
     swap_used, _ = machine.swap_bytes()
-    rank, n_ranks = _rank()
+    rank, n_ranks = process_group() or as_launched() or (None, None)
     return Environment(
         torch=str(torch.__version__),  # a str subclass that JSON encoders refuse
         python=platform.python_version(),
@@ -60,25 +60,6 @@ def n_devices(device: torch.device | None) -> int:
     import torch
 
     return torch.cuda.device_count() if device is not None else 0
-
-
-def group_size() -> int | None:
-    """Ranks of torch's process group; None where there is none."""
-    import torch.distributed as dist
-
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
-
-
-def _rank() -> tuple[int | None, int | None]:
-    """From the process group, else from what torchrun sets."""
-    import torch.distributed as dist
-
-    if (size_of_group := group_size()) is not None:
-        return dist.get_rank(), size_of_group
-    rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-    if rank and size and rank.isdigit() and size.isdigit():
-        return int(rank), int(size)
-    return None, None
 
 
 def _tf32() -> bool | None:

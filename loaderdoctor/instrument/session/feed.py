@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from loaderdoctor.instrument.session.loader_state import LoaderState
+
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from loaderdoctor.instrument.session.loaders import LoaderState
-
 FEED = "_loaderdoctor_feed"  # attribute of a torch iterator: the Feed of the user's pass
-
-RAN_OUT = "the batches of this trial ran out"
 
 _bypass = threading.local()
 
@@ -96,6 +94,11 @@ class Feed:
         self.at_ns = 0
         self.create_ns = 0
 
+    @property
+    def held(self) -> DataLoader[Any] | None:
+        """A loader that lives as long as this pass."""
+        return self.keep_loader if self.keep_loader is not None else self.spare
+
     def at_edge(self) -> bool:
         """Whether the fetch to come may border on an epoch's end."""
         limit = self.loader.limit
@@ -107,7 +110,7 @@ class Feed:
         Raises StopIteration at the end of the epoch, and whatever the user's dataset raises.
         """
         loader = self.loader
-        if loader.source is not None:
+        if loader.substitute.source is not None:
             return self._substituted(own, torch)
         if self.raw is None and own is not None and not self.tainted and not loader.pending_drop:
             batch = torch.fetch(own)
@@ -116,25 +119,14 @@ class Feed:
         return self._real_again(own, torch)
 
     def _substituted(self, own: Any, torch: Torch) -> Any:
-        loader = self.loader
         if self._complete():
             self._end(own)
-        with loader.lock:
-            source = loader.source
-            if source is not None:
-                try:
-                    batch = source.next_batch()
-                except StopIteration:
-                    loader.source_failure = RAN_OUT
-                except Exception as error:  # a trial that crashes is a result, not an end
-                    loader.source_failure = _in_words(error)
-                else:
-                    self.n_seen += 1
-                    self.tainted = True
-                    return batch
-                loader.source = None
-                source.close()
-        return self._real_again(own, torch)
+        came = self.loader.substitute.next_batch()
+        if came is None:
+            return self._real_again(own, torch)
+        self.n_seen += 1
+        self.tainted = True
+        return came[0]
 
     def _real_again(self, own: Any, torch: Torch) -> Any:
         """Real batches in a pass that is no longer torch's own."""
@@ -185,15 +177,6 @@ class Feed:
         if shut_down is not None and not getattr(raw, "_persistent_workers", False):
             shut_down()
         raise StopIteration
-
-
-def _in_words(error: Exception) -> str:
-    """Why a trial's batches stopped coming."""
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, (ConnectionError, EOFError)):
-        # What torch's SIGCHLD handler would say, had a read from the worker not failed before it.
-        return f"a worker was killed or died ({text})"
-    return text
 
 
 class LightIterator:

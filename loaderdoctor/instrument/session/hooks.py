@@ -1,4 +1,4 @@
-"""The places in torch where we listen; thin wrappers that call the session.
+"""The places in torch where we listen; thin wrappers that call the loop.
 
     DataLoader.__init__                       where a loader was built
     DataLoader.__iter__                       creation of an iterator, and how long it takes
@@ -15,13 +15,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from loaderdoctor.instrument.session.after_import import ImportWatch
 from loaderdoctor.instrument.session.feed import FEED, Feed, Torch, bypassed
-
-if TYPE_CHECKING:
-    from loaderdoctor.instrument.session.session import Session
+from loaderdoctor.instrument.session.loop import Loop
+from loaderdoctor.instrument.session.session import Session
 
 _DATALOADER = "torch.utils.data.dataloader"
 _OPTIMIZER = "torch.optim.optimizer"
@@ -35,6 +34,7 @@ class Hooks:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._loop = Loop(session)
         self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, original, ours
         self._handle: Any = None
         self._watch = ImportWatch(
@@ -96,11 +96,11 @@ class Hooks:
         )
 
     def _hook_optimizer(self, module: ModuleType) -> None:
-        session = self._session
+        session, worked = self._session, self._loop.worked
 
         def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
             if session.live:
-                session.worked(optimizer)
+                worked(optimizer)
 
         self._handle = module.register_optimizer_step_post_hook(stepped)
 
@@ -110,24 +110,24 @@ class Hooks:
     # ------------------------------------------------------------ wrappers
 
     def _wrap_loader_init(self, original: Any) -> Any:
-        session = self._session
+        session, built = self._session, self._loop.built
 
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
             if not session.live or bypassed():
                 original(self, *args, **kwargs)
                 return
-            session.built(self)
+            built(self)
             original(self, *args, **kwargs)
             session.registry.complete(self)
 
         return __init__
 
     def _wrap_iter(self, original: Any) -> Any:
-        session = self._session
+        session, open_iterator = self._session, self._loop.open_iterator
 
         def __iter__(self: Any) -> Any:  # noqa: N807
             if session.live and not bypassed():
-                return session.open_iterator(self, original)
+                return open_iterator(self, original)
             iterator = original(self)
             if not session.live:
                 # A persistent iterator begins another epoch: what we knew was of the last one.
@@ -142,14 +142,13 @@ class Hooks:
         def __init__(self: Any, loader: Any) -> None:  # noqa: N807
             original(self, loader)
             if session.live and not bypassed():
-                state = session.state_of(loader)
+                state = session.registry.state_of(loader)
                 self.__dict__[FEED] = Feed(state, spare=session.registry.spare(loader))
 
         return __init__
 
     def _wrap_next(self, original: Any) -> Any:
-        session = self._session
-        fetch = session.fetch
+        session, fetch = self._session, self._loop.fetch
 
         def __next__(self: Any) -> Any:  # noqa: N807
             feed = self.__dict__.get(FEED)
@@ -160,24 +159,24 @@ class Hooks:
         return __next__
 
     def _wrap_shutdown(self, original: Any) -> Any:
-        session = self._session
+        session, shut_down = self._session, self._loop.shut_down
 
         def _shutdown_workers(self: Any) -> None:
             feed = self.__dict__.get(FEED)
             if feed is None or not session.live or self.__dict__.get("_shutdown", True):
                 original(self)
                 return
-            session.shut_down(feed, self, original)
+            shut_down(feed, self, original)
 
         return _shutdown_workers
 
     def _wrap_backward(self, original: Any) -> Any:
-        session = self._session
+        session, worked = self._session, self._loop.worked
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if session.live:
-                session.worked(None)
+                worked(None)
             return result
 
         return backward

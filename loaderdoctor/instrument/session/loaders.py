@@ -1,4 +1,4 @@
-"""The DataLoaders seen in the run: where each was built, what it is, what feeds it now."""
+"""The DataLoaders seen in the run, told apart by where each was built, and what each is."""
 
 from __future__ import annotations
 
@@ -8,138 +8,19 @@ import multiprocessing
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from loaderdoctor.instrument.batches.page_probe import PageProbe
-from loaderdoctor.instrument.dataset.dataset_code import collate_library
-from loaderdoctor.instrument.session.feed import bypassed
+from loaderdoctor.instrument.session.feed import bypass, bypassed
+from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.system.call_sites import Site, user_site
-from loaderdoctor.instrument.wire.records import LoaderRecord, SafetyRecord, TensorRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord, SafetyRecord
 from loaderdoctor.settings import Settings, StartMethod
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer, Source
-    from loaderdoctor.instrument.session.feed import Feed
-
-# Batches of each loader described during warm-up: enough to see whether shapes vary.
-N_DESCRIBED = 4
 # Loaders told apart that one line builds; a line that builds more builds them by some rule.
 MAX_SAME_PLACE = 8
-
-
-@dataclass(slots=True, eq=False)
-class LoaderState:
-    """One DataLoader of the script; re-built at the same place, it stays the same one."""
-
-    index: int  # position in Observed.loaders and Ended.loaders
-    id: str
-    site: Site
-    loader: weakref.ref[DataLoader[Any]]
-    record: LoaderRecord
-    feed: weakref.ref[Feed] | None = None  # the loop's latest pass
-    role: Literal["train", "other"] = "other"
-    # What hands out batches instead of the loader; None: the real one. Switched by the driver
-    # on the training thread, read by whichever thread fetches; `lock` covers use and closing.
-    source: Source | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    source_failure: str | None = None
-    # Epochs that ended within `source`, a list of its own that grows, and how many were counted.
-    source_epochs: Sequence[object] | None = None
-    n_source_epochs: int = 0
-    pending_drop: int = 0  # real batches to throw away at the next real fetch
-    pages: PageProbe = field(default_factory=PageProbe)  # uses up what is thrown away
-    replay_buffer: ReplayBuffer | None = None
-    recording: bool = False  # put real batches into `replay_buffer`
-    n_iterators: int = 0
-    n_fetches: int = 0
-    epoch_length: int | None = None  # as observed: batches of the last epoch that ran out
-    left_after: int | None = None  # batches after which the loop left the last pass early
-    n_in_pass: int = 0  # batches of the present pass, while none of them was substituted
-    teardown_ns: int = 0  # worker shutdown since the last iterator was created
-    in_background: bool = False  # fetched on another thread than the one that trains
-    described: list[tuple[TensorRecord, ...]] = field(default_factory=list)
-    batch_type: str = ""
-
-    def end_source(self) -> None:
-        """The real loader again, for good; the trial's workers, thread and batches go."""
-        with self.lock:
-            before, self.source = self.source, None
-            if before is not None:
-                with contextlib.suppress(Exception):  # the user's run goes on
-                    before.close()
-
-    def fetched(self, feed: Feed) -> None:
-        """Count a batch that the loop got."""
-        self.n_fetches += 1
-        self.n_in_pass = 0 if feed.tainted else feed.n_seen
-
-    def crossed(self) -> bool:
-        """Whether the step's substituted batches have begun another epoch of their own."""
-        before, self.n_source_epochs = self.n_source_epochs, len(self.source_epochs or ())
-        return self.n_source_epochs != before and self.role == "train"
-
-    def living(self) -> DataLoader[Any] | None:
-        """The loader, or while `for x in DataLoader(…)` runs, where nobody holds it, its like."""
-        loader = self.loader()
-        if loader is not None:
-            return loader
-        feed = self.feed() if self.feed is not None else None
-        if feed is None:
-            return None
-        return feed.keep_loader if feed.keep_loader is not None else feed.spare
-
-    @property
-    def workers(self) -> int:
-        """num_workers."""
-        return self.record.settings.num_workers or 0
-
-    @property
-    def queue_length(self) -> int:
-        """Batches the workers may hold ready or in work, pin-memory queue included."""
-        return self.record.settings.queue_length
-
-    @property
-    def limit(self) -> int | None:
-        """Batches in an epoch: what the loop may see at most; None where unknown."""
-        if self.record.kind == "map" and self.record.steps_per_epoch is not None:
-            return self.record.steps_per_epoch
-        return self.epoch_length or self.record.steps_per_epoch
-
-    @property
-    def reopenable(self) -> bool:
-        """Whether a second pass over the data is the same data: never true for iterables."""
-        return self.record.kind == "map"
-
-    def full_record(self) -> LoaderRecord:
-        """What the report gets: the loader's nature plus what was seen of its batches."""
-        import msgspec
-
-        return msgspec.structs.replace(
-            self.record,
-            role=self.role,
-            steps_per_epoch=self._steps_per_epoch(),
-            batch=self.described[-1] if self.described else (),
-            batch_type=self.batch_type,
-            shapes_vary=len({tuple(t.shape for t in b) for b in self.described}) > 1,
-            in_background=self.in_background,
-        )
-
-    def _steps_per_epoch(self) -> int | None:
-        """len(loader), or what the loop was seen to use where it leaves each epoch early."""
-        # An iterator made for each batch has no epochs: its length stays the loader's.
-        if self.epoch_length is None and self.left_after is not None and self.left_after > 1:
-            return self.left_after
-        return self.record.steps_per_epoch or self.epoch_length
-
-    def describe(self, batch: object) -> None:
-        """Look at one of the first batches; keeps shapes, never the batch."""
-        from loaderdoctor.instrument.dataset.safety import describe_batch
-
-        self.described.append(describe_batch(batch))
-        self.batch_type = type(batch).__name__
 
 
 class LoaderRegistry:
@@ -252,6 +133,9 @@ def loader_record(
     loader: DataLoader[Any], id_: str, site: Site, *, safety: SafetyRecord | None = None
 ) -> LoaderRecord:
     """What a loader is, without iterating it and without changing it."""
+    # Imports torch, which is the script's to import first: its environment still counts then.
+    from loaderdoctor.instrument.dataset.dataset_code import collate_library
+
     dataset = loader.dataset
     iterable = _is_iterable(loader)
     sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
@@ -292,8 +176,6 @@ def spare_of(loader: DataLoader[Any]) -> DataLoader[Any]:
 @functools.cache
 def _plain_attributes() -> frozenset[str]:
     from torch.utils.data import DataLoader
-
-    from loaderdoctor.instrument.session.feed import bypass
 
     with bypass():
         return frozenset(vars(DataLoader([0])))  # type: ignore[arg-type]  # a list is a dataset

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from loaderdoctor.instrument.session.loaders import LoaderState
+from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.system.call_sites import Site, user_site
 from loaderdoctor.units import NS_PER_S
 
@@ -37,6 +37,13 @@ ACCUMULATES_BELOW = 0.75
 MIN_WORKLESS_FETCHES = 8
 WORKLESS_S = 1.0
 WORKLESS_WITH_OPTIMIZER_S = 30.0
+N_REPLAYED = 20  # optimizer steps without any fetch after the loader ran out
+
+REPLAYED = (
+    "the loop trains on without fetching, as with itertools.cycle, which replays the batches of "
+    "the first epoch from memory (and keeps them all). Steps are told by the optimizer from here "
+    "on; the loader costs them nothing."
+)
 
 
 @dataclass(slots=True)
@@ -101,6 +108,10 @@ class RoleObserver:
             if fetches.pending:
                 fetches.pending = False
                 fetches.n_followed += 1
+
+    def optimizer_ids(self) -> list[int]:
+        """Of all that stepped."""
+        return [key for key in self.work if key is not None]
 
     def decide(self, now: int) -> Definition | None:
         """The step, once enough was seen; None until then."""
@@ -174,6 +185,40 @@ class RoleObserver:
         if backward is not None and best.n < ACCUMULATES_BELOW * min(backward.n, n_batches):
             return backward
         return best
+
+
+class ReplayWatch:
+    """Notices a loop that trains on after its loader ran out: it replays batches from memory.
+
+    Counts the optimizer steps between a loader's end and its next fetch.
+    """
+
+    def __init__(self) -> None:
+        self._ran_out = False
+        self._n = 0
+        self._optimizer: int | None = None
+
+    def ran_out(self) -> None:
+        """The step's loader found its epoch at the end."""
+        self._ran_out = True
+        self._n = 0
+        self._optimizer = None
+
+    def fetched(self) -> None:
+        """The step's loader is about to fetch."""
+        self._ran_out = False
+
+    def worked(self, optimizer: int) -> bool:
+        """An optimizer (its id) stepped: whether batches are being replayed, told once."""
+        if not self._ran_out:
+            return False
+        if self._optimizer is None:
+            self._optimizer = optimizer
+        self._n += optimizer == self._optimizer
+        if self._n < N_REPLAYED:
+            return False
+        self._ran_out = False
+        return True
 
 
 def optimizer_exists() -> bool:

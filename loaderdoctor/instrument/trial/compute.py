@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,9 +31,6 @@ from loaderdoctor.instrument.trial.compute_switches import (
 )
 from loaderdoctor.instrument.trial.models import CallObserver, Training, optimizers_seen
 from loaderdoctor.settings import Settings
-
-if TYPE_CHECKING:
-    from loaderdoctor.instrument.session.session import Session
 
 # Steps in which the loop's module calls are watched: several for loops that alternate models.
 N_WATCHED = 3
@@ -57,8 +54,12 @@ def _wanted(settings: Settings, name: str) -> bool:
 class Compute:
     """Switches compute axes for one window after another. Runs on the training thread."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(
+        self, note: Callable[[str, str], None], optimizer_ids: Callable[[], list[int]]
+    ) -> None:
+        """`optimizer_ids`: `id` of the optimizers that were seen to step."""
+        self._note = note
+        self._optimizer_ids = optimizer_ids
         self._training: Callable[[], Training | None] = lambda: None
         self._stack = ExitStack()
         self._entered = False
@@ -78,9 +79,7 @@ class Compute:
                 yield
         finally:
             observer.remove()
-        found = observer.training(
-            optimizers_seen([key for key in self._session.roles.work if key is not None])
-        )
+        found = observer.training(optimizers_seen(self._optimizer_ids()))
         self._training = _weakly(found)
 
     def enter(self, settings: Settings) -> int:
@@ -153,7 +152,7 @@ class Compute:
         if settings.amp:
             kind = cast_type(device)
             scaled = ", without a gradient scaler" if kind is torch.float16 else ""
-            self._session.note(
+            self._note(
                 "amp-dtype",
                 f"amp: each model's forward runs under autocast to "
                 f"{str(kind).removeprefix('torch.')}{scaled}; its outputs are float32 again, and "

@@ -45,6 +45,9 @@ WINDOW_IDS: Iterator[int] = count(1)
 # WindowDone.reason of a window that the end of the script cut short; Ended follows at once.
 SCRIPT_ENDED = "the script ended during this window"
 
+# Note.kind of a loop whose loader ran out, and which replays the batches of that epoch.
+BATCHES_REPLAYED = "batches-replayed"
+
 # Ready.id of a rank that waits for its peers before the stop.
 RENDEZVOUS = -1
 

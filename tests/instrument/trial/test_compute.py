@@ -148,8 +148,8 @@ def test_peaks_of_memory_are_of_steps_with_the_switch_on(monkeypatch: pytest.Mon
     loop = Loop()
     resets: list[int] = []
     monkeypatch.setattr(
-        "loaderdoctor.instrument.session.windows.reset_gpu_peaks",
-        lambda session: resets.append(len(loop.inner.seen)),
+        "loaderdoctor.instrument.system.memory.reset_gpu_peaks",
+        lambda device: resets.append(len(loop.inner.seen)),
     )
     run(loop, Settings(amp=True))
     assert len(resets) == 2  # of the plain window, and of the trial behind its switch

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from loaderdoctor.instrument.session.drain import drained
+from loaderdoctor.instrument.session.timed_steps import drained
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from loaderdoctor.settings import Settings
 from tests.instrument.opening import opened

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint_sequential
 
-from loaderdoctor.instrument.session.tensor_peak import largest_rise, with_tensor_peak
+from loaderdoctor.instrument.session.window_memory import largest_rise, with_tensor_peak
 from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
 
 WIDTH, BATCH, DEPTH = 32, 2048, 8
@@ -33,8 +32,7 @@ def window(step: Callable[[], None], *, asked: bool = True, n_expected: int = 2)
         return WindowDone(id=1, mode="plain", status="ok", n_steps=1, host_step_ns=(1,))
 
     request = WindowRequest(id=1, mode="plain", n_steps=1, tensor_memory=asked)
-    session: Any = SimpleNamespace(device=None)
-    running = with_tensor_peak(session, request, steps())
+    running = with_tensor_peak(None, request, steps())
     next(running)
     n_steps = 0
     while True:
@@ -87,7 +85,7 @@ def test_a_window_cut_short_is_not_gone_on_with() -> None:
         return WindowDone(id=1, mode="plain", status="short", reason="over")
 
     request = WindowRequest(id=1, mode="plain", n_steps=1, tensor_memory=True)
-    running = with_tensor_peak(SimpleNamespace(device=None), request, steps())  # type: ignore[arg-type]
+    running = with_tensor_peak(None, request, steps())
     next(running)
     with pytest.raises(StopIteration):
         running.send(0)

@@ -12,16 +12,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from loaderdoctor.instrument.session import memory_history
-from loaderdoctor.instrument.session.memory_history import Timed, recorded
 from loaderdoctor.instrument.session.session import ScriptOverError
 from loaderdoctor.instrument.session.sources import SourceRefusedError
+from loaderdoctor.instrument.session.window_memory import Timed, with_history
 from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
 
 CUDA = torch.device("cuda", 0)
@@ -46,8 +44,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return asked
 
 
-def session(device: Any = CUDA, *, group: bool = False) -> Any:
-    return SimpleNamespace(device=device, group=group)
+def recorded(
+    asked: WindowRequest,
+    timed: Timed,
+    device: torch.device | None = CUDA,
+    *,
+    in_group: bool = False,
+) -> Timed:
+    return with_history(device, asked, timed, in_group=in_group)
 
 
 def request(entries: int = 100, path: Path | None = None) -> WindowRequest:
@@ -86,7 +90,7 @@ def test_history_is_bounded_saved_after_the_steps_and_ended(
     calls: list[Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "new" / "snapshot.pickle"
-    done = run(recorded(session(), request(path=path), window(calls)))
+    done = run(recorded(request(path=path), window(calls)))
     assert calls == [START, "step", "step", "snapshot", END]
     assert (done.snapshot_path, done.snapshot_entries, done.n_steps) == (str(path), 6, 2)
     assert pickle.loads(path.read_bytes()) == SNAPSHOT
@@ -94,20 +98,20 @@ def test_history_is_bounded_saved_after_the_steps_and_ended(
 
 
 def test_a_window_for_the_cost_alone_saves_nothing(calls: list[Any]) -> None:
-    done = run(recorded(session(), request(), window(calls)))
+    done = run(recorded(request(), window(calls)))
     assert calls == [START, "step", "step", END]
     assert done.snapshot_path is None
 
 
 def test_a_window_that_asks_for_none_touches_nothing(calls: list[Any]) -> None:
-    done = run(recorded(session(None), request(entries=0), window(calls)))
+    done = run(recorded(request(entries=0), window(calls), None))
     assert calls == ["step", "step"]
     assert done.n_steps == 2
 
 
 @pytest.mark.parametrize("error", [ScriptOverError(), RuntimeError("the loop failed")])
 def test_history_is_ended_where_the_window_is_cut_short(calls: list[Any], error: Exception) -> None:
-    timed = recorded(session(), request(path=Path("unused")), window(calls))
+    timed = recorded(request(path=Path("unused")), window(calls))
     next(timed)
     with pytest.raises(type(error)):
         timed.throw(error)
@@ -119,7 +123,7 @@ def test_history_is_ended_where_the_snapshot_cannot_be_written(
 ) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
-        run(recorded(session(), request(path=tmp_path / "file" / "s.pickle"), window(calls)))
+        run(recorded(request(path=tmp_path / "file" / "s.pickle"), window(calls)))
     assert calls[-1] == END
 
 
@@ -129,7 +133,7 @@ def test_a_snapshot_that_fails_midway_leaves_no_part_of_it(
     broken = {"device_traces": [], "segments": lambda: None}  # can't be pickled
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: broken)
     with pytest.raises((pickle.PicklingError, AttributeError)):
-        run(recorded(session(), request(path=tmp_path / "s.pickle"), window(calls)))
+        run(recorded(request(path=tmp_path / "s.pickle"), window(calls)))
     assert list(tmp_path.iterdir()) == []
     assert calls[-1] == END
 
@@ -137,7 +141,7 @@ def test_a_snapshot_that_fails_midway_leaves_no_part_of_it(
 @pytest.mark.parametrize("device", [None, torch.device("cpu"), torch.device("xpu", 0)])
 def test_other_devices_are_refused_with_the_reason(calls: list[Any], device: Any) -> None:
     with pytest.raises(SourceRefusedError, match="CUDA and ROCm"):
-        run(recorded(session(device), request(), window(calls)))
+        run(recorded(request(), window(calls), device))
     assert calls == []
 
 
@@ -146,7 +150,7 @@ def test_a_history_of_the_scripts_own_is_neither_restarted_nor_ended(
 ) -> None:
     monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True, raising=False)
     with pytest.raises(SourceRefusedError, match="itself"):
-        run(recorded(session(), request(), window(calls)))
+        run(recorded(request(), window(calls)))
     assert calls == []
 
 
@@ -155,7 +159,7 @@ def test_ranks_that_share_a_folder_write_files_of_their_own(
 ) -> None:
     for rank in ("0", "3"):
         monkeypatch.setenv("RANK", rank)
-        run(recorded(session(group=True), request(path=tmp_path / "s.pickle"), window(calls)))
+        run(recorded(request(path=tmp_path / "s.pickle"), window(calls), in_group=True))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["s-rank0.pickle", "s-rank3.pickle"]
 
 
@@ -177,15 +181,15 @@ def test_torchs_own_history_is_recorded_bounded_and_off_again(tmp_path: Path) ->
         return WindowDone(id=7, mode="plain", status="ok", n_steps=50)
 
     path = tmp_path / "snapshot.pickle"
-    done = run(recorded(session(), request(path=path), steps()))
+    done = run(recorded(request(path=path), steps()))
     assert 0 < done.snapshot_entries <= 100
     assert not torch._C._cuda_isHistoryEnabled()
     snapshot = pickle.loads(path.read_bytes())
     frames = [f for trace in snapshot["device_traces"] for e in trace for f in e["frames"]]
-    assert any(f["filename"].endswith("test_memory_history.py") for f in frames)
+    assert any(f["filename"].endswith("test_window_memory.py") for f in frames)
     torch.cuda.memory._record_memory_history("state")
     with pytest.raises(SourceRefusedError):
-        memory_history.begin(CUDA, 100)
+        run(recorded(request(), steps()))
     assert torch._C._cuda_isHistoryEnabled()
 
 

@@ -9,30 +9,37 @@ import pytest
 
 from loaderdoctor.instrument.command.listener import MessagePipe
 from loaderdoctor.instrument.command.rank_connection import RankConnection, beginning
-from loaderdoctor.instrument.session.ranks import hold
+from loaderdoctor.instrument.session.messages import Messages
 from loaderdoctor.instrument.wire.protocol import Begin, Measure, Progress, Ready
 
 MEASURE = Measure(requests=())
 
 
+class Arriving(Messages):
+    """Messages that arrive in these steps, until the connection is lost."""
+
+    def __init__(self, session: Any, arriving: dict[int, list[Any]], lost_at: int | None) -> None:
+        super().__init__(session)
+        self._arriving, self._lost_at = arriving, lost_at
+        self._inbox = list(arriving.get(session.n_steps, ()))
+
+    def poll(self, now: int) -> None:
+        self._inbox += self._arriving.get(self._session.n_steps, ())
+        self._session.channel.lost = self._session.n_steps == self._lost_at  # type: ignore[misc]
+
+
 def held(arriving: dict[int, list[Any]], lost_at: int | None = None) -> tuple[int, int, list[Any]]:
-    """Steps held, waits for the device, and messages left; messages arrive in these steps."""
-    session = SimpleNamespace(n_steps=100, inbox=list(arriving.get(100, ())), sent=[])
-    session.channel = SimpleNamespace(lost=False)
+    """Steps held, waits for the device, and messages left."""
+    session = SimpleNamespace(n_steps=100, sent=[], channel=SimpleNamespace(lost=False))
     session.send = session.sent.append
     session.progress = lambda text: None
-
-    def poll(now: int) -> None:
-        session.inbox += arriving.get(session.n_steps, ())
-        session.channel.lost = session.n_steps == lost_at
-
-    session.poll = poll
+    messages = Arriving(session, arriving, lost_at)
     waits: list[int] = []
-    steps = hold(session, 7, lambda: None, lambda: waits.append(session.n_steps))  # type: ignore[arg-type]
+    steps = messages.hold(7, lambda: None, lambda: waits.append(session.n_steps))
     for _ in steps_of(steps, session):
         pass
     assert session.sent == [Ready(id=7, n_steps=100)]
-    return session.n_steps - 100, len(waits), session.inbox
+    return session.n_steps - 100, len(waits), messages._inbox
 
 
 def steps_of(steps: Any, session: Any) -> Any:

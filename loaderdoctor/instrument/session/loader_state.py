@@ -1,0 +1,225 @@
+"""One DataLoader of the script, as it is known at any time: what it is, and what feeds it now."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+from loaderdoctor.instrument.batches.page_probe import PageProbe
+from loaderdoctor.instrument.system.call_sites import Site
+from loaderdoctor.instrument.wire.records import LoaderRecord, TensorRecord
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer, Source
+
+# Batches of each loader described during warm-up: enough to see whether shapes vary.
+N_DESCRIBED = 4
+
+RAN_OUT = "the batches of this trial ran out"
+
+
+class Substitute:
+    """What hands out batches instead of the loader, where something does.
+
+    Switched by the driver on the training thread, asked by whichever thread fetches.
+    """
+
+    __slots__ = ("_lock", "_n_epochs", "epochs", "failure", "source")
+
+    def __init__(self) -> None:
+        self.source: Source | None = None  # None: the loader itself
+        self.failure: str | None = None  # why it stopped: the loader itself has gone on since
+        # Epochs that ended within `source`, a list of its own that grows.
+        self.epochs: Sequence[object] | None = None
+        self._n_epochs = 0  # of them, those counted
+        self._lock = threading.Lock()  # covers use and closing
+
+    def put(self, source: Source | None) -> bool:
+        """Hand out its batches from now on; the one before is closed. Whether it is another."""
+        epochs = None
+        if source is not None:
+            from loaderdoctor.instrument.batches.replay_buffer import epochs_ended
+
+            epochs = epochs_ended(source)
+        with self._lock:
+            before, self.source = self.source, source
+            self.failure = None
+            self.epochs, self._n_epochs = epochs, len(epochs or ())
+            if before is not None:
+                before.close()
+        return before is not source
+
+    def end(self) -> None:
+        """The loader itself again, for good; the trial's workers, thread and batches go."""
+        with self._lock:
+            before, self.source = self.source, None
+            if before is not None:
+                with contextlib.suppress(Exception):  # the user's run goes on
+                    before.close()
+
+    def next_batch(self) -> tuple[Any] | None:
+        """Its next batch; None where there is none, and never will be: see `failure`."""
+        with self._lock:
+            source = self.source
+            if source is None:
+                return None
+            try:
+                return (source.next_batch(),)
+            except StopIteration:
+                self.failure = RAN_OUT
+            except Exception as error:  # a trial that crashes is a result, not an end
+                self.failure = _in_words(error)
+            self.source = None
+            source.close()
+        return None
+
+    def crossed(self) -> bool:
+        """Whether another of its epochs has begun since this was last asked."""
+        before, self._n_epochs = self._n_epochs, len(self.epochs or ())
+        return self._n_epochs != before
+
+
+def _in_words(error: Exception) -> str:
+    """Why a trial's batches stopped coming."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, (ConnectionError, EOFError)):
+        # What torch's SIGCHLD handler would say, had a read from the worker not failed before it.
+        return f"a worker was killed or died ({text})"
+    return text
+
+
+@dataclass(slots=True)
+class Passes:
+    """The loop's passes over a loader: how long they are, and what lies between two of them."""
+
+    n_begun: int = 0
+    epoch_length: int | None = None  # as observed: batches of the last epoch that ran out
+    left_after: int | None = None  # batches after which the loop left the last pass early
+    n_seen: int = 0  # batches of the present pass, while none of them was substituted
+    teardown_ns: int = 0  # worker shutdown since the last iterator was created
+
+    def begin(self) -> None:
+        """The loop has a new iterator."""
+        if self.n_seen:
+            self.left_after = self.n_seen
+        self.n_seen = 0
+        self.n_begun += 1
+
+    def end(self, n_batches: int | None, took_ns: int) -> None:
+        """The epoch ran out after `n_batches` (None: of other batches too), found in `took_ns`."""
+        self.teardown_ns = max(self.teardown_ns, took_ns)
+        if n_batches:
+            self.epoch_length = n_batches
+        self.n_seen = 0
+
+
+@dataclass(slots=True)
+class BatchesSeen:
+    """What the first batches of a loader look like; the batches themselves are not kept."""
+
+    described: list[tuple[TensorRecord, ...]] = field(default_factory=list)
+    kind: str = ""
+
+    def describe(self, batch: object) -> None:
+        """Look at one of them."""
+        from loaderdoctor.instrument.dataset.safety import describe_batch
+
+        self.described.append(describe_batch(batch))
+        self.kind = type(batch).__name__
+
+    @property
+    def last(self) -> tuple[TensorRecord, ...]:
+        """The tensors of the last one; empty where none was described."""
+        return self.described[-1] if self.described else ()
+
+    @property
+    def shapes_vary(self) -> bool:
+        """Whether they have several shapes."""
+        return len({tuple(tensor.shape for tensor in batch) for batch in self.described}) > 1
+
+
+class _Pass(Protocol):
+    """The loop's pass over a loader (`feed.Feed`)."""
+
+    @property
+    def held(self) -> DataLoader[Any] | None: ...
+
+
+@dataclass(slots=True, eq=False)
+class LoaderState:
+    """One DataLoader of the script; re-built at the same place, it stays the same one."""
+
+    index: int  # position in Observed.loaders and Ended.loaders
+    id: str
+    site: Site
+    loader: weakref.ref[DataLoader[Any]]
+    record: LoaderRecord
+    feed: weakref.ref[_Pass] | None = None  # the loop's latest pass
+    role: Literal["train", "other"] = "other"
+    in_background: bool = False  # fetched on another thread than the one that trains
+    substitute: Substitute = field(default_factory=Substitute)
+    pending_drop: int = 0  # real batches to throw away at the next real fetch
+    pages: PageProbe = field(default_factory=PageProbe)  # uses up what is thrown away
+    replay_buffer: ReplayBuffer | None = None
+    recording: bool = False  # put real batches into `replay_buffer`
+    n_fetches: int = 0
+    passes: Passes = field(default_factory=Passes)
+    seen: BatchesSeen = field(default_factory=BatchesSeen)
+
+    def living(self) -> DataLoader[Any] | None:
+        """The loader, or while `for x in DataLoader(…)` runs, where nobody holds it, its like."""
+        loader = self.loader()
+        if loader is not None:
+            return loader
+        feed = self.feed() if self.feed is not None else None
+        return feed.held if feed is not None else None
+
+    @property
+    def workers(self) -> int:
+        """num_workers."""
+        return self.record.settings.num_workers or 0
+
+    @property
+    def queue_length(self) -> int:
+        """Batches the workers may hold ready or in work, pin-memory queue included."""
+        return self.record.settings.queue_length
+
+    @property
+    def limit(self) -> int | None:
+        """Batches in an epoch: what the loop may see at most; None where unknown."""
+        if self.record.kind == "map" and self.record.steps_per_epoch is not None:
+            return self.record.steps_per_epoch
+        return self.passes.epoch_length or self.record.steps_per_epoch
+
+    @property
+    def reopenable(self) -> bool:
+        """Whether a second pass over the data is the same data: never true for iterables."""
+        return self.record.kind == "map"
+
+    def full_record(self) -> LoaderRecord:
+        """What the report gets: the loader's nature plus what was seen of its batches."""
+        return msgspec.structs.replace(
+            self.record,
+            role=self.role,
+            steps_per_epoch=self._steps_per_epoch(),
+            batch=self.seen.last,
+            batch_type=self.seen.kind,
+            shapes_vary=self.seen.shapes_vary,
+            in_background=self.in_background,
+        )
+
+    def _steps_per_epoch(self) -> int | None:
+        """len(loader), or what the loop was seen to use where it leaves each epoch early."""
+        # An iterator made for each batch has no epochs: its length stays the loader's.
+        length, left_after = self.passes.epoch_length, self.passes.left_after
+        if length is None and left_after is not None and left_after > 1:
+            return left_after
+        return self.record.steps_per_epoch or length

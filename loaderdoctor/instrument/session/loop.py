@@ -1,0 +1,250 @@
+"""What the hooks call: follows the user's loop, and lets the driver act at its step boundaries.
+
+All of it runs in the training process. Fetches may come from any thread; everything that decides
+or waits happens on the training thread, inside the hook at a step boundary. In a plain window a
+step costs a few microseconds here (`benchmarks/hook_overhead.py`).
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import replace
+from threading import get_ident
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from loaderdoctor.instrument.session.feed import FEED, Feed, LightIterator
+from loaderdoctor.instrument.session.loader_state import N_DESCRIBED, LoaderState
+from loaderdoctor.instrument.session.roles import REPLAYED, Definition, ReplayWatch
+from loaderdoctor.instrument.session.session import Session
+from loaderdoctor.instrument.session.stopping import exit_now
+from loaderdoctor.instrument.system.devices import device_of, training_device
+from loaderdoctor.instrument.wire.protocol import BATCHES_REPLAYED
+from loaderdoctor.instrument.wire.records import BoundaryRecord
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_BOUNDARIES = 1000  # kept for Ended; a loop that re-creates its iterator makes one a step
+
+
+class Loop:
+    """The user's loop, as the hooks see it."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._replay = ReplayWatch()
+        self._optimizer_device: torch.device | None = None
+
+    # ------------------------------------------------------------ called by hooks
+
+    def built(self, loader: Any) -> None:
+        """A DataLoader is being constructed."""
+        self._session.workers.start()
+        self._session.registry.built(loader)
+
+    def open_iterator(self, loader: Any, original: Any) -> Any:
+        """`iter(loader)`: torch's own iterator, or a light one while batches are substituted."""
+        session = self._session
+        if session.stopping:
+            exit_now()
+        state = session.registry.state_of(loader)
+        definition, clock = session.definition, session.window.clock
+        start = perf_counter_ns()
+        if (
+            clock is not None
+            and definition is not None
+            and definition.tick == "fetch"
+            and state is definition.clock
+        ):
+            clock.replaced(start)
+        if state.substitute.source is not None:
+            feed = Feed(state, keep_loader=loader)
+            iterator: Any = LightIterator(feed, self.fetch)
+        else:
+            with session.window.span("loaderdoctor: create iterator"):
+                iterator = original(loader)
+            attributes = getattr(iterator, "__dict__", {})
+            if FEED not in attributes:
+                return iterator  # not torch's: a loader class with an iterator of its own
+            # A persistent iterator is re-used for each epoch: a new pass, a new feed.
+            feed = attributes[FEED] = Feed(state, spare=session.registry.spare(loader))
+        feed.at_ns = start
+        feed.create_ns = perf_counter_ns() - start
+        state.passes.begin()
+        if clock is not None and state.role == "train":
+            clock.created(feed.create_ns)
+        return iterator
+
+    def fetch(self, feed: Feed, own: Any) -> Any:
+        """`next(iterator)`: the step boundary if this loader is the step's clock."""
+        session = self._session
+        if not session.live:
+            return feed.take(own, session.originals)
+        if session.stopping:
+            exit_now()
+        loader = feed.loader
+        start = perf_counter_ns()
+        thread = get_ident()
+        definition = session.definition
+        if definition is None:
+            definition = session.definition = self._look_for_step(start)
+        if (
+            definition is not None
+            and loader is definition.clock
+            and definition.tick == "fetch"
+            and thread == definition.thread
+        ):
+            session.at_fresh_feed, session.at_edge = feed.fresh, feed.at_edge()
+            self._replay.fetched()
+            self.boundary(start)
+            start = perf_counter_ns()
+        window = session.window  # not before: the boundary may have closed the one before
+        if definition is not None:
+            if loader.role == "other" and window.clock is not None:
+                window.clock.foreign()
+            if window.begin_thread_step is not None and thread != definition.thread:
+                window.begin_thread_step()
+        try:
+            batch = feed.take(own, session.originals)
+        except StopIteration:
+            self._ran_out(feed, start)
+            raise
+        end = perf_counter_ns()
+        window = session.window  # again: another thread may have opened one meanwhile
+        crossed = bool(loader.substitute.epochs) and loader.substitute.crossed()
+        if crossed and loader.role == "train" and window.clock is not None:
+            window.clock.crossed()
+        loader.n_fetches += 1
+        loader.passes.n_seen = 0 if feed.tainted else feed.n_seen
+        if feed.fresh:
+            feed.fresh = False
+            self._first_batch(feed, start, end)
+        if window.fetches is not None:
+            window.fetches.append((loader.index, start, end, thread))
+        if definition is None:
+            session.roles.fetched(loader, start)
+        if window.watch_batch is not None:
+            window.watch_batch(batch)
+        if loader.recording and loader.replay_buffer is not None:
+            loader.replay_buffer.record(batch)
+        elif loader.n_fetches <= N_DESCRIBED:
+            self._describe(loader, batch)
+        return batch
+
+    def worked(self, optimizer: Any) -> None:
+        """An optimizer stepped, or (None) a backward pass ran."""
+        session = self._session
+        if session.stopping:
+            exit_now()
+        definition = session.definition
+        if definition is None:
+            session.roles.worked(optimizer)
+            if optimizer is not None and self._optimizer_device is None:
+                self._optimizer_device = device_of(optimizer)
+            if session.no_dataloader is not None:
+                session.no_dataloader(optimizer)
+            definition = session.definition = self._look_for_step(perf_counter_ns())
+            if definition is None:
+                return
+        if session.optimizer_marks is not None and optimizer is not None:
+            session.optimizer_marks.append((id(optimizer), definition.clock.n_fetches))
+        if get_ident() != definition.thread:
+            return
+        if definition.tick == "fetch":
+            if optimizer is not None and self._replay.worked(id(optimizer)):
+                session.note(BATCHES_REPLAYED, f"{definition.clock.id}: {REPLAYED}")
+                session.definition = replace(definition, tick="optimizer", optimizer=id(optimizer))
+            return
+        if (None if optimizer is None else id(optimizer)) == definition.optimizer:
+            session.at_fresh_feed = False
+            self.boundary(perf_counter_ns())
+
+    def shut_down(self, feed: Feed, iterator: Any, original: Any) -> None:
+        """Workers of an iterator of the loop's are being shut down."""
+        session = self._session
+        start = perf_counter_ns()
+        with session.window.span("loaderdoctor: shut down workers"):
+            original(iterator)
+        took = perf_counter_ns() - start
+        feed.loader.passes.teardown_ns += took
+        clock = session.window.clock
+        if clock is not None and feed.loader.role == "train":
+            clock.teardown(took)
+
+    # ------------------------------------------------------------ steps
+
+    def boundary(self, now: int) -> None:
+        """A step boundary on the training thread: the driver goes on from where it waits."""
+        session = self._session
+        session.n_steps += 1
+        count = session.window.count
+        if count is not None and count(now):
+            return
+        driver = session.driver
+        try:
+            if driver is None:
+                # Imports torch, which is the script's to import first.
+                from loaderdoctor.instrument.session.driver import drive
+
+                driver = session.driver = drive(session, now)
+                next(driver)
+            elif not driver.gi_running:  # type: ignore[attr-defined]  # else: a loader of its own
+                driver.send(now)
+        except StopIteration:
+            session.detach()
+        except Exception:  # ours: the user's run must not fail for it
+            session.note("internal-error", traceback.format_exc())
+            session.detach()
+
+    def _look_for_step(self, now: int) -> Definition | None:
+        session = self._session
+        definition = session.roles.decide(now)
+        if definition is None:
+            return None
+        for loader in definition.train:
+            loader.role, loader.in_background = "train", definition.tick != "fetch"
+        session.n_steps = definition.clock.n_fetches
+        session.device = training_device(self._optimizer_device)
+        if definition.tick != "backward":
+            session.hooks.remove_backward()
+        return definition
+
+    def _ran_out(self, feed: Feed, start: int) -> None:
+        session = self._session
+        took = perf_counter_ns() - start
+        loader, definition = feed.loader, session.definition
+        loader.passes.end(feed.n_seen if not feed.tainted else None, took)
+        if definition is None or loader is not definition.clock or definition.tick != "fetch":
+            return
+        session.n_steps -= 1
+        self._replay.ran_out()
+        window = session.window
+        if window.clock is not None:
+            window.clock.exhausted(took)
+        while window.at_epoch_end:
+            window.at_epoch_end.pop()()
+
+    def _first_batch(self, feed: Feed, start: int, end: int) -> None:
+        session, loader, passes = self._session, feed.loader, feed.loader.passes
+        record = BoundaryRecord(
+            loader=loader.id,
+            create_ns=feed.create_ns,
+            first_wait_ns=end - start,
+            teardown_ns=passes.teardown_ns,
+            at_ns=feed.at_ns or start,
+            first=passes.n_begun <= 1,
+        )
+        passes.teardown_ns = 0
+        if not feed.tainted and len(session.boundaries) < MAX_BOUNDARIES:
+            session.boundaries.append(record)
+        if session.window.fetches is not None:
+            session.window.boundaries.append(record)
+
+    def _describe(self, loader: LoaderState, batch: object) -> None:
+        try:
+            loader.seen.describe(batch)
+        except Exception as error:  # a custom batch type may object to being looked at
+            self._session.note(
+                "batch-not-described", f"{loader.id}: {type(error).__name__}: {error}"
+            )

@@ -1,0 +1,53 @@
+"""The window of steps that is open: what the hooks ask and fill while it lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from loaderdoctor.instrument.session.step_clock import StepClock
+from loaderdoctor.instrument.wire.records import BoundaryRecord, FetchRecord
+
+
+@dataclass(slots=True)
+class OpenWindow:
+    """All that lives as long as a window. A new one in its place is how it is closed.
+
+    The first steps of a run, in which the loop settles, are one too.
+    """
+
+    clock: StepClock | None = None  # while steps are timed, or marked for a trace
+    # While steps are timed: (loader index, start, end, thread), ns of CLOCK_MONOTONIC.
+    fetches: list[tuple[int, int, int, int]] | None = None
+    boundaries: list[BoundaryRecord] = field(default_factory=list)
+    # Counts a step at its boundary (ns) in the driver's place; False: it has to be woken.
+    count: Callable[[int], bool] | None = None
+    profiled: bool = False  # a profiler of ours is active: name what we do
+    at_epoch_end: list[Callable[[], None]] = field(default_factory=list)  # each called once
+    # While transfers are watched or answered: what to call with each batch, and on each thread
+    # other than the training one that fetches.
+    watch_batch: Callable[[Any], None] | None = None
+    begin_thread_step: Callable[[], None] | None = None
+
+    def begin_timing(self, clock: StepClock) -> None:
+        """Steps count from here on."""
+        self.clock, self.fetches = clock, []
+
+    def end_timing(self) -> tuple[FetchRecord, ...]:
+        """They do no longer; the fetches of those that did."""
+        fetches, self.fetches = self.fetches or [], None
+        self.clock = self.count = None
+        return tuple(
+            FetchRecord(loader=loader, start_ns=start, end_ns=end, thread=thread)
+            for loader, start, end, thread in fetches
+        )
+
+    def span(self, name: str) -> AbstractContextManager[Any]:
+        """A named span in the trace while a profiler of ours is active."""
+        if not self.profiled:
+            return nullcontext()
+        import torch
+
+        return torch.autograd.profiler.record_function(name)

@@ -104,7 +104,7 @@ class Measurer:
                 limit_s=self._limit_s(expected_s) + self._slow_start_s(trial),
                 settings=trial.switched if mode == "trial" else None,
                 measure_boundary=mode == "trial" and self._boundary_due(trial, expected_s),
-                host_memory=self._options.as_it_runs or self._memory_due(trial),
+                host_memory=self._memory_due(trial),
                 tensor_memory=_tensor_memory_due(trial),
                 drain=self._drains(trial),
                 fetch_limit_s=self._options.trial_limit_s if mode == "trial" else None,
@@ -171,9 +171,8 @@ class Measurer:
     def _limit_s(self, expected_s: float) -> float:
         options = self._options
         # A diagnosis, whose trials stand next to the loop as it runs, keeps to a budget by itself.
-        if options.as_it_runs:
-            return windows.limit_s(expected_s)
-        return windows.limit_s(expected_s, budget_s=options.budget_s, at_most=options.trial_limit_s)
+        budget_s = None if options.as_it_runs else options.budget_s
+        return windows.limit_s(expected_s, budget_s=budget_s, at_most=options.trial_limit_s)
 
     def _slow_start_s(self, trial: Trial) -> float:
         """How much longer its first window may take."""

@@ -7,23 +7,24 @@ from collections.abc import Iterator, Sequence
 from loaderdoctor.advice.code import edits_for, loader_arguments
 from loaderdoctor.advice.plan import Candidate, CodeAdvice, Prescription
 from loaderdoctor.diagnosis.verify import Verification
-from loaderdoctor.estimate import Estimate, interval
+from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import rest_ms
 from loaderdoctor.findings.exposure import input_cost
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.report import model
+from loaderdoctor.report.build import shares_of
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.answers import own_settings
 from loaderdoctor.tryout.comparing import Compared
-from loaderdoctor.units import NS_PER_S
+from loaderdoctor.tryout.rows import recommendations, trial_row
 
 # One line undoes these: where that saves something of note, it comes before a dataset rewritten.
 _ONE_LINE = (Kind.WORKERS_SHARE_A_CORE, Kind.THREAD_OVERSUBSCRIPTION)
 
 
-def recommendations(
+def prescribed_rows(
     facts: Facts, prescription: Prescription, verification: Verification | None
 ) -> tuple[model.Recommendation, ...]:
     """The combination that measurably helps; where nothing was tried, the best prediction.
@@ -184,29 +185,23 @@ def _rows(
 
     `code` is what to write where that is no edit of the loader's or the copy's line.
     """
-    have = own_settings(facts)
     measured = tried.step if tried is not None else None
-    basis = _basis(candidate, inconclusive) if candidate is not None and measured is None else None
-    for name, value in settings.changed().items():
-        edits = edits_for(facts, _only(settings, name))
-        yield model.Recommendation(
-            setting=name,
-            from_=have.get(name),
-            to=value,
-            code=code or "\n".join(edit.diff() for edit in edits),
-            predicted_step_ms=candidate.predicted_step_ms if candidate is not None else None,
-            predicted_from=(
-                candidate.predicted_from
-                if candidate is not None and candidate.predicted_step_ms is not None
-                else None
-            ),
-            measured_step_ms=measured.value if measured is not None else None,
-            measured_ci_ms=interval(measured),
-            caution=caution,
-            summary=basis,
-            own_step_ms=tried.own_ms if tried is not None else None,
-        )
-        caution = basis = None  # said once
+    first = next(iter(settings.changed()))
+
+    def written(name: str) -> str:
+        return code or "\n".join(edit.diff() for edit in edits_for(facts, _only(settings, name)))
+
+    return recommendations(
+        settings,
+        own=own_settings(facts),
+        code=written,
+        caution=lambda name, value: caution if name == first else None,  # said once
+        summary=_basis(candidate, inconclusive) if candidate and measured is None else None,
+        measured=measured,
+        own_step_ms=tried.own_ms if tried is not None else None,
+        predicted_step_ms=candidate.predicted_step_ms if candidate is not None else None,
+        predicted_from=candidate.predicted_from if candidate is not None else None,
+    )
 
 
 def _basis(candidate: Candidate, inconclusive: Compared | None) -> str:
@@ -280,56 +275,24 @@ def _advice_row(facts: Facts, advice: CodeAdvice) -> model.Recommendation:
 def _trial_rows(
     facts: Facts, tried: Sequence[Compared], samples: float | None
 ) -> Iterator[model.Trial]:
+    def per_s(step: Estimate | None) -> float | None:
+        if not samples or step is None or step.value <= 0:
+            return None
+        return samples * 1e3 / step.value
+
     if facts.step is not None:
-        yield _trial(Settings(), facts.step.wall_ms, samples, shares=facts.shares)
-    for t in tried:
-        step = t.step
-        if step is None:
-            yield model.Trial(
-                settings=t.settings.as_dict(),
-                label=t.settings.label(),
-                status="failed",
-                reason=t.trial.reason or "no measurement came back",
-            )
-            continue
-        last = t.trial.measurements[-1].window
-        row = _trial(t.settings, step, samples, shares=None)
-        yield model.Trial(
-            **{f: getattr(row, f) for f in _SAME},
-            startup_s=last.startup_ns / NS_PER_S if last.startup_ns is not None else None,
-            host_bytes=last.host_bytes,
-            gpu_peak_allocated_bytes=last.gpu_peak_allocated_bytes,
-            gpu_peak_reserved_bytes=last.gpu_peak_reserved_bytes,
-            n_windows=t.n_rounds,
-            window_ms=tuple(ms for _, ms in t.steps),
-            gain_ms=t.gain.value if t.gain is not None else None,
-            gain_ms_ci=interval(t.gain),
+        own = facts.step.wall_ms
+        yield trial_row(
+            Settings(), step=own, samples_per_s=per_s(own), shares=shares_of(facts.shares)
         )
-
-
-_SAME = (
-    "settings",
-    "label",
-    "changes_numerics",
-    "status",
-    "step_ms",
-    "step_ms_ci",
-    "samples_per_s",
-)
-
-
-def _trial(
-    settings: Settings, step: Estimate, samples: float | None, *, shares: object
-) -> model.Trial:
-    from loaderdoctor.report.build import shares_of
-
-    return model.Trial(
-        settings=settings.as_dict(),
-        label=settings.label(),
-        changes_numerics=bool(settings.numerics),
-        status="ok",
-        step_ms=step.value,
-        step_ms_ci=interval(step),
-        samples_per_s=samples * 1e3 / step.value if samples and step.value > 0 else None,
-        shares=shares_of(shares),  # type: ignore[arg-type]
-    )
+    for one in tried:
+        yield trial_row(
+            one.settings,
+            step=one.step,
+            samples_per_s=per_s(one.step),
+            status=one.trial.status if one.step is None else "ok",
+            reason=one.trial.reason if one.step is None else None,
+            resources=one.trial.resources,
+            window_ms=[ms for _, ms in one.steps],
+            gain=one.gain,
+        )

@@ -18,7 +18,7 @@ from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
 from loaderdoctor.diagnosis.gather import Gatherer
 from loaderdoctor.diagnosis.memory_history import MAX_ENTRIES, MemoryHistory, record
-from loaderdoctor.diagnosis.prescribe import not_advised_rows, recommendations, trial_rows
+from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
 from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
 from loaderdoctor.diagnosis.verify import Verification, Verifier, thread_trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
@@ -215,7 +215,7 @@ class Diagnosis:
         group, verified = self.group, self._verified
         tried = Tried(
             trials=trial_rows(analysis.facts, verified),
-            recommendations=recommendations(analysis.facts, analysis.prescription, verified)
+            recommendations=prescribed_rows(analysis.facts, analysis.prescription, verified)
             if not self._replayed
             else (),
             not_advised=not_advised_rows(analysis.prescription, verified),

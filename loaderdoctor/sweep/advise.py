@@ -14,6 +14,7 @@ from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.report.model import NotAdvised, Recommendation
 from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
 from loaderdoctor.tryout.ranking import Ranking
+from loaderdoctor.tryout.rows import recommendations
 
 _CAUTIONS = {
     "num_workers": "each worker holds its own copy of what the dataset keeps in memory",
@@ -33,32 +34,24 @@ MAX_PROBES_TOLD = 4
 CHANGES_NUMERICS = "changes numerics or training: check that the model still learns as well"
 
 
-def recommendations(
+def recommended_rows(
     ranking: Ranking, observed: Observed, facts: Facts
 ) -> tuple[Recommendation, ...]:
     """One row for each setting that the recommended trial changes; empty where none is worth it."""
     index = ranking.recommended
     if index is None or ranking.gain_ms is None or ranking.gain_share is None:
         return ()
-    result, measured = ranking.results[index], _with_the_gain(ranking)
     own = own_settings(observed)
-    changes = needed_changes(result.settings, own)
-    before = own.as_dict()
-    rows = [
-        Recommendation(
-            setting=name,
-            from_=before[name],
-            to=value,
-            code=_code(name, changes, facts) or f"# the loop without {name}",
-            predicted_step_ms=None,
-            measured_step_ms=measured.value if measured is not None else None,
-            measured_ci_ms=interval(measured),
-            caution=_caution(name, value),
-            summary=None if position else gain_sentence(ranking),  # one gain for all together
-        )
-        for position, (name, value) in enumerate(changes.changed().items())
-    ]
-    return tuple(rows)
+    changes = needed_changes(ranking.results[index].settings, own)
+    found = recommendations(
+        changes,
+        own=own.as_dict(),
+        code=lambda name: _code(name, changes, facts) or f"# the loop without {name}",
+        caution=_caution,
+        summary=gain_sentence(ranking),
+        measured=_with_the_gain(ranking),
+    )
+    return tuple(found)
 
 
 def _with_the_gain(ranking: Ranking) -> Estimate | None:

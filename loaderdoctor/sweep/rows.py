@@ -9,13 +9,14 @@ import msgspec
 
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.facts.shares import Shares
+from loaderdoctor.report.build import shares_of
 from loaderdoctor.report.model import Best, ReportWarning
-from loaderdoctor.report.model import Shares as SharesRow
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.own_pace import pace_warning
 from loaderdoctor.tryout.outcome import Outcome
 from loaderdoctor.tryout.ranking import Ranking, Result
+from loaderdoctor.tryout.rows import trial_row
 
 # A baseline that changed by more than this from the first to the last round is told: it is
 # several times the noise of window means (about 2 %), and pairing by round removes only its mean.
@@ -101,27 +102,23 @@ def warning_rows(outcome: Outcome, ranking: Ranking) -> tuple[ReportWarning, ...
 
 def _row(result: Result, shares: Shares | None, trace: str | None) -> TrialRow:
     scaled = result.on_cluster or result.settings.batch_size is not None
-    return TrialRow(
-        settings=result.settings.as_dict(),
-        label=marked_label(result.settings),
-        changes_numerics=bool(result.settings.numerics),
-        cost_ms=_value(result.cost_ms) if scaled else None,
+    row = trial_row(
+        result.settings,
+        step=result.wall_ms,
+        samples_per_s=result.samples_per_s,
         status=result.status,
         reason=result.reason,
-        step_ms=_value(result.wall_ms),
-        step_ms_ci=interval(result.wall_ms),
-        samples_per_s=result.samples_per_s,
-        within_epoch_ms=_value(result.within_ms),
-        startup_s=result.startup_s,
-        epoch_s=result.epoch_s,
-        shares=SharesRow(**shares.as_dict()) if shares is not None else None,
-        gpu_peak_allocated_bytes=result.gpu_peak_allocated_bytes,
-        gpu_peak_reserved_bytes=result.gpu_peak_reserved_bytes,
-        host_bytes=result.host_bytes,
-        tensor_peak_bytes=result.tensor_peak_bytes,
-        trace=trace,
-        n_windows=len(result.by_round_ms),
+        resources=result.resources,
         window_ms=result.window_ms,
+        shares=shares_of(shares),
+    )
+    return msgspec.structs.replace(
+        row,
+        label=marked_label(result.settings),
+        cost_ms=_value(result.cost_ms) if scaled else None,
+        within_epoch_ms=_value(result.within_ms),
+        epoch_s=result.epoch_s,
+        trace=trace,
     )
 
 

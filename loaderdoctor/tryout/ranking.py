@@ -21,8 +21,7 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.baseline_ratio import ONE_MACHINE, BaselineRatio
 from loaderdoctor.tryout.comparing import complexity
 from loaderdoctor.tryout.noise import Noise
-from loaderdoctor.tryout.trials import Measurement, Trial
-from loaderdoctor.units import NS_PER_S
+from loaderdoctor.tryout.trials import Measurement, Resources, Trial
 
 # Two means of the same setting differ by about 1 % on a quiet machine (window spread of 2 %,
 # four windows or more): a smaller difference is none, however narrow the interval.
@@ -47,11 +46,7 @@ class Result:
     by_round_ms: tuple[tuple[int, float], ...]  # (round, cost), of the windows that count
     samples_per_s: float | None
     epoch_s: float | None
-    startup_s: float | None
-    gpu_peak_allocated_bytes: int | None
-    gpu_peak_reserved_bytes: int | None
-    host_bytes: int | None
-    tensor_peak_bytes: int | None
+    resources: Resources
     calibrated_only: bool  # dropped after the first round: never the best, perhaps tied
     trace_path: str | None
     # wall_ms for as many samples as the loop's own step has; on a cluster by its node's yardstick
@@ -233,8 +228,6 @@ def result(
     per_step = samples_per_step(trial)
     factor = _factor(base_samples, per_step)
     n_epoch = trial.steps_per_epoch or steps_per_epoch
-    startups = [v.window.startup_ns for v in trial.measurements if v.window.startup_ns is not None]
-    windows = [measurement.window for measurement in trial.measurements]
     traced = next((w.trace_path for w in trial.profiles if w.trace_path), None)
     return Result(
         index=trial.index,
@@ -247,11 +240,7 @@ def result(
         by_round_ms=tuple((number, ms * factor) for number, ms in compared),
         samples_per_s=per_step / wall.value * 1000 if per_step and wall else None,
         epoch_s=wall.value * n_epoch / 1000 if wall and n_epoch else None,
-        startup_s=fmean(startups) / NS_PER_S if startups else None,
-        gpu_peak_allocated_bytes=_largest([w.gpu_peak_allocated_bytes for w in windows]),
-        gpu_peak_reserved_bytes=_largest([w.gpu_peak_reserved_bytes for w in windows]),
-        host_bytes=_largest([w.host_bytes for w in windows]),
-        tensor_peak_bytes=_largest([w.tensor_peak_bytes for w in windows]),
+        resources=trial.resources,
         calibrated_only=trial.dropped,
         trace_path=traced,
         cost_ms=cost.scaled(factor) if cost else None,
@@ -371,7 +360,3 @@ def _simplest(tied: Sequence[Result], best: Result, own: Settings) -> int:
 
 def _wall(one: Result) -> float:
     return one.cost_ms.value if one.cost_ms is not None else float("inf")
-
-
-def _largest(values: Sequence[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)

@@ -7,9 +7,10 @@ batch of the loop's own size; figures shown stay per step of the trial.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
+from typing import Any, Literal
 
 from loaderdoctor.attribution.step import WindowTimes, window_times
 from loaderdoctor.instrument.command.launch_config import Target as Script
@@ -22,6 +23,12 @@ Published = bool | int | float | str | None
 Needs = Literal["accelerator", "two-accelerators"]
 Phase = Literal["calibrate", "rank", "confirm"]
 Place = Literal["loop", "process"]
+PEAKS = (
+    "gpu_peak_allocated_bytes",
+    "gpu_peak_reserved_bytes",
+    "host_bytes",
+    "tensor_peak_bytes",
+)
 MIN_RANKED = 3  # with fewer ranked rounds the calibration counts too
 
 
@@ -78,6 +85,30 @@ class Row:
     base: str | None = None  # baseline within its group, where it isn't the preset's
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What a trial took besides time, over all its windows; None where it was not recorded."""
+
+    startup_s: float | None = None  # opening to first batch, on average
+    gpu_peak_allocated_bytes: int | None = None
+    gpu_peak_reserved_bytes: int | None = None
+    host_bytes: int | None = None
+    tensor_peak_bytes: int | None = None
+
+    @staticmethod
+    def of(windows: Sequence[WindowDone]) -> Resources:
+        """Mean start-up, and the largest of each peak."""
+        startups = [w.startup_ns for w in windows if w.startup_ns is not None]
+        return Resources(
+            startup_s=fmean(startups) / NS_PER_S if startups else None,
+            **{name: _largest([getattr(w, name) for w in windows]) for name in PEAKS},
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """By the names of report.json."""
+        return asdict(self)
+
+
 @dataclass(slots=True, kw_only=True)
 class Trial:
     """One combination of settings in a sweep; grows as it is visited."""
@@ -122,6 +153,11 @@ class Trial:
         return sum(measurement.times.n_steps for measurement in self.measurements)
 
     @property
+    def resources(self) -> Resources:
+        """What it took besides time."""
+        return Resources.of([measurement.window for measurement in self.measurements])
+
+    @property
     def ranked(self) -> list[Measurement]:
         """Visits that rank it: the ranked rounds, with the calibration where they are too few.
 
@@ -158,3 +194,7 @@ def epoch_steps(settings: Settings, own: Settings, steps_per_epoch: int | None) 
         return None
     steps = steps_per_epoch * batch_scale(settings, own) * (settings.portion or 1.0)
     return max(1, math.ceil(steps - 1e-9))
+
+
+def _largest(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from loaderdoctor.advice.plan import Candidate, Prescription
 from loaderdoctor.advice.prescription import prescribe
-from loaderdoctor.diagnosis.prescribe import not_advised_rows, recommendations, trial_rows
+from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
 from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.findings.find import find
 from loaderdoctor.report.model import Recommendation
@@ -54,7 +54,7 @@ def prescribed(*tried: Compared) -> tuple[Recommendation, ...]:
     )
     prescription = Prescription(candidates=candidates, not_advised=(), advice=())
     found = Verification(tried=tried, best=None, complete=False)
-    return recommendations(healthy(), prescription, found)
+    return prescribed_rows(healthy(), prescription, found)
 
 
 def test_what_was_seen_once_and_looked_faster_stays_a_prediction_that_says_so() -> None:
@@ -89,7 +89,7 @@ def starving(*tried: Compared, best: Compared | None = None) -> tuple[Prescripti
 
 
 def rows_of(*tried: Compared, best: Compared | None = None) -> list[Recommendation]:
-    return list(recommendations(starved(), *starving(*tried, best=best)))
+    return list(prescribed_rows(starved(), *starving(*tried, best=best)))
 
 
 def cached(step_ms: float = 3.6) -> Compared:
@@ -142,7 +142,7 @@ def test_what_one_line_undoes_comes_before_a_dataset_rewritten() -> None:
     )
     prescription = prescribe(pinned, find(pinned))
     assert prescription.routes
-    first, *rest = recommendations(pinned, prescription, None)
+    first, *rest = prescribed_rows(pinned, prescription, None)
     assert first.setting == "Give the workers all CPUs again"
     assert any("as one tensor" in r.setting or "without PIL" in r.setting for r in rest)
 
@@ -179,7 +179,7 @@ def test_samples_that_their_code_draws_are_kept_only_once_a_trial_found_them_ali
     )
     for tried, keeps in (((), False), ((hidden,), True)):
         verification = Verification(tried=tried, best=None, complete=True)
-        titles = [r.setting for r in recommendations(drawing, prescription, verification)]
+        titles = [r.setting for r in prescribed_rows(drawing, prescription, verification)]
         assert any("as one tensor" in title for title in titles) is keeps
         assert any("in memory as they" in title for title in titles) is keeps
         told = {w.setting: w.reason for w in not_advised_rows(prescription, verification)}
@@ -201,7 +201,7 @@ def test_no_dataset_is_to_be_rewritten_for_a_cost_that_noise_may_be() -> None:
     for facts, n_routes in ((sure, 3), (unsure, 0)):
         prescription = prescribe(facts, find(facts))
         assert any(c.in_code for c in prescription.candidates)  # trying costs nothing
-        assert len(recommendations(facts, prescription, verification)) == n_routes
+        assert len(prescribed_rows(facts, prescription, verification)) == n_routes
 
 
 def test_a_cache_that_noise_hid_is_advised_with_its_bound() -> None:
@@ -219,7 +219,7 @@ def test_a_cache_that_noise_hid_is_advised_with_its_bound() -> None:
 def test_a_gain_is_against_the_loop_in_the_same_rounds_whatever_pace_it_had_before() -> None:
     four = compared_(settings=FOUR, plain_ms=[8.0, 8.1, 7.9], step_ms=[4.0, 4.1, 3.9])
     found = Verification(tried=(four,), best=four, complete=True)
-    rows = recommendations(healthy(), Prescription(candidates=(), not_advised=(), advice=()), found)
+    rows = prescribed_rows(healthy(), Prescription(candidates=(), not_advised=(), advice=()), found)
     (change,) = changes_of(rows)
     assert change.first.own_step_ms == pytest.approx(8.0)
     assert healthy().step_ms == 10.0

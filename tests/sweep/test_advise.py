@@ -9,7 +9,7 @@ import pytest
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.own_settings import AS_IS, meaning, own_settings
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.advise import needed_changes, recommendations, verdict_of_sweep
+from loaderdoctor.sweep.advise import needed_changes, recommended_rows, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.measuring import Equipment
@@ -71,7 +71,7 @@ def swept(fast_ms: float, noise: float = 0.01) -> tuple[Sweep, SweepEvidence]:
 def test_a_recommendation_has_the_line_of_code_and_the_confirmed_gain() -> None:
     sweep, evidence = swept(4.0)
     ranking = sweep.ranking()
-    (row,) = recommendations(ranking, evidence.observed, evidence.facts(ranking))
+    (row,) = recommended_rows(ranking, evidence.observed, evidence.facts(ranking))
     assert (row.setting, row.from_, row.to) == ("num_workers", 0, 2)
     assert "num_workers=2" in row.code
     assert "prefetch_factor" not in row.code
@@ -84,7 +84,7 @@ def test_a_recommendation_has_the_line_of_code_and_the_confirmed_gain() -> None:
 def test_without_a_gain_there_is_nothing_to_write() -> None:
     sweep, evidence = swept(10.0)
     ranking = sweep.ranking()
-    assert recommendations(ranking, evidence.observed, evidence.facts(ranking)) == ()
+    assert recommended_rows(ranking, evidence.observed, evidence.facts(ranking)) == ()
     assert verdict_of_sweep(ranking).startswith("Nothing worth changing")
 
 

@@ -11,7 +11,7 @@ from loaderdoctor.findings.model import Prediction
 from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.model import Report
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.advise import recommendations, verdict_of_sweep
+from loaderdoctor.sweep.advise import recommended_rows, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.rows import best_row, trial_rows
 from loaderdoctor.sweep.run import Sweep
@@ -56,7 +56,7 @@ def screen(fast_ms: float, noise: float, seed: int, budget_s: float) -> Report:
         bound="input",
         severity="high",
         findings=answered((finding,), facts, rows),
-        recommendations=recommendations(ranking, seen, facts),
+        recommendations=recommended_rows(ranking, seen, facts),
         trials=rows,
         best=best_row(ranking),
         environment=sample_facts.ENVIRONMENT,

@@ -16,7 +16,7 @@ from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import Observed, ProfilerSchedule
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.advise import not_advised, recommendations, verdict_of_sweep
+from loaderdoctor.sweep.advise import not_advised, recommended_rows, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.grid import asked_trials, default_trials
 from loaderdoctor.sweep.rows import trial_rows, warning_rows
@@ -264,7 +264,7 @@ def test_a_sweep_is_as_pinned(name: str, tmp_path: Path) -> None:
         "best": [ranking.best, ranking.tied_with, ranking.candidate, ranking.recommended],
         "gain": [rounded(ranking.gain_ms), ranking.confirmed],
         "verdict": verdict_of_sweep(ranking),
-        "recommendations": rows(recommendations(ranking, seen, facts)),
+        "recommendations": rows(recommended_rows(ranking, seen, facts)),
         "withheld": rows(not_advised(ranking)),
         "rows": rows(trial_rows(ranking, evidence.trial_shares(ranking, facts), {}))
         if name in WITH_ROWS

@@ -33,7 +33,7 @@ from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.report.words.summary import cost_sentence
 from loaderdoctor.sweep import samples
-from loaderdoctor.sweep.advise import not_advised, recommendations, verdict_of_sweep
+from loaderdoctor.sweep.advise import not_advised, recommended_rows, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.live import LiveSweep
 from loaderdoctor.sweep.method import sweep_method
@@ -208,7 +208,7 @@ def report_of(evidence: SweepEvidence, run: Run) -> Report:
     tried = Tried(
         trials=rows,
         best=best_row(ranking),
-        recommendations=recommendations(ranking, evidence.observed, facts),
+        recommendations=recommended_rows(ranking, evidence.observed, facts),
         # A preset's table gives the reasons itself.
         not_advised=not_advised(ranking) if preset is None else (),
         claims=claims,

@@ -136,15 +136,15 @@ class Figures:
     @property
     def memory_is_exact(self) -> bool:
         """Whether there are peaks of an accelerator's allocator."""
-        return any(r.gpu_peak_allocated_bytes for r in self.ranking.results)
+        return any(r.resources.gpu_peak_allocated_bytes for r in self.ranking.results)
 
     def memory(self, name: str, group: str | None = None) -> float | None:
         """Peak GPU memory in use, without an accelerator what one step's tensors take; bytes."""
         index = self.index(name, group)
         if index is None:
             return None
-        result = self.ranking.results[index]
-        return result.gpu_peak_allocated_bytes if self.memory_is_exact else result.tensor_peak_bytes
+        took = self.ranking.results[index].resources
+        return took.gpu_peak_allocated_bytes if self.memory_is_exact else took.tensor_peak_bytes
 
     def gpu_peaks(self, name: str, group: str) -> list[int]:
         """Peak GPU memory in use of each visit to a row; bytes."""

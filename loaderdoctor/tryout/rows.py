@@ -1,0 +1,76 @@
+"""Trials and the settings to change as the report holds them. Converts only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+from loaderdoctor.advice.plan import PredictedFrom
+from loaderdoctor.estimate import Estimate, interval
+from loaderdoctor.report import model
+from loaderdoctor.settings import Settings, Value
+from loaderdoctor.tryout.trials import Resources
+
+
+def trial_row(
+    settings: Settings,
+    *,
+    step: Estimate | None,
+    samples_per_s: float | None,
+    status: Literal["ok", "failed", "skipped"] = "ok",
+    reason: str | None = None,
+    resources: Resources | None = None,
+    window_ms: Sequence[float] = (),
+    shares: model.Shares | None = None,
+    gain: Estimate | None = None,
+) -> model.Trial:
+    """One trial; `window_ms` are the windows that its step time is of."""
+    return model.Trial(
+        settings=settings.as_dict(),
+        label=settings.label(),
+        changes_numerics=bool(settings.numerics),
+        status=status,
+        reason=reason,
+        step_ms=step.value if step is not None else None,
+        step_ms_ci=interval(step),
+        samples_per_s=samples_per_s,
+        shares=shares,
+        n_windows=len(window_ms),
+        window_ms=tuple(window_ms),
+        gain_ms=gain.value if gain is not None else None,
+        gain_ms_ci=interval(gain),
+        **(resources.as_dict() if resources is not None else {}),
+    )
+
+
+def recommendations(
+    settings: Settings,
+    *,
+    own: dict[str, Any],
+    code: Callable[[str], str],
+    caution: Callable[[str, Value], str | None],
+    summary: str | None,
+    measured: Estimate | None,
+    own_step_ms: float | None = None,
+    predicted_step_ms: float | None = None,
+    predicted_from: PredictedFrom | None = None,
+) -> Iterator[model.Recommendation]:
+    """One row for each setting changed; they share one prediction and one measurement.
+
+    `code` and `caution` are of one setting; `summary` is said once, of all together.
+    """
+    for name, value in settings.changed().items():
+        yield model.Recommendation(
+            setting=name,
+            from_=own.get(name),
+            to=value,
+            code=code(name),
+            predicted_step_ms=predicted_step_ms,
+            predicted_from=predicted_from if predicted_step_ms is not None else None,
+            measured_step_ms=measured.value if measured is not None else None,
+            measured_ci_ms=interval(measured),
+            caution=caution(name, value),
+            summary=summary,
+            own_step_ms=own_step_ms,
+        )
+        summary = None

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ import pytest
 
 from loaderdoctor.cluster import ray_tasks
 from loaderdoctor.commands.sweep import cluster as sweep_cluster
-from loaderdoctor.commands.sweep.cluster import ClusterMeasuring
+from loaderdoctor.commands.sweep.cluster import GroupsOnNodes
 from loaderdoctor.commands.sweep.command import sweep
+from loaderdoctor.commands.sweep.node import NodeWork
 from loaderdoctor.commands.sweep.plan import SweepOptions
 from loaderdoctor.sweep.groups import TrialUpdate
 from tests.cluster.conftest import Nodes
@@ -200,16 +202,16 @@ def test_the_trials_of_a_lost_node_are_measured_on_another_and_no_process_is_lef
 ) -> None:
     nodes.add("a")
     nodes.add("b")
-    take = ClusterMeasuring._take
+    take = GroupsOnNodes._take
     killed: list[str] = []
 
-    def kill_first(self: Any, cluster: Any, evidence: Any, group: Any, came: Any) -> None:
-        take(self, cluster, evidence, group, came)
+    def kill_first(self: Any, group: Any, came: Any) -> None:
+        take(self, group, came)
         if isinstance(came.told, TrialUpdate) and not killed:
             killed.append(came.place.host)
             nodes.kill(came.place.host)
 
-    monkeypatch.setattr(ClusterMeasuring, "_take", kill_first)
+    monkeypatch.setattr(GroupsOnNodes, "_take", kill_first)
     report = swept(nodes, monkeypatch)
     assert [trial["status"] for trial in report["trials"]] == ["ok"] * 5
     ranked = [g for g in report["cluster"]["groups"] if g["purpose"] == "rank"]
@@ -228,17 +230,17 @@ def test_trials_that_no_node_is_left_for_fail_with_the_reason_and_the_others_are
     nodes.add("b")
     monkeypatch.setattr(ray_tasks, "NO_NODE_S", 2.0)
     doomed: list[tuple[int, str]] = []
-    take = ClusterMeasuring._take
+    take = GroupsOnNodes._take
 
-    def follow_and_kill(self: Any, cluster: Any, evidence: Any, group: Any, came: Any) -> None:
-        take(self, cluster, evidence, group, came)
+    def follow_and_kill(self: Any, group: Any, came: Any) -> None:
+        take(self, group, came)
         if isinstance(came.told, TrialUpdate) and (not doomed or doomed[0][0] == group.index):
             at = (group.index, came.place.host)
             if at not in doomed:
                 doomed.append(at)
                 nodes.kill(came.place.host)
 
-    monkeypatch.setattr(ClusterMeasuring, "_take", follow_and_kill)
+    monkeypatch.setattr(GroupsOnNodes, "_take", follow_and_kill)
     report = swept(nodes, monkeypatch)
     assert {host for _, host in doomed} == {"a", "b"}
     failed, done = sorted(
@@ -259,15 +261,15 @@ def test_an_interrupted_sweep_goes_on_with_the_groups_that_are_missing(
 ) -> None:
     nodes.add("a")
     nodes.add("b")
-    take = ClusterMeasuring._take
+    take = GroupsOnNodes._take
 
-    def stop_after_one(self: Any, cluster: Any, evidence: Any, group: Any, came: Any) -> None:
-        take(self, cluster, evidence, group, came)
+    def stop_after_one(self: Any, group: Any, came: Any) -> None:
+        take(self, group, came)
         if came.result is not None:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(ClusterMeasuring, "_take", stop_after_one)
+        patched.setattr(GroupsOnNodes, "_take", stop_after_one)
         patched.setattr(sweep_cluster, "_connect", nodes.connect)
         options = SweepOptions(
             target=("train_waiting.py",),
@@ -327,14 +329,12 @@ def test_a_script_that_nodes_cannot_see_is_one_clear_line(
     nodes: Nodes, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes.add("a")
-    work = ClusterMeasuring._work
+    here = NodeWork.of
 
-    def elsewhere(self: Any, asked: Any) -> Any:
-        from dataclasses import replace
+    def elsewhere(asked: Any) -> NodeWork:
+        return replace(here(asked), cwd="/no/such/shared/folder")
 
-        return replace(work(self, asked), cwd="/no/such/shared/folder")
-
-    monkeypatch.setattr(ClusterMeasuring, "_work", elsewhere)
+    monkeypatch.setattr(NodeWork, "of", elsewhere)
     with pytest.raises(Exception, match="every node of the cluster has under the same path"):
         swept(nodes, monkeypatch)
 

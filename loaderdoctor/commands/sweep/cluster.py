@@ -2,27 +2,22 @@
 
     one node says what the loop is → trials planned → a group for each machine → candidate confirmed
 
-Each node runs what a sweep on one machine runs (`sweep_measure`), on its group. A node that is lost
+Each node runs what a sweep on one machine runs (`measure`), on its group. A node that is lost
 takes its group's figures with it; the group starts again elsewhere.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from loaderdoctor.cluster.schedule import Place, RefusedError
-from loaderdoctor.commands.sweep.measure import Asked, Before, Show, measure, opener
-from loaderdoctor.commands.sweep.plan import SweepOptions, Target, budget_s, trials, why_no_dali
-from loaderdoctor.commands.sweep.search import found_before, search
-from loaderdoctor.errors import LoaderdoctorError, RunError
-from loaderdoctor.instrument.wire.protocol import Note, Observed
+from loaderdoctor.cluster.schedule import Place
+from loaderdoctor.commands.sweep.measure import Asked, Before, Show
+from loaderdoctor.commands.sweep.node import NodeWork, Seen, measure_on_node, observe_on_node
+from loaderdoctor.commands.sweep.plan import SweepOptions, Target, budget_s, trials
+from loaderdoctor.errors import RunError
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.grouped_evidence import GroupedEvidence
 from loaderdoctor.sweep.groups import (
@@ -34,7 +29,6 @@ from loaderdoctor.sweep.groups import (
     split,
 )
 from loaderdoctor.sweep.live import LiveSweep
-from loaderdoctor.sweep.presets.resolve import Found
 from loaderdoctor.tryout.outcome import Progress
 from loaderdoctor.tryout.trials import Trial
 
@@ -44,19 +38,6 @@ if TYPE_CHECKING:
 
 # Of the budget, for the pairs that confirm the candidate on one node afterwards.
 CONFIRM_SHARE = 0.25
-SCRIPT_OUTPUT = "script.txt"
-SCRIPT_TAIL_BYTES = 64 << 10
-# The script's threads and imports are to be what they are here. Ray sets the first by itself.
-_CARRIED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeWork:
-    """What a node is sent."""
-
-    asked: Asked
-    cwd: str
-    environment: Mapping[str, str | None]  # None: not set here, so not there
 
 
 class ClusterMeasuring:
@@ -69,19 +50,16 @@ class ClusterMeasuring:
         trace_dir: Path,
         live: LiveSweep,
         watch: Callable[[SweepEvidence], Show],
-        connect: Callable[[str | None], RayCluster] | None = None,
     ) -> None:
         self._options, self._target, self._trace_dir = options, target, trace_dir
         self._live, self._watch = live, watch
-        self._connect = connect or _connect
-        self._n_groups = self._n_restored = 0
 
     def measure(self, before: Before | None = None) -> SweepEvidence:
         """Every trial, as far as nodes last. Raises RunError where nothing was measured.
 
         `before` is what an interrupted sweep measured: its whole groups are kept.
         """
-        with self._connect(self._options.ray_address) as cluster:
+        with _connect(self._options.ray_address) as cluster:
             places = cluster.wait_places()
             for why in cluster.unusable:
                 self._live.say(f"not used: {why}")
@@ -97,7 +75,6 @@ class ClusterMeasuring:
             sweep = GroupedSweep(observed, planned)
             if before is not None:
                 sweep.restore(*before)
-            self._n_restored = len(sweep.states)
             groups = split(planned, len({place.machine for place in places}), done=sweep.states)
             n_trials = 1 + sum(len(group.trials) for group in groups)
             self._live.say(
@@ -105,10 +82,18 @@ class ClusterMeasuring:
                 f"{budget_s(self._options):.0f} s of measuring"
             )
             evidence = GroupedEvidence(observed=observed, sweep=sweep, trace_dir=self._trace_dir)
-            show = self._watch(evidence)
+            running = GroupsOnNodes(
+                self._options,
+                self._target,
+                cluster=cluster,
+                evidence=evidence,
+                planned=planned,
+                say=self._live.say,
+                show=self._watch(evidence),
+            )
             try:
-                self._run(cluster, evidence, planned, groups, show)
-                self._confirm(cluster, evidence, planned, show)
+                running.measure(groups)
+                running.confirm()
             except KeyboardInterrupt as interrupt:
                 sweep.interrupted = interrupt
         if not any(trial.measurements for trial in sweep.recorded):
@@ -121,7 +106,7 @@ class ClusterMeasuring:
     def _observe(self, cluster: RayCluster, before: Before | None) -> Seen:
         """What the loop is, from one node: the script is started there and ended again."""
         self._live.say(f"waiting for the first steps of {self._target.name} on a node")
-        work = self._work(Asked(options=self._options, target=self._target, before=before))
+        work = NodeWork.of(Asked(options=self._options, target=self._target, before=before))
         for came in cluster.run(observe_on_node, [work], exclusive=True):
             if came.given_up is not None:
                 raise RunError(f"{self._target.name}: {came.given_up}")
@@ -129,60 +114,68 @@ class ClusterMeasuring:
                 return came.result
         raise RunError(f"{self._target.name}: no node answered.")
 
-    def _run(
+
+class GroupsOnNodes:
+    """Groups of trials under way on the nodes; what comes goes into the evidence at once."""
+
+    def __init__(
         self,
+        options: SweepOptions,
+        target: Target,
+        *,
         cluster: RayCluster,
         evidence: GroupedEvidence,
         planned: Sequence[Trial],
-        groups: Sequence[Group],
+        say: Callable[[str], None],
         show: Show,
+    ) -> None:
+        self._options, self._target = options, target
+        self._cluster, self._evidence, self._planned = cluster, evidence, planned
+        self._say, self._show = say, show
+        self._n_groups, self._n_restored = 0, len(evidence.grouped.states)
+
+    def measure(
+        self,
+        groups: Sequence[Group],
         allowed: Callable[[int, Place], bool] = lambda index, place: True,
     ) -> None:
-        """Measure these groups; what comes goes into the evidence at once."""
-        sweep = evidence.grouped
+        """Measure these groups, each where it is `allowed`."""
+        sweep = self._evidence.grouped
         self._n_groups += len(groups)
         for group in groups:
             sweep.add(group)
-        works = [self._work(self._asked(group, planned)) for group in groups]
-        coming = cluster.run(measure_on_node, works, exclusive=True, allowed=allowed)
+        works = [NodeWork.of(self._asked(group)) for group in groups]
+        coming = self._cluster.run(measure_on_node, works, exclusive=True, allowed=allowed)
         with closing(coming):
             for came in coming:
-                self._take(cluster, evidence, groups[came.index], came)
-                show(self._progress(sweep))
+                self._take(groups[came.index], came)
+                self._show(self._progress())
 
-    def _take(
-        self, cluster: RayCluster, evidence: GroupedEvidence, group: Group, came: Came[Measured]
-    ) -> None:
+    def _take(self, group: Group, came: Came[Measured]) -> None:
         """One thing that came of a group."""
-        sweep = evidence.grouped
+        sweep = self._evidence.grouped
         named = f"group {group.index + 1} (trials {', '.join(map(str, group.trials))})"
         if came.given_up is not None:
             sweep.fail(group.index, came.given_up)
-            self._live.say(f"{named}: {came.given_up}")
+            self._say(f"{named}: {came.given_up}")
         elif came.place is None:
             return
         elif came.again is not None:
             sweep.again(group.index)
-            self._live.say(f"{named} begins again: {came.place.host}: {came.again}")
+            self._say(f"{named} begins again: {came.place.host}: {came.again}")
         elif came.late:
-            self._live.say(f"{named} waits for {came.place.host}: other work of Ray may hold it")
+            self._say(f"{named} waits for {came.place.host}: other work of Ray may hold it")
         elif came.result is not None:
-            kept = evidence.keep(group.index, came.result)
-            sweep.done(group.index, cluster.hardware(came.place), kept)
-            evidence.refresh()
-            self._live.say(f"{named}: done on {came.place.host}")
+            kept = self._evidence.keep(group.index, came.result)
+            sweep.done(group.index, self._cluster.hardware(came.place), kept)
+            self._evidence.refresh()
+            self._say(f"{named}: done on {came.place.host}")
         elif isinstance(came.told, TrialUpdate):
-            sweep.told(group.index, cluster.hardware(came.place), came.told)
+            sweep.told(group.index, self._cluster.hardware(came.place), came.told)
 
-    def _confirm(
-        self,
-        cluster: RayCluster,
-        evidence: GroupedEvidence,
-        planned: Sequence[Trial],
-        show: Show,
-    ) -> None:
+    def confirm(self) -> None:
         """The candidate of each kind of hardware next to the loop's own settings, on one node."""
-        sweep = evidence.grouped
+        sweep = self._evidence.grouped
         kinds = list(sweep.to_confirm().items())
         first = len(sweep.states)
         groups = [
@@ -193,36 +186,29 @@ class ClusterMeasuring:
             return
         hosts = {kind: {s.host for s in sweep.states if s.kind == kind} for kind, _ in kinds}
         alike = {name: hardware for name, hardware, _ in sweep.kinds.items()}
-        self._live.say("confirming the candidate next to the loop's own settings")
-        self._run(
-            cluster,
-            evidence,
-            planned,
+        self._say("confirming the candidate next to the loop's own settings")
+        self.measure(
             groups,
-            show,
             allowed=lambda index, place: (
                 place.host in hosts[kinds[index][0]]
-                or not cluster.hardware(place).differences(alike[kinds[index][0]])
+                or not self._cluster.hardware(place).differences(alike[kinds[index][0]])
             ),
         )
 
-    def _asked(self, group: Group, planned: Sequence[Trial]) -> Asked:
+    def _asked(self, group: Group) -> Asked:
         whole_s = budget_s(self._options)
         confirming = group.part == "confirm"
         return Asked(
             options=self._options,
             target=self._target,
-            planned=local_trials(planned, group),
+            planned=local_trials(self._planned, group),
             part=group.part,
             budget_s=CONFIRM_SHARE * whole_s if confirming else whole_s,
             ablate=group.index == self._n_restored,  # the loop as it is: once is enough
         )
 
-    def _work(self, asked: Asked) -> NodeWork:
-        carried = {name: os.environ.get(name) for name in _CARRIED}
-        return NodeWork(asked=asked, cwd=str(Path.cwd()), environment=carried)
-
-    def _progress(self, sweep: GroupedSweep) -> Progress:
+    def _progress(self) -> Progress:
+        sweep = self._evidence.grouped
         over = [s for s in sweep.states if s.measured is not None or s.failed is not None]
         n_over, n_groups = len(over), max(1, self._n_groups)
         return Progress(
@@ -240,137 +226,3 @@ def _connect(address: str | None) -> RayCluster:
     from loaderdoctor.cluster.ray_cluster import RayCluster
 
     return RayCluster(address)
-
-
-# ---------------------------------------------------------------- on a node
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What a node found that trials are planned from."""
-
-    observed: Observed
-    found: dict[str, Found]  # what our own searches recommend there, by row
-    why_no_dali: str | None
-
-
-def observe_on_node(work: NodeWork, tell: Callable[[Any], None]) -> Seen:
-    """Start the script, wait until its loop is warm, end it; then what else planning asks for."""
-    with _at_home(work) as (asked, folder), _refusing():
-        open_process = opener(asked, folder)
-        with open_process(None) as script_run:
-            observed = script_run.observed
-        assert observed is not None
-        return Seen(
-            observed=observed,
-            found=found_before(asked.options, observed, asked.before[0])
-            if asked.before is not None
-            else search(asked.options, asked.target, observed, open_process, _nothing, _nothing),
-            why_no_dali=why_no_dali(asked.options),
-        )
-
-
-def measure_on_node(work: NodeWork, tell: Callable[[Any], None]) -> Measured:
-    """Measure one group, telling each measurement as it ends."""
-    with _at_home(work) as (asked, folder):
-        with _refusing():
-            evidence = measure(
-                asked, folder, say=_nothing, show=_nothing, watch=lambda found: _Teller(tell)
-            )
-        return Measured(
-            observed=evidence.observed,
-            notes=(*evidence.notes, *_niceness()),
-            outcome=evidence.outcome,
-            ablated=evidence.ablated,
-            files=_files(folder),
-        )
-
-
-class _Teller:
-    """Tells the command each measurement that it has not heard of."""
-
-    def __init__(self, tell: Callable[[Any], None]) -> None:
-        self._tell = tell
-        self._n_told: dict[int, int] = {}
-
-    def __call__(self, progress: Progress) -> None:
-        for trial in progress.trials:
-            first = self._n_told.get(trial.index, 0)
-            for measurement in trial.measurements[first:]:
-                self._tell(TrialUpdate(trial=trial.index, measurement=measurement))
-            self._n_told[trial.index] = len(trial.measurements)
-
-
-@contextmanager
-def _at_home(work: NodeWork) -> Iterator[tuple[Asked, Path]]:
-    """The command's folder and environment, and our own folder, for the block."""
-    before = Path.cwd()
-    try:
-        os.chdir(work.cwd)
-        work.asked.target.script.check()
-    except (OSError, LoaderdoctorError) as error:
-        os.chdir(before)
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise RefusedError(
-            f"{socket.gethostname()} can't run it in {work.cwd} ({why}). The script and its data "
-            "must lie in a folder that every node of the cluster has under the same path."
-        ) from None
-    saved = {name: os.environ.get(name) for name in work.environment}
-    with suppress(OSError, AttributeError):  # not ours to change, or no such thing here
-        os.setpriority(os.PRIO_PROCESS, 0, 0)
-    try:
-        _set(work.environment)
-        with tempfile.TemporaryDirectory(prefix="loaderdoctor-") as name:
-            folder = Path(name)
-            yield replace(work.asked, stdout=folder / SCRIPT_OUTPUT), folder
-    finally:
-        _set(saved)
-        os.chdir(before)
-
-
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """A script that can't be measured here may run on another node."""
-    try:
-        yield
-    except LoaderdoctorError as error:
-        raise RefusedError(f"{socket.gethostname()}: {error}") from None
-
-
-def _niceness() -> tuple[Note, ...]:
-    """Ray starts its workers at niceness 15, and only root may take that back."""
-    try:
-        level = os.getpriority(os.PRIO_PROCESS, 0)
-    except (OSError, AttributeError):
-        return ()
-    if level <= 0:
-        return ()
-    text = (
-        f"trials ran at niceness {level}, as Ray starts its workers: anything else on the node "
-        "went before them. Start its nodes with RAY_worker_niceness=0."
-    )
-    return (Note(kind="low-priority", text=text),)
-
-
-def _set(environment: Mapping[str, str | None]) -> None:
-    for name, value in environment.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-def _files(folder: Path) -> dict[str, bytes]:
-    """Traces, workers' records, and the end of what the script printed."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        with suppress(OSError):
-            if path.is_file():
-                data = path.read_bytes()
-                tail = path.name == SCRIPT_OUTPUT and path.parent == folder
-                found[str(path.relative_to(folder))] = data[-SCRIPT_TAIL_BYTES:] if tail else data
-    return found
-
-
-def _nothing(said: object) -> None:
-    """What a node has to say comes with its result."""

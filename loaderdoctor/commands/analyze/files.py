@@ -8,7 +8,7 @@ from pathlib import Path
 from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import Attributed
 from loaderdoctor.commands.analyze.progress import progress
-from loaderdoctor.commands.diagnose.pictures import extras_of_trace
+from loaderdoctor.commands.page_extras import extras_of_trace
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.files import RunFolder, plain_name

@@ -40,8 +40,9 @@ from loaderdoctor.instrument.command.script_run import (
     ScriptRun,
 )
 from loaderdoctor.instrument.system.processes import Signals, exit_code_of, held
-from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
+from loaderdoctor.instrument.wire.protocol import NoDataLoader, ProfilerSchedule
 from loaderdoctor.report.files import RunFolder
+from loaderdoctor.report.model import Report
 
 # How long a script may take to its first warm steps: imports, data preparation, compilation.
 START_TIMEOUT_S = 1800.0
@@ -89,37 +90,51 @@ def diagnose(options: DiagnoseOptions) -> int:
     if launch.follows:
         return follow(_launch_options(options))
     with Signals():
-        return _diagnose(options, target, launch, rules)
+        began = time.time()
+        folder = RunFolder.create(target.label, output=options.output, at=began)
+        try:
+            return _diagnose(
+                _Call(
+                    options=options,
+                    target=target,
+                    launch=launch,
+                    rules=rules,
+                    folder=folder,
+                    began=began,
+                )
+            )
+        finally:
+            folder.discard_if_empty()  # the script ended before there was anything to tell
 
 
-def _diagnose(
-    options: DiagnoseOptions, target: Target, launch: Launch, rules: tuple[ShareRule, ...]
-) -> int:
-    folder = RunFolder.create(target.label, output=options.output, at=time.time())
-    try:
-        return _diagnose_into(folder, options, target, launch, rules)
-    finally:
-        folder.discard_if_empty()  # the script ended before there was anything to tell
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """One call of this command that has passed its checks."""
+
+    options: DiagnoseOptions
+    target: Target
+    launch: Launch
+    rules: tuple[ShareRule, ...]  # of --fail-on
+    folder: RunFolder
+    began: float  # seconds since the epoch
+
+    def show(self, report: Report, *, written: bool = True) -> None:
+        """Print the report, and its JSON where asked for."""
+        folder = self.folder.path if written else None
+        deliver(report, json_target=self.options.json_target, folder=folder)
 
 
-def _diagnose_into(
-    folder: RunFolder,
-    options: DiagnoseOptions,
-    target: Target,
-    launch: Launch,
-    rules: tuple[ShareRule, ...],
-) -> int:
-    began = time.time()
-    if not options.run_to_end:
+def _diagnose(call: _Call) -> int:
+    if not call.options.run_to_end:
         Stages().warn(NOT_VALID)
-    with tempfile.TemporaryDirectory(prefix=".raw-", dir=folder.path) as raw:
-        run = _Run(options, target, Path(raw), launch)
+    with tempfile.TemporaryDirectory(prefix=".raw-", dir=call.folder.path) as raw:
+        run = _Run(call, Path(raw))
         try:
             run.measure()
         except NoDataLoaderError as error:
             if error.seen.trace_path is None:
                 raise
-            return _without_dataloader(folder, options, run, error, rules, began)
+            return _without_dataloader(call, run, error.seen)
         except RunError as error:
             if run.diagnosis.evidence is None:
                 if run.ended_code:
@@ -132,26 +147,19 @@ def _diagnose_into(
             run.stages("reading the trace, writing the report", run.diagnosis.report_s)
             report = run.diagnosis.report()
             try:
-                write_run(folder, run.diagnosis, report, at=began)
+                write_run(call.folder, run.diagnosis, report, at=call.began)
             except Exception:
                 # A full disk, or a fault of ours: what was measured is shown all the same.
-                deliver(report, json_target=options.json_target, folder=None)
+                call.show(report, written=False)
                 raise
-            deliver(report, json_target=options.json_target, folder=folder.path)
+            call.show(report)
     interrupt = run.interrupt or next(iter(came), None)
     if interrupt is not None:
         return exit_code_of(interrupt)
-    return run.ended_code or exit_code(report, rules)
+    return run.ended_code or exit_code(report, call.rules)
 
 
-def _without_dataloader(
-    folder: RunFolder,
-    options: DiagnoseOptions,
-    run: _Run,
-    error: NoDataLoaderError,
-    rules: tuple[ShareRule, ...],
-    began: float,
-) -> int:
+def _without_dataloader(call: _Call, run: _Run, seen: NoDataLoader) -> int:
     """The script trains without a DataLoader: what its profiled steps tell."""
     # Imported only now: most scripts have a loader, and theirs shall start at once.
     from loaderdoctor.commands.diagnose.no_dataloader import (
@@ -160,20 +168,18 @@ def _without_dataloader(
     )
 
     run.stages("reading the trace, writing the report")
-    report, attributed = report_without_dataloader(
-        error.seen, options.script if not options.as_module else f"-m {options.script}"
-    )
-    write_without_dataloader(folder, error.seen, report, attributed, at=began)
-    deliver(report, json_target=options.json_target, folder=folder.path)
-    return run.ended_code or exit_code(report, rules)
+    report, attributed = report_without_dataloader(seen, call.target.label)
+    write_without_dataloader(call.folder, seen, report, attributed, at=call.began)
+    call.show(report)
+    return run.ended_code or exit_code(report, call.rules)
 
 
 class _Run:
     """One measured run of a script, from start to stop."""
 
-    def __init__(self, options: DiagnoseOptions, target: Target, raw: Path, launch: Launch) -> None:
-        self._options, self._target, self._raw = options, target, raw
-        self._script_run = launch.script_run(target, raw, _launch_options(options))
+    def __init__(self, call: _Call, raw: Path) -> None:
+        self._options, self._target, self._raw = call.options, call.target, raw
+        self._script_run = call.launch.script_run(call.target, raw, _launch_options(call.options))
         self.diagnosis = self._diagnosis()
         self.stages = Stages()
         self.ended_code = 0  # of the script itself, where it ended without being stopped

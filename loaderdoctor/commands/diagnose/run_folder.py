@@ -16,7 +16,7 @@ def write_run(folder: RunFolder, diagnosis: Diagnosis, report: Report, *, at: fl
     """Report, page, traces and scalars of a run that began at `at` (seconds since the epoch)."""
     # Imported only now: TensorBoard's and Jinja's packages, a quarter of all that `diagnose` loads,
     # would keep the script from starting.
-    from loaderdoctor.commands.diagnose.pictures import extras_of_diagnosis
+    from loaderdoctor.commands.page_extras import extras_of_diagnosis
     from loaderdoctor.report.console.page import console_text
     from loaderdoctor.report.html.page import write_html
     from loaderdoctor.report.traces.scalars import write_scalars

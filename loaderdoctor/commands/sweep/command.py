@@ -144,7 +144,7 @@ def _sweep_into(run: Run, began: float) -> int:
             evidence.conclude(folder, trace_dir / "workers")
             report = report_of(evidence, run)
             # Imported only now, as in `run_folder`: the script would have to wait for it.
-            from loaderdoctor.commands.diagnose.pictures import extras_of_sweep
+            from loaderdoctor.commands.page_extras import extras_of_sweep
 
             extras = extras_of_sweep(report, evidence)
         text = console_text(report, folder=folder.path)

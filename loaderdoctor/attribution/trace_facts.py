@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,13 +14,20 @@ from loaderdoctor.attribution.gpu import compute_facts, gpu_facts
 from loaderdoctor.attribution.host import host_hotspots
 from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
 from loaderdoctor.attribution.launches import kernel_facts, launch_calls, sync_facts
-from loaderdoctor.attribution.processes import other_processes, without_processes
 from loaderdoctor.attribution.rows import Index, Mask, Rows, outermost, rows_of
 from loaderdoctor.attribution.user_ranges import user_ranges
 from loaderdoctor.facts.shares import Hidden
 from loaderdoctor.facts.trace import FetchFacts, HostFacts, TraceFacts
 from loaderdoctor.intervals import EMPTY, Intervals
-from loaderdoctor.trace.columns import I64, Category, Trace
+from loaderdoctor.trace.columns import (
+    ABSENT,
+    DEVICE_CATEGORIES,
+    I64,
+    Category,
+    KernelShapes,
+    Spans,
+    Trace,
+)
 from loaderdoctor.units import NS_PER_MS
 
 # A copy of one scalar (a learning rate, a loss scale) brings no batch.
@@ -301,3 +308,55 @@ def _waits_ms(got: Intervals, delivered_ns: I64) -> tuple[float, ...]:
         return ()
     covered = got.covered_before(delivered_ns)
     return tuple(float(x) for x in np.diff(covered, prepend=0) / NS_PER_MS)
+
+
+# Rows whose pid is no process of the training: a device's number, or a track we add.
+_NO_PROCESS = (*DEVICE_CATEGORIES, Category.GPU_ANNOTATION, Category.WORKER)
+
+
+def other_processes(trace: Trace, rows: Rows) -> frozenset[str]:
+    """Pids that have marks of a training loop of their own; empty in what torch.profiler writes."""
+    flags = rows.flags
+    marks = rows.named(flags.step | flags.optimizer | flags.fetch, Category.USER_ANNOTATION)
+    threads = np.flatnonzero(np.bincount(rows.spans.thread[marks])).tolist()
+    if rows.training_thread == ABSENT:
+        return frozenset()
+    return frozenset(trace.threads[t].pid for t in threads) - {
+        trace.threads[rows.training_thread].pid
+    }
+
+
+def without_processes(trace: Trace, rows: Rows, pids: frozenset[str]) -> Trace:
+    """The trace less what these processes did, on the host and on the devices."""
+    spans = trace.spans
+    foreign = np.array([thread.pid in pids for thread in trace.threads], np.bool_)[spans.thread]
+    foreign &= ~np.isin(spans.category, np.asarray(_NO_PROCESS, np.int8))
+    foreign[rows.device_rows] = _foreign_work(spans, rows, foreign)
+    kept = ~foreign
+    shapes = trace.kernel_shapes
+    if shapes is not None:
+        kernels = kept[spans.category == Category.KERNEL]
+        shapes = KernelShapes(
+            blocks_per_sm=shapes.blocks_per_sm[kernels],
+            occupancy_percent=shapes.occupancy_percent[kernels],
+        )
+    return replace(trace, spans=spans.where(kept), kernel_shapes=shapes)
+
+
+def _foreign_work(spans: Spans, rows: Rows, foreign: Mask) -> Mask:
+    """Which device rows other processes launched, in the order of `rows.device_rows`.
+
+    An id known in one process alone tells it. For the rest the majority of those on the same
+    device does: as a rule each process has one of its own. Fooled by: processes that share a
+    device, or have all their ids in common.
+    """
+    device = rows.device_rows
+    calls = (spans.category == Category.RUNTIME) & (spans.correlation != ABSENT)
+    wanted = spans.correlation[device]
+    here = np.isin(wanted, spans.correlation[calls & ~foreign])
+    there = np.isin(wanted, spans.correlation[calls & foreign])
+    place = np.unique(
+        np.stack((spans.thread[device], spans.device[device])), axis=1, return_inverse=True
+    )[1].reshape(-1)
+    lead = np.bincount(place, weights=there.astype(np.int64) - here.astype(np.int64))
+    return np.where(here == there, lead[place] > 0, there)

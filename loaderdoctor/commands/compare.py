@@ -10,7 +10,7 @@ from rich.console import Console
 from loaderdoctor.errors import EXIT_THRESHOLD, EXIT_USAGE
 from loaderdoctor.report.comparison import compare as compared
 from loaderdoctor.report.comparison import render_comparison
-from loaderdoctor.report.encode import read_report
+from loaderdoctor.report.files import read_report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,7 @@ from rich.console import Console
 from loaderdoctor import format as fmt
 from loaderdoctor.errors import EXIT_THRESHOLD, UsageError
 from loaderdoctor.report.console.page import render_report
-from loaderdoctor.report.encode import encode_report
-from loaderdoctor.report.files import write_bytes
+from loaderdoctor.report.files import encode_report, write_bytes
 from loaderdoctor.report.model import Report
 
 STDOUT = "-"

@@ -16,8 +16,7 @@ from loaderdoctor.attribution.contention import machine_notes
 from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
-from loaderdoctor.diagnosis.gather import Gatherer
-from loaderdoctor.diagnosis.memory_history import MAX_ENTRIES, MemoryHistory, record
+from loaderdoctor.diagnosis.gather import MAX_ENTRIES, Gatherer, MemoryHistory, record
 from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
 from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
 from loaderdoctor.diagnosis.verify import Verification, Verifier, thread_trials

@@ -25,13 +25,15 @@ from loaderdoctor.findings.rules.contention import (
     workers_share_a_core,
 )
 from loaderdoctor.findings.rules.copies import (
+    blocking_copy,
     copy_not_overlapped,
     many_small_copies,
+    pageable_copy,
+    pin_ineffective,
     wide_dtype_copy,
 )
 from loaderdoctor.findings.rules.host import launch_bound, sync_every_step, work_between_steps
 from loaderdoctor.findings.rules.page_faults import allocator_page_faults, batch_page_faults
-from loaderdoctor.findings.rules.pinning import blocking_copy, pageable_copy, pin_ineffective
 from loaderdoctor.findings.rules.saturated import (
     cpu_saturated_workers,
     overhead_bound_loader,

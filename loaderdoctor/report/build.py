@@ -18,7 +18,7 @@ from loaderdoctor.findings.line_names import seen_enough
 from loaderdoctor.findings.model import Finding, Tested
 from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
 from loaderdoctor.report import model
-from loaderdoctor.report.encode import plain_value
+from loaderdoctor.report.files import plain_value
 from loaderdoctor.report.words.gpu import epoch_sentence, idle_gaps_sentence
 from loaderdoctor.report.words.method import method_sentences
 from loaderdoctor.report.words.summary import verdict_sentence

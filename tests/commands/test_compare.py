@@ -12,7 +12,7 @@ from loaderdoctor.commands.compare import compare as command
 from loaderdoctor.errors import UsageError
 from loaderdoctor.report import model
 from loaderdoctor.report.comparison import compare, sentence
-from loaderdoctor.report.encode import encode_report
+from loaderdoctor.report.files import encode_report
 
 
 def run(

@@ -20,7 +20,7 @@ from loaderdoctor.commands.view import perfetto_traces, tensorboard_folder
 from loaderdoctor.errors import LoaderdoctorError, UsageError
 from loaderdoctor.instrument.wire import worker_records
 from loaderdoctor.report.comparison import compare, render_comparison
-from loaderdoctor.report.encode import read_report
+from loaderdoctor.report.files import read_report
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import samples
 from loaderdoctor.tryout.ranking import rank

@@ -19,7 +19,7 @@ from loaderdoctor.instrument.wire.record_file import (
     RecordWriter,
 )
 from loaderdoctor.instrument.wire.records import FetchRecord
-from loaderdoctor.report.encode import encode_report
+from loaderdoctor.report.files import encode_report
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import samples as sweep_samples
 from loaderdoctor.tryout.trials import Measurement, Trial

@@ -20,7 +20,7 @@ from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.commands.analyze.command import report_of_facts
 from loaderdoctor.errors import EXIT_USAGE, LoaderdoctorError
 from loaderdoctor.report.console.page import console_text
-from loaderdoctor.report.encode import encode_report
+from loaderdoctor.report.files import encode_report
 from loaderdoctor.report.model import Report
 from loaderdoctor.trace.columns import Trace
 from loaderdoctor.trace.read import read_trace

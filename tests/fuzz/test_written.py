@@ -15,8 +15,7 @@ from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.commands.page_extras import extras_of_trace
 from loaderdoctor.errors import TraceError
-from loaderdoctor.report.traces.captures import Overlay
-from loaderdoctor.report.traces.perfetto import write_perfetto_trace
+from loaderdoctor.report.traces.captures import Overlay, write_perfetto_trace
 from loaderdoctor.report.traces.tensorboard import write_plugin_trace
 from loaderdoctor.trace.read import read_trace
 from tests.fuzz import seeds

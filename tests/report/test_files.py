@@ -13,8 +13,14 @@ import pytest
 
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.report.console.page import console_text
-from loaderdoctor.report.encode import read_report
-from loaderdoctor.report.files import RunFolder, atomic_writer, plain_name, trial_run, write_bytes
+from loaderdoctor.report.files import (
+    RunFolder,
+    atomic_writer,
+    plain_name,
+    read_report,
+    trial_run,
+    write_bytes,
+)
 from tests.report import samples
 
 AT = 1_770_000_000.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loaderdoctor.report import model
-from loaderdoctor.report.encode import decode_report, encode_report
+from loaderdoctor.report.files import decode_report, encode_report
 from tests.report import samples
 
 GOLDEN = Path(__file__).parent / "golden"

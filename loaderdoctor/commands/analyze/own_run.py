@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from loaderdoctor.errors import UsageError
-from loaderdoctor.report.encode import decode_report
+from loaderdoctor.report.files import decode_report
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.tryout.answers import Elsewhere
 

@@ -29,7 +29,7 @@ from loaderdoctor.commands.output import (
     exit_code,
     share_rules,
 )
-from loaderdoctor.diagnosis.memory_history import NAME as SNAPSHOT
+from loaderdoctor.diagnosis.gather import NAME as SNAPSHOT
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target

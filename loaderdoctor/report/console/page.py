@@ -18,13 +18,13 @@ from rich.text import Text
 from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
 from loaderdoctor.report.console.bars import GLYPHS, Bar, Capped, Legible
-from loaderdoctor.report.console.changes import prescription_lines
 from loaderdoctor.report.console.preset_table import PresetTable
 from loaderdoctor.report.console.tables import (
     RanksTable,
     TrialsTable,
     claims_table,
     machines_table,
+    prescription_lines,
 )
 from loaderdoctor.report.model import Finding, Gpu, MemoryHistory, Report, UserRange, Workers
 from loaderdoctor.report.words import gpu as gpu_words

@@ -1,4 +1,4 @@
-"""Tables of the console report: trials, ranks, claims. Narrow terminals get the same figures."""
+"""Tables of the console report: changes, trials, ranks, claims. Narrow terminals get the same figures."""
 
 from __future__ import annotations
 
@@ -22,10 +22,26 @@ from rich.text import Text
 
 from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
-from loaderdoctor.report.model import Cluster, Rank, Report, Trial
+from loaderdoctor.report.model import Cluster, Rank, Report, Step, Trial
 from loaderdoctor.report.ranks import KEY, MAX_SHOWN, outliers_first, rank_columns
-from loaderdoctor.report.words.machines import group_rows, hardware_lines
-from loaderdoctor.report.words.trials import by_speed, on_gpu, table_key, trial_columns, trial_mark
+from loaderdoctor.report.words.changes import (
+    MEASURED,
+    Change,
+    changes_of,
+    leader_not_advised,
+    meaning,
+    nothing_helps,
+    vocabulary,
+)
+from loaderdoctor.report.words.trials import (
+    by_speed,
+    group_rows,
+    hardware_lines,
+    on_gpu,
+    table_key,
+    trial_columns,
+    trial_mark,
+)
 
 # The settings wrap down to this.
 _LABEL_WIDTH = 18
@@ -182,3 +198,77 @@ def _claim_cell(value: Any) -> Text:
 
 def _label(trial: Trial, mark: str) -> str:
     return plain(trial.label) + (f" ({mark})" if mark else "")
+
+
+def prescription_lines(report: Report) -> list[RenderableType]:
+    """What to change, the first first; empty where there is nothing to say about it."""
+    changes = changes_of(report.recommendations)
+    if not changes:
+        leads = leader_not_advised(report)
+        if leads is not None:
+            return [Text(plain(leads))]
+        unseen = report.shares is not None and report.shares.input is None  # nothing was tried
+        told = report.verdict.severity == "none" or unseen or any(f.advice for f in report.findings)
+        if told or report.verdict.bound == "unknown" or report.command == "analyze":
+            return []
+        return [Text(nothing_helps(report))]
+    body: list[RenderableType] = []
+    for number, change in enumerate(changes, 1):
+        if body:
+            body.append(Text(""))
+        body += _change(number, change, report.step)
+    leads = leader_not_advised(report)
+    if leads is not None:
+        body += [Text(""), Text(plain(leads))]
+    words = vocabulary(changes)
+    if words:
+        body += [Text(""), Text(words, style="bright_black")]
+    what_for = meaning(report)
+    if what_for:
+        body += [Text(""), Text(what_for, style="bold")]
+    return body
+
+
+def _change(number: int, change: Change, step: Step) -> Sequence[RenderableType]:
+    what = Text(f"{number}  ")
+    for i, row in enumerate(change.rows):
+        what.append(", " if i else "")
+        what.append(plain(row.setting), style="bold")
+        if not change.is_code:
+            what.append(f" {fmt.setting(row.from_)} → {fmt.setting(row.to)}")
+    below: list[RenderableType] = [
+        _code(code) for code in dict.fromkeys(row.code for row in change.rows)
+    ]
+    below.append(_gain(change, step))
+    for row in change.rows:
+        if row.summary:
+            below.append(Text(plain(row.summary)))
+        if row.caution:
+            below.append(Text.assemble(("beware: ", "yellow"), plain(row.caution)))
+    return [what, Padding(Group(*below), (0, 0, 0, 3))]
+
+
+def _gain(change: Change, step: Step) -> Text:
+    measured_ms = change.measured_ms
+    if measured_ms is None:
+        return Text(change.prediction() or "not tried here")
+    first = change.first
+    text = Text("together " if len(change.rows) > 1 else "")
+    text.append(fmt.step_ms(measured_ms, first.measured_ci_ms), style="bold green")
+    text.append(f" a step, {MEASURED}")
+    more = []
+    if (ratio := change.times_as_fast(step.wall_ms)) is not None:
+        more.append(f"{fmt.ratio(ratio)} as fast{change.compared(step.wall_ms)}")
+    if first.predicted_step_ms is not None:
+        more.append(f"{fmt.ms(first.predicted_step_ms)} {change.basis}")
+    text.append(f" ({'; '.join(more)})" if more else "")
+    return text
+
+
+def _code(code: str) -> Text:
+    """Code lines, those of a diff in its colours; `-` and `+` say the same."""
+    text = Text(no_wrap=False, overflow="fold")
+    for i, line in enumerate(code.splitlines()):
+        style = {"+": "green", "-": "red"}.get(line[:1], "cyan")
+        text.append(("\n" if i else "") + plain(line), style=style)
+    return text

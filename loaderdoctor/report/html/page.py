@@ -16,7 +16,7 @@ from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.html.figures import HtmlExtras, Table, charts_of
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.ranks import outliers_first, rank_columns
-from loaderdoctor.report.words import gpu, machines
+from loaderdoctor.report.words import gpu, trials
 from loaderdoctor.report.words.changes import (
     Change,
     changes_of,
@@ -79,7 +79,7 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
             trials=_trials(report),
             ranks=_ranks(report),
             machines=_machines(report),
-            hardware=machines.hardware_lines(report.cluster) if report.cluster is not None else (),
+            hardware=trials.hardware_lines(report.cluster) if report.cluster is not None else (),
             ranges=_ranges(report),
             environment=_environment_rows(report.environment),
         )
@@ -309,7 +309,7 @@ def _ranks(report: Report) -> Table | None:
 def _machines(report: Report) -> Table | None:
     if report.cluster is None:
         return None
-    return Table(headings=machines.HEADINGS, rows=machines.group_rows(report.cluster))
+    return Table(headings=trials.HEADINGS, rows=trials.group_rows(report.cluster))
 
 
 def _ranges(report: Report) -> Table | None:

@@ -9,11 +9,13 @@ import pytest
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.copies import (
+    blocking_copy,
     copy_not_overlapped,
     many_small_copies,
+    pageable_copy,
+    pin_ineffective,
     wide_dtype_copy,
 )
-from loaderdoctor.findings.rules.pinning import blocking_copy, pageable_copy, pin_ineffective
 from loaderdoctor.instrument.wire.records import TensorRecord
 from tests.findings.builders import (
     FLOAT_IMAGE,

@@ -13,7 +13,7 @@ from loaderdoctor.commands.analyze.command import AnalyzeOptions, analyze
 from loaderdoctor.facts.trace import BusyFacts
 from loaderdoctor.report.build import gpu_of
 from loaderdoctor.report.console.page import console_text
-from loaderdoctor.report.encode import decode_report, encode_report
+from loaderdoctor.report.files import decode_report, encode_report
 from loaderdoctor.report.html.page import html
 from loaderdoctor.report.model import MemoryHistory, Report
 from loaderdoctor.report.words.gpu import (

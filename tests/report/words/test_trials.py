@@ -8,8 +8,7 @@ import msgspec
 
 from loaderdoctor import format as fmt
 from loaderdoctor.report.console.page import console_text
-from loaderdoctor.report.encode import decode_report, encode_report
-from loaderdoctor.report.files import RunFolder
+from loaderdoctor.report.files import RunFolder, decode_report, encode_report
 from loaderdoctor.report.html.figures import HtmlExtras
 from loaderdoctor.report.html.page import write_html
 from loaderdoctor.report.model import Cluster, Group, Hardware, Report

@@ -8,13 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loaderdoctor.diagnosis.memory_history import (
-    MAX_ENTRIES,
-    N_ROUNDS,
-    NAME,
-    NOT_APPLICABLE,
-    record,
-)
+from loaderdoctor.diagnosis.gather import MAX_ENTRIES, N_ROUNDS, NAME, NOT_APPLICABLE, record
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule, WindowDone, WindowRequest
 from loaderdoctor.report.model import Report

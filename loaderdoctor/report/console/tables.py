@@ -1,4 +1,7 @@
-"""Tables of the console report: changes, trials, ranks, claims. Narrow terminals get the same figures."""
+"""Tables of the console report: changes, trials, ranks, claims.
+
+Narrow terminals get the same figures.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.replay_buffer import ReplaySource, Source
 from loaderdoctor.instrument.batches.to_device import ToDevice
-from loaderdoctor.instrument.dataset.uint8 import NormalisedSource, NormalisingToDevice
+from loaderdoctor.instrument.dataset.uint8 import NormalisedSource, Normaliser, NormalisingToDevice
 from loaderdoctor.instrument.trial.data_axes import Note, TrialData, trial_data
 from loaderdoctor.instrument.trial.epoch_feeds import (
     BackgroundFeed,
@@ -99,9 +99,9 @@ def open_trial(
         opened(source)
         return source
 
-    template: Any = None
+    whole: Any = None
     if settings.fields not in (None, "all"):
-        template = first_batch(epochs(trial_data(loader, Settings(), note)), settings.fields or "")
+        whole = first_batch(epochs(trial_data(loader, Settings(), note)), settings.fields or "")
     data = trial_data(loader, settings, note, forks=forks, cache_limit_s=cache_limit_s)
     if settings.resident and to_device is not None:
         n = _length(_new_loader(loader, data, effective, fetch_limit_s))
@@ -110,18 +110,40 @@ def open_trial(
         to_device = NormalisingToDevice(to_device, data.normalise)
     source: Source = epochs(data, to_device)
     try:
-        if settings.synthetic:
-            source = SyntheticSource(source)
-        if template is not None:
-            source = FieldSource(source, settings.fields or "", template, to_device)
-        if settings.side_stream and to_device is not None:
-            source = SideStreamSource(source, to_device)
-        elif data.normalise is not None and effective.background != "device":
-            source = NormalisedSource(source, data.normalise, to_device)
+        for wrap in _wrappers(settings, effective, data.normalise, whole, to_device):
+            source = wrap(source)
     except BaseException:
         source.close()
         raise
     return source
+
+
+def _wrappers(
+    settings: Settings,
+    effective: Settings,
+    normalise: Normaliser | None,
+    whole: Any,
+    to_device: ToDevice | None,
+) -> list[Callable[[Source], Source]]:
+    """What stands between the loader's epochs and the loop, from the loader outwards.
+
+    `whole`: a batch with all of its inputs, where the loader makes one only; else None.
+    """
+    wrappers: list[Callable[[Source], Source]] = []
+    # 1. Recorded batches are the loader's: this one reads a few and closes it.
+    if settings.synthetic:
+        wrappers.append(SyntheticSource)
+    # 2. The inputs that were left out: what comes next must find them where the loop expects them.
+    if whole is not None:
+        wrappers.append(lambda s: FieldSource(s, settings.fields or "", whole, to_device))
+    # 3. Last, since it hands out what the loop computes with: the batch on the device, moved ahead
+    #    (and normalised there), or normalised as it is handed over. Not both; and neither where
+    #    the loader's thread has moved it.
+    if settings.side_stream and to_device is not None:
+        wrappers.append(lambda s: SideStreamSource(s, to_device))
+    elif normalise is not None and effective.background != "device":
+        wrappers.append(lambda s: NormalisedSource(s, normalise, to_device))
+    return wrappers
 
 
 def _to_device(

@@ -6,10 +6,10 @@ import platform
 import socket
 from typing import TYPE_CHECKING
 
-from loaderdoctor.instrument.session.loaders import default_start_method
 from loaderdoctor.instrument.session.ranks import as_launched, process_group
 from loaderdoctor.instrument.system import machine
 from loaderdoctor.instrument.system.memory import allocator, fault_us
+from loaderdoctor.instrument.trial.trial_checks import default_start_method
 from loaderdoctor.instrument.wire.records import Environment
 
 if TYPE_CHECKING:

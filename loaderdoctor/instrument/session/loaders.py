@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import multiprocessing
 import threading
 import weakref
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from loaderdoctor.instrument.session.feed import bypass, bypassed
 from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.system.call_sites import Site, user_site
 from loaderdoctor.instrument.wire.records import LoaderRecord, SafetyRecord
-from loaderdoctor.settings import Settings, StartMethod
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -135,6 +133,7 @@ def loader_record(
     """What a loader is, without iterating it and without changing it."""
     # Imports torch, which is the script's to import first: its environment still counts then.
     from loaderdoctor.instrument.dataset.dataset_code import collate_library
+    from loaderdoctor.instrument.trial.trial_checks import loader_settings
 
     dataset = loader.dataset
     iterable = _is_iterable(loader)
@@ -179,30 +178,6 @@ def _plain_attributes() -> frozenset[str]:
 
     with bypass():
         return frozenset(vars(DataLoader([0])))  # type: ignore[arg-type]  # a list is a dataset
-
-
-def loader_settings(loader: DataLoader[Any]) -> Settings:
-    """The loader's own settings; worker-only axes are unset at 0 workers."""
-    workers = loader.num_workers
-    method: StartMethod | None = None
-    if workers:
-        context = loader.multiprocessing_context
-        name = context.get_start_method() if context is not None else default_start_method()
-        method = name if name in ("fork", "spawn", "forkserver") else None  # type: ignore[assignment]
-    return Settings(
-        num_workers=workers,
-        prefetch_factor=loader.prefetch_factor if workers else None,
-        persistent_workers=loader.persistent_workers if workers else None,
-        pin_memory=bool(loader.pin_memory),
-        in_order=getattr(loader, "in_order", None) if workers else None,
-        start_method=method,
-    )
-
-
-def default_start_method() -> str:
-    """The start method workers would use now, without fixing it as asking for it would."""
-    chosen = multiprocessing.get_start_method(allow_none=True)
-    return chosen or multiprocessing.get_all_start_methods()[0]
 
 
 def steps_per_epoch(loader: DataLoader[Any]) -> int | None:

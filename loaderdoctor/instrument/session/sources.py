@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.errors import LoaderdoctorError, TrialRefused
 from loaderdoctor.instrument.session.loader_state import RAN_OUT, LoaderState
 from loaderdoctor.instrument.session.roles import Definition
 from loaderdoctor.instrument.session.session import Session
@@ -135,7 +135,7 @@ class Sources:
 
         Raises SourceError with the reason where a trial is refused, and what the loader raises.
         """
-        from loaderdoctor.instrument.trial.trials import FETCH_LIMIT_S, TrialRefused, open_trial
+        from loaderdoctor.instrument.trial.trials import FETCH_LIMIT_S, open_trial
 
         settings = request.settings or Settings()
         self._session.pristine = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import multiprocessing
 import sys
 import weakref
 from pathlib import Path
@@ -24,6 +25,7 @@ from loaderdoctor.settings import (
     FORKED_WORKER_BYTES,
     SPAWNED_WORKER_BYTES,
     Settings,
+    StartMethod,
 )
 
 # Of /dev/shm and of free memory, what a trial may fill: others live there too.
@@ -59,9 +61,33 @@ def check(
         raise TrialRefused(reason)
 
 
+def loader_settings(loader: DataLoader[Any]) -> Settings:
+    """The loader's own settings; worker-only axes are unset at 0 workers."""
+    workers = loader.num_workers
+    method: StartMethod | None = None
+    if workers:
+        context = loader.multiprocessing_context
+        name = context.get_start_method() if context is not None else default_start_method()
+        method = name if name in ("fork", "spawn", "forkserver") else None  # type: ignore[assignment]
+    return Settings(
+        num_workers=workers,
+        prefetch_factor=loader.prefetch_factor if workers else None,
+        persistent_workers=loader.persistent_workers if workers else None,
+        pin_memory=bool(loader.pin_memory),
+        in_order=getattr(loader, "in_order", None) if workers else None,
+        start_method=method,
+    )
+
+
+def default_start_method() -> str:
+    """The start method workers would use now, without fixing it as asking for it would."""
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
+
+
 def start_method_of(effective: Settings) -> str:
     """How the workers would be started: as set, else as the process is set up."""
-    return effective.start_method or torch.multiprocessing.get_start_method()
+    return effective.start_method or default_start_method()
 
 
 def main_is_guarded() -> bool:

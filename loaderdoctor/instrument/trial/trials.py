@@ -29,32 +29,15 @@ from loaderdoctor.instrument.trial.epochs import EpochSource
 from loaderdoctor.instrument.trial.resident import ResidentSource
 from loaderdoctor.instrument.trial.side_stream import SideStreamSource
 from loaderdoctor.instrument.trial.synthetic import FieldSource, SyntheticSource, first_batch
-from loaderdoctor.instrument.trial.trial_checks import check, start_method_of
+from loaderdoctor.instrument.trial.trial_checks import check, loader_settings, start_method_of
 from loaderdoctor.instrument.wire.records import TensorRecord, TransferRecord
 from loaderdoctor.settings import Settings
-
-__all__ = ["TrialRefused", "loader_settings", "measure_boundary", "open_trial"]
 
 # A fetch that takes longer is taken for a hang: spawning 16 workers that import torch takes half
 # a minute on two cores.
 FETCH_LIMIT_S = 120.0
 
 OpenIter = Callable[[DataLoader[Any]], Any]
-
-
-def loader_settings(loader: DataLoader[Any]) -> Settings:
-    """The loader's own settings; what means nothing without workers is None at 0 of them."""
-    if not loader.num_workers:
-        return Settings(num_workers=0, pin_memory=bool(loader.pin_memory))
-    context: Any = loader.multiprocessing_context
-    return Settings(
-        num_workers=loader.num_workers,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-        pin_memory=bool(loader.pin_memory),
-        in_order=getattr(loader, "in_order", True),
-        start_method=None if context is None else context.get_start_method(),
-    )
 
 
 def open_trial(
@@ -84,8 +67,7 @@ def open_trial(
     Raises TrialRefused where the trial must not be run, whatever torch and the user's code raise
     when it can't be opened, and TimeoutError from its fetches after `fetch_limit_s`.
     """
-    own = loader_settings(loader)
-    effective = settings.over(own)
+    effective = settings.over(loader_settings(loader))
     check(loader, settings, effective, has_accelerator=device is not None, batch=batch)
     forks = not effective.num_workers or start_method_of(effective) == "fork"
     if settings.cache and not forks:

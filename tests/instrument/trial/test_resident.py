@@ -10,9 +10,10 @@ from torch.utils.data import (
     DataLoader,
 )
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.to_device import ToDevice
 from loaderdoctor.instrument.trial.resident import ResidentSource
-from loaderdoctor.instrument.trial.trials import TrialRefused, measure_boundary
+from loaderdoctor.instrument.trial.trials import measure_boundary
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
 from tests.instrument.opening import ids, opened

@@ -18,7 +18,8 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from loaderdoctor.instrument.trial.trials import loader_settings, open_trial
+from loaderdoctor.instrument.trial.trial_checks import default_start_method, loader_settings
+from loaderdoctor.instrument.trial.trials import open_trial
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
 from tests.instrument.opening import ids, opened
@@ -105,10 +106,10 @@ def test_the_users_own_settings_hold_where_the_trial_says_nothing() -> None:
     source = open_trial(own, Settings(num_workers=0), device=None, transfers=(), open_iter=watched)
     source.close()
     assert loader_settings(made[-1]) == Settings(num_workers=0, pin_memory=False)
-    assert loader_settings(own) == Settings(
-        num_workers=2, prefetch_factor=3, persistent_workers=True, pin_memory=False,
-        in_order=False,
-    )  # fmt: skip
+    known = loader_settings(own)
+    assert known.start_method == default_start_method()
+    assert (known.num_workers, known.prefetch_factor, known.in_order) == (2, 3, False)
+    assert (known.persistent_workers, known.pin_memory) == (True, False)
 
 
 class Endless(DataLoader[Any]):

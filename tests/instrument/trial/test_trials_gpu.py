@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.trial import resident
-from loaderdoctor.instrument.trial.trials import TrialRefused, measure_boundary, open_trial
+from loaderdoctor.instrument.trial.trials import measure_boundary, open_trial
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
 

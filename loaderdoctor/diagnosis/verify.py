@@ -7,11 +7,17 @@ from dataclasses import dataclass
 
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import RunError
-from loaderdoctor.estimate import paired_difference
 from loaderdoctor.facts.loop import ThreadTrial
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.ablating import LoopEvidence
-from loaderdoctor.tryout.comparing import Boundaries, Compared, by_speed, compared
+from loaderdoctor.tryout.comparing import (
+    Boundaries,
+    Compared,
+    by_speed,
+    compared,
+    is_tied,
+    simplest,
+)
 from loaderdoctor.tryout.competition import Competition
 from loaderdoctor.tryout.known import Loop
 from loaderdoctor.tryout.measuring import Equipment, OverError
@@ -123,10 +129,21 @@ class Verifier:
             return _shown(alone, None)
         together = self._tried(combined)
         held = by_speed([one for one in together if one.helps])
-        best = _simplest_of_the_best(held) if held else winner
+        best = self._simplest(held) if held else winner
         late = [one for one in self._winners(single) if one.settings not in _settings(winners)]
         best = min([best, *late], key=lambda one: one.part)
         return _shown([*alone, *(t for t in together if t.settings != winner.settings)], best)
+
+    def _simplest(self, ranked: Sequence[Compared]) -> Compared:
+        """Of those that cannot be told from the fastest."""
+        best = ranked[0]
+        tied = [
+            one
+            for one in ranked
+            if one is best or is_tied(one.steps, best.steps, best.noise, len(ranked))
+        ]
+        own = self._driver.loop.own
+        return tied[simplest([(one.part, one.settings) for one in tied], own)]
 
     def _added(self, settings: Sequence[Settings], *, in_code: bool = False) -> tuple[int, ...]:
         """Trials of these settings, by index."""
@@ -210,15 +227,3 @@ def _shown(tried: Sequence[Compared], best: Compared | None) -> Verification:
         best=best,
         complete=all(one.decided for one in tried),
     )
-
-
-def _simplest_of_the_best(ranked: Sequence[Compared]) -> Compared:
-    """The fewest changes among those that the best does not beat beyond the noise."""
-    best = ranked[0]
-    tied = [
-        one
-        for one in ranked
-        if one.n_rounds == best.n_rounds
-        and paired_difference([ms for _, ms in one.steps], [ms for _, ms in best.steps]).low <= 0.0
-    ]
-    return min(tied, key=lambda one: len(one.settings.changed())) if tied else best

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import NormalDist, fmean
 
 from loaderdoctor.attribution.step import window_times
 from loaderdoctor.estimate import Estimate
@@ -19,10 +19,15 @@ from loaderdoctor.tryout.trials import Trial
 from loaderdoctor.tryout.windows import MIN_ROUNDS
 from loaderdoctor.units import NS_PER_MS
 
+# Two means of the same setting differ by about 1 % on a quiet machine (window spread of 2 %,
+# four windows or more): a smaller difference is none, however narrow the interval.
+EQUAL_SHARE = 0.01
+# A simpler setting is recommended over the best if it costs at most this much more.
+SIMPLER_SHARE = 0.03
+# One window may have met cold caches, however alike those of other trials were.
+MIN_SEEN = 2
 # Below this part of a step a gain is not worth the time to decide it.
 WORTH_DECIDING = 0.05
-# Each trial's own spread alone: what few trials have in common says little.
-ALONE = Noise(variance=0.0, weight=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +61,7 @@ class Compared:
     trial: Trial
     own: ByRound = ()  # the loop as it is, in the same rounds
     steps: ByRound = ()
-    noise: Noise = ALONE
+    noise: Noise
 
     @property
     def settings(self) -> Settings:
@@ -102,8 +107,9 @@ class Compared:
 
     @property
     def helps(self) -> bool:
-        """Whether the gain is beyond the noise."""
-        return self.gain is not None and self.gain.low > 0.0
+        """Whether the gain is beyond the noise, and was seen more than once."""
+        gain = self.gain
+        return gain is not None and gain.low > 0.0 and self.n_rounds >= MIN_SEEN
 
     @property
     def decided(self) -> bool:
@@ -122,7 +128,7 @@ class Compared:
 def compared(trials: Sequence[Trial], boundaries: Boundaries) -> list[Compared]:
     """Each trial next to the first, the loop as it is, in their order; without that one."""
     own = {m.round: boundaries.plain_ms(m.window) for m in trials[0].measurements}
-    found = []
+    timed = []
     for trial in trials[1:]:
         keeps = trial.settings.only_threads
         steps = [
@@ -130,9 +136,17 @@ def compared(trials: Sequence[Trial], boundaries: Boundaries) -> list[Compared]:
             for m in trial.measurements
             if m.round in own
         ]
-        beside = tuple((number, own[number]) for number, _ in steps)
-        found.append(Compared(trial=trial, own=beside, steps=tuple(steps)))
-    return found
+        timed.append((trial, tuple(steps)))
+    noise = Noise.of([list(own.values()), *([ms for _, ms in steps] for _, steps in timed)])
+    return [
+        Compared(
+            trial=trial,
+            own=tuple((number, own[number]) for number, _ in steps),
+            steps=steps,
+            noise=noise,
+        )
+        for trial, steps in timed
+    ]
 
 
 def by_speed(tried: Sequence[Compared]) -> list[Compared]:
@@ -140,7 +154,34 @@ def by_speed(tried: Sequence[Compared]) -> list[Compared]:
     return sorted(tried, key=lambda one: one.part)
 
 
-def complexity(settings: Settings, own: Settings) -> tuple[int, int, int, int]:
+def is_tied(one: ByRound, best: ByRound, noise: Noise, n_compared: int) -> bool:
+    """Whether `one` cannot be told from `best`, the smallest of `n_compared` means.
+
+    The interval of the difference holds 0, widened for the number of comparisons (Bonferroni's
+    correction by normal quantiles); or the difference is too small to matter.
+    """
+    diff = noise.difference(one, best)
+    if diff is None:
+        return False
+    if abs(diff.value) < EQUAL_SHARE * fmean(ms for _, ms in best) or not diff.bounded:
+        return True
+    return abs(diff.value) <= diff.margin * widening(n_compared - 1)
+
+
+def widening(n_comparisons: int) -> float:
+    """How much wider a 95 % interval must be to hold for all of n comparisons together."""
+    normal = NormalDist()
+    return normal.inv_cdf(1 - 0.025 / max(1, n_comparisons)) / normal.inv_cdf(0.975)
+
+
+def simplest(tied: Sequence[tuple[float, Settings]], own: Settings) -> int:
+    """Of those tied, as (step, settings): the simplest that costs hardly more than the fastest."""
+    limit = min(step for step, _ in tied) * (1 + SIMPLER_SHARE)
+    near = [i for i, (step, _) in enumerate(tied) if step <= limit]
+    return min(near, key=lambda i: _complexity(tied[i][1], own))
+
+
+def _complexity(settings: Settings, own: Settings) -> tuple[int, int, int, int]:
     """What a setting asks for: workers, then memory, then changes of the loop's code, then all."""
     full = meaning(settings, own)
     in_loop = sum(

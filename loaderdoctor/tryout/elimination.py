@@ -20,9 +20,10 @@ from typing import Literal
 
 from loaderdoctor.findings.model import MIN_GAIN_SHARE
 from loaderdoctor.tryout import schedule
+from loaderdoctor.tryout.comparing import EQUAL_SHARE, widening
 from loaderdoctor.tryout.known import Done, Known, Round, Window
 from loaderdoctor.tryout.noise import Noise
-from loaderdoctor.tryout.ranking import EQUAL_SHARE, MIN_PAIRS, Ranking, Result, widening
+from loaderdoctor.tryout.ranking import MIN_PAIRS, Ranking, Result
 from loaderdoctor.tryout.windows import GRID_ROUNDS, MIN_ROUNDS, WINDOW_S, Cost
 
 # Of the allowance, for the pairs that confirm the winner.

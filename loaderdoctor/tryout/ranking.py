@@ -12,22 +12,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist, fmean
+from statistics import fmean
 from typing import Literal
 
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.findings.model import MIN_GAIN_SHARE
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.baseline_ratio import ONE_MACHINE, BaselineRatio
-from loaderdoctor.tryout.comparing import complexity
+from loaderdoctor.tryout.comparing import is_tied, simplest, widening
 from loaderdoctor.tryout.noise import Noise
 from loaderdoctor.tryout.trials import Measurement, Resources, Trial
 
-# Two means of the same setting differ by about 1 % on a quiet machine (window spread of 2 %,
-# four windows or more): a smaller difference is none, however narrow the interval.
-EQUAL_SHARE = 0.01
-# A simpler setting is recommended over the best if it costs at most this much more.
-SIMPLER_SHARE = 0.03
 # With fewer confirmation pairs than this the paired rounds speak (see `gain`).
 MIN_PAIRS = 3
 
@@ -133,14 +128,17 @@ def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None)
         )
     best = min(ranked, key=_wall)
     tied = tuple(
-        r.index for r in compared if r is not best and is_tied(r, best, noise, len(compared))
+        r.index
+        for r in compared
+        if r is not best and is_tied(r.by_round_ms, best.by_round_ms, noise, len(compared))
     )
     own_wall = _wall(results[0])
     if _wall(best) > own_wall * (1 - MIN_GAIN_SHARE):
         candidate = 0
     else:
         others = [r for r in ranked if r.index and r.index in tied]
-        candidate = _simplest([best, *others], best, own)
+        choices = [best, *others]
+        candidate = choices[simplest([(_wall(r), r.settings) for r in choices], own)].index
     gain_ms, confirmed = gain(trials, results, candidate, noise, steps_per_epoch, baseline_ratio)
     own_cost = results[0].cost_ms
     ranking = Ranking(
@@ -253,7 +251,7 @@ def result(
 
 
 def boundary_ms(trial: Trial) -> float | None:
-    """One epoch boundary, mean over the visits that timed one; never below 0.
+    """One epoch boundary, mean over the measurements that timed one; never below 0.
 
     Without the confirmation, which must not change what it was to confirm.
     """
@@ -273,7 +271,8 @@ def wall_samples(
     """(round, wall per step) of these windows of a trial, one boundary spread over an epoch.
 
     A boundary is timed once or few times and is the same cost each epoch, so every window
-    carries the trial's mean boundary. With a `yardstick` windows of other nodes count as theirs do.
+    carries the trial's mean boundary. With a baseline ratio, windows of other nodes count as
+    their own loop's do.
     """
     boundary = boundary_ms(trial)
     n_epoch = trial.steps_per_epoch or steps_per_epoch
@@ -285,26 +284,6 @@ def wall_samples(
         )
         for measurement in measurements
     ]
-
-
-def is_tied(one: Result, best: Result, noise: Noise, n_compared: int) -> bool:
-    """Whether `one` cannot be told from `best`, the smallest of `n_compared` means.
-
-    The interval of the difference holds 0, widened for the number of comparisons (Bonferroni's
-    correction by normal quantiles); or the difference is too small to matter.
-    """
-    diff = noise.difference(one.by_round_ms, best.by_round_ms)
-    if diff is None or best.cost_ms is None:
-        return False
-    if abs(diff.value) < EQUAL_SHARE * best.cost_ms.value or not diff.bounded:
-        return True
-    return abs(diff.value) <= diff.margin * widening(n_compared - 1)
-
-
-def widening(n_comparisons: int) -> float:
-    """How much wider a 95 % interval must be to hold for all of n comparisons together."""
-    normal = NormalDist()
-    return normal.inv_cdf(1 - 0.025 / max(1, n_comparisons)) / normal.inv_cdf(0.975)
 
 
 def gain(
@@ -349,13 +328,6 @@ def drift(baseline: Trial) -> float | None:
         if len(timed) > 1
     ]
     return max(changes, key=lambda change: abs(change - 1), default=None)
-
-
-def _simplest(tied: Sequence[Result], best: Result, own: Settings) -> int:
-    """Of the trials as good as the best: fewest workers, then least memory, then least code."""
-    limit = _wall(best) * (1 + SIMPLER_SHARE)
-    near = [r for r in tied if _wall(r) <= limit]
-    return min(near, key=lambda r: complexity(r.settings, own)).index
 
 
 def _wall(one: Result) -> float:

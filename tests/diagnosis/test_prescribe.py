@@ -17,6 +17,7 @@ from loaderdoctor.report.model import Recommendation
 from loaderdoctor.report.words.changes import changes_of
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.comparing import Compared, by_speed
+from loaderdoctor.tryout.noise import Noise
 from loaderdoctor.tryout.trials import Trial
 from tests.findings.builders import healthy, machine
 from tests.findings.routes_facts import starved
@@ -34,7 +35,12 @@ def compared_(
     trial = Trial(index=1, settings=settings, in_code=in_code)
     if failed is not None:
         trial.fail("skipped" if refused else "failed", failed)
-    return Compared(trial=trial, own=tuple(enumerate(plain_ms)), steps=tuple(enumerate(step_ms)))
+    return Compared(
+        trial=trial,
+        own=tuple(enumerate(plain_ms)),
+        steps=tuple(enumerate(step_ms)),
+        noise=Noise.of([plain_ms, step_ms]),
+    )
 
 
 FOUR, SIX = Settings(num_workers=4), Settings(num_workers=6)

@@ -130,10 +130,10 @@ def _main_cpu_ms(windows: Sequence[WindowDone]) -> float | None:
 
 
 def _copies_held(window: WindowDone) -> bool:
-    if not usable(window):
+    copies = window.copies
+    if not usable(window) or copies is None or not copies.n_hits:
         return False
-    hits, misses = window.n_copy_hits or 0, window.n_copy_misses or 0
-    return hits > 0 and misses <= MAX_MISS_SHARE * (hits + misses)
+    return copies.n_misses <= MAX_MISS_SHARE * (copies.n_hits + copies.n_misses)
 
 
 def _copy_reason(rounds: Sequence[Round]) -> str:

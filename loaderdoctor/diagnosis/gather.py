@@ -167,10 +167,10 @@ def record(
         saved = recorded
         if plain is not None and usable(plain):
             ratios.append(window_times(recorded).within_ms / window_times(plain).within_ms)
-    if saved is None or saved.snapshot_path is None:
+    if saved is None or saved.snapshot is None:
         return MemoryHistory(reason="--memory-history: the snapshot was not saved.")
     return MemoryHistory(
-        path=Path(saved.snapshot_path),
-        n_entries=saved.snapshot_entries,
+        path=Path(saved.snapshot.path),
+        n_entries=saved.snapshot.n_entries,
         overhead=mean(ratios) if ratios else None,
     )

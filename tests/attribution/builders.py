@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from loaderdoctor.instrument.wire.protocol import Mode, Observed, WindowDone
 from loaderdoctor.instrument.wire.records import (
     BoundaryRecord,
+    CopyRecord,
     Environment,
     FetchRecord,
     LoaderRecord,
@@ -24,8 +25,7 @@ def window(
     waits_ms: Sequence[float] = (),
     boundary_steps: Sequence[int] = (),
     boundaries: Sequence[BoundaryRecord] = (),
-    n_copy_hits: int | None = None,
-    n_copy_misses: int | None = None,
+    copies: CopyRecord | None = None,
     batch_size: int = 8,
 ) -> WindowDone:
     """One window whose steps last as told."""
@@ -48,8 +48,7 @@ def window(
         boundary_steps=tuple(boundary_steps),
         boundaries=tuple(boundaries),
         fetches=tuple(fetches),
-        n_copy_hits=n_copy_hits,
-        n_copy_misses=n_copy_misses,
+        copies=copies,
     )
 
 

@@ -11,7 +11,7 @@ from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.instrument.wire.protocol import Mode, WindowDone
-from loaderdoctor.instrument.wire.records import CpuRecord, PageRecord
+from loaderdoctor.instrument.wire.records import CopyRecord, CpuRecord, PageRecord
 from tests.attribution.builders import boundary, observed, window
 from tests.findings import builders
 
@@ -23,7 +23,7 @@ def rounds(
         Round(
             plain=window("plain", [p] * 4),
             no_input=window("no_input", [i] * 4),
-            no_copy=None if c is None else window("no_copy", [c] * 4, n_copy_hits=8),
+            no_copy=None if c is None else window("no_copy", [c] * 4, copies=CopyRecord(n_hits=8)),
         )
         for p, i, c in zip(plain, no_input, no_copy or [None] * len(plain), strict=True)  # type: ignore[list-item]
     ]
@@ -68,7 +68,7 @@ def test_what_the_loop_does_between_epochs_stays_without_a_loader() -> None:
     saving = Round(
         plain=window("plain", [10.0] * 9 + [510.0], boundary_steps=(9,)),
         no_input=window("no_input", [4.0] * 10),
-        no_copy=window("no_copy", [3.0] * 10, n_copy_hits=8),
+        no_copy=window("no_copy", [3.0] * 10, copies=CopyRecord(n_hits=8)),
     )
     found = ablation_facts(
         [saving, saving], steps_per_epoch=10, boundary_ms=500.0, own_boundary_ms=300.0
@@ -130,7 +130,7 @@ def test_free_copies_that_were_not_held_are_null_with_the_reason() -> None:
     bad = Round(
         plain=window("plain", [10.0] * 4),
         no_input=window("no_input", [5.0] * 4),
-        no_copy=window("no_copy", [4.0] * 4, n_copy_hits=1, n_copy_misses=9),
+        no_copy=window("no_copy", [4.0] * 4, copies=CopyRecord(n_hits=1, n_misses=9)),
     )
     found = ablation_facts([bad, bad], steps_per_epoch=None, boundary_ms=None)
     assert found is not None

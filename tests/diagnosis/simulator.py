@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from loaderdoctor.instrument.wire.protocol import Ended, Note, Observed, WindowDone, WindowRequest
-from loaderdoctor.instrument.wire.records import CpuRecord
+from loaderdoctor.instrument.wire.records import CopyRecord, CpuRecord
 from tests.attribution.builders import observed, window
 
 
@@ -85,7 +85,8 @@ class SimulatedRun:
         true *= self.slow if len(self.asked) <= self.n_slow else 1.0
         mean = true * (1.0 + self.rng.gauss(0.0, self.noise))
         self.now_s += 1.5 * mean * request.n_steps / 1e3
-        record = window(request.mode, [mean] * request.n_steps, n_copy_hits=2 * request.n_steps)
+        copies = CopyRecord(n_hits=2 * request.n_steps)
+        record = window(request.mode, [mean] * request.n_steps, copies=copies)
         return WindowDone(
             **{
                 f: getattr(record, f)

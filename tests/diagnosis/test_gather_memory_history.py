@@ -11,6 +11,7 @@ import pytest
 from loaderdoctor.diagnosis.gather import MAX_ENTRIES, N_ROUNDS, NAME, NOT_APPLICABLE, record
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule, WindowDone, WindowRequest
+from loaderdoctor.instrument.wire.records import SnapshotRecord
 from loaderdoctor.report.model import Report
 from tests.diagnosis.simulator import SimulatedRun
 from tests.diagnosis.test_gather import gatherer
@@ -31,10 +32,11 @@ class RecordingRun(SimulatedRun):
                 id=request.id, mode=request.mode, status="skipped", reason=self.refuses
             )
         steps = tuple(round(ns * self.cost) for ns in done.host_step_ns)
-        n = min(request.memory_entries, 321) if request.snapshot_path else 0
-        return msgspec.structs.replace(
-            done, host_step_ns=steps, snapshot_path=request.snapshot_path, snapshot_entries=n
-        )
+        saved = None
+        if request.snapshot_path is not None:
+            n = min(request.memory_entries, 321)
+            saved = SnapshotRecord(path=request.snapshot_path, n_entries=n)
+        return msgspec.structs.replace(done, host_step_ns=steps, snapshot=saved)
 
 
 def script_run(device: str | None = "cuda:0", **options: object) -> RecordingRun:

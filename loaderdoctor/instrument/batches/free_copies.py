@@ -18,6 +18,7 @@ from torch import Tensor
 from loaderdoctor.instrument.batches.h2d import H2DCall, H2DHook, raw_copy
 from loaderdoctor.instrument.batches.tensor_pool import Budget, TensorPool
 from loaderdoctor.instrument.system.memory import gpu_free_bytes
+from loaderdoctor.instrument.wire.records import CopyRecord
 
 # With more of the copies let through, what is left of the step is no step without copies.
 MAX_MISS_SHARE = 0.20
@@ -60,6 +61,10 @@ class FreeCopies(H2DHook):
             else ("shapes change from step to step, or the copies carry gradients or parameters")
         )
         return f"{self.misses} of {total} copies could not be answered: {why}"
+
+    def counts(self) -> CopyRecord:
+        """Calls answered and let through since `start_counting`."""
+        return CopyRecord(n_hits=self.hits, n_misses=self.misses)
 
     @property
     def inline_ns(self) -> int:

@@ -22,10 +22,9 @@ from loaderdoctor.instrument.session.window_memory import Timed
 from loaderdoctor.instrument.system import memory
 from loaderdoctor.instrument.system.cpu_use import CpuMeter
 from loaderdoctor.instrument.wire.protocol import SCRIPT_ENDED, WindowDone, WindowRequest
-from loaderdoctor.instrument.wire.records import CpuRecord, FetchRecord
+from loaderdoctor.instrument.wire.records import CopyRecord, CpuRecord, FetchRecord
 
 if TYPE_CHECKING:
-    from loaderdoctor.instrument.batches.free_copies import FreeCopies
     from loaderdoctor.instrument.batches.replay_buffer import Source
 
 
@@ -79,7 +78,8 @@ class TimedSteps:
             raise WindowFailedError(reason or "no step ended in this window")
         if copies is not None and copies.reason is not None:
             raise WindowFailedError(copies.reason)
-        return self._figures(request, reason, clock.finish(), fetches, cpu, copies)
+        answered = copies.counts() if copies is not None else None
+        return self._figures(request, reason, clock.finish(), fetches, cpu, answered)
 
     def _start_clock(self, n_steps: int) -> StepClock:
         """The window's own clock; the first step begins now."""
@@ -143,7 +143,7 @@ class TimedSteps:
         times: StepTimes,
         fetches: tuple[FetchRecord, ...],
         cpu: CpuRecord,
-        copies: FreeCopies | None,
+        copies: CopyRecord | None,
     ) -> WindowDone:
         """What the window tells, with what can be read only now: memory, and pages of batches."""
         session, loader, n_steps = self._session, self._sources.clock, len(times.host_ns)
@@ -169,8 +169,7 @@ class TimedSteps:
             host_bytes=self._host_bytes() if request.host_memory else None,
             gpu_peak_allocated_bytes=peaks.allocated_bytes if peaks is not None else None,
             gpu_peak_reserved_bytes=peaks.reserved_bytes if peaks is not None else None,
-            n_copy_hits=copies.hits if copies is not None else None,
-            n_copy_misses=copies.misses if copies is not None else None,
+            copies=copies,
         )
 
     def _host_bytes(self) -> int | None:

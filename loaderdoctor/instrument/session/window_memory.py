@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from loaderdoctor.instrument.session.profiling import ProfilerBusyError, refuse_second_profiler
 from loaderdoctor.instrument.session.sources import SourceRefusedError
 from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
+from loaderdoctor.instrument.wire.records import SnapshotRecord
 
 Timed = Generator[None, int, WindowDone]
 
@@ -43,7 +44,8 @@ def with_history(
         if request.snapshot_path is None:
             return done
         path = _own_path(Path(request.snapshot_path), in_group=in_group)
-        return msgspec.structs.replace(done, snapshot_path=str(path), snapshot_entries=_save(path))
+        saved = SnapshotRecord(path=str(path), n_entries=_save(path))
+        return msgspec.structs.replace(done, snapshot=saved)
     finally:
         _end()
 

@@ -29,11 +29,13 @@ import msgspec
 from loaderdoctor.instrument.wire.records import (
     BoundaryRecord,
     ComputeRecord,
+    CopyRecord,
     CpuRecord,
     Environment,
     FetchRecord,
     LoaderRecord,
     PageRecord,
+    SnapshotRecord,
     TransferRecord,
     main_loader,
 )
@@ -227,12 +229,10 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     # (step boundary, perf_counter_ns) marks to calibrate the trace clock: name of a span that
     # starts at that instant, and the instant.
     clock_marks: tuple[tuple[str, int], ...] = ()
-    snapshot_path: str | None = None
-    snapshot_entries: int = 0  # events of the history in it
+    snapshot: SnapshotRecord | None = None
     startup_ns: int | None = None  # trial: open the loader and get its first batch
     boundary_ns: int | None = None  # trial: one epoch boundary, as the settings make it
-    n_copy_hits: int | None = None  # no_copy: transfers answered / let through
-    n_copy_misses: int | None = None
+    copies: CopyRecord | None = None  # no_copy
 
 
 class Note(Message, frozen=True, kw_only=True, omit_defaults=True):

@@ -198,3 +198,17 @@ class PageRecord(msgspec.Struct, frozen=True, kw_only=True):
     n_faults: int  # minor page faults of the first read
     touch_ns: int  # a byte of each page: the first read less the second
     release_ns: int  # dropping the last reference
+
+
+class CopyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of the loop's own transfers where they are answered."""
+
+    n_hits: int = 0  # answered
+    n_misses: int = 0  # let through
+
+
+class SnapshotRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """torch's memory history of a window, as saved."""
+
+    path: str
+    n_entries: int  # events of the history in it

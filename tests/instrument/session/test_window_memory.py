@@ -21,6 +21,7 @@ from loaderdoctor.instrument.session.session import ScriptOverError
 from loaderdoctor.instrument.session.sources import SourceRefusedError
 from loaderdoctor.instrument.session.window_memory import Timed, with_history
 from loaderdoctor.instrument.wire.protocol import WindowDone, WindowRequest
+from loaderdoctor.instrument.wire.records import SnapshotRecord
 
 CUDA = torch.device("cuda", 0)
 SNAPSHOT = {"segments": [], "device_traces": [[{"action": "alloc"}] * 5, [{"action": "free"}]]}
@@ -92,7 +93,8 @@ def test_history_is_bounded_saved_after_the_steps_and_ended(
     path = tmp_path / "new" / "snapshot.pickle"
     done = run(recorded(request(path=path), window(calls)))
     assert calls == [START, "step", "step", "snapshot", END]
-    assert (done.snapshot_path, done.snapshot_entries, done.n_steps) == (str(path), 6, 2)
+    assert done.snapshot == SnapshotRecord(path=str(path), n_entries=6)
+    assert done.n_steps == 2
     assert pickle.loads(path.read_bytes()) == SNAPSHOT
     assert [p.name for p in path.parent.iterdir()] == ["snapshot.pickle"]
 
@@ -100,7 +102,7 @@ def test_history_is_bounded_saved_after_the_steps_and_ended(
 def test_a_window_for_the_cost_alone_saves_nothing(calls: list[Any]) -> None:
     done = run(recorded(request(), window(calls)))
     assert calls == [START, "step", "step", END]
-    assert done.snapshot_path is None
+    assert done.snapshot is None
 
 
 def test_a_window_that_asks_for_none_touches_nothing(calls: list[Any]) -> None:
@@ -182,7 +184,8 @@ def test_torchs_own_history_is_recorded_bounded_and_off_again(tmp_path: Path) ->
 
     path = tmp_path / "snapshot.pickle"
     done = run(recorded(request(path=path), steps()))
-    assert 0 < done.snapshot_entries <= 100
+    assert done.snapshot is not None
+    assert 0 < done.snapshot.n_entries <= 100
     assert not torch._C._cuda_isHistoryEnabled()
     snapshot = pickle.loads(path.read_bytes())
     frames = [f for trace in snapshot["device_traces"] for e in trace for f in e["frames"]]

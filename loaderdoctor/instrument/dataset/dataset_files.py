@@ -268,7 +268,7 @@ def tmpfs_place() -> Path:
     """Where files in memory go. Raises TrialRefused where there is no tmpfs that can be written."""
     kinds = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
     if kinds.get(str(TMPFS)) != "tmpfs" or not os.access(TMPFS, os.W_OK):
-        raise TrialRefused(f"{TMPFS} is no tmpfs that can be written")
+        raise TrialRefused(f"{TMPFS} is not a tmpfs that can be written")
     return TMPFS
 
 

@@ -37,7 +37,7 @@ class Substitute:
     def __init__(self) -> None:
         self.source: Source | None = None  # None: the loader itself
         self.failure: str | None = None  # why it stopped: the loader itself has gone on since
-        # Epochs that ended within `source`, a list of its own that grows.
+        # Epochs that ended within `source`, in its own list, which grows.
         self.epochs: Sequence[object] | None = None
         self._n_epochs = 0  # of them, those counted
         self._lock = threading.Lock()  # covers use and closing

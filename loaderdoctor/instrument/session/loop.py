@@ -66,7 +66,7 @@ class Loop:
                 iterator = original(loader)
             attributes = getattr(iterator, "__dict__", {})
             if FEED not in attributes:
-                return iterator  # not torch's: a loader class with an iterator of its own
+                return iterator  # not torch's: a loader class with its own iterator
             # A persistent iterator is re-used for each epoch: a new pass, a new feed.
             feed = attributes[FEED] = Feed(state, spare=session.registry.spare(loader))
         feed.at_ns = start

@@ -76,7 +76,7 @@ class WindowProfiler:
         """A step boundary: the next `ProfilerStep#N` span begins, unless the step before holds it.
 
         At the `last` one the running span ends and none begins: what follows (waiting for the
-        device, stopping) would be a step of its own in the trace.
+        device, stopping) would be another step in the trace.
         """
         if last:
             span, self._profile.step_rec_fn = self._profile.step_rec_fn, None
@@ -121,7 +121,7 @@ def refuse_second_profiler(n_steps: int) -> None:
         upcoming = (one.schedule(one.step_num + k) for k in range(1, n_steps + 200))
         if running and any(action != ProfilerAction.NONE for action in upcoming):
             raise ProfilerBusyError(
-                "the script has a torch.profiler schedule of its own under way; torch allows "
+                "the script has its own torch.profiler schedule under way; torch allows "
                 "one profiler at a time. Take it out of the script for this run."
             )
 
@@ -158,7 +158,7 @@ def most_steps(n_events_per_step: int) -> int:
 def queue_waits_named(training_thread: int) -> Iterator[None]:
     """Name the training thread's waits for a background thread's batches in the trace.
 
-    Wrappers that fetch on a thread of their own (prefetch_generator and its like) hand batches
+    Wrappers that fetch on their own thread (prefetch_generator and its like) hand batches
     over in a `queue.Queue`; its `get` gets a span while this is active.
     """
     from torch.autograd.profiler import record_function

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 EVENT_EVERY = 8  # steps between timing events where nothing else asks for one
-N_EDGES = 8  # events made beside those: the window's two ends, epochs' ends
+N_EDGES = 8  # events made besides those: the window's two ends, epochs' ends
 MAX_PREPARED = 1024
 
 

@@ -43,7 +43,7 @@ class TransferObserver(H2DHook):
         """A step begins; calls before the first step are not recorded.
 
         The thread that calls first is the training thread. A thread that fetches batches for it
-        calls too, and begins no step of its own.
+        calls too, and begins no step.
         """
         super().begin_step()
         thread = threading.current_thread()

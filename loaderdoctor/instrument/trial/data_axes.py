@@ -282,7 +282,7 @@ def _first_part(loader: DataLoader[Any], portion: float) -> Sampler[int] | Any:
     if isinstance(dataset, IterableDataset):
         raise TrialRefused("the dataset is an iterable one: its first part can't be told")
     if loader.batch_sampler is not None and loader.batch_size is None:
-        raise TrialRefused("a batch_sampler of its own decides which samples make a batch")
+        raise TrialRefused("its own batch_sampler decides which samples make a batch")
     n = _n_first(len(dataset), portion)
     sampler: Any = loader.sampler
     if type(sampler) is SequentialSampler:

@@ -1,4 +1,4 @@
-"""The next batch is copied on a CUDA stream of its own while this one computes."""
+"""The next batch is copied on its own CUDA stream while this one computes."""
 
 from __future__ import annotations
 

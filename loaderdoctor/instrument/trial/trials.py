@@ -154,7 +154,7 @@ def measure_boundary(source: Source) -> int:
         return source.boundary_ns()
     if isinstance(source, (ReplaySource, SyntheticSource)):
         return 0
-    raise TypeError(f"{type(source).__name__} is no trial's source")
+    raise TypeError(f"{type(source).__name__} is not a trial's source")
 
 
 def _epochs(

@@ -6,7 +6,7 @@ In the worker only two queue methods of the worker's own copies are shadowed (`g
 queue, `put` and the pipe's send of the data queue) and the fetcher is timed by `fetch_clock`.
 Nothing of the user's is wrapped.
 
-Each process appends to a file of its own in the records directory; `worker_records` reads them.
+Each process appends to its own file in the records directory; `worker_records` reads them.
 """
 
 from __future__ import annotations

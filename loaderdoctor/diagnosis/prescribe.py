@@ -8,6 +8,7 @@ from loaderdoctor.advice.code import edits_for, loader_arguments
 from loaderdoctor.advice.plan import Candidate, CodeAdvice, Prescription
 from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts.own_settings import own_settings_known
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import rest_ms
@@ -16,7 +17,6 @@ from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.build import shares_of
 from loaderdoctor.settings import Settings
-from loaderdoctor.tryout.answers import own_settings
 from loaderdoctor.tryout.comparing import Compared
 from loaderdoctor.tryout.rows import recommendations, trial_row
 
@@ -193,7 +193,7 @@ def _rows(
 
     return recommendations(
         settings,
-        own=own_settings(facts),
+        own=own_settings_known(facts).as_dict(),
         code=written,
         caution=lambda name, value: caution if name == first else None,  # said once
         summary=_basis(candidate, inconclusive) if candidate and measured is None else None,

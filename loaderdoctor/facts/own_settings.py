@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.instrument.wire.records import ComputeRecord, LoaderRecord, TransferRecord
 from loaderdoctor.settings import AXES, DEFAULT_PREFETCH_FACTOR, Settings, StartMethod
@@ -28,25 +29,27 @@ class Surroundings(Protocol):
 
 def own_settings(observed: Observed) -> Settings:
     """What the loop does now, complete: torch's defaults filled in, transfers as seen."""
-    return settings_of(
-        observed.main_loader,
-        transfers=observed.transfers,
-        surroundings=observed.environment,
-        compute=observed.compute,
+    return _of(observed.main_loader, observed.transfers, observed.environment, observed.compute)
+
+
+def own_settings_known(facts: Facts) -> Settings:
+    """Likewise, as far as facts tell: of a loop whose loader was not seen nothing of loaders."""
+    full = _of(facts.main_loader, facts.transfers, facts.machine, facts.compute)
+    if facts.main_loader is not None:
+        return full
+    return Settings(
+        non_blocking=full.non_blocking if facts.transfers else None,
+        num_threads=full.num_threads,
     )
 
 
-def settings_of(
+def _of(
     loader: LoaderRecord | None,
-    *,
     transfers: Sequence[TransferRecord],
     surroundings: Surroundings | None,
     compute: ComputeRecord | None,
 ) -> Settings:
-    """Likewise, of the loader that feeds the step and of what goes with it.
-
-    The start method stands there at 0 workers too: it is what workers would be started by.
-    """
+    """The start method stands there at 0 workers too: it is what workers would be started by."""
     base = loader.settings if loader is not None else AS_IS
     replicated = compute is not None and compute.n_replicas is not None
     known = Settings(

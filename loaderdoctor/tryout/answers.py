@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from loaderdoctor.advice.predictions import check_predictions
+from loaderdoctor.facts.own_settings import own_settings_known
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Outcome
 from loaderdoctor.report import model
@@ -47,12 +48,12 @@ def answered(
             tried="Tried in the run that this trace belongs to",
             untried=f"{untested}; the run that this trace belongs to did not",
         )
-    own = own_settings(facts)
+    own = own_settings_known(facts)
     if facts.command == "analyze":
-        return check_predictions(findings, (), own=_settings(own), untried=untested)
-    tried = outcomes(trials, own, facts.command)
+        return check_predictions(findings, (), own=own, untried=untested)
+    tried = outcomes(trials, own.as_dict(), facts.command)
     unsafe = {row.setting for row in not_advised}
-    return check_predictions(findings, tried, own=_settings(own), unsafe=unsafe)
+    return check_predictions(findings, tried, own=own, unsafe=unsafe)
 
 
 def outcomes(
@@ -81,16 +82,6 @@ def outcomes(
         swept = command == "sweep"
         found.append(_outcome(changed, trial, of_base, paired=base == 0, swept=swept))
     return tuple(found)
-
-
-def own_settings(facts: Facts) -> dict[str, Any]:
-    """The loop's own settings, as far as known; `non_blocking` as its copies are made."""
-    loader = facts.main_loader
-    own: dict[str, Any] = dict(loader.settings.as_dict()) if loader is not None else {}
-    if facts.transfers:
-        own["non_blocking"] = all(t.non_blocking for t in facts.transfers)
-    own["num_threads"] = facts.machine.n_threads if facts.machine is not None else None
-    return own
 
 
 def _outcome(

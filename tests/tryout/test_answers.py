@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from loaderdoctor.facts.own_settings import own_settings_known
 from loaderdoctor.findings.model import Finding, Kind, Prediction, Severity
 from loaderdoctor.report.model import Trial
 from loaderdoctor.settings import Settings
-from loaderdoctor.tryout.answers import answered, outcomes, own_settings
+from loaderdoctor.tryout.answers import answered, outcomes
 from tests.findings.builders import healthy, machine
 
 OWN = {"num_workers": 0, "pin_memory": False}
@@ -108,7 +109,7 @@ def finding() -> Finding:
 
 def test_a_trial_of_threads_answers_what_was_expected_of_them() -> None:
     facts = replace(healthy(), machine=machine(n_threads=2))
-    assert own_settings(facts)["num_threads"] == 2
+    assert own_settings_known(facts).num_threads == 2
     trials = (
         trial(Settings(), 30.0, 1.5),
         trial(Settings(num_threads=1), 6.0, changes_numerics=True),

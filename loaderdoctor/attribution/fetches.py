@@ -283,6 +283,21 @@ def _kind(rows: Rows, fetches: Index) -> FetchKind | None:
     return "mixed" if multi.any() else "single-process"
 
 
+# Waiting for a thread that makes batches next to the training thread.
+#
+# The training thread then sits in a queue's `get`: a silence without any event. torch.profiler
+# records Python threads it did not start on only through CUPTI, so of a background loader the trace
+# shows at best its runtime calls (pinned allocations, copies); its `__next__` spans appear where all
+# threads are profiled. A silence is a wait where the batch is seen to be finished within it:
+#
+# - with fetch spans: one fetch was under way when the silence began, and it was done before the
+# silence ended. A thread with a full queue pauses between fetches, so a loader that keeps up
+# doesn't look like this; or, where the loop then does its own silent work, the thread pauses until
+# that is over and the loop takes a batch;
+# - without: the making thread's last call within the silence.
+#
+# What follows within the silence is the training thread's own (host).
+
 # A thread that was waited for begins its next fetch at once, 0.06-0.11 ms after the batch, and so
 # before the loop's next event, 0.2-0.8 ms after it (queue of one, torch 2.14, two cores). The other
 # way round were 3 of 28 waits, with the loop's next event 0.2-0.3 ms after the batch. A thread

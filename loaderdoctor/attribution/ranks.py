@@ -105,6 +105,16 @@ def _collectives(rows: Rows, at_ns: int) -> Collectives:
     )
 
 
+# Which rank the others wait for: one collective seen from every rank.
+#
+# A collective ends on all ranks at about the same time, and only begins in earnest when the last
+# rank has come to it. What an earlier rank spends in it before that is waiting for a peer, not
+# communication.
+#
+# Traces of one machine share a clock. Those of different machines are aligned by the ends of the
+# collectives: clocks kept by NTP are right to within milliseconds, which tells one step's collectives
+# from the next one's, and the median difference of the ends is what is left of the offset.
+
 # Fewer matches could be chance.
 MIN_MATCHED = 3
 # How far apart the same event may be told by two ranks of one machine: a thread is woken this much

@@ -229,6 +229,11 @@ def _cores(cpu_ns: Sequence[int | None], wall_ns: int) -> float | None:
     return sum(known) / wall_ns if known and wall_ns > 0 else None
 
 
+# Which plain windows were measured before the loop settled at the pace it then kept.
+#
+# Figures of two paces have no common mean, and an interval over both is of neither. What remains of
+# the training runs at the later one.
+
 MIN_LATER = 3  # the fewest windows whose spread says what one more would have been
 
 

@@ -310,6 +310,11 @@ def _waits_ms(got: Intervals, delivered_ns: I64) -> tuple[float, ...]:
     return tuple(float(x) for x in np.diff(covered, prepend=0) / NS_PER_MS)
 
 
+# One training process of a trace, where a file was merged from those of several.
+#
+# torch.profiler records one process. Tools that merge the traces of a job's ranks keep each event's
+# pid, but correlation ids, and often devices, are each process's own and occur again in the others.
+
 # Rows whose pid is no process of the training: a device's number, or a track we add.
 _NO_PROCESS = (*DEVICE_CATEGORIES, Category.GPU_ANNOTATION, Category.WORKER)
 

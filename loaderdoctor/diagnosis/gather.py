@@ -116,6 +116,11 @@ class Gatherer(Ablation):
             self.evidence.plain.extend(self._measure([self.request("plain")]))
 
 
+# `--memory-history`: torch's memory snapshot of the loop, and what recording it costs.
+#
+# The cost is measured as all costs are: windows with and without, in shuffled order each round. The
+# snapshot is of the last round, saved after its time was taken.
+
 N_ROUNDS = 3  # the fewest for an interval
 # Events the allocator keeps, the latest: some kilobytes each with their stacks, so up to some
 # hundred megabytes on disk. A training step makes hundreds to some thousands.

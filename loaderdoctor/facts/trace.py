@@ -121,6 +121,11 @@ class TraceFacts:
     n_ranges_left_out: int = 0
 
 
+# What is known of the accelerator's use: each device, busy time and its idle gaps, ranges.
+#
+# Made by `attribution`'s `gpu`, `busy` and `user_ranges`, which hold the definitions.
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuDeviceFacts:
     """One device over all steps of a trace, by the TensorBoard plugin's definitions."""

@@ -51,6 +51,11 @@ def _innermost(collate_fn: Any) -> Any:
     return collate_fn
 
 
+# What of a dataset's own code draws at random: samples that come out differently each time.
+#
+# Read off the bytecode: making samples to compare them would move the generators that the user's
+# own samples are drawn from. A trial of `cache` compares some, once batches are not the loop's own.
+
 _DRAWS = frozenset({
     "random", "rand", "randn", "randint", "randrange", "rand_like", "randn_like", "randint_like",
     "randperm", "random_sample", "standard_normal", "uniform", "normal", "gauss", "integers",
@@ -122,6 +127,11 @@ def _with_helpers(function: types.FunctionType, seen: set[int]) -> Iterator[type
             seen.add(id(helper))
             yield from _with_helpers(helper, seen)
 
+
+# What a dataset's samples are made from: arrays, lists and tables among its attributes.
+#
+# Runs in the measuring process. Objects are looked at by their type; no sample is made, and of a
+# list only the first entry is read.
 
 MAX_STORES = 8
 MAX_STORE_DEPTH = 3  # Subset -> dataset -> …

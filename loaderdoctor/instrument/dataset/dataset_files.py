@@ -203,6 +203,11 @@ def _read_by(dataset: Any, files: set[Path]) -> bool:
     return page_cache.in_memory(files).n_in_memory > before.n_in_memory
 
 
+# Copies of a dataset's files on another disk or in memory, for the length of the run.
+#
+# A small shell outside the process group of the run waits for the run's end on a pipe and removes
+# the copy then, however the run ends.
+
 TMPFS = Path("/dev/shm")
 # Of what is free where the copy goes; workers put their batches into /dev/shm too.
 MAX_SHARE_OF_FREE = 0.50

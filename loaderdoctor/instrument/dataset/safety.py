@@ -122,6 +122,10 @@ def _is_handle(value: object) -> bool:
     )
 
 
+# Whether objects reach a spawned worker: pickled to nowhere, within a time and a size.
+#
+# Tensors and arrays are counted, not copied; so a dataset of many gigabytes costs nothing.
+
 # A dataset that takes longer to pickle is started by no sane spawn; beyond, nothing is known.
 LIMIT_S = 2.0
 # Python objects pickle at some 100 MB/s; what tensors and arrays hold is not counted here.

@@ -135,6 +135,12 @@ def _rss_bytes(process: psutil.Process) -> int:
         return 0
 
 
+# Which malloc this process has, and what a page fault of memory fetched anew costs here.
+#
+# glibc gives the top of its heap back to the system when more than a threshold of it is free, and
+# maps each larger block by itself and unmaps it on free. A loop whose tensors come and go that way
+# takes a page fault for each of their pages, in each step.
+
 MAPS = Path("/proc/self/maps")
 _OTHERS = ("jemalloc", "tcmalloc", "mimalloc", "snmalloc", "hoard", "tbbmalloc")
 # A fault takes some 2 µs: 512 of them a few milliseconds in all, once in a run.

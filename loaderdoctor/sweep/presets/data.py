@@ -60,6 +60,11 @@ SAMPLES, PADDING = "samples", "padding (recipe tokens)"
 ON, OFF, SYNTHETIC = "augmentation on", "all off", "synthetic batches"
 SCALAR, VECTORISED = "scalar", "vectorised"
 TRIMMED, COMBINED = "trimmed batches", "trimmed and vectorised"
+# `preprocessing`: what the work on samples costs, transform by transform, and how to spare it.
+#
+# Augmentation is taken out of the running loop's dataset. Padding in Python against tensor
+# operations, and batches trimmed to their longest, are options of the recipe `tokens`.
+
 UPPER_BOUND = "the upper bound: no loading at all"
 NOT_A_SETTING = "shows a cost; the model then trains on other data"
 # Shorter than the recipe's own run, so that a process gets to its steps soon.

@@ -190,6 +190,10 @@ _MANY_WORKERS = tuple(range(0, 51, 5))
 LOADER, MODEL = "the loader alone", "the model alone"
 
 
+# `--loader-only`: what the loader can deliver over its workers, beside what the model can take.
+#
+# The loop stands still while its loader is drained; the model runs on batches that are ready.
+
 LOADER_ONLY = Preset(
     name="loader-only",
     summary="Samples/s of the loader alone over 0, 5, … 50 workers, and of the model alone.",

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from loaderdoctor.commands.diagnose.run_folder import write_run
+from loaderdoctor.commands.output import write_run
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
 from loaderdoctor.instrument.command.in_process import InProcessRun, LocalLink

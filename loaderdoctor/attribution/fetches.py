@@ -287,8 +287,8 @@ def _kind(rows: Rows, fetches: Index) -> FetchKind | None:
 #
 # The training thread then sits in a queue's `get`: a silence without any event. torch.profiler
 # records Python threads it did not start on only through CUPTI, so of a background loader the trace
-# shows at best its runtime calls (pinned allocations, copies); its `__next__` spans appear where all
-# threads are profiled. A silence is a wait where the batch is seen to be finished within it:
+# shows at best its runtime calls (pinned allocations, copies); its `__next__` spans appear where
+# all threads are profiled. A silence is a wait where the batch is seen to be finished within it:
 #
 # - with fetch spans: one fetch was under way when the silence began, and it was done before the
 # silence ended. A thread with a full queue pauses between fetches, so a loader that keeps up

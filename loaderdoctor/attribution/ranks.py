@@ -112,8 +112,9 @@ def _collectives(rows: Rows, at_ns: int) -> Collectives:
 # communication.
 #
 # Traces of one machine share a clock. Those of different machines are aligned by the ends of the
-# collectives: clocks kept by NTP are right to within milliseconds, which tells one step's collectives
-# from the next one's, and the median difference of the ends is what is left of the offset.
+# collectives: clocks kept by NTP are right to within milliseconds, which tells one step's
+# collectives from the next one's, and the median difference of the ends is what is left of the
+# offset.
 
 # Fewer matches could be chance.
 MIN_MATCHED = 3

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 
@@ -16,6 +16,13 @@ from loaderdoctor.errors import EXIT_THRESHOLD, UsageError
 from loaderdoctor.report.console.page import render_report
 from loaderdoctor.report.files import encode_report, write_bytes
 from loaderdoctor.report.model import Report
+from loaderdoctor.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from loaderdoctor.diagnosis.run import Diagnosis
+    from loaderdoctor.report.files import RunFolder
+    from loaderdoctor.report.model import Report
+
 
 STDOUT = "-"
 _RULE = re.compile(r"^\s*(input|copy|communication|compute|host)\s*(>=|>|<=|<)\s*([0-9.]+)\s*%\s*$")
@@ -100,3 +107,22 @@ def share_of(report: Report, name: str) -> float | None:
         return None
     value: float | None = getattr(report.shares, name)
     return value
+
+
+# Everything a diagnosis leaves on disk, in one run folder.
+
+
+def write_run(folder: RunFolder, diagnosis: Diagnosis, report: Report, *, at: float) -> None:
+    """Report, page, traces and scalars of a run that began at `at` (seconds since the epoch)."""
+    # Imported only now: TensorBoard's and Jinja's packages, a quarter of all that `diagnose` loads,
+    # would keep the script from starting.
+    from loaderdoctor.commands.page_extras import extras_of_diagnosis
+    from loaderdoctor.report.console.page import console_text
+    from loaderdoctor.report.html.page import write_html
+    from loaderdoctor.report.traces.scalars import write_scalars
+
+    text = console_text(report, folder=folder.path)
+    folder.write_report(report, text)
+    diagnosis.write_traces(folder, at_ns=int(at * NS_PER_S))
+    write_scalars(report, folder.tensorboard, console_text=text, at=at)
+    write_html(report, folder, extras_of_diagnosis(report, diagnosis.shown, diagnosis.analysis))

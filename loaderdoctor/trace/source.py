@@ -171,8 +171,9 @@ def _gunzipped(path: Path, file: BufferedReader) -> Generator[bytes]:
 # How much memory a trace may take, counted while it is read.
 #
 # Text comes in pieces and is thrown away, so what grows is rows, and the distinct names and threads
-# they refer to. The limit is on an estimate of the peak of the whole analysis, whose own arrays come
-# and go, because an allocation that fails can't be relied on: Linux grants memory that it hasn't got.
+# they refer to. The limit is on an estimate of the peak of the whole analysis, whose own arrays
+# come and go, because an allocation that fails can't be relied on: Linux grants memory that it
+# hasn't got.
 
 # Peak resident memory of `analyze` over that of an empty trace, a row: 177 to 460 bytes over twenty
 # shapes of trace (nested ops, Python frames, kernels with launches, copies on as many streams),

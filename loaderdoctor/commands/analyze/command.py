@@ -9,11 +9,14 @@ from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.ranks import compare, slowest, without_peer_wait
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.attribution.verdict import judge_trace
+from loaderdoctor.commands.analyze.files import progress, run_of
 from loaderdoctor.commands.analyze.job_traces import Job, read_job, traces_in
-from loaderdoctor.commands.analyze.memory_limit import enforced, memory_limit
-from loaderdoctor.commands.analyze.own_run import run_of
-from loaderdoctor.commands.analyze.progress import progress
-from loaderdoctor.commands.analyze.trace_readers import EngineName, trace_reader
+from loaderdoctor.commands.analyze.trace_readers import (
+    EngineName,
+    enforced,
+    memory_limit,
+    trace_reader,
+)
 from loaderdoctor.commands.output import (
     ShareRule,
     check_json_target,

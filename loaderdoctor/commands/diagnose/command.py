@@ -19,7 +19,6 @@ from loaderdoctor.commands.diagnose.launch import (
     launch_everywhere,
     several_machines,
 )
-from loaderdoctor.commands.diagnose.run_folder import write_run
 from loaderdoctor.commands.diagnose.stages import Stages
 from loaderdoctor.commands.output import (
     STDOUT,
@@ -28,6 +27,7 @@ from loaderdoctor.commands.output import (
     deliver,
     exit_code,
     share_rules,
+    write_run,
 )
 from loaderdoctor.diagnosis.gather import NAME as SNAPSHOT
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions

@@ -25,8 +25,7 @@ from typing import Any
 import psutil
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.dataset.dataset_tree import replaced
-from loaderdoctor.instrument.dataset.samples import some_samples
+from loaderdoctor.instrument.dataset.dataset_tree import replaced, some_samples
 from loaderdoctor.instrument.system import page_cache
 from loaderdoctor.instrument.system.memory import available_bytes
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from torch.utils.data import Subset, default_collate
 
-from loaderdoctor.instrument.dataset.dataset_tree import replaced
-from loaderdoctor.instrument.dataset.samples import kind_of, some_samples
+from loaderdoctor.instrument.dataset.dataset_tree import kind_of, replaced, some_samples
 
 _BLOCKS = (ast.With, ast.If, ast.For, ast.While, ast.Try)
 _EFFECTS = (

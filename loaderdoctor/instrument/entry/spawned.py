@@ -26,8 +26,7 @@ import msgspec
 from loaderdoctor.instrument.command.endings import in_one_line
 from loaderdoctor.instrument.command.measuring_process import bootstrap
 from loaderdoctor.instrument.entry.main_script import strip_frames
-from loaderdoctor.instrument.session.after_import import ImportWatch
-from loaderdoctor.instrument.session.hooks import Hooks
+from loaderdoctor.instrument.session.hooks import Hooks, ImportWatch
 from loaderdoctor.instrument.session.ranks import place, process_group
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace, exit_now

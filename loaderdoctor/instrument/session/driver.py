@@ -206,13 +206,13 @@ def _optimizer_rate(session: Session) -> float | None:
 
 def _check_safety(session: Session) -> None:
     """What speaks against changing each loader of the step; foreign code, so anything may fail."""
-    from loaderdoctor.instrument.dataset.augment import augmentations
     from loaderdoctor.instrument.dataset.dataset_code import (
         normalisation,
         randomness_of_dataset,
         stores,
     )
     from loaderdoctor.instrument.dataset.safety import safety
+    from loaderdoctor.instrument.dataset.transforms import augmentations
 
     assert session.definition is not None
     for state in session.definition.train:

@@ -7,13 +7,20 @@ are as before once it is left, but for what training did to the values meanwhile
 
 from __future__ import annotations
 
+import gc
+import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.optim import Optimizer
 
 from loaderdoctor.errors import TrialRefused
@@ -29,7 +36,6 @@ from loaderdoctor.instrument.trial.compute_switches import (
     matmul_tf32,
     zero_grad,
 )
-from loaderdoctor.instrument.trial.models import CallObserver, Training, optimizers_seen
 from loaderdoctor.settings import Settings
 
 # Steps in which the loop's module calls are watched: several for loops that alternate models.
@@ -174,3 +180,65 @@ def _weakly(training: Training) -> Callable[[], Training | None]:
         return Training(tuple(living_models), tuple(living))
 
     return found
+
+
+# The models and optimizers of the step: what a compute axis switches.
+#
+# Optimizers are those that were seen to step; models are the outermost modules called in a step
+# that hold parameters of theirs.
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What trains in the step."""
+
+    models: tuple[nn.Module, ...]
+    optimizers: tuple[Optimizer, ...]
+
+
+def optimizers_seen(ids: Collection[int]) -> tuple[Optimizer, ...]:
+    """Living optimizers among these ids."""
+    # type(), not isinstance: lazy proxies answer __class__ by doing work.
+    living = [o for o in gc.get_objects() if issubclass(type(o), Optimizer)]
+    return tuple(o for o in living if id(o) in ids)
+
+
+class CallObserver:
+    """Sees which modules the loop itself calls, while installed. Calls within those don't count."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, nn.Module] = {}
+        self._depth = threading.local()
+        self._handles: list[Any] = []
+
+    def install(self) -> None:
+        """Global forward hooks; they slow every module call, so not for timed steps."""
+        self._handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        """Leave torch as it was."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def training(self, optimizers: tuple[Optimizer, ...]) -> Training:
+        """The models among what was called, in order of their first call."""
+        trained = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
+        models = [
+            m
+            for m in self._calls.values()
+            if any(id(p) in trained for p in m.parameters())
+            or (not optimizers and any(p.requires_grad for p in m.parameters()))
+        ]
+        return Training(tuple(models), optimizers)
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        depth = getattr(self._depth, "n", 0)
+        if depth == 0:
+            self._calls.setdefault(id(module), module)
+        self._depth.n = depth + 1
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._depth.n = max(0, getattr(self._depth, "n", 0) - 1)

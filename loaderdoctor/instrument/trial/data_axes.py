@@ -23,7 +23,6 @@ from torch.utils.data import (
 )
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.dataset.augment import without_augmentation
 from loaderdoctor.instrument.dataset.cached import CachedDataset
 from loaderdoctor.instrument.dataset.dataset_files import (
     DiskCopy,
@@ -33,7 +32,7 @@ from loaderdoctor.instrument.dataset.dataset_files import (
     tmpfs_place,
 )
 from loaderdoctor.instrument.dataset.one_input import making_only
-from loaderdoctor.instrument.dataset.uint8 import Normaliser, as_bytes
+from loaderdoctor.instrument.dataset.transforms import Normaliser, as_bytes, without_augmentation
 from loaderdoctor.instrument.system import page_cache
 from loaderdoctor.instrument.trial.synthetic import OneField
 from loaderdoctor.settings import Settings

@@ -10,8 +10,8 @@ from torch.utils.data import default_collate
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, rebuild, tensors
+from loaderdoctor.instrument.batches.h2d import ToDevice
 from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer, Source
-from loaderdoctor.instrument.batches.to_device import ToDevice
 
 MAX_RECORDED = 24  # a buffer that isn't full by then won't be
 

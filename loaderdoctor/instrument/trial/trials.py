@@ -15,9 +15,13 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
 
 from loaderdoctor.errors import TrialRefused
+from loaderdoctor.instrument.batches.h2d import ToDevice
 from loaderdoctor.instrument.batches.replay_buffer import ReplaySource, Source
-from loaderdoctor.instrument.batches.to_device import ToDevice
-from loaderdoctor.instrument.dataset.uint8 import NormalisedSource, Normaliser, NormalisingToDevice
+from loaderdoctor.instrument.dataset.transforms import (
+    NormalisedSource,
+    Normaliser,
+    NormalisingToDevice,
+)
 from loaderdoctor.instrument.trial.data_axes import Note, TrialData, trial_data
 from loaderdoctor.instrument.trial.epoch_feeds import (
     BackgroundFeed,
@@ -26,8 +30,7 @@ from loaderdoctor.instrument.trial.epoch_feeds import (
     shut_down,
 )
 from loaderdoctor.instrument.trial.epochs import EpochSource
-from loaderdoctor.instrument.trial.resident import ResidentSource
-from loaderdoctor.instrument.trial.side_stream import SideStreamSource
+from loaderdoctor.instrument.trial.on_device import ResidentSource, SideStreamSource
 from loaderdoctor.instrument.trial.synthetic import FieldSource, SyntheticSource, first_batch
 from loaderdoctor.instrument.trial.trial_checks import check, loader_settings, start_method_of
 from loaderdoctor.instrument.wire.records import TensorRecord, TransferRecord

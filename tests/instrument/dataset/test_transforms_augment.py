@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
-from loaderdoctor.instrument.dataset.augment import augmentations
+from loaderdoctor.instrument.dataset.transforms import augmentations
 from loaderdoctor.settings import Settings
 from tests.instrument.axis_cases import (
     MEAN,

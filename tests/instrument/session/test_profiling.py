@@ -12,8 +12,7 @@ import pytest
 
 from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.facts.trace import HostHotspot, TraceFacts
-from loaderdoctor.instrument.session.loop_lines import KEY
-from loaderdoctor.instrument.session.profiling import WindowProfiler
+from loaderdoctor.instrument.session.profiling import KEY, WindowProfiler
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from loaderdoctor.trace.read import line_stack_samples, read_trace
 

@@ -11,8 +11,8 @@ from torch.utils.data import (
 )
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches.to_device import ToDevice
-from loaderdoctor.instrument.trial.resident import ResidentSource
+from loaderdoctor.instrument.batches.h2d import ToDevice
+from loaderdoctor.instrument.trial.on_device import ResidentSource
 from loaderdoctor.instrument.trial.trials import measure_boundary
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
@@ -84,7 +84,7 @@ def test_a_loop_that_changes_its_batch_does_not_change_the_resident_dataset() ->
 
 
 def test_a_dataset_that_does_not_fit_is_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
-    from loaderdoctor.instrument.trial import resident as module
+    from loaderdoctor.instrument.trial import on_device as module
 
     monkeypatch.setattr(module, "available_bytes", lambda: 500)
     with pytest.raises(TrialRefused, match="may be used"):
@@ -94,7 +94,7 @@ def test_a_dataset_that_does_not_fit_is_withheld(monkeypatch: pytest.MonkeyPatch
 def test_filling_that_would_take_too_long_is_given_up_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from loaderdoctor.instrument.trial import resident as module
+    from loaderdoctor.instrument.trial import on_device as module
 
     monkeypatch.setattr(module, "FILL_LIMIT_S", 0.5)
     loader = DataLoader(Squares(4000, sleep_s=0.002), batch_size=4)

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from loaderdoctor import __version__
-from loaderdoctor.attribution.contention import BUSY_SHARE
-from loaderdoctor.attribution.cpu import cpu_facts
+from loaderdoctor.attribution.cpu import BUSY_SHARE, cpu_facts
 from loaderdoctor.instrument.system.cpu_use import CpuMeter
 from loaderdoctor.instrument.system.machine import Machine, look, usable_cpus
 from loaderdoctor.instrument.wire.protocol import WindowDone

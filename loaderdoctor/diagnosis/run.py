@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loaderdoctor.attribution.contention import machine_notes
+from loaderdoctor.attribution.cpu import machine_notes
 from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
@@ -40,10 +40,9 @@ from loaderdoctor.report.traces.tensorboard import BASELINE, RANKS
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.report.words.summary import of_first_epoch
 from loaderdoctor.trace.read import read_trace
-from loaderdoctor.tryout.ablating import MAX_LONGER_ROUNDS, LoopEvidence
+from loaderdoctor.tryout.ablating import MAX_LONGER_ROUNDS, LoopEvidence, slow_start
 from loaderdoctor.tryout.answers import answered
 from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.slow_start import slow_start
 from loaderdoctor.tryout.windows import MIN_ROUNDS, sizes
 from loaderdoctor.units import NS_PER_S
 

@@ -21,9 +21,8 @@ from loaderdoctor.tryout.comparing import (
 from loaderdoctor.tryout.competition import Competition
 from loaderdoctor.tryout.known import Loop
 from loaderdoctor.tryout.measuring import Equipment, OverError
-from loaderdoctor.tryout.outcome import Options
 from loaderdoctor.tryout.rounds import Driver
-from loaderdoctor.tryout.trials import Trial
+from loaderdoctor.tryout.trials import Options, Trial
 from loaderdoctor.tryout.windows import MIN_ROUNDS
 
 # A trial that is this close to the rest of the step has nothing left to gain: the noise of a

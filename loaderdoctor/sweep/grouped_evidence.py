@@ -18,9 +18,8 @@ from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.groups import GroupedSweep, GroupState, Measured
 from loaderdoctor.sweep.rows import best_row
 from loaderdoctor.sweep.samples import SavedGroup
-from loaderdoctor.tryout.outcome import Outcome
 from loaderdoctor.tryout.ranking import Ranking, drift
-from loaderdoctor.tryout.trials import Trial
+from loaderdoctor.tryout.trials import Outcome, Trial
 
 
 @dataclass(slots=True, kw_only=True)

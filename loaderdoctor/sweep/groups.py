@@ -15,9 +15,8 @@ from loaderdoctor.facts.own_settings import own_settings
 from loaderdoctor.instrument.wire.protocol import Note, Observed
 from loaderdoctor.sweep.samples import Description, SavedGroup, check_same
 from loaderdoctor.tryout.ablating import LoopEvidence
-from loaderdoctor.tryout.outcome import Outcome, Part
 from loaderdoctor.tryout.ranking import Ranking, rank
-from loaderdoctor.tryout.trials import Measurement, Trial
+from loaderdoctor.tryout.trials import Measurement, Outcome, Part, Trial
 
 # A group costs a start of the script and a baseline: with one trial they are most of it.
 MIN_TRIALS = 2

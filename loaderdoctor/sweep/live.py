@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loaderdoctor import format as fmt
-from loaderdoctor.tryout.outcome import PhaseName, Progress
-from loaderdoctor.tryout.trials import Trial
+from loaderdoctor.tryout.trials import PhaseName, Progress, Trial
 
 PHASES: dict[PhaseName, str] = {
     "plain": "the loop as it is",

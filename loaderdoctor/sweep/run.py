@@ -14,13 +14,12 @@ from types import MappingProxyType
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings
-from loaderdoctor.tryout import choosing, elimination, schedule
+from loaderdoctor.tryout import choosing, elimination, windows
 from loaderdoctor.tryout.known import Loop
 from loaderdoctor.tryout.measuring import Equipment, OverError
-from loaderdoctor.tryout.outcome import Ablate, Options, Outcome
 from loaderdoctor.tryout.ranking import Ranking
 from loaderdoctor.tryout.rounds import Driver
-from loaderdoctor.tryout.trials import Trial
+from loaderdoctor.tryout.trials import Ablate, Options, Outcome, Trial
 
 
 class Sweep:
@@ -81,7 +80,7 @@ class Sweep:
         self._plain()
         driver.carry_out(choosing.calibrate)
         # Verdict and claims ask what loading costs: not what the rounds leave decides that.
-        first_s = schedule.FIRST_ABLATE_SHARE * options.budget_s
+        first_s = windows.FIRST_ABLATE_SHARE * options.budget_s
         self._compare(first_s, fewest=not options.keep_all)
         if options.search == "auto":
             self.outcome.grid_steps = choosing.grid_steps(self.known())
@@ -92,7 +91,7 @@ class Sweep:
         if options.part != "rank":
             driver.carry_out(choosing.confirmed)
         if not options.keep_all:
-            self._compare(self.known().left_s(schedule.ABLATE_SHARE), fewest=False)
+            self._compare(self.known().left_s(windows.ABLATE_SHARE), fewest=False)
         driver.carry_out(choosing.traced)
         self._plain()
 

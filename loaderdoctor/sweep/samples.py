@@ -39,8 +39,7 @@ from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.records import FetchRecord
 from loaderdoctor.report.files import write_bytes
 from loaderdoctor.settings import Value
-from loaderdoctor.tryout.outcome import Part
-from loaderdoctor.tryout.trials import Measurement, Phase, Trial
+from loaderdoctor.tryout.trials import Measurement, Part, Phase, Trial
 
 NAME = "samples.npz"
 SCHEMA = 1

@@ -13,12 +13,11 @@ import math
 
 from loaderdoctor.facts.own_settings import n_changes
 from loaderdoctor.findings.model import MIN_GAIN_SHARE
-from loaderdoctor.tryout import elimination, schedule
+from loaderdoctor.tryout import elimination, windows
 from loaderdoctor.tryout.known import Done, Known, Round, Window
 from loaderdoctor.tryout.ranking import MIN_PAIRS
-from loaderdoctor.tryout.schedule import Plan
 from loaderdoctor.tryout.trials import Trial
-from loaderdoctor.tryout.windows import MIN_ROUNDS, MIN_STEPS, WINDOW_S
+from loaderdoctor.tryout.windows import MIN_ROUNDS, MIN_STEPS, WINDOW_S, Plan
 
 # A calibration window: long enough to rank by in a pinch, short enough for 40 trials in 120 s.
 CALIBRATE_WINDOW_S = 0.5
@@ -39,7 +38,7 @@ def calibrate(known: Known, last: Round | None) -> Round | Done:
     if last is not None:
         return Done()
     alive = [trial for trial in known.alive if not trial.measurements]
-    share_s = known.end_s(schedule.CALIBRATE_SHARE) / max(1, len(alive))
+    share_s = known.end_s(windows.CALIBRATE_SHARE) / max(1, len(alive))
     found = []
     for trial in alive:
         cost = known.cost(trial)
@@ -55,7 +54,7 @@ def calibrate(known: Known, last: Round | None) -> Round | Done:
                 least_s=0.0 if trial.index else -math.inf,
             )
         )
-    end = schedule.ELIMINATION_WINDOWS_SHARE if known.searching else schedule.CONFIRM_SHARE
+    end = windows.ELIMINATION_WINDOWS_SHARE if known.searching else windows.CONFIRM_SHARE
     return Round(
         shown="calibrate",
         # A search counts these windows but for the loop's own, which meets cold caches.
@@ -89,7 +88,7 @@ def ranked(known: Known, last: Round | None) -> Round | Done:
     # Costs are known better now: stretch or shorten what is left, same trials.
     plan = rounds_that_fit(known, last.n_rounds - last.number) or last.plan
     # The first may take of the confirmation's time.
-    end = schedule.CONFIRM_SHARE if number <= MIN_ROUNDS else schedule.RANK_SHARE
+    end = windows.CONFIRM_SHARE if number <= MIN_ROUNDS else windows.RANK_SHARE
     round_s = sum(known.cost(trial).measurement_s(plan.window_s) for trial in known.alive)
     if wanted is None and known.left_s(end) < round_s:
         return Done()
@@ -126,7 +125,7 @@ def _ranked(
         number=number,
         n_rounds=n_rounds,
         windows=tuple(found),
-        until_s=known.end_s(schedule.CONFIRM_SHARE),
+        until_s=known.end_s(windows.CONFIRM_SHARE),
         plan=plan,
         dropped=dropped,
         note=note,
@@ -148,11 +147,11 @@ def rounds_that_fit(known: Known, wanted_rounds: int | None) -> Plan:
     keep_all = known.options.keep_all
     costs = {trial.index: known.cost(trial) for trial in known.alive if trial.measurements}
     fewest = 1 if keep_all and wanted_rounds else wanted_rounds or 0
-    plan = schedule.NOTHING
+    plan = windows.NOTHING
     for n_rounds in range(wanted_rounds or 0, fewest - 1, -1):
-        plan = schedule.plan(
+        plan = windows.plan(
             costs,
-            left_s=known.left_s(schedule.RANK_SHARE),
+            left_s=known.left_s(windows.RANK_SHARE),
             wanted_rounds=n_rounds or None,
             by_speed=known.by_speed(),
             behind=frozenset() if keep_all else _behind(known),
@@ -199,7 +198,7 @@ def confirmed(known: Known, last: Round | None) -> Round | Done:
     if number > MIN_PAIRS:
         pair_s = sum(known.cost(trial).measurement_s(plan.window_s) for trial in pair)
         undecided = _undecided(known)
-        share = schedule.ABLATE_SHARE if undecided else schedule.CONFIRM_SHARE
+        share = windows.ABLATE_SHARE if undecided else windows.CONFIRM_SHARE
         enough = number > plan.n_rounds and not undecided
         if enough or pair_s > known.left_s(share):
             return Done()
@@ -224,11 +223,11 @@ def confirmed(known: Known, last: Round | None) -> Round | Done:
 def _pairs(known: Known, pair: list[Trial]) -> tuple[Plan, int]:
     """Pairs that fit, and the most that may be measured."""
     costs = {trial.index: known.cost(trial) for trial in pair}
-    plan = schedule.NOTHING
+    plan = windows.NOTHING
     # The answer matters more than its reasons.
-    for share in (schedule.CONFIRM_SHARE, schedule.ABLATE_SHARE):
+    for share in (windows.CONFIRM_SHARE, windows.ABLATE_SHARE):
         left_s = known.left_s(share)
-        plan = plan or schedule.plan(costs, left_s=left_s, wanted_rounds=None, by_speed=list(costs))
+        plan = plan or windows.plan(costs, left_s=left_s, wanted_rounds=None, by_speed=list(costs))
     if not known.searching:
         return plan, MAX_PAIRS
     left = elimination.allowance(known) - known.n_timed_steps

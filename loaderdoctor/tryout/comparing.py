@@ -5,17 +5,19 @@ Only rounds that hold both are compared, so that drift cancels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
+from types import MappingProxyType
 
 from loaderdoctor.attribution.step import window_times
-from loaderdoctor.estimate import Estimate
+from loaderdoctor.estimate import Estimate, t95
 from loaderdoctor.facts.own_settings import meaning
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.settings import AXES_BY_NAME, Settings
-from loaderdoctor.tryout.noise import ByRound, Noise
-from loaderdoctor.tryout.trials import Trial
+from loaderdoctor.tryout.trials import Measurement, Phase, Trial
 from loaderdoctor.tryout.windows import MIN_ROUNDS
 from loaderdoctor.units import NS_PER_MS
 
@@ -190,3 +192,138 @@ def _complexity(settings: Settings, own: Settings) -> tuple[int, int, int, int]:
     )
     # Changes of the loop's code weigh more than an argument of the loader.
     return full.num_workers or 0, full.queue_length, in_loop, len(settings.changed())
+
+
+# Intervals for few samples: each trial's own spread, steadied by the spread of all trials.
+#
+# A sweep visits each trial three to eight times; a spread from three samples is itself so uncertain
+# that its interval (4.3 standard errors) hides a doubling. All trials run in the same loop on the
+# same machine, so their relative spread is much the same: the usual variance enters each trial's
+# own as if it were PRIOR_DF samples more (a moderated t interval: G. K. Smyth, "Linear models and
+# empirical Bayes methods", 2004). A trial that really is noisier keeps most of its own noise.
+
+# Weight of the pooled spread, in samples. Smyth's data-driven values are mostly between 3 and 5.
+PRIOR_DF = 4
+
+ByRound = Sequence[tuple[int, float]]  # (round, value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """The usual relative variance of one window among the trials of a sweep."""
+
+    variance: float  # of value / mean
+    weight: int  # degrees of freedom it enters with; 0 where no trial was visited twice
+
+    @staticmethod
+    def of(trials: Iterable[Sequence[float]]) -> Noise:
+        """The median trial's, of those with two samples or more: a wild one must not blind us."""
+        variances: list[float] = []
+        free = 0
+        for samples in trials:
+            if len(samples) < 2 or (middle := math.fsum(samples) / len(samples)) <= 0:
+                continue
+            own = len(samples) - 1
+            # The median of a variance estimate lies below its mean (Wilson and Hilferty, 1931).
+            median = (1 - 2 / (9 * own)) ** 3
+            variances.append(math.fsum((x / middle - 1) ** 2 for x in samples) / own / median)
+            free += own
+        return Noise(
+            variance=statistics.median(variances) if variances else 0.0,
+            weight=min(PRIOR_DF, free),
+        )
+
+    def mean(self, samples: Sequence[float]) -> Estimate:
+        """Mean with its steadied 95 % interval. Raises ValueError on no samples."""
+        if not samples:
+            raise ValueError("no samples")
+        middle = math.fsum(samples) / len(samples)
+        return self._estimate(samples, prior=self.variance * middle**2)
+
+    def difference(self, a: ByRound, b: ByRound) -> Estimate | None:
+        """A - b: paired over two or more common rounds, else independently; None if empty."""
+        in_a, in_b = dict(a), dict(b)
+        if not in_a or not in_b:
+            return None
+        mean_a, mean_b = self.mean(list(in_a.values())), self.mean(list(in_b.values()))
+        common = [number for number in in_a if number in in_b]
+        if len(common) >= 2:
+            prior = self.variance * (mean_a.value**2 + mean_b.value**2)
+            return self._estimate([in_a[n] - in_b[n] for n in common], prior=prior)
+        return self._independent(mean_a, mean_b)
+
+    def change(self, a: float, b: float) -> Estimate:
+        """A / b - 1 of shares of the step, each seen in one window: they vary as its step does."""
+        value = a / b - 1
+        if self.weight == 0:
+            return Estimate.around(value, math.inf, n=1)
+        margin = t95(self.weight) * math.sqrt(2 * self.variance) * a / b
+        return Estimate.around(value, margin, n=1)
+
+    def _estimate(self, samples: Sequence[float], *, prior: float) -> Estimate:
+        n = len(samples)
+        value = math.fsum(samples) / n
+        free = self.weight + n - 1
+        if free == 0:
+            return Estimate.around(value, math.inf, n=n)
+        own = math.fsum((x - value) ** 2 for x in samples)
+        variance = (self.weight * prior + own) / free
+        margin = t95(free) * math.sqrt(variance / n)
+        return Estimate.around(value, margin, n=n)
+
+    def _independent(self, a: Estimate, b: Estimate) -> Estimate:
+        value, n = a.value - b.value, min(a.n, b.n)
+        if not (a.bounded and b.bounded):
+            return Estimate.around(value, math.inf, n=n)
+        free = self.weight + n - 1
+        errors = [one.margin / t95(self.weight + one.n - 1) for one in (a, b)]
+        margin = t95(free) * math.hypot(*errors)
+        return Estimate.around(value, margin, n=n)
+
+
+# The loop's own settings as the measure of each node.
+#
+# On a cluster a trial runs on one node and its rivals on others. Machines of one type still differ
+# by some percent, so each node measures the loop's own settings beside its trials, in the same
+# rounds, and a trial counts as its ratio to those. Ratios become times again by the mean of the
+# loop's own settings over all nodes. The loop's own settings are then exact by definition: what is
+# not known about them is in the ratios.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineRatio:
+    """Wall time per step of the loop's own settings, milliseconds: overall, and where and when."""
+
+    mean_ms: float
+    by_round: Mapping[tuple[int, Phase, int], float]  # (group, phase, round)
+    by_group: Mapping[int, float]
+
+    @staticmethod
+    def of(
+        own: Sequence[tuple[Measurement, float]], counted: Sequence[tuple[Measurement, float]]
+    ) -> BaselineRatio:
+        """From visits of trial 0 with their wall times; `counted` are those that rank it."""
+        by_round: dict[tuple[int, Phase, int], float] = {}
+        groups: dict[int, list[float]] = {}
+        for measurement, ms in own:
+            if measurement.group is not None:
+                by_round[measurement.group, measurement.phase, measurement.round] = ms
+                groups.setdefault(measurement.group, []).append(ms)
+        return BaselineRatio(
+            mean_ms=fmean(ms for _, ms in counted) if counted else 0.0,
+            by_round=by_round,
+            by_group={group: fmean(ms) for group, ms in groups.items()},
+        )
+
+    def factor(self, measurement: Measurement) -> float:
+        """What this window's time is to be multiplied by; 1 where all was on one machine."""
+        if measurement.group is None:
+            return 1.0
+        own = self.by_round.get((measurement.group, measurement.phase, measurement.round))
+        own = own or self.by_group.get(measurement.group)
+        return self.mean_ms / own if own else 1.0
+
+
+ONE_MACHINE = BaselineRatio(
+    mean_ms=0.0, by_round=MappingProxyType({}), by_group=MappingProxyType({})
+)

@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loaderdoctor.facts.epochs import measured_whole
 from loaderdoctor.tryout.comparing import Boundaries, Compared, by_speed, compared
 from loaderdoctor.tryout.known import Done, Known, Round, Window
-from loaderdoctor.tryout.windows import MIN_ROUNDS, Cost
+from loaderdoctor.tryout.windows import MIN_ROUNDS, Cost, measured_whole
 
 # Where time is left, so many more for candidates that look better by an amount that matters and
 # are not shown to be.

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loaderdoctor.findings.model import MIN_GAIN_SHARE
-from loaderdoctor.tryout import schedule
-from loaderdoctor.tryout.comparing import EQUAL_SHARE, widening
+from loaderdoctor.tryout import windows
+from loaderdoctor.tryout.comparing import EQUAL_SHARE, Noise, widening
 from loaderdoctor.tryout.known import Done, Known, Round, Window
-from loaderdoctor.tryout.noise import Noise
 from loaderdoctor.tryout.ranking import MIN_PAIRS, Ranking, Result
 from loaderdoctor.tryout.windows import GRID_ROUNDS, MIN_ROUNDS, WINDOW_S, Cost
 
@@ -63,8 +62,8 @@ def eliminate(known: Known, last: Round | None) -> Round | Done:
     costs = {i: spend(known.cost(known.trials[i])) for i in {0, *alive}}
     ranking = known.ranking()
     left_s = min(
-        known.left_s(schedule.CONFIRM_SHARE) - pairs_s(ranking, costs),
-        known.left_s(schedule.ELIMINATION_SHARE),
+        known.left_s(windows.CONFIRM_SHARE) - pairs_s(ranking, costs),
+        known.left_s(windows.ELIMINATION_SHARE),
     )
     steps = allowance(known) * (1 - CONFIRM_SHARE) - known.n_timed_steps
     field = after_round(ranking, alive, costs=costs, left=Spend(steps=steps, seconds=left_s))
@@ -114,7 +113,7 @@ def pairs_s(ranking: Ranking, costs: Mapping[int, Spend]) -> float:
     return MIN_PAIRS * (costs[0].seconds + costs[leader.index].seconds)
 
 
-def grid_steps(costs: Mapping[int, Cost], plan: schedule.Plan, n_rounds: int | None) -> int:
+def grid_steps(costs: Mapping[int, Cost], plan: windows.Plan, n_rounds: int | None) -> int:
     """Steps of the rounds of a whole grid of these trials, had it the same budget.
 
     `plan` is what it would do, GRID_ROUNDS of full windows at most. One that has to leave trials

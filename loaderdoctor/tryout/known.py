@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from loaderdoctor.facts.own_settings import own_settings
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings
-from loaderdoctor.tryout import schedule, windows
-from loaderdoctor.tryout.outcome import Options, PhaseName
+from loaderdoctor.tryout import windows
 from loaderdoctor.tryout.ranking import Ranking, rank
-from loaderdoctor.tryout.schedule import Plan
-from loaderdoctor.tryout.trials import Phase, Trial
-from loaderdoctor.tryout.windows import Cost
+from loaderdoctor.tryout.trials import Options, Phase, PhaseName, Trial
+from loaderdoctor.tryout.windows import NOTHING, Cost, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +77,7 @@ class Known:
 
     def end_s(self, share: float) -> float:
         """Where the phase with this share ends, in seconds of the budget."""
-        return schedule.end_s(share, self.options, ablated=self.ablated)
+        return windows.end_s(share, self.options, ablated=self.ablated)
 
     def left_s(self, share: float) -> float:
         """Seconds left until then."""
@@ -126,7 +124,7 @@ class Round(Decision):
     windows: tuple[Window, ...]
     shuffled: bool = True  # False: in the order of `windows`
     until_s: float = math.inf  # of the budget
-    plan: Plan = schedule.NOTHING  # what the policy goes on with
+    plan: Plan = NOTHING  # what the policy goes on with
     n_most: int = 0  # likewise: no more rounds than these
 
 

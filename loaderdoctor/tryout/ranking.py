@@ -18,9 +18,14 @@ from typing import Literal
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.findings.model import MIN_GAIN_SHARE
 from loaderdoctor.settings import Settings
-from loaderdoctor.tryout.baseline_ratio import ONE_MACHINE, BaselineRatio
-from loaderdoctor.tryout.comparing import is_tied, simplest, widening
-from loaderdoctor.tryout.noise import Noise
+from loaderdoctor.tryout.comparing import (
+    ONE_MACHINE,
+    BaselineRatio,
+    Noise,
+    is_tied,
+    simplest,
+    widening,
+)
 from loaderdoctor.tryout.trials import Measurement, Resources, Trial
 
 # With fewer confirmation pairs than this the paired rounds speak (see `gain`).

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from loaderdoctor.tryout.known import Done, Known, Loop, Policy, Round, Window
 from loaderdoctor.tryout.measuring import Equipment, Measurer
-from loaderdoctor.tryout.outcome import Options, Outcome, PhaseName, Progress
-from loaderdoctor.tryout.trials import Trial
+from loaderdoctor.tryout.trials import Options, Outcome, PhaseName, Progress, Trial
 
 
 class Driver:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.attribution.contention import machine_notes
-from loaderdoctor.attribution.cpu import cpu_facts
+from loaderdoctor.attribution.cpu import cpu_facts, machine_notes
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.facts.loop import CpuFacts
 from loaderdoctor.facts.whole import Facts

@@ -10,8 +10,7 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.groups import Group, GroupedSweep, Measured, local_trials, split
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.outcome import Options
-from loaderdoctor.tryout.trials import Row, Trial
+from loaderdoctor.tryout.trials import Options, Row, Trial
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 MACHINE = Hardware(

@@ -13,7 +13,7 @@ from loaderdoctor.sweep.advise import needed_changes, recommended_rows, verdict_
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.outcome import Options
+from loaderdoctor.tryout.trials import Options
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 OWN = Settings(num_workers=0)

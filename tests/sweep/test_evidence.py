@@ -9,7 +9,7 @@ from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.outcome import Options, Outcome
+from loaderdoctor.tryout.trials import Options, Outcome
 from loaderdoctor.tryout.windows import MIN_ROUNDS
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 

@@ -14,8 +14,8 @@ from loaderdoctor.sweep.live import LiveSweep, trial_table
 from loaderdoctor.sweep.rows import best_row, trial_rows, warning_rows
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.outcome import Options, Outcome, Progress
 from loaderdoctor.tryout.ranking import Ranking
+from loaderdoctor.tryout.trials import Options, Outcome, Progress
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 

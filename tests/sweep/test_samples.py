@@ -16,8 +16,7 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.outcome import Options
-from loaderdoctor.tryout.trials import Measurement, Trial
+from loaderdoctor.tryout.trials import Measurement, Options, Trial
 from tests.fuzz import sound
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 

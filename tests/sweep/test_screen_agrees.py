@@ -17,7 +17,7 @@ from loaderdoctor.sweep.rows import best_row, trial_rows
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.answers import answered
 from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.outcome import Options
+from loaderdoctor.tryout.trials import Options
 from tests.report import sample_facts, samples
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 

@@ -15,8 +15,7 @@ from loaderdoctor.tryout.comparing import Boundaries
 from loaderdoctor.tryout.competition import Competition
 from loaderdoctor.tryout.elimination import eliminate
 from loaderdoctor.tryout.known import Done, Known, Loop, Round
-from loaderdoctor.tryout.outcome import Options
-from loaderdoctor.tryout.trials import Measurement, Phase, Trial
+from loaderdoctor.tryout.trials import Measurement, Options, Phase, Trial
 from loaderdoctor.tryout.windows import MIN_ROUNDS
 from tests.tryout.simulator import observed
 

@@ -14,9 +14,8 @@ from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.elimination import grid_steps
 from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.outcome import ALLOWANCE_SHARE, Options
-from loaderdoctor.tryout.schedule import NOTHING, Plan
-from loaderdoctor.tryout.windows import Cost
+from loaderdoctor.tryout.trials import ALLOWANCE_SHARE, Options
+from loaderdoctor.tryout.windows import NOTHING, Cost, Plan
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 TRIALS = (

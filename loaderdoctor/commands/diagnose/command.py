@@ -15,11 +15,11 @@ from pathlib import Path
 
 from loaderdoctor.commands.diagnose.launch import (
     Launch,
+    Stages,
     follow,
     launch_everywhere,
     several_machines,
 )
-from loaderdoctor.commands.diagnose.stages import Stages
 from loaderdoctor.commands.output import (
     STDOUT,
     ShareRule,

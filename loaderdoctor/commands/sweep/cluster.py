@@ -29,8 +29,7 @@ from loaderdoctor.sweep.groups import (
     split,
 )
 from loaderdoctor.sweep.live import LiveSweep
-from loaderdoctor.tryout.outcome import Progress
-from loaderdoctor.tryout.trials import Trial
+from loaderdoctor.tryout.trials import Progress, Trial
 
 if TYPE_CHECKING:
     from loaderdoctor.cluster.ray_cluster import RayCluster

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 from rich.console import Console
 
-from loaderdoctor.attribution.contention import machine_notes
+from loaderdoctor.attribution.cpu import machine_notes
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.commands.output import STDOUT, check_json_target, console_stream, deliver
 from loaderdoctor.commands.sweep.measure import Asked, Before, measure
@@ -36,7 +36,6 @@ from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.advise import not_advised, recommended_rows, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.live import LiveSweep
-from loaderdoctor.sweep.method import sweep_method
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.model import Preset
 from loaderdoctor.sweep.presets.rows import (
@@ -46,9 +45,9 @@ from loaderdoctor.sweep.presets.rows import (
     preset_rows,
     shortened_row,
 )
-from loaderdoctor.sweep.rows import best_row, trial_rows, warning_rows
+from loaderdoctor.sweep.rows import best_row, sweep_method, trial_rows, warning_rows
 from loaderdoctor.tryout.answers import answered
-from loaderdoctor.tryout.outcome import Progress
+from loaderdoctor.tryout.trials import Progress
 
 # The report on disk is renewed at most this often while the sweep runs.
 PARTIAL_EVERY_S = 5.0

@@ -34,10 +34,8 @@ from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.sweep import samples
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.run import Sweep
-from loaderdoctor.tryout.fresh import FreshRuns, OpenFresh
-from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.outcome import Part, Progress
-from loaderdoctor.tryout.trials import Measurement, Trial
+from loaderdoctor.tryout.measuring import Equipment, FreshRuns, OpenFresh
+from loaderdoctor.tryout.trials import Measurement, Part, Progress, Trial
 
 # How long a script may take to its first warm steps: imports, data preparation, compilation.
 START_TIMEOUT_S = 600.0

@@ -23,7 +23,7 @@ from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.instrument.wire.protocol import Note, Observed
 from loaderdoctor.sweep.groups import Measured, TrialUpdate
 from loaderdoctor.sweep.presets.resolve import Found
-from loaderdoctor.tryout.outcome import Progress
+from loaderdoctor.tryout.trials import Progress
 
 SCRIPT_OUTPUT = "script.txt"
 SCRIPT_TAIL_BYTES = 64 << 10

@@ -19,16 +19,14 @@ from loaderdoctor.recipes import Options as ScriptOptions
 from loaderdoctor.recipes import find
 from loaderdoctor.secrets import MASK, masked
 from loaderdoctor.settings import AXES_BY_NAME
-from loaderdoctor.sweep import by_script
-from loaderdoctor.sweep.by_script import Means
-from loaderdoctor.sweep.grid import asked_trials, default_trials, parse_grid
+from loaderdoctor.sweep import grid
+from loaderdoctor.sweep.grid import Means, asked_trials, default_trials, parse_grid
 from loaderdoctor.sweep.presets import find_preset
 from loaderdoctor.sweep.presets.data import STORAGE, rows_with_path
 from loaderdoctor.sweep.presets.loading import LOADER_ONLY
 from loaderdoctor.sweep.presets.model import Preset
 from loaderdoctor.sweep.presets.resolve import Found, Place, trials_of
-from loaderdoctor.tryout.outcome import Options
-from loaderdoctor.tryout.trials import Row, Trial
+from loaderdoctor.tryout.trials import Options, Row, Trial
 
 DEFAULT_BUDGET_S = 120.0
 # A whole sweep in fresh processes: each measurement starts an interpreter, torch and the script.
@@ -216,7 +214,7 @@ def trials(
     place_of: Literal["loop", "process"] = "process" if options.isolate else "loop"
     planned = [Trial(index=i, settings=one, place=place_of) for i, one in enumerate(chosen)]
     for trial in planned:
-        by_script.place(trial, means)
+        grid.place(trial, means)
     return planned
 
 

@@ -16,9 +16,8 @@ from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.presets.resolve import Found
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.sweep.samples import Description
-from loaderdoctor.tryout.fresh import OpenFresh
-from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.outcome import Options, Progress
+from loaderdoctor.tryout.measuring import Equipment, OpenFresh
+from loaderdoctor.tryout.trials import Options, Progress
 
 # Of the budget, for each search. On an H200 with 16 CPUs a measurement takes 2 to 5 s: a quarter of
 # 430 s went by with the first of each of the ladder's settings, and none was left to compare them.

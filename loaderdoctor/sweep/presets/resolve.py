@@ -15,8 +15,8 @@ from loaderdoctor.facts.own_settings import meaning, own_settings
 from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep import by_script
-from loaderdoctor.sweep.by_script import Means
+from loaderdoctor.sweep import grid
+from loaderdoctor.sweep.grid import Means
 from loaderdoctor.sweep.presets.model import Preset
 from loaderdoctor.tryout.trials import Published, Row, Trial
 
@@ -113,7 +113,7 @@ def _trial(index: int, row: Row, preset: Preset, place: Place) -> Trial:
         trial.settings, reason = _in_loop(row, preset, place)
         trial.place = "process" if place.isolate else "loop"
         if reason is None:
-            by_script.place(trial, place.means)
+            grid.place(trial, place.means)
     if reason is not None:
         trial.fail("skipped", reason)
     return trial

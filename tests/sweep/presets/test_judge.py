@@ -18,7 +18,7 @@ from loaderdoctor.sweep.presets.judge import (
     unchanged,
 )
 from loaderdoctor.sweep.presets.model import Judged
-from loaderdoctor.tryout.noise import Noise
+from loaderdoctor.tryout.comparing import Noise
 
 NOISE = "not separable from noise"
 

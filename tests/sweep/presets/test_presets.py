@@ -24,9 +24,8 @@ from loaderdoctor.sweep.presets.who_is_faster import MATRIX, PORTIONS, WHO_IS_FA
 from loaderdoctor.sweep.rows import trial_rows
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.outcome import Options
 from loaderdoctor.tryout.ranking import Ranking, rank
-from loaderdoctor.tryout.trials import Measurement, Trial
+from loaderdoctor.tryout.trials import Measurement, Options, Trial
 from tests.report import samples
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from loaderdoctor.estimate import mean
-from loaderdoctor.tryout.noise import Noise
+from loaderdoctor.tryout.comparing import Noise
 
 
 def test_one_sample_gets_its_interval_from_the_other_trials() -> None:

@@ -14,8 +14,7 @@ from loaderdoctor.diagnosis.analysis import analyse
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.records import CpuRecord
-from loaderdoctor.tryout.ablating import LoopEvidence
-from loaderdoctor.tryout.slow_start import slow_start
+from loaderdoctor.tryout.ablating import LoopEvidence, slow_start
 from loaderdoctor.tryout.windows import sizes
 from tests.diagnosis.simulator import SimulatedRun
 from tests.diagnosis.test_gather import gatherer

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loaderdoctor.commands.diagnose.stages import Stages
+from loaderdoctor.commands.diagnose.launch import Stages
 from tests.commands.reading import read_to_end
 
 LONG = "loaderdoctor: this text is of more words than fit one line, " + "and more " * 8 + "\n"

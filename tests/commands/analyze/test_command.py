@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
-from loaderdoctor.commands.analyze.command import report_of_facts
-from loaderdoctor.commands.analyze.files import run_of
+from loaderdoctor.commands.analyze.command import report_of_facts, run_of
 from loaderdoctor.report.files import encode_report
 from loaderdoctor.report.model import Finding, Report, Trial
 from loaderdoctor.settings import Settings

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from loaderdoctor.attribution.ablation import Round, ablation_facts
-from loaderdoctor.attribution.contention import allow_for_contention, core_contention
+from loaderdoctor.attribution.cpu import allow_for_contention, core_contention
 from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts, PageFacts

@@ -18,13 +18,10 @@ from loaderdoctor.instrument.wire.records import ComputeRecord
 from loaderdoctor.recipes import Options as ScriptOptions
 from loaderdoctor.recipes import find
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.by_script import Means, place
-from loaderdoctor.sweep.grid import asked_trials
+from loaderdoctor.sweep.grid import Means, asked_trials, place
 from loaderdoctor.sweep.run import Sweep
-from loaderdoctor.tryout.fresh import FreshRuns
-from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.outcome import Options
-from loaderdoctor.tryout.trials import Trial
+from loaderdoctor.tryout.measuring import Equipment, FreshRuns
+from loaderdoctor.tryout.trials import Options, Trial
 from tests.tryout.simulator import BATCH, SimulatedRun, Truth, observed
 
 SCRIPT = Script(script="train.py", args=("--epochs", "3"))

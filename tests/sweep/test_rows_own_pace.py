@@ -12,11 +12,11 @@ from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.records import CpuRecord, FetchRecord
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.own_pace import REOPENED, pace_warning
+from loaderdoctor.sweep.rows import REOPENED, pace_warning
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.measuring import Equipment
-from loaderdoctor.tryout.outcome import Options, Outcome
 from loaderdoctor.tryout.ranking import Ranking
+from loaderdoctor.tryout.trials import Options, Outcome
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
 SLOW = 1.3

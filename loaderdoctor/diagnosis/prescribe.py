@@ -194,7 +194,7 @@ def _rows(
     return recommendations(
         settings,
         own=own_settings_known(facts).as_dict(),
-        code=written,
+        code_of=written,
         caution=lambda name, value: caution if name == first else None,  # said once
         summary=_basis(candidate, inconclusive) if candidate and measured is None else None,
         measured=measured,

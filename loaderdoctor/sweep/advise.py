@@ -46,7 +46,7 @@ def recommended_rows(
     found = recommendations(
         changes,
         own=own.as_dict(),
-        code=lambda name: _code(name, changes, facts) or f"# the loop without {name}",
+        code_of=lambda name: _code(name, changes, facts) or f"# the loop without {name}",
         caution=_caution,
         summary=gain_sentence(ranking),
         measured=_with_the_gain(ranking),

@@ -47,7 +47,7 @@ def recommendations(
     settings: Settings,
     *,
     own: dict[str, Any],
-    code: Callable[[str], str],
+    code_of: Callable[[str], str],
     caution: Callable[[str, Value], str | None],
     summary: str | None,
     measured: Estimate | None,
@@ -57,14 +57,14 @@ def recommendations(
 ) -> Iterator[model.Recommendation]:
     """One row for each setting changed; they share one prediction and one measurement.
 
-    `code` and `caution` are of one setting; `summary` is said once, of all together.
+    `code_of` and `caution` are of one setting; `summary` is said once, of all together.
     """
     for name, value in settings.changed().items():
         yield model.Recommendation(
             setting=name,
             from_=own.get(name),
             to=value,
-            code=code(name),
+            code=code_of(name),
             predicted_step_ms=predicted_step_ms,
             predicted_from=predicted_from if predicted_step_ms is not None else None,
             measured_step_ms=measured.value if measured is not None else None,

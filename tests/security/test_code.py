@@ -18,7 +18,7 @@ ALLOWED = {
     ("trace/parts.py", "pickle"): "rows from our own forked process, over an anonymous pipe",
     ("instrument/dataset/safety.py", "pickle"): "pickles the user's objects to nowhere",
     (
-        "instrument/session/memory_history.py",
+        "instrument/session/window_memory.py",
         "pickle",
     ): "a snapshot, for torch's own viewer",
     (

@@ -83,8 +83,15 @@ def resumed(folder: Path) -> str | None:
             if (found := getattr(result, name)) is not None:
                 assert math.isfinite(found.value), (name, found)
                 assert found.value > 0, (name, found)
-        for name in ("samples_per_s", "epoch_s", "startup_s", "boundary_ms", "host_bytes"):
-            if (number := getattr(result, name)) is not None:
+        resources = result.resources
+        for name, number in (
+            ("samples_per_s", result.samples_per_s),
+            ("epoch_s", result.epoch_s),
+            ("startup_s", resources.startup_s),
+            ("boundary_ms", result.boundary_ms),
+            ("host_bytes", resources.host_bytes),
+        ):
+            if number is not None:
                 assert math.isfinite(number), (name, number)
                 assert number >= 0, (name, number)
     return None

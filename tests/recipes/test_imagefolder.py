@@ -106,6 +106,7 @@ def test_two_runs_at_once_share_one_folder_and_a_third_makes_nothing(tmp_path: P
     assert losses(both[0]) == losses(both[1]) == losses(third)
 
 
+@pytest.mark.slow
 @pytest.mark.scripts
 def test_the_users_own_class_folders_are_used_as_they_are(
     cutouts: ModuleType, tmp_path: Path

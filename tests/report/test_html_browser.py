@@ -46,7 +46,9 @@ NAMES = ("sweep", "hostile", "healthy", "ranks", "nothing")
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+@pytest.mark.parametrize(
+    "width", [390, 1280, *(pytest.param(x, marks=pytest.mark.slow) for x in (320, 768))]
+)
 def test_a_page_fits_its_screen_and_asks_for_nothing(
     name: str, width: int, page: Page, pages: dict[str, Path]
 ) -> None:

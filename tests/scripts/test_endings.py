@@ -15,7 +15,8 @@ pytestmark = pytest.mark.scripts
 slow = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("how", "code"), [("SystemExit", 3), pytest.param("_exit", 4, marks=slow)])
+@slow
+@pytest.mark.parametrize(("how", "code"), [("SystemExit", 3), ("_exit", 4)])
 def test_a_script_that_ends_early_leaves_its_exit_code_and_a_report(
     how: str, code: int, tmp_path: Path
 ) -> None:
@@ -43,6 +44,7 @@ def test_a_failing_script_shows_its_own_traceback_and_exit_code(tmp_path: Path) 
     assert err in done.stderr
 
 
+@slow
 def test_a_script_that_refuses_its_command_line_keeps_its_exit_code(tmp_path: Path) -> None:
     done = diagnose(SHAPES / "guard.py", "--epocs", "9", cwd=tmp_path)
     assert done.code == 2
@@ -52,6 +54,7 @@ def test_a_script_that_refuses_its_command_line_keeps_its_exit_code(tmp_path: Pa
     assert "no torch DataLoader" not in done.stderr
 
 
+@slow
 def test_a_script_without_a_loader_is_told_so(tmp_path: Path) -> None:
     done = diagnose(SHAPES / "no_loader.py", cwd=tmp_path)
     assert done.code == 1

@@ -28,6 +28,7 @@ def check_own_batches(done: Diagnosed, definition: str = "one step of own_batche
     assert list((done.folder / "tensorboard" / "baseline").glob("*.pt.trace.json.gz"))
 
 
+@slow
 def test_a_loop_that_cuts_its_own_batches_is_profiled_and_not_waited_for(tmp_path: Path) -> None:
     done = diagnose(SHAPES / "own_batches.py", str(10**9), cwd=tmp_path)
     assert done.code == 0, done.stderr

@@ -33,6 +33,7 @@ def check_input_bound(done: Diagnosed, loader: str) -> None:
     assert "evidence-missing" not in done.warnings, done.warnings
 
 
+@slow
 def test_a_guarded_script_with_argparse_gets_its_own_arguments(tmp_path: Path) -> None:
     done = diagnose(
         SHAPES / "guard.py", "--epochs", "9", "--budget", "5", cwd=tmp_path, budget_s=12

@@ -322,7 +322,10 @@ with ScriptRun(Target(script=sys.argv[1]), Path(sys.argv[2])) as script_run:
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL],
+    [
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGTERM)),
+        signal.SIGKILL,
+    ],
 )
 def test_no_process_outlives_the_command(number: signal.Signals, tmp_path: Path) -> None:
     target = script(tmp_path, "train(100000, 1, 'fork', sleep=0.01)")

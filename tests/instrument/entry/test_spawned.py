@@ -236,6 +236,7 @@ while True:
     assert script_run.ended.how == "stopped"
 
 
+@pytest.mark.slow
 def test_a_script_whose_ranks_never_train_is_told_so(tmp_path: Path) -> None:
     others = set(psutil.Process().children())  # workers of earlier tests, not collected yet
     path = tmp_path / "train.py"

@@ -39,7 +39,13 @@ EACH_WAY = [
 ]
 
 
-@pytest.mark.parametrize("settings", EACH_WAY, ids=Settings.label)
+def _quick(settings: Settings) -> Any:
+    """A case of its own; one start method that is slow to start stands for both."""
+    slow = (pytest.mark.slow,) if settings.start_method == "forkserver" else ()
+    return pytest.param(settings, id=settings.label(), marks=slow)
+
+
+@pytest.mark.parametrize("settings", [_quick(x) for x in EACH_WAY])
 def test_every_batch_of_every_epoch_comes_once_and_in_order(settings: Settings) -> None:
     source = opened(DataLoader(Squares(), batch_size=4), settings)
     try:
@@ -55,7 +61,7 @@ def test_every_batch_of_every_epoch_comes_once_and_in_order(settings: Settings) 
         source.next_batch()
 
 
-@pytest.mark.parametrize("settings", EACH_WAY[1:], ids=Settings.label)
+@pytest.mark.parametrize("settings", [_quick(x) for x in EACH_WAY[1:]])
 def test_closing_in_the_middle_leaves_no_worker_thread_or_batch(settings: Settings) -> None:
     source = opened(DataLoader(Squares(), batch_size=4), settings)
     batch = weakref.ref(source.next_batch()[0])

@@ -54,7 +54,9 @@ def unrecorded_and_recorded(
     return plain, recorded, read(tmp_path / "records")
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)]
+)
 def test_batches_are_identical_and_each_is_recorded_under_every_start_method(
     tmp_path: Path, method: str
 ) -> None:

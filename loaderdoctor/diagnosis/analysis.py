@@ -94,7 +94,7 @@ def analyse(
 
 
 def overlay(analysis: Analysis, profiled: WindowDone) -> Overlay:
-    """What goes on top of the recorded trace: waits, shares, and worker lanes on its clock."""
+    """What goes on top of the recorded trace: waits, shares, and worker tracks on its clock."""
     attributed = analysis.attributed
     if attributed is None:
         return Overlay()
@@ -155,8 +155,8 @@ def _workers(log: WorkerLog | None, evidence: LoopEvidence) -> WorkerFacts | Non
 def _unprofiled(evidence: LoopEvidence) -> list[tuple[int, int]]:
     """From the start of the run to the last plain window, but for the profiled one.
 
-    Looks at the loop's own iterators are as good between windows as within them, and rare: 20 in
-    12 s of a loop of 150 ms a step.
+    Stack samples of the loop's own iterators are as good between windows as within them, and rare:
+    20 in 12 s of a loop of 150 ms a step.
     """
     end_ns = max((w.end_ns for w in evidence.all_plain), default=0)
     profiled = evidence.profiled

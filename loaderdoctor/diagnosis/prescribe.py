@@ -1,4 +1,4 @@
-"""What was tried and found -> the rows of the report: recommendations, trials, advice withheld."""
+"""What was tried and found -> the rows of the report: recommendations, trials, advice not given."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _advice(
 
 
 def samples_vary(prescription: Prescription, verification: Verification | None) -> bool:
-    """Whether samples come out anew each time: by a trial that compared some, else by the code."""
+    """Whether samples differ each time: by a trial that compared some, else by the code."""
     tried = verification.tried if verification is not None else ()
     cached = [t for t in tried if t.in_code and t.settings.cache]
     if any(t.refused for t in cached):
@@ -146,7 +146,7 @@ def trial_rows(facts: Facts, verification: Verification | None) -> tuple[model.T
     if verification is None or not verification.tried:
         return ()
     samples = facts.step.samples_per_step if facts.step is not None else None
-    # What was refused is said once, where advice that was withheld is.
+    # What was refused is said once, with the advice that is not given.
     tried = [t for t in verification.tried if not (t.in_code and t.refused)]
     return tuple(_trial_rows(facts, tried, samples))
 
@@ -212,7 +212,7 @@ def _basis(candidate: Candidate, inconclusive: Compared | None) -> str:
     if inconclusive is not None and inconclusive.step is not None:
         text += (
             f" The few windows that there was time for ({inconclusive.n_rounds}) took "
-            f"{inconclusive.step.value:.3g} ms a step beside "
+            f"{inconclusive.step.value:.3g} ms a step next to "
             f"{inconclusive.own_ms:.3g} as is: too few to show a gain."
         )
     return text

@@ -22,7 +22,7 @@ from loaderdoctor.tryout.ablating import LoopEvidence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAnalysis:
-    """The job: every rank beside the others, and the analysis of the slowest."""
+    """The job: every rank next to the others, and the analysis of the slowest."""
 
     analysis: Analysis
     evidence: LoopEvidence  # the slowest rank's

@@ -1,6 +1,6 @@
-"""One diagnosis over a bench: evidence within a budget, trials of what may help, the report.
+"""One diagnosis over a script run: evidence within a budget, trials of what may help, the report.
 
-The bench may be a script in a process of its own (`commands.diagnose`) or a loop of this very
+It may be of a script in its own process (`commands.diagnose`) or a loop of this very
 process (`loaderdoctor.api`). What was learned so far is always reportable.
 """
 

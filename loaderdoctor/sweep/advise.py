@@ -108,7 +108,7 @@ def verdict_of_sweep(ranking: Ranking) -> str:
                 f"No setting is shown to help: {label} did best, by {gain} a step in the rounds, "
                 f"but too little was measured to confirm it. {longer}"
             )
-        again = f"{label} did best, but measured again beside the loop's own settings it gains"
+        again = f"{label} did best, but measured again next to the loop's own settings it gains"
         if ranking.gain_share.low > 0:
             return f"No setting gains enough to be worth it: {again} {gain} a step."
         if ranking.gain_share.high < 0:
@@ -159,7 +159,7 @@ def gain_sentence(ranking: Ranking) -> str:
     if gain is None or share is None:
         return ""
     how = (
-        "confirmed in fresh windows beside the loop's own settings"
+        "confirmed in fresh windows next to the loop's own settings"
         if ranking.confirmed
         else "from the ranking rounds alone, not confirmed"
     )

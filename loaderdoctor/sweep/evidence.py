@@ -273,7 +273,7 @@ def _one(
 
 
 def _tracks(trace: Trace, window: WindowDone, log: WorkerLog | None) -> Overlay:
-    """The workers' own records on the trace's clock, as lanes beside the profiler's."""
+    """The workers' own records on the trace's clock, as tracks next to the profiler's."""
     if log is None or not window.clock_marks:
         return Overlay()
     return Overlay(worker_tracks=track_events(log, calibrate(trace, window.clock_marks), trace))

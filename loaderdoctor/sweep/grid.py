@@ -210,7 +210,7 @@ def _range(word: str, part: str) -> range:
 #
 # A model is wrapped in DistributedDataParallel, and NVIDIA DALI takes the place of a loader, by a
 # change of the script. Recipes have options for that, which their recipe.json names; such a trial
-# runs in a process of its own with these words. A script of the user's that trains as a job under
+# runs in its own process with these words. A script of the user's that trains as a job under
 # torch's launcher needs no option for `ddp=ddp`: it is started as one, and whether its ranks form a
 # group is seen there.
 

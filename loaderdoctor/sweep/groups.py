@@ -1,8 +1,8 @@
-"""A sweep in groups: each on a node of its own, with the loop's own settings beside its trials.
+"""A sweep in groups: each on a node of its own, with the loop's own settings next to its trials.
 
 Comes in: what nodes measured, as it comes. Goes out: what a sweep on one machine gives, an outcome
-and a ranking. Trials are compared by their ratio to their own node's baseline (`yardstick`), and
-only with those measured on hardware of the same kind.
+and a ranking. Trials are compared by their ratio to their own node's baseline, and only with those
+measured on hardware of the same kind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_TRIALS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Trials that one node measures together, beside the loop's own settings."""
+    """Trials that one node measures together, next to the loop's own settings."""
 
     index: int
     trials: tuple[int, ...]  # of the whole sweep; without 0, which every group has
@@ -44,7 +44,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialUpdate:
-    """What a node tells while it measures: one more visit, or that a trial failed."""
+    """What a node tells while it measures: one more measurement, or that a trial failed."""
 
     trial: int  # within the group
     measurement: Measurement | None = None
@@ -121,7 +121,7 @@ class GroupedSweep:
     ) -> None:
         """Take over groups that were measured to the end before. Raises UsageError.
 
-        Others begin anew: their baseline was a node's that may measure something else now.
+        Others begin again: their baseline was a node's that may measure something else now.
         """
         check_same(self._planned, saved)
         for old in saved.groups:
@@ -249,7 +249,7 @@ class GroupedSweep:
 
     @property
     def recorded(self) -> list[Trial]:
-        """Every visit of every node, for the samples on disk."""
+        """Every measurement of every node, for the samples on disk."""
         return self._trials(None)
 
     def ranking(self) -> Ranking:
@@ -300,7 +300,7 @@ class GroupedSweep:
     # ------------------------------------------------------------ inside
 
     def _trials(self, kind: str | None) -> list[Trial]:
-        """The trials with their visits; of trial 0 only those on this kind (None: all)."""
+        """The trials with their measurements; of trial 0 only those on this kind (None: all)."""
         made = [replace(trial, measurements=[], profiles=[]) for trial in self._planned]
         for state in self.states:
             alike = kind is None or state.kind in (None, kind)
@@ -313,7 +313,7 @@ class GroupedSweep:
         return made
 
     def _conclude(self, state: GroupState, made: list[Trial], *, alike: bool) -> None:
-        """What a group says of its trials beyond their visits."""
+        """What a group says of its trials beyond their measurements."""
         if state.failed is not None and state.group.part == "rank":
             for index in state.group.trials:
                 made[index].fail("failed", state.failed)
@@ -345,7 +345,7 @@ class GroupedSweep:
 
 
 def _counts(group: Group, measurement: Measurement) -> bool:
-    """A group that confirms was ranked elsewhere: its first visits only size its windows."""
+    """A group that confirms was ranked elsewhere: its first measurements only size its windows."""
     return group.part == "rank" or measurement.phase == "confirm"
 
 

@@ -18,18 +18,18 @@ from loaderdoctor.tryout.trials import PhaseName, Progress, Trial
 
 PHASES: dict[PhaseName, str] = {
     "plain": "the loop as it is",
-    "calibrate": "first visit to each trial",
+    "calibrate": "first measurement of each trial",
     "rank": "round {round} of {n_rounds}",
-    "race": "race, round {round}: {n_rounds} trials in it",
+    "race": "elimination, round {round}: {n_rounds} trials left",
     "ablate": "comparing with ready batches",
     "confirm": "confirming the candidate, pair {round} of {n_rounds}",
     "trace": "tracing, {round} of {n_rounds}",
     "nodes": "{round} of {n_rounds} groups done",
 }
-# Rows beside the table's that the display needs.
+# Rows next to the table's that the display needs.
 _FRAME = 6
 _BAR_WIDTH = 30
-# Columns beside the settings with their gaps: `>12`, `ms/step`, `visits`.
+# Columns next to the settings with their gaps: `>12`, `ms/step`, `windows`.
 _FIGURES_WIDTH = 26
 
 
@@ -92,7 +92,7 @@ def headline(progress: Progress) -> str:
 
 
 def trial_table(progress: Progress, *, max_rows: int, width: int = 80) -> Table:
-    """Trials with their mean step so far, fastest first once all were visited.
+    """Trials with their mean step so far, fastest first once all were measured.
 
     A terminal too low for all of them shows the loop's own and the fastest.
     """
@@ -102,7 +102,7 @@ def trial_table(progress: Progress, *, max_rows: int, width: int = 80) -> Table:
         "settings", overflow="ellipsis", no_wrap=True, max_width=max(8, width - _FIGURES_WIDTH)
     )
     table.add_column("ms/step", justify="right")
-    table.add_column("visits", justify="right")
+    table.add_column("windows", justify="right")
     trials = list(progress.trials)
     if progress.phase not in ("plain", "calibrate"):
         trials.sort(key=lambda trial: mean_step_ms(trial) or float("inf"))
@@ -126,7 +126,7 @@ def trial_table(progress: Progress, *, max_rows: int, width: int = 80) -> Table:
 
 
 def mean_step_ms(trial: Trial) -> float | None:
-    """Mean step within epochs over the ranked windows, else over the first visit."""
+    """Mean step within epochs over the ranked windows, else over the first measurement."""
     measurements = trial.ranked
     if not measurements or trial.status != "ok":
         return None

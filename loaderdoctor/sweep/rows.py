@@ -167,7 +167,7 @@ def pace_warning(outcome: Outcome, ranking: Ranking) -> ReportWarning | None:
         return ReportWarning(
             kind=REOPENED,
             text=f"the running loop took {_each(loop)} ms a step before and after the sweep, its "
-            f"loader opened again with the same settings {_each(again)} beside it{where}: trials "
+            f"loader opened again with the same settings {_each(again)} next to it{where}: trials "
             "compare with the latter",
         )
     first = ranking.noise.difference([(0, loop[0][1])], ranking.results[0].by_round_ms)
@@ -195,7 +195,7 @@ def _matters(difference: Estimate, of_ms: float) -> bool:
 
 
 def _after(window: WindowDone, measurements: list[Measurement]) -> Measurement:
-    """The visit that came next (one of them where the clock is not known)."""
+    """The measurement that came next (one of them where the clock is not known)."""
     later = [v for v in measurements if v.window.start_ns >= window.start_ns]
     return min(later or measurements[:1], key=lambda v: v.window.start_ns)
 
@@ -262,39 +262,40 @@ def sweep_method(asked: HowAsked, outcome: Outcome) -> tuple[str, ...]:
     )
     if asked.engine == "ray":
         found.append(
-            "Each group of trials had a machine of its own, and the loop's own settings with it: a "
+            "Each group of trials had its own machine, and the loop's own settings with it: a "
             "trial counts as its ratio to those in the same round, times their mean over all nodes."
         )
     if any(trial.of("confirm") for trial in outcome.trials):
         found.append(
-            "The candidate's gain is measured again beside the loop's own settings after it was "
+            "The candidate's gain is measured again next to the loop's own settings after it was "
             "chosen."
         )
     if any(trial.place == "process" and trial.measurements for trial in outcome.trials):
         found.append(
-            "Trials in processes of their own start the script anew for each visit; start-up is "
-            "its first iterator's."
+            "Trials in their own processes start the script again for each measurement; start-up "
+            "is its first iterator's."
         )
     return tuple(found)
 
 
 def _rounds(asked: HowAsked, outcome: Outcome) -> str:
     n_rounds = outcome.n_ranked_rounds
-    where = "a process of its own" if asked.isolate else "a new loader over the same data"
+    where = "its own process" if asked.isolate else "a new loader over the same data"
     if asked.search == "auto":
         n_steps = outcome.n_timed_steps
         grid = outcome.grid_steps or 0
         share = f", {n_steps / grid:.0%} of the grid's" if grid else ""
+        ended = _ENDINGS.get(outcome.elimination or "spent", "it was cut short")
         return (
-            f"Each trial is {where}; a race of {n_rounds} rounds dropped clear losers and ended "
-            f"because {_ENDINGS.get(outcome.elimination or 'spent', 'it was cut short')}. It took "
+            f"Each trial is {where}; successive elimination in {n_rounds} rounds dropped clear "
+            f"losers and ended because {ended}. It took "
             f"{n_steps:,} steps{share} (at most {ALLOWANCE_SHARE:.0%})."
         )
     return (
-        f"Each trial is {where} in the running loop; after a first visit that only sizes the "
+        f"Each trial is {where} in the running loop; after a first measurement that only sizes the "
         f"windows, {n_rounds} shuffled rounds rank them. Batches until the queues are steady are "
         "not counted."
         if not asked.isolate
-        else f"Each visit to a trial is {where}; {n_rounds} shuffled rounds rank them after a "
-        "first visit."
+        else f"Each measurement of a trial is {where}; {n_rounds} shuffled rounds rank them after "
+        "a first one."
     )

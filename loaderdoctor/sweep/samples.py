@@ -10,9 +10,9 @@ perf_counter unless the name says otherwise; -1 stands for not recorded.
     group                   on a cluster: the group of trials that a node measured together
     n_steps, n_samples      of the window
     start_ns, end_ns        of the window
-    startup_ns, boundary_ns opening to first batch; one epoch boundary as timed beside the window
+    startup_ns, boundary_ns opening to first batch; one epoch boundary as timed next to the window
     host_bytes, gpu_peak_allocated_bytes, gpu_peak_reserved_bytes, tensor_peak_bytes
-    wall_s                  the whole visit by the command's clock
+    wall_s                  the whole measurement by the command's clock
     flat_host_step_ns       offsets in `step_offsets`; time of each step on the host
     flat_device_step_ns     same offsets; as the accelerator reached them, -1 without one
     flat_at_boundary        same offsets; 1 where the step holds an epoch boundary
@@ -162,7 +162,7 @@ def columns(trials: Sequence[Trial]) -> dict[str, NDArray[Any]]:
 
 
 def read(folder: Path) -> tuple[Description, dict[int, list[Measurement]]]:
-    """The description, and the visits by trial index. Raises UsageError with what is wrong."""
+    """The description, and measurements by trial index. Raises UsageError with what is wrong."""
     path = folder / NAME
     try:
         arrays = _arrays(path)
@@ -182,7 +182,9 @@ def read(folder: Path) -> tuple[Description, dict[int, list[Measurement]]]:
         reason = ascii(str(error))[1:-1][:_REASON_LENGTH]
         raise UsageError(f"{path}: not the samples of a sweep ({reason}).") from error
     if description.schema != SCHEMA:
-        raise UsageError(f"{path}: written by another version of loaderdoctor. Run the sweep anew.")
+        raise UsageError(
+            f"{path}: written by another version of loaderdoctor. Run the sweep again."
+        )
     return description, measurements
 
 
@@ -219,7 +221,7 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
 def restore(
     trials: Sequence[Trial], saved: Description, measurements: dict[int, list[Measurement]]
 ) -> None:
-    """Put what was measured before into trials planned anew.
+    """Put what was measured before into newly planned trials.
 
     Raises UsageError where they aren't those of the saved run: another machine, another script.
     """
@@ -229,18 +231,18 @@ def restore(
         trial.dropped = old.dropped and bool(trial.measurements)  # others only lacked the time
         trial.samples_per_step = old.samples_per_step
         trial.steps_per_epoch = old.steps_per_epoch
-        # "Not reached" and what was withheld is decided anew; what crashed is not tried again.
+        # "Not reached" and what was refused is decided again; what crashed is not tried again.
         if old.status == "failed":
             trial.fail("failed", old.reason or "no reason recorded")
 
 
 def check_same(trials: Sequence[Trial], saved: Description) -> None:
-    """Raise UsageError where trials planned anew aren't those of the saved run."""
+    """Raise UsageError where newly planned trials are not those of the saved run."""
     now = [trial.settings.changed() for trial in trials]
     if now != [old.settings for old in saved.trials]:
         raise UsageError(
             "--resume: the loop or the machine is not the same as then, so that other trials "
-            "would be made. Run the sweep anew."
+            "would be made. Run the sweep again."
         )
 
 

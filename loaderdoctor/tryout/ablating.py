@@ -220,7 +220,7 @@ def _share_settled(part: Estimate, wall_ms: float) -> bool:
 
 # A loop whose first steps are slower than those that follow: what to say of it, and why it is.
 
-# Page faults a step from which memory that is given back and fetched anew counts: a fault costs
+# Page faults a step from which memory that is given back and fetched again counts: a fault costs
 # some 2.5 µs (1,600 a step took 4 ms on recipe mnist; none with glibc's trimming switched off).
 MANY_FAULTS = 100
 FEWER = 4.0  # fallen by this factor: no longer each step's
@@ -247,7 +247,7 @@ def slow_start(evidence: LoopEvidence) -> str | None:
 
 
 def memory_anew(first: WindowDone, later: Sequence[WindowDone]) -> str:
-    """That the allocator fetched memory anew in each step, where page faults show it; else ""."""
+    """That the allocator fetched memory again in each step, where page faults show it; else ""."""
     before = _faults(first)
     # Validation between steps needs memory of its own: the window without any has the fewest.
     known = [faults for window in later if (faults := _faults(window)) is not None]
@@ -255,7 +255,7 @@ def memory_anew(first: WindowDone, later: Sequence[WindowDone]) -> str:
         return ""
     return (
         ". Until something larger was freed (by a first validation, say) each step gave memory "
-        f"back to the system and fetched it anew: {before:,.0f} page faults a step at first, "
+        f"back to the system and fetched it again: {before:,.0f} page faults a step at first, "
         f"{min(known):,.0f} later. With MALLOC_TRIM_THRESHOLD_=1000000000 and "
         "MALLOC_MMAP_THRESHOLD_=33554432 in its environment the script keeps it from the start"
     )

@@ -80,7 +80,7 @@ def ranked(known: Known, last: Round | None) -> Round | Done:
         dropped = tuple(t.index for t in known.alive if t.index not in plan.trials)
         n_dropped = len(dropped) + sum(trial.dropped for trial in known.trials)
         slower = "1 slower trial was" if n_dropped == 1 else f"{n_dropped} slower trials were"
-        note = f"{slower} visited once only" if n_dropped else None
+        note = f"{slower} measured once only" if n_dropped else None
         return _ranked(known, plan, done + 1, done + plan.n_rounds, dropped=dropped, note=note)
     number = last.number + 1
     if known.cut or number > last.n_rounds:

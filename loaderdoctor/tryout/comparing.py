@@ -196,7 +196,7 @@ def _complexity(settings: Settings, own: Settings) -> tuple[int, int, int, int]:
 
 # Intervals for few samples: each trial's own spread, steadied by the spread of all trials.
 #
-# A sweep visits each trial three to eight times; a spread from three samples is itself so uncertain
+# A trial is measured three to eight times; a spread from three samples is itself so uncertain
 # that its interval (4.3 standard errors) hides a doubling. All trials run in the same loop on the
 # same machine, so their relative spread is much the same: the usual variance enters each trial's
 # own as if it were PRIOR_DF samples more (a moderated t interval: G. K. Smyth, "Linear models and
@@ -213,7 +213,7 @@ class Noise:
     """The usual relative variance of one window among the trials of a sweep."""
 
     variance: float  # of value / mean
-    weight: int  # degrees of freedom it enters with; 0 where no trial was visited twice
+    weight: int  # degrees of freedom it enters with; 0 where no trial was measured twice
 
     @staticmethod
     def of(trials: Iterable[Sequence[float]]) -> Noise:
@@ -284,7 +284,7 @@ class Noise:
 # The loop's own settings as the measure of each node.
 #
 # On a cluster a trial runs on one node and its rivals on others. Machines of one type still differ
-# by some percent, so each node measures the loop's own settings beside its trials, in the same
+# by some percent, so each node measures the loop's own settings next to its trials, in the same
 # rounds, and a trial counts as its ratio to those. Ratios become times again by the mean of the
 # loop's own settings over all nodes. The loop's own settings are then exact by definition: what is
 # not known about them is in the ratios.
@@ -302,7 +302,7 @@ class BaselineRatio:
     def of(
         own: Sequence[tuple[Measurement, float]], counted: Sequence[tuple[Measurement, float]]
     ) -> BaselineRatio:
-        """From visits of trial 0 with their wall times; `counted` are those that rank it."""
+        """From measurements of trial 0 with their wall times; `counted` are those that rank it."""
         by_round: dict[tuple[int, Phase, int], float] = {}
         groups: dict[int, list[float]] = {}
         for measurement, ms in own:

@@ -57,7 +57,7 @@ class Spend:
 def eliminate(known: Known, last: Round | None) -> Round | Done:
     """Rounds of short windows among those that may still win."""
     unmeasured = [t.index for t in known.alive if not t.measurements] if last is None else []
-    note = f"{len(unmeasured)} settings were not visited" if unmeasured else None
+    note = f"{len(unmeasured)} settings were not measured" if unmeasured else None
     alive = [trial.index for trial in known.alive if trial.index not in unmeasured]
     costs = {i: spend(known.cost(known.trials[i])) for i in {0, *alive}}
     ranking = known.ranking()
@@ -105,7 +105,7 @@ def spend(cost: Cost) -> Spend:
 
 
 def pairs_s(ranking: Ranking, costs: Mapping[int, Spend]) -> float:
-    """Seconds of the pairs that confirm the leader so far beside the loop's own settings.
+    """Seconds of the pairs that confirm the leader so far next to the loop's own settings.
 
     `costs` are of one more window of each trial alive, and of the loop's own.
     """

@@ -1,4 +1,4 @@
-"""Single windows of a sweep: asks the bench, and writes what came back to the trial."""
+"""Single windows of a sweep: asks the script run, and writes what came back to the trial."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class Measurer:
         return limit_s + TIMEOUT_SLACK_S if limit_s is not None else None
 
     def _boundary_due(self, trial: Trial, expected_s: float) -> bool:
-        """At least one boundary for each trial; more where they cost little beside the window."""
+        """At least one boundary for each trial; more where they cost little next to the window."""
         if trial.settings.keep_iterator:
             return False  # it has none
         if trial.settings.only_threads and self._own_mode == "plain":
@@ -289,7 +289,7 @@ def _how(ended: Ended | None) -> str:
     return f"the measuring process ended with exit code {ended.exit_code}"
 
 
-# Trials in a process of their own: each visit starts the script again, and ends it.
+# Trials in a process of their own: each measurement starts the script again, and ends it.
 #
 # For what is decided when a process starts (start method, thread counts, options of the script),
 # for what may take the process down, and to check figures from the running loop against. A process
@@ -302,7 +302,7 @@ OpenFresh = Callable[[Script | None], AbstractContextManager[ScriptRunLike]]
 
 
 class FreshRuns:
-    """Measures each request in a process of its own."""
+    """Measures each request in its own process."""
 
     def __init__(self, open_process: OpenFresh) -> None:
         self._open = open_process

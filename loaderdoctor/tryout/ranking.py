@@ -49,7 +49,7 @@ class Result:
     resources: Resources
     calibrated_only: bool  # dropped after the first round: never the best, perhaps tied
     trace_path: str | None
-    # wall_ms for as many samples as the loop's own step has; on a cluster by its node's yardstick
+    # wall_ms for as many samples as the loop's own step has; on a cluster by its node's ratio
     cost_ms: Estimate | None = None
     window_ms: tuple[float, ...] = ()  # on a cluster as measured, else as in `by_round_ms`
     on_cluster: bool = False
@@ -301,7 +301,7 @@ def gain(
 ) -> tuple[Estimate | None, bool]:
     """(loop's own minus candidate, whether confirmation windows say so), per step.
 
-    Both trials' `confirm` visits belong to this candidate: only it was confirmed.
+    Both trials' `confirm` measurements belong to this candidate: only it was confirmed.
     """
     if candidate == 0:
         return None, False

@@ -41,7 +41,7 @@ class Measurement:
     phase: Phase
     round: int
     window: WindowDone
-    wall_s: float  # the whole visit by the command's clock: opening, warm-up, window, closing
+    wall_s: float  # the whole measurement by the command's clock: opening, warm-up, window, closing
     group: int | None = None  # on a cluster: the group of trials that one node measured together
 
     @property
@@ -67,7 +67,7 @@ class Row:
     """One row of a published table.
 
     `args` are words for the script of the preset's recipe where the recipe, not the loader, has
-    the option; such a row runs in a process of its own, unless `in_loop` says that its settings
+    the option; such a row runs in its own process, unless `in_loop` says that its settings
     mean the same: then only with --isolate. None: the settings alone, in the loop.
     """
 
@@ -113,7 +113,7 @@ class Resources:
 
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """One combination of settings in a sweep; grows as it is visited."""
+    """One combination of settings in a sweep; grows as it is measured."""
 
     index: int  # 0 is the loop as it is
     settings: Settings
@@ -121,15 +121,15 @@ class Trial:
     reason: str | None = None
     measurements: list[Measurement] = field(default_factory=list)
     profiles: list[WindowDone] = field(default_factory=list)  # windows with a trace, never timed
-    dropped: bool = False  # no longer visited: far behind, and the budget is short
-    # "process": each visit in a process of its own, running `script` where it is given.
+    dropped: bool = False  # no longer measured: far behind, and the budget is short
+    # "process": each measurement in its own process, running `script` where it is given.
     place: Place = "loop"
     script: Script | None = None  # in its own process: what to run; None: as the loop's
     steps_per_epoch: int | None = None  # where it isn't that of the loop as it is
     samples_per_step: float | None = None  # likewise
     row: Row | None = None  # of a preset
     other_loop: bool = False  # its script trains something else: nothing to choose here
-    same_as: int | None = None  # identical here: not visited, its figures are that trial's
+    same_as: int | None = None  # identical here: not measured, its figures are that trial's
     in_code: bool = False  # written into the dataset's code: never added to other settings
     apart: bool = False  # measured on a machine unlike that of the others: not compared
 
@@ -142,11 +142,11 @@ class Trial:
 
     @property
     def alive(self) -> bool:
-        """Whether it is still worth a visit."""
+        """Whether it is still worth a measurement."""
         return self.status == "ok" and not self.dropped and self.same_as is None
 
     def of(self, phase: Phase) -> list[Measurement]:
-        """Its visits of one phase, in order."""
+        """Its measurements of one phase, in order."""
         return [measurement for measurement in self.measurements if measurement.phase == phase]
 
     @property
@@ -161,7 +161,7 @@ class Trial:
 
     @property
     def ranked(self) -> list[Measurement]:
-        """Visits that rank it: the ranked rounds, with the calibration where they are too few.
+        """Those that rank it: of the ranked rounds, with the calibration where they are too few.
 
         Calibration windows are short, and the first of them meet cold caches.
         """
@@ -175,7 +175,7 @@ class Trial:
             self.samples_per_step = float(self.settings.batch_size)
 
     def fail(self, status: Literal["failed", "skipped"], reason: str) -> None:
-        """No further visits. What it measured before stays, but is not ranked."""
+        """No further measurements. What it measured before stays, but is not ranked."""
         self.status = status
         self.reason = reason
 
@@ -225,7 +225,7 @@ class Options:
     budget_s: float
     seed: int = 0
     n_rounds: int | None = None  # None: as the budget allows
-    trial_limit_s: float | None = None  # no visit may take longer; None: as its trial was planned
+    trial_limit_s: float | None = None  # of each measurement; None: as its trial was planned
     trace_dir: Path | None = None  # None: no traces
     profiler: ProfilerSchedule = field(default_factory=ProfilerSchedule)
     search: Search = "grid"
@@ -268,5 +268,5 @@ class Outcome:
 
     @property
     def n_timed_steps(self) -> int:
-        """Steps of all timed visits."""
+        """Steps of all timed windows."""
         return sum(trial.n_timed_steps for trial in self.trials)

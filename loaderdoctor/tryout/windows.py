@@ -20,7 +20,7 @@ from loaderdoctor.tryout.trials import Options, Trial
 WINDOW_S = 1.0
 MIN_WINDOW_S = 0.25
 # Within the whole budget there must be room for three rounds of three windows, each with as much
-# again for drop and warm-up, beside profile and verification: about 40 window lengths.
+# again for drop and warm-up, next to profile and verification: about 40 window lengths.
 WINDOWS_PER_BUDGET = 40
 MIN_STEPS = 4
 MAX_STEPS = 1000
@@ -53,8 +53,8 @@ LONGEST_EPOCH_S = 5.0  # of those that are measured whole
 MIN_WARMUP = 3
 OPEN_S = {"fork": 0.1, "forkserver": 1.0, "spawn": 3.0}
 FORK_PER_WORKER_S = 0.02
-# What the first visit may take beyond that, by axis: the limits of filling a cache and of copying
-# files in the measuring process, and what torch.compile takes for a large model.
+# What the first measurement may take beyond that, by axis: the limits of filling a cache and of
+# copying files in the measuring process, and what torch.compile takes for a large model.
 SLOW_START_S = {"cache": 60.0, "storage": 90.0, "compile": 180.0}
 
 
@@ -111,7 +111,7 @@ def _whole(steps: float, unit: int, *, low: int, high: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a visit to one trial costs: a fixed part, and a part for each measured step."""
+    """What a measurement of one trial costs: a fixed part, and a part for each measured step."""
 
     overhead_s: float  # opening, warm-up, closing
     step_s: float
@@ -123,12 +123,12 @@ class Cost:
         return math.ceil(wanted / self.cycle - 1e-9) * self.cycle
 
     def measurement_s(self, window_s: float) -> float:
-        """Expected length of a visit whose window takes about `window_s`."""
+        """Expected length of a measurement whose window takes about `window_s`."""
         return self.overhead_s + self.steps(window_s) * self.step_s
 
 
 def guess(trial: Trial, observed: Observed, *, step_s: float) -> Cost:
-    """The cost before the first visit: the loop's own step time, and a guess at the opening."""
+    """The cost before it was measured: the loop's own step time, and a guess at the opening."""
     full = meaning(trial.settings, own_settings(observed))
     workers = full.num_workers or 0
     # Twice the queue is dropped, then a cycle warms up: what the measuring process does.
@@ -170,7 +170,7 @@ def epoch_of(trial: Trial, observed: Observed) -> int | None:
 
 
 def measured(trial: Trial, observed: Observed) -> Cost | None:
-    """The cost as its visits showed it; None before the first."""
+    """The cost as its measurements showed it; None before the first."""
     if not trial.measurements:
         return None
     steps = sum(measurement.times.n_steps for measurement in trial.measurements)
@@ -178,7 +178,7 @@ def measured(trial: Trial, observed: Observed) -> Cost | None:
     step_s = max(window_s / steps, 1e-6)
     overheads = [v.wall_s - v.window_s for v in trial.measurements]
     if slow_start_s(trial.settings):
-        # What was compiled, copied or filled at the first visit is there at the next.
+        # What was compiled, copied or filled at the first measurement is there at the next.
         later = guess(trial, observed, step_s=step_s).overhead_s
         overheads = overheads[1:] or [min(later, overheads[0])]
     return Cost(
@@ -189,7 +189,7 @@ def measured(trial: Trial, observed: Observed) -> Cost | None:
 
 
 def slow_start_s(settings: Settings) -> float:
-    """How much longer than others the first visit to a trial may take."""
+    """How much longer than others the first measurement of a trial may take."""
     changed = settings.changed()
     return sum(
         seconds
@@ -239,8 +239,9 @@ CALIBRATE_SHARE = 0.15
 RANK_SHARE = 0.67
 CONFIRM_SHARE = 0.79
 ABLATE_SHARE = 0.87
-# Of a search, its first visits and its race: what is left then confirms the winner. Fewer settings
-# visited leave a winner; first visits alone (34 of them took 75 s on an H200 with 16 CPUs) do not.
+# Of a search, its first windows and its rounds: what is left then confirms the winner. Fewer
+# settings measured leave a winner; first windows alone (34 of them took 75 s on an H200 with 16
+# CPUs) do not.
 ELIMINATION_WINDOWS_SHARE = 0.42
 ELIMINATION_SHARE = 0.65
 # A preset's phases end later.
@@ -324,7 +325,7 @@ def _window(costs: Sequence[Cost], round_s: float, *, at_least: float) -> float 
     low, high = at_least, WINDOW_S
     if sum(cost.measurement_s(high) for cost in costs) <= round_s:
         return high
-    for _ in range(20):  # bisection: the visit's length grows with the window's
+    for _ in range(20):  # bisection: its length grows with the window's
         middle = (low + high) / 2
         if sum(cost.measurement_s(middle) for cost in costs) <= round_s:
             low = middle

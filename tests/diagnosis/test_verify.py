@@ -263,7 +263,7 @@ def test_trials_whose_workers_fill_most_of_an_epoch_ahead_are_measured_for_whole
 
 
 def test_a_trials_step_has_the_loops_own_work_between_epochs_too() -> None:
-    """Its boundary was timed beside the window: saving a checkpoint there is no gain of it."""
+    """Its boundary was timed next to the window: saving a checkpoint there is no gain of it."""
     measurement = msgspec.structs.replace(window("trial", [4.0] * 10), boundary_ns=20_000_000)
     unknown = Boundaries(steps_per_epoch=10, loop_ms=None, own_work_ms=None)
     assert unknown.trial_ms(measurement) == pytest.approx(4.0 + 2.0)

@@ -1,4 +1,4 @@
-"""Groups of a sweep that was interrupted: whole ones are kept, the others are dealt out anew."""
+"""Groups of a sweep that was interrupted: whole ones are kept, the others are dealt out again."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_resumed_sweep_keeps_whole_groups_and_deals_out_the_rest(tmp_path: Pat
         trial.index: [v.window.host_step_ns for v in trial.measurements] for trial in after.recorded
     }
     assert {index: again[index] for index in kept} == kept
-    assert not again[3] and not again[4]  # what was under way begins anew
+    assert not again[3] and not again[4]  # what was under way begins again
     (rest,) = split(planned, 3, done=after.states)
     assert (rest.index, rest.trials) == (2, (3, 4))
     after.add(rest)

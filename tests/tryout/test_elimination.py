@@ -162,7 +162,7 @@ def test_a_clear_winner_ends_the_race_early_and_losers_are_visited_least() -> No
 
 @pytest.mark.parametrize("budget_s", [40.0, 80.0])
 def test_where_time_is_short_it_compares_what_it_can_and_confirms(budget_s: float) -> None:
-    # First visits to all 25 take 50 s: of the shorter budget they would leave nothing.
+    # First windows of all 25 take 50 s: of the shorter budget they would leave nothing.
     gains, n_measured = [], []
     for seed in range(10):
         costs = saturating(random.Random(seed))

@@ -48,10 +48,10 @@ def mean_of(changes: Iterable[Change]) -> Change:
 
 
 def change_of_peaks(peaks: Sequence[int], base: Sequence[int]) -> Change:
-    """Largest peak against largest, with all that peaks of single visits leave possible.
+    """Largest peak against largest, with all that peaks of single measurements leave possible.
 
-    They don't repeat exactly: on an H200, visits to one setting of `mnist` peaked at 82, 86, 95 or
-    98 MiB, as if by the algorithm that a convolution happened to be given.
+    They don't repeat exactly: on an H200, measurements of one setting of `mnist` peaked at 82, 86,
+    95 or 98 MiB, as if by the algorithm that a convolution happened to be given.
     """
     if not peaks or not base or not min(base):
         return Change(reason="GPU memory needs an accelerator")
@@ -147,7 +147,7 @@ class Figures:
         return took.gpu_peak_allocated_bytes if self.memory_is_exact else took.tensor_peak_bytes
 
     def gpu_peaks(self, name: str, group: str) -> list[int]:
-        """Peak GPU memory in use of each visit to a row; bytes."""
+        """Peak GPU memory in use of each measurement of a row; bytes."""
         index = self.index(name, group)
         measurements = self.trials[self._source(index)].measurements if index is not None else []
         peaks = (measurement.window.gpu_peak_allocated_bytes for measurement in measurements)

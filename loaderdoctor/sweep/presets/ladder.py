@@ -46,7 +46,7 @@ SEARCHED = {
     "our search once more": "fused optimizer",
 }
 # MobileNetV2 took 13 times as long under autocast on a CPU with AVX2 alone (240 → 3,069 ms a step,
-# torch 2.14): no visit to a rung above it would fit ten minutes, and none would tell of that rung.
+# torch 2.14): no rung above it could be measured within ten minutes, or would tell of itself.
 NO_BF16 = (
     "this CPU has no bfloat16 instructions and takes many times as long without; "
     "sweep --grid amp=true shows it"

@@ -190,7 +190,7 @@ _MANY_WORKERS = tuple(range(0, 51, 5))
 LOADER, MODEL = "the loader alone", "the model alone"
 
 
-# `--loader-only`: what the loader can deliver over its workers, beside what the model can take.
+# `--loader-only`: what the loader can deliver over its workers, next to what the model can take.
 #
 # The loop stands still while its loader is drained; the model runs on batches that are ready.
 
@@ -203,7 +203,7 @@ LOADER_ONLY = Preset(
         *(
             Row(
                 name=_row(n),
-                # Workers started anew each epoch would be another question.
+                # Workers started again each epoch would be another question.
                 settings={"num_workers": n, "persistent_workers": n > 0},
                 group=LOADER,
             )

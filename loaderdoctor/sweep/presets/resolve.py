@@ -52,7 +52,7 @@ class Place:
     script_of: ScriptOf
     n_accelerators: int = 0
     found: Mapping[str, Found] = field(default_factory=dict)  # by the row that was searched from
-    isolate: bool = False  # every row in a process of its own
+    isolate: bool = False  # every row in its own process
     means: Means = NO_MEANS  # for what only the script itself can set
 
     def searched(self, row: Row) -> Settings:
@@ -169,7 +169,7 @@ def fitted(
 
 
 def note_of(row: Row, *, has_accelerator: bool) -> str | None:
-    """What a reader must know about a row beside its figures."""
+    """What a reader must know about a row next to its figures."""
     known = {name: value for name, value in row.settings.items() if name in KNOWN_AXES}
     in_loop = fitted(known, has_accelerator=has_accelerator)[1]
     return "; ".join(text for text in (row.note, in_loop) if text) or None

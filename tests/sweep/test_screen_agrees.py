@@ -71,7 +71,7 @@ def test_no_screen_says_that_nothing_helps_beside_a_trial_that_did() -> None:
     ):
         report = screen(fast_ms, noise, seed, budget_s)
         (finding,) = report.findings
-        came = [t.partition(" as it is, ")[2] for t in finding.summary.split(" a step beside ")]
+        came = [t.partition(" as it is, ")[2] for t in finding.summary.split(" a step against ")]
         faster = [words for words in came if words.startswith("faster")]
         text = " ".join(console_text(report).split())
         if report.recommendations:

@@ -4,7 +4,7 @@
 
 Two loops that train on the CPU, one of small operations and one of large products, each with one
 intra-op thread and with one for each usable CPU; beside them nothing, a program that is busy for
-some part of the time, and one that is always busy. The thresholds of `findings/threads.py` and
+some part of the time, and one that is always busy. Thresholds of `findings/rules/threads.py` and
 `attribution/cpu.py` come from here.
 
 --alone takes the CPUs away from everything else on this machine, where Linux allows it (root, and

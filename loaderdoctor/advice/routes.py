@@ -27,7 +27,7 @@ from loaderdoctor.findings.model import Kind
 from loaderdoctor.findings.rules.saturated import MAX_OVERHEAD_SAMPLE_MS
 from loaderdoctor.instrument.wire.records import LoaderRecord
 
-# Of the memory available; a trial of `cache` keeps to the same (instrument/cached.py).
+# Of the memory available; a trial of `cache` keeps to the same (instrument/dataset/cached.py).
 MAX_SHARE_OF_MEMORY = 0.40
 # Conversions and scaling: the same for every image of a batch, whatever its content.
 BATCHWISE = frozenset({

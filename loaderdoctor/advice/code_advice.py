@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from loaderdoctor.advice import dataset_snippets, loop_snippets
-from loaderdoctor.advice.plan import CodeAdvice, PredictedFrom
+from loaderdoctor.advice.candidates import CodeAdvice, PredictedFrom
 from loaderdoctor.advice.worked import from_array
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import by_ablation, reachable_ms

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from loaderdoctor.advice.candidates import Candidate, Case, CodeAdvice, NotAdvised, Prescription
 from loaderdoctor.advice.code import edits_for
 from loaderdoctor.advice.code_advice import code_advice
-from loaderdoctor.advice.plan import Candidate, Case, CodeAdvice, NotAdvised, Prescription
 from loaderdoctor.advice.propose_data import copying, in_code, not_advised_in_code, resident
 from loaderdoctor.advice.propose_pool import (
     background_thread,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from loaderdoctor import format as fmt
-from loaderdoctor.advice.plan import Candidate, Case, CodeAdvice, NotAdvised
+from loaderdoctor.advice.candidates import Candidate, Case, CodeAdvice, NotAdvised
 from loaderdoctor.advice.routes import fits_in_memory, random_transforms
 from loaderdoctor.advice.safety import dataset_bytes, start_method
 from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE

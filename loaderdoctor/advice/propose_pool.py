@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from loaderdoctor import format as fmt
-from loaderdoctor.advice.plan import Candidate, Case
+from loaderdoctor.advice.candidates import Candidate, Case
 from loaderdoctor.findings.capacity import (
     MAX_WAITING_CPU_SHARE,
     pool_ms,

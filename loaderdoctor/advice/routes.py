@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from loaderdoctor import format as fmt
 from loaderdoctor.advice import dataset_snippets, worked
-from loaderdoctor.advice.plan import CodeAdvice
+from loaderdoctor.advice.candidates import CodeAdvice
 from loaderdoctor.advice.safety import dataset_bytes
 from loaderdoctor.advice.worked import dataset_name
 from loaderdoctor.facts.shares import MODERATE_SHARE

@@ -1,4 +1,4 @@
-"""The step clock: where one step ends and the next begins, by what the accelerator has done.
+"""The step clock of a trace: where steps begin and end, by what the accelerator has done.
 
 The host runs ahead of the accelerator (ten steps and more), so a host `ProfilerStep` span says
 when a step was *queued*, not when it happened. Device rows are joined to the host step in which
@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from loaderdoctor.attribution.fetches import turns
-from loaderdoctor.attribution.rows import Index, Mask, Rows, outermost
+from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, outermost
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import ABSENT, I64, Category
 from loaderdoctor.units import NS_PER_MS

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from loaderdoctor.attribution.clock import StepClock
-from loaderdoctor.attribution.rows import Index, Rows
+from loaderdoctor.attribution.trace_rows import Index, Rows
 from loaderdoctor.facts.trace import CopyFacts
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import ABSENT, I64, Category

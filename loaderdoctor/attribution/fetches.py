@@ -31,7 +31,7 @@ from typing import Literal
 
 import numpy as np
 
-from loaderdoctor.attribution.rows import Index, Mask, Rows, named_events, outermost
+from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, named_events, outermost
 from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import I64, Category
 

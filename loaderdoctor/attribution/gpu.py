@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loaderdoctor.attribution.clock import StepClock
-from loaderdoctor.attribution.rows import Index, Rows
+from loaderdoctor.attribution.trace_rows import Index, Rows
 from loaderdoctor.facts.trace import ComputeFacts, GpuDeviceFacts
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import ABSENT, F64, I64, Category, Trace

@@ -7,7 +7,7 @@ import numpy as np
 from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.copies import CopyRows
 from loaderdoctor.attribution.identity import Partition
-from loaderdoctor.attribution.rows import Index, Rows
+from loaderdoctor.attribution.trace_rows import Index, Rows
 from loaderdoctor.facts.trace import KernelFacts, SyncFacts
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import ABSENT, I64, Category

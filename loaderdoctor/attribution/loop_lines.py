@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loaderdoctor.attribution.rows import Index, Rows
+from loaderdoctor.attribution.trace_rows import Index, Rows
 from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import Category, LineStackSample

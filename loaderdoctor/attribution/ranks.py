@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from loaderdoctor.attribution.rows import Rows
 from loaderdoctor.attribution.trace_facts import Attributed, facts_of
+from loaderdoctor.attribution.trace_rows import Rows
 from loaderdoctor.facts.shares import Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.whole import RankFacts

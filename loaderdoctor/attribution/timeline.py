@@ -13,8 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from loaderdoctor.attribution.rows import Mask, Rows
 from loaderdoctor.attribution.trace_facts import Attributed
+from loaderdoctor.attribution.trace_rows import Mask, Rows
 from loaderdoctor.errors import TraceError
 from loaderdoctor.facts.pictures import Doing, StepTimeline, Strip, TimelineRow
 from loaderdoctor.instrument.wire.protocol import WindowDone

@@ -14,7 +14,7 @@ from loaderdoctor.attribution.gpu import compute_facts, gpu_facts
 from loaderdoctor.attribution.host import host_hotspots
 from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
 from loaderdoctor.attribution.launches import kernel_facts, launch_calls, sync_facts
-from loaderdoctor.attribution.rows import Index, Mask, Rows, outermost, rows_of
+from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, outermost, rows_of
 from loaderdoctor.attribution.user_ranges import user_ranges
 from loaderdoctor.facts.shares import Hidden
 from loaderdoctor.facts.trace import FetchFacts, HostFacts, TraceFacts

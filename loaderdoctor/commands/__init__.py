@@ -1,1 +1,1 @@
-"""One module per command: the only place that sees every stage."""
+"""One module or folder per command, and what several need: the only place that sees every stage."""

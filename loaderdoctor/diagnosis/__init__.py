@@ -1,1 +1,1 @@
-"""Drives one diagnosis: plan windows, gather evidence, try the medicine. Imports no torch."""
+"""Drives one diagnosis: plan windows, gather evidence, try what may help. Imports no torch."""

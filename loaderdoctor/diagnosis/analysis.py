@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from loaderdoctor.advice.plan import Prescription
+from loaderdoctor.advice.candidates import Prescription
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.attribution.combine import facts_of_run
 from loaderdoctor.attribution.pictures import tracks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from loaderdoctor.advice.candidates import Candidate, CodeAdvice, Prescription
 from loaderdoctor.advice.code import edits_for, loader_arguments
-from loaderdoctor.advice.plan import Candidate, CodeAdvice, Prescription
 from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.own_settings import own_settings_known
@@ -18,7 +18,7 @@ from loaderdoctor.report import model
 from loaderdoctor.report.build import shares_of
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.comparing import Compared
-from loaderdoctor.tryout.rows import recommendations, trial_row
+from loaderdoctor.tryout.recommending import recommendations, trial_row
 
 # One line undoes these: where that saves something of note, it comes before a dataset rewritten.
 _ONE_LINE = (Kind.WORKERS_SHARE_A_CORE, Kind.THREAD_OVERSUBSCRIPTION)

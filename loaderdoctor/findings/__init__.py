@@ -1,1 +1,1 @@
-"""Facts -> findings: one rule per small module, listed in `rules.RULES`."""
+"""Facts -> findings: rules, in plain sight in `find.RULES`, and which overrules which."""

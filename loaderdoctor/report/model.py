@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from loaderdoctor.advice.plan import PredictedFrom
+from loaderdoctor.advice.candidates import PredictedFrom
 from loaderdoctor.estimate import Interval
 
 SCHEMA = "loaderdoctor.report/1"

@@ -14,7 +14,7 @@ from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.report.model import NotAdvised, Recommendation
 from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
 from loaderdoctor.tryout.ranking import Ranking
-from loaderdoctor.tryout.rows import recommendations
+from loaderdoctor.tryout.recommending import recommendations
 
 _CAUTIONS = {
     "num_workers": "each worker holds its own copy of what the dataset keeps in memory",

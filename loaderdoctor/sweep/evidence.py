@@ -34,7 +34,7 @@ from loaderdoctor.report.traces.captures import Overlay, write_capture
 from loaderdoctor.report.traces.tensorboard import BASELINE
 from loaderdoctor.report.traces.worker_tracks import track_events
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.samples import SavedGroup
+from loaderdoctor.sweep.timings_file import SavedGroup
 from loaderdoctor.trace.calibrate import calibrate
 from loaderdoctor.trace.columns import Trace
 from loaderdoctor.trace.read import read_trace

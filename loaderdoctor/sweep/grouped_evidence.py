@@ -16,8 +16,8 @@ from loaderdoctor.report.model import ReportWarning
 from loaderdoctor.sweep.advise import verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.groups import GroupedSweep, GroupState, Measured
-from loaderdoctor.sweep.rows import best_row
-from loaderdoctor.sweep.samples import SavedGroup
+from loaderdoctor.sweep.report_rows import best_row
+from loaderdoctor.sweep.timings_file import SavedGroup
 from loaderdoctor.tryout.ranking import Ranking, drift
 from loaderdoctor.tryout.trials import Outcome, Trial
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from loaderdoctor.cluster.hardware import Hardware, Kinds
 from loaderdoctor.facts.own_settings import own_settings
 from loaderdoctor.instrument.wire.protocol import Note, Observed
-from loaderdoctor.sweep.samples import Description, SavedGroup, check_same
+from loaderdoctor.sweep.timings_file import Description, SavedGroup, check_same
 from loaderdoctor.tryout.ablating import LoopEvidence
 from loaderdoctor.tryout.ranking import Ranking, rank
 from loaderdoctor.tryout.trials import Measurement, Outcome, Part, Trial

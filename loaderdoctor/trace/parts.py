@@ -25,8 +25,8 @@ from typing import IO, NoReturn
 
 from loaderdoctor.errors import TraceError
 from loaderdoctor.trace import source
-from loaderdoctor.trace.batches import SEAM, EventBatches
 from loaderdoctor.trace.column_builder import ColumnBuilder
+from loaderdoctor.trace.event_batches import SEAM, EventBatches
 from loaderdoctor.trace.events import decode_strictly
 from loaderdoctor.trace.source import UNLIMITED, MemoryLimit
 

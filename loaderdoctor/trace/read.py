@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 
 from loaderdoctor.errors import TraceError
-from loaderdoctor.trace.batches import EventBatches
 from loaderdoctor.trace.column_builder import ColumnBuilder
 from loaderdoctor.trace.columns import Device, LineStackSample, Spans, Text, Trace
+from loaderdoctor.trace.event_batches import EventBatches
 from loaderdoctor.trace.events import decode_strictly, printable
 from loaderdoctor.trace.parts import Parts
 from loaderdoctor.trace.source import DEFAULT_MAX_BYTES, MemoryLimit, OnShare, blocks

@@ -1,6 +1,7 @@
 """A trial next to the loop as it is: its gain, and whether that is beyond the noise.
 
-Only rounds that hold both are compared, so that drift cancels.
+Only rounds that hold both are compared, so that drift cancels. `Noise` gives few samples an
+interval, and `BaselineRatio` makes windows of unlike machines comparable.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Trials -> step times with their noise, the best, what ties with it, and what to recommend.
 
 Comparisons are paired by round where two trials share rounds (drift cancels), and decided by the
-interval (see `noise`), never by the means alone. The best of many noisy means looks better than it
-is, so ties allow for the number of trials compared, and the candidate (the simplest of those tied
-with the best) has its gain over the loop's own settings measured in confirmation windows taken
-after it was chosen. Those decide whether it is recommended.
+interval (see `comparing.Noise`), never by the means alone. The best of many noisy means looks
+better than it is, so ties allow for the number of trials compared, and the candidate (the simplest
+of those tied with the best) has its gain over the loop's own settings measured in confirmation
+windows taken after it was chosen. Those decide whether it is recommended.
 """
 
 from __future__ import annotations

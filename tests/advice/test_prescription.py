@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from loaderdoctor.advice.candidates import Candidate
 from loaderdoctor.advice.code_advice import CHANGES
 from loaderdoctor.advice.loop_snippets import BACKGROUND
-from loaderdoctor.advice.plan import Candidate
 from loaderdoctor.advice.prescription import candidates, prescribe
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.facts.whole import Facts

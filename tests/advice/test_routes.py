@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.advice.plan import CodeAdvice
+from loaderdoctor.advice.candidates import CodeAdvice
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.advice.routes import routes
 from loaderdoctor.facts.whole import Facts

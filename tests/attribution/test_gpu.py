@@ -24,7 +24,7 @@ from loaderdoctor.attribution.gpu import (
     sm_efficiency,
     tensor_core_share,
 )
-from loaderdoctor.attribution.rows import rows_of
+from loaderdoctor.attribution.trace_rows import rows_of
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import Category, Device, KernelShapes, MemoryPeak, Trace
 from tests.attribution.build import TraceBuilder

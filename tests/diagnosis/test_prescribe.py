@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from loaderdoctor.advice.plan import Candidate, Prescription
+from loaderdoctor.advice.candidates import Candidate, Prescription
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
 from loaderdoctor.diagnosis.verify import Verification

@@ -22,7 +22,7 @@ from loaderdoctor.instrument.wire import worker_records
 from loaderdoctor.report.comparison import compare, render_comparison
 from loaderdoctor.report.files import read_report
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep import samples
+from loaderdoctor.sweep import timings_file
 from loaderdoctor.tryout.ranking import rank
 from loaderdoctor.tryout.trials import Trial
 from tests.fuzz.subject import check_line, check_text, refused
@@ -65,7 +65,7 @@ def resumed(folder: Path) -> str | None:
     Returns the refusal, or None where there would be trials to go on with.
     """
     try:
-        description, measurements = samples.read(folder)
+        description, measurements = timings_file.read(folder)
         options = SweepOptions(resume=folder).resumed(description.options)
     except UsageError as error:
         return refused(folder, error)
@@ -73,7 +73,7 @@ def resumed(folder: Path) -> str | None:
     assert options.budget_s is None or options.budget_s > 0, options.budget_s
     trials = [Trial(index=i, settings=Settings(num_workers=i)) for i in (0, 1)]
     try:
-        samples.restore(trials, description, measurements)
+        timings_file.restore(trials, description, measurements)
     except UsageError as error:
         check_line(str(error))
         return str(error)

@@ -21,7 +21,7 @@ from loaderdoctor.instrument.wire.record_file import (
 from loaderdoctor.instrument.wire.records import FetchRecord
 from loaderdoctor.report.files import encode_report
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep import samples as sweep_samples
+from loaderdoctor.sweep import timings_file as sweep_samples
 from loaderdoctor.tryout.trials import Measurement, Trial
 from tests.report.samples import sweep
 

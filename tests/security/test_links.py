@@ -19,7 +19,7 @@ from loaderdoctor.instrument.wire.record_file import RecordWriter
 from loaderdoctor.report.charts.png_files import write_plots
 from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.traces.scalars import write_scalars
-from loaderdoctor.sweep import samples as sweep_samples
+from loaderdoctor.sweep import timings_file as sweep_samples
 from loaderdoctor.trace.read import read_trace
 from tests.fuzz import seeds
 from tests.report import samples

@@ -19,7 +19,7 @@ from loaderdoctor.sweep.groups import (
     split,
 )
 from loaderdoctor.sweep.presets.figures import Figures
-from loaderdoctor.sweep.rows import trial_rows, warning_rows
+from loaderdoctor.sweep.report_rows import trial_rows, warning_rows
 from loaderdoctor.tryout.ranking import rank
 from loaderdoctor.tryout.trials import Part, Trial
 from tests.sweep.machines import (

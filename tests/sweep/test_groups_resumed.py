@@ -11,7 +11,7 @@ import pytest
 from loaderdoctor.commands.sweep.plan import SweepOptions
 from loaderdoctor.errors import UsageError
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep import samples
+from loaderdoctor.sweep import timings_file
 from loaderdoctor.sweep.groups import (
     Group,
     GroupedSweep,
@@ -40,7 +40,7 @@ def interrupted(folder: Path) -> GroupedSweep:
             continue
         for measurement in made.outcome.trials[1].measurements[:2]:  # this one only told
             sweep.told(group.index, where, TrialUpdate(trial=1, measurement=measurement))
-    samples.write(folder, sweep.recorded, options={}, spent_s=9.0, groups=sweep.saved)
+    timings_file.write(folder, sweep.recorded, options={}, spent_s=9.0, groups=sweep.saved)
     return sweep
 
 
@@ -48,7 +48,7 @@ def test_a_resumed_sweep_keeps_whole_groups_and_deals_out_the_rest(tmp_path: Pat
     before = interrupted(tmp_path)
     planned = [replace(trial, measurements=[]) for trial in PLANNED]
     after = GroupedSweep(observed(step_ms=OWN_MS, usable_cpus=8.0), planned)
-    after.restore(*samples.read(tmp_path))
+    after.restore(*timings_file.read(tmp_path))
     assert [state.group.trials for state in after.states] == [(1, 2), (5, 6)]
     assert [state.host for state in after.states] == ["node 0", "node 2"]
     kept = {
@@ -71,15 +71,20 @@ def test_a_resumed_sweep_keeps_whole_groups_and_deals_out_the_rest(tmp_path: Pat
     for index in range(1, 7):  # ratios to their own nodes, old and new
         assert whole[index] / whole[0] == pytest.approx(STEP_MS[index] / OWN_MS, rel=0.06)
     assert not after.to_confirm() or set(after.to_confirm()) == {"A"}
-    samples.write(tmp_path, after.recorded, options={}, spent_s=1.0, groups=after.saved)
-    assert [group.trials for group in samples.read(tmp_path)[0].groups] == [(1, 2), (5, 6), (3, 4)]
+    timings_file.write(tmp_path, after.recorded, options={}, spent_s=1.0, groups=after.saved)
+    saved = timings_file.read(tmp_path)[0]
+    assert [group.trials for group in saved.groups] == [
+        (1, 2),
+        (5, 6),
+        (3, 4),
+    ]
 
 
 def test_a_resumed_sweep_of_another_loop_is_refused(tmp_path: Path) -> None:
     interrupted(tmp_path)
     others = [Trial(index=i, settings=Settings(num_workers=i + 7)) for i in range(7)]
     with pytest.raises(UsageError, match="not the same"):
-        GroupedSweep(observed(), others).restore(*samples.read(tmp_path))
+        GroupedSweep(observed(), others).restore(*timings_file.read(tmp_path))
 
 
 def test_failed_trials_of_a_whole_group_stay_failed(tmp_path: Path) -> None:
@@ -89,10 +94,10 @@ def test_failed_trials_of_a_whole_group_stay_failed(tmp_path: Path) -> None:
     made, _ = node(group, factor=1.0)
     made.outcome.trials[1].fail("failed", "it crashed")
     sweep.done(0, MACHINE, made)
-    samples.write(tmp_path, sweep.recorded, options={}, spent_s=1.0, groups=sweep.saved)
+    timings_file.write(tmp_path, sweep.recorded, options={}, spent_s=1.0, groups=sweep.saved)
     planned = [replace(trial, measurements=[]) for trial in PLANNED]
     again = GroupedSweep(observed(step_ms=OWN_MS, usable_cpus=8.0), planned)
-    again.restore(*samples.read(tmp_path))
+    again.restore(*timings_file.read(tmp_path))
     assert (planned[1].status, planned[1].reason) == ("failed", "it crashed")
     assert planned[2].status == "ok"
 

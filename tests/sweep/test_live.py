@@ -11,7 +11,7 @@ from loaderdoctor.facts.shares import Shares
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.live import LiveSweep, trial_table
-from loaderdoctor.sweep.rows import best_row, trial_rows, warning_rows
+from loaderdoctor.sweep.report_rows import best_row, trial_rows, warning_rows
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.ranking import Ranking

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaderdoctor.sweep import samples
+from loaderdoctor.sweep import timings_file
 from tests.sweep.test_command import ENVIRONMENT, SLOW_LOADER, loaderdoctor
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def test_the_classic_table_over_mnist(tmp_path: Path) -> None:
     (claim,) = report["claims"]
     assert claim["verdict"] in VERDICTS - {"not testable here"}
     assert (tmp_path / "run" / "plots" / "times.png").is_file()
-    with np.load(tmp_path / "run" / samples.NAME, allow_pickle=False) as data:
+    with np.load(tmp_path / "run" / timings_file.NAME, allow_pickle=False) as data:
         assert set(data["trial"]) >= {0, 2, 3, 4, 5}
 
 
@@ -94,17 +94,17 @@ def test_an_interrupted_sweep_is_resumed_where_it_stopped(tmp_path: Path) -> Non
         stderr=subprocess.PIPE,
         start_new_session=True,
     ) as process:
-        path = tmp_path / "run" / samples.NAME
+        path = tmp_path / "run" / timings_file.NAME
         end = time.monotonic() + 120
         while not path.is_file() and time.monotonic() < end:
             time.sleep(0.2)
         os.kill(process.pid, signal.SIGINT)
         process.communicate(timeout=120)
-    _, before = samples.read(tmp_path / "run")
+    _, before = timings_file.read(tmp_path / "run")
     done = loaderdoctor("sweep", "--resume", "run", "--json", "-", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    _, after = samples.read(tmp_path / "run")
+    _, after = timings_file.read(tmp_path / "run")
     for index, measurements in before.items():
         assert after[index][: len(measurements)] == measurements
     assert sum(map(len, after.values())) > sum(map(len, before.values()))

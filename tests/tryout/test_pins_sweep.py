@@ -19,7 +19,7 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.advise import not_advised, recommended_rows, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.grid import asked_trials, default_trials
-from loaderdoctor.sweep.rows import trial_rows, warning_rows
+from loaderdoctor.sweep.report_rows import trial_rows, warning_rows
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.measuring import Equipment, FreshRuns
 from loaderdoctor.tryout.trials import Options, Progress, Row, Trial

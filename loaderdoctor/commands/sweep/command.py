@@ -32,20 +32,20 @@ from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report, ReportWarning
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.report.words.summary import cost_sentence
-from loaderdoctor.sweep import samples
+from loaderdoctor.sweep import timings_file
 from loaderdoctor.sweep.advise import not_advised, recommended_rows, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.live import LiveSweep
 from loaderdoctor.sweep.presets.figures import Figures
 from loaderdoctor.sweep.presets.model import Preset
-from loaderdoctor.sweep.presets.rows import (
+from loaderdoctor.sweep.presets.published import (
     ceilings,
     claim_rows,
     claims_sentence,
     preset_rows,
     shortened_row,
 )
-from loaderdoctor.sweep.rows import best_row, sweep_method, trial_rows, warning_rows
+from loaderdoctor.sweep.report_rows import best_row, sweep_method, trial_rows, warning_rows
 from loaderdoctor.tryout.answers import answered
 from loaderdoctor.tryout.trials import Progress
 
@@ -113,7 +113,7 @@ def sweep(options: SweepOptions) -> int:
     """Run one sweep and report it. Returns the exit code; raises LoaderdoctorError."""
     before: Before | None = None
     if options.resume is not None:
-        before = samples.read(options.resume)
+        before = timings_file.read(options.resume)
         options = options.resumed(before[0].options, on_cluster=before[0].on_cluster)
     target = resolve(options)
     check_json_target(options.json_target)
@@ -142,7 +142,7 @@ def _sweep_into(run: Run, began: float) -> int:
             live.say("reading the traces")
             evidence.conclude(folder, trace_dir / "workers")
             report = report_of(evidence, run)
-            # Imported only now, as in `run_folder`: the script would have to wait for it.
+            # Imported only now, as in `output.write_run`: the script would have to wait for it.
             from loaderdoctor.commands.page_extras import extras_of_sweep
 
             extras = extras_of_sweep(report, evidence)
@@ -302,7 +302,7 @@ class Partial:
         """The raw samples so far."""
         assert self._evidence is not None
         before = self._run.before
-        samples.write(
+        timings_file.write(
             self._run.folder.path,
             self._evidence.recorded,
             options=self._run.options.saved(),

@@ -31,7 +31,7 @@ from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.command.rank_group import start_ranks
 from loaderdoctor.instrument.command.script_run import ScriptRun
 from loaderdoctor.instrument.wire.protocol import Observed
-from loaderdoctor.sweep import samples
+from loaderdoctor.sweep import timings_file
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.measuring import Equipment, FreshRuns, OpenFresh
@@ -44,7 +44,7 @@ PROCESS_START_S = 60.0
 PROCESS_START_SHARE = 0.2
 
 Before = tuple[
-    samples.Description, dict[int, list[Measurement]]
+    timings_file.Description, dict[int, list[Measurement]]
 ]  # what an interrupted sweep measured
 Show = Callable[[Progress], None]
 Stdout = Literal["inherit", "stderr"] | Path
@@ -136,7 +136,7 @@ def measure(
             dali = why_no_dali(options)
             planned = trials(options, target, observed, found=found, dali=dali)
         if asked.before is not None:
-            samples.restore(planned, *asked.before)
+            timings_file.restore(planned, *asked.before)
         measured = replace(measured, part=asked.part, budget_s=asked.budget_s or measured.budget_s)
         if asked.part == "confirm":
             measured = replace(measured, trace_dir=None)

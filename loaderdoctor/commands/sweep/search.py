@@ -15,7 +15,7 @@ from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.sweep.grid import default_trials
 from loaderdoctor.sweep.presets.resolve import Found
 from loaderdoctor.sweep.run import Sweep
-from loaderdoctor.sweep.samples import Description
+from loaderdoctor.sweep.timings_file import Description
 from loaderdoctor.tryout.measuring import Equipment, OpenFresh
 from loaderdoctor.tryout.trials import Options, Progress
 

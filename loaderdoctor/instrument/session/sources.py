@@ -135,7 +135,7 @@ class Sources:
 
         Raises SourceError with the reason where a trial is refused, and what the loader raises.
         """
-        from loaderdoctor.instrument.trial.trials import FETCH_LIMIT_S, open_trial
+        from loaderdoctor.instrument.trial.open_trial import FETCH_LIMIT_S, open_trial
 
         settings = request.settings or Settings()
         self._session.pristine = False
@@ -176,7 +176,7 @@ class Sources:
         """One epoch boundary of the open trial, where the request asks for it."""
         if not request.measure_boundary:
             return None
-        from loaderdoctor.instrument.trial.trials import measure_boundary
+        from loaderdoctor.instrument.trial.open_trial import measure_boundary
 
         source = self.clock.substitute.source
         return measure_boundary(source) if source is not None else None

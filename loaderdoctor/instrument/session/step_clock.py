@@ -1,5 +1,8 @@
 """Times steps between their boundaries, on the host and on the accelerator.
 
+Which loader feeds the step is `roles`' to say, and where a boundary is `loop`'s; a trace has a step
+clock of its own (`attribution.clock`).
+
 A step runs from one entry into the loader's `__next__` to the next. At an epoch's end the entry
 that finds nothing closes the last step; the first step of the next epoch also holds what the
 boundary cost (teardown of the old iterator, creation of the new one), never the validation or

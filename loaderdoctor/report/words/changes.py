@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from loaderdoctor import format as fmt
-from loaderdoctor.advice.plan import PredictedFrom
+from loaderdoctor.advice.candidates import PredictedFrom
 from loaderdoctor.facts.loop import UNLIKE_SHARE
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.report.model import Recommendation, Report, Trial

@@ -11,7 +11,7 @@ from loaderdoctor.commands.sweep.search import found_before
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep import samples
+from loaderdoctor.sweep import timings_file
 from loaderdoctor.sweep.presets.resolve import Found
 from loaderdoctor.tryout.trials import Trial
 from tests.tryout.simulator import observed
@@ -29,12 +29,12 @@ FOUND = {
 }
 
 
-def saved(planned: list[Trial]) -> samples.Description:
-    return samples.Description(
-        schema=samples.SCHEMA,
+def saved(planned: list[Trial]) -> timings_file.Description:
+    return timings_file.Description(
+        schema=timings_file.SCHEMA,
         options={},
         trials=tuple(
-            samples.SavedTrial(
+            timings_file.SavedTrial(
                 settings=trial.settings.changed(),
                 status=trial.status,
                 reason=trial.reason,
@@ -63,10 +63,10 @@ def test_an_interrupted_ladder_goes_on_with_what_it_had_found() -> None:
     planned = trials(OPTIONS, TARGET, seen, found=FOUND)
     before = saved(planned)
     again = trials(OPTIONS, TARGET, seen, found=found_before(OPTIONS, seen, before))
-    samples.check_same(again, before)
+    timings_file.check_same(again, before)
     assert [t.settings for t in again] == [t.settings for t in planned]
     with pytest.raises(UsageError):  # another find would be other trials
-        samples.check_same(trials(OPTIONS, TARGET, seen), before)
+        timings_file.check_same(trials(OPTIONS, TARGET, seen), before)
 
 
 def test_rows_that_were_not_reached_are_visited_after_an_interruption() -> None:
@@ -76,7 +76,7 @@ def test_rows_that_were_not_reached_are_visited_after_an_interruption() -> None:
         trial.fail("skipped", "not reached: interrupted: what was measured until then stands")
     before = saved(planned)
     again = trials(OPTIONS, TARGET, seen, found=found_before(OPTIONS, seen, before))
-    samples.check_same(again, before)
+    timings_file.check_same(again, before)
     assert all(trial.status == "ok" for trial in again)
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import (
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.h2d import ToDevice
 from loaderdoctor.instrument.trial.on_device import ResidentSource
-from loaderdoctor.instrument.trial.trials import measure_boundary
+from loaderdoctor.instrument.trial.open_trial import measure_boundary
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
 from tests.instrument.opening import ids, opened

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from loaderdoctor.instrument.trial.trials import measure_boundary
+from loaderdoctor.instrument.trial.open_trial import measure_boundary
 from loaderdoctor.settings import Settings
 from tests.instrument.axis_cases import (
     WORKERS,

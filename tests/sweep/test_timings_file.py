@@ -13,7 +13,7 @@ from loaderdoctor.commands.sweep.plan import SweepOptions
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep import samples
+from loaderdoctor.sweep import timings_file
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.trials import Measurement, Options, Trial
@@ -58,8 +58,8 @@ def test_every_window_is_read_back_as_it_was(tmp_path: Path) -> None:
         Trial(index=0, settings=Settings(), measurements=[host]),
         Trial(index=1, settings=Settings(num_workers=2), measurements=[device, host]),
     ]
-    samples.write(tmp_path, trials, options={"seed": 3}, spent_s=12.0)
-    description, measurements = samples.read(tmp_path)
+    timings_file.write(tmp_path, trials, options={"seed": 3}, spent_s=12.0)
+    description, measurements = timings_file.read(tmp_path)
     assert measurements == {0: [host], 1: [device, host]}
     assert description.options == {"seed": 3}
     assert description.trials[1].settings == {"num_workers": 2}
@@ -69,8 +69,8 @@ def test_the_file_is_plain_arrays_that_give_the_same_means(tmp_path: Path) -> No
     script_run = SimulatedRun(truth, OWN, noise=0.02)
     sweep = sweep_of(script_run, fresh_trials())
     sweep.run()
-    samples.write(tmp_path, sweep.outcome.trials, options={}, spent_s=1.0)
-    with np.load(tmp_path / samples.NAME, allow_pickle=False) as data:
+    timings_file.write(tmp_path, sweep.outcome.trials, options={}, spent_s=1.0)
+    with np.load(tmp_path / timings_file.NAME, allow_pickle=False) as data:
         offsets, steps = data["step_offsets"], data["flat_host_step_ns"]
         ranked = np.flatnonzero((data["trial"] == 2) & (data["phase"] == 1))
         means = [steps[offsets[i] : offsets[i + 1]].mean() / 1e6 for i in ranked]
@@ -84,11 +84,11 @@ def test_an_interrupted_sweep_goes_on_with_the_rounds_it_lacks(tmp_path: Path, a
     script_run = SimulatedRun(truth, OWN, noise=0.02, interrupt_after=after)
     first = sweep_of(script_run, fresh_trials())
     assert first.run().ended == "interrupted"
-    samples.write(tmp_path, first.outcome.trials, options={}, spent_s=10.0)
+    timings_file.write(tmp_path, first.outcome.trials, options={}, spent_s=10.0)
     before = sum(len(trial.measurements) for trial in first.outcome.trials)
 
     trials = fresh_trials()
-    samples.restore(trials, *samples.read(tmp_path))
+    timings_file.restore(trials, *timings_file.read(tmp_path))
     assert sum(len(trial.measurements) for trial in trials) == before
     script_run = SimulatedRun(truth, OWN, noise=0.02, seed=1)
     second = sweep_of(script_run, trials)
@@ -104,30 +104,30 @@ def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
     script_run = SimulatedRun(truth, OWN, noise=0.02, interrupt_after=5)
     first = sweep_of(script_run, fresh_trials(), search="auto")
     first.run()
-    samples.write(tmp_path, first.outcome.trials, options={}, spent_s=10.0)
+    timings_file.write(tmp_path, first.outcome.trials, options={}, spent_s=10.0)
     trials = fresh_trials()
-    samples.restore(trials, *samples.read(tmp_path))
+    timings_file.restore(trials, *timings_file.read(tmp_path))
     second = sweep_of(SimulatedRun(truth, OWN, noise=0.02, seed=1), trials, search="auto")
     second.run()
     assert second.ranking().recommended == 2
 
 
 def test_samples_of_other_trials_are_refused(tmp_path: Path) -> None:
-    samples.write(tmp_path, fresh_trials(), options={}, spent_s=0.0)
+    timings_file.write(tmp_path, fresh_trials(), options={}, spent_s=0.0)
     others = [
         Trial(index=0, settings=Settings()),
         Trial(index=1, settings=Settings(in_order=False)),
     ]
     with pytest.raises(UsageError, match="not the same"):
-        samples.restore(others, *samples.read(tmp_path))
+        timings_file.restore(others, *timings_file.read(tmp_path))
 
 
 def test_a_folder_without_samples_and_a_broken_file_are_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
-        samples.read(tmp_path)
-    (tmp_path / samples.NAME).write_bytes(b"PK not an archive")
+        timings_file.read(tmp_path)
+    (tmp_path / timings_file.NAME).write_bytes(b"PK not an archive")
     with pytest.raises(UsageError, match="not the samples of a sweep"):
-        samples.read(tmp_path)
+        timings_file.read(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -150,13 +150,13 @@ def test_windows_that_nobody_can_have_measured_are_refused(
     tmp_path: Path, name: str, value: float
 ) -> None:
     path = sound.samples(tmp_path)
-    assert len(samples.read(tmp_path)[1]) == 2
+    assert len(timings_file.read(tmp_path)[1]) == 2
     with np.load(path) as archive:
         arrays = {key: archive[key] for key in archive.files}
     arrays[name][0] = value
     np.savez(path, **arrays)
     with pytest.raises(UsageError, match=r"samples\.npz: not the samples of a sweep"):
-        samples.read(tmp_path)
+        timings_file.read(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "value"), [("rounds", 0), ("budget_s", -1.0), ("search", "\x1b")])
@@ -180,9 +180,11 @@ def test_groups_of_trials_that_do_not_fit_are_refused_in_words(
         version="0",
     )  # fmt: skip
     groups = tuple(
-        samples.SavedGroup(index=i, trials=each, part="rank", host="a", hardware=hardware, loop="")
+        timings_file.SavedGroup(
+            index=i, trials=each, part="rank", host="a", hardware=hardware, loop=""
+        )
         for i, each in enumerate(trials)
     )
-    samples.write(tmp_path, fresh_trials(), options={}, spent_s=0.0, groups=groups)
+    timings_file.write(tmp_path, fresh_trials(), options={}, spent_s=0.0, groups=groups)
     with pytest.raises(UsageError, match="do not fit together"):
-        samples.read(tmp_path)
+        timings_file.read(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from loaderdoctor.advice.plan import PredictedFrom
+from loaderdoctor.advice.candidates import PredictedFrom
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.report import model
 from loaderdoctor.settings import Settings, Value

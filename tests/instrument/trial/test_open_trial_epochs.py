@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer
 from loaderdoctor.instrument.trial.epochs import EpochSource
-from loaderdoctor.instrument.trial.trials import EndlessBatches, measure_boundary
+from loaderdoctor.instrument.trial.open_trial import EndlessBatches, measure_boundary
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
 from tests.instrument.opening import ids, opened

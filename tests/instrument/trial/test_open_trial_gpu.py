@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.trial import on_device
-from loaderdoctor.instrument.trial.trials import measure_boundary, open_trial
+from loaderdoctor.instrument.trial.open_trial import measure_boundary, open_trial
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaderdoctor.attribution.rows import outermost
+from loaderdoctor.attribution.trace_rows import outermost
 
 SPANS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=12)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaderdoctor.errors import TraceError
-from loaderdoctor.trace.batches import EventBatches
+from loaderdoctor.trace.event_batches import EventBatches
 from loaderdoctor.trace.events import Event, decode_leniently, decode_strictly
 from loaderdoctor.trace.scan import Scan, scan
 
@@ -211,7 +211,7 @@ def test_usual_layouts_need_neither_the_lenient_decoder_nor_many_scans(
     def never(_: object) -> list[Event]:
         raise AssertionError("a well-formed batch was refused")
 
-    monkeypatch.setattr("loaderdoctor.trace.batches.scan", counted)
+    monkeypatch.setattr("loaderdoctor.trace.event_batches.scan", counted)
     batches = EventBatches(PATH, iter([text.encode()]), decode_strictly, never, batch_bytes=20_000)
     assert sum(len(batch) for batch in batches) == 5000
     assert len(scans) <= 2

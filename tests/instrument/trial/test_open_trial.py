@@ -18,8 +18,8 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from loaderdoctor.instrument.trial.open_trial import open_trial
 from loaderdoctor.instrument.trial.trial_checks import default_start_method, loader_settings
-from loaderdoctor.instrument.trial.trials import open_trial
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
 from tests.instrument.opening import ids, opened
@@ -168,7 +168,7 @@ def test_the_background_thread_is_a_prefetch_generator() -> None:
 
 
 def test_shuffling_loaders_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    from loaderdoctor.instrument.trial.trials import _shuffles
+    from loaderdoctor.instrument.trial.open_trial import _shuffles
 
     assert _shuffles(DataLoader(Squares(), shuffle=True))
     assert not _shuffles(DataLoader(Squares()))

@@ -5,7 +5,8 @@ is one timed window; the flat arrays hold values of all windows one after the ot
 i in `flat[offsets[i]:offsets[i + 1]]`. Integers are nanoseconds of the measuring process's
 perf_counter unless the name says otherwise; -1 stands for not recorded.
 
-    trial, round, visit     index into `trials` of the description; round and visit count from 0
+    trial, round            index into `trials` of the description; round, from 0
+    visit                   which of the trial's measurements it is, from 0
     phase                   0 calibrate, 1 rank, 2 confirm
     group                   on a cluster: the group of trials that a node measured together
     n_steps, n_samples      of the window

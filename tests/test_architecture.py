@@ -57,8 +57,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"recipes"},
 }
 DRIVERS = {"commands", "cli", "api", "__main__"}  # these may import anything
-# Arrows that are still to go.
-STILL: set[tuple[str, str]] = set()
 # Rooms of the measuring process that a command starts without torch.
 TORCH_FREE = {"wire", "system", "command"}
 # In them, what only the measuring process imports.
@@ -117,17 +115,13 @@ def test_every_room_is_listed_and_no_other() -> None:
 @pytest.mark.parametrize("room", sorted(MAY_IMPORT))
 def test_a_room_imports_only_what_it_may(room: str) -> None:
     for (importing, imported), where in arrows().items():
-        if importing == room and (importing, imported) not in STILL:
+        if importing == room:
             assert imported in MAY_IMPORT[room] | {"top"}, where
-
-
-def test_arrows_that_are_still_to_go_are_still_there() -> None:
-    assert set(arrows()) >= STILL, STILL - set(arrows())
 
 
 def test_no_two_rooms_import_each_other() -> None:
     circles = {pair for pair in arrows() if pair[::-1] in arrows() and "top" not in pair}
-    assert all(pair in STILL or pair[::-1] in STILL for pair in circles), circles
+    assert not circles, circles
 
 
 def test_no_modules_import_one_another_in_a_ring() -> None:

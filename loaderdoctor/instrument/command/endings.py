@@ -17,6 +17,14 @@ from loaderdoctor.instrument.wire.protocol import (
 MAX_REASON = 300  # characters of an exception that a table or a line can hold
 NOT_BEGUN = "the script ended before this window"
 _MB = 1e6
+# What gloo, NCCL and torch's store say on a rank whose peer left in the middle of a collective.
+_PEER_LEFT = (
+    "closed by peer",
+    "reset by peer",
+    "remote process exiting prematurely",
+    "communicator was aborted",
+    "Broken pipe",
+)
 
 
 def nothing_measured(ended: Ended, label: str) -> RunError:
@@ -28,6 +36,11 @@ def nothing_measured(ended: Ended, label: str) -> RunError:
     if ended.exit_code > 0:
         error.exit_code = ended.exit_code
     return error
+
+
+def lost_a_peer(ended: Ended) -> bool:
+    """Whether a rank failed because another one left: what that one says is the cause."""
+    return any(words in (ended.reason or "") for words in _PEER_LEFT)
 
 
 def raise_if_broken(notes: Sequence[Note], label: str) -> None:

@@ -17,6 +17,7 @@ from typing import ClassVar
 import msgspec
 
 from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.command.endings import lost_a_peer
 from loaderdoctor.instrument.command.launch_config import environment_with
 from loaderdoctor.instrument.command.launched_run import (
     DRAIN_S,
@@ -52,6 +53,8 @@ from loaderdoctor.instrument.wire.protocol import (
 # than the first trains without a loader, or not under this command.
 MISSING_S = 20.0
 RENDEZVOUS_ATTEMPTS = 5
+# The rank that fails leaves its peers in a collective, whose error may arrive before its own.
+CAUSE_S = 3.0
 SPAWNER_S = 1.0  # a process that only waits for others answers at once
 
 
@@ -84,6 +87,7 @@ class RankGroup(LaunchedRun):
     spawners: list[RankConnection] = field(default_factory=list)
     _first_warm_s: float | None = None
     _silent_since_s: float | None = None
+    _failing_since_s: float | None = None
 
     @staticmethod
     def of_spawned(script_run: ScriptRun) -> RankGroup:
@@ -254,7 +258,13 @@ class RankGroup(LaunchedRun):
         ended = [m.ended for m in self.connections if m.ended is not None]
         bad = [e for e in ended if e.how in ("script-failed", "interrupted")]
         if bad and not self._stopped:
-            self.ended = bad[0]
+            left = [e for e in ended if e in bad or e.exit_code]  # by an error or by sys.exit
+            own = next((e for e in left if not lost_a_peer(e)), None)
+            now = time.monotonic()
+            self._failing_since_s = self._failing_since_s or now
+            told = all(m.over for m in self.connections)
+            if own is not None or told or now > self._failing_since_s + CAUSE_S:
+                self.ended = own or bad[0]
         elif self.connections and all(m.over for m in self.connections) and ended:
             self.ended = ended[0]
         if self.ended is not None or self._process is None:

@@ -98,10 +98,14 @@ class Case:
     ) -> list[Candidate]:
         """The candidate that answers these kinds, `how` it was predicted being said with it.
 
-        Of `changes` only what differs from the user's own settings; empty where nothing does.
+        Of `changes` only what differs from the settings of any loader that feeds the step, since
+        they are made for all of them; empty where nothing does.
         """
         loader = self.loader
         have = loader.settings.as_dict()
+        for other in self.facts.feeding:
+            theirs = other.settings.as_dict()
+            have |= {k: theirs[k] for k, v in changes.items() if theirs[k] != v}
         if self.facts.transfers and all(t.non_blocking for t in self.facts.transfers):
             have["non_blocking"] = True
         settings = Settings(**{k: v for k, v in changes.items() if v != have[k]})  # type: ignore[arg-type]

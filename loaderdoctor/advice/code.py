@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from loaderdoctor.advice.call_edit import CannotEdit, calls, literal, parsed_call, with_arguments
 from loaderdoctor.advice.loop_snippets import BACKGROUND, RESIDENT, SIDE_STREAM, axis_code
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings, Value
 
 # Positional parameters in order: torch.utils.data.DataLoader (torch 2.6 to 2.14, what follows is
@@ -102,13 +103,9 @@ def loader_arguments(changes: Settings) -> dict[str, Value]:
 
 def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:
     """The lines to write for these settings: the loader's call, the copies, the loop."""
-    loader = facts.main_loader
     edits: list[CodeEdit] = []
-    if loader is not None and loader_arguments(settings):
-        if loader.library is not None:
-            edits.append(edit_framework_call(loader.library, settings))
-        else:
-            edits.append(edit_loader_call(loader.code, settings, index=loader.call_index))
+    if loader_arguments(settings):
+        edits += dict.fromkeys(_loader_edit(loader, settings) for loader in facts.feeding)
     if settings.non_blocking:
         lines = {
             (t.site, t.code): edit_transfer(t.code, t.call)
@@ -125,6 +122,12 @@ def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:
         edits.append(CodeEdit(before=None, after=RESIDENT))
     edits += [CodeEdit(before=None, after=text) for text in axis_code(settings)]
     return tuple(edits)
+
+
+def _loader_edit(loader: LoaderRecord, settings: Settings) -> CodeEdit:
+    if loader.library is not None:
+        return edit_framework_call(loader.library, settings)
+    return edit_loader_call(loader.code, settings, index=loader.call_index)
 
 
 def edit_loader_call(code: str | None, changes: Settings, *, index: int = 0) -> CodeEdit:

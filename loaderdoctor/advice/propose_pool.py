@@ -13,7 +13,7 @@ from loaderdoctor.findings.capacity import (
     worker_limit,
     workers_needed,
 )
-from loaderdoctor.findings.exposure import has_accelerator, input_cost
+from loaderdoctor.findings.exposure import has_accelerator, input_cost, num_workers
 from loaderdoctor.findings.input_parts import startup_ms_per_step
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.findings.rules.threads import fewer, threads_at_work
@@ -145,12 +145,16 @@ def background_thread(case: Case) -> list[Candidate]:
 
 def fewer_workers(case: Case) -> list[Candidate]:
     """Fewer workers where more only compete, idle, or cost more than they make."""
-    n = case.loader.settings.num_workers or 0
+    n = num_workers(case.facts) or 0
     machine, workers = case.facts.machine, case.facts.workers
     wanted: list[tuple[Kind, int, str]] = []
     if Kind.CPU_SATURATED_WORKERS in case.found and machine is not None:
         cpus = max(1, math.floor(machine.usable_cpus))
         wanted.append((Kind.CPU_SATURATED_WORKERS, cpus, "as many workers as usable CPUs"))
+    startup = case.found.get(Kind.WORKER_STARTUP_EACH_EPOCH)
+    if startup is not None and any(p.setting == "num_workers" for p in startup.predictions):
+        why = "no workers to start, and batches that cost less than starting them"
+        wanted.append((Kind.WORKER_STARTUP_EACH_EPOCH, 0, why))
     if Kind.OVERHEAD_BOUND_LOADER in case.found:
         wanted.append((Kind.OVERHEAD_BOUND_LOADER, 0, "no queue to pay for"))
     mapped = case.found.get(Kind.BATCH_PAGE_FAULTS)

@@ -48,6 +48,17 @@ class _Change:
         return self.loader.settings.num_workers or 0
 
     @property
+    def n_all(self) -> int:
+        """Workers then, of all loaders that feed the step: what changes, changes for each."""
+        return self.n * max(1, len(self.facts.feeding))
+
+    @property
+    def n_new(self) -> int:
+        """Of those, how many more than now."""
+        feeding = self.facts.feeding or (self.loader,)
+        return sum(max(0, self.n - (x.settings.num_workers or 0)) for x in feeding)
+
+    @property
     def wanted(self) -> int:
         """Workers that the change itself names; 0 where it leaves them as they are."""
         return self.settings.num_workers or 0
@@ -167,7 +178,7 @@ def _shared_memory(change: _Change) -> Unsafe | None:
         return None
     gib = math.ceil(held * SHM_MARGIN / GIB) + 1
     return change.grown, (
-        f"{fmt.count(change.n, 'worker')} keep {fmt.n_bytes(held)} of batches in "
+        f"{fmt.count(change.n_all, 'worker')} keep {fmt.n_bytes(held)} of batches in "
         f"/dev/shm, which has {fmt.n_bytes(free)} free: workers would die with a bus error. In a "
         f"container: docker run --shm-size={gib}g …"
     )
@@ -184,7 +195,7 @@ def _memory(change: _Change) -> Unsafe | None:
         return None
     held = in_flight_bytes(change.facts, n, change.whole.prefetch_factor) or 0
     per_worker = FORKED_WORKER_BYTES if change.method in (None, "fork") else SPAWNED_WORKER_BYTES
-    needed = held * (2 if change.whole.pin_memory else 1) + max(0, n - had) * per_worker
+    needed = held * (2 if change.whole.pin_memory else 1) + change.n_new * per_worker
     if needed + MIN_AVAILABLE_BYTES <= available:
         return None
     setting = change.grown if grows else "pin_memory"
@@ -201,8 +212,8 @@ def _descriptors(change: _Change) -> Unsafe | None:
     if limit is None or not n or not change.pool_grows:
         return None
     needed = (
-        change.whole.queue_length * max(1, len(change.loader.batch))
-        + n * FILES_PER_WORKER
+        change.whole.queue_length * sum(max(1, len(x.batch)) for x in change.facts.feeding)
+        + change.n_all * FILES_PER_WORKER
         + OTHER_DESCRIPTORS
     )
     if needed <= limit:

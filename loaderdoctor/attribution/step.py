@@ -6,7 +6,7 @@ Only windows at the pace that the loop kept count: the first ones may have been 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -190,6 +190,7 @@ def step_facts(
     all_waits = [x for w in plain for x in waits_ms(w, train)]
     n_steps = sum(t.n_steps for t in times)
     n_samples = sum(w.n_samples for w in plain)
+    created = Counter(b.loader for b in within).most_common(1)
     alone = of_steps_alone(plain)
     wall_ns = sum(w.end_ns - w.start_ns for w in alone)
     wall: Estimate = mean(wall_per_window_ms(plain, steps_per_epoch, boundary_ms))
@@ -204,7 +205,8 @@ def step_facts(
         waits_ms=tuple(all_waits),
         samples_per_step=n_samples / n_steps if n_samples else None,
         clock="device" if plain[0].device_step_ns is not None else "host",
-        n_iterators_created=sum(len(w.boundaries) for w in plain),
+        n_iterators_created=created[0][1] if created else 0,
+        most_iterators_of=created[0][0] if created else None,
         worker_cpu_cores=_cores([w.worker_cpu_ns for w in alone], wall_ns),
         main_cpu_cores=_cores([w.main_cpu_ns for w in alone], wall_ns),
         gpu_peak_allocated_bytes=everything[0].gpu_peak_allocated_bytes,

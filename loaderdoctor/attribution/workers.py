@@ -66,9 +66,15 @@ def worker_facts(
 
 
 def other_worker_facts(
-    log: WorkerLog, windows: Sequence[WindowDone], loaders: Sequence[LoaderRecord]
+    log: WorkerLog,
+    windows: Sequence[WindowDone],
+    loaders: Sequence[LoaderRecord],
+    *,
+    but: str | None = None,
 ) -> tuple[WorkerFacts, ...]:
     """Facts of each loader but that of `worker_facts`, from the window where most of it was made.
+
+    `but` names that one; without it, the dearest loader of each window is left out.
 
     Validation is seen only in windows that hold the end of an epoch.
     """
@@ -80,7 +86,8 @@ def other_worker_facts(
         first = of_step(found, loaders)
         for chosen in found:
             loader, n = chosen.loader, len(chosen.batches)
-            if chosen is first or loader is None or (loader in best and best[loader][0] >= n):
+            known = loader == but if but is not None else chosen is first
+            if known or loader is None or (loader in best and best[loader][0] >= n):
                 continue
             best[loader] = n, _facts(chosen, window.n_steps, ())
     return tuple(facts for _, facts in best.values())

@@ -63,6 +63,7 @@ def analyse(
     attributed = _attributed(evidence.profiled, problems)
     log = _worker_log(workers_dir, problems)
     step = step_facts(evidence.observed, evidence.steady, evidence.earlier)
+    workers = _workers(log, evidence)
     facts = facts_of_run(
         command="diagnose",
         step=step,
@@ -74,8 +75,8 @@ def analyse(
             else None
         ),
         ablation=evidence.ablation(),
-        workers=_workers(log, evidence),
-        other_workers=_other_workers(log, evidence),
+        workers=workers,
+        other_workers=_other_workers(log, evidence, workers),
         observed=evidence.observed,
     )
     facts = replace(facts, ranks=ranks, thread_trials=tried)
@@ -165,6 +166,11 @@ def _unprofiled(evidence: LoopEvidence) -> list[tuple[int, int]]:
     return [(0, profiled.start_ns), (profiled.end_ns, max(end_ns, profiled.end_ns))]
 
 
-def _other_workers(log: WorkerLog | None, evidence: LoopEvidence) -> tuple[WorkerFacts, ...]:
+def _other_workers(
+    log: WorkerLog | None, evidence: LoopEvidence, workers: WorkerFacts | None
+) -> tuple[WorkerFacts, ...]:
     plain = [w for w in evidence.all_plain if usable(w)]
-    return other_worker_facts(log, plain, evidence.observed.loaders) if log is not None else ()
+    if log is None:
+        return ()
+    main = workers.loader if workers is not None else None
+    return other_worker_facts(log, plain, evidence.observed.loaders, but=main)

@@ -42,7 +42,7 @@ class StepFacts:
     waits_ms: tuple[float, ...]
     samples_per_step: float | None
     clock: Literal["device", "host"]
-    n_iterators_created: int
+    n_iterators_created: int  # in these windows, of the loader of the step that made most
     worker_cpu_cores: float | None  # worker CPU time / wall
     main_cpu_cores: float | None
     # Of torch's allocator in the first window, before anything was substituted.
@@ -53,6 +53,7 @@ class StepFacts:
     loader_boundary_ms: float | None = None
     input_ms: float | None = None  # getting batches, a step: waits and the loader's boundary
     windows_ms: tuple[float, ...] = ()  # mean step within the epoch, of each window in order
+    most_iterators_of: str | None = None  # that loader: LoaderRecord.id
     cpu: CpuFacts | None = None
 
 

@@ -88,6 +88,11 @@ class Facts:
         """The loader that feeds the step, if one was seen."""
         return main_loader(self.loaders)
 
+    @property
+    def feeding(self) -> tuple[LoaderRecord, ...]:
+        """Every loader that feeds the step: of `zip(images, labels)` both."""
+        return tuple(x for x in self.loaders if x.role == "train")
+
     def share(self, name: str) -> float | None:
         """One share of the best estimate, 0…1; None where there is none."""
         return self.shares.as_dict()[name] if self.shares is not None else None

@@ -12,7 +12,8 @@ import math
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.exposure import Cost, exposed, input_cost, num_workers
+from loaderdoctor.facts.workers import WorkerFacts
+from loaderdoctor.findings.exposure import Cost, exposed, input_cost, num_workers, pool_size
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
 
 # A worker that waits for storage most of the time still burns some CPU (decoding, pickling,
@@ -31,6 +32,9 @@ MAX_WAITING_CPU_SHARE = 0.5
 # caches and memory from the step, and the loop pays for receiving what a worker pays for sending.
 # Beyond twice of it, another cause or noise is at work.
 MAX_BEYOND_SEEN = 2.0
+# Workers that wait for work this much of their life have room: the pool is not what is short.
+# (A pool that falls short never waits, but for its own start and the window's edges.)
+MAX_IDLE_SHARE = 0.5
 # Both the pool's and the step's times vary: closer than this they count as equal.
 KEEPS_UP_MARGIN = 1.05
 
@@ -92,11 +96,31 @@ def main_cpu_ms(facts: Facts) -> float | None:
 
 
 def batch_cpu_ms(facts: Facts) -> float | None:
-    """CPU time of making one batch; None where not recorded."""
+    """CPU time of making one batch of each loader that feeds the step; None where not recorded."""
     workers = facts.workers
     if workers is None or workers.cpu_share is None:
         return None
-    return workers.batch_ms * workers.cpu_share
+    others = (w.batch_ms * w.cpu_share for w in _also_feeding(facts) if w.cpu_share is not None)
+    return workers.batch_ms * workers.cpu_share + math.fsum(others)
+
+
+def all_batches_ms(facts: Facts) -> float | None:
+    """What one process would take for a step's batches of all loaders; None where not recorded.
+
+    Less what their workers queued for a CPU meanwhile, which one process alone need not.
+    """
+    if facts.workers is None or not facts.workers.n_batches:
+        return None
+    made = (facts.workers, *_also_feeding(facts))
+    if len(made) < len(facts.feeding):
+        return None
+    return math.fsum(w.batch_ms * (1.0 - (w.run_wait_share or 0.0)) for w in made)
+
+
+def _also_feeding(facts: Facts) -> list[WorkerFacts]:
+    """Of the loaders that feed the step, those but the dearest."""
+    names = {x.id for x in facts.feeding}
+    return [w for w in facts.other_workers if w.loader in names]
 
 
 def cpu_bound_ms(facts: Facts) -> float | None:
@@ -128,7 +152,7 @@ def workers_needed(facts: Facts) -> int | None:
 
 
 def worker_limit(facts: Facts) -> int | None:
-    """The most workers this machine feeds next to the training process itself.
+    """The most workers this machine feeds next to the training process itself, for each loader.
 
     Usable CPUs less what that process keeps busy at the step within reach; more workers where they
     wait instead of burn. None where the machine is not known (a trace from elsewhere).
@@ -148,13 +172,14 @@ def worker_limit(facts: Facts) -> int | None:
     else:
         left = math.floor(cpus / share)
     limit = min(left, math.floor(cpus * MAX_WORKERS_PER_CPU))
-    n, used = num_workers(facts), cpu_cores_used(facts)
+    n, used = pool_size(facts), cpu_cores_used(facts)
     if n and used:
         # A pool that leaves CPUs unused may grow until it fills them; what it queues for is
         # not room: other programs have it.
         wanted = used + n * _run_wait_share(facts)
         limit = max(limit, math.floor(n * SATURATED_CPU_SHARE * cpus / wanted))
-    return max(1, min(limit, math.floor(cpus * MAX_WORKERS_PER_CPU)))
+    limit = min(limit, math.floor(cpus * MAX_WORKERS_PER_CPU))
+    return max(1, limit // max(1, len(facts.feeding)))
 
 
 def wanted_cpu_share(facts: Facts) -> float | None:
@@ -182,16 +207,26 @@ def supply_ms(facts: Facts, n_workers: int) -> float | None:
 def pool_falls_short_ms(facts: Facts) -> float | None:
     """How much longer the pool takes per batch than the rest of the step, ms; 0 if it keeps up.
 
-    None where a figure is missing or there are no workers.
+    A pool whose workers mostly wait for work keeps up, whatever a batch takes: what the loop waits
+    for then is their start, or receiving batches. None where a figure is missing or there are no
+    workers.
     """
     n = num_workers(facts)
     if not n:
         return None
     n_idle = facts.workers.n_idle_workers if facts.workers is not None else 0
+    if not n_idle and mostly_idle(facts):
+        return 0.0
     supply, rest = supply_ms(facts, n - n_idle), rest_ms(facts)
     if supply is None or rest is None:
         return None
     return supply - rest if supply > rest * KEEPS_UP_MARGIN else 0.0
+
+
+def mostly_idle(facts: Facts) -> bool:
+    """Whether the workers were seen to wait for work most of their life."""
+    idle = facts.workers.idle_share if facts.workers is not None else None
+    return idle is not None and idle > MAX_IDLE_SHARE
 
 
 def stall_cost(facts: Facts) -> Cost | None:
@@ -233,11 +268,14 @@ def pool_ms(facts: Facts, n_workers: int, *, in_order: bool = True) -> tuple[flo
 
 
 def in_flight_bytes(facts: Facts, n_workers: int, prefetch_factor: int | None) -> int | None:
-    """Bytes of batches that a pool keeps ready at once; None where the batch was not seen."""
+    """Bytes of batches that such a pool of each loader of the step keeps ready at once.
+
+    None where the main loader's batch was not seen.
+    """
     loader = facts.main_loader
     if loader is None or not loader.batch:
         return None
-    n_bytes = sum(t.n_bytes for t in loader.batch if t.device == "cpu")
+    n_bytes = sum(t.n_bytes for x in facts.feeding for t in x.batch if t.device == "cpu")
     return n_bytes * max(1, n_workers * (prefetch_factor or DEFAULT_PREFETCH_FACTOR))
 
 

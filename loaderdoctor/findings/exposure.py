@@ -23,6 +23,7 @@ from loaderdoctor.facts.shares import (
 from loaderdoctor.facts.trace import CopyFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Severity
+from loaderdoctor.instrument.wire.records import LoaderRecord
 
 # Tensors below this are copied in microseconds, pinned or not (a label vector, a scalar): that
 # they are not pinned says nothing about the batch. 64 KiB is also where CUDA stops staging a
@@ -166,8 +167,13 @@ def loader_id(facts: Facts) -> str | None:
 
 
 def num_workers(facts: Facts) -> int | None:
-    """Workers of the loader that feeds the step; None where neither run nor trace says."""
-    loader = facts.main_loader
+    """Workers of the loader that feeds the step; None where neither run nor trace says.
+
+    Where several feed it, of the one whose batches are the dearest: `facts.workers` is about it.
+    """
+    loader, feeding = facts.main_loader, facts.feeding
+    if facts.workers is not None and len(feeding) > 1:
+        loader = next((x for x in feeding if x.id == facts.workers.loader), loader)
     if loader is not None and loader.settings.num_workers is not None:
         return loader.settings.num_workers
     if facts.workers is not None:
@@ -175,6 +181,20 @@ def num_workers(facts: Facts) -> int | None:
     if facts.trace is not None and facts.trace.fetching.kind == "single-process":
         return 0
     return None
+
+
+def pool_size(facts: Facts) -> int | None:
+    """Workers of all loaders that feed the step together."""
+    if len(facts.feeding) < 2:
+        return num_workers(facts)
+    return sum(x.settings.num_workers or 0 for x in facts.feeding)
+
+
+def started_anew(facts: Facts) -> tuple[LoaderRecord, ...]:
+    """Loaders of the step whose workers end with each epoch."""
+    return tuple(
+        x for x in facts.feeding if x.settings.num_workers and not x.settings.persistent_workers
+    )
 
 
 def in_background(facts: Facts) -> bool:

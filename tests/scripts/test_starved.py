@@ -73,6 +73,18 @@ def test_tiny_samples_in_memory_are_overhead_and_get_no_more_workers(
 
 
 @slow
+def test_workers_of_joined_loaders_start_anew_and_all_are_tried_together(tmp_path: Path) -> None:
+    done = starved(diagnose(STARVED / "joined.py", "3", "4", cwd=tmp_path, budget_s=30))
+    assert "iterator-recreated" not in done.kinds, done.summary
+    finding = done.finding("worker-startup-each-epoch")
+    assert "6 workers of 3 loaders" in finding.summary
+    assert "0 workers" in {test.tried for test in finding.tested}, finding.summary
+    assert done.gain is not None and done.gain > 2, done.said.trials
+    code = next(r.code for r in done.said.recommendations if r.code)
+    assert code.count("DataLoader(") == 2  # one line builds all three: taken out and put in
+
+
+@slow
 def test_in_memory_samples_under_a_big_model_are_no_fault(tmp_path: Path) -> None:
     untouched(
         diagnose(STARVED / "in_memory.py", "0", "16", "1500", cwd=tmp_path, options=["--no-verify"])

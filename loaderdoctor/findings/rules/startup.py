@@ -7,7 +7,15 @@ import math
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.exposure import input_cost, loader_id, num_workers
+from loaderdoctor.findings.capacity import all_batches_ms
+from loaderdoctor.findings.exposure import (
+    Cost,
+    input_cost,
+    loader_id,
+    num_workers,
+    pool_size,
+    started_anew,
+)
 from loaderdoctor.findings.input_parts import boundary_of_loader_ms, startup_ms_per_step
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 
@@ -22,7 +30,8 @@ MIN_PART_OF_INPUT = 0.5
 def iterator_recreated(facts: Facts) -> Finding | None:
     """The loop builds a new iterator for (nearly) every step and drops it after a batch.
 
-    Decides on: iterator creations per step, the epoch's length, and exposed input time.
+    Decides on: iterators that one loader of the step made per step, the length of its epoch, and
+    exposed input time. Several loaders read side by side make one each per epoch, which is right.
     Abstains: creations not recorded, or an epoch is one or two steps long by its own length.
     Fooled by: a trace that begins and ends within two steps, where one epoch boundary looks like
     a habit; at least 4 steps are asked for.
@@ -33,16 +42,17 @@ def iterator_recreated(facts: Facts) -> Finding | None:
     n_created, n_steps = counts
     if n_steps < 4 or n_created / n_steps < MIN_CREATIONS_PER_STEP:
         return None
-    loader = facts.main_loader
+    most = facts.step.most_iterators_of if facts.step is not None else None
+    loader = next((x for x in facts.feeding if x.id == most), facts.main_loader)
     if loader is not None and loader.steps_per_epoch is not None and loader.steps_per_epoch <= 2:
         return None
-    n = num_workers(facts)
+    n = loader.settings.num_workers if loader is not None else num_workers(facts)
     paid = f", and {fmt.count(n, 'worker')} are started for it" if n else ""
     return Finding(
         kind=Kind.ITERATOR_RECREATED,
         severity=cost.severity,
         share=cost.share,
-        loader=loader_id(facts),
+        loader=loader.id if loader is not None else None,
         summary=(
             f"The loop makes a new iterator {n_created} times in {n_steps} steps "
             f"(next(iter(loader))){paid}: {cost.of_step}. Make the iterator once per epoch and "
@@ -62,14 +72,16 @@ def iterator_recreated(facts: Facts) -> Finding | None:
 def worker_startup_each_epoch(facts: Facts) -> Finding | None:
     """Workers start again each epoch, and epochs are short enough for that to matter.
 
-    Decides on: the cost of one epoch boundary spread over the steps of an epoch; in a trace alone,
-    the start-ups inside it, where they are most of its input time.
-    Abstains: no workers, persistent workers, or no boundary measured.
+    Decides on: the cost of one epoch boundary, of all loaders that feed the step, spread over the
+    steps of an epoch; in a trace alone, the start-ups inside it, where they are most of its input
+    time.
+    Abstains: no loader of the step has workers that end with the epoch, or no boundary measured.
     Fooled by: a trace that holds one boundary of a much longer epoch: its share is of the trace's
     own steps, and the evidence says how many.
     """
-    n, loader = num_workers(facts), facts.main_loader
-    if n == 0 or (loader is not None and loader.settings.persistent_workers):
+    if facts.feeding and not started_anew(facts):
+        return None
+    if num_workers(facts) == 0 and not pool_size(facts):
         return None
     if facts.step is not None:
         return _startup_of_run(facts)
@@ -77,23 +89,28 @@ def worker_startup_each_epoch(facts: Facts) -> Finding | None:
 
 
 def _startup_of_run(facts: Facts) -> Finding | None:
-    step, per_step, n = facts.step, startup_ms_per_step(facts), num_workers(facts)
+    again = started_anew(facts)
+    n = sum(x.settings.num_workers or 0 for x in again) or num_workers(facts)
+    step, per_step = facts.step, startup_ms_per_step(facts)
     cost, boundary_ms = input_cost(facts), boundary_of_loader_ms(facts)
     if step is None or boundary_ms is None or per_step is None or not n or cost is None:
         return None
     explained = cost.part(per_step)
     if explained.share < MODERATE_SHARE:
         return None
+    of = f" of {len(again)} loaders" if len(again) > 1 else ""
+    without = _without_workers(facts, cost, explained)
     return Finding(
         kind=Kind.WORKER_STARTUP_EACH_EPOCH,
         severity=explained.severity,
         share=explained.share,
-        loader=loader_id(facts),
+        loader=again[0].id if again else loader_id(facts),
         summary=(
-            f"Starting {fmt.count(n, 'worker')} again costs {fmt.seconds(boundary_ms / 1000)} each "
-            f"epoch of {step.steps_per_epoch} steps, {fmt.share(explained.share)} of the run."
+            f"Starting {fmt.count(n, 'worker')}{of} again costs "
+            f"{fmt.seconds(boundary_ms / 1000)} each epoch of {step.steps_per_epoch} steps, "
+            f"{fmt.share(explained.share)} of the run."
         ),
-        predictions=(_kept(cost.step_ms - explained.ms),),
+        predictions=(_kept(cost.step_ms - explained.ms), *([without] if without else [])),
         evidence={
             "boundary_ms": boundary_ms,
             "startup_s_per_epoch": boundary_ms / 1000,
@@ -101,6 +118,7 @@ def _startup_of_run(facts: Facts) -> Finding | None:
             "startup_ms_per_step": per_step,
             "step_ms": cost.step_ms,
             "num_workers": n,
+            "loaders": ", ".join(x.id for x in again) if len(again) > 1 else None,
         },
     )
 
@@ -151,6 +169,22 @@ def _kept(step_ms: float | None) -> Prediction:
         value=True,
         step_ms=step_ms,
         advised=True,
+    )
+
+
+def _without_workers(facts: Facts, cost: Cost, startup: Cost) -> Prediction | None:
+    """That a loop which makes its batches itself starts nothing, where they are that cheap."""
+    made_ms = all_batches_ms(facts)
+    if made_ms is None or made_ms >= startup.ms:
+        return None
+    step_ms = cost.step_ms - cost.ms + made_ms
+    return Prediction(
+        sentence=f"num_workers=0 starts none: making the batches in the loop takes about "
+        f"{fmt.ms(made_ms)} a step, which would bring it to {fmt.ms(step_ms)}.",
+        setting="num_workers",
+        which="fewer",
+        value=0,
+        step_ms=step_ms,
     )
 
 

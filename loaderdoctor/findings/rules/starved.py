@@ -22,10 +22,6 @@ from loaderdoctor.findings.exposure import Cost, in_background, input_cost, load
 from loaderdoctor.findings.line_names import hot_evidence, hot_sentence
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 
-# Workers that wait for work this much of their life have room: the pool is not what is short.
-# (A pool that falls short never waits, but for its own start and the window's edges.)
-MAX_IDLE_SHARE = 0.5
-
 
 def loader_in_main_process(facts: Facts) -> Finding | None:
     """The training loop makes its batches itself, and the step waits while it does.
@@ -82,8 +78,6 @@ def too_few_workers(facts: Facts) -> Finding | None:
     n, short = num_workers(facts), pool_falls_short_ms(facts)
     cost, workers = input_cost(facts), facts.workers
     if not n or not short or cost is None or workers is None:
-        return None
-    if workers.idle_share is not None and workers.idle_share > MAX_IDLE_SHARE:
         return None
     needed, limit = workers_needed(facts), worker_limit(facts)
     if limit is not None and n >= limit:

@@ -16,7 +16,7 @@ from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.memory import empty_gpu_cache
 from loaderdoctor.instrument.wire.protocol import WindowRequest
 from loaderdoctor.instrument.wire.records import TransferRecord
-from loaderdoctor.settings import Settings
+from loaderdoctor.settings import AXES_BY_NAME, Settings
 
 if TYPE_CHECKING:
     from loaderdoctor.instrument.batches.replay_buffer import Source
@@ -143,14 +143,15 @@ class Sources:
             self._set(state, None)
         self._free_memory()
         startup_ns: int | None = None
-        for state in targets:
+        n_to_open = len(targets)
+        for n_open, state in enumerate(targets):
             loader = state.living()
             if loader is None:
                 raise SourceError(f"{state.id}: the loader no longer exists")
             try:
                 source = open_trial(
                     loader,
-                    settings,
+                    _for_loader(settings, state),
                     device=self._session.device,
                     transfers=self._transfers,
                     open_iter=self._session.originals.open_iterator,
@@ -160,6 +161,7 @@ class Sources:
                     note=self._session.note,
                     opened=self._leak_check.opened,
                     cache_limit_s=request.cache_limit_s,
+                    n_alike=n_to_open - n_open,
                 )
             except TrialRefused as error:
                 raise SourceRefusedError(str(error)) from error
@@ -169,17 +171,21 @@ class Sources:
             drop = drop_count(settings.over(state.record.settings)) if request.drop_batches else 0
             source.drop(max(1, drop))
             if source.startup_ns is not None:
-                startup_ns = max(startup_ns or 0, source.startup_ns)
+                startup_ns = (startup_ns or 0) + source.startup_ns
         return startup_ns
 
     def boundary_ns(self, request: WindowRequest) -> int | None:
-        """One epoch boundary of the open trial, where the request asks for it."""
+        """One epoch boundary of the open trial, where the request asks for it.
+
+        Of all loaders that were opened: they come to their epoch's end one after the other.
+        """
         if not request.measure_boundary:
             return None
         from loaderdoctor.instrument.trial.open_trial import measure_boundary
 
-        source = self.clock.substitute.source
-        return measure_boundary(source) if source is not None else None
+        sources = [state.substitute.source for state in self.train]
+        seen = [measure_boundary(source) for source in sources if source is not None]
+        return sum(seen) if seen else None
 
     # ------------------------------------------------------------ real batches
 
@@ -231,6 +237,14 @@ class Sources:
         """The previous trial's tensors go, and the allocator's cache with them."""
         self._leak_check.clear(self._session.device)
         empty_gpu_cache(self._session.device)
+
+
+def _for_loader(settings: Settings, state: LoaderState) -> Settings:
+    """Of settings for several loaders those that this one can take: it may have no workers."""
+    if settings.over(state.record.settings).num_workers:
+        return settings
+    changed = {k: v for k, v in settings.changed().items() if not AXES_BY_NAME[k].needs_workers}
+    return Settings(**changed)  # type: ignore[arg-type]
 
 
 class SourceRefusedError(SourceError):

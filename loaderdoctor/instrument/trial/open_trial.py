@@ -56,6 +56,7 @@ def open_trial(
     note: Note = lambda kind, text: None,
     opened: Callable[[object], None] = lambda made: None,
     cache_limit_s: float | None = None,
+    n_alike: int = 1,
 ) -> Source:
     """Open a source with `settings` applied over the loader's own.
 
@@ -65,13 +66,21 @@ def open_trial(
     for the caller (`transfer.ForceTransfer`) unless the batch is moved here, and so
     are the compute axes (`compute.Compute`). `note` is told what the report must say,
     `opened` of what the trial holds and must be gone once its source is closed.
-    `cache_limit_s`: as the limit of `CachedDataset`.
+    `cache_limit_s`: as the limit of `CachedDataset`. `n_alike`: loaders to be opened together, this
+    one included, which must have room next to one another.
 
     Raises TrialRefused where the trial must not be run, whatever torch and the user's code raise
     when it can't be opened, and TimeoutError from its fetches after `fetch_limit_s`.
     """
     effective = settings.over(loader_settings(loader))
-    check(loader, settings, effective, has_accelerator=device is not None, batch=batch)
+    check(
+        loader,
+        settings,
+        effective,
+        has_accelerator=device is not None,
+        batch=batch,
+        n_alike=n_alike,
+    )
     forks = not effective.num_workers or start_method_of(effective) == "fork"
     if settings.cache and not forks:
         raise TrialRefused("workers that are not forked would each hold all cached samples")

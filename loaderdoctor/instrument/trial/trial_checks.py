@@ -41,11 +41,12 @@ def check(
     *,
     has_accelerator: bool,
     batch: tuple[TensorRecord, ...],
+    n_alike: int = 1,
 ) -> None:
     """Raise TrialRefused where the trial must not be run.
 
     `settings` is what the trial changes, `effective` what its loader would have. `batch` is one
-    batch of the loader, for its size; empty: not known.
+    batch of the loader, for its size; empty: not known. `n_alike` loaders must have room together.
     """
     workers = effective.num_workers or 0
     asked = settings if settings.resident else settings.over(Settings(num_workers=workers))
@@ -55,7 +56,7 @@ def check(
         reason = (
             _duplicates(loader, workers)
             or _crashes(loader, effective)
-            or _too_large(loader, effective, batch)
+            or _too_large(loader, effective, batch, n_alike)
         )
     if reason is not None:
         raise TrialRefused(reason)
@@ -142,11 +143,11 @@ def _crashes(loader: DataLoader[Any], effective: Settings) -> str | None:
 
 
 def _too_large(
-    loader: DataLoader[Any], effective: Settings, batch: tuple[TensorRecord, ...]
+    loader: DataLoader[Any], effective: Settings, batch: tuple[TensorRecord, ...], n_alike: int
 ) -> str | None:
-    workers = effective.num_workers or 0
+    workers = (effective.num_workers or 0) * n_alike
     spawned = start_method_of(effective) != "fork"
-    queued = effective.queue_length + 1
+    queued = (effective.queue_length + 1) * n_alike
     in_shm = queued * sum(tensor.n_bytes for tensor in batch)
     private = workers * (SPAWNED_WORKER_BYTES if spawned else FORKED_WORKER_BYTES)
     if spawned:

@@ -3,18 +3,74 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from loaderdoctor.attribution.combine import facts_of_trace
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.startup import iterator_recreated, worker_startup_each_epoch
-from tests.findings.builders import healthy, loader, step, trace, with_exposed
+from loaderdoctor.instrument.wire.records import LoaderRecord
+from tests.findings.builders import healthy, loader, step, trace, with_exposed, workers
 from tests.findings.case import Case, fires, stays_silent
 from tests.findings.input_facts import LOW
 from tests.trace_facts import changed
 
+THREE = tuple(loader(id=f"train.py:41{n}", steps_per_epoch=4) for n in ("", "#2", "#3"))
+CHEAP = workers(loader=THREE[0].id, batch_ms=0.5, idle_share=0.95)
+
+
+def replace_settings(record: LoaderRecord, **changes: Any) -> LoaderRecord:
+    return structs.replace(record, settings=replace(record.settings, **changes))
+
+
+def joined(**changes: Any) -> Facts:
+    """Three loaders in `zip`, four steps an epoch: twelve workers for each epoch."""
+    facts = with_exposed(
+        input_=0.8,
+        step=step(
+            boundary_ms=28.0,
+            steps_per_epoch=4,
+            n_iterators_created=50,
+            most_iterators_of=THREE[1].id,
+        ),
+        loaders=THREE,
+        workers=CHEAP,
+        other_workers=tuple(replace(CHEAP, loader=x.id) for x in THREE[1:]),
+    )
+    return replace(facts, **changes)
+
+
 CASES = (
+    Case(
+        rule=worker_startup_each_epoch,
+        ill=joined(),
+        share=0.7,
+        severity=Severity.HIGH,
+        evidence={"num_workers": 12, "startup_ms_per_step": 7.0},
+        says=("Starting 12 workers of 3 loaders again", "num_workers=0", "1.50 ms a step"),
+        silent={
+            "all persistent": joined(
+                loaders=tuple(replace_settings(x, persistent_workers=True) for x in THREE)
+            ),
+            "none has workers": joined(
+                loaders=tuple(replace_settings(x, num_workers=0) for x in THREE)
+            ),
+        },
+    ),
+    Case(
+        rule=iterator_recreated,
+        ill=joined(
+            step=step(steps_per_epoch=4, n_iterators_created=200, most_iterators_of=THREE[1].id)
+        ),
+        share=0.8,
+        severity=Severity.HIGH,
+        evidence={"n_iterators_created": 200},
+        says=("a new iterator 200 times",),
+        silent={"one of each loader for each epoch": joined()},
+    ),
     Case(
         rule=worker_startup_each_epoch,
         ill=with_exposed(input_=0.55, step=step(boundary_ms=40.0, steps_per_epoch=8)),
@@ -63,6 +119,21 @@ CASES = (
 
 test_a_rule_fires_with_its_figures = fires(CASES)
 test_a_rule_stays_silent_on_look_alikes_and_missing_facts = stays_silent(CASES)
+
+
+def test_the_loader_whose_workers_start_again_is_named_though_the_first_has_none() -> None:
+    first = replace_settings(THREE[0], num_workers=0)
+    finding = worker_startup_each_epoch(joined(loaders=(first, *THREE[1:])))
+    assert finding is not None
+    assert finding.loader == THREE[1].id
+    assert finding.evidence["num_workers"] == 8
+
+
+def test_dear_batches_are_not_to_be_made_by_the_loop_itself() -> None:
+    dear = tuple(replace(CHEAP, loader=x.id, batch_ms=9.0) for x in THREE)
+    finding = worker_startup_each_epoch(joined(workers=dear[0], other_workers=dear[1:]))
+    assert finding is not None
+    assert [p.setting for p in finding.predictions] == ["persistent_workers"]
 
 
 def test_startup_in_a_trace_must_be_most_of_its_input_time() -> None:

@@ -28,6 +28,7 @@ from loaderdoctor.commands.output import write_run
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
 from loaderdoctor.instrument.command.in_process import InProcessRun, LocalLink
+from loaderdoctor.instrument.command.launched_run import TrainingBeganError
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.call_sites import user_site
@@ -109,7 +110,7 @@ class watching:  # noqa: N801 - a context manager, called like a function
         raw = Path(self._raw.name)
         self._diagnosis = Diagnosis(self._script_run, target=label, raw=raw, options=self._options)
         watching._open = self
-        session = self._session = Session(LocalLink(self._script_run), run_dir=raw)
+        session = self._session = Session(LocalLink(self._script_run), run_dir=raw, patient=False)
         self._hooks = Hooks(session)
         self._hooks.watch()
         if "torch" in sys.modules:
@@ -147,10 +148,18 @@ class watching:  # noqa: N801 - a context manager, called like a function
     def _decide(self, diagnosis: Diagnosis) -> None:
         """What the command does, on its own thread."""
         try:
-            diagnosis.measure(self._script_run.wait_observed())
+            self._measure(diagnosis)
         except LoaderdoctorError as error:
             self._failure = error
         self._script_run.stop()
+
+    def _measure(self, diagnosis: Diagnosis) -> None:
+        script_run = self._script_run
+        try:
+            diagnosis.measure(script_run.wait_observed())
+        except TrainingBeganError:  # which it does once
+            diagnosis.start_over()
+            diagnosis.measure(script_run.wait_observed())
 
     def _end(self, *, failed: bool) -> None:
         session, hooks, deciding = self._session, self._hooks, self._deciding

@@ -98,8 +98,12 @@ class Diagnosis:
         self._end_s = 0.0  # of the budget, on the clock
         self.interrupted = False
 
+    def start_over(self) -> None:
+        """Forget what was measured: it is of a pass before training."""
+        self.evidence = self.group = self.analysis = self.verification = self.history = None
+
     def measure(self, observed: Observed) -> None:
-        """Measure within the budget, which began with the steps observed. Raises RunError."""
+        """Measure within the budget, from the steps. Raises RunError, TrainingBeganError."""
         options, script_run = self._options, self._script_run
         first_step_s = self._clock() - sum(observed.step_ns) / NS_PER_S
         reserve_s = min(RESERVE_S, RESERVE_SHARE * options.budget_s)

@@ -16,7 +16,7 @@ from loaderdoctor.facts.own_settings import own_settings
 from loaderdoctor.instrument.command.endings import took_down
 from loaderdoctor.instrument.command.job import NoJobError
 from loaderdoctor.instrument.command.launch_config import Target as Script
-from loaderdoctor.instrument.command.launched_run import ScriptRunLike
+from loaderdoctor.instrument.command.launched_run import ScriptRunLike, TrainingBeganError
 from loaderdoctor.instrument.wire.protocol import (
     WINDOW_IDS,
     Ended,
@@ -319,7 +319,7 @@ class FreshRuns:
                 ended = script_run.ended
         except NoJobError as error:
             return msgspec.structs.replace(_failed(request, str(error)), status="skipped")
-        except RunError as error:
+        except (RunError, TrainingBeganError) as error:
             return _failed(request, str(error))
         if ended is not None and ended.how == "interrupted":
             raise KeyboardInterrupt

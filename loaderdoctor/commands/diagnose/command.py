@@ -33,6 +33,7 @@ from loaderdoctor.diagnosis.gather import NAME as SNAPSHOT
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target
+from loaderdoctor.instrument.command.launched_run import TrainingBeganError
 from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.command.script_run import (
     NoDataLoaderError,
@@ -40,7 +41,12 @@ from loaderdoctor.instrument.command.script_run import (
     ScriptRun,
 )
 from loaderdoctor.instrument.system.processes import Signals, exit_code_of, held
-from loaderdoctor.instrument.wire.protocol import NoDataLoader, ProfilerSchedule
+from loaderdoctor.instrument.wire.protocol import (
+    FromRun,
+    NoDataLoader,
+    ProfilerSchedule,
+    Progress,
+)
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report
 
@@ -203,7 +209,7 @@ class _Run:
             with script_run:
                 try:
                     self.stages("starting the script, for as long as its loop takes to be warm")
-                    observed = script_run.wait_observed(START_TIMEOUT_S)
+                    self._measure_loop(script_run)
                 except RanksSpawnedError:
                     assert isinstance(script_run, ScriptRun)
                     self._script_run = RankGroup.of_spawned(script_run)
@@ -212,7 +218,6 @@ class _Run:
                 except NoDataLoaderError:
                     script_run.stop(to_end=self._options.run_to_end)
                     raise
-                self.diagnosis.measure(observed)
                 to_end = self._options.run_to_end
                 if to_end:
                     self.stages("measured; the script runs to its end, for as long as it takes")
@@ -225,6 +230,21 @@ class _Run:
                 "script-ended",
             ):
                 self.ended_code = script_run.ended.exit_code
+
+    def _measure_loop(self, script_run: ScriptRun | RankGroup) -> None:
+        """The loop, once it is warm; and again where it only then begins to train."""
+        observed = script_run.wait_observed(START_TIMEOUT_S, self._tell_of_waiting)
+        try:
+            self.diagnosis.measure(observed)
+        except TrainingBeganError:  # which it does once
+            self.stages("training begins only now: what was measured so far does not count")
+            self.diagnosis.start_over()
+            observed = script_run.wait_observed(START_TIMEOUT_S, self._tell_of_waiting)
+            self.diagnosis.measure(observed)
+
+    def _tell_of_waiting(self, message: FromRun) -> None:
+        if isinstance(message, Progress):
+            self.stages(message.text)
 
     def _diagnosis(self) -> Diagnosis:
         options = self._options

@@ -28,6 +28,7 @@ from loaderdoctor.facts.own_settings import meaning, own_settings
 from loaderdoctor.instrument.command.job import JobRun
 from loaderdoctor.instrument.command.launch_config import LaunchOptions
 from loaderdoctor.instrument.command.launch_config import Target as Script
+from loaderdoctor.instrument.command.launched_run import TrainingBeganError
 from loaderdoctor.instrument.command.rank_group import start_ranks
 from loaderdoctor.instrument.command.script_run import ScriptRun
 from loaderdoctor.instrument.wire.protocol import Observed
@@ -110,7 +111,7 @@ def measure(
 
     `watch` is given the evidence while it grows and returns what each step of progress is told.
     """
-    options, target = asked.options, asked.target
+    target = asked.target
     open_process = opener(asked, trace_dir)
     with ExitStack() as script_runs:
 
@@ -121,6 +122,35 @@ def measure(
 
         say(f"waiting for the first steps of {target.name}")
         script_run = open_run()
+        loop = _Loop(asked, trace_dir, script_run, open_process, open_run)
+        try:
+            return loop.measure(say, show, watch)
+        except TrainingBeganError:  # which it does once
+            say("training begins only now: what was measured so far does not count")
+            _wait_warm(script_run, START_TIMEOUT_S)
+            return loop.measure(say, show, watch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """A warm loop, and what can be opened besides it."""
+
+    asked: Asked
+    trace_dir: Path
+    script_run: ScriptRun
+    open_process: OpenFresh
+    open_run: Callable[[], ScriptRun]
+
+    def measure(
+        self,
+        say: Callable[[str], None],
+        show: Show,
+        watch: Callable[[SweepEvidence], Show],
+    ) -> SweepEvidence:
+        """Everything but the start. Raises as `measure` does, and TrainingBeganError."""
+        asked, trace_dir, script_run = self.asked, self.trace_dir, self.script_run
+        open_process, open_run = self.open_process, self.open_run
+        options, target = asked.options, asked.target
         observed = script_run.observed
         assert observed is not None
         measured = measuring(options, trace_dir)
@@ -157,11 +187,11 @@ def measure(
             ablate=evidence.ablate if asked.ablate and not options.no_ablation else None,
         )
         outcome = sweep.run()
-    if not any(trial.measurements for trial in outcome.trials):
-        if outcome.interrupt is not None:
-            raise outcome.interrupt
-        raise RunError(f"{target.name}: nothing was measured ({outcome.ended_reason}).")
-    return evidence
+        if not any(trial.measurements for trial in outcome.trials):
+            if outcome.interrupt is not None:
+                raise outcome.interrupt
+            raise RunError(f"{target.name}: nothing was measured ({outcome.ended_reason}).")
+        return evidence
 
 
 def _given(planned: Sequence[Trial], observed: Observed) -> list[Trial]:

@@ -86,6 +86,7 @@ class InProcessRun(Heard):
             self.to_loop.put(Measure(requests=tuple(requests)))
         while not self.settled(requests):
             self._take(on_event)
+        self.check_observed()
         return self.windows(requests)
 
     def stop(self, to_end: bool = True) -> None:

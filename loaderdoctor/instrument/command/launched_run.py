@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Protocol, TypeVar
 
-from loaderdoctor.errors import RunError
+from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.instrument.command.endings import nothing_measured, raise_if_broken
 from loaderdoctor.instrument.command.launch_config import (
     LaunchOptions,
@@ -35,6 +35,7 @@ from loaderdoctor.instrument.wire.protocol import (
     Observed,
     Progress,
     Stop,
+    TrainingBegan,
     WindowDone,
     WindowRequest,
 )
@@ -51,6 +52,13 @@ Run = TypeVar("Run", bound="LaunchedRun")
 OnEvent = Callable[[FromRun], None]
 # Starts what will connect, given what it is told and where its stdout goes.
 Start = Callable[[LaunchConfig, int | None], MeasuringProcess]
+
+
+class TrainingBeganError(LoaderdoctorError):
+    """Training began only now: all that was measured is of a pass before it, and void.
+
+    No RunError, which a measurement may survive: whoever drives the run waits for the loop again.
+    """
 
 
 class ScriptRunLike(Protocol):
@@ -74,7 +82,10 @@ class ScriptRunLike(Protocol):
         on_event: OnEvent | None = None,
         timeout_s: float | None = None,
     ) -> list[WindowDone]:
-        """Measure these windows in order; fewer come back where the script ends early."""
+        """Measure these windows in order; fewer come back where the script ends early.
+
+        Raises TrainingBeganError where the loop observed turns out to be none of training.
+        """
 
     def stop(self, to_end: bool = False) -> None:
         """End the script, or with `to_end` let it run to its end unwatched."""
@@ -85,6 +96,7 @@ class Heard:
     """What a measured loop has said so far."""
 
     observed: Observed | None = None
+    void: bool = False  # training began since: what was observed no longer holds
     ended: Ended | None = None
     notes: list[Note] = field(default_factory=list)
     no_dataloader: NoDataLoader | None = None
@@ -95,6 +107,9 @@ class Heard:
         """Take one message in."""
         if isinstance(message, Observed):
             self.observed, self.n_steps = message, message.n_steps_so_far
+            self.void = False
+        elif isinstance(message, TrainingBegan):
+            self.observed, self.void = None, True
         elif isinstance(message, WindowDone):
             self.done[message.id] = message
         elif isinstance(message, Note):
@@ -108,7 +123,13 @@ class Heard:
 
     def settled(self, requests: Sequence[WindowRequest]) -> bool:
         """Whether no more of these windows will come."""
-        return self.ended is not None or all(one.id in self.done for one in requests)
+        over = self.ended is not None or self.void
+        return over or all(one.id in self.done for one in requests)
+
+    def check_observed(self) -> None:
+        """Raises TrainingBeganError where what was observed no longer holds."""
+        if self.void:
+            raise TrainingBeganError("training began only now")
 
     def windows(self, requests: Sequence[WindowRequest]) -> list[WindowDone]:
         """Those of the windows that have come, in this order."""

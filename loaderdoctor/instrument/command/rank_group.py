@@ -166,13 +166,27 @@ class RankGroup(LaunchedRun):
 
     def _await(self, reached: Callable[[], bool], window: int, timeout_s: float) -> None:
         """Until a window's stage is reached, or the job is over. Raises RunError."""
-        if self._wait(lambda: self.ended is not None or reached(), timeout_s):
+        in_time = self._wait(
+            lambda: self.ended is not None or self._any_void() or reached(), timeout_s
+        )
+        self.check_observed()
+        if in_time:
             return
         late = ", ".join(str(m.rank) for m in self.measured if window not in m.done)
         raise RunError(
             f"{self.target.label}: a window did not end on rank {late} within "
             f"{timeout_s:.0f} s; the loop hangs or its steps take longer than that."
         )
+
+    def _any_void(self) -> bool:
+        """Whether training began on any rank: it does on all of them, if not at one moment."""
+        self.void = any(m.void for m in self.connections)
+        if self.void:
+            self.observed = self._first_warm_s = None
+            for m in self.connections:
+                if m.observed is not None and not m.observed.trains:
+                    m.observed = None
+        return self.void
 
     def _send(self, message: Stop) -> None:
         if not message.to_end and message.at_step is None:
@@ -291,7 +305,7 @@ class RankGroup(LaunchedRun):
         if not measured:
             return None
         self.observed = measured[0].observed
-        self._first_warm_s = self._first_warm_s or now
+        self._first_warm_s, self.void = self._first_warm_s or now, False
         given_up = self.ended is not None or now > self._first_warm_s + MISSING_S
         return self.observed if given_up or len(measured) == self._n_ranks() else None
 

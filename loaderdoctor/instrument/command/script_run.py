@@ -97,6 +97,7 @@ class ScriptRun(LaunchedRun):
             self._send(Measure(requests=tuple(map(with_absolute_path, requests))))
         limit_s = timeout_s if timeout_s is not None else time_for(requests)
         in_time = self._wait(lambda: self.settled(requests), limit_s)
+        self.check_observed()
         done = self.windows(requests)
         if not in_time:
             if not done:

@@ -53,7 +53,7 @@ class ComputeWatch:
 
     def install(self) -> bool:
         """Begin to watch; False where torch.compile is at work, and nothing is watched."""
-        if _compiles():
+        if compiles():
             return False
         self._handles = [
             register_module_forward_pre_hook(self._enter),
@@ -187,7 +187,7 @@ def _with_zero_grad(base: type) -> list[type]:
     return found
 
 
-def _compiles() -> bool:
+def compiles() -> bool:
     """Whether torch.compile has compiled something in this process."""
     utils = sys.modules.get("torch._dynamo.utils")
     counters = getattr(utils, "counters", None)

@@ -87,6 +87,8 @@ def drive(session: Session, now: int) -> Driver:
             compute=compute,
             n_devices=n_devices(device),
             group_size=group[1] if group is not None else None,
+            trains=definition.trains,
+            before_training=session.before_training,
         )
     )
     while True:
@@ -116,6 +118,8 @@ def _settle(session: Session, messages: Messages, now: int) -> Settling:
     finally:
         if watch is not None:
             watch.remove()
+        if observer is not None:
+            observer.remove()
 
 
 def _watch_steps(

@@ -182,6 +182,13 @@ class LoaderState:
         feed = self.feed() if self.feed is not None else None
         return feed.held if feed is not None else None
 
+    def start_over(self) -> None:
+        """Its own batches again, and no part in a step: which loaders have one is open again."""
+        self.substitute.put(None)
+        self.role, self.in_background = "other", False
+        self.pending_drop = 0
+        self.replay_buffer, self.recording = None, False
+
     @property
     def workers(self) -> int:
         """num_workers."""

@@ -88,7 +88,7 @@ class Loop:
         thread = get_ident()
         definition = session.definition
         if definition is None:
-            definition = session.definition = self._look_for_step(start)
+            definition = self._look_for_step(start)
         if (
             definition is not None
             and loader is definition.clock
@@ -105,6 +105,9 @@ class Loop:
                 window.clock.foreign()
             if window.begin_thread_step is not None and thread != definition.thread:
                 window.begin_thread_step()
+        passes = session.passes
+        if passes is not None:
+            passes.fetching()
         try:
             batch = feed.take(own, session.originals)
         except StopIteration:
@@ -117,9 +120,13 @@ class Loop:
             window.clock.crossed()
         loader.n_fetches += 1
         loader.passes.n_seen = 0 if feed.tainted else feed.n_seen
+        opened_ns = feed.create_ns if feed.fresh else None
         if feed.fresh:
             feed.fresh = False
             self._first_batch(feed, start, end)
+        if passes is not None:
+            measured = definition is not None
+            passes.fetched(loader, start, end, opened_ns=opened_ns, measured=measured)
         if window.fetches is not None:
             window.fetches.append((loader.index, start, end, thread))
         if definition is None:
@@ -138,13 +145,15 @@ class Loop:
         if session.stopping:
             exit_now()
         definition = session.definition
+        if definition is not None and not definition.trains and session.start_over():
+            definition = None
         if definition is None:
             session.roles.worked(optimizer)
             if optimizer is not None and self._optimizer_device is None:
                 self._optimizer_device = device_of(optimizer)
             if session.no_dataloader is not None:
                 session.no_dataloader(optimizer)
-            definition = session.definition = self._look_for_step(perf_counter_ns())
+            definition = self._look_for_step(perf_counter_ns())
             if definition is None:
                 return
         if session.optimizer_marks is not None and optimizer is not None:
@@ -204,9 +213,10 @@ class Loop:
             return None
         for loader in definition.train:
             loader.role, loader.in_background = "train", definition.tick != "fetch"
+        session.defined(definition)
         session.n_steps = definition.clock.n_fetches
         session.device = training_device(self._optimizer_device)
-        if definition.tick != "backward":
+        if definition.trains and definition.tick != "backward":
             session.hooks.remove_backward()
         return definition
 
@@ -215,6 +225,8 @@ class Loop:
         took = perf_counter_ns() - start
         loader, definition = feed.loader, session.definition
         loader.passes.end(feed.n_seen if not feed.tainted else None, took)
+        if session.passes is not None:
+            session.passes.ran_out(loader, start)
         if definition is None or loader is not definition.clock or definition.tick != "fetch":
             return
         session.n_steps -= 1

@@ -10,9 +10,11 @@ from __future__ import annotations
 import gc
 import threading
 from dataclasses import dataclass, field
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Literal
 
 from loaderdoctor.instrument.session.loader_state import LoaderState
+from loaderdoctor.instrument.session.passes import PassLog
 from loaderdoctor.instrument.system.call_sites import Site, user_site
 from loaderdoctor.units import NS_PER_S
 
@@ -32,11 +34,17 @@ MIN_FOLLOWED = 0.5
 MIN_FREQUENCY = 0.3
 # Fewer optimizer steps than this per batch: gradients are accumulated over several batches.
 ACCUMULATES_BELOW = 0.75
-# A loop without backward and optimizer (inference) is measured too, once it is clear that no
-# training follows: after this many fetches and seconds.
+# A loop without backward and optimizer (inference) is measured too, once no training is in sight:
+# after so many batches of a pass, and so long. Where a model is called on them and no optimizer
+# exists that is soon; evaluation before training is over within half a minute as a rule. A pass
+# that calls no model (statistics, batches skipped to resume) is hardly ever what a script is for:
+# 2,000 batches of 10 ms took 20 s, and 63 s on a busy machine. If training begins later, all is
+# decided again.
 MIN_WORKLESS_FETCHES = 8
 WORKLESS_S = 1.0
 WORKLESS_WITH_OPTIMIZER_S = 30.0
+WORKLESS_WITHOUT_MODEL_S = 120.0
+LOOK_EVERY_S = 2.0  # for an optimizer: it walks all objects of the process, some 50 ms
 N_REPLAYED = 20  # optimizer steps without any fetch after the loader ran out
 
 REPLAYED = (
@@ -53,6 +61,7 @@ class _Fetches:
     n: int = 0
     n_followed: int = 0
     n_without_grad: int = 0
+    last_without_grad: int = 0  # 1: the latest of them
     pending: bool = False
 
 
@@ -74,15 +83,19 @@ class Definition:
     optimizer: int | None  # tick "optimizer": which one (id)
     thread: int  # training thread (threading.get_ident)
     text: str
+    trains: bool = True  # False: no work was seen so far
 
 
 @dataclass(slots=True)
 class RoleObserver:
     """Watches the first steps. Fetches may come from any thread."""
 
+    passes: PassLog = field(default_factory=PassLog)
+    patient: bool = True  # False: the loop is what is to be measured, whether it trains or not
     first_ns: int = 0
     fetches: dict[int, _Fetches] = field(default_factory=dict)  # by LoaderState.index
     work: dict[int | None, _Work] = field(default_factory=dict)  # by optimizer id; None: backward
+    _looked_s: float = float("-inf")
 
     def fetched(self, loader: LoaderState, now: int) -> None:
         """A batch was handed out."""
@@ -95,11 +108,14 @@ class RoleObserver:
         one.thread = threading.get_ident()
         one.n += 1
         one.pending = True
-        one.n_without_grad += not torch.is_grad_enabled()
+        one.last_without_grad = int(not torch.is_grad_enabled())
+        one.n_without_grad += one.last_without_grad
 
     def worked(self, optimizer: Optimizer | None) -> None:
         """Training work on this thread: an optimizer's step, or a backward pass (None)."""
         key = None if optimizer is None else id(optimizer)
+        if not self.work:
+            self._begin(by_backward=optimizer is None)
         one = self.work.get(key)
         if one is None:
             one = self.work[key] = _Work(threading.get_ident(), optimizer=key, site=user_site())
@@ -108,6 +124,20 @@ class RoleObserver:
             if fetches.pending:
                 fetches.pending = False
                 fetches.n_followed += 1
+
+    def _begin(self, *, by_backward: bool) -> None:
+        """Training begins: what was read before, but for its first batches, tells nothing of it."""
+        self.passes.training_began(by_backward=by_backward)
+        if not by_backward:
+            return  # perhaps an accumulated one, of which nothing else was seen
+        self.fetches = {
+            index: _Fetches(
+                one.loader, one.thread, n=1, n_without_grad=one.last_without_grad, pending=True
+            )
+            for index, one in self.fetches.items()
+            if one.pending and not self.passes.is_over(one.loader)
+        }
+        self.first_ns = perf_counter_ns()
 
     def optimizer_ids(self) -> list[int]:
         """Of all that stepped."""
@@ -132,15 +162,31 @@ class RoleObserver:
         # Accumulation without visible backward passes: work follows few of the fetches.
         chosen = steady or with_grad[:1]
         most = max((f.n for f in chosen), default=0)
-        return [f for f in chosen if f.n >= MIN_FREQUENCY * most]
+        # One batch before the first step may be of a check that the loop left early.
+        least = max(MIN_FREQUENCY * most, min(2, most))
+        return [f for f in chosen if f.n >= least]
 
     def _without_work(self, elapsed_s: float) -> Definition | None:
-        busiest = max(self.fetches.values(), key=lambda f: f.n, default=None)
-        if busiest is None or busiest.n < MIN_WORKLESS_FETCHES or elapsed_s < WORKLESS_S:
+        """The loop as it is, once it is unlikely that it trains; None until then."""
+        if elapsed_s < WORKLESS_S:
             return None
-        if elapsed_s < WORKLESS_WITH_OPTIMIZER_S and optimizer_exists():
+        lengths = {index: self.passes.present(f.loader)[0] for index, f in self.fetches.items()}
+        least = max(MIN_WORKLESS_FETCHES, MIN_FREQUENCY * max(lengths.values(), default=0))
+        read = [f for index, f in self.fetches.items() if lengths[index] >= least]
+        if not read:
             return None
-        return self._definition([busiest])
+        if not self.patient:
+            return self._definition(read)
+        if not any(self.passes.present(f.loader)[1] for f in read):
+            if elapsed_s < WORKLESS_WITHOUT_MODEL_S:
+                return None
+        elif elapsed_s < WORKLESS_WITH_OPTIMIZER_S:
+            if elapsed_s - self._looked_s < LOOK_EVERY_S:
+                return None
+            self._looked_s = elapsed_s
+            if optimizer_exists():
+                return None
+        return self._definition(read)
 
     def _definition(self, fed_by: list[_Fetches]) -> Definition:
         first = fed_by[0]
@@ -162,6 +208,7 @@ class RoleObserver:
                 optimizer=None,
                 thread=first.thread,
                 text=text,
+                trains=work is not None,
             )
         # Batches come from a background thread: what happens once a batch on the training
         # thread marks the step instead.

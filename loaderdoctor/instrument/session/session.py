@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from loaderdoctor.instrument.session.feed import Torch
 from loaderdoctor.instrument.session.loaders import LoaderRegistry
 from loaderdoctor.instrument.session.open_window import OpenWindow
+from loaderdoctor.instrument.session.passes import PassLog
 from loaderdoctor.instrument.session.roles import Definition, RoleObserver
 from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace
 from loaderdoctor.instrument.wire.channel import Link
-from loaderdoctor.instrument.wire.protocol import Ended, FromRun, Note, Progress
-from loaderdoctor.instrument.wire.records import BoundaryRecord
+from loaderdoctor.instrument.wire.protocol import Ended, FromRun, Note, Progress, TrainingBegan
+from loaderdoctor.instrument.wire.records import BoundaryRecord, PassRecord
 
 if TYPE_CHECKING:
     import torch
@@ -45,8 +46,15 @@ class Session:
     hooks: Installed
 
     def __init__(
-        self, channel: Link, *, run_dir: Path, records_workers: bool = True, group: bool = False
+        self,
+        channel: Link,
+        *,
+        run_dir: Path,
+        records_workers: bool = True,
+        group: bool = False,
+        patient: bool = True,
     ) -> None:
+        """`patient`: wait for training to begin; else any loop will do."""
         self.channel = channel
         self.group = group  # one of several ranks: the loop never pauses
         self.run_dir = run_dir
@@ -55,7 +63,10 @@ class Session:
         self.pristine = True  # nothing was ever substituted or thrown away in this run
         self.registry = LoaderRegistry()
         self.workers = WorkerRecords(run_dir, self.note, self.registry.id_of, records_workers)
-        self.roles = RoleObserver()
+        self.patient = patient
+        self.passes: PassLog | None = PassLog()  # None: training has begun
+        self.before_training: tuple[PassRecord, ...] = ()
+        self.roles = RoleObserver(self.passes, patient=patient)
         self.definition: Definition | None = None
         self.device: torch.device | None = None
         self.boundaries: list[BoundaryRecord] = []
@@ -86,6 +97,37 @@ class Session:
         """For the live display."""
         self.send(Progress(text=text, n_steps=self.n_steps))
 
+    # ------------------------------------------------------------ training begins
+
+    def defined(self, definition: Definition) -> None:
+        """What a step is, is known: for good where it trains."""
+        self.definition = definition
+        passes = self.passes
+        assert passes is not None
+        but = None if definition.trains else definition.clock
+        self.before_training = passes.records(but=but)
+        if definition.trains:
+            self.passes = None
+
+    def start_over(self) -> bool:
+        """Training begins in a run that was taken for one that does not train: nothing counts.
+
+        False where that can't be now, since a window is being prepared; work will come again.
+        """
+        driver, passes = self.driver, self.passes
+        assert passes is not None
+        if driver is not None and driver.gi_running:  # type: ignore[attr-defined]
+            return False
+        self.send(TrainingBegan())
+        self._close_driver()
+        self.close_window()
+        for state in self.registry.states:
+            state.start_over()
+        self.driver = self.definition = None
+        self.optimizer_marks = []
+        self.roles = RoleObserver(passes, patient=self.patient)
+        return True
+
     # ------------------------------------------------------------ endings
 
     def stop(self) -> None:
@@ -106,6 +148,8 @@ class Session:
         self.live = False
         self.workers.stop()
         self.close_window()
+        if self.passes is not None:
+            self.passes.forget()
         for loader in self.registry.states:
             loader.substitute.end()
             loader.pending_drop = 0

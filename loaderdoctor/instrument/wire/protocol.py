@@ -9,6 +9,7 @@ CLOCK_MONOTONIC (time.perf_counter_ns) of the measuring machine, the one clock s
       ------- Observed ------->               once the loop is warm: what feeds the step, how fast
       <------ Measure(requests) ------
       ------- WindowDone ---->                one for each request, as it ends
+      ------- TrainingBegan ->                what was observed was none; Observed comes again
       <------ Measure / Stop ---------
       ------- Ended --------->                script over, stopped, or failed
 
@@ -35,6 +36,7 @@ from loaderdoctor.instrument.wire.records import (
     FetchRecord,
     LoaderRecord,
     PageRecord,
+    PassRecord,
     SnapshotRecord,
     TransferRecord,
     main_loader,
@@ -183,6 +185,8 @@ class Observed(Message, frozen=True, kw_only=True, omit_defaults=True):
     compute: ComputeRecord | None = None  # None: not watched
     n_devices: int = 0  # accelerators that the process sees
     group_size: int | None = None  # ranks of torch's process group; None: there is none
+    trains: bool = True  # False: no backward pass and no optimizer step so far, as in inference
+    before_training: tuple[PassRecord, ...] = ()
 
     @property
     def main_loader(self) -> LoaderRecord | None:
@@ -194,6 +198,13 @@ class Observed(Message, frozen=True, kw_only=True, omit_defaults=True):
         """Of that loader."""
         main = self.main_loader
         return main.steps_per_epoch if main is not None else None
+
+
+class TrainingBegan(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """What was observed and measured so far was no training, which began just now.
+
+    Windows under way are void; another Observed follows once its loop is warm.
+    """
 
 
 class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -272,5 +283,16 @@ class Ended(Message, frozen=True, kw_only=True, omit_defaults=True):
     loaders: tuple[LoaderRecord, ...] = ()
 
 
-FromRun = Observed | WindowDone | Note | Progress | Ended | Hello | Ready | Spawned | NoDataLoader
+FromRun = (
+    Observed
+    | TrainingBegan
+    | WindowDone
+    | Note
+    | Progress
+    | Ended
+    | Hello
+    | Ready
+    | Spawned
+    | NoDataLoader
+)
 ToRun = Measure | Begin | Stop

@@ -115,6 +115,20 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return int(suffix) - 1 if suffix.isdigit() else 0
 
 
+class PassRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Passes over one loader at one place before training began: they train nothing."""
+
+    loader: str  # LoaderRecord.id
+    site: str  # "train.py:28": where the loop reads it
+    n_batches: int  # of all these passes
+    took_s: float | None = None  # in all; None: windows were measured in them meanwhile
+    n_passes: int = 1
+    code: str | None = None
+    calls_model: bool | None = None  # a module with parameters is called; None: not looked at
+    without_grad: bool = False  # its batches are fetched with gradients switched off
+    skips: bool = False  # training goes on in the same pass: these batches are thrown away
+
+
 def main_loader(loaders: Iterable[LoaderRecord]) -> LoaderRecord | None:
     """The first that feeds the step: its batches are the steps; None where none was seen."""
     return next((x for x in loaders if x.role == "train"), None)

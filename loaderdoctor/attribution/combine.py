@@ -7,6 +7,7 @@ from typing import Literal
 
 from loaderdoctor.attribution.cpu import allow_for_contention
 from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts
+from loaderdoctor.facts.loop_lines import LoopLineFacts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.whole import Facts
@@ -159,6 +160,7 @@ def facts_of_run(
     workers: WorkerFacts | None,
     other_workers: tuple[WorkerFacts, ...] = (),
     observed: Observed,
+    loop_lines: LoopLineFacts | None = None,
 ) -> Facts:
     """Everything known about one run, with the best shares and the profiler's overhead."""
     environment = observed.environment
@@ -183,6 +185,7 @@ def facts_of_run(
             else None
         ),
         compute=observed.compute,
+        loop_lines=loop_lines,
     )
 
 

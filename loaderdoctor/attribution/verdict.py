@@ -71,12 +71,15 @@ def _of_unsteady(bound: Bound, severity: VerdictSeverity, facts: Facts) -> Verdi
     """What is left of a severity where the trace and the times are of two speeds.
 
     Paired windows still compare: it stands where their lower bound alone earns it. What rests on
-    the trace, and host always does, is uncertain.
+    the trace is uncertain; host does, unless stack samples alone show as much of the loop's own
+    work.
     """
     needed = {"high": HIGH_SHARE, "moderate": MODERATE_SHARE}.get(severity)
     if needed is None:
         return severity
     low = (facts.shares_low or {}).get(bound)
+    if bound == "host" and facts.loop_lines is not None:
+        low = facts.loop_lines.own_low_share
     return severity if low is not None and low >= needed else "uncertain"
 
 

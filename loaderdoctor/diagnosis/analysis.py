@@ -9,6 +9,7 @@ from typing import Any
 from loaderdoctor.advice.candidates import Prescription
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.attribution.combine import facts_of_run
+from loaderdoctor.attribution.loop_stacks import loop_line_facts
 from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.ranks import without_peer_wait
 from loaderdoctor.attribution.step import step_facts, usable
@@ -78,6 +79,10 @@ def analyse(
         workers=workers,
         other_workers=_other_workers(log, evidence, workers),
         observed=evidence.observed,
+        loop_lines=loop_line_facts(
+            evidence.sampled.stacks if evidence.sampled is not None else None,
+            has_accelerator=evidence.observed.device is not None,
+        ),
     )
     facts = replace(facts, ranks=ranks, thread_trials=tried)
     bound, severity = judge_run(facts)

@@ -30,6 +30,11 @@ from loaderdoctor.tryout.ablating import Ablation, LoopEvidence
 # then took 2 to 30 times as long as one (`benchmarks/contention.py`).
 HARD_FIGHT_SHARE = 0.5
 
+# The window of stack samples: 400 of them and more, which tell a share of 20 % to 4 points. Slow
+# steps are still seen whole, twice.
+SAMPLED_S = 1.0
+MIN_SAMPLED_STEPS = 2
+
 
 class Gatherer(Ablation):
     """Sends the windows of a diagnosis to a script run and keeps what comes back."""
@@ -76,6 +81,7 @@ class Gatherer(Ablation):
             self.profiled()
         if ablate:
             self.ablate(until=until, with_copy=with_copy, fewest_until=fewest_until)
+        self.stack_samples()
         if profile_last:
             self.profiled()
 
@@ -114,6 +120,27 @@ class Gatherer(Ablation):
             self.evidence.profiled_reason = done[0].reason or "nothing was recorded"
         if pristine and self._clock() + self.evidence.sizes.window_s <= self._end_s:
             self.evidence.plain.extend(self._measure([self.request("plain")]))
+
+    def stack_samples(self) -> None:
+        """A window in which the training thread's stack is sampled: which lines its work is at.
+
+        Not begun where it would not end in time, or where a step takes too much of what is left.
+        """
+        sizes = self.evidence.sizes
+        n_steps = max(MIN_SAMPLED_STEPS, math.ceil(SAMPLED_S / sizes.step_s))
+        if self._clock() + n_steps * sizes.step_s > self._end_s:
+            return
+        self._tell("sampling the loop's lines")
+        request = self.request(
+            "plain",
+            n_steps=n_steps,
+            stack_samples=True,
+            host_memory=False,
+            drop_batches=bool(self.evidence.rounds),
+        )
+        for done in self._measure([request]):
+            if usable(done):
+                self.evidence.sampled = done
 
 
 # `--memory-history`: torch's memory snapshot of the loop, and what recording it costs.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts, ThreadTrial
+from loaderdoctor.facts.loop_lines import LoopLineFacts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.workers import WorkerFacts
@@ -70,6 +71,7 @@ class Facts:
     ranks: tuple[RankFacts, ...] = ()  # of a job of several; the other facts are the slowest's
     other_workers: tuple[WorkerFacts, ...] = ()  # of the other loaders seen, validation mostly
     thread_trials: tuple[ThreadTrial, ...] = ()  # empty: not tried, or not yet
+    loop_lines: LoopLineFacts | None = None  # None: the loop's stack was not sampled
 
     @property
     def step_ms(self) -> float | None:

@@ -32,7 +32,8 @@ from loaderdoctor.findings.rules.copies import (
     pin_ineffective,
     wide_dtype_copy,
 )
-from loaderdoctor.findings.rules.host import launch_bound, sync_every_step, work_between_steps
+from loaderdoctor.findings.rules.host import launch_bound, sync_every_step
+from loaderdoctor.findings.rules.loop_work import work_between_steps
 from loaderdoctor.findings.rules.page_faults import allocator_page_faults, batch_page_faults
 from loaderdoctor.findings.rules.saturated import (
     cpu_saturated_workers,

@@ -57,6 +57,7 @@ class LoopEvidence:
     plain: list[WindowDone] = field(default_factory=list)
     profiled: WindowDone | None = None
     profiled_reason: str | None = None  # why there is none
+    sampled: WindowDone | None = None  # the window of stack samples: no times are taken from it
     rounds: list[Round] = field(default_factory=list)
     ablation_reason: str | None = None
     earlier_ids: frozenset[int] | None = None  # one choice for all ranks; None: by these windows

@@ -83,7 +83,9 @@ class SimulatedRun:
             true = self.true_ms.get(request.mode, self.true_ms["plain"])
         true *= (1.0 + self.drift) ** len(self.asked)
         true *= self.slow if len(self.asked) <= self.n_slow else 1.0
-        mean = true * (1.0 + self.rng.gauss(0.0, self.noise))
+        # No time is taken of a window of stack samples: it has none of the noise drawn for others.
+        noise = 0.0 if request.stack_samples else self.rng.gauss(0.0, self.noise)
+        mean = true * (1.0 + noise)
         self.now_s += 1.5 * mean * request.n_steps / 1e3
         copies = CopyRecord(n_hits=2 * request.n_steps)
         record = window(request.mode, [mean] * request.n_steps, copies=copies)

@@ -78,10 +78,28 @@ def test_with_an_accelerator_the_profiler_comes_last_since_it_slows_what_follows
     assert modes.count("profiled") == 1
 
 
-def test_without_ablation_only_plain_and_profiled_windows_are_asked_for() -> None:
+def test_without_ablation_the_loop_stays_as_it_is() -> None:
     script_run = SimulatedRun({"plain": 10.0}, device="cuda:0")
     gatherer(script_run).gather(until=60.0, ablate=False, with_copy=True)
-    assert [r.mode for r in script_run.asked] == ["plain", "profiled", "plain"]
+    assert [r.mode for r in script_run.asked] == ["plain", "profiled", "plain", "plain"]
+    assert [r.stack_samples for r in script_run.asked] == [False, False, False, True]
+    assert not script_run.asked[-1].drop_batches
+
+
+def test_the_loop_is_sampled_once_and_no_time_is_taken_from_it() -> None:
+    script_run = SimulatedRun({"plain": 10.0, "no_input": 9.0, "no_copy": 8.0}, device="cuda:0")
+    g = gatherer(script_run)
+    g.gather(until=60.0, ablate=True, with_copy=True)
+    sampled = [r.id for r in script_run.asked if r.stack_samples]
+    assert len(sampled) == 1
+    assert g.evidence.sampled is not None and g.evidence.sampled.id == sampled[0]
+    assert sampled[0] not in [w.id for w in g.evidence.all_plain]
+
+
+def test_steps_that_would_take_what_is_left_are_not_sampled() -> None:
+    script_run = SimulatedRun({"plain": 10_000.0})
+    gatherer(script_run).gather(until=60.0, ablate=False, with_copy=False)
+    assert not any(r.stack_samples for r in script_run.asked)
 
 
 def test_every_round_holds_each_kind_once_in_changing_order() -> None:

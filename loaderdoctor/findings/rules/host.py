@@ -92,7 +92,7 @@ def launch_bound(facts: Facts) -> Finding | None:
         return None
     if trace.kernels.n_per_step < MIN_KERNELS_PER_STEP:
         return None
-    between_ms, _ = _work(facts)
+    between_ms, _ = trace_work(facts)
     # Silence that may be waiting for an unrecorded loader is not launching either.
     launching_ms = max(
         0.0, trace.host.exposed_ms - between_ms - (trace.fetching.unmarked_wait_ms or 0.0)
@@ -131,51 +131,7 @@ def launch_bound(facts: Facts) -> Finding | None:
     )
 
 
-def work_between_steps(facts: Facts) -> Finding | None:
-    """Python between fetch and fetch (logging, preprocessing, a sleep) that the step waits for.
-
-    Decides on: the longest exposed host hotspot that is not a framework op / step time.
-    Abstains: host work not named by the trace (record it with stacks for the line).
-    Fooled by: a hotspot that waits for the accelerator under another name.
-    """
-    trace, share = facts.trace, host_share(facts)
-    work_ms, hotspot = _work(facts)
-    if trace is None or share is None or hotspot is None:
-        return None
-    hotspot_share = min(share, work_ms / trace.wall_ms)
-    if hotspot_share < MODERATE_SHARE:
-        return None
-    step_ms = facts.step_ms or trace.wall_ms
-    fetches = bool(trace.fetching.n_per_step)
-    where = "between fetch and fetch" if fetches else "of the loop's own"
-    remedy = "less often, in the workers," if fetches else "less often"
-    return Finding(
-        kind=Kind.WORK_BETWEEN_STEPS,
-        severity=severity(hotspot_share),
-        share=hotspot_share,
-        summary=(
-            f"{fmt.ms(hotspot_share * step_ms)} of {fmt.ms(step_ms)} a step go into work {where}, "
-            f"most of it in {hotspot.name}, while nothing else runs. Do it {remedy} or on the "
-            "device."
-        ),
-        evidence={
-            "work_ms_per_step": hotspot_share * step_ms,
-            "spot": hotspot.name,
-            "spot_ms_per_step": hotspot.ms_per_step / trace.wall_ms * step_ms,
-            "file": hotspot.file,
-            "line": hotspot.line,
-            "step_ms": step_ms,
-        },
-        advice=(
-            "Move preprocessing into the dataset or collate_fn, and log every n steps."
-            if fetches
-            else "Log every n steps; make batches in the workers of a DataLoader."
-        )
-        + ("" if hotspot.file is not None else " Recorded with --with-stack, its line is named."),
-    )
-
-
-def _work(facts: Facts) -> tuple[float, HostHotspot | None]:
+def trace_work(facts: Facts) -> tuple[float, HostHotspot | None]:
     """Exposed host work that is not launching, ms a step of the trace, and its largest place.
 
     A silence that comes once a step, or an annotation of the user's, counts as it is. A frame of

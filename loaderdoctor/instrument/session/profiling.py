@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import queue
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,8 +15,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.instrument.session.stack_samples import MAX_FRAMES, StackSampler
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
-from loaderdoctor.instrument.workers.switch_interval import ask_as_usual, ask_soon
 from loaderdoctor.instrument.workers.worker_sampling import USER, Place, kind_of, place_of
 
 if TYPE_CHECKING:
@@ -191,15 +190,7 @@ def queue_waits_named(training_thread: int) -> Iterator[None]:
 # profiler began by the line it was at: of a loop that is its `for`, whatever line takes the time.
 # So with stacks a thread of ours samples where the training thread is, and the samples go into the
 # trace next to its events, each by the time since the step's mark.
-#
-# Biased as every sampler within the interpreter: it runs when the watched thread gives up the GIL,
-# or some time after asking for it (see switch_interval).
 
-# So close together a sample costs 50 to 80 µs of CPU: by that, 2 to 4 % of the window, which is
-# profiled and ranks nothing.
-INTERVAL_S: Final = 0.002
-MAX_STACK_SAMPLES: Final = 20_000
-MAX_FRAMES: Final = 200
 KEY: Final = "loaderdoctorLooks"  # in the trace, next to `traceEvents`
 
 
@@ -207,23 +198,20 @@ class LoopLines:
     """Samples one thread from `start` to `stop`."""
 
     def __init__(self, thread: int) -> None:
-        self._thread = thread  # threading.get_ident
+        """`thread`: threading.get_ident."""
         self._stack_samples: list[tuple[int, Place]] = []
-        self._stopping = threading.Event()
-        self._own = threading.Thread(target=self._run, name="loaderdoctor-loop", daemon=True)
+        self._sampler = StackSampler(thread, self._take)
 
     def start(self) -> None:
         """Begin to sample."""
-        self._own.start()
+        self._sampler.start()
 
     def stop(self, marks: list[tuple[str, int]]) -> str:
         """End, and the samples as JSON. `marks` are the steps' spans and when each began.
 
         Samples before the first mark are left out: the trace has no place for them.
         """
-        self._stopping.set()
-        self._own.join(timeout=1.0)
-        ask_as_usual()
+        self._sampler.stop()
         stack_samples, self._stack_samples = self._stack_samples, []
         places = list(dict.fromkeys(place for _, place in stack_samples))
         numbers = {place: i for i, place in enumerate(places)}
@@ -239,15 +227,10 @@ class LoopLines:
             separators=(",", ":"),
         )
 
-    def _run(self) -> None:
-        while not self._stopping.is_set() and len(self._stack_samples) < MAX_STACK_SAMPLES:
-            sys.setprofile(None)  # torch's Python tracer, which watches every thread: not this one
-            ask_soon()
-            time.sleep(INTERVAL_S)
-            frame = sys._current_frames().get(self._thread)
-            place = _deepest(frame)
-            if place is not None:
-                self._stack_samples.append((time.perf_counter_ns(), place))
+    def _take(self, frame: FrameType) -> None:
+        place = _deepest(frame)
+        if place is not None:
+            self._stack_samples.append((time.perf_counter_ns(), place))
 
 
 def _deepest(frame: FrameType | None) -> Place | None:

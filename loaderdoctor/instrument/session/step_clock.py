@@ -155,6 +155,11 @@ class StepClock:
         """Whole steps so far."""
         return len(self._steps)
 
+    @property
+    def outside(self) -> bool:
+        """Whether what happens now counts for no step: between epochs, or beside other loaders."""
+        return self._open is None or (self._foreign and not self._accept_foreign)
+
     def start(self, now: int, *, fresh: bool) -> None:
         """The first boundary of the window; `fresh`: it begins an epoch."""
         self._open = self._add(now)

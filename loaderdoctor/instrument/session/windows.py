@@ -24,6 +24,7 @@ from loaderdoctor.instrument.session.profiling import (
 from loaderdoctor.instrument.session.roles import Definition
 from loaderdoctor.instrument.session.session import ScriptOverError, Session
 from loaderdoctor.instrument.session.sources import SourceRefusedError, Sources
+from loaderdoctor.instrument.session.stack_samples import with_stack_samples
 from loaderdoctor.instrument.session.step_clock import DeviceMarks, StepClock
 from loaderdoctor.instrument.session.switches import Switches
 from loaderdoctor.instrument.session.timed_steps import (
@@ -124,12 +125,19 @@ class Windows:
         timed = self._profiled if request.trace_path is not None else self._timed
         steps = timed(request, deadline)
         steps = with_history(session.device, request, steps, in_group=session.group)
+        if request.stack_samples:
+            steps = with_stack_samples(steps, self._definition.thread, self._outside_steps)
         done = yield from with_tensor_peak(session.device, request, steps)
         why = sources.crash() or self._switches.failure()
         if why is not None:
             raise WindowFailedError(why)
         boundary_ns = sources.boundary_ns(request) if not self._steps.script_over else None
         return msgspec.structs.replace(done, startup_ns=startup_ns, boundary_ns=boundary_ns)
+
+    def _outside_steps(self) -> bool:
+        """Whether the loop is where no step counts; asked by another thread."""
+        clock = self._session.window.clock
+        return clock is not None and clock.outside
 
     def _switch_batches(
         self, request: WindowRequest, *, paused: bool

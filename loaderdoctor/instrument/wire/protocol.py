@@ -41,6 +41,7 @@ from loaderdoctor.instrument.wire.records import (
     TransferRecord,
     main_loader,
 )
+from loaderdoctor.instrument.wire.stack_records import StackRecord
 from loaderdoctor.settings import Settings
 
 # Windows are told apart by their numbers: all who ask for some take them from here.
@@ -110,6 +111,8 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     # Record torch's memory history meanwhile, so many events of it at most; 0: don't.
     memory_entries: int = 0
     snapshot_path: str | None = None  # where its snapshot goes; of several ranks: next to it
+    # Sample the training thread's stack meanwhile: times of such a window count for nothing.
+    stack_samples: bool = False
 
     @property
     def own_batches(self) -> bool:
@@ -241,6 +244,7 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     # starts at that instant, and the instant.
     clock_marks: tuple[tuple[str, int], ...] = ()
     snapshot: SnapshotRecord | None = None
+    stacks: StackRecord | None = None
     startup_ns: int | None = None  # trial: open the loader and get its first batch
     boundary_ns: int | None = None  # trial: one epoch boundary, as the settings make it
     copies: CopyRecord | None = None  # no_copy
@@ -270,6 +274,7 @@ class NoDataLoader(Message, frozen=True, kw_only=True, omit_defaults=True):
     of_passes: bool = False  # all of it is of backward passes: an optimizer's step is too large
     trace_path: str | None = None  # a profiled window of some of them
     reason: str | None = None  # why there is none, or one of few steps
+    stacks: StackRecord | None = None  # stack samples of some steps without the profiler
 
 
 class Ended(Message, frozen=True, kw_only=True, omit_defaults=True):

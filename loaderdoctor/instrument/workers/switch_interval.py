@@ -27,7 +27,7 @@ _usual_s: float | None = None
 _forgets_in_children = False
 
 
-def ask_soon(*, beside_queues: bool = False) -> bool:
+def ask_soon(*, beside_queues: bool = False, beside_any: bool = False) -> bool:
     """Shortens the wait for the GIL while only one thread is there to give it to ours.
 
     Beside other threads of the script it stays, or becomes again, what the script has: theirs
@@ -39,7 +39,7 @@ def ask_soon(*, beside_queues: bool = False) -> bool:
     others = [t for t in threading.enumerate() if not t.name.startswith(_OURS)]
     if beside_queues:
         others = [t for t in others if _module_run_by(t) not in _QUEUES]
-    if len(others) > 1:
+    if len(others) > 1 and not beside_any:
         ask_as_usual()
         return False
     if sys.getswitchinterval() > SOON_S:

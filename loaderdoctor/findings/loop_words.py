@@ -1,0 +1,170 @@
+"""How work of the loop's own is told: the place, what it does there, and what helps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from loaderdoctor.facts.loop_lines import CodeLine, LoopPlace, What
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """`does` follows "which"; `advice` is a sentence or two."""
+
+    does: str
+    advice: str
+
+
+_RARELY = "Do it every n steps, or once an epoch"
+TOLD: Mapping[What, Told] = {
+    "item": Told(
+        does="reads values one at a time",
+        advice="Read a whole tensor with one .tolist(), or sum on the device and read the sum "
+        "every n steps.",
+    ),
+    "to-host": Told(
+        does="copies tensors to host memory",
+        advice="Compute it on the device and copy only the result, every n steps.",
+    ),
+    "sync": Told(
+        does="waits for the accelerator",
+        advice="Synchronise only around what you time.",
+    ),
+    "save": Told(
+        does="saves to a file",
+        advice=f"{_RARELY}, and write in a background thread from a copy.",
+    ),
+    "print": Told(
+        does="prints or logs",
+        advice="Log every n steps, and let the progress bar refresh rarely (mininterval=5).",
+    ),
+    "tracking": Told(
+        does="reports to an experiment tracker",
+        advice="Collect the values and report them every n steps.",
+    ),
+    "metrics": Told(
+        does="computes metrics",
+        advice="Keep predictions as tensors and compute metrics once an epoch, or on a sample of "
+        "the steps.",
+    ),
+    "plot": Told(
+        does="draws pictures",
+        advice=f"{_RARELY}: keep the values, and draw them in another process.",
+    ),
+    "table": Told(
+        does="reads a table row by row",
+        advice="Make arrays or tensors of its columns once, before training, and index those.",
+    ),
+    "deepcopy": Told(
+        does="copies objects as a whole",
+        advice="Copy only when something is to be kept (a new best score), or copy tensors into "
+        "ones kept for it with copy_(). Of an average of weights: "
+        "torch.optim.swa_utils.AveragedModel.",
+    ),
+    "sleep": Told(does="sleeps", advice="Take the sleep out of the loop."),
+    "files": Told(
+        does="reads or writes files",
+        advice=f"{_RARELY}, or in a background thread.",
+    ),
+    "network": Told(
+        does="talks to the network",
+        advice=f"{_RARELY}, or in a background thread.",
+    ),
+    "process": Told(
+        does="runs another program",
+        advice=f"{_RARELY}, or let it run beside the loop.",
+    ),
+    "collect": Told(
+        does="collects garbage or empties the allocator's cache",
+        advice="Take it out of the loop: what is freed here is fetched again in the next step.",
+    ),
+    "image": Told(
+        does="works on images",
+        advice="Do it in the dataset or collate_fn, where workers do it ahead, or for the whole "
+        "batch on the device.",
+    ),
+    "text": Told(
+        does="works on text",
+        advice="Do it in the dataset or collate_fn, where workers do it ahead, or once before "
+        "training.",
+    ),
+    "numpy": Told(
+        does="computes with NumPy",
+        advice="Do it with torch on the device, or in the collate_fn, where workers do it ahead.",
+    ),
+    "library": Told(
+        does="calls a library",
+        advice="Do it in the dataset or collate_fn, where workers do it ahead, or every n steps.",
+    ),
+    "elements": Told(
+        does="runs Python over single elements",
+        advice="Replace the loop over elements by operations on the whole batch",
+    ),
+}
+# Work before the forward pass makes the batch: workers can do it ahead.
+_MAKES_THE_BATCH = ("the fetch", "the copy to the device")
+
+
+def before_forward(place: LoopPlace) -> bool:
+    """Whether it lies between the fetch and the forward pass."""
+    if place.between is None:
+        return False
+    before, behind = place.between
+    return before in _MAKES_THE_BATCH and behind in (*_MAKES_THE_BATCH, "the forward pass")
+
+
+def advice_of(place: LoopPlace) -> str:
+    """What helps against work of this kind at this place."""
+    advice = TOLD[place.what].advice
+    if place.what == "elements":
+        end = (
+            ", or do it in the dataset or collate_fn, where workers do it ahead."
+            if before_forward(place) or place.between is None
+            else ", or do it every n steps."
+        )
+        return advice + end
+    if before_forward(place) and place.what in ("item", "to-host", "numpy", "table"):
+        return f"{advice} Workers do it ahead in the dataset or collate_fn."
+    return advice
+
+
+def where(line: CodeLine) -> str:
+    """`train.py:57`: the file by its last part, as lines of workers are named."""
+    name = line.file.replace("\\", "/").rpartition("/")[2]
+    return f"{name}:{line.line}"
+
+
+def name_of(place: LoopPlace) -> str:
+    """`shape_words (train.py:12)`, `pandas, as in frame.iloc[] (train.py:30)`, `train.py:30`."""
+    at = where(place.at)
+    if place.named == "function":
+        return f"{place.at.function.rpartition('.')[2]} ({at})"
+    if place.named == "library":
+        calls = f", as {place.calls}" if place.calls is not None else ""
+        return f"{place.library}{calls} ({at})"
+    if place.calls is not None:
+        known = place.library is None or place.calls.partition(".")[0] == place.library
+        of = "" if known else f" of {place.library}"
+        return f"{place.calls}{of} ({at})"
+    return at
+
+
+def sentence_of(place: LoopPlace) -> str:
+    """The name, the loop's line that leads there, and what it does."""
+    does = TOLD[place.what].does
+    loop = place.called_from
+    from_there = ""
+    if (loop.file, loop.line) != (place.at.file, place.at.line):
+        code = f" `{loop.code}`" if loop.code is not None else ""
+        from_there = f", called at {where(loop)}{code}"
+    elif loop.code is not None:
+        from_there = f" `{loop.code}`"
+    return f"{name_of(place)}{from_there}, which {does}"
+
+
+def between_words(place: LoopPlace) -> str:
+    """`between the fetch and the forward pass`; where it is not known, `of the loop's own`."""
+    if place.between is None:
+        return "of the loop's own"
+    return f"between {place.between[0]} and {place.between[1]}"

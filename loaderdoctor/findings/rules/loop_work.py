@@ -1,0 +1,137 @@
+"""Work of the loop's own between fetch and fetch, by the line that does it."""
+
+from __future__ import annotations
+
+from loaderdoctor import format as fmt
+from loaderdoctor.facts.loop_lines import LoopLineFacts, LoopPlace
+from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import has_accelerator, host_share, severity
+from loaderdoctor.findings.loop_words import advice_of, between_words, name_of, sentence_of, where
+from loaderdoctor.findings.model import EvidenceValue, Finding, Kind
+from loaderdoctor.findings.rules.host import trace_work
+
+# Reading a value waits for the accelerator, which is its computing surfacing; reads beyond the
+# first few of a step find it idle already, and what they take is the loop's own.
+MIN_READS_PER_STEP = 8.0
+# Places with less of the loop's own work are not listed behind the first.
+MIN_LISTED_PART = 0.2
+MAX_LISTED = 3
+
+
+def work_between_steps(facts: Facts) -> Finding | None:
+    """Python between fetch and fetch (logging, preprocessing, a sleep) that the step waits for.
+
+    Decides on: stack samples of the loop's own work / all in steps, in windows without the
+    profiler; of a trace alone, the longest exposed host hotspot that is not a framework op / step
+    time. No more than the host share either way: on a CPU torch's operators compute, and with an
+    accelerator what runs while that is busy costs nothing.
+    Abstains: no stack samples, and host work not named by the trace.
+    Fooled by: Python of the model's own, which is the forward pass's; without stack samples, a
+    hotspot that waits for the accelerator under another name.
+    """
+    lines = facts.loop_lines
+    return _by_samples(facts, lines) if lines is not None else _by_trace(facts)
+
+
+def _by_samples(facts: Facts, lines: LoopLineFacts) -> Finding | None:
+    step_ms, host = facts.step_ms, host_share(facts)
+    if step_ms is None:
+        return None
+    limit = 1.0 if host is None else host
+    own = min(lines.own_share, limit)
+    reads = _reads(facts, lines, limit - own)
+    share = own + reads
+    places = lines.places if own >= reads else lines.waits
+    if share < MODERATE_SHARE or not places:
+        return None
+    low = min(lines.own_low_share, own) if own >= reads else None
+    first = places[0]
+    listed = [x for x in places[:MAX_LISTED] if x.n_samples >= MIN_LISTED_PART * first.n_samples]
+    most = "most of it in" if first.share >= 0.5 * lines.own_share else "the most of it in"
+    also = f"; then {', '.join(name_of(x) for x in listed[1:])}" if listed[1:] else ""
+    return Finding(
+        kind=Kind.WORK_BETWEEN_STEPS,
+        severity=severity(share, low),
+        share=share,
+        summary=(
+            f"{fmt.ms(share * step_ms)} of {fmt.ms(step_ms)} a step go into work "
+            f"{between_words(first)}, {most} {sentence_of(first)}{also} "
+            f"({first.n_samples} of {fmt.count(first.of_samples, 'stack sample')})."
+        ),
+        evidence={
+            "work_ms_per_step": share * step_ms,
+            "spot": name_of(first),
+            "spot_ms_per_step": min(first.share, share) * step_ms,
+            "file": first.at.file,
+            "line": first.at.line,
+            "step_ms": step_ms,
+            **_place_evidence(first),
+        },
+        advice=advice_of(first),
+    )
+
+
+def _reads(facts: Facts, lines: LoopLineFacts, limit: float) -> float:
+    """What reading values one by one takes beyond the loop's other own work; 0 of a few a step."""
+    trace = facts.trace
+    if not has_accelerator(facts) or trace is None or trace.syncs.n_per_step < MIN_READS_PER_STEP:
+        return 0.0
+    return max(0.0, min(lines.waiting_share, limit))
+
+
+def _place_evidence(place: LoopPlace) -> dict[str, EvidenceValue]:
+    return {
+        "what": place.what,
+        "calls": place.calls,
+        "library": place.library,
+        "function": place.at.function,
+        "code": place.at.code,
+        "called_from": where(place.called_from),
+        "called_from_code": place.called_from.code,
+        "between": " / ".join(place.between) if place.between is not None else None,
+        "stack_samples": place.n_samples,
+        "of_stack_samples": place.of_samples,
+    }
+
+
+def _by_trace(facts: Facts) -> Finding | None:
+    trace, share = facts.trace, host_share(facts)
+    work_ms, hotspot = trace_work(facts)
+    if trace is None or share is None or hotspot is None:
+        return None
+    hotspot_share = min(share, work_ms / trace.wall_ms)
+    if hotspot_share < MODERATE_SHARE:
+        return None
+    step_ms = facts.step_ms or trace.wall_ms
+    fetches = bool(trace.fetching.n_per_step)
+    where = "between fetch and fetch" if fetches else "of the loop's own"
+    remedy = "less often, in the workers," if fetches else "less often"
+    return Finding(
+        kind=Kind.WORK_BETWEEN_STEPS,
+        severity=severity(hotspot_share),
+        share=hotspot_share,
+        summary=(
+            f"{fmt.ms(hotspot_share * step_ms)} of {fmt.ms(step_ms)} a step go into work {where}, "
+            f"most of it in {hotspot.name}, while nothing else runs. Do it {remedy} or on the "
+            "device."
+        ),
+        evidence={
+            "work_ms_per_step": hotspot_share * step_ms,
+            "spot": hotspot.name,
+            "spot_ms_per_step": hotspot.ms_per_step / trace.wall_ms * step_ms,
+            "file": hotspot.file,
+            "line": hotspot.line,
+            "step_ms": step_ms,
+        },
+        advice=(
+            "Move preprocessing into the dataset or collate_fn, and log every n steps."
+            if fetches
+            else "Log every n steps; make batches in the workers of a DataLoader."
+        )
+        + (
+            ""
+            if hotspot.file is not None
+            else " `loaderdoctor diagnose` names the line, without stacks in the trace."
+        ),
+    )

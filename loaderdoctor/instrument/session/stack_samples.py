@@ -1,0 +1,261 @@
+"""Where the training thread is, every 2 ms: in windows of their own, whose times rank nothing.
+
+A sample counts for the user's frames on the stack, for what the innermost of them calls just then,
+and for the part of the step that torch's own frames tell. They are summed up as they come, so that
+what is kept does not grow with the window.
+
+Biased as every sampler within the interpreter: it runs when the watched thread gives up the GIL,
+or some time after asking for it (see switch_interval). In Python code that is at calls and at the
+turn of a loop; within a line's operators only where their C code lets the interpreter go, as
+torch's do.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Final, NamedTuple
+
+import msgspec
+import torch
+
+from loaderdoctor.instrument.session.source_calls import called_at, source_line
+from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.instrument.wire.stack_records import (
+    FramePlace,
+    StackPlace,
+    StackRecord,
+    Stage,
+)
+from loaderdoctor.instrument.workers.switch_interval import ask_as_usual, ask_soon
+from loaderdoctor.instrument.workers.worker_sampling import OWN, USER, kind_of, place_of
+
+# So close together a sample costs 50 to 80 µs of CPU: by that, 2 to 4 % of the window.
+INTERVAL_S: Final = 0.002
+MAX_STACK_SAMPLES: Final = 20_000
+MAX_FRAMES: Final = 200
+MAX_USER_FRAMES: Final = 8  # kept of one stack: the outermost and the innermost
+MAX_PLACES: Final = 200
+
+_TORCH: Final = str(Path(torch.__file__).parent).replace("\\", "/") + "/"
+# Loops of others around the user's steps: what lies below them is the library that is called.
+_FRAMEWORKS: Final = ("lightning", "pytorch_lightning", "lightning_fabric", "accelerate", "ignite",
+                      "transformers.trainer", "fastai", "composer", "tqdm")  # fmt: skip
+
+
+class _Key(NamedTuple):
+    stage: Stage
+    frames: tuple[tuple[CodeType, int], ...]  # code and line, outermost first
+    at: tuple[CodeType, int]  # the innermost one's code, and its last instruction
+    module: str | None
+    function: str | None
+
+
+class StackSampler:
+    """Samples one thread from `start` to `stop`, until when nothing of it is in the way."""
+
+    def __init__(self, thread: int, take: Callable[[FrameType], None]) -> None:
+        """`thread`: threading.get_ident; `take` is given its innermost frame, on our own thread."""
+        self._thread = thread
+        self._take = take
+        self._stopping = threading.Event()
+        self._own = threading.Thread(target=self._run, name="loaderdoctor-loop", daemon=True)
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self._own.start()
+
+    def stop(self) -> None:
+        """End, and wait for it."""
+        self._stopping.set()
+        self._own.join(timeout=1.0)
+        ask_as_usual()
+
+    def _run(self) -> None:
+        chance = random.Random()  # not the module's: the user's random numbers stay theirs
+        n = 0
+        try:
+            while not self._stopping.is_set() and n < MAX_STACK_SAMPLES:
+                sys.setprofile(None)  # torch's Python tracer, which watches every thread
+                # In place of a fixed pause, which would keep step with steps of its length.
+                pause_s = INTERVAL_S * (0.5 + chance.random())
+                ask_soon(beside_any=True)
+                time.sleep(pause_s)
+                frame = sys._current_frames().get(self._thread)
+                if frame is not None and not self._stopping.is_set():
+                    self._take(frame)
+                    n += 1
+                del frame
+        except Exception:
+            if not sys.is_finalizing():
+                raise
+
+
+class LoopSamples:
+    """The samples of one window, summed up by place."""
+
+    def __init__(self, outside: Callable[[], bool]) -> None:
+        """`outside`: whether the loop is between two epochs, or in what counts for no step."""
+        self._outside = outside
+        self._counts: Counter[_Key] = Counter()
+        self._n = self._n_outside = 0
+
+    def take(self, frame: FrameType) -> None:
+        """One sample: `frame` is where the training thread is."""
+        key = _key(frame)
+        if key is None:
+            return
+        if self._outside() and key.stage == "own":
+            key = key._replace(stage="outside")
+            self._n_outside += 1
+        else:
+            self._n += 1
+        self._counts[key] += 1
+
+    def record(self) -> StackRecord:
+        """What was sampled; lines of source are read only now."""
+        places = [_place(key, n) for key, n in self._counts.most_common(MAX_PLACES)]
+        self._counts.clear()
+        return StackRecord(n=self._n, n_outside=self._n_outside, places=tuple(places))
+
+
+def with_stack_samples(
+    timed: Generator[None, int, WindowDone], thread: int, outside: Callable[[], bool]
+) -> Generator[None, int, WindowDone]:
+    """The window `timed`, with samples of the training thread over it."""
+    samples = LoopSamples(outside)
+    sampler = StackSampler(thread, samples.take)
+    sampler.start()
+    try:
+        done = yield from timed
+    finally:
+        sampler.stop()
+    return msgspec.structs.replace(done, stacks=samples.record())
+
+
+def sampled_steps(n_steps: int, thread: int) -> Generator[None, None, StackRecord]:
+    """Samples over so many steps; `yield` means one more."""
+    samples = LoopSamples(lambda: False)
+    sampler = StackSampler(thread, samples.take)
+    sampler.start()
+    try:
+        for _ in range(n_steps):
+            yield
+    finally:
+        sampler.stop()
+    return samples.record()
+
+
+def _key(frame: FrameType) -> _Key | None:
+    """What a sample counts for; None where the thread is in code of ours."""
+    users: list[FrameType] = []
+    below: list[FrameType] = []  # of libraries, within the innermost frame of the user's
+    stage: Stage | None = None
+    ours = False
+    at: FrameType | None = frame
+    for _ in range(MAX_FRAMES):
+        if at is None:
+            break
+        kind = kind_of(at.f_code)
+        if at.f_code.co_filename == "<string>":  # what started the script
+            break
+        if kind == USER:
+            users.append(at)
+        elif kind == OWN:
+            ours = ours or not users  # else: what runs the script
+        else:
+            if not users:
+                below.append(at)
+            found = _stage_of(at.f_code)
+            # A closure is the loop's own code although an optimizer calls it.
+            if stage is None and not (found == "optimizer" and users):
+                stage = found
+        at = at.f_back
+    if not users or (ours and stage is None):
+        return None
+    innermost = users[0]
+    call = _library_call(below)
+    users.reverse()
+    if len(users) > MAX_USER_FRAMES:
+        users = [*users[: MAX_USER_FRAMES // 2], *users[-MAX_USER_FRAMES // 2 :]]
+    return _Key(
+        stage or "own",
+        tuple((user.f_code, user.f_lineno or user.f_code.co_firstlineno) for user in users),
+        (innermost.f_code, innermost.f_lasti),
+        None if call is None else str(call.f_globals.get("__name__", "")) or None,
+        None if call is None else place_of(call)[2],
+    )
+
+
+def _library_call(below: list[FrameType]) -> FrameType | None:
+    """The outermost library function that is called, but for those that call the user's loop."""
+    for frame in reversed(below):
+        module = str(frame.f_globals.get("__name__", ""))
+        if not any(module == x or module.startswith(f"{x}.") for x in _FRAMEWORKS):
+            return frame
+    return below[0] if below else None
+
+
+_OF_FILE: Final[tuple[tuple[str, tuple[str, ...] | None, Stage], ...]] = (
+    ("utils/data/", None, "fetch"),
+    ("nn/modules/module.py", ("_call_impl", "_wrapped_call_impl"), "forward"),
+    ("nn/functional.py", None, "forward"),
+    ("_dynamo/", None, "forward"),
+    ("_inductor/", None, "forward"),
+    ("_tensor.py", ("backward",), "backward"),
+    ("autograd/__init__.py", ("backward", "grad"), "backward"),
+    ("autograd/graph.py", ("_engine_run_backward",), "backward"),
+    ("optim/", None, "optimizer"),
+    ("amp/grad_scaler.py", None, "optimizer"),
+    ("nn/utils/clip_grad.py", None, "optimizer"),
+    ("distributed/", None, "communication"),
+)
+_stages: dict[tuple[str, str], Stage | None] = {}
+
+
+def _stage_of(code: CodeType) -> Stage | None:
+    """The part of the step that a frame of a library tells; None where it tells nothing."""
+    key = code.co_filename, code.co_name
+    if key in _stages:
+        return _stages[key]
+    file = code.co_filename.replace("\\", "/")
+    stage: Stage | None = None
+    if file.startswith(_TORCH):
+        for path, functions, found in _OF_FILE:
+            if file.startswith(path, len(_TORCH)) and (
+                functions is None or code.co_name in functions
+            ):
+                stage = found
+                break
+    elif "/prefetch_generator/" in file:  # waiting for what a background thread fetches
+        stage = "fetch"
+    _stages[key] = stage
+    return stage
+
+
+def _place(key: _Key, n: int) -> StackPlace:
+    frames = tuple(
+        FramePlace(
+            file=code.co_filename,
+            line=line,
+            function=getattr(code, "co_qualname", code.co_name),  # Python >= 3.11
+            code=source_line(code.co_filename, line),
+        )
+        for code, line in key.frames
+    )
+    call = called_at(*key.at)
+    return StackPlace(
+        stage=key.stage,
+        frames=frames,
+        n=n,
+        module=key.module,
+        function=key.function,
+        call=call.name if call is not None else None,
+        operator=call is not None and call.operator and key.module is None,
+    )

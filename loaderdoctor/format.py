@@ -76,11 +76,12 @@ def share(value: float | None) -> str:
     return f"{percent:.1f} %" if abs(percent) < 0.95 else f"{percent:.0f} %"
 
 
-def share_within(value: float, margin: float | None) -> str:
-    """A share with its noise: `17 ± 20 %`; without, as `share`."""
-    if margin is None or not math.isfinite(margin):
+def share_within(value: float, ci: Interval | None) -> str:
+    """A share with its noise, which ends at nothing and at all: `17 % (0 to 37 %)`."""
+    if ci is None or not all(math.isfinite(edge) for edge in ci):
         return share(value)
-    return f"{_fixed(100 * value, 0)} ± {max(1.0, 100 * margin):.0f} %"
+    low, high = (min(max(edge, 0.0), 1.0) for edge in ci)
+    return f"{_fixed(100 * value, 0)} % ({_fixed(100 * low, 0)} to {_fixed(100 * high, 0)} %)"
 
 
 def bare_share(value: float | None) -> str:

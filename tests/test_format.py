@@ -115,19 +115,19 @@ def test_time_left_is_an_estimate_and_reads_as_one(left_s: float, text: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("value", "margin", "text"),
+    ("value", "ci", "text"),
     [
-        (0.17, 0.20, "17 ± 20 %"),
-        (-0.001, 0.43, "0 ± 43 %"),
-        (0.92, 0.002, "92 ± 1 %"),
+        (0.17, (-0.03, 0.37), "17 % (0 to 37 %)"),
+        (0.15, (-1.63, 1.93), "15 % (0 to 100 %)"),
+        (0.92, (0.918, 0.922), "92 % (92 to 92 %)"),
         (0.92, None, "92 %"),
-        (0.92, float("inf"), "92 %"),
+        (0.92, (float("-inf"), float("inf")), "92 %"),
     ],
 )
-def test_shares_with_noise_are_whole_percents(
-    value: float, margin: float | None, text: str
+def test_shares_with_noise_are_whole_percents_of_the_step(
+    value: float, ci: tuple[float, float] | None, text: str
 ) -> None:
-    assert fmt.share_within(value, margin) == text
+    assert fmt.share_within(value, ci) == text
 
 
 def test_a_time_whose_noise_is_larger_than_itself_is_no_figure() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Literal
 
+from loaderdoctor.attribution.claims import claimed
 from loaderdoctor.attribution.cpu import allow_for_contention
 from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts
 from loaderdoctor.facts.loop_lines import LoopLineFacts
@@ -166,6 +167,7 @@ def facts_of_run(
     environment = observed.environment
     usable_cpus = environment.usable_cpus if environment is not None else None
     ablation = allow_for_contention(ablation, step, usable_cpus)
+    ablation = claimed(ablation, trace, observed.transfers)
     return Facts(
         command=command,
         shares=best_shares(trace, step, ablation),

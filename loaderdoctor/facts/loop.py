@@ -86,8 +86,29 @@ class PageFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mechanisms:
+    """By what a loader was seen to hold the step up, milliseconds a step: the most each can carry.
+
+    Made by `attribution.mechanisms`, which holds the definitions. None: not recorded.
+    """
+
+    wait_ms: Estimate | None  # getting batches, plain windows
+    # Every wait is the step's: no accelerator, and the training thread itself gets the batches.
+    exposed: bool
+    # Plain less ready windows, round by round: noise has either sign.
+    run_queue_ms: Estimate | None  # threads of the training process ready, and no CPU free
+    cpu_ms: Estimate | None  # CPU time of the training thread outside getting batches
+    interpreter_ms: Estimate | None  # what other threads of the process may have held it for
+    mapping_ms: float = 0.0  # mapping the memory of batches and letting it go
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AblationFacts:
-    """Plain against substituted batches, same process, interleaved. Signed; milliseconds a step."""
+    """Plain against substituted batches, same process, interleaved; milliseconds a step.
+
+    Signed differences as measured, until `attribution.claims` has bounded them by what was seen to
+    carry them: then 0…step, and `raw` is the ablation as measured.
+    """
 
     plain_ms: Estimate
     no_input_ms: Estimate | None
@@ -104,6 +125,8 @@ class AblationFacts:
     # Minor page faults of the thread that trains, a step with ready batches: of the round with
     # fewest, as validation between steps takes its own. None: not counted.
     synthetic_faults_per_step: float | None = None
+    mechanisms: Mechanisms | None = None  # None: not looked for
+    raw: AblationFacts | None = None
 
     def share(self, part: str) -> Estimate | None:
         """What input or copy takes of the step; None where that has no interval, as other parts."""

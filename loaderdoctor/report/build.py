@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from loaderdoctor import format as fmt
-from loaderdoctor.estimate import Estimate, interval
-from loaderdoctor.facts.loop import AblationFacts, StepFacts
+from loaderdoctor.estimate import Estimate, Interval, interval
+from loaderdoctor.facts.loop import AblationFacts, Mechanisms, StepFacts
 from loaderdoctor.facts.shares import Bound, Shares, VerdictSeverity
 from loaderdoctor.facts.trace import BusyFacts
 from loaderdoctor.facts.whole import Facts
@@ -189,6 +189,7 @@ def _hidden(facts: Facts) -> model.Hidden:
 def _ablation(facts: AblationFacts | None) -> model.Ablation | None:
     if facts is None:
         return None
+    claims, facts = facts, facts.raw or facts
     parts = {
         "plain_ms": facts.plain_ms,
         "no_input_ms": facts.no_input_ms,
@@ -206,7 +207,36 @@ def _ablation(facts: AblationFacts | None) -> model.Ablation | None:
         n_rounds=facts.n_rounds,
         reason=facts.reason,
         by_loader_ms={loader: estimate.value for loader, estimate in facts.by_loader_ms},
+        claims=_claims(claims),
+        seen_ms=_seen_ms(facts.mechanisms),
     )
+
+
+def _claims(facts: AblationFacts) -> dict[str, tuple[float, Interval | None]]:
+    """What was bounded, and the step without it; empty where nothing was."""
+    if facts.raw is None:
+        return {}
+    parts = {
+        "no_input_ms": facts.no_input_ms,
+        "no_copy_ms": facts.no_copy_ms,
+        "input_ms": facts.input_ms,
+        "copy_ms": facts.copy_ms,
+    }
+    return {name: (x.value, interval(x)) for name, x in parts.items() if x is not None}
+
+
+def _seen_ms(seen: Mechanisms | None) -> dict[str, tuple[float, Interval | None]]:
+    """Each mechanism that was recorded, by its name."""
+    if seen is None:
+        return {}
+    known = {
+        "wait": seen.wait_ms,
+        "run_queue": seen.run_queue_ms,
+        "cpu": seen.cpu_ms,
+        "interpreter": seen.interpreter_ms,
+        "mapping": Estimate.around(seen.mapping_ms, 0.0, n=1),
+    }
+    return {name: (x.value, interval(x)) for name, x in known.items() if x is not None}
 
 
 def _workers(facts: WorkerFacts | None) -> model.Workers | None:

@@ -64,7 +64,7 @@ class Hidden(Struct, frozen=True, kw_only=True):
 
 
 class Ablation(Struct, frozen=True, kw_only=True):
-    """Signed differences stay signed here. `ci_ms` holds an interval for each figure."""
+    """As measured: signed. `claims`: what is said of it; `seen_ms`: what can carry `input_ms`."""
 
     plain_ms: float
     no_input_ms: float | None
@@ -75,6 +75,8 @@ class Ablation(Struct, frozen=True, kw_only=True):
     n_rounds: int
     reason: str | None = None
     by_loader_ms: dict[str, float] = {}
+    claims: dict[str, tuple[float, Interval | None]] = {}
+    seen_ms: dict[str, tuple[float, Interval | None]] = {}
 
 
 class FindingTest(Struct, frozen=True, kw_only=True):

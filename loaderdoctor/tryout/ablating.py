@@ -8,13 +8,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import msgspec
 
 from loaderdoctor import format as fmt
 from loaderdoctor.attribution.ablation import Round, ablation_facts, kept_without_loader
+from loaderdoctor.attribution.claims import claimed
+from loaderdoctor.attribution.mechanisms import mechanisms
 from loaderdoctor.attribution.step import (
     before_steady,
     own_boundary_ms,
@@ -111,13 +113,26 @@ class LoopEvidence:
     def ablation(self) -> AblationFacts | None:
         """The ablation so far, of rounds at one pace; None before its first whole round."""
         gone = {id(window) for window in self.earlier}
-        return ablation_facts(
-            [r for r in self.rounds if id(r.plain) not in gone],
+        rounds = [r for r in self.rounds if id(r.plain) not in gone]
+        boundary_ms, own_ms = self.boundary_ms(), self.own_boundary_ms()
+        facts = ablation_facts(
+            rounds,
             steps_per_epoch=self.steps_per_epoch,
-            boundary_ms=self.boundary_ms(),
-            own_boundary_ms=self.own_boundary_ms(),
+            boundary_ms=boundary_ms,
+            own_boundary_ms=own_ms,
             reason=self.ablation_reason,
         )
+        if facts is None:
+            return None
+        of_loader_ms = max(0.0, (boundary_ms or 0.0) - (own_ms or 0.0))
+        seen = mechanisms(
+            rounds,
+            self.steady,
+            self.observed,
+            boundary_ms=of_loader_ms / self.steps_per_epoch if self.steps_per_epoch else 0.0,
+            pages=facts.pages,
+        )
+        return replace(facts, mechanisms=seen)
 
 
 class Ablation:
@@ -197,7 +212,7 @@ class Ablation:
     @property
     def settled(self) -> bool:
         """Whether more rounds would not change the verdict."""
-        facts = self.evidence.ablation()
+        facts = claimed(self.evidence.ablation())
         if facts is None:
             return True
         return all(

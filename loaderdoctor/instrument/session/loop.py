@@ -10,7 +10,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import replace
 from threading import get_ident
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.instrument.session.feed import FEED, Feed, LightIterator
@@ -108,12 +108,13 @@ class Loop:
         passes = session.passes
         if passes is not None:
             passes.fetching()
+        cpu_ns = thread_time_ns()
         try:
             batch = feed.take(own, session.originals)
         except StopIteration:
             self._ran_out(feed, start)
             raise
-        end = perf_counter_ns()
+        end, cpu_ns = perf_counter_ns(), thread_time_ns() - cpu_ns
         window = session.window  # again: another thread may have opened one meanwhile
         crossed = bool(loader.substitute.epochs) and loader.substitute.crossed()
         if crossed and loader.role == "train" and window.clock is not None:
@@ -128,7 +129,7 @@ class Loop:
             measured = definition is not None
             passes.fetched(loader, start, end, opened_ns=opened_ns, measured=measured)
         if window.fetches is not None:
-            window.fetches.append((loader.index, start, end, thread))
+            window.fetches.append((loader.index, start, end, thread, cpu_ns))
         if definition is None:
             session.roles.fetched(loader, start)
         if window.watch_batch is not None:

@@ -19,8 +19,9 @@ class OpenWindow:
     """
 
     clock: StepClock | None = None  # while steps are timed, or marked for a trace
-    # While steps are timed: (loader index, start, end, thread), ns of CLOCK_MONOTONIC.
-    fetches: list[tuple[int, int, int, int]] | None = None
+    # While steps are timed: (loader index, start, end, thread), ns of CLOCK_MONOTONIC, and the CPU
+    # time of that thread meanwhile.
+    fetches: list[tuple[int, int, int, int, int]] | None = None
     boundaries: list[BoundaryRecord] = field(default_factory=list)
     # Counts a step at its boundary (ns) in the driver's place; False: it has to be woken.
     count: Callable[[int], bool] | None = None
@@ -40,8 +41,8 @@ class OpenWindow:
         fetches, self.fetches = self.fetches or [], None
         self.clock = self.count = None
         return tuple(
-            FetchRecord(loader=loader, start_ns=start, end_ns=end, thread=thread)
-            for loader, start, end, thread in fetches
+            FetchRecord(loader=loader, start_ns=start, end_ns=end, thread=thread, cpu_ns=cpu_ns)
+            for loader, start, end, thread, cpu_ns in fetches
         )
 
     def span(self, name: str) -> AbstractContextManager[Any]:

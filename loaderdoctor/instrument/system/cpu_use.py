@@ -38,7 +38,7 @@ class _Reading:
     group_ns: int | None  # of all programs that share this process's quota
     n_periods: int | None  # of the quota, and how many ended with the group held back
     n_throttled: int | None
-    waits_ns: dict[int, int] | None  # of each thread: ready to run and no CPU free
+    threads: dict[int, tuple[int, int]] | None  # of each: (ran, was ready and no CPU free)
     faults: int | None  # minor page faults of this thread
 
 
@@ -56,7 +56,9 @@ class CpuMeter:
     def since(self) -> CpuRecord:
         """What was used since this meter was made."""
         first, last = self._first, self._read()
-        waits = _waits(first.waits_ns, last.waits_ns)
+        threads = _differences(first.threads, last.threads)
+        own = threads.get(threading.get_native_id()) if threads is not None else None
+        python = _of_python(threads)
         return CpuRecord(
             wall_ns=last.at_ns - first.at_ns,
             main_ns=last.main_ns - first.main_ns,
@@ -67,9 +69,12 @@ class CpuMeter:
             group_ns=_more(first.group_ns, last.group_ns),
             n_periods=_more(first.n_periods, last.n_periods),
             n_throttled=_more(first.n_throttled, last.n_throttled),
-            waited_ns=None if waits is None else sum(waits.values()),
-            thread_waited_ns=None if waits is None else waits.get(threading.get_native_id()),
+            waited_ns=None if threads is None else sum(ns for _, ns in threads.values()),
+            thread_waited_ns=own[1] if own is not None else None,
             thread_faults=_more(first.faults, last.faults),
+            thread_ns=own[0] if own is not None else None,
+            python_ns=python[0] if python is not None else None,
+            python_waited_ns=python[1] if python is not None else None,
         )
 
     def _read(self) -> _Reading:
@@ -84,7 +89,7 @@ class CpuMeter:
             group_ns=group.used_ns if group is not None else None,
             n_periods=group.n_periods if group is not None else None,
             n_throttled=group.n_throttled if group is not None else None,
-            waits_ns=_waits_of_threads(),
+            threads=_times_of_threads(),
             faults=thread_faults(),
         )
 
@@ -175,31 +180,49 @@ def _ppid(process: psutil.Process) -> int | None:
         return None
 
 
-def _waits_of_threads() -> dict[int, int] | None:
-    """Of each thread of this process, how long it has stood ready to run without a CPU (ns)."""
+def _times_of_threads() -> dict[int, tuple[int, int]] | None:
+    """Of each thread of this process (ns): how long it ran, and stood ready without a CPU."""
     try:
         tasks = list(Path("/proc/self/task").iterdir())
     except OSError:
         return None
-    seen = ((int(task.name), _wait_of(task / "schedstat")) for task in tasks)
-    found = {thread: ns for thread, ns in seen if ns is not None}
+    seen = ((int(task.name), _times_of(task / "schedstat")) for task in tasks)
+    found = {thread: times for thread, times in seen if times is not None}
     # A thread that runs has waited at least once, if only for nanoseconds.
-    return found if any(found.values()) else None
+    return found if any(waited for _, waited in found.values()) else None
 
 
-def _wait_of(schedstat: Path) -> int | None:
-    """Second of its numbers; None where the thread has ended, or the kernel keeps none."""
+def _times_of(schedstat: Path) -> tuple[int, int] | None:
+    """Its first two numbers; None where the thread has ended, or the kernel keeps none."""
     try:
-        return int(schedstat.read_text().split()[1])
-    except (OSError, ValueError, IndexError):
+        ran, waited = schedstat.read_text().split()[:2]
+        return int(ran), int(waited)
+    except (OSError, ValueError):
         return None
 
 
-def _waits(first: dict[int, int] | None, last: dict[int, int] | None) -> dict[int, int] | None:
-    """Differences by thread; one that began meanwhile counts from its beginning."""
+def _differences(
+    first: dict[int, tuple[int, int]] | None, last: dict[int, tuple[int, int]] | None
+) -> dict[int, tuple[int, int]] | None:
+    """By thread; one that began meanwhile counts from its beginning."""
     if first is None or last is None:
         return None
-    return {thread: max(0, ns - first.get(thread, 0)) for thread, ns in last.items()}
+    return {
+        thread: (
+            max(0, ran - first.get(thread, (0, 0))[0]),
+            max(0, waited - first.get(thread, (0, 0))[1]),
+        )
+        for thread, (ran, waited) in last.items()
+    }
+
+
+def _of_python(threads: dict[int, tuple[int, int]] | None) -> tuple[int, int] | None:
+    """Sums over the threads of this interpreter but the calling one: what may hold its lock."""
+    if threads is None:
+        return None
+    others = {t.native_id for t in threading.enumerate()} - {threading.get_native_id(), None}
+    times = [threads[thread] for thread in others if thread in threads]
+    return sum(ran for ran, _ in times), sum(waited for _, waited in times)
 
 
 def _more(first: int | None, last: int | None) -> int | None:

@@ -182,6 +182,7 @@ class FetchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     start_ns: int
     end_ns: int
     thread: int  # native thread id
+    cpu_ns: int | None = None  # CPU time of that thread in it
 
 
 class CpuRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -202,6 +203,10 @@ class CpuRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     waited_ns: int | None = None
     thread_waited_ns: int | None = None
     thread_faults: int | None = None  # minor page faults of the thread that trains
+    thread_ns: int | None = None  # CPU time of the thread that trains
+    # Of all other threads that hold the interpreter at times: CPU time, and ready without a CPU.
+    python_ns: int | None = None
+    python_waited_ns: int | None = None
 
 
 class PageRecord(msgspec.Struct, frozen=True, kw_only=True):

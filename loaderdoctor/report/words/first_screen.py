@@ -18,6 +18,7 @@ _NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?:\s?([a-zA-Z%µ]+))?")
 SHARE_ORDER = ("input", "copy", "communication", "host", "compute", "other")
 # Kind of the warning that the loop's first windows were slower, and are in no figure of its step.
 SLOW_START = "slow-start"
+NO_DIFFERENCE = "no difference to see"
 # Less of an epoch's boundary is not named: the first batch's wait replaces a usual one.
 OWN_PART = 0.2
 
@@ -63,12 +64,15 @@ class WhatIf:
     is_now: bool
     gain: float | None  # as fast as now; None where it is now, or known roughly only
     applies: bool  # False: there is nothing to copy to
+    differs: bool = True  # False: the noise allows to see no difference
 
     @property
     def figure(self) -> str:
         """In milliseconds with the noise, where that leaves a figure."""
         if self.value_ms is None:
             return fmt.NOT_RECORDED if self.applies else fmt.NOT_APPLICABLE
+        if not self.differs:
+            return NO_DIFFERENCE
         if fmt.is_measured_well(self.value_ms, self.ci_ms):
             return fmt.ms(self.value_ms, self.ci_ms)
         return fmt.step_ms(self.value_ms, self.ci_ms)
@@ -83,21 +87,25 @@ def what_if(report: Report) -> tuple[WhatIf, ...]:
 def _rows(report: Report, ablation: Ablation) -> Iterator[WhatIf]:
     no_accelerator = report.shares is not None and report.shares.copy is None
     now = ablation.plain_ms
-    for words, value, name in (
-        ("now", now, "plain_ms"),
-        ("with an instant loader", ablation.no_input_ms, "no_input_ms"),
-        ("and with free copies", ablation.no_copy_ms, "no_copy_ms"),
+    for words, value, name, part in (
+        ("now", now, "plain_ms", ""),
+        ("with an instant loader", ablation.no_input_ms, "no_input_ms", "input_ms"),
+        ("and with free copies", ablation.no_copy_ms, "no_copy_ms", "copy_ms"),
     ):
         ci = ablation.ci_ms.get(name)
+        value, ci = ablation.claims.get(name, (value, ci))
+        _, cost_ci = ablation.claims.get(part, (0.0, None))
         is_now = name == "plain_ms"
+        differs = cost_ci is None or cost_ci[0] > 0.0
         clear = value is not None and value > 0 and fmt.is_measured_well(value, ci)
         yield WhatIf(
             words=words,
             value_ms=value,
             ci_ms=ci,
             is_now=is_now,
-            gain=now / value if clear and value and not is_now else None,
+            gain=now / value if clear and differs and value and not is_now else None,
             applies=value is not None or not (no_accelerator and name == "no_copy_ms"),
+            differs=differs,
         )
 
 
@@ -109,6 +117,8 @@ def what_if_notes(report: Report) -> tuple[str, ...]:
     notes = []
     if ablation.n_rounds == 1:
         notes.append("One round, no interval: these figures decide nothing.")
+    if any(not row.differs for row in what_if(report)):
+        notes.append("“no difference to see”: none that the noise of these rounds allows to see.")
     shown = fmt.step_ms(ablation.plain_ms, ablation.ci_ms.get("plain_ms")).partition(" ±")[0]
     step = fmt.step_ms(wall_ms, report.step.wall_ms_ci).partition(" ±")[0]
     if wall_ms is not None and shown != step and fmt.ms(wall_ms) != fmt.ms(ablation.plain_ms):
@@ -120,7 +130,8 @@ def what_if_notes(report: Report) -> tuple[str, ...]:
             f"all windows of the loop as it is{which}."
         )
     of_step = fmt.is_measured_well(wall_ms, report.step.wall_ms_ci)  # else it is said there
-    if of_step and any(not fmt.is_measured_well(r.value_ms, r.ci_ms) for r in what_if(report)):
+    shown_rows = [row for row in what_if(report) if row.differs]
+    if of_step and any(not fmt.is_measured_well(r.value_ms, r.ci_ms) for r in shown_rows):
         notes.append(fmt.ROUGHLY)
     if ablation.reason:
         notes.append(ablation.reason)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import structs
 
 from loaderdoctor import format as fmt
+from loaderdoctor.estimate import interval
 from loaderdoctor.facts.shares import Bound, VerdictSeverity
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import is_open
@@ -253,7 +254,7 @@ def _healthy(
     if part is not None and is_open("none", facts):
         return (
             f"Nothing is shown to be worth changing. {busy} What the loader costs is still open: "
-            f"{fmt.share_within(part.value, part.margin)} of the step. {unsettled or ''}"
+            f"{fmt.share_within(part.value, interval(part))} of the step. {unsettled or ''}"
         ).rstrip()
     if facts.share("input") is None:
         return f"{busy} {_INPUT_UNKNOWN}"

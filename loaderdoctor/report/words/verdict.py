@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from loaderdoctor import format as fmt
+from loaderdoctor.estimate import interval
 from loaderdoctor.facts.shares import Bound
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Kind
@@ -87,8 +88,10 @@ def uncertain_sentence(bound: Bound, facts: Facts, step_ms: float, why: str | No
             "not record."
         )
     measured = facts.ablation.share(bound) if facts.ablation is not None else None
-    margin = measured.margin if measured is not None else None
-    seems = f"{_SEEMS.get(bound, f'{bound} seems to take')} {fmt.share_within(share, margin)}"
+    seems = (
+        f"{_SEEMS.get(bound, f'{bound} seems to take')} "
+        f"{fmt.share_within(share, interval(measured))}"
+    )
     perhaps = "perhaps nothing" if measured is None or measured.low <= 0 else "perhaps little"
     noise = "the noise is as large"
     if facts.unsteady:

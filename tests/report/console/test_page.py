@@ -134,7 +134,11 @@ VERDICTS: list[tuple[Bound, VerdictSeverity, str]] = [
     ("copy", "moderate", "Copying batches to the accelerator costs 0.039 of 13.1 ms"),
     ("host", "high", "Python and launching cost 1.32 of 13.1 ms a step (10 %)"),
     ("communication", "moderate", "Communication between ranks costs"),
-    ("input", "uncertain", "The loader seems to take 86 ± 2 % of 13.1 ms a step, perhaps little"),
+    (
+        "input",
+        "uncertain",
+        "The loader seems to take 86 % (85 to 88 %) of 13.1 ms a step, perhaps little",
+    ),
     ("compute", "none", "Nothing worth changing. Computing takes"),
     ("unknown", "none", "No verdict: "),
 ]

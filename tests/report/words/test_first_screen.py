@@ -55,7 +55,7 @@ def test_an_uncertain_verdict_leads_with_what_is_known() -> None:
     report = unsure(unsettled="The script ended first.")
     assert headline(report) == ("Computing takes 81 %", "input uncertain")
     assert report.verdict.summary == (
-        "Computing takes 81 % of 100 ms a step; the loader seems to take 17 ± 20 %, perhaps "
+        "Computing takes 81 % of 100 ms a step; the loader seems to take 17 % (0 to 37 %), perhaps "
         "nothing. "
         "The script ended first."
     )
@@ -72,7 +72,7 @@ def test_where_the_uncertain_part_is_the_largest_it_is_named_with_its_noise() ->
     report = unsure(input_share=0.7, margin=0.9)
     assert headline(report) == ("Perhaps input-bound", "uncertain")
     assert (
-        "The loader seems to take 70 ± 90 % of 100 ms a step, perhaps nothing"
+        "The loader seems to take 70 % (0 to 100 %) of 100 ms a step, perhaps nothing"
         in report.verdict.summary
     )
 
@@ -237,7 +237,7 @@ def test_a_healthy_verdict_with_wide_noise_says_so() -> None:
     report = samples.verdict("compute", "none", facts=given, unsettled="There was no time.")
     summary = report.verdict.summary
     assert summary.startswith("Nothing is shown to be worth changing.")
-    assert summary.endswith("1 ± 30 % of the step. There was no time.")
+    assert summary.endswith("1 % (0 to 31 %) of the step. There was no time.")
 
 
 def noisy_trials() -> Report:

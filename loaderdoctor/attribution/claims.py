@@ -1,0 +1,184 @@
+"""Differences of an ablation -> what may be claimed of them: no more than was seen to carry it.
+
+Few rounds on a machine that others use too differ by a tenth of the step and more by chance. What
+the loop waits is known to a fraction of that. So a difference becomes the loader's, or the copies',
+as far as a mechanism was seen (`mechanisms`); what is beyond is noise, and a negative difference is
+nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from loaderdoctor.attribution.mechanisms import total
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts.loop import AblationFacts, Mechanisms
+from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.instrument.wire.records import TransferRecord
+
+# Handing one tensor over costs the host its call, besides what the device copies: 20 µs each in
+# many small copies on an H200 (128 of them, 2.5 ms). More than twice that, for slower hosts.
+CALL_MS = 0.05
+# Copied bytes that differ by more from those of the loop's tensors: converted on the way, which
+# free copies spare the loop too and no copy shows.
+SAME_BYTES = 0.1
+
+
+def claimed(
+    ablation: AblationFacts | None,
+    trace: TraceFacts | None = None,
+    transfers: Sequence[TransferRecord] = (),
+) -> AblationFacts | None:
+    """The ablation with its parts bounded: within 0…step, by what was seen, by the idle device.
+
+    Steps without a part are the plain step less the claim. `raw` holds the ablation as measured.
+    Parts that have no interval stay as they are: they decide nothing.
+    """
+    if ablation is None or ablation.raw is not None:
+        return ablation
+    step, found, copies = ablation.plain_ms, ablation.input_ms, ablation.copy_ms
+    contended = bool(ablation.contended_ms)
+    if found is not None and found.bounded:
+        found = within(by_mechanisms(found, ablation.mechanisms, contended=contended), step)
+    if copies is not None and copies.bounded:
+        copies = within(_at_most(copies, _copies_ms(trace, transfers)), step)
+    found, copies = _within_idle(found, copies, step, trace)
+    no_input, no_copy = ablation.no_input_ms, ablation.no_copy_ms
+    if found != ablation.input_ms:
+        no_input = _rest(step, found, no_input)
+    if no_input is not None and (found, copies) != (ablation.input_ms, ablation.copy_ms):
+        no_copy = _rest(no_input, copies, no_copy)
+    if found is not None and contended:
+        contended_ms = max(0.0, found.value - found.low)
+        ablation = replace(ablation, contended_ms=contended_ms or None)
+    return replace(
+        ablation,
+        input_ms=found,
+        copy_ms=copies,
+        no_input_ms=no_input,
+        no_copy_ms=no_copy,
+        raw=ablation,
+    )
+
+
+def within(part: Estimate, step: Estimate) -> Estimate:
+    """A cost can't be negative, nor more than the step."""
+
+    def inside(value: float) -> float:
+        return min(max(value, 0.0), step.value)
+
+    return Estimate(
+        value=inside(part.value), low=inside(part.low), high=inside(part.high), n=part.n
+    )
+
+
+def by_mechanisms(
+    difference: Estimate, seen: Mechanisms | None, *, contended: bool = False
+) -> Estimate:
+    """The difference as far as mechanisms carry it; itself where one was not recorded.
+
+    One counts as seen where its own interval is above zero. Of those that are not, the interval
+    still says how much they might carry: the claim's upper end allows for it.
+
+    Where every wait is the step's, the cost lies between the wait and all that is carried, which
+    is known as well as the difference, or better: the two are weighed by their noise. What other
+    programs may have made it wait (`contended`) is no such floor.
+    """
+    if seen is None or seen.wait_ms is None:
+        return difference
+    wait, others = seen.wait_ms, (seen.run_queue_ms, seen.cpu_ms, seen.interpreter_ms)
+    known = [x for x in others if x is not None and x.bounded]
+    if len(known) < len(others):
+        return difference
+    parts = [wait, *(x for x in known if x.low > 0.0)]
+    if seen.cpu_ms not in parts:  # it holds the CPU time of page faults
+        parts.append(Estimate.around(seen.mapping_ms, 0.0, n=1))
+    carried = total(parts)
+    most_ms = carried.high + sum(max(0.0, x.high) for x in known if x.low <= 0.0)
+    limit = replace(carried, high=most_ms)
+    if not seen.exposed or contended:
+        return _at_most(difference, limit)
+    if difference.high <= 0.0:  # impossible: the rounds say nothing
+        return wait
+    if difference.low >= most_ms:
+        return limit
+    if difference.high <= wait.low:
+        return replace(difference, value=difference.high)
+    nearest = wait if difference.value < wait.value else carried
+    inside = wait.value <= difference.value <= carried.value
+    low, high = max(difference.low, wait.low), min(difference.high, most_ms)
+    value = difference.value if inside else _weighed(difference, nearest)
+    value = min(max(value, low), high, carried.high)
+    return replace(difference, value=value, low=min(low, value), high=high)
+
+
+def _at_most(part: Estimate, limit: Estimate | None) -> Estimate:
+    if limit is None:
+        return part
+    value = min(part.value, limit.value)
+    return replace(
+        part, value=value, low=min(part.low, value), high=max(value, min(part.high, limit.high))
+    )
+
+
+def _weighed(a: Estimate, b: Estimate) -> float:
+    """Mean of two measures of one quantity, by inverse variance."""
+    if b.margin <= 0.0 or a.margin <= 0.0:
+        return b.value if b.margin <= a.margin else a.value
+    weights = a.margin**-2, b.margin**-2
+    return (weights[0] * a.value + weights[1] * b.value) / sum(weights)
+
+
+def _copies_ms(trace: TraceFacts | None, transfers: Sequence[TransferRecord]) -> Estimate | None:
+    """The most that the copies in a trace can cost a step; None where nothing tells.
+
+    Each runs on the device, holds the host in its call, and has one. A loop that waits for a copy
+    also loses its lead over the device, by which all of the host's exposed work may count.
+    """
+    if trace is None or not trace.has_accelerator or not trace.copies:
+        return None
+    n_bytes, sent = sum(t.n_bytes for t in transfers), sum(c.bytes_per_step for c in trace.copies)
+    if n_bytes and abs(sent - n_bytes) > SAME_BYTES * n_bytes:
+        return None
+    most_ms = sum(
+        c.busy_ms_per_step + c.host_blocked_ms_per_step + CALL_MS * c.n_per_step
+        for c in trace.copies
+    )
+    if any(c.host_blocked_ms_per_step > CALL_MS * c.n_per_step for c in trace.copies):
+        most_ms += trace.host.exposed_ms
+    return Estimate.around(most_ms, 0.0, n=1)
+
+
+def _within_idle(
+    found: Estimate | None, copies: Estimate | None, step: Estimate, trace: TraceFacts | None
+) -> tuple[Estimate | None, Estimate | None]:
+    """Input and copies no larger than the time in which no kernel runs, but for what is shown.
+
+    Kernels take as long with the profiler as without. What the rounds show by their intervals
+    stands all the same: a loader may compute on the device, too.
+    """
+    if trace is None or not trace.has_accelerator or not trace.kernels.busy_ms:
+        return found, copies
+    busy_ms = trace.kernels.busy_ms - (trace.kernels.communication_ms or 0.0)
+    idle_ms = max(0.0, step.value - busy_ms)
+    high_ms = max(0.0, step.high - busy_ms) if step.bounded else idle_ms
+    limit = Estimate(value=idle_ms, low=idle_ms, high=high_ms, n=step.n)
+
+    def bounded(part: Estimate | None) -> Estimate | None:
+        if part is None or not part.bounded:
+            return part
+        return replace(_at_most(part, replace(limit, value=max(idle_ms, part.low))), low=part.low)
+
+    return bounded(found), bounded(copies)
+
+
+def _rest(step: Estimate, part: Estimate | None, measured: Estimate | None) -> Estimate | None:
+    """The step without a claimed part; as measured where the claim has no interval."""
+    if measured is None or part is None or not part.bounded:
+        return measured
+    below = math.hypot(step.value - step.low, part.high - part.value)
+    above = math.hypot(step.high - step.value, part.value - part.low)
+    value = max(0.0, step.value - part.value)
+    return Estimate(value=value, low=max(0.0, value - below), high=value + above, n=measured.n)

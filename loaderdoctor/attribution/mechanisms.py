@@ -1,0 +1,136 @@
+"""Plain and ready windows -> by what the loader was seen to hold the step up, and how much of it.
+
+A difference of two noisy means is no cost yet: something must carry it. In the training process a
+step lasts as long as its thread computes, is ready without a CPU, and stands still; the loader can
+add to each of these, and all but the wait are counted in both kinds of windows:
+
+- it waits for the batch, which a plain window times in each fetch. Receiving a batch (unpickling,
+  mapping it) is part of that. A step can't lose more by it: an operation held up for so long holds
+  everything behind it up for so long at most.
+- threads of the process stand ready while workers have the CPUs: run-queue delay of all of them, as
+  a thread of the same product waits for the slowest.
+- the same work takes longer: page faults of new memory, caches and memory bandwidth that workers
+  take. All of it is CPU time of the training thread outside its fetches.
+- another thread of this interpreter (pin-memory, a background loader's, the loop's own) holds its
+  lock: no longer than it runs, or stands in the run queue with it, and a hand-over each time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from loaderdoctor.attribution.ablation import Round
+from loaderdoctor.attribution.step import MIN_OF_WINDOW, usable
+from loaderdoctor.estimate import Estimate, mean, paired_difference
+from loaderdoctor.facts.loop import Mechanisms, PageFacts
+from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
+from loaderdoctor.units import NS_PER_MS
+
+# A thread that asks for the interpreter's lock sleeps, and has to be woken: the loop may lose more
+# than the other thread runs. As much again is allowed for that.
+LOST_PER_HELD = 2.0
+
+Figure = Callable[[WindowDone], float | None]  # ms of a whole window
+
+
+def mechanisms(
+    rounds: Sequence[Round],
+    plain: Sequence[WindowDone],
+    observed: Observed,
+    *,
+    boundary_ms: float = 0.0,
+    pages: PageFacts | None = None,
+) -> Mechanisms:
+    """What can carry the difference of these rounds; the wait is of all `plain` windows.
+
+    `boundary_ms` is the loader's part of an epoch's boundary, spread over the epoch's steps.
+    """
+    train = frozenset(i for i, x in enumerate(observed.loaders) if x.role == "train")
+    waits = [_wait_ms(w, train) for w in plain if usable(w) and w.fetches]
+    pairs = [
+        (r.plain, r.no_input)
+        for r in rounds
+        if r.no_input is not None and usable(r.plain) and usable(r.no_input)
+    ]
+    elsewhere = any(x.in_background for x in observed.loaders if x.role == "train")
+    return Mechanisms(
+        wait_ms=_plus(mean(waits), boundary_ms) if len(waits) > 1 else None,
+        exposed=observed.device is None and not elsewhere,
+        run_queue_ms=_difference(pairs, _run_queue_ms),
+        cpu_ms=_difference(pairs, lambda w: _own_cpu_ms(w, train)),
+        interpreter_ms=_difference(pairs, _interpreter_ms),
+        mapping_ms=pages.mapping_ms if pages is not None else 0.0,
+    )
+
+
+def _wait_ms(window: WindowDone, train: frozenset[int]) -> float:
+    """A step's fetches within an epoch: what a boundary costs is added for whole epochs."""
+    waited_ns = sum(f.end_ns - f.start_ns for f in window.fetches if f.loader in train)
+    first_ns = sum(b.first_wait_ns for b in window.boundaries)
+    if len(window.boundary_steps) >= window.n_steps:  # each step makes an iterator
+        first_ns = -sum(b.create_ns + b.teardown_ns for b in window.boundaries)
+    return max(0, waited_ns - first_ns) / window.n_steps / NS_PER_MS
+
+
+def _run_queue_ms(window: WindowDone) -> float | None:
+    waited_ns = window.cpu.waited_ns if window.cpu is not None else None
+    return None if waited_ns is None else waited_ns / NS_PER_MS
+
+
+def _own_cpu_ms(window: WindowDone, train: frozenset[int]) -> float | None:
+    """Of the thread that trains, outside getting batches and making iterators."""
+    ran_ns = window.cpu.thread_ns if window.cpu is not None else None
+    fetches = [f for f in window.fetches if f.loader in train]
+    if ran_ns is None or any(f.cpu_ns is None for f in fetches):
+        return None
+    got_ns = sum(f.cpu_ns or 0 for f in fetches)
+    made_ns = sum(b.create_ns + b.teardown_ns for b in window.boundaries)
+    return max(0, ran_ns - got_ns - made_ns) / NS_PER_MS
+
+
+def _interpreter_ms(window: WindowDone) -> float | None:
+    cpu = window.cpu
+    if cpu is None or cpu.python_ns is None or cpu.python_waited_ns is None:
+        return None
+    return LOST_PER_HELD * (cpu.python_ns + cpu.python_waited_ns) / NS_PER_MS
+
+
+def _difference(
+    pairs: Sequence[tuple[WindowDone, WindowDone]], of_window: Figure
+) -> Estimate | None:
+    """A step, plain less ready, paired by round; None where fewer than two rounds tell.
+
+    Of windows that hold little but their steps: what is between them (validation) is no step's.
+    """
+    known = [
+        (a / plain.n_steps, b / ready.n_steps)
+        for plain, ready in pairs
+        if _is_of_steps(plain) and _is_of_steps(ready)
+        if (a := of_window(plain)) is not None and (b := of_window(ready)) is not None
+    ]
+    if len(known) < 2:
+        return None
+    return paired_difference([a for a, _ in known], [b for _, b in known])
+
+
+def _is_of_steps(window: WindowDone) -> bool:
+    return sum(window.host_step_ns) >= MIN_OF_WINDOW * (window.end_ns - window.start_ns)
+
+
+def _plus(estimate: Estimate, constant: float) -> Estimate:
+    return Estimate(
+        value=estimate.value + constant,
+        low=estimate.low + constant,
+        high=estimate.high + constant,
+        n=estimate.n,
+    )
+
+
+def total(parts: Sequence[Estimate]) -> Estimate:
+    """The sum of independent parts: their margins add up as squares, to either side."""
+    value = math.fsum(p.value for p in parts)
+    below = math.sqrt(math.fsum((p.value - p.low) ** 2 for p in parts))
+    above = math.sqrt(math.fsum((p.high - p.value) ** 2 for p in parts))
+    n = min((p.n for p in parts), default=0)
+    return Estimate(value=value, low=value - below, high=value + above, n=n)

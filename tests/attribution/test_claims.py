@@ -1,0 +1,232 @@
+"""What is claimed of a difference: within the step, and no more than was seen to carry it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderdoctor.attribution.claims import CALL_MS, by_mechanisms, claimed
+from loaderdoctor.attribution.combine import best_shares
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts.loop import AblationFacts, Mechanisms
+from loaderdoctor.instrument.wire.records import TransferRecord
+from tests.findings import builders
+from tests.findings.builders import estimate
+
+NOTHING = estimate(0.0, 0.2)
+
+
+def seen(wait_ms: Estimate | None = None, **changes: Any) -> Mechanisms:
+    """A loop on a CPU that waits half a millisecond, and pays nothing else."""
+    quiet = Mechanisms(
+        wait_ms=wait_ms or estimate(0.5, 0.1),
+        exposed=True,
+        run_queue_ms=NOTHING,
+        cpu_ms=NOTHING,
+        interpreter_ms=NOTHING,
+    )
+    return replace(quiet, **changes)
+
+
+def ablation(
+    input_: Estimate,
+    copy: Estimate | None = None,
+    mechanisms: Mechanisms | None = None,
+    step_ms: float = 100.0,
+) -> AblationFacts:
+    without = estimate(step_ms - input_.value, input_.margin)
+    return AblationFacts(
+        plain_ms=estimate(step_ms, 1.0),
+        no_input_ms=without,
+        no_copy_ms=estimate(without.value - copy.value, 1.0) if copy is not None else None,
+        input_ms=input_,
+        copy_ms=copy,
+        n_rounds=5,
+        mechanisms=mechanisms,
+    )
+
+
+def test_the_wait_bounds_a_difference_that_nothing_else_carries() -> None:
+    """One worker idle 98 %, batches received in 5 ms: few rounds say 12.7 of 125 ms, 1 to 24."""
+    claim = by_mechanisms(estimate(12.7, 11.5), seen(estimate(5.0, 0.5)))
+    assert claim.value == pytest.approx(5.0, abs=0.1)
+    assert 4.5 <= claim.low <= claim.value <= claim.high <= 7.0
+
+
+def test_a_difference_far_beyond_what_was_seen_is_noise_by_its_excess() -> None:
+    claim = by_mechanisms(estimate(40.0, 5.0), seen())
+    assert claim.value == pytest.approx(0.5)
+    assert claim.high < 2.0
+
+
+def test_an_impossible_difference_leaves_what_the_loop_was_seen_waiting() -> None:
+    claim = by_mechanisms(estimate(-26.0, 5.0), seen(estimate(4.9, 0.3)))
+    assert [claim.value, claim.low, claim.high] == pytest.approx([4.9, 4.6, 5.2])
+
+
+def test_a_fight_over_the_interpreter_that_no_wait_shows_stays_found() -> None:
+    """The loop waits 0.2 ms and loses 2.1 of 5.4: the pin-memory thread runs 1.3 ms a batch."""
+    fight = seen(estimate(0.2, 0.05), exposed=False, interpreter_ms=estimate(2.6, 0.3))
+    difference = estimate(2.1, 0.3)
+    assert by_mechanisms(difference, fight) == difference
+
+
+def test_workers_that_take_the_cpu_from_the_loop_are_seen_in_the_run_queue() -> None:
+    fight = seen(estimate(0.2, 0.05), run_queue_ms=estimate(20.0, 4.0))
+    claim = by_mechanisms(estimate(15.0, 5.0), fight)
+    assert claim.value == 15.0
+    assert claim.low == pytest.approx(10.0)
+
+
+def test_what_its_own_noise_hides_carries_nothing_but_leaves_the_upper_end_open() -> None:
+    unclear = seen(run_queue_ms=estimate(3.0, 8.0))
+    claim = by_mechanisms(estimate(12.0, 10.0), unclear)
+    assert claim.value < 1.0
+    assert claim.high == pytest.approx(0.6 + 11.0 + 2 * 0.2)
+
+
+@pytest.mark.parametrize("missing", ["wait_ms", "run_queue_ms", "cpu_ms", "interpreter_ms"])
+def test_a_mechanism_that_was_not_recorded_bounds_nothing(missing: str) -> None:
+    difference = estimate(12.7, 11.5)
+    gone: dict[str, Any] = {missing: None}
+    assert by_mechanisms(difference, replace(seen(), **gone)) == difference
+    assert by_mechanisms(difference, None) == difference
+
+
+def test_waits_that_other_programs_may_have_caused_are_no_floor() -> None:
+    wide = Estimate(value=7.9, low=0.5, high=8.4, n=5)
+    claim = by_mechanisms(wide, seen(estimate(8.0, 0.2)), contended=True)
+    assert claim.low == 0.5
+
+
+def test_without_its_parts_the_step_is_the_rest_of_what_is_claimed() -> None:
+    noisy = ablation(estimate(-43.0, 120.0), mechanisms=seen(estimate(5.0, 0.5)))
+    claim = claimed(noisy)
+    assert claim is not None and claim.input_ms and claim.no_input_ms and claim.raw is noisy
+    assert claim.no_input_ms.value == pytest.approx(100.0 - claim.input_ms.value)
+    assert claimed(claim) is claim  # bounded once
+
+
+def test_a_difference_that_stands_keeps_its_windows_figures() -> None:
+    clear = ablation(estimate(60.0, 1.0), mechanisms=seen(estimate(60.0, 1.0)))
+    claim = claimed(clear)
+    assert claim is not None
+    assert (claim.no_input_ms, claim.raw) == (clear.no_input_ms, clear)
+
+
+# ------------------------------------------------------------ with an accelerator
+
+
+def gpu(busy_ms: float, **changes: Any) -> Any:
+    return builders.trace(wall_ms=100.0, kernel_busy_ms=busy_ms, **changes)
+
+
+def test_no_more_is_claimed_than_the_accelerator_is_idle() -> None:
+    """14 workers on 16 cores, GPU busy 94 %: 15 ± 178 % by few rounds."""
+    claim = claimed(ablation(estimate(15.0, 178.0)), gpu(94.0, copies=()))
+    assert claim is not None and claim.input_ms is not None
+    assert claim.input_ms.value == pytest.approx(6.0)
+    assert [claim.input_ms.low, claim.input_ms.high] == pytest.approx([0.0, 7.0])
+
+
+def test_what_the_rounds_show_stands_where_the_loader_itself_computes_on_the_device() -> None:
+    claim = claimed(ablation(estimate(30.0, 2.0)), gpu(94.0, copies=()))
+    assert claim is not None and claim.input_ms is not None
+    assert claim.input_ms.value == pytest.approx(28.0)
+
+
+COPIES = (
+    builders.copy_facts(
+        n_per_step=2.0, busy_ms_per_step=0.2, host_blocked_ms_per_step=0.02, bytes_per_step=9e6
+    ),
+)
+
+
+def test_copies_cost_no_more_than_the_trace_shows_of_them() -> None:
+    claim = claimed(ablation(NOTHING, estimate(8.0, 7.0)), gpu(50.0, copies=COPIES))
+    assert claim is not None and claim.copy_ms is not None
+    assert claim.copy_ms.value == pytest.approx(0.22 + 2 * CALL_MS)
+
+
+def test_free_copies_that_are_slower_cost_nothing() -> None:
+    claim = claimed(ablation(NOTHING, estimate(-3.0, 1.0)), gpu(50.0, copies=COPIES))
+    assert claim is not None and claim.copy_ms is not None
+    assert (claim.copy_ms.value, claim.copy_ms.low, claim.copy_ms.high) == (0.0, 0.0, 0.0)
+
+
+def test_a_loop_that_waits_for_its_copies_also_loses_its_lead() -> None:
+    blocking = (builders.copy_facts(busy_ms_per_step=1.0, host_blocked_ms_per_step=3.0),)
+    claim = claimed(
+        ablation(NOTHING, estimate(8.0, 1.0)), gpu(50.0, copies=blocking, host_exposed_ms=20.0)
+    )
+    assert claim is not None and claim.copy_ms is not None
+    assert claim.copy_ms.value == 8.0
+
+
+def test_tensors_converted_on_the_way_cost_what_no_copy_shows() -> None:
+    sent = TransferRecord(
+        call="to", site="train.py:5", code=None, shape=(8,), dtype="float64", n_bytes=18_000_000,
+        pinned=False, non_blocking=False,
+    )  # fmt: skip
+    claim = claimed(ablation(NOTHING, estimate(8.0, 1.0)), gpu(50.0, copies=COPIES), (sent,))
+    assert claim is not None and claim.copy_ms is not None
+    assert claim.copy_ms.value == 8.0
+
+
+# ------------------------------------------------------------ whatever is measured
+
+ms = st.floats(min_value=-300.0, max_value=300.0)
+margins = st.floats(min_value=0.0, max_value=400.0)
+estimates = st.builds(lambda value, margin: estimate(value, margin), ms, margins)
+waits = st.builds(
+    lambda value, margin: estimate(value, margin),
+    st.floats(min_value=0.0, max_value=150.0),
+    st.floats(min_value=0.0, max_value=50.0),
+)
+mechanisms_ = st.builds(
+    Mechanisms,
+    wait_ms=waits,
+    exposed=st.booleans(),
+    run_queue_ms=estimates,
+    cpu_ms=estimates,
+    interpreter_ms=estimates,
+    mapping_ms=st.floats(min_value=0.0, max_value=20.0),
+)
+TINY = 1e-6
+
+
+@given(difference=estimates, seen=mechanisms_)
+def test_no_claim_is_beyond_what_carries_it_nor_beyond_the_difference(
+    difference: Estimate, seen: Mechanisms
+) -> None:
+    claim = claimed(ablation(difference, mechanisms=seen))
+    assert claim is not None and claim.input_ms is not None and seen.wait_ms is not None
+    found = claim.input_ms
+    assert 0.0 <= found.low <= found.value <= found.high <= claim.plain_ms.value
+    others = (seen.run_queue_ms, seen.cpu_ms, seen.interpreter_ms)
+    most_ms = seen.wait_ms.high + seen.mapping_ms
+    most_ms += sum(max(0.0, x.high) for x in others if x is not None)
+    assert found.high <= max(0.0, most_ms) + TINY
+    if difference.high > 0.0:
+        assert found.high <= difference.high + TINY
+
+
+@given(
+    difference=estimates,
+    copies=estimates,
+    seen=mechanisms_,
+    busy_ms=st.floats(min_value=0.0, max_value=130.0),
+    accelerator=st.booleans(),
+)
+def test_shares_sum_to_one_whatever_was_measured(
+    difference: Estimate, copies: Estimate, seen: Mechanisms, busy_ms: float, accelerator: bool
+) -> None:
+    trace = gpu(busy_ms, has_accelerator=accelerator)
+    claim = claimed(ablation(difference, copies, seen), trace)
+    shares = best_shares(trace, None, claim)
+    assert shares is not None
+    assert sum(v for v in shares.as_dict().values() if v is not None) == pytest.approx(1.0)

@@ -1,0 +1,285 @@
+"""Are verdicts right? Loops of known truth drawn at random, each diagnosed as a user would.
+
+    python benchmarks/audit.py audit          [--loops 40]  verdicts and shares beside the truth
+    python benchmarks/audit.py false-alarms   [--loops 200] compute-bound loops: no false alarm
+
+Every loop is a script in a temporary folder (`audit_loops`, `audit_scripts`). In an audit its
+variants are timed in processes of their own (`audit_truth`), then `loaderdoctor diagnose
+--no-verify` runs it, then the variants are timed again, so that what drifts is part of the noise.
+Of the false alarms only what gave alarm is timed: an alarm that separate runs confirm is none.
+`--jobs N --cpus-each K` runs N loops at once, each bound to K CPUs of its own, its neighbour too.
+
+One JSON line a loop goes to stderr, or `--json FILE`; a table to stdout. The exit code is 0 where
+39 of 40 verdicts are right and no high one is false, or where no alarm is false.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from audit_judge import UNDECIDED, Said, alarm_of, right_bounds, said_by, too_noisy, why_wrong
+from audit_loops import AuditLoop, audited, compute_bound, told
+from audit_scripts import Calibration, script_of
+from audit_truth import Truth, calibrate, measured_truth, truth_of
+
+RIGHT_SHARE = 39 / 40
+GRACE_S = 90.0  # beyond its budget, for start-up and passes that train nothing
+BURN = "while True: pass"
+
+
+def main() -> int:
+    args = parse()
+    cpus = sorted(os.sched_getaffinity(0))
+    each = args.cpus_each or len(cpus)
+    if args.jobs * each > len(cpus):
+        raise SystemExit(f"{args.jobs} jobs of {each} CPUs: there are {len(cpus)}")
+    slots: queue.Queue[list[int]] = queue.Queue()
+    for i in range(args.jobs):
+        slots.put(cpus[i * each : (i + 1) * each])
+    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", PYTHONPATH=search_path())
+    calibration = calibrate()
+    device = args.device or ("cpu" if calibration.gpu_ms is None else "cuda")
+    draw = audited if args.command == "audit" else compute_bound
+    numbers = args.only or range(args.loops)
+    loops = [draw(args.seed, i, device=device, cpus=each) for i in numbers]
+    run = audit_row if args.command == "audit" else alarm_row
+    began, rows = time.monotonic(), []
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(args.json.open("w")) if args.json else sys.stderr
+        pool = stack.enter_context(ThreadPoolExecutor(args.jobs))
+        todo = [pool.submit(in_slot, slots, run, loop, calibration, args) for loop in loops]
+        for done in as_completed(todo):
+            rows.append(done.result())
+            print(json.dumps(rows[-1]), file=out, flush=True)
+    rows.sort(key=lambda row: row["loop"])
+    print_table(rows, sys.stdout)
+    print(f"\n{machine(device)}; {time.monotonic() - began:.0f} s; seed {args.seed}")
+    return judged(args.command, rows)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=["audit", "false-alarms"])
+    parser.add_argument("--loops", "--first", type=int, help="how many, from the first")
+    parser.add_argument("--only", type=numbers_of, help="numbers of loops: 3,7,10-19")
+    parser.add_argument("--seed", type=int, default=15)
+    parser.add_argument("--budget", type=float, help="of each diagnosis, seconds: 20, or 15")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--cpus-each", type=int, help="all, with one job")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="cuda where there is one")
+    parser.add_argument("--rounds", type=int, default=2, help="of the truth, before and after")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each of its runs")
+    parser.add_argument("--json", type=Path, help="a line for each loop")
+    parser.add_argument("--keep", type=Path, help="keep scripts and run folders here")
+    args = parser.parse_args()
+    usual = (40, 20.0) if args.command == "audit" else (200, 15.0)
+    args.loops, args.budget = args.loops or usual[0], args.budget or usual[1]
+    if args.jobs > 1 and not args.cpus_each:
+        parser.error("--jobs needs --cpus-each")
+    return args
+
+
+def numbers_of(text: str) -> list[int]:
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def search_path() -> str:
+    package = str(Path(__file__).parents[1])
+    return os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+
+
+def in_slot(
+    slots: queue.Queue[list[int]],
+    run: Callable[[AuditLoop, Calibration, Path, argparse.Namespace], dict[str, Any]],
+    loop: AuditLoop,
+    calibration: Calibration,
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """One loop's row, by processes bound to a free slot's CPUs: children inherit this thread's."""
+    cpus = slots.get()
+    os.sched_setaffinity(threading.get_native_id(), cpus)
+    row = {"loop": loop.name, "told": told(loop), "params": loop.as_dict()}
+    try:
+        with contextlib.ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="audit-")))
+            if args.keep:
+                folder = args.keep / loop.name
+                folder.mkdir(parents=True, exist_ok=True)
+            if loop.busy:
+                stack.enter_context(neighbour())
+            return row | run(loop, calibration, folder, args)
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        return row | {"ok": False, "why": [f"failed: {str(error).strip()[-300:]}"]}
+    finally:
+        slots.put(cpus)
+
+
+@contextlib.contextmanager
+def neighbour() -> Iterator[None]:
+    """Another process on the same CPUs, which always wants one of them."""
+    process = subprocess.Popen([sys.executable, "-c", BURN])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def audit_row(
+    loop: AuditLoop, calibration: Calibration, folder: Path, args: argparse.Namespace
+) -> dict[str, Any]:
+    def runs() -> dict[str, list[float]]:
+        return measured_truth(loop, calibration, folder, rounds=args.rounds, seconds=args.seconds)
+
+    before = runs()
+    report, took_s = diagnose(loop, script_of(loop, calibration), folder, args.budget)
+    after = runs()
+    truth = truth_of(loop, {name: ms + after[name] for name, ms in before.items()})
+    said = said_by(report)
+    wrong = [too_noisy(truth)] if too_noisy(truth) else why_wrong(loop, truth, said)
+    times = {"before_ms": before, "after_ms": after}
+    return row_of(said, took_s) | truth_cells(truth) | {"ok": not wrong, "why": wrong} | times
+
+
+def alarm_row(
+    loop: AuditLoop, calibration: Calibration, folder: Path, args: argparse.Namespace
+) -> dict[str, Any]:
+    script = script_of(loop, calibration, lasts_s=args.budget + 5)
+    report, took_s = diagnose(loop, script, folder, args.budget)
+    said = said_by(report)
+    row = row_of(said, took_s)
+    if not alarm_of(said):
+        return row | {"ok": True, "why": []}
+    runs = measured_truth(loop, calibration, folder, rounds=3, seconds=args.seconds)
+    truth = truth_of(loop, runs)
+    right = said.bound in right_bounds(truth) and not too_noisy(truth)
+    why = too_noisy(truth) or ("its truth says so too" if right else "false alarm")
+    return row | truth_cells(truth) | {"ok": right, "why": [why]}
+
+
+def diagnose(
+    loop: AuditLoop, script: str, folder: Path, budget_s: float
+) -> tuple[dict[str, Any], float]:
+    """The report of a run of its script, and the seconds that it took; raises RuntimeError."""
+    path, target = folder / f"{loop.name}.py", folder / "report.json"
+    path.write_text(script)
+    command = [sys.executable, "-m", "loaderdoctor", "diagnose", "--no-verify"]
+    command += ["--budget", str(budget_s), "--json", str(target), "--output", str(folder / "run")]
+    began = time.monotonic()
+    with (folder / "said.txt").open("w") as out:
+        process = subprocess.Popen(
+            [*command, path.name], cwd=folder, stdout=out, stderr=out, start_new_session=True
+        )
+        try:
+            process.wait(budget_s + GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)  # it ends what it started
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if not target.exists():
+        raise RuntimeError(f"no report\n{(folder / 'said.txt').read_text()}")
+    report: dict[str, Any] = json.loads(target.read_text())
+    return report, time.monotonic() - began
+
+
+def row_of(said: Said, took_s: float) -> dict[str, Any]:
+    return {"said": asdict(said), "took_s": round(took_s, 1)}
+
+
+def truth_cells(truth: Truth) -> dict[str, Any]:
+    return {"truth": asdict(truth), "right": right_bounds(truth)}
+
+
+def print_table(rows: list[dict[str, Any]], out: TextIO) -> None:
+    """Markdown; shares in percent of all the time, truth before what was said."""
+    heads = ("loop", "ms a step: truth / said", "right", "said", "input %", "copy %", "noise %")
+    print("| " + " | ".join((*heads, "other truths %", "findings", "")) + " |", file=out)
+    print("|---|---:|---|---|---:|---:|---:|---|---|---|", file=out)
+    for row in rows:
+        print("| " + " | ".join(cells_of(row)) + " |", file=out)
+
+
+def cells_of(row: dict[str, Any]) -> list[str]:
+    ok = "ok" if row["ok"] and not row["why"] else "; ".join(row["why"])
+    name = f"`{row['loop']}` {row['told']}"
+    said, truth = row.get("said"), row.get("truth")
+    if said is None:
+        return [name, *("–" for _ in range(8)), f"**{ok.splitlines()[-1] if ok else ''}**"]
+    shares: dict[str, float] = truth["shares"] if truth else {}
+
+    def pair(part: str) -> str:
+        ours = said["shares"][part]
+        true = f"{100 * shares[part]:.1f}" if truth else "–"
+        return f"{true} / {'–' if ours is None else f'{100 * ours:.1f}'}"
+
+    other = [f"{n} {100 * shares[n]:.0f}" for n in ("host", "outside", "between") if shares.get(n)]
+    wall = "–" if said["wall_ms"] is None else f"{said['wall_ms']:.1f}"
+    return [
+        name,
+        f"{truth['wall_ms']:.1f} / {wall}" if truth else f"– / {wall}",
+        " or ".join(row["right"]) if truth else "compute",
+        f"{said['bound']} {said['severity']}",
+        pair("input"),
+        pair("copy"),
+        f"{100 * max(truth['noise'].values()):.1f}" if truth else "–",
+        ", ".join(other) or "–",
+        ", ".join(said["kinds"]) or "–",
+        ok if row["ok"] else f"**{ok}**",
+    ]
+
+
+def judged(command: str, rows: list[dict[str, Any]]) -> int:
+    """Prints what it came to; the exit code."""
+    n_ok = sum(row["ok"] for row in rows)
+    slow = statistics.median([row["took_s"] for row in rows if "took_s" in row] or [0.0])
+    print(f"{n_ok} of {len(rows)} right; half of the diagnoses took {slow:.0f} s or more")
+    if command == "false-alarms":
+        confirmed = sum(bool(row["why"]) and row["ok"] for row in rows)
+        print(f"{confirmed} alarms that separate runs confirm")
+        return 0 if n_ok == len(rows) else 1
+    said = [row for row in rows if "said" in row]
+    verdicts = sum(
+        not any(why.startswith(("bound", UNDECIDED)) for why in row["why"]) for row in said
+    )
+    high = [row["loop"] for row in rows if any("false high" in why for why in row["why"])]
+    print(f"{verdicts} verdicts right; false ● high: {', '.join(high) or 'none'}")
+    enough = verdicts >= RIGHT_SHARE * len(rows) and n_ok >= RIGHT_SHARE * len(rows)
+    return 0 if enough and not high else 1
+
+
+def machine(device: str) -> str:
+    import torch
+
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU only"
+    load = os.getloadavg()[0]
+    cpus = len(os.sched_getaffinity(0))
+    return f"{name}, {cpus} CPUs (load {load:.1f}), torch {torch.__version__}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

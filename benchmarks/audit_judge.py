@@ -1,0 +1,153 @@
+"""A report beside the truth of its loop: what was said, whether that is right, and why not.
+
+Pure: a report.json as it was read and a `Truth` come in, a `Row` goes out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from audit_loops import AuditLoop
+from audit_truth import Truth
+
+POINTS = 0.03  # a share may be off by this or by the noise
+HIGH, MODERATE = 0.20, 0.05
+WALL = 0.10  # the wall time may be off by this part of it or by the noise
+# A truth less certain than this decides nothing: the machine was too busy for it.
+MOST_NOISE = 0.10
+UNDECIDED = "truth uncertain"
+# Findings that can't be true of these loops, or only where the loader or the copy costs this much.
+NEVER = (
+    "iterator-recreated", "main-guard-missing", "sampler-bound", "idle-workers", "slow-rank",
+    "data-parallel", "cold-storage", "many-small-files",
+)  # fmt: skip
+OF_INPUT = (
+    "loader-in-main-process", "too-few-workers", "cpu-saturated-workers", "storage-bound-workers",
+    "overhead-bound-loader", "worker-startup-each-epoch", "head-of-line-stall", "collate-bound",
+    "dataset-format-bound", "batch-page-faults", "pin-thread-bound",
+)  # fmt: skip
+OF_COPY = ("pageable-copy", "blocking-copy", "copy-not-overlapped", "many-small-copies")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What a report says; shares are of all the time of a training step."""
+
+    bound: str
+    severity: str
+    wall_ms: float | None
+    shares: dict[str, float | None]  # input, copy
+    noise: dict[str, float]  # half the interval of each
+    high: tuple[str, ...]  # kinds of findings
+    kinds: tuple[str, ...]
+    summary: str
+
+
+def said_by(report: dict[str, Any]) -> Said:
+    """What counts of a report; where it knows nothing of the whole wall, the step is all."""
+    step_ms = report["step"]["wall_ms"]
+    whole_ms = (report.get("wall") or {}).get("total_ms") or step_ms
+    scale = step_ms / whole_ms if step_ms and whole_ms else 1.0
+    ablation = report["ablation"] or {}
+    shares, noise = {}, {}
+    for part in ("input", "copy"):
+        share = (report["shares"] or {}).get(part)
+        shares[part] = share * scale if share is not None else None
+        interval = (ablation.get("ci_ms") or {}).get(f"{part}_ms")
+        noise[part] = (interval[1] - interval[0]) / 2 / whole_ms if interval and whole_ms else 0.0
+    findings = report["findings"]
+    return Said(
+        bound=report["verdict"]["bound"],
+        severity=report["verdict"]["severity"],
+        wall_ms=whole_ms,
+        shares=shares,
+        noise=noise,
+        high=tuple(f["kind"] for f in findings if f["severity"] == "high"),
+        kinds=tuple(f["kind"] for f in findings),
+        summary=report["verdict"]["summary"],
+    )
+
+
+def shares_by_bound(truth: Truth) -> dict[str, float]:
+    """The most that may be called each bound: what can be told two ways counts for both.
+
+    The loop's work between epochs is host or outside the steps, a plan for a new shape, made in
+    Python, computing or host.
+    """
+    of = truth.shares
+    return {
+        "input": of["input"],
+        "copy": of["copy"],
+        "host": of["host"] + of["between"] + truth.plan,
+        "outside": of["outside"] + of["between"],
+    }
+
+
+def right_bounds(truth: Truth) -> tuple[str, ...]:
+    """Every verdict that is right: the largest cause, all as large within the noise.
+
+    `compute` where no cause reaches its threshold: 5 % for input and copy, 20 % for what is the
+    loop's own.
+    """
+    most = shares_by_bound(truth)
+    least = truth.shares
+    largest = max(least[name] for name in ("input", "copy", "host", "outside", "between"))
+    slack = {name: max(POINTS, truth.noise[name]) for name in most}
+    right = [
+        name
+        for name, share in most.items()
+        if share >= MODERATE - slack[name] and share >= largest - slack[name]
+    ]
+    thresholds = {"input": MODERATE, "copy": MODERATE, "host": HIGH, "outside": MODERATE}
+    own = {**least, "host": least["host"] + least["between"]}
+    if all(own[name] < at + slack[name] for name, at in thresholds.items()):
+        right.append("compute")
+    return tuple(right)
+
+
+def too_noisy(truth: Truth) -> str:
+    """Why the truth itself is too uncertain to judge by; empty: it is not."""
+    noise = max(truth.noise.values())
+    return f"{UNDECIDED}: ± {100 * noise:.0f} points" if noise > MOST_NOISE else ""
+
+
+def why_wrong(loop: AuditLoop, truth: Truth, said: Said) -> list[str]:
+    """What of the report is not so; nothing: it is right."""
+    wrong = []
+    right, most = right_bounds(truth), shares_by_bound(truth)
+    if said.bound not in right:
+        wrong.append(f"bound: {' or '.join(right)}")
+    needed = {"high": HIGH, "moderate": MODERATE}.get(said.severity)
+    if needed is not None and said.bound in most:
+        slack = max(POINTS, truth.noise[said.bound] + said.noise.get(said.bound, 0.0))
+        if most[said.bound] < needed - slack:
+            wrong.append(f"false {said.severity}")
+    for part, share in said.shares.items():
+        off = (share or 0.0) - truth.shares[part]
+        if abs(off) > max(POINTS, truth.noise[part] + said.noise[part]):
+            wrong.append(f"{part} {100 * off:+.0f} points")
+    if said.wall_ms is None:
+        wrong.append("no wall time")
+    elif abs(said.wall_ms / truth.wall_ms - 1) > max(WALL, 2 * truth.noise["wall"]):
+        wrong.append(f"wall {said.wall_ms:.1f} ms")
+    wrong += false_findings(loop, truth, said)
+    return wrong
+
+
+def false_findings(loop: AuditLoop, truth: Truth, said: Said) -> list[str]:
+    """Findings that are false at the severity that they are given."""
+    never = set(NEVER)
+    if loop.shapes != "plan":
+        never.add("recompilation")
+    false = [f"false {kind}" for kind in said.kinds if kind in never]
+    for kinds, part in ((OF_INPUT, "input"), (OF_COPY, "copy")):
+        slack = max(POINTS, truth.noise[part] + said.noise[part])
+        if truth.shares[part] < HIGH - slack:
+            false += [f"false high {kind}" for kind in said.high if kind in kinds]
+    return false
+
+
+def alarm_of(said: Said) -> bool:
+    """Whether a compute-bound loop is called input- or copy-bound, moderately or more."""
+    return said.bound in ("input", "copy") and said.severity in ("moderate", "high")

@@ -1,0 +1,190 @@
+"""What an audited loop truly costs: its variants timed in processes of their own, in turns.
+
+    python benchmarks/audit_truth.py FOLDER [--rounds 3]     VARIANT.py of FOLDER, one JSON line
+    python benchmarks/audit_truth.py --calibrate             what a unit of computing takes here
+
+torch is imported once and each run is a fork of that, so a run costs no start-up. No part of
+loaderdoctor is involved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import runpy
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from audit_loops import AuditLoop, constructed_ms
+from audit_scripts import CPU_ROWS, GPU_ROWS, VARIANTS, WIDTH, Calibration, script_of, variants_of
+
+DIFFERENCES = ("input", "copy", "outside", "host")  # of each variant and the next
+DIFFERENCES = ("input", "copy", "outside", "host")  # of each variant and the next
+CAUSES = ("input", "copy", "host", "outside", "between")
+RUN_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """Per training step, of the whole wall time; shares are of it.
+
+    `between` is the loop's own work between epochs, apart from `outside`; `plan` is part of what
+    computes. `noise`: for each cause, half the range of the runs that it is the difference of;
+    for `wall`, of its own.
+    """
+
+    wall_ms: float
+    shares: dict[str, float]
+    plan: float
+    noise: dict[str, float]
+    constructed_ms: float | None = None
+
+    @property
+    def computing(self) -> float:
+        return 1.0 - sum(self.shares.values())
+
+
+def measured_truth(
+    loop: AuditLoop, calibration: Calibration, folder: Path, *, rounds: int, seconds: float
+) -> dict[str, list[float]]:
+    """Milliseconds a step of each variant, `rounds` times in shuffled order.
+
+    Writes the variants into `folder`; raises RuntimeError.
+    """
+    for name in variants_of(loop):
+        text = script_of(loop, calibration, variant=name, seconds=seconds)
+        (folder / f"{name}.py").write_text(text)
+    limit_s = RUN_LIMIT_S * rounds * len(variants_of(loop))
+    command = [sys.executable, __file__, str(folder), "--rounds", str(rounds)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+    if done.returncode:
+        raise RuntimeError(f"{loop.name}: no truth\n{done.stderr[-1500:]}")
+    runs: dict[str, list[float]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return runs
+
+
+def truth_of(loop: AuditLoop, runs: dict[str, list[float]]) -> Truth:
+    """From the milliseconds of each variant that was run; the others are like the one before."""
+    filled: dict[str, list[float]] = {}
+    for name in VARIANTS:
+        filled[name] = runs.get(name) or filled[next(reversed(filled))]
+    middle = {name: statistics.median(ms) for name, ms in filled.items()}
+    half = {name: (max(ms) - min(ms)) / 2 for name, ms in filled.items()}
+    wall = middle["plain"]
+    pairs = dict(zip(DIFFERENCES, pairwise(VARIANTS), strict=True))
+    # A variant that was not run differs in nothing from the one before.
+    ms = {cause: middle[a] - middle[b] for cause, (a, b) in pairs.items()}
+    noise = {
+        cause: (half[a] + half[b]) / wall if b in runs else 0.0 for cause, (a, b) in pairs.items()
+    }
+    ms["between"] = min(loop.between_ms, max(0.0, ms["outside"]))
+    ms["outside"] -= ms["between"]
+    outside = (middle["resident"] - middle["inside"]) * loop.period
+    return Truth(
+        wall_ms=wall,
+        shares={cause: ms[cause] / wall for cause in CAUSES},
+        plan=loop.plan_ms / wall,
+        noise=noise | {"between": noise["outside"], "wall": half["plain"] / wall},
+        constructed_ms=constructed_ms(loop, middle["ready"] - outside / loop.period, outside),
+    )
+
+
+def calibrate() -> Calibration:
+    """In a process of its own, so that the caller needs no torch."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--calibrate"], capture_output=True, text=True, check=True
+    )
+    return Calibration(**json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def _calibrate() -> Calibration:
+    import torch
+
+    def of_network(device: str, rows: int, repeats: int) -> float:
+        layer = torch.nn.Linear(WIDTH, WIDTH).to(device)
+        x = torch.ones(rows, WIDTH, device=device)
+        times = []
+        for _ in range(12):
+            began = time.perf_counter()
+            h = x
+            for _ in range(repeats):
+                h = torch.tanh(layer(h))
+            h.sum().backward()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - began)
+        return statistics.median(times[2:]) * 1e3 / repeats
+
+    cpu_ms = of_network("cpu", CPU_ROWS, 20)
+    if not torch.cuda.is_available():
+        return Calibration(cpu_ms=cpu_ms)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    cycles = 20_000_000
+    torch.cuda._sleep(cycles)
+    start.record()
+    torch.cuda._sleep(cycles)
+    end.record()
+    end.synchronize()
+    return Calibration(
+        cpu_ms=cpu_ms,
+        gpu_ms=of_network("cuda", GPU_ROWS, 100),
+        cycles_per_ms=cycles / start.elapsed_time(end),
+    )
+
+
+def _run_all(folder: Path, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of each script in `folder`, one for each round."""
+    import torch  # noqa: F401  # before forking
+
+    names = [name for name in VARIANTS if (folder / f"{name}.py").exists()]
+    runs: dict[str, list[float]] = {name: [] for name in names}
+    rng = random.Random(0)
+    for _ in range(rounds):
+        for name in rng.sample(names, len(names)):
+            runs[name].append(_forked(folder / f"{name}.py"))
+    return runs
+
+
+def _forked(script: Path) -> float:
+    with tempfile.TemporaryFile() as out:
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(out.fileno(), 1)
+            try:
+                runpy.run_path(str(script), run_name="__main__")
+            except SystemExit:
+                sys.stdout.flush()
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(1)
+        _, status = os.waitpid(pid, 0)
+        out.seek(0)
+        lines = out.read().decode().strip().splitlines()
+    if status or not lines:
+        raise SystemExit(f"{script.name} failed: {status}")
+    return float(json.loads(lines[-1])["step_ms"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--calibrate", action="store_true")
+    args = parser.parse_args()
+    found: Any = asdict(_calibrate()) if args.calibrate else _run_all(args.folder, args.rounds)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""The audit's loops, truth and judgement (benchmarks/audit*.py)."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SEED = 15
+
+
+@pytest.fixture(scope="module", autouse=True)
+def path() -> Iterator[None]:
+    sys.path.insert(0, str(BENCHMARKS))
+    yield
+    sys.path.remove(str(BENCHMARKS))
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def calibration() -> Any:
+    return module("audit_scripts").Calibration(cpu_ms=0.5, gpu_ms=0.01, cycles_per_ms=1e6)
+
+
+def drawn(n: int = 40, device: str = "cuda") -> list[Any]:
+    loops = module("audit_loops")
+    return [loops.audited(SEED, i, device=device, cpus=3) for i in range(n)] + [
+        loops.compute_bound(SEED, i, device=device, cpus=2) for i in range(n)
+    ]
+
+
+def loop_of(**given: Any) -> Any:
+    return module("audit_loops").AuditLoop(name="one", device="cpu", compute_ms=10.0, **given)
+
+
+def test_a_seed_and_a_number_are_always_the_same_loop() -> None:
+    assert drawn() == drawn()
+    assert len({str(loop) for loop in drawn()}) == 80
+
+
+def test_an_audit_has_every_ingredient() -> None:
+    loops = drawn()[:40]
+    assert {"fixed", "new", "plan"} == {loop.shapes for loop in loops}
+    assert {"", "statistics", "resume"} == {loop.skips for loop in loops}
+    places = {place for loop in loops for place in loop.host_ms}
+    assert places == set(module("audit_loops").PLACES)
+    assert any(loop.validates_every for loop in loops)
+    assert any(loop.n_loaders > 1 for loop in loops)
+    assert any(loop.busy for loop in loops)
+    assert {"cpu", "cuda"} == {loop.device for loop in loops}
+    assert all(loop.device == "cpu" for loop in drawn(device="cpu"))
+
+
+def test_every_script_and_every_variant_compiles() -> None:
+    scripts = module("audit_scripts")
+    for loop in drawn():
+        for variant in (None, *scripts.variants_of(loop)):
+            text = scripts.script_of(loop, calibration(), variant=variant, lasts_s=9.0)
+            compile(text, loop.name, "exec")
+            assert ("clock.mark(step)" in text) == (variant is not None)
+
+
+def test_what_a_variant_leaves_out_is_not_in_it() -> None:
+    scripts = module("audit_scripts")
+    host = {"to_forward": 7.25, "between_epochs": 9.5}
+    loop = loop_of(
+        host_ms=host, epoch_steps=10, validates_every=5, validation_batches=2, saving_ms=3.0
+    )
+    texts = {v: scripts.script_of(loop, calibration(), variant=v) for v in scripts.VARIANTS}
+    assert "Ready(loader" not in texts["plain"]
+    assert all("Ready(loader" in texts[v] for v in scripts.VARIANTS[1:])
+    for left_out in ("burn(9.5)", "in held_out", "torch.save("):
+        assert [v for v in texts if left_out in texts[v]] == ["plain", "ready", "resident"]
+    assert [v for v in texts if "burn(7.25)" in texts[v]] == list(scripts.VARIANTS[:4])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("batch_ms", [5.0, 19.0, 60.0, 200.0])
+def test_a_steady_pipeline_takes_what_is_slower(workers: int, batch_ms: float) -> None:
+    step_ms = module("audit_loops").pipeline_ms(batch_ms, workers, 20.0)
+    assert step_ms == pytest.approx(max(batch_ms / workers, 20.0), rel=1e-3)
+
+
+def test_workers_fill_their_queue_while_the_loop_validates() -> None:
+    pipeline_ms = module("audit_loops").pipeline_ms
+    # Five steps of 20 ms want 150 ms of one worker; of the 400 outside two batches are kept.
+    kept = pipeline_ms(30.0, 1, 20.0, period=5, outside_ms=400.0)
+    assert 5 * kept == pytest.approx(400.0 + 5 * 30.0 - 2 * 30.0 + 20.0, abs=20.0)
+    # As long as what is missing fits the queue, nobody waits.
+    free = pipeline_ms(22.0, 1, 20.0, period=5, outside_ms=400.0)
+    assert free == pytest.approx((5 * 20.0 + 400.0) / 5)
+
+
+def test_truth_is_what_each_variant_saves() -> None:
+    loop = loop_of(
+        batch_ms=30.0, burns=True, host_ms={"after_step": 5.0, "between_epochs": 20.0},
+        epoch_steps=10, validates_every=10, validation_batches=1, validation_batch_ms=80.0,
+    )  # fmt: skip
+    runs = {"plain": [56.0, 54.0, 55.0], "ready": [25.0], "inside": [15.0], "bare": [10.0]}
+    truth = module("audit_truth").truth_of(loop, runs)
+    assert truth.shares == pytest.approx(
+        {"input": 30 / 55, "copy": 0.0, "host": 5 / 55, "outside": 8 / 55, "between": 2 / 55}
+    )
+    assert truth.computing == pytest.approx(10 / 55)
+    assert truth.noise["input"] == pytest.approx(1 / 55)
+    assert truth.constructed_ms == pytest.approx(55.0)
+
+
+def truth_of(*, plan: float = 0.0, noise: float = 0.0, **shares: float) -> Any:
+    causes = module("audit_truth").CAUSES
+    return module("audit_truth").Truth(
+        wall_ms=100.0,
+        shares={cause: shares.get(cause, 0.0) for cause in causes},
+        plan=plan,
+        noise=dict.fromkeys((*causes, "wall"), noise),
+    )
+
+
+@pytest.mark.parametrize(
+    ("truth", "right"),
+    [
+        ({"input": 0.5, "host": 0.3}, {"input"}),
+        ({"input": 0.31, "host": 0.3}, {"input", "host"}),
+        ({"input": 0.04}, {"input", "compute"}),
+        ({"input": 0.01}, {"compute"}),
+        ({"host": 0.1}, {"host", "compute"}),
+        ({"host": 0.4, "outside": 0.1}, {"host"}),
+        ({"between": 0.4}, {"host", "outside"}),
+        ({"plan": 0.6}, {"host", "compute"}),
+        ({"input": 0.11, "noise": 0.08}, {"input", "compute"}),
+    ],
+)
+def test_a_bound_is_right_if_it_is_the_largest_within_the_noise(
+    truth: dict[str, float], right: set[str]
+) -> None:
+    assert set(module("audit_judge").right_bounds(truth_of(**truth))) == right
+
+
+def report_of(bound: str, severity: str, input_share: float, **more: Any) -> dict[str, Any]:
+    return {
+        "verdict": {"bound": bound, "severity": severity, "summary": ""},
+        "step": {"wall_ms": 100.0},
+        "shares": {"input": input_share, "copy": None},
+        "ablation": None,
+        "findings": [],
+    } | more
+
+
+@pytest.mark.parametrize(
+    ("truth", "report", "wrong"),
+    [
+        ({"input": 0.5}, report_of("input", "high", 0.52), []),
+        ({"input": 0.5}, report_of("input", "high", 0.56), ["input +6 points"]),
+        (
+            {"input": 0.1}, report_of("input", "high", 0.3),
+            ["false high", "input +20 points"],
+        ),
+        ({}, report_of("input", "uncertain", 0.02), ["bound: compute"]),
+        (
+            {"outside": 0.8}, report_of("outside", "high", 0.0, step={"wall_ms": 20.0}),
+            ["wall 20.0 ms"],
+        ),
+        (
+            {"outside": 0.8},
+            report_of(
+                "outside", "high", 0.1, step={"wall_ms": 20.0}, wall={"total_ms": 100.0}
+            ),
+            [],
+        ),
+        (
+            {"host": 0.6},
+            report_of(
+                "host", "high", 0.0, findings=[{"kind": "too-few-workers", "severity": "high"}]
+            ),
+            ["false high too-few-workers"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_report_is_judged(
+    truth: dict[str, float], report: dict[str, Any], wrong: list[str]
+) -> None:
+    judge = module("audit_judge")
+    assert judge.why_wrong(loop_of(), truth_of(**truth), judge.said_by(report)) == wrong
+
+
+def test_a_noisy_truth_decides_nothing() -> None:
+    assert not module("audit_judge").too_noisy(truth_of(noise=0.05))
+    assert module("audit_judge").too_noisy(truth_of(noise=0.2))
+
+
+def test_a_variant_ends_by_itself_with_the_time_of_a_step(tmp_path: Path) -> None:
+    scripts = module("audit_scripts")
+    loop = loop_of(host_ms={"fetch_to": 20.0}, host_burns=False, batch_ms=16.0)
+    for name in ("plain", "bare"):
+        text = scripts.script_of(loop, calibration(), variant=name, seconds=0.3)
+        (tmp_path / f"{name}.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "audit_truth.py"), str(tmp_path), "--rounds", "1"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=dict(os.environ, OMP_NUM_THREADS="1"),
+    )
+    runs = json.loads(done.stdout)
+    assert set(runs) == {"plain", "bare"}
+    assert runs["plain"][0] > 36.0

@@ -88,15 +88,11 @@ def by_mechanisms(
     """
     if seen is None or seen.wait_ms is None:
         return difference
-    wait, others = seen.wait_ms, (seen.run_queue_ms, seen.cpu_ms, seen.interpreter_ms)
-    known = [x for x in others if x is not None and x.bounded]
-    if len(known) < len(others):
+    wait, others = seen.wait_ms, _others(seen)
+    if others is None:
         return difference
-    parts = [wait, *(x for x in known if x.low > 0.0)]
-    if seen.cpu_ms not in parts:  # it holds the CPU time of page faults
-        parts.append(Estimate.around(seen.mapping_ms, 0.0, n=1))
-    carried = total(parts)
-    most_ms = carried.high + sum(max(0.0, x.high) for x in known if x.low <= 0.0)
+    carried = total([wait, *(x for x in others if x.low > 0.0)])
+    most_ms = carried.high + sum(max(0.0, x.high) for x in others if x.low <= 0.0)
     limit = replace(carried, high=most_ms)
     if not seen.exposed or contended:
         return _at_most(difference, limit)
@@ -108,19 +104,37 @@ def by_mechanisms(
         return replace(difference, value=difference.high)
     nearest = wait if difference.value < wait.value else carried
     inside = wait.value <= difference.value <= carried.value
-    low, high = max(difference.low, wait.low), min(difference.high, most_ms)
+    low = max(wait.low, min(difference.low, carried.low))
+    high = min(difference.high, most_ms)
     value = difference.value if inside else _weighed(difference, nearest)
     value = min(max(value, low), high, carried.high)
     return replace(difference, value=value, low=min(low, value), high=high)
+
+
+def _others(seen: Mechanisms) -> tuple[Estimate, ...] | None:
+    """Run queue, CPU time and interpreter: no more than the loader's own work can cause of it.
+
+    Page faults are measured by themselves: the CPU time grew by theirs at least. None where one of
+    these was not recorded.
+    """
+    parts = (seen.work_ms, seen.run_queue_ms, seen.cpu_ms, seen.interpreter_ms)
+    known = [x for x in parts if x is not None and x.bounded]
+    if len(known) < len(parts):
+        return None
+    work, queued, ran, held = known
+    mapping = Estimate.around(seen.mapping_ms, 0.0, n=1)
+    ran = _at_most(ran, total([work, mapping]))
+    if ran.low < mapping.low:
+        ran = replace(mapping, high=max(mapping.high, ran.high))
+    return _at_most(queued, work), ran, held
 
 
 def _at_most(part: Estimate, limit: Estimate | None) -> Estimate:
     if limit is None:
         return part
     value = min(part.value, limit.value)
-    return replace(
-        part, value=value, low=min(part.low, value), high=max(value, min(part.high, limit.high))
-    )
+    low, high = min(part.low, limit.low, value), max(value, min(part.high, limit.high))
+    return replace(part, value=value, low=low, high=high)
 
 
 def _weighed(a: Estimate, b: Estimate) -> float:

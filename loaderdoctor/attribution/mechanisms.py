@@ -13,6 +13,9 @@ add to each of these, and all but the wait are counted in both kinds of windows:
   take. All of it is CPU time of the training thread outside its fetches.
 - another thread of this interpreter (pin-memory, a background loader's, the loop's own) holds its
   lock: no longer than it runs, or stands in the run queue with it, and a hand-over each time.
+
+CPUs, caches and memory the loader takes from the loop only while it runs itself: for its own CPU
+time at most. What the run queue or the CPU time grew by beyond that, other programs did.
 """
 
 from __future__ import annotations
@@ -61,6 +64,7 @@ def mechanisms(
         cpu_ms=_difference(pairs, lambda w: _own_cpu_ms(w, train)),
         interpreter_ms=_difference(pairs, _interpreter_ms),
         mapping_ms=pages.mapping_ms if pages is not None else 0.0,
+        work_ms=_mean(plain, lambda w: _work_ms(w, train)),
     )
 
 
@@ -94,6 +98,24 @@ def _interpreter_ms(window: WindowDone) -> float | None:
     if cpu is None or cpu.python_ns is None or cpu.python_waited_ns is None:
         return None
     return LOST_PER_HELD * (cpu.python_ns + cpu.python_waited_ns) / NS_PER_MS
+
+
+def _work_ms(window: WindowDone, train: frozenset[int]) -> float | None:
+    cpu = window.cpu
+    got = [f.cpu_ns for f in window.fetches if f.loader in train and f.cpu_ns is not None]
+    if cpu is None or cpu.python_ns is None or window.worker_cpu_ns is None:
+        return None
+    return (window.worker_cpu_ns + cpu.python_ns + sum(got)) / NS_PER_MS
+
+
+def _mean(windows: Sequence[WindowDone], of_window: Figure) -> Estimate | None:
+    """A step, of windows that hold little else; None where fewer than two tell."""
+    known = [
+        ms / w.n_steps
+        for w in windows
+        if usable(w) and _is_of_steps(w) and (ms := of_window(w)) is not None
+    ]
+    return mean(known) if len(known) > 1 else None
 
 
 def _difference(

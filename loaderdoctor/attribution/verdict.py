@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import Literal
 
 from loaderdoctor.facts.shares import (
-    HIGH_MIN_LOW_SHARE,
     HIGH_SHARE,
-    MODERATE_MIN_LOW_SHARE,
     MODERATE_SHARE,
     Bound,
     Shares,
     VerdictSeverity,
+    shown_severity,
 )
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.whole import Facts
@@ -93,8 +92,8 @@ def verdict_from_shares(
     Else compute: health, not a disease; unknown where more of the rest is `other`. Input goes
     before host because profiling inflates host.
 
-    `low` holds lower confidence bounds of shares by name, where there are any: a high needs one
-    above 5 %, a moderate one above 0; else the bound stands and the severity is `uncertain`.
+    `low` holds lower confidence bounds of shares by name, where there are any: the severity follows
+    them (`shown_severity`); where they bear none the bound stands, `uncertain`.
     Shares that were not recorded can't win.
     """
     if shares is None or not enough_steps:
@@ -103,11 +102,13 @@ def verdict_from_shares(
     largest = max(_FED, key=lambda name: values[name] or 0.0)
     share = values[largest] or 0.0
     if share >= HIGH_SHARE:
-        return largest, _shown("high", _bound(low, largest), HIGH_MIN_LOW_SHARE)
+        return largest, shown_severity(share, _bound(low, largest))
     if (values["host"] or 0.0) >= HIGH_SHARE:
-        return "host", _shown("high", _bound(low, "host"), HIGH_MIN_LOW_SHARE)
+        # Its lower end is no noise, but what is left if all silence was waiting.
+        host_low = _bound(low, "host")
+        return "host", "high" if host_low is None or host_low > MODERATE_SHARE else "uncertain"
     if share >= MODERATE_SHARE:
-        return largest, _shown("moderate", _bound(low, largest), MODERATE_MIN_LOW_SHARE)
+        return largest, shown_severity(share, _bound(low, largest))
     if (values["other"] or 0.0) > (values["compute"] or 0.0):
         return "unknown", "none"  # of most of it nothing was recorded, least of all health
     return "compute", "none"
@@ -115,10 +116,3 @@ def verdict_from_shares(
 
 def _bound(low: Mapping[str, float] | None, name: str) -> float | None:
     return None if low is None else low.get(name)
-
-
-def _shown(
-    severity: Literal["high", "moderate"], low: float | None, needed: float
-) -> VerdictSeverity:
-    """The severity if nothing speaks against it, else `uncertain`."""
-    return severity if low is None or low > needed else "uncertain"

@@ -100,6 +100,8 @@ class Mechanisms:
     cpu_ms: Estimate | None  # CPU time of the training thread outside getting batches
     interpreter_ms: Estimate | None  # what other threads of the process may have held it for
     mapping_ms: float = 0.0  # mapping the memory of batches and letting it go
+    # CPU time of the loader: its workers, fetches, other threads. It takes no more from the loop.
+    work_ms: Estimate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

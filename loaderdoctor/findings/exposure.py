@@ -14,11 +14,11 @@ from typing import Literal
 
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import (
-    HIGH_MIN_LOW_SHARE,
     HIGH_SHARE,
     MODERATE_MIN_LOW_SHARE,
     MODERATE_SHARE,
     VerdictSeverity,
+    shown_severity,
 )
 from loaderdoctor.facts.trace import CopyFacts
 from loaderdoctor.facts.whole import Facts
@@ -53,7 +53,7 @@ class Cost:
         return (
             self.share >= HIGH_SHARE
             or self.low_share is None
-            or self.low_share > MODERATE_MIN_LOW_SHARE
+            or self.low_share >= MODERATE_MIN_LOW_SHARE
         )
 
     def part(self, ms: float) -> Cost:
@@ -78,10 +78,7 @@ def severity(share: float, low_share: float | None = None) -> Severity:
     """Severity of a share of the step, given the lower end of its interval where there is one."""
     if share < MODERATE_SHARE:
         return Severity.LOW
-    needed = HIGH_MIN_LOW_SHARE if share >= HIGH_SHARE else MODERATE_MIN_LOW_SHARE
-    if low_share is not None and low_share <= needed:
-        return Severity.UNCERTAIN
-    return Severity.HIGH if share >= HIGH_SHARE else Severity.MODERATE
+    return Severity(shown_severity(share, low_share))
 
 
 def exposed(facts: Facts, part: Part) -> Cost | None:

@@ -27,6 +27,7 @@ from loaderdoctor.attribution.step import (
 )
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts
+from loaderdoctor.facts.shares import SETTLED_TO_SHARE
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import (
     WINDOW_IDS,
@@ -47,7 +48,7 @@ MAX_LONGER_ROUNDS = 30
 # Shares of the step at which the verdict changes; a share is settled once its interval holds
 # none of them, or is no wider than two points.
 VERDICT_EDGES = (0.05, 0.20)
-SETTLED_WIDTH = 0.04
+SETTLED_WIDTH = 2 * SETTLED_TO_SHARE
 
 
 @dataclass(slots=True, kw_only=True)

@@ -28,6 +28,7 @@ def seen(wait_ms: Estimate | None = None, **changes: Any) -> Mechanisms:
         run_queue_ms=NOTHING,
         cpu_ms=NOTHING,
         interpreter_ms=NOTHING,
+        work_ms=estimate(30.0, 1.0),
     )
     return replace(quiet, **changes)
 
@@ -82,6 +83,21 @@ def test_workers_that_take_the_cpu_from_the_loop_are_seen_in_the_run_queue() -> 
     assert claim.low == pytest.approx(10.0)
 
 
+def test_a_worker_that_hardly_runs_puts_nobody_in_the_run_queue() -> None:
+    """A neighbour came while plain windows ran: 20 ms more in the queue, not by the loader."""
+    idle = seen(run_queue_ms=estimate(20.0, 4.0), work_ms=estimate(0.8, 0.1))
+    claim = by_mechanisms(estimate(22.0, 5.0), idle)
+    assert claim.value == pytest.approx(0.5 + 0.8)
+    assert claim.high < 2.0
+
+
+def test_mapping_batches_counts_where_the_noise_of_cpu_time_hides_it() -> None:
+    faults = seen(mapping_ms=5.5, cpu_ms=estimate(4.0, 9.0))
+    claim = by_mechanisms(estimate(6.0, 1.0), faults)
+    assert claim.value == 6.0
+    assert claim.low == pytest.approx(5.0)
+
+
 def test_what_its_own_noise_hides_carries_nothing_but_leaves_the_upper_end_open() -> None:
     unclear = seen(run_queue_ms=estimate(3.0, 8.0))
     claim = by_mechanisms(estimate(12.0, 10.0), unclear)
@@ -89,7 +105,9 @@ def test_what_its_own_noise_hides_carries_nothing_but_leaves_the_upper_end_open(
     assert claim.high == pytest.approx(0.6 + 11.0 + 2 * 0.2)
 
 
-@pytest.mark.parametrize("missing", ["wait_ms", "run_queue_ms", "cpu_ms", "interpreter_ms"])
+@pytest.mark.parametrize(
+    "missing", ["wait_ms", "run_queue_ms", "cpu_ms", "interpreter_ms", "work_ms"]
+)
 def test_a_mechanism_that_was_not_recorded_bounds_nothing(missing: str) -> None:
     difference = estimate(12.7, 11.5)
     gone: dict[str, Any] = {missing: None}
@@ -194,6 +212,7 @@ mechanisms_ = st.builds(
     run_queue_ms=estimates,
     cpu_ms=estimates,
     interpreter_ms=estimates,
+    work_ms=waits,
     mapping_ms=st.floats(min_value=0.0, max_value=20.0),
 )
 TINY = 1e-6

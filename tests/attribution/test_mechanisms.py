@@ -23,6 +23,7 @@ def counted(
     ran_ms: float = 8.0,
     queued_ms: float = 0.5,
     python_ms: float = 0.0,
+    made_ms: float = 0.0,
     boundaries: tuple[BoundaryRecord, ...] = (),
 ) -> WindowDone:
     """A window of four steps; times are a step's."""
@@ -38,7 +39,7 @@ def counted(
         python_ns=round(N * python_ms * MS),
         python_waited_ns=0,
     )
-    return structs.replace(made, fetches=fetches, cpu=cpu)
+    return structs.replace(made, fetches=fetches, cpu=cpu, worker_cpu_ns=round(N * made_ms * MS))
 
 
 def rounds(plain: WindowDone, ready: WindowDone, n: int = 3) -> list[Round]:
@@ -49,13 +50,17 @@ READY = counted("no_input")
 
 
 def test_each_mechanism_is_read_off_its_own_counter() -> None:
-    plain = counted("plain", wait_ms=3.0, got_cpu_ms=1.0, ran_ms=10.5, queued_ms=2.5, python_ms=0.6)
+    plain = counted(
+        "plain", wait_ms=3.0, got_cpu_ms=1.0, ran_ms=10.5, queued_ms=2.5, python_ms=0.6, made_ms=7.0
+    )
     seen = mechanisms(rounds(plain, READY), [plain] * 3, observed(workers=1))
     assert seen.wait_ms and seen.run_queue_ms and seen.cpu_ms and seen.interpreter_ms
     assert seen.wait_ms.value == pytest.approx(3.0)
     assert seen.run_queue_ms.value == pytest.approx(2.0)
     assert seen.cpu_ms.value == pytest.approx(10.5 - 1.0 - 8.0)  # receiving is part of the wait
     assert seen.interpreter_ms.value == pytest.approx(0.6 * LOST_PER_HELD)
+    assert seen.work_ms is not None
+    assert seen.work_ms.value == pytest.approx(7.0 + 0.6 + 1.0)
     assert seen.exposed
 
 

@@ -54,16 +54,17 @@ def test_the_first_line_that_applies_is_the_verdict(
 @pytest.mark.parametrize(
     ("given", "low", "severity"),
     [
-        (shares(input=0.3), {"input": 0.06}, "high"),
-        (shares(input=0.3), {"input": 0.05}, "uncertain"),
+        (shares(input=0.3), {"input": 0.19}, "high"),
+        (shares(input=0.3), {"input": 0.17}, "moderate"),
+        (shares(input=0.3), {"input": 0.02}, "uncertain"),
         (shares(input=0.3), {"copy": 0.0}, "high"),  # nothing said about input
-        (shares(input=0.1), {"input": 0.001}, "moderate"),
-        (shares(input=0.1), {"input": 0.0}, "uncertain"),
+        (shares(input=0.1), {"input": 0.04}, "moderate"),
+        (shares(input=0.1), {"input": 0.001}, "uncertain"),
         (shares(input=0.1), {"input": -0.02}, "uncertain"),
         (shares(host=0.5), {"host": 0.01}, "uncertain"),
     ],
 )
-def test_an_interval_that_does_not_show_it_makes_the_severity_uncertain(
+def test_the_severity_follows_the_lower_bound(
     given: Shares, low: dict[str, float], severity: str
 ) -> None:
     bound, found = verdict_from_shares(given, low)

@@ -163,7 +163,7 @@ def test_a_trial_that_is_slower_clears_it_whatever_it_looked_like() -> None:
 
 
 def test_threads_that_only_spin_against_each_other_are_found_by_the_trial_alone() -> None:
-    facts = replace(HEALTHY, thread_trials=(tried(1, 8.0, 10.0, 0.4),))
+    facts = replace(HEALTHY, thread_trials=(tried(1, 7.0, 10.0, 0.4),))
     finding = thread_oversubscription(facts)
     assert finding is not None
     assert finding.severity is Severity.HIGH

@@ -166,6 +166,9 @@ FEWER_BYTES = Change(
 def _change(finding: Finding, facts: Facts) -> Change | None:
     """By the kind, and of conversions by the format that was recognised."""
     library = finding.evidence.get("collate_library")
+    handed_over = finding.evidence.get("receive_ms_per_batch") is not None
+    if finding.kind is Kind.OVERHEAD_BOUND_LOADER and handed_over:  # of samples of any cost
+        return CHANGES[finding.kind] if finding.evidence.get("sample_us") is not None else None
     of_torch = finding.evidence.get("collate") == "default_collate" or library == "torch"
     if finding.kind is Kind.COLLATE_BOUND and library is not None and not of_torch:
         return KEPT_BATCHES

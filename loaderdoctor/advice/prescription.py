@@ -20,6 +20,7 @@ from loaderdoctor.advice.propose_pool import (
     fewer_workers,
     kept_workers,
     more_workers,
+    no_workers,
     other_order,
 )
 from loaderdoctor.advice.routes import routes
@@ -81,6 +82,7 @@ def candidates(facts: Facts, findings: Iterable[Finding]) -> tuple[Candidate, ..
         *pool,
         *sent,
         *kept_workers(case),
+        *no_workers(case),
         *other_order(case),
         *resident(case),
         *background_thread(case),

@@ -82,6 +82,22 @@ def kept_workers(case: Case) -> list[Candidate]:
     )
 
 
+def no_workers(case: Case) -> list[Candidate]:
+    """No workers, where making batches costs less than starting workers, or receiving from them."""
+    out = []
+    for kind in (Kind.WORKER_STARTUP_EACH_EPOCH, Kind.OVERHEAD_BOUND_LOADER):
+        finding = case.found.get(kind)
+        for said in finding.predictions if finding is not None else ():
+            if said.setting == "num_workers" and said.value == 0:
+                out += case.propose(
+                    kind,
+                    changes={"num_workers": 0},
+                    predicted_ms=said.step_ms,
+                    how="the rest of the step and the making of its batches, in one process",
+                )
+    return out
+
+
 def other_order(case: Case) -> list[Candidate]:
     """Batches handed out as they come, or a longer queue, against waiting behind a slow one."""
     facts, have = case.facts, case.loader.settings
@@ -151,10 +167,6 @@ def fewer_workers(case: Case) -> list[Candidate]:
     if Kind.CPU_SATURATED_WORKERS in case.found and machine is not None:
         cpus = max(1, math.floor(machine.usable_cpus))
         wanted.append((Kind.CPU_SATURATED_WORKERS, cpus, "as many workers as usable CPUs"))
-    startup = case.found.get(Kind.WORKER_STARTUP_EACH_EPOCH)
-    if startup is not None and any(p.setting == "num_workers" for p in startup.predictions):
-        why = "no workers to start, and batches that cost less than starting them"
-        wanted.append((Kind.WORKER_STARTUP_EACH_EPOCH, 0, why))
     if Kind.OVERHEAD_BOUND_LOADER in case.found:
         wanted.append((Kind.OVERHEAD_BOUND_LOADER, 0, "no queue to pay for"))
     mapped = case.found.get(Kind.BATCH_PAGE_FAULTS)

@@ -24,7 +24,7 @@ from loaderdoctor.findings.formats import conversion
 from loaderdoctor.findings.input_parts import cost_beyond_wait, making_cost
 from loaderdoctor.findings.line_names import seen, seen_enough
 from loaderdoctor.findings.model import Kind
-from loaderdoctor.findings.rules.saturated import MAX_OVERHEAD_SAMPLE_MS
+from loaderdoctor.findings.rules.overhead import MAX_OVERHEAD_SAMPLE_MS
 from loaderdoctor.instrument.wire.records import LoaderRecord
 
 # Of the memory available; a trial of `cache` keeps to the same (instrument/dataset/cached.py).

@@ -144,6 +144,7 @@ def _facts(chosen: Selection, n_steps: int, sampled_in: Sequence[Selection]) -> 
         first_touch_ratio=touched.ratio if touched is not None else None,
         first_touch_ms=touched.first_ms if touched is not None else None,
         run_wait_share=_run_wait_share(chosen) if in_workers else None,
+        receive_ms=_receive_ms(chosen) if in_workers else None,
     )
 
 
@@ -158,6 +159,29 @@ def _queue_put_ms(chosen: Selection) -> float | None:
         free_ns = np.concatenate(([0], np.maximum.accumulate(mine.sent_ns)[:-1]))
         costs.append(mine.send_ns - np.maximum(mine.end_ns, free_ns))
     return _mean_ms(np.concatenate(costs)) if costs else None
+
+
+def _receive_ms(chosen: Selection) -> float | None:
+    """What the loop's fetch takes from when its batch is ready, per batch."""
+    deliveries = chosen.of_iterators(chosen.log.deliveries)
+    ready_ns = _ready_ns(chosen.log)
+    row = rows_of(deliveries.key, chosen.log.batches.key)
+    known = row >= 0
+    if not known.any():
+        return None
+    deliveries, ready_ns = deliveries.where(known), ready_ns[row[known]]
+    since_ns = np.maximum(deliveries.start_ns, ready_ns)
+    return _mean_ms(np.maximum(deliveries.end_ns - since_ns, 0))
+
+
+def _ready_ns(log: WorkerLog) -> NDArray[np.int64]:
+    """When each batch of the log was ready to be received, pinned where it is."""
+    batches = log.batches
+    ready_ns = np.where(batches.send_ns >= 0, batches.send_ns, batches.end_ns)
+    if not len(log.pins):
+        return ready_ns
+    pinned = rows_of(batches.key, log.pins.key)
+    return np.where(pinned >= 0, log.pins.end_ns[np.maximum(pinned, 0)], ready_ns)
 
 
 def _idle_share(chosen: Selection) -> float | None:
@@ -236,11 +260,7 @@ def _head_of_line_ms(chosen: Selection, n_steps: int) -> float | None:
     """
     if n_steps <= 0 or chosen.n_workers < 2:
         return None
-    batches = chosen.log.batches
-    ready_ns = np.where(batches.send_ns >= 0, batches.send_ns, batches.end_ns)
-    pinned = rows_of(batches.key, chosen.log.pins.key)
-    if len(chosen.log.pins):
-        ready_ns = np.where(pinned >= 0, chosen.log.pins.end_ns[np.maximum(pinned, 0)], ready_ns)
+    batches, ready_ns = chosen.log.batches, _ready_ns(chosen.log)
     deliveries = chosen.of_iterators(chosen.log.deliveries)
     in_order = {i.serial for i in chosen.iterators if i.in_order}
     idle_ns = 0.0

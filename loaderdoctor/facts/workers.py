@@ -77,3 +77,6 @@ class WorkerFacts:
     # Of a worker's life, ready to run and no CPU free: it waits for a CPU, not for storage.
     run_wait_share: float | None = None
     loader: str | None = None  # LoaderRecord.id; None: the records do not say
+    # In the loop's `__next__`, per batch, once it was ready: receiving, unpickling, mapping it, and
+    # asking for the next. None: no workers, or their deliveries were not recorded.
+    receive_ms: float | None = None

@@ -117,6 +117,13 @@ def all_batches_ms(facts: Facts) -> float | None:
     return math.fsum(w.batch_ms * (1.0 - (w.run_wait_share or 0.0)) for w in made)
 
 
+def all_receiving_ms(facts: Facts) -> float | None:
+    """What receiving ready batches takes the loop a step, of all loaders; None: not recorded."""
+    if facts.workers is None or facts.workers.receive_ms is None:
+        return None
+    return math.fsum(w.receive_ms or 0.0 for w in (facts.workers, *_also_feeding(facts)))
+
+
 def _also_feeding(facts: Facts) -> list[WorkerFacts]:
     """Of the loaders that feed the step, those but the dearest."""
     names = {x.id for x in facts.feeding}

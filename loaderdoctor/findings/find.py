@@ -34,12 +34,9 @@ from loaderdoctor.findings.rules.copies import (
 )
 from loaderdoctor.findings.rules.host import launch_bound, sync_every_step
 from loaderdoctor.findings.rules.loop_work import work_between_steps
+from loaderdoctor.findings.rules.overhead import overhead_bound_loader
 from loaderdoctor.findings.rules.page_faults import allocator_page_faults, batch_page_faults
-from loaderdoctor.findings.rules.saturated import (
-    cpu_saturated_workers,
-    overhead_bound_loader,
-    storage_bound_workers,
-)
+from loaderdoctor.findings.rules.saturated import cpu_saturated_workers, storage_bound_workers
 from loaderdoctor.findings.rules.slow_rank import slow_rank
 from loaderdoctor.findings.rules.startup import iterator_recreated, worker_startup_each_epoch
 from loaderdoctor.findings.rules.starved import (

@@ -256,6 +256,7 @@ class Workers(Struct, frozen=True, kw_only=True):
     transforms: dict[str, float]
     lines: tuple[dict[str, Any], ...]
     loader: str | None = None  # whose batches these were
+    receive_ms: float | None = None  # in the loop's fetch, once a batch was ready
 
 
 class GpuDevice(Struct, frozen=True, kw_only=True):

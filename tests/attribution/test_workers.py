@@ -187,6 +187,16 @@ def test_one_epoch_says_nothing_about_first_touches(tmp_path: Path) -> None:
     assert facts.first_touch_ratio is None
 
 
+def test_receiving_counts_from_when_a_batch_is_ready_and_not_the_wait_for_it(
+    tmp_path: Path,
+) -> None:
+    slow, _, _ = facts_of(
+        tmp_path / "slow", lambda w: w.epoch(cases.loader(cases.Sleeping(), num_workers=1))
+    )
+    assert slow.receive_ms is not None
+    assert 0 < slow.receive_ms < slow.batch_ms / 2  # the loop waits nearly a batch each time
+
+
 def test_at_no_workers_what_only_workers_have_is_absent(tmp_path: Path) -> None:
     facts, _, _ = facts_of(tmp_path, lambda w: w.epoch(cases.loader(cases.Sleeping())))
     assert facts.n_workers == 0
@@ -194,6 +204,7 @@ def test_at_no_workers_what_only_workers_have_is_absent(tmp_path: Path) -> None:
     assert facts.sampler_ms is not None
     for absent in (facts.idle_share, facts.queue_put_ms, facts.n_threads, facts.head_of_line_ms):
         assert absent is None
+    assert facts.receive_ms is None
     assert facts.cores == ()
 
 

@@ -1,4 +1,4 @@
-"""More workers would not help: the CPU is full, the storage is slow, or the work is overhead."""
+"""More workers would not help: the CPU is full, or the storage is slow."""
 
 from __future__ import annotations
 
@@ -10,22 +10,15 @@ from loaderdoctor.findings.capacity import (
     batch_ms,
     cpu_cores_used,
     cpu_saturated,
-    may_explain,
     pool_falls_short_ms,
     rest_ms,
     wanted_cpu_share,
     worker_limit,
 )
 from loaderdoctor.findings.exposure import input_cost, loader_id, num_workers
-from loaderdoctor.findings.input_parts import contention_cost, making_cost, unmapped_cost
+from loaderdoctor.findings.input_parts import contention_cost, making_cost
 from loaderdoctor.findings.line_names import hot_evidence, hot_sentence
 from loaderdoctor.findings.model import Finding, Kind, Prediction
-
-# A sample below this costs what Python costs, not what its data does. On 2 cores indexing a
-# TensorDataset takes 0.012 ms a sample, an MNIST image through PIL, ToTensor and Normalize
-# 0.106 ms. At the former workers hurt (20000 rows, batch 256: 204 ms an epoch without, 626 ms with
-# two, 12 ms sliced), at the latter they help.
-MAX_OVERHEAD_SAMPLE_MS = 0.03
 
 
 def cpu_saturated_workers(facts: Facts) -> Finding | None:
@@ -129,61 +122,6 @@ def storage_bound_workers(facts: Facts) -> Finding | None:
     )
 
 
-def overhead_bound_loader(facts: Facts) -> Finding | None:
-    """Samples so small that indexing, collating and the queue are the whole cost.
-
-    Decides on: median time of a sample of a map-style dataset, its part of collating, and exposed
-    input time without mapping the batches (`batch-page-faults`).
-    Abstains: sample times not recorded, the dataset is a stream, the sampler is what costs, or the
-    batches seen made are too cheap to explain the cost.
-    Fooled by: samples that are cheap but for a rare slow one; the median hides it, so the mean
-    must be small too.
-    """
-    workers, cost, loader = facts.workers, unmapped_cost(facts), facts.main_loader
-    if workers is None or cost is None or loader is None or loader.kind != "map":
-        return None
-    sample_ms = _sample_ms(facts)
-    if sample_ms is None or sample_ms > MAX_OVERHEAD_SAMPLE_MS:
-        return None
-    if _collate_ms_per_sample(facts) > MAX_OVERHEAD_SAMPLE_MS:
-        return None
-    if workers.sampler_ms is not None and workers.sampler_ms > cost.ms / 2:
-        return None
-    seen_ms = workers.batch_ms + (workers.queue_put_ms or 0.0)
-    if not may_explain(seen_ms, cost):
-        return None
-    n = workers.n_workers
-    instead = (
-        ""
-        if not n
-        else f" The {fmt.count(n, 'worker')} {fmt.verb(n, 'add')} the price of a queue to it."
-    )
-    return Finding(
-        kind=Kind.OVERHEAD_BOUND_LOADER,
-        severity=cost.severity,
-        share=cost.share,
-        loader=loader.id,
-        summary=(
-            f"A sample takes {1000 * sample_ms:.0f} µs: the {cost.of_step} are the overhead of "
-            "fetching one sample at a time and collating them, not the data. Slice whole batches "
-            f"or keep the dataset on the device.{instead}"
-        ),
-        predictions=(no_more_workers("More workers would add the price of a queue."),),
-        evidence={
-            "sample_us": 1000 * sample_ms,
-            "batch_ms": workers.batch_ms,
-            "fetch_ms": workers.fetch_ms,
-            "collate_ms": workers.collate_ms,
-            "num_workers": n,
-            "batch_size": loader.batch_size,
-            "input_ms_per_step": cost.ms,
-            "step_ms": cost.step_ms,
-        },
-        advice="Slice whole batches from tensors in memory (or define __getitems__), or keep the "
-        "dataset on the device.",
-    )
-
-
 def no_more_workers(sentence: str) -> Prediction:
     """That more workers gain nothing, for this reason."""
     return Prediction(sentence=sentence, setting="num_workers", which="more", gains=False)
@@ -195,28 +133,3 @@ def _fills_the_cpus(facts: Facts, n_workers: int) -> bool:
     if share is None or limit is None:
         return False
     return share >= MAX_WAITING_CPU_SHARE and n_workers >= limit
-
-
-def _sample_ms(facts: Facts) -> float | None:
-    """Time of one sample: the median, or the mean where that is what the batch is made of."""
-    workers = facts.workers
-    if workers is None:
-        return None
-    mean_ms = (
-        workers.fetch_ms * workers.n_batches / workers.n_samples if workers.n_samples > 0 else None
-    )
-    if workers.sample_ms_quantiles is None:
-        return mean_ms
-    median_ms = workers.sample_ms_quantiles[3]
-    # The mean holds what a rare slow sample costs; twice the limit leaves room for its noise.
-    if mean_ms is not None and mean_ms > 2 * MAX_OVERHEAD_SAMPLE_MS:
-        return mean_ms
-    return median_ms
-
-
-def _collate_ms_per_sample(facts: Facts) -> float:
-    """Collating, spread over the batch; 0 where it was not recorded apart."""
-    workers = facts.workers
-    if workers is None or workers.collate_ms is None or workers.n_samples <= 0:
-        return 0.0
-    return workers.collate_ms * workers.n_batches / workers.n_samples

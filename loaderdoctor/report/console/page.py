@@ -241,6 +241,7 @@ def _workers(workers: Workers | None, others: Sequence[str]) -> RenderableType |
         "cpu_share": workers.cpu_share,
         "idle_share": workers.idle_share if workers.n_workers else None,
         "pinning_ms": workers.pin_ms,
+        "receiving_ms": workers.receive_ms,
     }
     of = f" for {plain(workers.loader)}" if others and workers.loader is not None else ""
     body: list[RenderableType] = [Text(f"Made in {makers}{of}: {' · '.join(listed(figures))}")]

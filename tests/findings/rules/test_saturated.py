@@ -1,4 +1,4 @@
-"""Rules about pools that more workers do not help: full CPUs, slow storage, overhead."""
+"""Rules about pools that more workers do not help: full CPUs, slow storage."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.contention import gil_contention
-from loaderdoctor.findings.rules.saturated import (
-    cpu_saturated_workers,
-    overhead_bound_loader,
-    storage_bound_workers,
-)
+from loaderdoctor.findings.rules.saturated import cpu_saturated_workers, storage_bound_workers
 from loaderdoctor.findings.rules.starved import (
     too_few_workers,
 )
@@ -28,7 +24,6 @@ from tests.findings.builders import (
 )
 from tests.findings.case import Case, fires, stays_silent
 from tests.findings.input_facts import (
-    BY_ITSELF,
     FULL_CPU,
     LOW,
     NO_WORKERS,
@@ -78,59 +73,6 @@ CASES = (
         missing={
             "CPU times": with_exposed(input_=0.6, workers=replace(SHORT, cpu_share=None)),
             "workers": with_exposed(input_=0.6, workers=None),
-        },
-    ),
-    Case(
-        rule=overhead_bound_loader,
-        ill=with_exposed(
-            input_=0.5,
-            loaders=NO_WORKERS,
-            workers=workers(
-                n_workers=0,
-                batch_ms=2.6,
-                fetch_ms=2.0,
-                collate_ms=0.6,
-                n_samples=20_480,
-                sample_ms_quantiles=(0.008, 0.009, 0.01, 0.011, 0.012, 0.02, 0.03, 0.2),
-            ),
-        ),
-        share=0.5,
-        severity=Severity.HIGH,
-        evidence={"sample_us": 11.0, "batch_ms": 2.6, "num_workers": 0},
-        says=("A sample takes 11 µs", "More workers would add the price of a queue"),
-        silent={
-            "samples of some cost": with_exposed(input_=0.5, workers=BY_ITSELF),
-            "batches too cheap to explain it": with_exposed(
-                input_=0.5,
-                workers=workers(
-                    batch_ms=0.1, fetch_ms=0.1, queue_put_ms=0.05, sample_ms_quantiles=(0.01,) * 8
-                ),
-            ),
-            "a rare slow sample": with_exposed(
-                input_=0.5,
-                workers=workers(
-                    fetch_ms=16.0,
-                    sample_ms_quantiles=(0.01, 0.01, 0.02, 0.02, 0.02, 0.02, 0.03, 120.0),
-                ),
-            ),
-            "costly collating": with_exposed(
-                input_=0.5,
-                workers=workers(
-                    fetch_ms=0.6, collate_ms=15.0, sample_ms_quantiles=(0.01,) * 8, sampler_ms=0.0
-                ),
-            ),
-            "a stream": with_exposed(
-                input_=0.5,
-                loaders=(loader(kind="iterable"),),
-                workers=workers(fetch_ms=0.6, sample_ms_quantiles=(0.01,) * 8),
-            ),
-        },
-        missing={
-            "workers": with_exposed(input_=0.5, workers=None),
-            "sample times": with_exposed(
-                input_=0.5, workers=workers(sample_ms_quantiles=None, n_samples=0)
-            ),
-            "loader": with_exposed(input_=0.5, loaders=()),
         },
     ),
 )

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
+
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Estimate, Interval, interval
 from loaderdoctor.facts.loop import AblationFacts, Mechanisms, StepFacts
@@ -17,13 +19,13 @@ from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.findings.line_names import seen_enough
 from loaderdoctor.findings.model import Finding, Tested
 from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
-from loaderdoctor.report import model
+from loaderdoctor.report import gpu_model, model
 from loaderdoctor.report.files import plain_value
 from loaderdoctor.report.words.gpu import epoch_sentence, idle_gaps_sentence
 from loaderdoctor.report.words.method import method_sentences
 from loaderdoctor.report.words.summary import verdict_sentence
 
-Mirror = TypeVar("Mirror", bound=model.Struct)
+Mirror = TypeVar("Mirror", bound=msgspec.Struct)
 # DESIGN: more than 2 % of the step in no share is a defect of ours, and the report says so.
 MAX_OTHER_SHARE = 0.02
 
@@ -264,7 +266,7 @@ def _workers(facts: WorkerFacts | None) -> model.Workers | None:
     )
 
 
-def gpu_of(facts: Facts) -> model.Gpu | None:
+def gpu_of(facts: Facts) -> gpu_model.Gpu | None:
     """None where neither a device nor its memory was seen."""
     trace, step = facts.trace, facts.step
     devices = trace.gpu_devices if trace is not None else ()
@@ -277,21 +279,21 @@ def gpu_of(facts: Facts) -> model.Gpu | None:
         reserved = max((d.peak_reserved_bytes or 0 for d in recorded), default=None)
     if not devices and busy is None and allocated is None:
         return None
-    return model.Gpu(
-        devices=tuple(_like(model.GpuDevice, device) for device in devices),
+    return gpu_model.Gpu(
+        devices=tuple(_like(gpu_model.GpuDevice, device) for device in devices),
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
         busy=_busy(busy, step) if busy is not None else None,
     )
 
 
-def _busy(busy: BusyFacts, step: StepFacts | None) -> model.GpuBusy:
+def _busy(busy: BusyFacts, step: StepFacts | None) -> gpu_model.GpuBusy:
     gaps = busy.idle_gaps
     return _like(
-        model.GpuBusy,
+        gpu_model.GpuBusy,
         busy,
         summary=idle_gaps_sentence(busy) + epoch_sentence(busy, step),
-        idle_gaps=_like(model.GpuIdleGaps, gaps) if gaps is not None else None,
+        idle_gaps=_like(gpu_model.GpuIdleGaps, gaps) if gaps is not None else None,
     )
 
 

@@ -26,7 +26,8 @@ from loaderdoctor.report.console.tables import (
     machines_table,
     prescription_lines,
 )
-from loaderdoctor.report.model import Finding, Gpu, MemoryHistory, Report, UserRange, Workers
+from loaderdoctor.report.gpu_model import Gpu
+from loaderdoctor.report.model import Finding, MemoryHistory, Report, UserRange, Workers
 from loaderdoctor.report.words import gpu as gpu_words
 from loaderdoctor.report.words.first_screen import (
     SHARE_ORDER,

@@ -28,7 +28,8 @@ from loaderdoctor.report.charts.subjects import (
     time_legend,
     workers_by_prefetch,
 )
-from loaderdoctor.report.model import GpuBusy, Report
+from loaderdoctor.report.gpu_model import GpuBusy
+from loaderdoctor.report.model import Report
 from loaderdoctor.report.words.trials import is_clear
 
 # What the colours of a timeline mean, by the page's name for each.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from loaderdoctor.advice import dataset_snippets, loop_snippets
+from loaderdoctor.advice import dataset_snippets, loop_snippets, loop_work_snippets
 from loaderdoctor.advice.candidates import CodeAdvice, PredictedFrom
 from loaderdoctor.advice.worked import from_array
 from loaderdoctor.facts.whole import Facts
@@ -150,6 +150,36 @@ FORMAT_CHANGES: Mapping[str, Change] = {
         example=dataset_snippets.FORMAT,
     ),
 }
+# Of work between steps that stack samples named, by what it does (`facts.loop_lines.What`).
+_RARELY = Change(title="Do it every n steps", example=loop_work_snippets.RARELY)
+_AHEAD = Change(
+    title="Let the loader's workers do it, ahead of the loop", example=loop_work_snippets.AHEAD
+)
+WORK_CHANGES: Mapping[str, Change] = {
+    "item": Change(
+        title="Keep sums on the device, read them rarely", example=loop_work_snippets.ON_DEVICE
+    ),
+    "to-host": Change(
+        title="Compute on the device, copy only the result", example=loop_work_snippets.ON_DEVICE
+    ),
+    "metrics": Change(
+        title="Compute metrics on whole tensors, or rarely", example=loop_work_snippets.ON_DEVICE
+    ),
+    "table": Change(
+        title="Make arrays of the table's columns once", example=loop_work_snippets.COLUMNS
+    ),
+    "deepcopy": Change(
+        title="Copy only when something is to be kept", example=loop_work_snippets.KEPT_COPY
+    ),
+    "save": Change(title="Save rarely, in the background", example=loop_work_snippets.SAVE),
+    "plot": Change(title="Keep the values, draw once an epoch", example=loop_work_snippets.PLOT),
+    "elements": Change(
+        title="Work on whole batches in place of single elements",
+        example=loop_work_snippets.VECTORISED,
+    ),
+    **dict.fromkeys(("print", "tracking", "files", "network", "process"), _RARELY),
+    **dict.fromkeys(("image", "text", "numpy", "library"), _AHEAD),
+}
 KEPT_BATCHES = Change(
     title="Collate once, and keep the batches",
     example=dataset_snippets.KEPT_BATCHES,
@@ -176,12 +206,24 @@ def _change(finding: Finding, facts: Facts) -> Change | None:
         n_bytes = finding.evidence.get("batch_bytes")
         large = isinstance(n_bytes, int | float) and n_bytes >= LARGE_BATCH_BYTES
         return FEWER_BYTES if large else CHANGES[Kind.OVERHEAD_BOUND_LOADER]
+    if finding.kind is Kind.WORK_BETWEEN_STEPS and "what" in finding.evidence:
+        return _of_work(finding)
     if finding.kind is not Kind.DATASET_FORMAT_BOUND:
         return CHANGES.get(finding.kind)
     change = FORMAT_CHANGES.get(str(finding.evidence.get("format")))
     if change is not None and finding.evidence.get("format") == "pil-round-trip":
         return replace(change, example=from_array(facts.main_loader))
     return change
+
+
+def _of_work(finding: Finding) -> Change | None:
+    """By what it does and where; None where the advice says it all (a sleep)."""
+    what = str(finding.evidence["what"])
+    change = WORK_CHANGES.get(what)
+    early = finding.evidence.get("before_forward_pass")
+    if what in ("elements", "item") and early:
+        return _AHEAD
+    return _RARELY if change is _AHEAD and early is False else change
 
 
 # Their share is of the step's own work, which no ablation touches.

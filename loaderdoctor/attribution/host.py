@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -75,12 +75,16 @@ def host_hotspots(
             for hotspot in hotspots_of_stack_samples(rows, stack_samples, left)
         }
         left = EMPTY if hotspots else left
-    for name, total_ns in _operations(rows, left):
+    for name, total_ns, n in _operations(rows, left):
         shown = "unnamed CUDA calls" if name == UNNAMED else shortened(name, MAX_SHOWN_CHARS)
-        hotspots[name] = HostHotspot(name=shown, ms_per_step=total_ns / NS_PER_MS)
+        ms, times = total_ns / NS_PER_MS, None if n is None else n / per_step
+        if name in hotspots:  # calls between other ops, told by the op before them
+            ms += hotspots[name].ms_per_step
+            times = (times or 0.0) + (hotspots[name].n_per_step or 0.0)
+        hotspots[name] = HostHotspot(name=shown, ms_per_step=ms, n_per_step=times)
     ranked = sorted(hotspots.values(), key=lambda s: (-s.ms_per_step, s.name))
     return tuple(
-        HostHotspot(name=s.name, ms_per_step=s.ms_per_step / per_step, file=s.file, line=s.line)
+        replace(s, ms_per_step=s.ms_per_step / per_step)
         for s in ranked[:MAX_HOTSPOTS]
         if s.ms_per_step > 0
     )
@@ -191,8 +195,11 @@ def _self_time(start_ns: I64, end_ns: I64, within: Intervals) -> I64:
     return result
 
 
-def _operations(rows: Rows, host: Intervals) -> Iterator[tuple[str, int]]:
-    """Exposed time by outermost op, then annotation, then autograd, then silence."""
+def _operations(rows: Rows, host: Intervals) -> Iterator[tuple[str, int, int | None]]:
+    """Exposed time by outermost op, then annotation, then autograd, then silence.
+
+    Of silences also how many there are.
+    """
     spans, flags = rows.spans, rows.flags
     training = rows.on_training_thread()
     ops = np.flatnonzero(
@@ -204,7 +211,7 @@ def _operations(rows: Rows, host: Intervals) -> Iterator[tuple[str, int]]:
         )
     )
     ops = ops[outermost(spans.start_ns[ops], spans.end_ns[ops])]
-    yield from _by_name(rows, ops, _covered(rows, ops, host))
+    yield from _uncounted(_by_name(rows, ops, _covered(rows, ops, host)))
     left = host.subtract(rows.intervals(ops))
 
     annotated = rows.named(~(flags.step | flags.fetch | flags.optimizer), Category.USER_ANNOTATION)
@@ -215,12 +222,12 @@ def _operations(rows: Rows, host: Intervals) -> Iterator[tuple[str, int]]:
         most, total = noted.intersect(left).total_ns, int(own.sum())
         if total > most:  # some cross, which those of one thread should not: shared out
             own = (own * (most / total)).astype(np.int64)
-        yield from _by_name(rows, notes, own)
+        yield from _uncounted(_by_name(rows, notes, own))
         left = left.subtract(noted)
 
     others = np.flatnonzero((spans.category == Category.CPU_OP) & ~training & ~rows.by_producers())
     backward = rows.intervals(others).intersect(left).total_ns
-    yield "backward (autograd thread)", backward
+    yield "backward (autograd thread)", backward, None
     left = left.subtract(rows.intervals(others))
     either = training & rows.named(flags.fetch, Category.USER_ANNOTATION)
     either[ops] = True
@@ -229,43 +236,66 @@ def _operations(rows: Rows, host: Intervals) -> Iterator[tuple[str, int]]:
     yield from _silences(rows, both, left)
 
 
-def _silences(rows: Rows, ops: Index, left: Intervals) -> Iterator[tuple[str, int]]:
-    """Exposed time between the outermost ops, by the pair of names around it."""
+def _uncounted(named: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int, None]]:
+    for name, total_ns in named:
+        yield name, total_ns, None
+
+
+def _silences(rows: Rows, ops: Index, left: Intervals) -> Iterator[tuple[str, int, int]]:
+    """Exposed time between the outermost ops, by the pair of names around it, and how often."""
     spans = rows.spans
     if ops.size < 2:
-        yield "Python outside any op", left.total_ns
+        yield "Python outside any op", left.total_ns, 1
         return
     reach = np.maximum.accumulate(spans.end_ns[ops])
     begin, end = reach[:-1], np.maximum(spans.start_ns[ops][1:], reach[:-1])
     covered = left.covered_before(end) - left.covered_before(begin)
-    for before, after, total_ns in _largest_pairs(spans.name[ops], covered):
+    told = _told_by(rows, ops)
+    for before, after, total_ns, n in _largest_pairs(spans.name[told], spans.name[ops], covered):
         text = f"Python between {_short(rows.names[before])} and {_short(rows.names[after])}"
-        yield text, total_ns
+        yield text, total_ns, n
 
 
-def _largest_pairs(name: I32, between_ns: I64) -> Iterator[tuple[int, int, int]]:
-    """The pairs of names in a row with most time between them: both names, and the time.
+def _told_by(rows: Rows, ops: Index) -> Index:
+    """Of each op the one to name it by, where something comes behind it.
 
-    Pairs are counted in a table, of the names that occur: most traces have few. Sorting a million
-    pairs takes ten times as long.
+    A call of the runtime outside any op is some op's aftermath (the event that ends a pinned copy):
+    the op tells more. One that waits is named itself.
     """
-    present = np.flatnonzero(np.bincount(name))
-    if present.size**2 <= max(MAX_TABLE, 4 * name.size):
+    spans = rows.spans
+    asides = (spans.category[ops] == Category.RUNTIME) & ~rows.flags.sync[spans.name[ops]]
+    last = np.where(asides, -1, np.arange(ops.size))
+    last = np.maximum.accumulate(last)
+    return np.where(last >= 0, ops[last], ops)
+
+
+def _largest_pairs(before: I32, after: I32, between_ns: I64) -> Iterator[tuple[int, int, int, int]]:
+    """The pairs of names in a row with most time between them: both names, the time, how often.
+
+    `before` and `after` name the same ops, of which `between_ns` are the times behind all but the
+    last. Pairs are counted in a table, of the names that occur: most traces have few. Sorting a
+    million pairs takes ten times as long.
+    """
+    occurring = np.concatenate((before, after))
+    present = np.flatnonzero(np.bincount(occurring))
+    silent = between_ns > 0
+    if present.size**2 <= max(MAX_TABLE, 4 * before.size):
         number = np.zeros(int(present[-1]) + 1, np.int64)
         number[present] = np.arange(present.size)
-        pair = number[name[:-1]] * present.size + number[name[1:]]
+        pair = number[before[:-1]] * present.size + number[after[1:]]
         totals = np.bincount(pair, weights=between_ns)
+        counts = np.bincount(pair, weights=silent)
         keys = np.flatnonzero(totals)
-        totals = totals[keys]
+        totals, counts = totals[keys], counts[keys]
     else:
-        number = name.astype(np.int64)
-        present = np.arange(int(name.max()) + 1)
-        pair = number[:-1] * present.size + number[1:]
+        present = np.arange(int(occurring.max()) + 1)
+        pair = before[:-1].astype(np.int64) * present.size + after[1:]
         keys, which = np.unique(pair, return_inverse=True)
         totals = np.bincount(which.reshape(-1), weights=between_ns)
+        counts = np.bincount(which.reshape(-1), weights=silent)
     for at in np.argsort(-totals, kind="stable")[:MAX_HOTSPOTS]:
-        before, after = divmod(int(keys[at]), present.size)
-        yield int(present[before]), int(present[after]), int(totals[at])
+        first, second = divmod(int(keys[at]), present.size)
+        yield int(present[first]), int(present[second]), int(totals[at]), int(counts[at])
 
 
 def _short(name: str) -> str:

@@ -29,6 +29,9 @@ MIN_CALLED_PART = 0.5
 # and of this much of its own work, the rest being between epochs or in a hook.
 MIN_COMMON_PART, MIN_OWN_PART = 0.9, 0.5
 
+# Where fewer parts of the step were seen in the loop's own function, it calls another for them.
+MIN_LANDMARKS = 2
+
 _STAGES = ("fetch", "forward", "backward", "optimizer")
 _WORDS = {
     "fetch": "the fetch",
@@ -50,13 +53,20 @@ class _Cell(NamedTuple):
     depth: int = 0  # of functions that call one another the innermost is the closest
 
 
-def loop_line_facts(record: StackRecord | None, *, has_accelerator: bool) -> LoopLineFacts | None:
-    """None where nothing was sampled, or too little to tell.
+def loop_line_facts(
+    records: Sequence[StackRecord], *, has_accelerator: bool
+) -> LoopLineFacts | None:
+    """Of all windows together; None where nothing was sampled, or too little to tell.
 
     With an accelerator reading a value (`.item()`, `.cpu()`) waits for what it has yet to compute:
     such samples are kept apart from the loop's own work.
     """
-    if record is None or record.n < MIN_SAMPLES:
+    record = StackRecord(
+        n=sum(x.n for x in records),
+        n_outside=sum(x.n_outside for x in records),
+        places=tuple(place for x in records for place in x.places),
+    )
+    if record.n < MIN_SAMPLES:
         return None
     own = [x for x in record.places if x.stage == "own"]
     operators = [x for x in own if is_operator(x)]
@@ -77,6 +87,7 @@ def loop_line_facts(record: StackRecord | None, *, has_accelerator: bool) -> Loo
         outside=_places(
             [x for x in record.places if x.stage == "outside"], depth, record.n_outside, ()
         ),
+        outside_share=record.n_outside / (record.n + record.n_outside),
     )
 
 
@@ -209,13 +220,15 @@ def _landmarks(
 
 
 def _between(loop: FramePlace, landmarks: Sequence[tuple[int, str]]) -> tuple[str, str] | None:
-    """What comes before and behind a line; None where it holds a part of the step itself."""
-    lines = {line for line, _ in landmarks}
-    before = [stage for line, stage in landmarks if line < loop.line]
-    behind = [stage for line, stage in landmarks if line > loop.line]
-    if loop.line in lines or not before:
+    """What comes before and behind a line, round the loop; None where it holds a part itself."""
+    if len({stage for _, stage in landmarks}) < MIN_LANDMARKS or any(
+        line == loop.line for line, _ in landmarks
+    ):
         return None
-    return _WORDS[before[-1]], _WORDS[behind[0]] if behind else "the next fetch"
+    before = [stage for line, stage in landmarks if line < loop.line] or [landmarks[-1][1]]
+    behind = [stage for line, stage in landmarks if line > loop.line] or [landmarks[0][1]]
+    first = _WORDS[behind[0]]
+    return _WORDS[before[-1]], "the next fetch" if first == _WORDS["fetch"] else first
 
 
 def _line(frame: FramePlace) -> CodeLine:

@@ -80,7 +80,7 @@ def analyse(
         other_workers=_other_workers(log, evidence, workers),
         observed=evidence.observed,
         loop_lines=loop_line_facts(
-            evidence.sampled.stacks if evidence.sampled is not None else None,
+            [w.stacks for w in evidence.sampled if w.stacks is not None],
             has_accelerator=evidence.observed.device is not None,
         ),
     )

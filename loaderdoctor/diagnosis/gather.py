@@ -30,10 +30,12 @@ from loaderdoctor.tryout.ablating import Ablation, LoopEvidence
 # then took 2 to 30 times as long as one (`benchmarks/contention.py`).
 HARD_FIGHT_SHARE = 0.5
 
-# The window of stack samples: 400 of them and more, which tell a share of 20 % to 4 points. Slow
-# steps are still seen whole, twice.
+# A window of stack samples has some 400 of them, which tell a share of 20 % to 4 points, or a fifth
+# of that where other programs keep the CPUs busy. Slow steps are still seen whole, twice.
 SAMPLED_S = 1.0
 MIN_SAMPLED_STEPS = 2
+ENOUGH_SAMPLES = 200
+MAX_SAMPLED_WINDOWS = 3
 
 
 class Gatherer(Ablation):
@@ -122,25 +124,29 @@ class Gatherer(Ablation):
             self.evidence.plain.extend(self._measure([self.request("plain")]))
 
     def stack_samples(self) -> None:
-        """A window in which the training thread's stack is sampled: which lines its work is at.
+        """Windows in which the training thread's stack is sampled: which lines its work is at.
 
-        Not begun where it would not end in time, or where a step takes too much of what is left.
+        More than one where the first was too short of samples. Not begun where one would not end in
+        time.
         """
-        sizes = self.evidence.sizes
+        sizes, sampled = self.evidence.sizes, self.evidence.sampled
         n_steps = max(MIN_SAMPLED_STEPS, math.ceil(SAMPLED_S / sizes.step_s))
-        if self._clock() + n_steps * sizes.step_s > self._end_s:
-            return
-        self._tell("sampling the loop's lines")
-        request = self.request(
-            "plain",
-            n_steps=n_steps,
-            stack_samples=True,
-            host_memory=False,
-            drop_batches=bool(self.evidence.rounds),
-        )
-        for done in self._measure([request]):
-            if usable(done):
-                self.evidence.sampled = done
+        for n in range(MAX_SAMPLED_WINDOWS):
+            if self._clock() + n_steps * sizes.step_s > self._end_s:
+                return
+            self._tell("sampling the loop's lines")
+            request = self.request(
+                "plain",
+                n_steps=n_steps,
+                stack_samples=True,
+                host_memory=False,
+                drop_batches=n == 0 and bool(self.evidence.rounds),
+            )
+            done = [w for w in self._measure([request]) if usable(w) and w.stacks is not None]
+            sampled.extend(done)
+            n_samples = sum(w.stacks.n for w in sampled if w.stacks is not None)
+            if not done or n_samples >= ENOUGH_SAMPLES:
+                return
 
 
 # `--memory-history`: torch's memory snapshot of the loop, and what recording it costs.

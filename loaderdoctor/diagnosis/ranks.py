@@ -103,7 +103,7 @@ def evidence_of(evidence: LoopEvidence, connection: RankConnection) -> LoopEvide
         plain=[w for one in evidence.plain if (w := mine(one)) is not None],
         profiled=profiled if profiled is not None and usable(profiled) else None,
         rounds=rounds,
-        sampled=mine(evidence.sampled),
+        sampled=[w for one in evidence.sampled if (w := mine(one)) is not None],
     )
 
 

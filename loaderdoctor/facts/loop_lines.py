@@ -73,3 +73,4 @@ class LoopLineFacts:
     places: tuple[LoopPlace, ...]  # of own work, costliest first
     waits: tuple[LoopPlace, ...] = ()  # of such reading
     outside: tuple[LoopPlace, ...] = ()  # of what runs between epochs; shares are of all of that
+    outside_share: float = 0.0  # of all samples, within steps and between epochs

@@ -31,6 +31,7 @@ class HostHotspot:
     ms_per_step: float  # exposed: the accelerator idle, or on a CPU outside ops
     file: str | None = None
     line: int | None = None
+    n_per_step: float | None = None  # of silences between two ops: how often; None: not counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

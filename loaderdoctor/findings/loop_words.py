@@ -102,29 +102,24 @@ TOLD: Mapping[What, Told] = {
         advice="Replace the loop over elements by operations on the whole batch",
     ),
 }
-# Work before the forward pass makes the batch: workers can do it ahead.
-_MAKES_THE_BATCH = ("the fetch", "the copy to the device")
+_BEFORE_THE_BATCH_IS_USED = ("the copy to the device", "the forward pass")
 
 
-def before_forward(place: LoopPlace) -> bool:
-    """Whether it lies between the fetch and the forward pass."""
-    if place.between is None:
-        return False
-    before, behind = place.between
-    return before in _MAKES_THE_BATCH and behind in (*_MAKES_THE_BATCH, "the forward pass")
+def before_forward(place: LoopPlace) -> bool | None:
+    """Whether it lies before the forward pass, where workers could do it ahead; None: unknown."""
+    return None if place.between is None else place.between[1] in _BEFORE_THE_BATCH_IS_USED
 
 
 def advice_of(place: LoopPlace) -> str:
     """What helps against work of this kind at this place."""
-    advice = TOLD[place.what].advice
+    advice, early = TOLD[place.what].advice, before_forward(place)
     if place.what == "elements":
-        end = (
-            ", or do it in the dataset or collate_fn, where workers do it ahead."
-            if before_forward(place) or place.between is None
-            else ", or do it every n steps."
-        )
-        return advice + end
-    if before_forward(place) and place.what in ("item", "to-host", "numpy", "table"):
+        if early is False:
+            return f"{advice}, or do it every n steps."
+        return f"{advice}, or do it in the dataset or collate_fn, where workers do it ahead."
+    if place.what in ("numpy", "library") and early is False:
+        return "Do it every n steps, or on the device."
+    if early and place.what in ("item", "to-host", "table"):
         return f"{advice} Workers do it ahead in the dataset or collate_fn."
     return advice
 

@@ -60,7 +60,8 @@ class LoopEvidence:
     plain: list[WindowDone] = field(default_factory=list)
     profiled: WindowDone | None = None
     profiled_reason: str | None = None  # why there is none
-    sampled: WindowDone | None = None  # the window of stack samples: no times are taken from it
+    # Windows of stack samples: no times are taken from them.
+    sampled: list[WindowDone] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     ablation_reason: str | None = None
     earlier_ids: frozenset[int] | None = None  # one choice for all ranks; None: by these windows

@@ -124,14 +124,18 @@ def test_largest_pairs_are_the_same_counted_in_a_table_or_sorted(
     name = np.array([n for n, _ in ops], np.int32)
     between = np.array([ns for _, ns in ops[1:]], np.int64)
     expected: Counter[tuple[int, int]] = Counter()
+    often: Counter[tuple[int, int]] = Counter()
     for before, after, ns in zip(name[:-1], name[1:], between, strict=True):
         expected[int(before), int(after)] += int(ns)
+        often[int(before), int(after)] += ns > 0
     for table_size in (10**6, -(10**6)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("loaderdoctor.attribution.host.MAX_TABLE", table_size)
-            found = list(_largest_pairs(name, between))
-        assert [ns for *_, ns in found if ns] == sorted((+expected).values(), reverse=True)[:10]
-        assert all(expected[before, after] == ns for before, after, ns in found)
+            found = list(_largest_pairs(name, name, between))
+        largest = sorted((+expected).values(), reverse=True)[:10]
+        assert [ns for *_, ns, _ in found if ns] == largest
+        assert all(expected[before, after] == ns for before, after, ns, _ in found)
+        assert all(often[before, after] == n for before, after, _, n in found)
 
 
 def test_a_span_of_no_length_does_not_part_those_it_lies_in() -> None:
@@ -140,3 +144,18 @@ def test_a_span_of_no_length_does_not_part_those_it_lies_in() -> None:
     end = np.asarray([0, 1000, 1000], np.int64)
     own = _self_time(start, end, Intervals.span(0, 1000))
     assert own.tolist() == [0, 0, 1000]
+
+
+def test_a_call_of_the_runtime_outside_any_op_is_told_by_the_op_before_it() -> None:
+    """As the event that ends a pinned copy, before the loop's own work begins."""
+    b = host_bound()
+    for i in range(5):
+        b.call(i * STEP + 310, i * STEP + 311, "cudaEventRecordWithFlags")
+    found = {s.name: s for s in trace_facts(b.trace()).host.hotspots}
+    silence = found["Python between aten::linear and SGD.step"]
+    assert silence.ms_per_step == pytest.approx(0.289)
+    assert silence.n_per_step == pytest.approx(1)
+    waiting = host_bound()
+    for i in range(5):
+        waiting.call(i * STEP + 310, i * STEP + 311, "cudaStreamSynchronize")
+    assert "Python between cudaStreamSynchronize and SGD.step" in hotspots(waiting)

@@ -42,7 +42,7 @@ def facts(*places: StackPlace, gpu: bool = False, n_more: int = 0) -> LoopLineFa
     n = sum(x.n for x in everything if x.stage != "outside") + n_more
     n_outside = sum(x.n for x in everything if x.stage == "outside")
     record = StackRecord(n=n, n_outside=n_outside, places=everything)
-    found = loop_line_facts(record, has_accelerator=gpu)
+    found = loop_line_facts([record], has_accelerator=gpu)
     assert found is not None
     return found
 
@@ -163,6 +163,7 @@ def test_what_a_line_calls_says_what_it_does(
 
 def test_too_few_samples_say_nothing() -> None:
     few = StackRecord(n=20, places=(seen(20, at(23), call="print"),))
-    assert loop_line_facts(few, has_accelerator=False) is None
-    assert loop_line_facts(None, has_accelerator=False) is None
+    assert loop_line_facts([few], has_accelerator=False) is None
+    assert loop_line_facts([], has_accelerator=False) is None
     assert facts(seen(5, at(23), call="print")).places == ()
+    assert loop_line_facts([few, few], has_accelerator=False) is not None

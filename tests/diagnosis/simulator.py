@@ -10,6 +10,7 @@ import msgspec
 
 from loaderdoctor.instrument.wire.protocol import Ended, Note, Observed, WindowDone, WindowRequest
 from loaderdoctor.instrument.wire.records import CopyRecord, CpuRecord
+from loaderdoctor.instrument.wire.stack_records import StackRecord
 from tests.attribution.builders import observed, window
 
 
@@ -41,6 +42,7 @@ class SimulatedRun:
         self.now_s = 0.0
         self.asked: list[WindowRequest] = []
         self.stopped: bool | None = None
+        self.n_samples = 400  # of the stack, in each window of them
         self.ends_after = ends_after
         self.failing = failing
         self.ended: Ended | None = None
@@ -93,9 +95,10 @@ class SimulatedRun:
             **{
                 f: getattr(record, f)
                 for f in record.__struct_fields__
-                if f not in ("id", "trace_path", "cpu")
+                if f not in ("id", "trace_path", "cpu", "stacks")
             },
             cpu=self.cpu,
+            stacks=StackRecord(n=self.n_samples) if request.stack_samples else None,
             id=request.id,
             trace_path=request.trace_path,
         )

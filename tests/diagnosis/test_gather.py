@@ -91,9 +91,20 @@ def test_the_loop_is_sampled_once_and_no_time_is_taken_from_it() -> None:
     g = gatherer(script_run)
     g.gather(until=60.0, ablate=True, with_copy=True)
     sampled = [r.id for r in script_run.asked if r.stack_samples]
+    assert [w.id for w in g.evidence.sampled] == sampled
     assert len(sampled) == 1
-    assert g.evidence.sampled is not None and g.evidence.sampled.id == sampled[0]
-    assert sampled[0] not in [w.id for w in g.evidence.all_plain]
+    assert not {*sampled} & {w.id for w in g.evidence.all_plain}
+
+
+def test_a_window_short_of_samples_is_followed_by_more_up_to_a_limit() -> None:
+    script_run = SimulatedRun({"plain": 10.0})
+    script_run.n_samples = 120
+    gatherer(script_run).gather(until=60.0, ablate=False, with_copy=False)
+    assert sum(r.stack_samples for r in script_run.asked) == 2
+    script_run = SimulatedRun({"plain": 10.0})
+    script_run.n_samples = 5
+    gatherer(script_run).gather(until=60.0, ablate=False, with_copy=False)
+    assert sum(r.stack_samples for r in script_run.asked) == 3
 
 
 def test_steps_that_would_take_what_is_left_are_not_sampled() -> None:

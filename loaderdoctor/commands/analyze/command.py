@@ -27,6 +27,7 @@ from loaderdoctor.commands.output import (
     share_rules,
 )
 from loaderdoctor.errors import UsageError
+from loaderdoctor.facts.loop_lines import LoopLineFacts
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.findings.find import find
 from loaderdoctor.report.build import Judged, RunNotes, build_report, step_of
@@ -93,10 +94,14 @@ def report_of_facts(
     facts: TraceFacts,
     warnings: tuple[ReportWarning, ...],
     elsewhere: Elsewhere | None = None,
+    loop_lines: LoopLineFacts | None = None,
 ) -> Report:
-    """Judge, find, report: one trace. `elsewhere`: what the run tried that it was recorded in."""
+    """Judge, find, report: one trace. `elsewhere`: what the run tried that it was recorded in.
+
+    `loop_lines`: of the same loop, where its stack was sampled too.
+    """
     bound, severity = judge_trace(facts)
-    of_trace = facts_of_trace(facts)
+    of_trace = replace(facts_of_trace(facts), loop_lines=loop_lines)
     findings = answered(find(of_trace), of_trace, elsewhere=elsewhere)
     return build_report(
         of_trace,

@@ -11,6 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from loaderdoctor import format as fmt
+from loaderdoctor.attribution.loop_stacks import loop_line_facts
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.commands.analyze.command import report_of_facts
 from loaderdoctor.instrument.command.endings import built_only
@@ -41,7 +42,11 @@ def report_without_dataloader(seen: NoDataLoader, target: str) -> tuple[Report, 
         "from the profiled steps."
     )
     warnings = (ReportWarning(kind=KIND, text=text),)
-    report = report_of_facts(target, facts_of(attributed), warnings)
+    facts = facts_of(attributed)
+    lines = loop_line_facts(
+        [seen.stacks] if seen.stacks is not None else [], has_accelerator=facts.has_accelerator
+    )
+    report = report_of_facts(target, facts, warnings, loop_lines=lines)
     what = "backward pass at" if seen.of_passes else "step of"
     step = replace(report.step, definition=f"one {what} {seen.site}")
     report = replace(report, command="diagnose", step=step)

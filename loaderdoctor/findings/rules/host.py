@@ -28,6 +28,13 @@ LAUNCH_ALLOWANCE_US = 120.0
 # Python between two ops takes microseconds; half a millisecond in one place is work.
 MIN_HOTSPOT_MS = 0.5
 
+# Between two ops lie tens of microseconds of Python where they are launched one after another, up
+# to some hundred where a module's own code is long: ten times that in one place, once a step or
+# twice, is no launching (`traces/work_between_steps`: 6.7 ms once a step; the longest silences of
+# loops that only launch are below 0.2 ms).
+MIN_SILENCE_MS = 1.0
+MAX_SILENCES_PER_STEP = 2.0
+
 # Silences that come once a step; `aten::ones_like` begins the backward pass, whose ops run on
 # autograd's own thread.
 _BACKWARD = ("backward", "Python between aten::ones_like and ", "autograd::")
@@ -163,7 +170,18 @@ def _is_waiting(hotspot: HostHotspot) -> bool:
 
 
 def _holds_launches(hotspot: HostHotspot) -> bool:
-    return hotspot.file is not None or (
-        "::" in hotspot.name
-        and not (_ONCE_A_STEP.search(hotspot.name) and "Python" in hotspot.name)
-    )
+    if hotspot.file is not None:
+        return True
+    if "::" not in hotspot.name:
+        return False
+    if "Python" in hotspot.name and _ONCE_A_STEP.search(hotspot.name):
+        return False
+    return not _long_silence(hotspot)
+
+
+def _long_silence(hotspot: HostHotspot) -> bool:
+    """Whether it comes no more than once a step or two, and each time as long as many launches."""
+    n = hotspot.n_per_step
+    if n is None or n <= 0 or n > MAX_SILENCES_PER_STEP:
+        return False
+    return hotspot.ms_per_step / n >= MIN_SILENCE_MS

@@ -7,7 +7,14 @@ from loaderdoctor.facts.loop_lines import LoopLineFacts, LoopPlace
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import has_accelerator, host_share, severity
-from loaderdoctor.findings.loop_words import advice_of, between_words, name_of, sentence_of, where
+from loaderdoctor.findings.loop_words import (
+    advice_of,
+    before_forward,
+    between_words,
+    name_of,
+    sentence_of,
+    where,
+)
 from loaderdoctor.findings.model import EvidenceValue, Finding, Kind
 from loaderdoctor.findings.rules.host import trace_work
 
@@ -41,14 +48,16 @@ def _by_samples(facts: Facts, lines: LoopLineFacts) -> Finding | None:
     limit = 1.0 if host is None else host
     own = min(lines.own_share, limit)
     reads = _reads(facts, lines, limit - own)
-    share = own + reads
-    places = lines.places if own >= reads else lines.waits
+    # Steps of a trace hold what the loop does between epochs, and so does its host share.
+    outside = min(lines.outside_share, limit - own) if host is not None else 0.0
+    share, places, words = own + reads, lines.places if own >= reads else lines.waits, None
+    low = min(lines.own_low_share, own) if own >= reads else None
+    if outside > share:
+        share, low, places, words = outside, None, lines.outside, "between epochs"
     if share < MODERATE_SHARE or not places:
         return None
-    low = min(lines.own_low_share, own) if own >= reads else None
     first = places[0]
     listed = [x for x in places[:MAX_LISTED] if x.n_samples >= MIN_LISTED_PART * first.n_samples]
-    most = "most of it in" if first.share >= 0.5 * lines.own_share else "the most of it in"
     also = f"; then {', '.join(name_of(x) for x in listed[1:])}" if listed[1:] else ""
     return Finding(
         kind=Kind.WORK_BETWEEN_STEPS,
@@ -56,7 +65,7 @@ def _by_samples(facts: Facts, lines: LoopLineFacts) -> Finding | None:
         share=share,
         summary=(
             f"{fmt.ms(share * step_ms)} of {fmt.ms(step_ms)} a step go into work "
-            f"{between_words(first)}, {most} {sentence_of(first)}{also} "
+            f"{words or between_words(first)}, most of it in {sentence_of(first)}{also} "
             f"({first.n_samples} of {fmt.count(first.of_samples, 'stack sample')})."
         ),
         evidence={
@@ -85,11 +94,9 @@ def _place_evidence(place: LoopPlace) -> dict[str, EvidenceValue]:
         "what": place.what,
         "calls": place.calls,
         "library": place.library,
-        "function": place.at.function,
         "code": place.at.code,
         "called_from": where(place.called_from),
-        "called_from_code": place.called_from.code,
-        "between": " / ".join(place.between) if place.between is not None else None,
+        "before_forward_pass": before_forward(place),
         "stack_samples": place.n_samples,
         "of_stack_samples": place.of_samples,
     }

@@ -7,6 +7,8 @@ a loop is still worth having, and a loop that may run for weeks must not be wait
 
 from __future__ import annotations
 
+import math
+import threading
 import traceback
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from loaderdoctor.instrument.system.call_sites import user_site
 from loaderdoctor.instrument.system.devices import device_of, training_device
 from loaderdoctor.instrument.wire.channel import ConnectionLostError
 from loaderdoctor.instrument.wire.protocol import NoDataLoader, ProfilerSchedule, Stop
+from loaderdoctor.instrument.wire.stack_records import StackRecord
 from loaderdoctor.units import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
@@ -45,6 +48,9 @@ N_WARMUP = 2
 # optimizer's step holds many backward passes, those are captured in its place.
 LIMIT_S = 30.0
 WAIT_S = 3600.0
+# Then the stack of the training thread is sampled: 800 samples, or a fifth where CPUs are full.
+SAMPLED_S = 2.0
+FEWEST_SAMPLED = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +135,11 @@ class NoDataLoaderWatch:
             refused = yield from self._capture(step_ms, device, fewest=1)
             if self._has_loader():
                 return
+        stacks = None
+        if refused is None:
+            stacks = yield from _sampled(step_ms)
+            if self._has_loader():
+                return
         session.send(
             NoDataLoader(
                 site=site,
@@ -138,6 +149,7 @@ class NoDataLoaderWatch:
                 of_passes=of_passes and optimizer_exists(),
                 trace_path=str(self._trace_path) if refused is None else None,
                 reason=refused.reason if refused is not None else self._only_some,
+                stacks=stacks,
             )
         )
         self._wait_for_stop()
@@ -202,6 +214,14 @@ class NoDataLoaderWatch:
         if isinstance(message, Stop) and not message.to_end:
             session.stop()
         session.detach()
+
+
+def _sampled(step_ms: float) -> Generator[None, None, StackRecord]:
+    """Stack samples over some of the steps to come, which take about `step_ms`."""
+    from loaderdoctor.instrument.session.stack_samples import sampled_steps
+
+    n_steps = max(FEWEST_SAMPLED, math.ceil(SAMPLED_S * 1e3 / step_ms))
+    return (yield from sampled_steps(n_steps, threading.get_ident()))
 
 
 def _enough(n_steps: int, seconds: float, few: int) -> bool:

@@ -207,3 +207,31 @@ def test_work_that_no_line_is_known_of_says_how_to_have_it_named() -> None:
     seen = changed(WORK, n_kernels_per_step=0.0, host_hotspots=(FRAME,))
     named = work_between_steps(facts_of_trace(seen))
     assert named is not None and "names the line" not in (named.advice or "")
+
+
+@pytest.mark.parametrize(("ms", "n", "found"), [(6.6, 1.0, True), (6.6, 40.0, False)])
+def test_a_long_silence_between_two_ops_is_work_and_many_short_ones_are_launching(
+    ms: float, n: float, found: bool
+) -> None:
+    silence = HostHotspot(
+        name="Python between aten::to and aten::flatten", ms_per_step=ms, n_per_step=n
+    )
+    seen = trace(
+        shares=shares(host=0.7), host_exposed_ms=7.0, host_hotspots=(silence,),
+        n_kernels_per_step=67.0,
+    )  # fmt: skip
+    finding = work_between_steps(facts_of_trace(seen))
+    assert (finding is not None) is found
+
+
+def test_what_runs_between_epochs_is_named_where_it_is_what_costs() -> None:
+    save = place(
+        named="line", at=CALLED, what="save", calls="torch.save", library="torch",
+        n_samples=90, of_samples=100, between=None,
+    )  # fmt: skip
+    between = lines(own=0.02, outside=(save,), outside_share=0.5)
+    finding = work_between_steps(replace(SAMPLED, loop_lines=between))
+    assert finding is not None and finding.share == pytest.approx(0.5)
+    assert "between epochs" in finding.summary and "torch.save" in finding.summary
+    healthy_host = replace(SAMPLED, shares=shares(host=0.02), loop_lines=between)
+    assert work_between_steps(healthy_host) is None

@@ -43,6 +43,30 @@ def tensors(batch: Any) -> list[tuple[str, Tensor]]:
     return [(path, node) for path, node in _walk(batch) if isinstance(node, Tensor)]
 
 
+def integers(batch: Any, most: int) -> tuple[int, ...]:
+    """The first `most` whole numbers: Python's own, and of tensors with one element in host memory.
+
+    Lengths, counts and sizes: what code of the loop may branch on.
+    """
+    found: list[int] = []
+    seen: set[int] = set()
+    stack: list[tuple[Any, int]] = [(batch, 0)]
+    while stack and len(found) < most:
+        node, depth = stack.pop()
+        if isinstance(node, int):
+            found.append(int(node))
+        elif isinstance(node, Tensor):
+            if _is_host_integer(node):
+                found.append(int(node))
+        elif not isinstance(node, (np.ndarray, *_LEAVES)) and id(node) not in seen:
+            seen.add(id(node))
+            if depth < MAX_DEPTH and len(seen) <= MAX_NODES:
+                plain = type(node) in (list, tuple)
+                inner = node[:most] if plain else [item for _, item in _items(node, "")]
+                stack.extend((item, depth + 1) for item in reversed(inner))
+    return tuple(found)
+
+
 def holders(batch: Any) -> frozenset[int]:
     """`id` of every container that holds a tensor or an array, directly or deeper.
 
@@ -133,6 +157,12 @@ class _Rebuilder:
         if isinstance(item, weakref.ref) and id(item()) in self._done:
             return weakref.ref(self._done[id(item())])  # a child's link to its parent
         return self.measurement(item, path)
+
+
+def _is_host_integer(tensor: Tensor) -> bool:
+    if type(tensor) is not Tensor or tensor.device.type != "cpu" or tensor.numel() != 1:
+        return False
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized)
 
 
 def _walk(batch: Any) -> Iterator[tuple[str, Any]]:

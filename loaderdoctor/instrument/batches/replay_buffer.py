@@ -20,6 +20,7 @@ from loaderdoctor.instrument.batches.batch_tree import (
     rebuild,
     tensors,
 )
+from loaderdoctor.instrument.batches.signature import structure
 from loaderdoctor.instrument.batches.tensor_pool import Budget, TensorPool, held_bytes
 from loaderdoctor.instrument.system.memory import available_bytes
 
@@ -58,20 +59,29 @@ def epochs_ended(source: Source) -> Sequence[object] | None:
 class ReplayBuffer:
     """Batches recorded from the running loop, to be handed out again without any loader.
 
-    One batch where shapes are constant, else up to `max_batches` consecutive ones, within a share
-    of the memory that was free at the first. Clones of the same memory kind: pinned stays pinned,
-    pageable pageable, device memory on its device; none of the user's own tensors is kept.
+    One batch where shapes are constant, else up to `max_batches` consecutive ones (`keep_each`:
+    these in any case), within a share of the memory that was free at the first. Clones of the same
+    memory kind: pinned stays pinned, pageable pageable, device memory on its device; none of the
+    user's own tensors is kept.
     `reason` says why nothing can be recorded; `ready` when the buffer may stand for the loader.
     """
 
-    def __init__(self, max_batches: int = 8, max_share_of_free_memory: float = 0.10) -> None:
+    def __init__(
+        self,
+        max_batches: int = 8,
+        max_share_of_free_memory: float = 0.10,
+        *,
+        keep_each: bool = False,
+    ) -> None:
         self._max_batches = max_batches
+        self._keep_each = keep_each
         self._share = max_share_of_free_memory
         self._budgets: dict[torch.device, Budget] = {}
         self._recorded: list[_Recorded] = []
-        self._signatures: set[_Signature] = set()
+        self._structures: set[tuple[Any, ...]] = set()
         self._n_seen = 0
-        self._full = False
+        self.full = False  # nothing more is recorded
+        self.short_of_memory = False  # for that reason
         self.reason: str | None = None
         self._lock = threading.Lock()
         self._next = 0
@@ -81,7 +91,7 @@ class ReplayBuffer:
         """Whether enough was recorded; False for good where `reason` is set."""
         if self.reason is not None or not self._recorded or self._n_seen < MIN_SEEN:
             return False
-        return self._full or not self.shapes_vary
+        return self.full or not self.shapes_vary
 
     @property
     def n_batches(self) -> int:
@@ -91,7 +101,11 @@ class ReplayBuffer:
     @property
     def shapes_vary(self) -> bool:
         """Whether batches of several shapes were seen."""
-        return len(self._signatures) > 1
+        return len(self._structures) > 1
+
+    def stands_for(self, shape: tuple[Any, ...]) -> bool:
+        """Whether a batch of this structure was among those shown."""
+        return shape in self._structures
 
     @property
     def position(self) -> int:
@@ -109,15 +123,14 @@ class ReplayBuffer:
 
     def record(self, batch: Any) -> None:
         """Show a batch that the loop is about to get; cloned only where the buffer needs it."""
-        if self.reason is not None or self._full:
+        if self.reason is not None or self.full:
             return
         with self._lock:
             try:
                 found = tensors(batch)
-                signature = _signature(batch, found)
                 self._n_seen += 1
-                self._signatures.add(signature)
-                if not self._recorded or self.shapes_vary:
+                self._structures.add(structure(batch, found))
+                if not self._recorded or self.shapes_vary or self._keep_each:
                     self._recorded.append(self._clone(batch, found))
             except UnsupportedBatch as error:
                 self._refuse(str(error))
@@ -125,14 +138,14 @@ class ReplayBuffer:
                 # torch refuses to copy a tensor, or the user's own type refuses to be rebuilt
                 self._refuse(f"a batch of type {type(batch).__name__} can't be copied: {error}")
             except MemoryError:
-                self._full = True
+                self.full = self.short_of_memory = True
                 if not self._recorded:
                     size = sum(held_bytes(tensor) for _, tensor in found)
                     self._refuse(
                         f"two copies of a batch of {size} bytes are more than "
                         f"{self._share:.0%} of the free memory"
                     )
-            self._full = self._full or len(self._recorded) >= self._max_batches
+            self.full = self.full or len(self._recorded) >= self._max_batches
 
     def next_batch(self) -> Any:
         """The next recorded batch, endlessly. Raises StopIteration where none is held."""
@@ -142,6 +155,11 @@ class ReplayBuffer:
             recorded = self._recorded[self._next % len(self._recorded)]
             self._next += 1
             return recorded.hand_out()
+
+    def rewind(self) -> None:
+        """The first batch comes next."""
+        with self._lock:
+            self._next = 0
 
     def restore(self) -> None:
         """Undo what the loop changed in place. Call it between windows; may wait for the device."""
@@ -159,7 +177,7 @@ class ReplayBuffer:
             for recorded in self._recorded:
                 recorded.release()
             self._recorded.clear()
-            self._full = True
+            self.full = True
 
     def _refuse(self, reason: str) -> None:
         for recorded in self._recorded:
@@ -208,17 +226,6 @@ class ReplaySource:
     def close(self) -> None:
         """Let go of the buffer, which keeps its batches."""
         self._replay_buffer = None
-
-
-_Signature = tuple[Any, ...]
-
-
-def _signature(batch: Any, found: list[tuple[str, Tensor]]) -> _Signature:
-    """Type, paths, shapes, dtypes and devices: what has to be constant."""
-    return (
-        type(batch),
-        tuple((path, tuple(t.shape), t.dtype, t.device, t.layout) for path, t in found),
-    )
 
 
 class _Recorded:

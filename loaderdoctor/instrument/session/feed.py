@@ -18,6 +18,8 @@ from loaderdoctor.instrument.session.loader_state import LoaderState
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
+    from loaderdoctor.instrument.batches.ahead import Ahead
+
 FEED = "_loaderdoctor_feed"  # attribute of a torch iterator: the Feed of the user's pass
 
 _bypass = threading.local()
@@ -121,12 +123,32 @@ class Feed:
     def _substituted(self, own: Any, torch: Torch) -> Any:
         if self._complete():
             self._end(own)
+        if self.loader.ahead is not None and self.loader.ahead.wanting:
+            self._make_ahead(self.loader.ahead, own, torch)
         came = self.loader.substitute.next_batch()
         if came is None:
             return self._real_again(own, torch)
         self.n_seen += 1
         self.tainted = True
         return came[0]
+
+    def _make_ahead(self, ahead: Ahead, own: Any, torch: Torch) -> None:
+        """Let the loader make its next batches, of this epoch and of those behind it."""
+        self.tainted = True
+        just_opened = False
+        if self.raw is None and own is None and not self._reopen(torch):
+            ahead.end()
+        while ahead.wanting:
+            try:
+                batch = torch.fetch(own if self.raw is None else self.raw)
+            except StopIteration:
+                if just_opened or not self.loader.reopenable or not self._reopen(torch):
+                    ahead.end()
+                just_opened = True
+                continue
+            just_opened = False
+            ahead.add(batch)
+            del batch
 
     def _real_again(self, own: Any, torch: Torch) -> Any:
         """Real batches in a pass that is no longer torch's own."""

@@ -18,7 +18,9 @@ from loaderdoctor.instrument.wire.records import LoaderRecord, TensorRecord
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
+    from loaderdoctor.instrument.batches.ahead import Ahead
     from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer, Source
+    from loaderdoctor.instrument.batches.signature import Shapes
 
 # Batches of each loader described during warm-up: enough to see whether shapes vary.
 N_DESCRIBED = 4
@@ -170,6 +172,8 @@ class LoaderState:
     pages: PageProbe = field(default_factory=PageProbe)  # uses up what is thrown away
     replay_buffer: ReplayBuffer | None = None
     recording: bool = False  # put real batches into `replay_buffer`
+    shapes: Shapes | None = None  # of its batches; None: it does not feed the step
+    ahead: Ahead | None = None  # batches that the loader makes, or made, ahead of a window
     n_fetches: int = 0
     passes: Passes = field(default_factory=Passes)
     seen: BatchesSeen = field(default_factory=BatchesSeen)

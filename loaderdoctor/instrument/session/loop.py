@@ -134,10 +134,15 @@ class Loop:
             session.roles.fetched(loader, start)
         if window.watch_batch is not None:
             window.watch_batch(batch)
+        shapes = loader.shapes
         if loader.recording and loader.replay_buffer is not None:
             loader.replay_buffer.record(batch)
+            if shapes is not None:
+                shapes.see(batch)
         elif loader.n_fetches <= N_DESCRIBED:
             self._describe(loader, batch)
+        elif shapes is not None and window.fetches is None:  # nobody times this step
+            shapes.glance(batch)
         return batch
 
     def worked(self, optimizer: Any) -> None:
@@ -212,8 +217,12 @@ class Loop:
         definition = session.roles.decide(now)
         if definition is None:
             return None
+        # Imports torch, which is the script's to import first.
+        from loaderdoctor.instrument.batches.signature import Shapes
+
         for loader in definition.train:
             loader.role, loader.in_background = "train", definition.tick != "fetch"
+            loader.shapes = loader.shapes or Shapes()
         session.defined(definition)
         session.n_steps = definition.clock.n_fetches
         session.device = training_device(self._optimizer_device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Generator
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,13 +16,23 @@ from loaderdoctor.instrument.session.roles import Definition
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.memory import empty_gpu_cache
 from loaderdoctor.instrument.wire.protocol import WindowRequest
-from loaderdoctor.instrument.wire.records import TransferRecord
+from loaderdoctor.instrument.wire.records import ReadyRecord, TransferRecord
 from loaderdoctor.settings import AXES_BY_NAME, Settings
+from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:
     from loaderdoctor.instrument.batches.replay_buffer import Source
 
+NO_LIMIT_S = 600.0  # of a window that names none
 MAX_RECORD_STEPS = 24  # a buffer that isn't full by then won't be
+
+
+# A window of fewer steps says nothing about its mean.
+MIN_AHEAD_STEPS = 3
+NEW_SHAPES = (
+    "each batch has a shape of its own, and copies can only be answered for batches that the loop "
+    "gets again"
+)
 
 
 class SourceError(LoaderdoctorError):
@@ -81,11 +92,13 @@ class Sources:
         """Record real batches of loaders that have no replay buffer yet. Raises SourceError."""
         from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer
 
-        missing = [x for x in targets if x.replay_buffer is None]
+        missing = [x for x in targets if x.replay_buffer is None or _outdated(x)]
         if missing:
             yield from self.to_real(missing)
             self._session.pristine = False
             for state in missing:
+                if state.replay_buffer is not None:
+                    state.replay_buffer.release()
                 state.replay_buffer = ReplayBuffer()
                 state.recording = True
             try:
@@ -102,18 +115,92 @@ class Sources:
                 reason = replay_buffer.reason if replay_buffer is not None else None
                 raise SourceError(f"{state.id}: {reason or 'too few batches were seen'}")
 
-    def use_replay_buffers(self, targets: list[LoaderState]) -> None:
-        """Hand out recorded batches from now on."""
+    def use_ready(self, request: WindowRequest, targets: list[LoaderState], n_ahead: int) -> None:
+        """Hand out recorded batches from now on, or such as are as new as the loader's own.
+
+        The latter where batches differ in what code may depend on: `n_ahead` of them are made by
+        the loader itself, from its next batch on. Raises SourceRefusedError.
+        """
+        until_ns = perf_counter_ns() + int((request.limit_s or NO_LIMIT_S) * NS_PER_S)
         for state in targets:
             replay_buffer = state.replay_buffer
-            if replay_buffer is not None:
+            assert replay_buffer is not None  # just recorded
+            if request.again and state.ahead is None:
+                raise SourceRefusedError(f"{state.id}: no batches of the window before are held")
+            if not request.again and self._must_be_new(state):
+                if request.mode == "no_copy":
+                    raise SourceRefusedError(NEW_SHAPES)
+                self._make_ahead(state, n_ahead, until_ns)
+            if state.ahead is not None and request.mode == "no_input":
+                self._set(state, state.ahead.as_source(replay_buffer))
+            else:
                 self._set(state, replay_buffer.as_source())
 
-    def restore_replay_buffers(self) -> None:
+    def _must_be_new(self, state: LoaderState) -> bool:
+        """Whether repeated batches might spare the loop work that each new one makes.
+
+        With an accelerator, whose copies only repeated batches can answer, such as repeat by
+        themselves may be repeated.
+        """
+        shapes = state.shapes
+        if shapes is None or not shapes.vary:
+            return False
+        return self._session.device is None or shapes.novel
+
+    def _make_ahead(self, state: LoaderState, n_batches: int, until_ns: int) -> None:
+        from loaderdoctor.instrument.batches.ahead import Ahead
+
+        self._release_ahead(state)
+        assert state.shapes is not None
+        state.ahead = Ahead(state.shapes, n_batches, until_ns)
+
+    def begin_ahead(self, n_lead: int) -> int | None:
+        """Hand out what was made ahead; steps that it is enough for behind `n_lead`, None: any.
+
+        Call it when the loop is steady. Raises SourceRefusedError where it is too little.
+        """
+        n_steps: int | None = None
+        for state in self.train:
+            source, ahead = state.substitute.source, state.ahead
+            begin = getattr(source, "begin", None)
+            if ahead is None or begin is None:
+                continue
+            n = ahead.n_batches - n_lead
+            if n < MIN_AHEAD_STEPS:
+                if not ahead.n_new:
+                    continue  # what was recorded earlier stands for them
+                raise SourceRefusedError(
+                    f"{state.id}: its batches differ in shape, ready ones must be as new, and only "
+                    f"{ahead.n_batches} could be made ahead: {ahead.reason}"
+                )
+            begin()
+            n_steps = n if n_steps is None else min(n, n_steps)
+        return n_steps
+
+    def ready_record(self) -> ReadyRecord | None:
+        """What the step's main loader made ahead for the window; None where nothing."""
+        ahead, source = self.clock.ahead, self.clock.substitute.source
+        if ahead is None or not hasattr(source, "begin"):
+            return None
+        return ReadyRecord(n_batches=ahead.n_batches, n_new=ahead.n_new)
+
+    def restore_ready(self) -> None:
         """Undo what the loop changed in recorded batches, outside the timed part."""
         for state in self.train:
-            if state.replay_buffer is not None and state.substitute.source is not None:
+            if state.ahead is not None:
+                state.ahead.end()
+            if state.substitute.source is None:
+                continue
+            if state.replay_buffer is not None:
                 state.replay_buffer.restore()
+            if state.ahead is not None:
+                state.ahead.restore()
+
+    def _release_ahead(self, state: LoaderState) -> None:
+        if state.ahead is not None:
+            self._set(state, None)
+            state.ahead.release()
+            state.ahead = None
 
     @property
     def n_replay_batches(self) -> int:
@@ -141,6 +228,7 @@ class Sources:
         self._session.pristine = False
         for state in self.train:
             self._set(state, None)
+            self._release_ahead(state)
         self._free_memory()
         startup_ns: int | None = None
         n_to_open = len(targets)
@@ -258,6 +346,14 @@ def drop_count(settings: Settings) -> int:
     """
     queue = settings.queue_length
     return 2 * queue + (queue if settings.pin_memory else 0)
+
+
+def _outdated(state: LoaderState) -> bool:
+    """Whether batches had another shape when they were recorded than they all have now."""
+    shapes, replay_buffer = state.shapes, state.replay_buffer
+    if shapes is None or replay_buffer is None or shapes.vary or shapes.last is None:
+        return False
+    return not replay_buffer.stands_for(shapes.last.structure)
 
 
 class LeakCheck:

@@ -23,7 +23,7 @@ from loaderdoctor.instrument.session.profiling import (
 )
 from loaderdoctor.instrument.session.roles import Definition
 from loaderdoctor.instrument.session.session import ScriptOverError, Session
-from loaderdoctor.instrument.session.sources import SourceRefusedError, Sources
+from loaderdoctor.instrument.session.sources import NO_LIMIT_S, SourceRefusedError, Sources
 from loaderdoctor.instrument.session.stack_samples import with_stack_samples
 from loaderdoctor.instrument.session.step_clock import DeviceMarks, StepClock
 from loaderdoctor.instrument.session.switches import Switches
@@ -44,7 +44,8 @@ MIN_WARMUP = 3  # steps after a switch before the loop's own state is steady
 BACKGROUND_WARMUP = 4  # more where a background thread holds batches of the window before
 # A pause shorter than this many steps leaves the queues as they were.
 PAUSE_STEPS = 2.0
-NO_LIMIT_S = 600.0
+# The loop itself may hold batches that it got before those made ahead: one on a side stream.
+LEAD_STEPS = 2
 
 
 class Windows:
@@ -99,7 +100,7 @@ class Windows:
             self._session.close_window()
             if self._switches.leave():
                 self._sources.switched = True
-            self._sources.restore_replay_buffers()
+            self._sources.restore_ready()
         self._session.send(done)
         if over or self._steps.script_over:
             raise ScriptOverError
@@ -122,6 +123,11 @@ class Windows:
             finish = self._marks.finish_device if self._marks is not None else None
             yield from self._messages.hold(request.id, self._between_steps, finish)
             deadline = _deadline(request)
+        n_ahead = sources.begin_ahead(self._n_lead)
+        if n_ahead is not None:
+            deadline = _deadline(request)  # making them took its time
+            yield from self._warm_up(self._n_lead, deadline)
+            request = msgspec.structs.replace(request, n_steps=min(request.n_steps, n_ahead))
         timed = self._profiled if request.trace_path is not None else self._timed
         steps = timed(request, deadline)
         steps = with_history(session.device, request, steps, in_group=session.group)
@@ -132,7 +138,9 @@ class Windows:
         if why is not None:
             raise WindowFailedError(why)
         boundary_ns = sources.boundary_ns(request) if not self._steps.script_over else None
-        return msgspec.structs.replace(done, startup_ns=startup_ns, boundary_ns=boundary_ns)
+        return msgspec.structs.replace(
+            done, startup_ns=startup_ns, boundary_ns=boundary_ns, ready=sources.ready_record()
+        )
 
     def _outside_steps(self) -> bool:
         """Whether the loop is where no step counts; asked by another thread."""
@@ -152,7 +160,8 @@ class Windows:
         if request.mode in ("no_input", "no_copy"):
             yield from sources.record(targets)
             yield from sources.to_real([x for x in sources.train if x not in targets])
-            sources.use_replay_buffers(targets)
+            n_ahead = self._whole_cycles(request) + self._n_lead
+            sources.use_ready(request, targets, n_ahead)
             return None, 0
         if request.mode == "trial" and not request.own_batches:
             return sources.open_trial(request, targets), 0
@@ -189,6 +198,11 @@ class Windows:
             n = 0
         sources.switched = sources.at_epoch_start = False
         return n
+
+    @property
+    def _n_lead(self) -> int:
+        """Steps from the first batch made ahead until the loop works on nothing else."""
+        return BACKGROUND_WARMUP if self._definition.tick != "fetch" else LEAD_STEPS
 
     def _warm_up(self, n: int, deadline: int) -> Steps:
         for _ in range(n):

@@ -37,6 +37,7 @@ from loaderdoctor.instrument.wire.records import (
     LoaderRecord,
     PageRecord,
     PassRecord,
+    ReadyRecord,
     SnapshotRecord,
     TransferRecord,
     main_loader,
@@ -100,6 +101,8 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     trace_path: str | None = None
     profiler: ProfilerSchedule = ProfilerSchedule()  # `n_steps` says how many are active
     measure_boundary: bool = False  # trial: also time one epoch boundary (worker start-up)
+    # no_input: the batches of the no_input window before, where those were made ahead.
+    again: bool = False
     drop_batches: bool = True  # False: same mode as the window before, queues are steady
     host_memory: bool = True  # False: don't sample the process tree's memory at the window's end
     tensor_memory: bool = False  # without an accelerator: one more step, for tensor_peak_bytes
@@ -248,6 +251,7 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     startup_ns: int | None = None  # trial: open the loader and get its first batch
     boundary_ns: int | None = None  # trial: one epoch boundary, as the settings make it
     copies: CopyRecord | None = None  # no_copy
+    ready: ReadyRecord | None = None  # no_input: None where batches were recorded earlier
 
 
 class Note(Message, frozen=True, kw_only=True, omit_defaults=True):

@@ -219,6 +219,13 @@ class PageRecord(msgspec.Struct, frozen=True, kw_only=True):
     release_ns: int  # dropping the last reference
 
 
+class ReadyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Batches that the loader made ahead of a window, each handed out once in it."""
+
+    n_batches: int
+    n_new: int = 0  # of them, those whose shape the loop had not been given before, as far as seen
+
+
 class CopyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What became of the loop's own transfers where they are answered."""
 

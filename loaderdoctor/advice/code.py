@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loaderdoctor.advice.call_edit import CannotEdit, calls, literal, parsed_call, with_arguments
 from loaderdoctor.advice.loop_snippets import BACKGROUND, RESIDENT, SIDE_STREAM, axis_code
@@ -51,6 +51,8 @@ _WITHOUT_WORKERS: dict[str, Value] = {
     "multiprocessing_context": None,
     "timeout": 0,
 }
+# Above a line that is to move.
+_BUILT_ONCE = "# once, before the loop over the epochs:"
 # transformers 4.46 to 5: fields of TrainingArguments that Trainer hands to its DataLoader.
 _TRAINING_ARGUMENTS = {
     "num_workers": "dataloader_num_workers",
@@ -105,7 +107,10 @@ def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:
     """The lines to write for these settings: the loader's call, the copies, the loop."""
     edits: list[CodeEdit] = []
     if loader_arguments(settings):
-        edits += dict.fromkeys(_loader_edit(loader, settings) for loader in facts.feeding)
+        once = facts.step.rebuilt if settings.persistent_workers and facts.step else ()
+        edits += dict.fromkeys(
+            _loader_edit(loader, settings, once=loader.id in once) for loader in facts.feeding
+        )
     if settings.non_blocking:
         lines = {
             (t.site, t.code): edit_transfer(t.code, t.call)
@@ -124,10 +129,23 @@ def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:
     return tuple(edits)
 
 
-def _loader_edit(loader: LoaderRecord, settings: Settings) -> CodeEdit:
+def _loader_edit(loader: LoaderRecord, settings: Settings, *, once: bool) -> CodeEdit:
+    """`once`: what is kept between epochs needs a loader that is, so it moves out of their loop."""
     if loader.library is not None:
         return edit_framework_call(loader.library, settings)
-    return edit_loader_call(loader.code, settings, index=loader.call_index)
+    edit = edit_loader_call(loader.code, settings, index=loader.call_index)
+    return _moved_out(edit, loader.call_index) if once else edit
+
+
+def _moved_out(edit: CodeEdit, index: int) -> CodeEdit:
+    """The same loader built once: `for x in DataLoader(…):` becomes two lines."""
+    span = loader_call(edit.after, index)
+    whole = edit.exact and span is not None and edit.after.startswith("for ")
+    if span is None or not whole or not edit.after[span[1] :].lstrip(" )").startswith(":"):
+        return replace(edit, after=f"{_BUILT_ONCE}\n{edit.after}")
+    call = edit.after[slice(*span)]
+    loop = f"{edit.after[: span[0]]}loader{edit.after[span[1] :]}"
+    return replace(edit, after=f"{_BUILT_ONCE}\nloader = {call}\n# in it, as before:\n{loop}")
 
 
 def edit_loader_call(code: str | None, changes: Settings, *, index: int = 0) -> CodeEdit:

@@ -207,6 +207,7 @@ def step_facts(
         clock="device" if plain[0].device_step_ns is not None else "host",
         n_iterators_created=created[0][1] if created else 0,
         most_iterators_of=created[0][0] if created else None,
+        rebuilt=_rebuilt(of_step),
         worker_cpu_cores=_cores([w.worker_cpu_ns for w in alone], wall_ns),
         main_cpu_cores=_cores([w.main_cpu_ns for w in alone], wall_ns),
         gpu_peak_allocated_bytes=everything[0].gpu_peak_allocated_bytes,
@@ -224,6 +225,12 @@ def step_facts(
         windows_ms=tuple(t.within_ms for t in times),
         cpu=cpu_facts(plain, observed.environment.usable_cpus),
     )
+
+
+def _rebuilt(boundaries: Sequence[BoundaryRecord]) -> frozenset[str]:
+    """Loaders whose every later epoch was of a DataLoader object built for it."""
+    later = [b for b in boundaries if not b.first]
+    return frozenset(b.loader for b in later) - {b.loader for b in later if not b.rebuilt}
 
 
 def _cores(cpu_ns: Sequence[int | None], wall_ns: int) -> float | None:

@@ -20,6 +20,7 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.comparing import Compared
 from loaderdoctor.tryout.recommending import recommendations, trial_row
 
+_BUILT_ONCE = "the loader built once, before the epochs"
 # One line undoes these: where that saves something of note, it comes before a dataset rewritten.
 _ONE_LINE = (Kind.WORKERS_SHARE_A_CORE, Kind.THREAD_OVERSUBSCRIPTION)
 
@@ -201,7 +202,14 @@ def _rows(
         own_step_ms=tried.own_ms if tried is not None else None,
         predicted_step_ms=candidate.predicted_step_ms if candidate is not None else None,
         predicted_from=candidate.predicted_from if candidate is not None else None,
+        also=_BUILT_ONCE if _must_last(facts, settings) else None,
     )
+
+
+def _must_last(facts: Facts, settings: Settings) -> bool:
+    """Whether it keeps what only a loader that outlives the epoch can: this loop's does not."""
+    rebuilt = facts.step.rebuilt if facts.step is not None else ()
+    return bool(settings.persistent_workers and rebuilt)
 
 
 def _basis(candidate: Candidate, inconclusive: Compared | None) -> str:

@@ -54,6 +54,7 @@ class StepFacts:
     input_ms: float | None = None  # getting batches, a step: waits and the loader's boundary
     windows_ms: tuple[float, ...] = ()  # mean step within the epoch, of each window in order
     most_iterators_of: str | None = None  # that loader: LoaderRecord.id
+    rebuilt: frozenset[str] = frozenset()  # loaders of the step that are built anew for each epoch
     cpu: CpuFacts | None = None
 
 

@@ -118,6 +118,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     summary: str | None = None
     predicted_from: PredictedFrom | None = None  # None: nothing was predicted
     own_step_ms: float | None = None
+    also: str | None = None  # what the figures need besides the settings, as code shows
 
 
 class NotAdvised(Struct, frozen=True, kw_only=True):

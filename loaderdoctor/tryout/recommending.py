@@ -54,10 +54,12 @@ def recommendations(
     own_step_ms: float | None = None,
     predicted_step_ms: float | None = None,
     predicted_from: PredictedFrom | None = None,
+    also: str | None = None,
 ) -> Iterator[model.Recommendation]:
     """One row for each setting changed; they share one prediction and one measurement.
 
-    `code_of` and `caution` are of one setting; `summary` is said once, of all together.
+    `code_of` and `caution` are of one setting; `summary` is said once, of all together, and so is
+    `also`, what the code needs besides.
     """
     for name, value in settings.changed().items():
         yield model.Recommendation(
@@ -72,5 +74,6 @@ def recommendations(
             caution=caution(name, value),
             summary=summary,
             own_step_ms=own_step_ms,
+            also=also,
         )
-        summary = None
+        summary = also = None

@@ -123,6 +123,44 @@ def test_kept_workers_gain_their_startup() -> None:
     assert "persistent_workers=True" in one.edits[0].after
 
 
+@pytest.mark.parametrize(
+    ("code", "written"),
+    [
+        (
+            "for x, y in DataLoader(ds, num_workers=4):",
+            "# once, before the loop over the epochs:\n"
+            "loader = DataLoader(ds, num_workers=4, persistent_workers=True)\n"
+            "# in it, as before:\n"
+            "for x, y in loader:",
+        ),
+        (
+            "for i, (x, y) in enumerate(DataLoader(ds, num_workers=4)):",
+            "# once, before the loop over the epochs:\n"
+            "loader = DataLoader(ds, num_workers=4, persistent_workers=True)\n"
+            "# in it, as before:\n"
+            "for i, (x, y) in enumerate(loader):",
+        ),
+        (
+            "train = DataLoader(ds, num_workers=4)",
+            "# once, before the loop over the epochs:\n"
+            "train = DataLoader(ds, num_workers=4, persistent_workers=True)",
+        ),
+    ],
+)
+def test_workers_of_a_loader_built_each_epoch_stay_where_it_moves_out(
+    code: str, written: str
+) -> None:
+    built = loader(code=code)
+    facts = with_exposed(
+        input_=0.55,
+        step=step(boundary_ms=40.0, steps_per_epoch=8, rebuilt=frozenset({built.id})),
+        loaders=(built,),
+        workers=workers(batch_ms=12.0),
+    )
+    one = by_settings(facts)[Settings(persistent_workers=True)]
+    assert one.edits[0].after == written
+
+
 def pageable(**more: object) -> Facts:
     copies = (
         copy_facts(

@@ -137,3 +137,17 @@ def test_an_iterator_recreated_each_step_is_all_input() -> None:
     facts = step_facts(observed(steps_per_epoch=100), [w, w])
     assert facts is not None
     assert facts.input_ms == pytest.approx(100.0)
+
+
+def test_a_loader_is_built_anew_only_where_each_later_epoch_was_of_another_object() -> None:
+    def rebuilt(*seen: bool) -> frozenset[str]:
+        first = boundary(10.0, first=True)
+        later = [msgspec.structs.replace(boundary(10.0), rebuilt=r) for r in seen]
+        facts = step_facts(observed(boundaries=[first, *later]), [window("plain", [5.0] * 8)])
+        assert facts is not None
+        return facts.rebuilt
+
+    name = boundary(1.0).loader
+    assert rebuilt(True, True) == {name}
+    assert rebuilt(True, False) == frozenset()
+    assert rebuilt() == frozenset()

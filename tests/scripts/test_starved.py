@@ -132,6 +132,19 @@ def test_workers_started_again_each_short_epoch_are_named(tmp_path: Path) -> Non
 
 
 @slow
+def test_a_loader_built_in_the_epoch_loop_is_to_be_moved_out_for_its_workers_to_stay(
+    tmp_path: Path,
+) -> None:
+    done = starved(diagnose(STARVED / "short_epochs.py", "rebuilt", cwd=tmp_path, budget_s=20))
+    finding = done.finding("worker-startup-each-epoch")
+    assert finding.evidence["loader_built_each_epoch"] is True
+    assert "built anew" in finding.summary
+    row = done.settings["persistent_workers"]
+    assert "once, before the loop over the epochs" in row.code
+    assert "the loader built once" in done.said.verdict.summary
+
+
+@slow
 def test_workers_that_stay_pay_no_startup(tmp_path: Path) -> None:
     done = diagnose(
         STARVED / "short_epochs.py", "kept", cwd=tmp_path, options=["--no-verify"], budget_s=20

@@ -99,6 +99,8 @@ def _startup_of_run(facts: Facts) -> Finding | None:
     if explained.share < MODERATE_SHARE:
         return None
     of = f" of {len(again)} loaders" if len(again) > 1 else ""
+    anew = any(x.id in step.rebuilt for x in again)
+    built = " The loader is built anew for each, in the loop over the epochs." if anew else ""
     without = _without_workers(facts, cost, explained)
     return Finding(
         kind=Kind.WORKER_STARTUP_EACH_EPOCH,
@@ -108,9 +110,12 @@ def _startup_of_run(facts: Facts) -> Finding | None:
         summary=(
             f"Starting {fmt.count(n, 'worker')}{of} again costs "
             f"{fmt.seconds(boundary_ms / 1000)} each epoch of {step.steps_per_epoch} steps, "
-            f"{fmt.share(explained.share)} of the run."
+            f"{fmt.share(explained.share)} of the run.{built}"
         ),
-        predictions=(_kept(cost.step_ms - explained.ms), *([without] if without else [])),
+        predictions=(
+            _kept(cost.step_ms - explained.ms, anew=anew),
+            *([without] if without else []),
+        ),
         evidence={
             "boundary_ms": boundary_ms,
             "startup_s_per_epoch": boundary_ms / 1000,
@@ -118,6 +123,7 @@ def _startup_of_run(facts: Facts) -> Finding | None:
             "startup_ms_per_step": per_step,
             "step_ms": cost.step_ms,
             "num_workers": n,
+            "loader_built_each_epoch": anew or None,
             "loaders": ", ".join(x.id for x in again) if len(again) > 1 else None,
         },
     )
@@ -160,11 +166,15 @@ def _startup_of_trace(facts: Facts) -> Finding | None:
     )
 
 
-def _kept(step_ms: float | None) -> Prediction:
-    """That workers kept between epochs save their start; the step then expected, where known."""
+def _kept(step_ms: float | None, *, anew: bool = False) -> Prediction:
+    """That workers kept between epochs save their start; the step then expected, where known.
+
+    `anew`: the loader itself must be kept for that.
+    """
     brings = f", which would bring the step to {fmt.ms(step_ms)}" if step_ms is not None else ""
     return Prediction(
-        sentence=f"persistent_workers=True keeps them between epochs{brings}.",
+        sentence=f"persistent_workers=True {'of a loader built once ' if anew else ''}keeps them "
+        f"between epochs{brings}.",
         setting="persistent_workers",
         value=True,
         step_ms=step_ms,

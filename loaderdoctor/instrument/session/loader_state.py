@@ -168,6 +168,7 @@ class LoaderState:
     role: Literal["train", "other"] = "other"
     in_background: bool = False  # fetched on another thread than the one that trains
     substitute: Substitute = field(default_factory=Substitute)
+    rebuilt: bool = False  # by another DataLoader object since the pass before
     pending_drop: int = 0  # real batches to throw away at the next real fetch
     pages: PageProbe = field(default_factory=PageProbe)  # uses up what is thrown away
     replay_buffer: ReplayBuffer | None = None

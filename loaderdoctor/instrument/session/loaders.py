@@ -79,6 +79,7 @@ class LoaderRegistry:
                 self.states.append(state)
             else:
                 state.loader = weakref.ref(loader)
+                state.rebuilt = True
                 safety = state.record.safety
                 state.record = loader_record(loader, state.id, state.site, safety=safety)
             self._by_loader[loader] = state

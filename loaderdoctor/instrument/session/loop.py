@@ -256,8 +256,10 @@ class Loop:
             teardown_ns=passes.teardown_ns,
             at_ns=feed.at_ns or start,
             first=passes.n_begun <= 1,
+            rebuilt=loader.rebuilt,
         )
         passes.teardown_ns = 0
+        loader.rebuilt = False
         if not feed.tainted and len(session.boundaries) < MAX_BOUNDARIES:
             session.boundaries.append(record)
         if session.window.fetches is not None:

@@ -173,6 +173,7 @@ class BoundaryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     teardown_ns: int  # exhausted __next__ or dropped iterator: worker shutdown
     at_ns: int  # when the creation began
     first: bool = False  # the first iterator of the run: caches cold, imports included
+    rebuilt: bool = False  # of a DataLoader object built since the iterator before
 
 
 class FetchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):

@@ -75,7 +75,8 @@ class Change:
         if self.is_code:
             return self.first.setting
         words = list(dict.fromkeys(f"{r.setting}={r.to}" for r in self.rows))
-        return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} with {words[-1]}"
+        together = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} with {words[-1]}"
+        return f"{together} and {self.first.also}" if self.first.also else together
 
     def prediction(self) -> str | None:
         """`2.2 ms a step, predicted by ablation`; None where nothing was."""

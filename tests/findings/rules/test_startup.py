@@ -19,6 +19,9 @@ from tests.findings.input_facts import LOW
 from tests.trace_facts import changed
 
 THREE = tuple(loader(id=f"train.py:41{n}", steps_per_epoch=4) for n in ("", "#2", "#3"))
+STEP = step(
+    boundary_ms=28.0, steps_per_epoch=4, n_iterators_created=50, most_iterators_of=THREE[1].id
+)
 CHEAP = workers(loader=THREE[0].id, batch_ms=0.5, idle_share=0.95)
 
 
@@ -30,12 +33,7 @@ def joined(**changes: Any) -> Facts:
     """Three loaders in `zip`, four steps an epoch: twelve workers for each epoch."""
     facts = with_exposed(
         input_=0.8,
-        step=step(
-            boundary_ms=28.0,
-            steps_per_epoch=4,
-            n_iterators_created=50,
-            most_iterators_of=THREE[1].id,
-        ),
+        step=STEP,
         loaders=THREE,
         workers=CHEAP,
         other_workers=tuple(replace(CHEAP, loader=x.id) for x in THREE[1:]),
@@ -134,6 +132,15 @@ def test_dear_batches_are_not_to_be_made_by_the_loop_itself() -> None:
     finding = worker_startup_each_epoch(joined(workers=dear[0], other_workers=dear[1:]))
     assert finding is not None
     assert [p.setting for p in finding.predictions] == ["persistent_workers"]
+
+
+def test_a_loader_built_for_each_epoch_must_be_kept_for_its_workers_to_stay() -> None:
+    facts = joined(step=replace(STEP, rebuilt=frozenset({THREE[0].id})))
+    finding = worker_startup_each_epoch(facts)
+    assert finding is not None
+    assert "built anew" in finding.summary
+    assert "of a loader built once" in finding.predictions[0].sentence
+    assert finding.evidence["loader_built_each_epoch"] is True
 
 
 def test_startup_in_a_trace_must_be_most_of_its_input_time() -> None:

@@ -92,3 +92,18 @@ def test_a_dataset_that_grows_from_epoch_to_epoch_stays_one_loader() -> None:
 
     watched = watch(loop, WindowRequest(id=1, mode="plain", n_steps=8))
     assert [x.role for x in watched.ended.loaders] == ["train"]
+
+
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_epochs_of_a_loader_built_for_each_are_told_from_those_of_one(rebuilt: bool) -> None:
+    trainer = Trainer()
+
+    def loop() -> None:
+        one = loader_of(4)
+        for _ in range(8):
+            for x, _ in loader_of(4) if rebuilt else one:
+                trainer.step(x)
+
+    watched = watch(loop, WindowRequest(id=1, mode="plain", n_steps=12))
+    later = [b.rebuilt for b in watched.windows[0].boundaries if not b.first]
+    assert later and set(later) == {rebuilt}

@@ -188,6 +188,9 @@ def facts_of_run(
         ),
         compute=observed.compute,
         loop_lines=loop_lines,
+        trains=observed.trains,
+        calls_model=observed.calls_model,
+        before_training=observed.before_training,
     )
 
 

@@ -52,6 +52,8 @@ def without_profiler(trace: TraceFacts) -> Shares:
 
 def judge_run(facts: Facts) -> tuple[Bound, VerdictSeverity]:
     """From plain windows and ablation where they ran, else from the trace."""
+    if facts.only_reads:
+        return "unknown", "none"  # reading is all there is: nothing waits for it
     n_steps = facts.step.n_steps if facts.step is not None else 0
     cost = facts.ablation.input_ms if facts.ablation is not None else None
     # The rounds of an ablation hold steps enough, however few a short sweep had for ranking.

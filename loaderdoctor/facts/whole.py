@@ -13,6 +13,7 @@ from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.instrument.wire.records import (
     ComputeRecord,
     LoaderRecord,
+    PassRecord,
     TransferRecord,
     main_loader,
 )
@@ -72,6 +73,9 @@ class Facts:
     other_workers: tuple[WorkerFacts, ...] = ()  # of the other loaders seen, validation mostly
     thread_trials: tuple[ThreadTrial, ...] = ()  # empty: not tried, or not yet
     loop_lines: LoopLineFacts | None = None  # None: the loop's stack was not sampled
+    trains: bool = True  # False: no backward pass and no optimizer step was seen
+    calls_model: bool | None = None  # of a loop that does not train; None: not seen
+    before_training: tuple[PassRecord, ...] = ()
 
     @property
     def step_ms(self) -> float | None:
@@ -94,6 +98,11 @@ class Facts:
     def feeding(self) -> tuple[LoaderRecord, ...]:
         """Every loader that feeds the step: of `zip(images, labels)` both."""
         return tuple(x for x in self.loaders if x.role == "train")
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether no training was seen, and no model either: nothing that waits for batches."""
+        return not self.trains and not self.calls_model
 
     def share(self, name: str) -> float | None:
         """One share of the best estimate, 0…1; None where there is none."""

@@ -12,6 +12,7 @@ from loaderdoctor.findings.rules.batch_making import (
     head_of_line_stall,
     sampler_bound,
 )
+from loaderdoctor.findings.rules.before_training import pass_before_training
 from loaderdoctor.findings.rules.compute_hints import (
     bias_before_batchnorm,
     cudnn_benchmark_off,
@@ -79,6 +80,7 @@ RULES: tuple[Rule, ...] = (
     many_small_files,
     memory_short,
     slow_rank,
+    pass_before_training,
     data_parallel,
     tf32_off,
     grad_not_set_to_none,
@@ -209,6 +211,8 @@ def find(facts: Facts) -> tuple[Finding, ...]:
         facts = replace(facts, trace=None)  # a window without length shows nothing
     found = [finding for rule in RULES if (finding := rule(facts)) is not None]
     kept = without_overruled(found)
+    if facts.only_reads:  # nothing that is known of waits for these batches
+        kept = [replace(x, severity=Severity.LOW) for x in kept]
     return tuple(sorted(kept, key=lambda x: (_ORDER[x.severity], -(x.share or 0.0))))
 
 

@@ -50,6 +50,7 @@ class Kind(str, Enum):
     MANY_SMALL_FILES = "many-small-files"
     MEMORY_SHORT = "memory-short"
     SLOW_RANK = "slow-rank"
+    PASS_BEFORE_TRAINING = "pass-before-training"
     DATA_PARALLEL = "data-parallel"
     TF32_OFF = "tf32-off"
     GRAD_NOT_SET_TO_NONE = "grad-not-set-to-none"

@@ -22,6 +22,7 @@ from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
 from loaderdoctor.report import gpu_model, model
 from loaderdoctor.report.files import plain_value
 from loaderdoctor.report.words.gpu import epoch_sentence, idle_gaps_sentence
+from loaderdoctor.report.words.inference import of_inference
 from loaderdoctor.report.words.method import method_sentences
 from loaderdoctor.report.words.summary import verdict_sentence
 
@@ -85,7 +86,7 @@ def build_report(
     notes: RunNotes = RunNotes(),
 ) -> model.Report:
     """The report of one run. Never raises for missing evidence: what is None stays None."""
-    return model.Report(
+    report = model.Report(
         command=facts.command,
         target=target,
         verdict=model.Verdict(
@@ -114,6 +115,9 @@ def build_report(
         ranges=tuple(_like(model.UserRange, x) for x in facts.trace.ranges) if facts.trace else (),
         memory_history=notes.memory_history,
         cpu=_cpu(facts),
+        trains=facts.trains,
+        calls_model=facts.calls_model,
+        before_training=tuple(_like(model.PassBeforeTraining, x) for x in facts.before_training),
         findings=tuple(_finding(finding) for finding in judged.findings),
         recommendations=tuple(tried.recommendations),
         not_advised=tuple(tried.not_advised),
@@ -126,6 +130,7 @@ def build_report(
         environment=_environment(notes.environment),
         method=(*method_sentences(facts, tried.trials), *notes.method),
     )
+    return of_inference(report)
 
 
 def shares_of(shares: Shares | None) -> model.Shares | None:

@@ -294,6 +294,20 @@ class MemoryHistory(Struct, frozen=True, kw_only=True):
     overhead_ci: Interval | None
 
 
+class PassBeforeTraining(Struct, frozen=True, kw_only=True):
+    """Passes over one loader at one place before training began: they train nothing."""
+
+    loader: str
+    site: str  # "train.py:28": where the loop reads it
+    code: str | None
+    n_passes: int
+    n_batches: int  # of all these passes
+    took_s: float | None  # in all; null: windows were measured in them meanwhile
+    calls_model: bool | None  # null: not looked at
+    without_grad: bool
+    skips: bool  # training went on in the same pass: these batches were thrown away
+
+
 class Report(Struct, frozen=True, kw_only=True):
     schema: str = SCHEMA
     command: Literal["diagnose", "sweep", "analyze"]
@@ -347,3 +361,6 @@ class Report(Struct, frozen=True, kw_only=True):
     memory_history: MemoryHistory | None = None  # None: not asked for, or not to be had
     other_workers: tuple[Workers, ...] = ()  # of loaders that do not feed the step
     cpu: Cpu | None = None  # None: from a trace alone
+    trains: bool = True  # False: no backward pass and no optimizer step was seen
+    calls_model: bool | None = None  # of a loop that does not train
+    before_training: tuple[PassBeforeTraining, ...] = ()

@@ -88,6 +88,7 @@ def drive(session: Session, now: int) -> Driver:
             n_devices=n_devices(device),
             group_size=group[1] if group is not None else None,
             trains=definition.trains,
+            calls_model=definition.calls_model,
             before_training=session.before_training,
         )
     )

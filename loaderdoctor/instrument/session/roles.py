@@ -47,6 +47,9 @@ WORKLESS_WITHOUT_MODEL_S = 120.0
 LOOK_EVERY_S = 2.0  # for an optimizer: it walks all objects of the process, some 50 ms
 N_REPLAYED = 20  # optimizer steps without any fetch after the loader ran out
 
+_OF_INFERENCE = ", in inference: no backward pass and no optimizer step was seen"
+_OF_READING = ", which is only read: no model, no backward pass and no optimizer step was seen"
+
 REPLAYED = (
     "the loop trains on without fetching, as with itertools.cycle, which replays the batches of "
     "the first epoch from memory (and keeps them all). Steps are told by the optimizer from here "
@@ -84,6 +87,7 @@ class Definition:
     thread: int  # training thread (threading.get_ident)
     text: str
     trains: bool = True  # False: no work was seen so far
+    calls_model: bool | None = None  # where it does not train
 
 
 @dataclass(slots=True)
@@ -200,6 +204,10 @@ class RoleObserver:
         if work is not None and work.site is not None:
             what = "the optimizer" if optimizers else "the backward pass"
             text += f" (which feeds {what} at {work.site.label})"
+        calls_model: bool | None = None
+        if work is None:
+            calls_model = any(self.passes.present(f.loader)[1] for f in fed_by)
+            text += _OF_INFERENCE if calls_model else _OF_READING
         if work is None or first.thread == work.thread:
             return Definition(
                 clock=first.loader,
@@ -209,6 +217,7 @@ class RoleObserver:
                 thread=first.thread,
                 text=text,
                 trains=work is not None,
+                calls_model=calls_model,
             )
         # Batches come from a background thread: what happens once a batch on the training
         # thread marks the step instead.

@@ -192,6 +192,7 @@ class Observed(Message, frozen=True, kw_only=True, omit_defaults=True):
     n_devices: int = 0  # accelerators that the process sees
     group_size: int | None = None  # ranks of torch's process group; None: there is none
     trains: bool = True  # False: no backward pass and no optimizer step so far, as in inference
+    calls_model: bool | None = None  # where it does not train: a model is called; None: not seen
     before_training: tuple[PassRecord, ...] = ()
 
     @property

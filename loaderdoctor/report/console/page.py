@@ -38,6 +38,7 @@ from loaderdoctor.report.words.first_screen import (
     what_if,
     what_if_notes,
 )
+from loaderdoctor.report.words.inference import unit
 from loaderdoctor.report.words.verdict import headline
 
 PROSE_WIDTH = 100
@@ -129,7 +130,7 @@ def _step(report: Report) -> RenderableType:
         head = Text(f"Step time {fmt.NOT_RECORDED} · {counted}")
     else:
         time = fmt.step_ms(step.wall_ms, step.wall_ms_ci)
-        head = Text.assemble((time, "bold"), f" a step · {counted}")
+        head = Text.assemble((time, "bold"), f" {unit(report)} · {counted}")
     body: list[RenderableType] = [head]
     if shares is None:
         body.append(Text(f"Where the step goes: {fmt.NOT_RECORDED}"))
@@ -143,7 +144,7 @@ def _step(report: Report) -> RenderableType:
         )
     )
     body.append(_legend(report, values))
-    body += [Text(note, style="bright_black") for note in step_notes(step)]
+    body += [Text(note, style="bright_black") for note in step_notes(report)]
     return _section("The step", *body)
 
 

@@ -34,6 +34,7 @@ from loaderdoctor.report.words.first_screen import (
     what_if,
     what_if_notes,
 )
+from loaderdoctor.report.words.inference import unit
 from loaderdoctor.report.words.trials import by_speed, table_key, trial_columns, trial_mark
 from loaderdoctor.report.words.verdict import headline
 
@@ -67,7 +68,8 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
             bound=bound,
             severity=severity,
             parts=_parts(report),
-            step_notes=step_notes(report.step),
+            unit=unit(report),
+            step_notes=step_notes(report),
             other_loaders=other_loader_sentences(report),
             what_if=_what_if(report),
             what_if_notes=what_if_notes(report),

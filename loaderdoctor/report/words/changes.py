@@ -143,11 +143,13 @@ def meaning(report: Report) -> str | None:
     now_ms = report.step.wall_ms
     ratios = [c.times_as_fast(now_ms) for c in changes_of(report.recommendations)]
     ratio = max((r for r in ratios if r is not None), default=0.0)
-    if now_ms is None or ratio <= 1.0:
+    only_reads = not report.trains and not report.calls_model  # and ends before training, may be
+    if now_ms is None or ratio <= 1.0 or only_reads:
         return None
     best_ms = now_ms / ratio
     hour = fmt.seconds(3600 / ratio)
-    text = f"Every hour of this training becomes {hour}"
+    what = "training" if report.trains else "inference"
+    text = f"Every hour of this {what} becomes {hour}"
     steps = report.step.steps_per_epoch
     if steps is not None:
         text += (

@@ -11,6 +11,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Interval
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.report.model import Ablation, Finding, Report, Step
+from loaderdoctor.report.words.before_training import before_training_sentence
 
 _NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?:\s?([a-zA-Z%µ]+))?")
 
@@ -48,10 +49,12 @@ def boundary_sentence(step: Step) -> str | None:
     )
 
 
-def step_notes(step: Step) -> tuple[str, ...]:
+def step_notes(report: Report) -> tuple[str, ...]:
     """What must be known of the step's time, behind its shares."""
+    step = report.step
     roughly = None if fmt.is_measured_well(step.wall_ms, step.wall_ms_ci) else fmt.ROUGHLY
-    return tuple(note for note in (roughly, boundary_sentence(step)) if note is not None)
+    notes = (roughly, boundary_sentence(step), before_training_sentence(report))
+    return tuple(note for note in notes if note is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

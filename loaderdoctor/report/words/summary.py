@@ -103,6 +103,8 @@ def verdict_sentence(
         )
         return f"Rank {slow.evidence['rank']} holds the others up. {sentence}"
     step_ms = facts.step_ms
+    if facts.only_reads and step_ms is not None:
+        return _only_read(facts, step_ms, recommendations)
     if bound == "unknown" or step_ms is None:
         return _unknown(facts)
     if severity == "none" or bound == "compute":
@@ -259,6 +261,20 @@ def _healthy(
     if facts.share("input") is None:
         return f"{busy} {_INPUT_UNKNOWN}"
     return f"Nothing worth changing. {busy}"
+
+
+def _only_read(facts: Facts, step_ms: float, recommendations: Sequence[Recommendation]) -> str:
+    """Of a pass in which no model is called: what reading takes, and no word on training."""
+    main = facts.main_loader
+    change = next(iter(changes_of(recommendations)), None)
+    faster = ""
+    if change is not None and change.measured_ms is not None:
+        faster = f" {_first_change(step_ms, change)}"
+    return (
+        f"Batches{f' of {fmt.plain(main.id)}' if main is not None else ''} are only read, one in "
+        f"{fmt.number(step_ms)} ms: no model was called and nothing trained for as long as was "
+        f"waited for it. If training follows, this says nothing of it.{faster}"
+    )
 
 
 def _unknown(facts: Facts) -> str:

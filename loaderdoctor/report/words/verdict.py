@@ -43,13 +43,15 @@ def headline(report: Report) -> tuple[str, str]:
     """
     verdict = report.verdict
     if verdict.bound == "unknown":
-        return _BOUND_WORDS["unknown"], ""
+        only_reads = not report.trains and not report.calls_model
+        return "No training seen" if only_reads else _BOUND_WORDS["unknown"], ""
+    bound = _BOUND_WORDS[verdict.bound] + ("" if report.trains else " inference")
     if verdict.severity != "uncertain":
         how = _if_nothing(report) if verdict.severity == "none" else verdict.severity
-        return _BOUND_WORDS[verdict.bound], how
+        return bound, how
     known = largest_part(report.shares)
     if known is None or known[0] == verdict.bound or known[1] < _MOST:
-        return f"Perhaps {_BOUND_WORDS[verdict.bound].lower()}", "uncertain"
+        return f"Perhaps {bound.lower()}", "uncertain"
     return f"{TAKES[known[0]]} {fmt.share(known[1])}", f"{verdict.bound} uncertain"
 
 

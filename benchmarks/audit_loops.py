@@ -127,7 +127,8 @@ def audited(seed: int, index: int, *, device: str, cpus: int) -> AuditLoop:
         made |= _validation(rng, compute, rng.uniform(0.2, 0.6))
     elif theme in GPU_THEMES:
         made |= {"megabytes": rng.choice((64, 128)), "compute_ms": rng.uniform(6, 14)}
-        made |= {"pinned": theme == "copy_pinned", "workers": most, "batch_ms": 0.0}
+        pinned = theme == "copy_pinned"  # by the pin-memory thread, which only workers have
+        made |= {"pinned": pinned, "workers": most if pinned else 0, "batch_ms": 0.0}
         made["shapes"] = "fixed"
     if theme in ("input", "input_workers", "host", "compute") and rng.random() < 0.35:
         made |= _skip(rng, made)

@@ -53,7 +53,7 @@ class Samples(Dataset):
     def __getitem__(self, i):
         if self.cost_ms:
             {cost}(self.cost_ms)
-        return torch.full(({width},), float(i % 7)), i % 10
+        return torch.full((64,), float(i % 7)), i % 10
 
 
 class HeldOut(Dataset):
@@ -62,7 +62,7 @@ class HeldOut(Dataset):
 
     def __getitem__(self, i):
         wait({held_out_ms})
-        return torch.full(({width},), float(i % 5)), i % 10
+        return torch.full((64,), float(i % 5)), i % 10
 
 
 def collate(samples):
@@ -93,6 +93,16 @@ def collate(samples):
     x = torch.stack([one for one, _, _ in samples])
     y = torch.tensor([label for _, label, _ in samples])
     return nn.functional.pad(x, (0, samples[0][2])), y
+
+"""
+
+# A large batch costs its copy, not its making: it lies in memory that workers share.
+_LARGE = """
+KEPT = torch.ones({batch}, {width}).share_memory_()
+
+
+def collate(samples):
+    return KEPT, torch.tensor([label for _, label in samples])
 
 """
 
@@ -212,7 +222,6 @@ def script_of(
     lasts_s: float | None = None,
 ) -> str:
     """The script; a variant that times itself for `seconds`; or one that ends after `lasts_s`."""
-    width = max(64, loop.megabytes * 250_000 // loop.batch)
     burns = "burn" if loop.burns else "wait"
     parts = [_HEAD.format(about=f"Loop {loop.name} of an audit.", device=loop.device)]
     parts.append(
@@ -220,13 +229,15 @@ def script_of(
             sample_ms=round(loop.batch_ms / loop.batch, 4),
             n_samples=loop.batch * loop.epoch_steps,
             cost=burns,
-            width=width,
             n_held_out=loop.batch * max(1, loop.validation_batches),
             held_out_ms=round(loop.validation_batch_ms / loop.batch, 4),
         )
     )
     if loop.shapes != "fixed":
         parts.append(_NEW_SHAPES.format(batch=loop.batch))
+    if loop.megabytes:
+        width = loop.megabytes * 250_000 // loop.batch
+        parts.append(_LARGE.format(batch=loop.batch, width=width))
     if loop.shapes == "plan":
         parts.append(_PLAN.format(plan_ms=loop.plan_ms))
     if loop.saving_ms:

@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import signal
 import statistics
 import subprocess
@@ -58,6 +59,8 @@ def main() -> int:
     draw = audited if args.command == "audit" else compute_bound
     numbers = args.only or range(args.loops)
     loops = [draw(args.seed, i, device=device, cpus=each) for i in numbers]
+    if args.waiting:
+        loops = [loop.only_waiting() for loop in loops]
     run = audit_row if args.command == "audit" else alarm_row
     began, rows = time.monotonic(), []
     with contextlib.ExitStack() as stack:
@@ -88,6 +91,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2, help="of the truth, before and after")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each of its runs")
     parser.add_argument("--json", type=Path, help="a line for each loop")
+    parser.add_argument(
+        "--waiting", action="store_true", help="no loop needs the CPU: for a busy machine"
+    )
     parser.add_argument("--keep", type=Path, help="keep scripts and run folders here")
     args = parser.parse_args()
     usual = (40, 20.0) if args.command == "audit" else (200, 15.0)
@@ -126,7 +132,8 @@ def in_slot(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="audit-")))
             if args.keep:
                 folder = args.keep / loop.name
-                folder.mkdir(parents=True, exist_ok=True)
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
             if loop.busy:
                 stack.enter_context(neighbour())
             return row | run(loop, calibration, folder, args)

@@ -10,7 +10,7 @@ draws one whose loader is far from mattering. The same seed and index are the sa
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 # Where the loop does work of its own; the last one once an epoch.
@@ -32,7 +32,7 @@ class AuditLoop:
     name: str
     device: Literal["cpu", "cuda"]
     compute_ms: float
-    sleeping_kernel: bool = False  # on a GPU: of a known time, not multiplications
+    sleeping_kernel: bool = False  # computing is of a known time, not multiplications
     batch: int = 8
     batch_ms: float = 0.0  # of making one batch, in each loader
     burns: bool = False  # it takes CPU time (else it waits, as for a disk)
@@ -73,6 +73,11 @@ class AuditLoop:
     def outside(self) -> bool:
         """Whether anything is done outside the steps."""
         return bool(self.validates_every or self.host_ms.get("between_epochs"))
+
+    def only_waiting(self) -> AuditLoop:
+        """The same with all work done by waiting: for a machine that others keep busy."""
+        waits = {"sleeping_kernel": True, "burns": False, "host_burns": False, "busy": False}
+        return replace(self, **waits)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -109,7 +109,7 @@ def collate(samples):
 _PLAN = """
 @functools.lru_cache(None)
 def plan(shape):
-    burn({plan_ms})
+    {work}({plan_ms})
     return 1.0
 
 """
@@ -118,12 +118,12 @@ _SLEEPING = """
 class Kernel(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
-        torch.cuda._sleep({forward_cycles})
+        {forward}
         return x.clone()
 
     @staticmethod
     def backward(ctx, gradient):
-        torch.cuda._sleep({backward_cycles})
+        {backward}
         return gradient
 
 """
@@ -239,7 +239,7 @@ def script_of(
         width = loop.megabytes * 250_000 // loop.batch
         parts.append(_LARGE.format(batch=loop.batch, width=width))
     if loop.shapes == "plan":
-        parts.append(_PLAN.format(plan_ms=loop.plan_ms))
+        parts.append(_PLAN.format(work="burn" if loop.host_burns else "wait", plan_ms=loop.plan_ms))
     if loop.saving_ms:
         parts.append(_SAVING.format(saving_ms=loop.saving_ms))
     parts.append(_net(loop, calibration))
@@ -256,12 +256,8 @@ def script_of(
 def _net(loop: AuditLoop, calibration: Calibration) -> str:
     rows = max(1, (GPU_ROWS if loop.device == "cuda" else CPU_ROWS) // loop.batch)
     if loop.sleeping_kernel:
-        if calibration.cycles_per_ms is None:
-            raise ValueError(f"{loop.name} needs a GPU")
-        cycles = loop.compute_ms * calibration.cycles_per_ms
-        sleeping = _SLEEPING.format(
-            forward_cycles=int(cycles / 3), backward_cycles=int(2 * cycles / 3)
-        )
+        forward, backward = (_sleep(loop, calibration, part) for part in (1 / 3, 2 / 3))
+        sleeping = _SLEEPING.format(forward=forward, backward=backward)
         # The width of one repetition, however long it sleeps.
         net = _NET.format(width=64, rows=1, repeats=1, extra="\n            h = Kernel.apply(h)")
         return sleeping + _with_plan(loop, net)
@@ -270,6 +266,15 @@ def _net(loop: AuditLoop, calibration: Calibration) -> str:
         raise ValueError(f"{loop.name} needs a GPU")
     repeats = max(1, round(loop.compute_ms / unit))
     return _with_plan(loop, _NET.format(width=WIDTH, rows=rows, repeats=repeats, extra=""))
+
+
+def _sleep(loop: AuditLoop, calibration: Calibration, part: float) -> str:
+    ms = loop.compute_ms * part
+    if loop.device == "cpu":
+        return f"wait({ms:.3f})"
+    if calibration.cycles_per_ms is None:
+        raise ValueError(f"{loop.name} needs a GPU")
+    return f"torch.cuda._sleep({int(ms * calibration.cycles_per_ms)})"
 
 
 def _with_plan(loop: AuditLoop, net: str) -> str:

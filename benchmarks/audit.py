@@ -88,7 +88,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--cpus-each", type=int, help="all, with one job")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="cuda where there is one")
-    parser.add_argument("--rounds", type=int, default=2, help="of the truth, before and after")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="of the truth; one after the diagnosis"
+    )
     parser.add_argument("--seconds", type=float, default=1.0, help="of each of its runs")
     parser.add_argument("--json", type=Path, help="a line for each loop")
     parser.add_argument(
@@ -157,12 +159,12 @@ def neighbour() -> Iterator[None]:
 def audit_row(
     loop: AuditLoop, calibration: Calibration, folder: Path, args: argparse.Namespace
 ) -> dict[str, Any]:
-    def runs() -> dict[str, list[float]]:
-        return measured_truth(loop, calibration, folder, rounds=args.rounds, seconds=args.seconds)
+    def runs(rounds: int) -> dict[str, list[float]]:
+        return measured_truth(loop, calibration, folder, rounds=rounds, seconds=args.seconds)
 
-    before = runs()
+    before = runs(max(1, args.rounds - 1))
     report, took_s = diagnose(loop, script_of(loop, calibration), folder, args.budget)
-    after = runs()
+    after = runs(1)
     truth = truth_of(loop, {name: ms + after[name] for name, ms in before.items()})
     said = said_by(report)
     wrong = [too_noisy(truth)] if too_noisy(truth) else why_wrong(loop, truth, said)

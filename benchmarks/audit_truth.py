@@ -79,7 +79,7 @@ def truth_of(loop: AuditLoop, runs: dict[str, list[float]]) -> Truth:
     for name in VARIANTS:
         filled[name] = runs.get(name) or filled[next(reversed(filled))]
     middle = {name: statistics.median(ms) for name, ms in filled.items()}
-    half = {name: (max(ms) - min(ms)) / 2 for name, ms in filled.items()}
+    half = {name: half_range(ms) for name, ms in filled.items()}
     wall = middle["plain"]
     pairs = dict(zip(DIFFERENCES, pairwise(VARIANTS), strict=True))
     # A variant that was not run differs in nothing from the one before.
@@ -97,6 +97,13 @@ def truth_of(loop: AuditLoop, runs: dict[str, list[float]]) -> Truth:
         noise=noise | {"between": noise["outside"], "wall": half["plain"] / wall},
         constructed_ms=constructed_ms(loop, middle["ready"] - outside / loop.period, outside),
     )
+
+
+def half_range(ms: list[float]) -> float:
+    """Of several runs; of four and more without the one farthest off, which met a stall."""
+    middle = statistics.median(ms)
+    kept = sorted(ms, key=lambda one: abs(one - middle))[: max(3, len(ms) - 1)]
+    return (max(kept) - min(kept)) / 2
 
 
 def calibrate() -> Calibration:

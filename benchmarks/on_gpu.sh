@@ -7,6 +7,10 @@
 #   truth     our shares beside the truth, loop by loop (LOOPS=a,b names them; BUDGET=15)
 #   advice    what diagnoses promise, beside the same advice applied by hand (SCRIPTS=a,b names
 #             them; BUDGET=30: about 100 s each where a process takes 10 s to start)
+#   audit     verdicts on 40 loops drawn at random, beside their truth (ONLY=0-19 some of them;
+#             BUDGET=20: about 8 minutes)
+#   alarms    200 compute-bound loops, none of which may be called input- or copy-bound (ONLY=0-99;
+#             BUDGET=12: about 8 minutes)
 #   presets   who-is-faster, workers-pinning and prefetchers on mnist (270 s)
 #             (PRESETS=a,b names them)
 #   ladder    on cifar10-mobilenetv2 (BUDGET=450: 500 s or more, 56 % of it for our two searches; ROUNDS=3)
@@ -44,6 +48,12 @@ case $chapter in
         ;;
     advice)
         part python3 benchmarks/prescription.py --budget "${BUDGET:-30}" --epochs 3 --rounds 1 --json "$folder/advice.json" --runs "$folder/runs" ${SCRIPTS:+--only "$SCRIPTS"}
+        ;;
+    audit)
+        part python3 benchmarks/audit.py audit --jobs 5 --cpus-each 3 --budget "${BUDGET:-20}" --json "$folder/audit.jsonl" ${ONLY:+--only "$ONLY"}
+        ;;
+    alarms)
+        part python3 benchmarks/audit.py false-alarms --jobs 8 --cpus-each 2 --budget "${BUDGET:-12}" --json "$folder/alarms.jsonl" ${ONLY:+--only "$ONLY"}
         ;;
     presets)
         names=${PRESETS:-who-is-faster,workers-pinning,prefetchers}

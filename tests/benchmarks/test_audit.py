@@ -214,3 +214,10 @@ def test_a_variant_ends_by_itself_with_the_time_of_a_step(tmp_path: Path) -> Non
     runs = json.loads(done.stdout)
     assert set(runs) == {"plain", "bare"}
     assert runs["plain"][0] > 36.0
+
+
+def test_one_stalled_run_of_four_is_no_noise() -> None:
+    half_range = module("audit_truth").half_range
+    assert half_range([30.0, 31.0, 80.0]) == 25.0
+    assert half_range([30.0, 31.0, 32.0, 80.0]) == 1.0
+    assert half_range([30.0]) == 0.0

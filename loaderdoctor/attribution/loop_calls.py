@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+
 from loaderdoctor.facts.loop_lines import What
 from loaderdoctor.instrument.wire.stack_records import StackPlace
 
@@ -57,8 +59,24 @@ _MODULES: dict[str, What] = {
     "subprocess": "process",
     "numpy": "numpy",
     "gc": "collect",
+    # Of the standard library what works on one element after another.
+    **dict.fromkeys(
+        ("random", "itertools", "collections", "functools", "heapq", "math", "statistics"),
+        "elements",
+    ),
 }
 _ROOTS: dict[str, What] = {"np": "numpy", "numpy": "numpy", "plt": "plot", "cv2": "image"}
+# Methods and functions of Python's own types: what a loop over elements is made of.
+_PLAIN = frozenset(
+    (
+        *dir(list),
+        *dir(dict),
+        *dir(str),
+        *dir(set),
+        *dir(float),
+        *dir(builtins),
+    )
+)
 # Python of torch's that a loop calls and that is no operator.
 _ELEMENTS = ("Tensor.__iter__", "Tensor.tolist")
 WAITS: tuple[What, ...] = ("item", "to-host", "sync")
@@ -85,8 +103,11 @@ def what_of(place: StackPlace) -> What:
         if place.function in _ELEMENTS:
             return "elements"
         return _of_module(place.module) or "library"
-    root = (place.call or "").partition(".")[0]
-    return _ROOTS.get(root, "elements")
+    if place.call is None:
+        return "elements"
+    root, _, _ = place.call.partition(".")
+    plain = place.call.rpartition(".")[2] in _PLAIN
+    return _ROOTS.get(root) or ("elements" if plain else "library")
 
 
 def package_of(place: StackPlace) -> str | None:

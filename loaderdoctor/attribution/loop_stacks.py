@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple, TypeVar
 
 from loaderdoctor.attribution.loop_calls import WAITS, is_operator, package_of, what_of
@@ -82,13 +83,23 @@ def loop_line_facts(
         own_low_share=binomial_interval(n_own, record.n)[0],
         waiting_share=_sum(waits) / record.n,
         operator_share=_sum(operators) / record.n,
-        places=_places(own, depth, record.n, landmarks),
+        places=tuple(
+            replace(x, n_operators=_sum(y for y in operators if _calls_within(y, x)))
+            for x in _places(own, depth, record.n, landmarks)
+        ),
         waits=_places(waits, depth, record.n, landmarks),
         outside=_places(
             [x for x in record.places if x.stage == "outside"], depth, record.n_outside, ()
         ),
         outside_share=record.n_outside / (record.n + record.n_outside),
     )
+
+
+def _calls_within(operator: StackPlace, place: LoopPlace) -> bool:
+    """Whether an operator is called by the function of a place, and that is not the loop itself."""
+    at = place.at.file, place.at.function
+    loop = place.called_from.file, place.called_from.function
+    return at != loop and any(_function(frame) == at for frame in operator.frames)
 
 
 def _places(

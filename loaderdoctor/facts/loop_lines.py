@@ -53,6 +53,9 @@ class LoopPlace:
     n_samples: int
     of_samples: int  # all within steps, waiting for batches included
     low_share: float  # lower 95 % bound of n_samples / of_samples
+    # In operators of torch that the same function of the loop's calls: element by element, where
+    # the function is mostly such calls.
+    n_operators: int = 0
     between: tuple[str, str] | None = None  # what of the step lies before and behind it
 
     @property

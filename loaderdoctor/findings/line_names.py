@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import binomial_interval
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import LineHotspot
+from loaderdoctor.facts.workers import Leaf, LineHotspot
 from loaderdoctor.findings.model import EvidenceValue
 
 # A line with less of the stack samples is not where the time goes; naming it would mislead. It is
@@ -17,8 +20,10 @@ MIN_NAMED_SHARE = 0.25
 # at least 26 %, 8 of 16 only 24.6 % (Clopper-Pearson). Fewer name no line, whatever they say: they
 # come in bursts and when the interpreter lets go, which no binomial interval knows of.
 MIN_STACK_SAMPLES = 18
+# A library is said in place of the function that calls it where it has this much of its time.
+LIBRARY_PART = 0.8
 
-
+_INSTALLED = re.compile(r"-packages/(?P<name>\w+)[/.]")
 _PHASES = {"fetch": "fetching", "collate": "collating", "sampler": "the sampler"}
 
 
@@ -97,7 +102,53 @@ def hot_evidence(facts: Facts) -> dict[str, EvidenceValue]:
 def hot_sentence(facts: Facts) -> str:
     """The hottest line as a sentence after a space; empty where none was seen often enough."""
     hotspot = hottest(facts)
-    return f" Hottest line: {where(hotspot)}, {seen(hotspot)} of making a batch." if hotspot else ""
+    if hotspot is not None:
+        return f" Hottest line: {where(hotspot)}, {seen(hotspot)} of making a batch."
+    spread = spread_words(facts.workers.lines) if facts.workers is not None else None
+    return f" Most of it: {spread}." if spread is not None else ""
+
+
+def spread_words(lines: Sequence[LineHotspot]) -> str | None:
+    """What lines have in common of which none was seen often enough to be named alone.
+
+    `data.py (Rows.__getitem__), 79 % (19 of 24 stack samples of fetching)`, or pandas, in the place
+    of a function. None where one line is named, or no sum is seen enough either.
+    """
+    if any(seen_enough((line,)) for line in lines):
+        return None
+    functions: defaultdict[str, list[LineHotspot]] = defaultdict(list)
+    libraries: defaultdict[str, list[LineHotspot]] = defaultdict(list)
+    for line in lines:
+        path = line.file.replace("\\", "/").rpartition("/")[2]
+        functions[f"{path} ({line.function})"].append(line)
+        for leaf in line.leaves:
+            if (package := _package(leaf)) is not None:
+                part = replace(line, n_stack_samples=leaf.n_stack_samples, leaves=())
+                libraries[package].append(part)
+    function, library = (_largest(sums) for sums in (functions, libraries))
+    if library is not None and _share(library) >= LIBRARY_PART * _share(function):
+        function, library = library, function
+    for one in (function, library):
+        if one is not None and seen_enough(one[1]):
+            return f"{one[0]}, {seen(*one[1])}"
+    return None
+
+
+_Sum = tuple[str, list[LineHotspot]]
+
+
+def _largest(sums: Mapping[str, list[LineHotspot]]) -> _Sum | None:
+    return max(sums.items(), key=_share, default=None)
+
+
+def _share(one: _Sum | None) -> float:
+    return sum(line.share for line in one[1]) if one is not None else 0.0
+
+
+def _package(leaf: Leaf) -> str | None:
+    """The installed package whose function it is, torch's own left out."""
+    found = _INSTALLED.search(leaf.file.replace("\\", "/"))
+    return None if found is None or found["name"] == "torch" else found["name"]
 
 
 def seen(*hotspots: LineHotspot) -> str:

@@ -94,7 +94,7 @@ TOLD: Mapping[What, Told] = {
         advice="Do it with torch on the device, or in the collate_fn, where workers do it ahead.",
     ),
     "library": Told(
-        does="calls a library",
+        does="calls other code",
         advice="Do it in the dataset or collate_fn, where workers do it ahead, or every n steps.",
     ),
     "elements": Told(
@@ -110,9 +110,19 @@ def before_forward(place: LoopPlace) -> bool | None:
     return None if place.between is None else place.between[1] in _BEFORE_THE_BATCH_IS_USED
 
 
-def advice_of(place: LoopPlace) -> str:
+# Of what a loop without a DataLoader does to make its batches.
+OWN_BATCHES = (
+    "Keep the data in one tensor or array and index it with drawn numbers (torch.randint), without "
+    "copying or shuffling the whole; or make batches in the workers of a DataLoader."
+)
+_MAKING = ("elements", "deepcopy", "library", "numpy")
+
+
+def advice_of(place: LoopPlace, *, has_loader: bool) -> str:
     """What helps against work of this kind at this place."""
     advice, early = TOLD[place.what].advice, before_forward(place)
+    if early and not has_loader and place.what in _MAKING:
+        return OWN_BATCHES
     if place.what == "elements":
         if early is False:
             return f"{advice}, or do it every n steps."
@@ -131,18 +141,22 @@ def where(line: CodeLine) -> str:
 
 
 def name_of(place: LoopPlace) -> str:
-    """`shape_words (train.py:12)`, `pandas, as in frame.iloc[] (train.py:30)`, `train.py:30`."""
+    """`shape_words (train.py:12)`, `pandas, as frame.iloc[] (train.py:30)`, `train.py:30`."""
     at = where(place.at)
     if place.named == "function":
         return f"{place.at.function.rpartition('.')[2]} ({at})"
+    calls = _called(place.calls) if place.calls is not None else None
     if place.named == "library":
-        calls = f", as {place.calls}" if place.calls is not None else ""
-        return f"{place.library}{calls} ({at})"
-    if place.calls is not None:
+        return f"{place.library}, as {calls} ({at})" if calls else f"{place.library} ({at})"
+    if calls is not None and place.calls is not None:
         known = place.library is None or place.calls.partition(".")[0] == place.library
-        of = "" if known else f" of {place.library}"
-        return f"{place.calls}{of} ({at})"
+        return f"{calls} ({at})" if known else f"{calls} of {place.library} ({at})"
     return at
+
+
+def _called(name: str) -> str:
+    """`copy.deepcopy()`, `frame.iloc[]`, `.item()`."""
+    return name.removeprefix("…") + ("" if name.endswith("]") else "()")
 
 
 def sentence_of(place: LoopPlace) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,7 +16,7 @@ from loaderdoctor.facts.shares import Bound, Shares, VerdictSeverity
 from loaderdoctor.facts.trace import BusyFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
-from loaderdoctor.findings.line_names import seen_enough
+from loaderdoctor.findings.line_names import seen_enough, spread_words
 from loaderdoctor.findings.model import Finding, Tested
 from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
 from loaderdoctor.report import gpu_model, model
@@ -118,6 +118,7 @@ def build_report(
         trains=facts.trains,
         calls_model=facts.calls_model,
         before_training=tuple(_like(model.PassBeforeTraining, x) for x in facts.before_training),
+        loop_lines=asdict(facts.loop_lines) if facts.loop_lines is not None else None,
         findings=tuple(_finding(finding) for finding in judged.findings),
         recommendations=tuple(tried.recommendations),
         not_advised=tuple(tried.not_advised),
@@ -253,6 +254,7 @@ def _workers(facts: WorkerFacts | None) -> model.Workers | None:
         model.Workers,
         facts,
         transforms=dict(facts.transforms),
+        spread=spread_words(facts.lines),
         lines=tuple(
             {
                 "file": hotspot.file,

@@ -259,6 +259,7 @@ class Workers(Struct, frozen=True, kw_only=True):
     lines: tuple[dict[str, Any], ...]
     loader: str | None = None  # whose batches these were
     receive_ms: float | None = None  # in the loop's fetch, once a batch was ready
+    spread: str | None = None  # what lines have in common of which none alone was seen enough
 
 
 class UserRange(Struct, frozen=True, kw_only=True):
@@ -364,3 +365,5 @@ class Report(Struct, frozen=True, kw_only=True):
     trains: bool = True  # False: no backward pass and no optimizer step was seen
     calls_model: bool | None = None  # of a loop that does not train
     before_training: tuple[PassBeforeTraining, ...] = ()
+    # The loop's own work by line, from stack samples of windows without the profiler; null: none.
+    loop_lines: dict[str, Any] | None = None

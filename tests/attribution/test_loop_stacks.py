@@ -151,6 +151,8 @@ def test_work_between_epochs_is_kept_apart() -> None:
         ("torch.utils.tensorboard.writer", "writer.add_scalar", "tracking"),
         ("somebody.thing", "thing.do", "library"),
         (None, "counts.append", "elements"),
+        (None, "tree.query", "library"),
+        ("random", "random.shuffle", "elements"),
     ],
 )
 def test_what_a_line_calls_says_what_it_does(

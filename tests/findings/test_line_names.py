@@ -8,7 +8,7 @@ import pytest
 
 from loaderdoctor.estimate import binomial_interval
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import LineHotspot
+from loaderdoctor.facts.workers import Leaf, LineHotspot
 from loaderdoctor.findings.find import RULES, find
 from loaderdoctor.findings.line_names import (
     MIN_NAMED_SHARE,
@@ -16,6 +16,7 @@ from loaderdoctor.findings.line_names import (
     hot_evidence,
     hot_sentence,
     seen_enough,
+    spread_words,
 )
 from loaderdoctor.report.console.page import console_text
 from tests.findings.builders import line, loader, step, with_exposed, workers
@@ -128,3 +129,23 @@ def test_lines_that_only_together_are_seen_enough_are_not_named_alone() -> None:
     packed = next(f for f in found if f.kind.value == "many-small-files")
     assert "75 % (21 of 28 stack samples of fetching)" in packed.summary
     assert "data.py" not in packed.summary and "line" not in packed.evidence
+
+
+def test_lines_too_spread_to_be_named_name_their_function_or_library() -> None:
+    pandas = "/venv/lib/python3.11/site-packages/pandas/core/indexing.py"
+    spread = tuple(
+        line(line=n, function="Rows.__getitem__", n_stack_samples=7, of_stack_samples=30)
+        for n in (1, 2, 3, 4)
+    )
+    assert spread_words(spread) == (
+        "data.py (Rows.__getitem__), 93 % (28 of 30 stack samples of fetching)"
+    )
+    assert "Most of it: data.py (Rows.__getitem__), 93 %" in hot_sentence(starved(*spread))
+    of_pandas = tuple(
+        replace(one, leaves=(Leaf(file=pandas, function="_getitem", n_stack_samples=6),))
+        for one in spread
+    )
+    assert spread_words(of_pandas) == "pandas, 80 % (24 of 30 stack samples of fetching)"
+    elsewhere = tuple(replace(one, function=f"f{one.line}") for one in spread)
+    assert spread_words(elsewhere) is None
+    assert spread_words((line(n_stack_samples=25, of_stack_samples=30),)) is None

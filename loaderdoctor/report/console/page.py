@@ -261,7 +261,10 @@ def _workers(workers: Workers | None, others: Sequence[str]) -> RenderableType |
         body.append(text)
     if workers.lines and not named:
         seen = fmt.count(sum(line["n_looks"] for line in workers.lines), "stack sample")
-        body.append(Text(f"{seen} of its code: too few, or too spread, to name a line."))
+        if workers.spread is not None:
+            body.append(Text(f"No line alone; most of it: {plain(workers.spread)}."))
+        else:
+            body.append(Text(f"{seen} of its code: too few, or too spread, to name a line."))
     body += [Text(plain(other)) for other in others]
     return _section("Making batches", *body)
 

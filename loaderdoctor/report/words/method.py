@@ -64,6 +64,11 @@ def _sentences(facts: Facts, trials: Sequence[Trial]) -> Iterator[str]:
             f"The profiler made steps take {fmt.ratio(facts.profiler_overhead)} as long; times "
             "and rankings come from windows without it."
         )
+    if facts.loop_lines is not None:
+        yield (
+            f"Lines of the loop: {fmt.count(facts.loop_lines.n_samples, 'stack sample')} of its "
+            "thread, in windows that no time was taken from."
+        )
     if facts.ablation is not None:
         yield (
             f"What loader and copies cost: {fmt.count(facts.ablation.n_rounds, 'round')} of plain "

@@ -13,7 +13,7 @@ from loaderdoctor.facts.loop_lines import CodeLine, LoopLineFacts, LoopPlace
 from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.loop_work import work_between_steps
-from tests.findings.builders import healthy, shares, trace
+from tests.findings.builders import healthy, machine, shares, trace
 from tests.findings.case import Case, fires, stays_silent
 from tests.trace_facts import changed
 
@@ -138,7 +138,7 @@ def test_reading_values_one_by_one_is_work_where_there_are_many_a_step() -> None
     many = replace(SAMPLED, loop_lines=READS, trace=trace(n_syncs_per_step=96.0))
     finding = work_between_steps(many)
     assert finding is not None and finding.share == pytest.approx(0.8)
-    assert "x.item (train.py:31)" in finding.summary
+    assert "x.item() (train.py:31)" in finding.summary
     assert ".tolist()" in (finding.advice or "")
 
 
@@ -235,3 +235,28 @@ def test_what_runs_between_epochs_is_named_where_it_is_what_costs() -> None:
     assert "between epochs" in finding.summary and "torch.save" in finding.summary
     healthy_host = replace(SAMPLED, shares=shares(host=0.02), loop_lines=between)
     assert work_between_steps(healthy_host) is None
+
+
+def test_operators_on_single_elements_go_with_the_function_that_calls_them() -> None:
+    """`logits[i].argmax().item()`: half of it counts as compute, and goes with the loop."""
+    cpu = trace(shares=shares(host=0.3), has_accelerator=False)
+    slow = place(what="item", n_samples=80, n_operators=100)
+    host = replace(
+        SAMPLED,
+        shares=shares(host=0.3),
+        trace=cpu,
+        machine=machine(device_name=None),
+        loop_lines=lines(slow, own=0.2),
+    )
+    finding = work_between_steps(host)
+    assert finding is not None and finding.share == pytest.approx(0.45)
+    assert "and 100 in operators that it calls" in finding.summary
+    large = replace(host, loop_lines=lines(replace(slow, n_operators=300), own=0.2))
+    finding = work_between_steps(large)
+    assert finding is not None and finding.share == pytest.approx(0.2)
+
+
+def test_a_loop_that_makes_its_own_batches_is_not_sent_to_its_loader() -> None:
+    seen = replace(SAMPLED, loaders=())
+    finding = work_between_steps(seen)
+    assert finding is not None and "torch.randint" in (finding.advice or "")

@@ -39,7 +39,7 @@ def claimed(
     if ablation is None or ablation.raw is not None:
         return ablation
     step, found, copies = ablation.plain_ms, ablation.input_ms, ablation.copy_ms
-    contended = bool(ablation.contended_ms)
+    contended = bool(ablation.contended_ms or ablation.neighbours_ms)
     if found is not None and found.bounded:
         found = within(by_mechanisms(found, ablation.mechanisms, contended=contended), step)
     if copies is not None and copies.bounded:
@@ -50,7 +50,7 @@ def claimed(
         no_input = _rest(step, found, no_input)
     if no_input is not None and (found, copies) != (ablation.input_ms, ablation.copy_ms):
         no_copy = _rest(no_input, copies, no_copy)
-    if found is not None and contended:
+    if found is not None and ablation.contended_ms:
         contended_ms = max(0.0, found.value - found.low)
         ablation = replace(ablation, contended_ms=contended_ms or None)
     return replace(

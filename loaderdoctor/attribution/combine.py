@@ -6,7 +6,8 @@ from dataclasses import fields, replace
 from typing import Literal
 
 from loaderdoctor.attribution.claims import claimed
-from loaderdoctor.attribution.cpu import allow_for_contention
+from loaderdoctor.attribution.cpu import allow_for_contention, without_neighbours
+from loaderdoctor.attribution.edge import edge_facts
 from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts
 from loaderdoctor.facts.loop_lines import LoopLineFacts
 from loaderdoctor.facts.shares import Hidden, Shares
@@ -167,6 +168,7 @@ def facts_of_run(
     environment = observed.environment
     usable_cpus = environment.usable_cpus if environment is not None else None
     ablation = allow_for_contention(ablation, step, usable_cpus)
+    ablation = without_neighbours(ablation, step, workers, usable_cpus)
     ablation = claimed(ablation, trace, observed.transfers)
     return Facts(
         command=command,
@@ -180,6 +182,7 @@ def facts_of_run(
         workers=workers,
         other_workers=other_workers,
         ablation=ablation,
+        edge=edge_facts(step, workers, ablation),
         machine=machine_facts(environment) if environment is not None else None,
         profiler_overhead=(
             trace.wall_ms / step.within_epoch_ms.value

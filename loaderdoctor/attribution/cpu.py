@@ -8,6 +8,7 @@ from dataclasses import replace
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts, CpuFacts, StepFacts
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.records import CpuRecord
 
@@ -82,6 +83,8 @@ FULL_SHARE = 0.85
 # two CPUs 15 % cost nothing measurable, 25 % cost 8-16 %, 50 % cost 60-90 % (and a loop of one
 # thread nothing): `benchmarks/contention.py --alone`.
 BUSY_SHARE = 0.20
+# Workers idle for this part of the time have batches ready whenever the loop asks.
+READY_IDLE_SHARE = 0.5
 
 
 def allow_for_contention(
@@ -115,6 +118,36 @@ def allow_for_contention(
         ablation,
         input_ms=replace(found, low=least_ms),
         contended_ms=max(0.0, found.value - least_ms),
+    )
+
+
+def without_neighbours(
+    ablation: AblationFacts | None,
+    step: StepFacts | None,
+    workers: WorkerFacts | None,
+    usable_cpus: float | None,
+) -> AblationFacts | None:
+    """Where other programs keep the CPUs busy: the wait for batches that lay ready, without them.
+
+    Workers that are idle most of the time have their batches ready. Receiving one then takes its
+    CPU time; what the loop waits beyond it, it or its worker waits for a CPU, as all of the step
+    does, and no setting of a loader changes that. One that is busy makes the loop wait itself.
+    """
+    seen = ablation.mechanisms if ablation is not None else None
+    others = step.cpu.other_cores if step is not None and step.cpu is not None else None
+    idle = workers.idle_share if workers is not None else None
+    if ablation is None or seen is None or seen.wait_ms is None or seen.got_ms is None:
+        return ablation
+    if not usable_cpus or others is None or others < BUSY_SHARE * usable_cpus:
+        return ablation
+    if idle is None or idle < READY_IDLE_SHARE or seen.got_ms.value >= seen.wait_ms.value:
+        return ablation
+    own, most = seen.got_ms, seen.wait_ms
+    wait = Estimate(value=own.value, low=max(0.0, own.low), high=max(own.high, most.high), n=most.n)
+    return replace(
+        ablation,
+        mechanisms=replace(seen, wait_ms=wait),
+        neighbours_ms=most.value - own.value,
     )
 
 
@@ -154,7 +187,18 @@ def _busy_machine(facts: Facts) -> str | None:
         f"({100 * share:.0f} %) while the loop was timed without the profiler. Times are those of "
         "the loop with that load next to it: alone it may be faster, and another setting best. "
         "Close the other programs and measure again; if they are there in training too, the "
-        "figures hold."
+        f"figures hold.{_of_neighbours(facts)}"
+    )
+
+
+def _of_neighbours(facts: Facts) -> str:
+    """What of the waits is theirs, where that could be told apart."""
+    theirs_ms = facts.ablation.neighbours_ms if facts.ablation is not None else None
+    if theirs_ms is None:
+        return ""
+    return (
+        f" Batches lay ready: of what the loop waits for them, {theirs_ms:.1f} ms a step it, or "
+        "its worker, waits for a CPU. That is not counted as input."
     )
 
 

@@ -59,6 +59,7 @@ def mechanisms(
     elsewhere = any(x.in_background for x in observed.loaders if x.role == "train")
     return Mechanisms(
         wait_ms=_plus(mean(waits), boundary_ms) if len(waits) > 1 else None,
+        got_ms=_mean(plain, lambda w: _got_cpu_ms(w, train)),
         exposed=observed.device is None and not elsewhere,
         run_queue_ms=_difference(pairs, _run_queue_ms),
         cpu_ms=_difference(pairs, lambda w: _own_cpu_ms(w, train)),
@@ -85,27 +86,35 @@ def _run_queue_ms(window: WindowDone) -> float | None:
 def _own_cpu_ms(window: WindowDone, train: frozenset[int]) -> float | None:
     """Of the thread that trains, outside getting batches and making iterators."""
     ran_ns = window.cpu.thread_ns if window.cpu is not None else None
-    fetches = [f for f in window.fetches if f.loader in train]
-    if ran_ns is None or any(f.cpu_ns is None for f in fetches):
+    got_ms = _got_cpu_ms(window, train)
+    if ran_ns is None or got_ms is None:
         return None
-    got_ns = sum(f.cpu_ns or 0 for f in fetches)
     made_ns = sum(b.create_ns + b.teardown_ns for b in window.boundaries)
-    return max(0, ran_ns - got_ns - made_ns) / NS_PER_MS
+    return max(0.0, (ran_ns - made_ns) / NS_PER_MS - got_ms)
+
+
+def _got_cpu_ms(window: WindowDone, train: frozenset[int]) -> float | None:
+    """CPU time of getting batches; None where a fetch lacks it."""
+    used = [f.cpu_ns for f in window.fetches if f.loader in train]
+    known = [ns for ns in used if ns is not None]
+    return sum(known) / NS_PER_MS if len(known) == len(used) else None
 
 
 def _interpreter_ms(window: WindowDone) -> float | None:
     cpu = window.cpu
     if cpu is None or cpu.python_ns is None or cpu.python_waited_ns is None:
         return None
-    return LOST_PER_HELD * (cpu.python_ns + cpu.python_waited_ns) / NS_PER_MS
+    # It is put back into the queue with the lock only once it has run for a slice of time.
+    queued_ns = min(cpu.python_ns, cpu.python_waited_ns)
+    return LOST_PER_HELD * (cpu.python_ns + queued_ns) / NS_PER_MS
 
 
 def _work_ms(window: WindowDone, train: frozenset[int]) -> float | None:
     cpu = window.cpu
-    got = [f.cpu_ns for f in window.fetches if f.loader in train and f.cpu_ns is not None]
-    if cpu is None or cpu.python_ns is None or window.worker_cpu_ns is None:
+    got_ms = _got_cpu_ms(window, train)
+    if cpu is None or cpu.python_ns is None or window.worker_cpu_ns is None or got_ms is None:
         return None
-    return (window.worker_cpu_ns + cpu.python_ns + sum(got)) / NS_PER_MS
+    return (window.worker_cpu_ns + cpu.python_ns) / NS_PER_MS + got_ms
 
 
 def _mean(windows: Sequence[WindowDone], of_window: Figure) -> Estimate | None:

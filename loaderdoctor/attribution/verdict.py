@@ -18,6 +18,7 @@ from loaderdoctor.facts.whole import Facts
 
 # Fewer steps say nothing about a mean whose noise is a few percent.
 MIN_STEPS = 5
+MOST_OF_STEP = 0.5
 # Ties go to the earlier one.
 _FED: tuple[Literal["input", "copy", "communication"], ...] = ("input", "copy", "communication")
 
@@ -65,7 +66,14 @@ def judge_run(facts: Facts) -> tuple[Bound, VerdictSeverity]:
     bound, severity = verdict_from_shares(facts.shares, facts.shares_low)
     if facts.unsteady:
         return bound, _of_unsteady(bound, severity, facts)
+    if bound == "input" and severity == "uncertain" and _computes_at_the_edge(facts):
+        return "compute", "none"
     return bound, severity
+
+
+def _computes_at_the_edge(facts: Facts) -> bool:
+    """Whether workers that only just keep up are late at times, and computing is most of it all."""
+    return facts.edge is not None and (facts.share("compute") or 0.0) >= MOST_OF_STEP
 
 
 def _of_unsteady(bound: Bound, severity: VerdictSeverity, facts: Facts) -> VerdictSeverity:

@@ -94,6 +94,7 @@ class Mechanisms:
     """
 
     wait_ms: Estimate | None  # getting batches, plain windows
+    got_ms: Estimate | None = None  # of it, CPU time of the thread: receiving, or making, a batch
     # Every wait is the step's: no accelerator, and the training thread itself gets the batches.
     exposed: bool
     # Plain less ready windows, round by round: noise has either sign.
@@ -129,6 +130,8 @@ class AblationFacts:
     # fewest, as validation between steps takes its own. None: not counted.
     synthetic_faults_per_step: float | None = None
     mechanisms: Mechanisms | None = None  # None: not looked for
+    # Of the waits for batches that lay ready, what other programs kept a CPU from; else None.
+    neighbours_ms: float | None = None
     raw: AblationFacts | None = None
 
     def share(self, part: str) -> Estimate | None:

@@ -9,7 +9,7 @@ from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts, Thre
 from loaderdoctor.facts.loop_lines import LoopLineFacts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
-from loaderdoctor.facts.workers import WorkerFacts
+from loaderdoctor.facts.workers import EdgeFacts, WorkerFacts
 from loaderdoctor.instrument.wire.records import (
     ComputeRecord,
     LoaderRecord,
@@ -71,6 +71,7 @@ class Facts:
     compute: ComputeRecord | None = None  # how the loop was seen to compute
     ranks: tuple[RankFacts, ...] = ()  # of a job of several; the other facts are the slowest's
     other_workers: tuple[WorkerFacts, ...] = ()  # of the other loaders seen, validation mostly
+    edge: EdgeFacts | None = None  # None: the workers have time to spare, or it is not known
     thread_trials: tuple[ThreadTrial, ...] = ()  # empty: not tried, or not yet
     loop_lines: LoopLineFacts | None = None  # None: the loop's stack was not sampled
     trains: bool = True  # False: no backward pass and no optimizer step was seen

@@ -80,3 +80,16 @@ class WorkerFacts:
     # In the loop's `__next__`, per batch, once it was ready: receiving, unpickling, mapping it, and
     # asking for the next. None: no workers, or their deliveries were not recorded.
     receive_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeFacts:
+    """A pool of workers without time to spare, whether the loop already waits for it or not."""
+
+    n_workers: int  # that make batches
+    busy_share: float
+    supply_ms: float  # time between batches of the pool, by the mean
+    rest_ms: float  # the step without its loader: what there is for a batch
+    n_waits: int
+    n_long_waits: int
+    longest_wait_ms: float | None  # None: there was no long one

@@ -44,6 +44,7 @@ from loaderdoctor.findings.rules.starved import (
     idle_workers,
     loader_in_main_process,
     too_few_workers,
+    workers_just_keep_up,
 )
 from loaderdoctor.findings.rules.storage import cold_storage, many_small_files, memory_short
 from loaderdoctor.findings.rules.threads import thread_oversubscription
@@ -63,6 +64,7 @@ RULES: tuple[Rule, ...] = (
     workers_share_a_core,
     thread_oversubscription,
     idle_workers,
+    workers_just_keep_up,
     gil_contention,
     batch_page_faults,
     allocator_page_faults,

@@ -33,6 +33,7 @@ class Kind(str, Enum):
     WORKERS_SHARE_A_CORE = "workers-share-a-core"
     THREAD_OVERSUBSCRIPTION = "thread-oversubscription"
     IDLE_WORKERS = "idle-workers"
+    WORKERS_JUST_KEEP_UP = "workers-just-keep-up"
     GIL_CONTENTION = "gil-contention"
     BATCH_PAGE_FAULTS = "batch-page-faults"
     ALLOCATOR_PAGE_FAULTS = "allocator-page-faults"

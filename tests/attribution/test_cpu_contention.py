@@ -11,12 +11,18 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from loaderdoctor.attribution.ablation import Round, ablation_facts
-from loaderdoctor.attribution.cpu import allow_for_contention, core_contention
+from loaderdoctor.attribution.claims import claimed
+from loaderdoctor.attribution.cpu import (
+    allow_for_contention,
+    core_contention,
+    machine_notes,
+    without_neighbours,
+)
 from loaderdoctor.attribution.step import step_facts
 from loaderdoctor.estimate import Estimate
-from loaderdoctor.facts.loop import AblationFacts, PageFacts
+from loaderdoctor.facts.loop import AblationFacts, CpuFacts, Mechanisms, PageFacts, StepFacts
 from loaderdoctor.instrument.wire.protocol import WindowRequest
-from tests.findings.builders import step
+from tests.findings.builders import healthy, machine, step, workers
 from tests.instrument.watched import Trainer, watch
 
 
@@ -94,6 +100,55 @@ def test_an_interval_that_reaches_so_far_already_is_left_alone() -> None:
     wide = replace(JUST_IN_TIME, input_ms=replace(JUST_IN_TIME.input_ms, low=-20.0))
     full = step(worker_cpu_cores=13.6, main_cpu_cores=1.0)
     assert allow_for_contention(wide, full, 16.0) is wide
+
+
+# `quiet_loader` of two cores next to a program that is always busy: 15.4 of 228 ms in fetches, 2.5
+# of it CPU time, its one worker idle 98 %. CPU time of fetches and counters are assumed.
+WAITED = Mechanisms(
+    wait_ms=Estimate(value=15.4, low=10.6, high=20.2, n=5),
+    got_ms=Estimate(value=2.5, low=2.2, high=2.8, n=5),
+    exposed=True,
+    run_queue_ms=Estimate(value=0.0, low=-5.0, high=5.0, n=5),
+    cpu_ms=Estimate(value=0.0, low=-5.0, high=5.0, n=5),
+    interpreter_ms=Estimate(value=0.0, low=-1.0, high=1.0, n=5),
+    work_ms=Estimate(value=4.0, low=3.8, high=4.2, n=5),
+)
+BESIDE = replace(
+    figures(228.0, 210.0), input_ms=Estimate(value=18.0, low=3.0, high=33.0, n=5), mechanisms=WAITED
+)
+
+
+def other(cores: float) -> StepFacts:
+    """A step next to programs that use so many CPUs."""
+    used = CpuFacts(
+        other_cores=cores, waiting_threads=None, train_wait_share=None, throttled_share=None
+    )
+    return step(wall_ms=228.0, cpu=used)
+
+
+def test_batches_that_lay_ready_are_waited_for_because_of_the_neighbour() -> None:
+    idle = workers(idle_share=0.98)
+    claim = claimed(without_neighbours(BESIDE, other(1.6), idle, 2.0))
+    assert claim is not None and claim.input_ms is not None
+    assert claim.input_ms.value == pytest.approx(2.5)
+    assert claim.neighbours_ms == pytest.approx(12.9)
+    (_, text) = machine_notes(healthy(step=other(1.6), machine=machine(usable_cpus=2.0),
+                                      ablation=claim))[0]  # fmt: skip
+    assert "12.9 ms a step it, or its worker, waits for a CPU" in text
+
+
+@pytest.mark.parametrize(
+    ("cores", "idle_share"), [(0.1, 0.98), (1.6, 0.02), (1.6, None)],
+    ids=["nothing else runs", "the worker is busy", "not recorded"],
+)  # fmt: skip
+def test_elsewhere_what_the_loop_waits_is_its_loaders(
+    cores: float, idle_share: float | None
+) -> None:
+    some = workers(idle_share=idle_share)
+    assert without_neighbours(BESIDE, other(cores), some, 2.0) is BESIDE
+    claim = claimed(BESIDE)
+    assert claim is not None and claim.input_ms is not None
+    assert claim.input_ms.value == pytest.approx(15.6, abs=0.5)
 
 
 class Spinning(Dataset[torch.Tensor]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.workers import EdgeFacts
 from loaderdoctor.findings.capacity import (
     KEEPS_UP_MARGIN,
     batch_cpu_ms,
@@ -20,7 +21,7 @@ from loaderdoctor.findings.capacity import (
 )
 from loaderdoctor.findings.exposure import Cost, in_background, input_cost, loader_id, num_workers
 from loaderdoctor.findings.line_names import hot_evidence, hot_sentence
-from loaderdoctor.findings.model import Finding, Kind, Prediction
+from loaderdoctor.findings.model import Finding, Kind, Prediction, Severity
 
 
 def loader_in_main_process(facts: Facts) -> Finding | None:
@@ -153,6 +154,56 @@ def idle_workers(facts: Facts) -> Finding | None:
         },
         advice="Give every worker its own shards (get_worker_info() in __iter__), or use as many "
         f"workers as there are shards ({busy}).",
+    )
+
+
+def workers_just_keep_up(facts: Facts) -> Finding | None:
+    """The loop does not wait, but its workers have no time to spare: at the edge.
+
+    Decides on: how busy the workers were in plain windows, where the loader's cost is not
+    established.
+    Abstains: workers idle for a tenth of their time or more, no worker records, no ablation, or
+    what the loop waits is established (then they are too few).
+    Fooled by: workers that other programs slow down just now, and which have time to spare
+    otherwise.
+    """
+    edge = facts.edge
+    if edge is None or input_cost(facts) is not None:
+        return None
+    return Finding(
+        kind=Kind.WORKERS_JUST_KEEP_UP,
+        severity=Severity.LOW,
+        share=None,
+        loader=loader_id(facts),
+        summary=(
+            f"{fmt.count(edge.n_workers, 'worker')} only just {fmt.verb(edge.n_workers, 'keep')} "
+            f"up: busy {fmt.share(edge.busy_share)} of the time, a batch each "
+            f"{fmt.ms(edge.supply_ms)}, where the step without its loader takes "
+            f"{fmt.ms(edge.rest_ms)}. {_tips_over(edge)}"
+        ),
+        evidence={
+            "num_workers": edge.n_workers,
+            "worker_busy_share": edge.busy_share,
+            "supply_ms_per_batch": edge.supply_ms,
+            "rest_of_step_ms": edge.rest_ms,
+            "n_long_waits": edge.n_long_waits,
+            "of_waits": edge.n_waits,
+            "longest_wait_ms": edge.longest_wait_ms,
+        },
+        advice="Before the step gets faster (a better GPU, mixed precision, compilation), give the "
+        "loader room: less work a sample, or more workers where CPUs are left.",
+    )
+
+
+def _tips_over(edge: EdgeFacts) -> str:
+    fewer = "one worker fewer, " if edge.n_workers > 1 else ""
+    tips = f"{fewer}a step 10 % faster, or another program on these CPUs"
+    tips = f"{tips[:1].upper()}{tips[1:]}, and the loop waits for batches"
+    if edge.longest_wait_ms is None:
+        return f"{tips}."
+    return (
+        f"{tips}; it does already in {edge.n_long_waits} of {edge.n_waits} fetches, "
+        f"{fmt.ms(edge.longest_wait_ms)} at the longest."
     )
 
 

@@ -108,7 +108,9 @@ def verdict_sentence(
     if bound == "unknown" or step_ms is None:
         return _unknown(facts)
     if severity == "none" or bound == "compute":
-        return _healthy(facts, step_ms, recommendations, _threads(findings), unsettled)
+        said = _healthy(facts, step_ms, recommendations, _threads(findings), unsettled)
+        edge = next((f for f in findings if f.kind is Kind.WORKERS_JUST_KEEP_UP), None)
+        return f"{said} At the edge: {edge.summary}" if edge is not None else said
     if severity == "uncertain":
         change = next(iter(changes_of(recommendations)), None)
         if change is not None and change.measured_ms is not None:  # shown to help all the same

@@ -63,6 +63,8 @@ def _if_nothing(report: Report) -> str:
         if finding.evidence.get("threads_of") == "loop":
             certain = finding.severity in ("high", "moderate")
             return "its threads compete" if certain else "its threads may compete"
+    if any(finding.kind == Kind.WORKERS_JUST_KEEP_UP.value for finding in report.findings):
+        return "at the edge"
     known = report.shares is not None and report.shares.input is not None
     return "healthy" if known else "input not recorded"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from loaderdoctor.attribution.combine import facts_of_trace
+from loaderdoctor.facts.workers import EdgeFacts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.saturated import (
     cpu_saturated_workers,
@@ -14,6 +15,7 @@ from loaderdoctor.findings.rules.starved import (
     idle_workers,
     loader_in_main_process,
     too_few_workers,
+    workers_just_keep_up,
 )
 from tests.findings.builders import (
     ablation,
@@ -35,6 +37,11 @@ from tests.findings.input_facts import (
     STARVED,
 )
 from tests.trace_facts import changed
+
+AT_THE_EDGE = EdgeFacts(
+    n_workers=4, busy_share=0.96, supply_ms=9.5, rest_ms=9.9, n_waits=80, n_long_waits=3,
+    longest_wait_ms=4.0,
+)  # fmt: skip
 
 CASES = (
     Case(
@@ -105,6 +112,18 @@ CASES = (
             "shares": replace(STARVED, shares=None, trace=None),
             "a trace alone": facts_of_trace(trace(shares=STARVED.shares)),
         },
+    ),
+    Case(
+        rule=workers_just_keep_up,
+        ill=with_exposed(edge=AT_THE_EDGE),
+        share=None,
+        severity=Severity.LOW,
+        evidence={"num_workers": 4, "worker_busy_share": 0.96, "n_long_waits": 3},
+        says=("4 workers only just keep up: busy 96 % of the time", "in 3 of 80 fetches"),
+        silent={
+            "they do not keep up": with_exposed(input_=0.6, edge=AT_THE_EDGE),
+        },
+        missing={"no edge": with_exposed()},
     ),
     Case(
         rule=idle_workers,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from loaderdoctor.attribution.new_shapes import new_shape_facts
 from loaderdoctor.attribution.step import (
     of_steps_alone,
     usable,
@@ -30,6 +31,7 @@ class Round:
     no_input: WindowDone | None = None
     no_copy: WindowDone | None = None
     by_loader: Mapping[str, WindowDone] | None = None  # no_input of one loader alone
+    again: WindowDone | None = None  # the batches of `no_input` once more, where they were new
 
 
 def ablation_facts(
@@ -87,6 +89,10 @@ def ablation_facts(
         pages=page_facts([(r.plain, r.no_input) for r in with_input if r.no_input is not None]),
         main_cpu_ms=_main_cpu_ms([r.no_input for r in with_input if r.no_input is not None]),
         synthetic_faults_per_step=synthetic_faults([r.no_input for r in with_input if r.no_input]),
+        new_shapes=new_shape_facts(
+            [r.no_input for r in with_input if r.no_input],
+            [(r.no_input, r.again) for r in with_input if r.no_input and r.again],
+        ),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 from loaderdoctor.attribution.claims import claimed
 from loaderdoctor.attribution.cpu import allow_for_contention, without_neighbours
 from loaderdoctor.attribution.edge import edge_facts
+from loaderdoctor.attribution.new_shapes import computing_new_shapes
 from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts
 from loaderdoctor.facts.loop_lines import LoopLineFacts
 from loaderdoctor.facts.shares import Hidden, Shares
@@ -170,9 +171,12 @@ def facts_of_run(
     ablation = allow_for_contention(ablation, step, usable_cpus)
     ablation = without_neighbours(ablation, step, workers, usable_cpus)
     ablation = claimed(ablation, trace, observed.transfers)
+    shares = best_shares(trace, step, ablation)
+    if step is not None:
+        shares = computing_new_shapes(shares, step, ablation)
     return Facts(
         command=command,
-        shares=best_shares(trace, step, ablation),
+        shares=shares,
         shares_low=lower_bounds(ablation),
         hidden=_hidden(trace, step, ablation),
         step=step,

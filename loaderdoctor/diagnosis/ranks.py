@@ -95,7 +95,14 @@ def evidence_of(evidence: LoopEvidence, connection: RankConnection) -> LoopEvide
     for one in evidence.rounds:
         plain, no_input = mine(one.plain), mine(one.no_input)
         if plain is not None and no_input is not None and usable(plain) and usable(no_input):
-            rounds.append(Round(plain=plain, no_input=no_input, no_copy=mine(one.no_copy)))
+            rounds.append(
+                Round(
+                    plain=plain,
+                    no_input=no_input,
+                    no_copy=mine(one.no_copy),
+                    again=again if (again := mine(one.again)) and usable(again) else None,
+                )
+            )
     profiled = mine(evidence.profiled)
     return replace(
         evidence,

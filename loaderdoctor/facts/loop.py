@@ -29,6 +29,17 @@ class CpuFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompileFacts:
+    """Code that torch.compile made in plain windows, long after the loop was warm."""
+
+    n: int  # pieces of it
+    n_steps: int
+    ms_per_step: float
+    reason: str | None  # what did not fit before, in torch's words
+    function: str | None  # of the user's, "forward (model.py:12)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
     """The step in plain windows: the figures that rank and judge."""
 
@@ -56,6 +67,18 @@ class StepFacts:
     most_iterators_of: str | None = None  # that loader: LoaderRecord.id
     rebuilt: frozenset[str] = frozenset()  # loaders of the step that are built anew for each epoch
     cpu: CpuFacts | None = None
+    compiling: CompileFacts | None = None  # None: nothing was compiled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewShapeFacts:
+    """Batches made ahead of windows, as new as the loader's own, and the same batches again."""
+
+    new_part: float  # of them, those whose shape the loop had not been given before, 0…1
+    # A step with them less one with the same again, paired by round, and what part of a step with
+    # them that is: the loop's pace differs more from window to window. None: not measured.
+    cost_ms: Estimate | None
+    cost_share: Estimate | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +156,7 @@ class AblationFacts:
     # Of the waits for batches that lay ready, what other programs kept a CPU from; else None.
     neighbours_ms: float | None = None
     raw: AblationFacts | None = None
+    new_shapes: NewShapeFacts | None = None  # None: batches are alike, and were repeated
 
     def share(self, part: str) -> Estimate | None:
         """What input or copy takes of the step; None where that has no interval, as other parts."""

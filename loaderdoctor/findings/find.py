@@ -35,6 +35,11 @@ from loaderdoctor.findings.rules.copies import (
 )
 from loaderdoctor.findings.rules.host import launch_bound, sync_every_step
 from loaderdoctor.findings.rules.loop_work import work_between_steps
+from loaderdoctor.findings.rules.new_shapes import (
+    autotuning_each_shape,
+    compute_depends_on_new_shapes,
+    recompilation,
+)
 from loaderdoctor.findings.rules.overhead import overhead_bound_loader
 from loaderdoctor.findings.rules.page_faults import allocator_page_faults, batch_page_faults
 from loaderdoctor.findings.rules.saturated import cpu_saturated_workers, storage_bound_workers
@@ -83,6 +88,9 @@ RULES: tuple[Rule, ...] = (
     memory_short,
     slow_rank,
     pass_before_training,
+    recompilation,
+    autotuning_each_shape,
+    compute_depends_on_new_shapes,
     data_parallel,
     tf32_off,
     grad_not_set_to_none,
@@ -189,6 +197,28 @@ OVERRULES: tuple[Overrule, ...] = (
         losers=(Kind.LAUNCH_BOUND,),
         reason="the launches are the smaller part, and the profiler makes them look larger",
         min_part=1.0,
+    ),
+    Overrule(
+        winner=Kind.RECOMPILATION,
+        losers=(
+            Kind.COMPUTE_DEPENDS_ON_NEW_SHAPES,
+            Kind.WORK_BETWEEN_STEPS,
+            Kind.LAUNCH_BOUND,
+            Kind.ALLOCATOR_PAGE_FAULTS,
+        ),
+        reason="compiling is Python between the steps' operators, and allocates",
+        min_part=0.5,
+    ),
+    Overrule(
+        winner=Kind.AUTOTUNING_EACH_SHAPE,
+        losers=(Kind.COMPUTE_DEPENDS_ON_NEW_SHAPES, Kind.CUDNN_BENCHMARK_OFF),
+        reason="the autotuner is what works anew for each shape",
+    ),
+    Overrule(
+        winner=Kind.COMPUTE_DEPENDS_ON_NEW_SHAPES,
+        losers=(Kind.WORK_BETWEEN_STEPS, Kind.ALLOCATOR_PAGE_FAULTS),
+        reason="that work is done for each new shape, which is what to change",
+        min_part=0.5,
     ),
     Overrule(
         winner=Kind.MANY_SMALL_COPIES,

@@ -198,12 +198,14 @@ def _ablation(facts: AblationFacts | None) -> model.Ablation | None:
     if facts is None:
         return None
     claims, facts = facts, facts.raw or facts
+    new = facts.new_shapes
     parts = {
         "plain_ms": facts.plain_ms,
         "no_input_ms": facts.no_input_ms,
         "no_copy_ms": facts.no_copy_ms,
         "input_ms": facts.input_ms,
         "copy_ms": facts.copy_ms,
+        **({"new_shape_ms": new.cost_ms} if new is not None else {}),
     }
     return model.Ablation(
         plain_ms=facts.plain_ms.value,
@@ -215,6 +217,8 @@ def _ablation(facts: AblationFacts | None) -> model.Ablation | None:
         n_rounds=facts.n_rounds,
         reason=facts.reason,
         by_loader_ms={loader: estimate.value for loader, estimate in facts.by_loader_ms},
+        new_shape_part=new.new_part if new is not None else None,
+        new_shape_ms=_value(new.cost_ms) if new is not None else None,
         claims=_claims(claims),
         seen_ms=_seen_ms(facts.mechanisms),
     )

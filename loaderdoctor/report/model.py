@@ -76,6 +76,10 @@ class Ablation(Struct, frozen=True, kw_only=True):
     n_rounds: int
     reason: str | None = None
     by_loader_ms: dict[str, float] = {}
+    # Where ready batches were made ahead, as new as the loader's own: how many of them had a shape
+    # of their own (0…1), and what a step takes longer with them than with the same ones again.
+    new_shape_part: float | None = None
+    new_shape_ms: float | None = None
     claims: dict[str, tuple[float, Interval | None]] = {}
     seen_ms: dict[str, tuple[float, Interval | None]] = {}
 

@@ -10,7 +10,10 @@ from collections.abc import Callable, Generator
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.instrument.session.compile_count import CompileCount
 from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.session.messages import Messages
 from loaderdoctor.instrument.session.profiling import WindowProfiler
@@ -67,6 +70,7 @@ class TimedSteps:
             copies.start_counting()
         if request.mode != "trial":
             memory.reset_gpu_peaks(self._session.device)
+        compiles = CompileCount()
         meter = CpuMeter(self._session.channel.n_above)
         clock = self._start_clock(n_steps)
         if profiler is None and not (self._switches.watch_each_step or self._sources.substituting):
@@ -74,12 +78,14 @@ class TimedSteps:
         reason = yield from self._run_steps(request, clock, n_steps, deadline, profiler)
         fetches = window.end_timing()
         cpu = meter.since()
+        compiled = compiles.since()
         if clock.n_steps == 0:
             raise WindowFailedError(reason or "no step ended in this window")
         if copies is not None and copies.reason is not None:
             raise WindowFailedError(copies.reason)
         answered = copies.counts() if copies is not None else None
-        return self._figures(request, reason, clock.finish(), fetches, cpu, answered)
+        done = self._figures(request, reason, clock.finish(), fetches, cpu, answered)
+        return msgspec.structs.replace(done, compiles=compiled)
 
     def _start_clock(self, n_steps: int) -> StepClock:
         """The window's own clock; the first step begins now."""

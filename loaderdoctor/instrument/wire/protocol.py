@@ -29,6 +29,7 @@ import msgspec
 
 from loaderdoctor.instrument.wire.records import (
     BoundaryRecord,
+    CompileRecord,
     ComputeRecord,
     CopyRecord,
     CpuRecord,
@@ -252,6 +253,7 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     startup_ns: int | None = None  # trial: open the loader and get its first batch
     boundary_ns: int | None = None  # trial: one epoch boundary, as the settings make it
     copies: CopyRecord | None = None  # no_copy
+    compiles: CompileRecord | None = None  # None: nothing was compiled
     ready: ReadyRecord | None = None  # no_input: None where batches were recorded earlier
 
 

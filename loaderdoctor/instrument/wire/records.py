@@ -220,6 +220,15 @@ class PageRecord(msgspec.Struct, frozen=True, kw_only=True):
     release_ns: int  # dropping the last reference
 
 
+class CompileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Code that torch.compile made within a window."""
+
+    n: int  # pieces of it
+    ns: int  # how long that took
+    reason: str | None = None  # what did not fit before: "tensor 'x' size mismatch at index 0. …"
+    function: str | None = None  # of the user's that was compiled anew: "forward (model.py:12)"
+
+
 class ReadyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Batches that the loader made ahead of a window, each handed out once in it."""
 

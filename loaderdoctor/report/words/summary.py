@@ -15,7 +15,7 @@ from loaderdoctor.findings.input_parts import cost_beyond_wait, mapping_cost
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.words.changes import MEASURED, Change, changes_of
-from loaderdoctor.report.words.verdict import uncertain_sentence
+from loaderdoctor.report.words.verdict import NEW_SHAPES, uncertain_sentence
 
 # Why, in a clause that follows "because". Kinds that are no cause of waiting are left out.
 CAUSES: Mapping[Kind, str] = {
@@ -129,9 +129,11 @@ def verdict_sentence(
 
 
 def _of_loop(finding: Finding) -> bool:
-    """Whether it is about the loop's own threads or memory, not about loading."""
+    """Whether it is about the loop's own threads, memory or compilers, not about loading."""
     return (
-        finding.evidence.get("threads_of") == "loop" or finding.kind is Kind.ALLOCATOR_PAGE_FAULTS
+        finding.evidence.get("threads_of") == "loop"
+        or finding.kind is Kind.ALLOCATOR_PAGE_FAULTS
+        or finding.kind.value in NEW_SHAPES
     )
 
 
@@ -141,7 +143,11 @@ def _threads(findings: Sequence[Finding]) -> str:
     if mine is None:
         return ""
     known = [f.share or 0.0 for f in findings if f.severity is not Severity.UNCERTAIN]
-    return f"{mine.summary} " if (mine.share or 0.0) >= max(known, default=0.0) else ""
+    if (mine.share or 0.0) < max(known, default=0.0):
+        return ""
+    if mine.kind.value not in NEW_SHAPES or mine.advice is None:
+        return f"{mine.summary} "
+    return f"{mine.summary} To change: {mine.advice[:1].lower()}{mine.advice[1:]} "
 
 
 def cost_sentence(bound: Bound, severity: VerdictSeverity, facts: Facts) -> str:

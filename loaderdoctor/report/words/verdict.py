@@ -11,6 +11,12 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.report.model import Report, Shares
 
+# How a step that computes is told which does so for each new shape; keys are kinds.
+NEW_SHAPES: Mapping[str, str] = {
+    Kind.RECOMPILATION.value: "torch.compile compiles again and again",
+    Kind.AUTOTUNING_EACH_SHAPE.value: "cuDNN is tuned for each new shape",
+    Kind.COMPUTE_DEPENDS_ON_NEW_SHAPES.value: "each new shape costs it anew",
+}
 _BOUND_WORDS = {
     "input": "Input-bound",
     "copy": "Copy-bound",
@@ -60,6 +66,8 @@ def _if_nothing(report: Report) -> str:
     for finding in report.findings:
         if finding.kind == Kind.ALLOCATOR_PAGE_FAULTS.value:
             return "its memory is fetched again each step"
+        if finding.kind in NEW_SHAPES:
+            return NEW_SHAPES[finding.kind]
         if finding.evidence.get("threads_of") == "loop":
             certain = finding.severity in ("high", "moderate")
             return "its threads compete" if certain else "its threads may compete"

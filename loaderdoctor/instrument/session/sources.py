@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Generator
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from loaderdoctor.errors import LoaderdoctorError, TrialRefused
+from loaderdoctor.instrument.session.leak_check import LeakCheck
 from loaderdoctor.instrument.session.loader_state import RAN_OUT, LoaderState
 from loaderdoctor.instrument.session.roles import Definition
 from loaderdoctor.instrument.session.session import Session
@@ -32,6 +29,12 @@ MIN_AHEAD_STEPS = 3
 NEW_SHAPES = (
     "each batch has a shape of its own, and copies can only be answered for batches that the loop "
     "gets again"
+)
+
+
+NOT_SEPARATED = (
+    "Ready batches that repeat would spare the model what it does for each new shape: they don't "
+    "tell the loader from that. The loader is judged by what the loop was seen to wait."
 )
 
 
@@ -169,10 +172,12 @@ class Sources:
             if n < MIN_AHEAD_STEPS:
                 if not ahead.n_new:
                     continue  # what was recorded earlier stands for them
-                raise SourceRefusedError(
-                    f"{state.id}: its batches differ in shape, ready ones must be as new, and only "
-                    f"{ahead.n_batches} could be made ahead: {ahead.reason}"
+                reason = (
+                    f"{state.id}: its batches differ in shape, and only {ahead.n_batches} as new "
+                    f"as they are could be made ahead: {ahead.reason}"
                 )
+                self._session.note("loader-not-separated", f"{reason}. {NOT_SEPARATED}")
+                raise SourceRefusedError(reason)
             begin()
             n_steps = n if n_steps is None else min(n, n_steps)
         return n_steps
@@ -354,46 +359,3 @@ def _outdated(state: LoaderState) -> bool:
     if shapes is None or replay_buffer is None or shapes.vary or shapes.last is None:
         return False
     return not replay_buffer.stands_for(shapes.last.structure)
-
-
-class LeakCheck:
-    """Whether what the trial before held is gone, without asking the garbage collector.
-
-    A full collection walks every object of the script: 150 to 250 ms of CPU with torch and
-    torchvision imported, at each measurement of each trial. What a trial opens is nearly always
-    freed when its source is closed. So the collector runs only where something is left: in a cycle
-    (a dataset that refers to itself, the traceback of a trial that failed), or as memory of the
-    accelerator.
-    """
-
-    def __init__(self) -> None:
-        self.n_collections = 0
-        self._opened: list[weakref.ref[Any]] = []  # by the trial before
-        self._allocated_bytes: int | None = None  # on the device, from before it
-        self._known = False  # False: the loop ran on its own until now
-
-    def opened(self, made: object) -> None:
-        """Something a trial holds that must be gone before the next."""
-        try:
-            self._opened.append(weakref.ref(made))
-        except TypeError:  # it can't be asked whether it lives
-            self._known = False
-
-    def clear(self, device: torch.device | None) -> None:
-        """Free what is left; the trial before is closed."""
-        alive = any(ref() is not None for ref in self._opened)
-        before = self._allocated_bytes
-        grown = before is not None and (_allocated_bytes(device) or 0) > before
-        if alive or grown or not self._known:
-            gc.collect()
-            self.n_collections += 1
-        self._opened.clear()
-        self._known = True
-        self._allocated_bytes = _allocated_bytes(device)
-
-
-def _allocated_bytes(device: torch.device | None) -> int | None:
-    """Of tensors, by the allocator's own count; None without a CUDA or ROCm device."""
-    if device is None or device.type != "cuda":
-        return None
-    return torch.cuda.memory_allocated(device)

@@ -104,7 +104,7 @@ def open_trial(
         to_device = NormalisingToDevice(to_device, data.normalise)
     source: Source = epochs(data, to_device)
     try:
-        for wrap in _wrappers(settings, effective, data.normalise, whole, to_device):
+        for wrap in _wrappers(settings, effective, data.normalise, whole, to_device, note):
             source = wrap(source)
     except BaseException:
         source.close()
@@ -118,6 +118,7 @@ def _wrappers(
     normalise: Normaliser | None,
     whole: Any,
     to_device: ToDevice | None,
+    note: Note,
 ) -> list[Callable[[Source], Source]]:
     """What stands between the loader's epochs and the loop, from the loader outwards.
 
@@ -126,7 +127,7 @@ def _wrappers(
     wrappers: list[Callable[[Source], Source]] = []
     # 1. Recorded batches are the loader's: this one reads a few and closes it.
     if settings.synthetic:
-        wrappers.append(SyntheticSource)
+        wrappers.append(lambda s: SyntheticSource(s, note))
     # 2. The inputs that were left out: what comes next must find them where the loop expects them.
     if whole is not None:
         wrappers.append(lambda s: FieldSource(s, settings.fields or "", whole, to_device))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from torch import Tensor
@@ -16,10 +16,18 @@ from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer, Source
 MAX_RECORDED = 24  # a buffer that isn't full by then won't be
 
 
+REPEATS_SHAPES = (
+    "synthetic: the batches differ in shape, and a few of them are handed out again and again. "
+    "What the model does anew for each new shape (compiling, tuning, planning) is spared it too, "
+    "so that the bound may be more than loading costs; `loaderdoctor diagnose` tells them apart."
+)
+
+
 class SyntheticSource:
     """Recorded batches of `inner`, which is closed, handed out endlessly: the upper bound."""
 
-    def __init__(self, inner: Source) -> None:
+    def __init__(self, inner: Source, note: Callable[[str, str], None]) -> None:
+        """`note` is told where repeated batches may spare the model more than loading."""
         self._replay_buffer = ReplayBuffer()
         try:
             for _ in range(MAX_RECORDED):
@@ -35,6 +43,8 @@ class SyntheticSource:
             reason = self._replay_buffer.reason or "too few batches were seen"
             self._replay_buffer.release()
             raise TrialRefused(f"batches can't be recorded: {reason}")
+        if self._replay_buffer.shapes_vary:
+            note("synthetic-repeats-shapes", REPEATS_SHAPES)
 
     def next_batch(self) -> Any:
         """A recorded batch; StopIteration once closed."""

@@ -183,3 +183,5 @@ def test_too_little_memory_for_new_batches_is_a_reason(monkeypatch: pytest.Monke
     window = no_input(found)[0]
     assert window.status == "skipped" and window.reason is not None
     assert "memory" in window.reason
+    said = [note.text for note in found.notes if note.kind == "loader-not-separated"]
+    assert said and "seen to wait" in said[0]

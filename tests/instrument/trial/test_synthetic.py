@@ -38,6 +38,18 @@ def test_synthetic_batches_are_real_ones_and_cost_no_loading() -> None:
     assert "ready" in reason(loader, Settings(synthetic=True, num_workers=2))
 
 
+def test_what_repeated_shapes_spare_the_loop_is_said() -> None:
+    notes: list[str] = []
+
+    def note(kind: str, text: str) -> None:
+        notes.append(kind)
+
+    for lengths in ([3] * 40, range(1, 41)):
+        data = [torch.zeros(n, 4) for n in lengths]
+        opened(DataLoader(data, batch_size=None), Settings(synthetic=True), note=note).close()  # type: ignore[arg-type]
+    assert notes == ["synthetic-repeats-shapes"]
+
+
 @pytest.mark.parametrize("workers", WORKERS, ids=Settings.label)
 def test_one_input_is_loaded_and_the_others_are_ready(workers: Settings) -> None:
     loader = DataLoader(Two(), batch_size=4)

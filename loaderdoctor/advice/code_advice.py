@@ -180,6 +180,19 @@ WORK_CHANGES: Mapping[str, Change] = {
     **dict.fromkeys(("print", "tracking", "files", "network", "process"), _RARELY),
     **dict.fromkeys(("image", "text", "numpy", "library"), _AHEAD),
 }
+# By what lies outside the steps.
+OUTSIDE_CHANGES: Mapping[str, Change] = {
+    "validation": Change(
+        title="Validate less often, and faster",
+        example=loop_snippets.VALIDATION,
+        caution="Fewer validations find the best checkpoint, or that training went wrong, later.",
+    ),
+    "saving": Change(
+        title="Save less often, or while training goes on",
+        example=loop_work_snippets.SAVE,
+        caution="The copy needs host memory for all that is saved.",
+    ),
+}
 KEPT_BATCHES = Change(
     title="Collate once, and keep the batches",
     example=dataset_snippets.KEPT_BATCHES,
@@ -208,6 +221,8 @@ def _change(finding: Finding, facts: Facts) -> Change | None:
         return FEWER_BYTES if large else CHANGES[Kind.OVERHEAD_BOUND_LOADER]
     if finding.kind is Kind.WORK_BETWEEN_STEPS and "what" in finding.evidence:
         return _of_work(finding)
+    if finding.kind is Kind.TIME_OUTSIDE_STEPS:
+        return OUTSIDE_CHANGES.get(str(finding.evidence.get("what")))
     if finding.kind is not Kind.DATASET_FORMAT_BOUND:
         return CHANGES.get(finding.kind)
     change = FORMAT_CHANGES.get(str(finding.evidence.get("format")))
@@ -265,6 +280,8 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
 
 def _bound_ms(finding: Finding, facts: Facts) -> float | None:
     """The most of a step that the change may save; None where the finding has no share of it."""
+    if finding.kind is Kind.TIME_OUTSIDE_STEPS:
+        return None  # its share is not of the step
     if finding.share is None or facts.step_ms is None:
         return None
     bound_ms = finding.share * facts.step_ms

@@ -32,6 +32,16 @@ def copied_ahead(loader, device):
 for images, labels in copied_ahead(loader, device):
     ...  # the loop as it is, without its .to(device)"""
 
+VALIDATION = """\
+validation = DataLoader(validation_set, batch_size=2 * batch_size, num_workers=2,
+                        persistent_workers=True)  # made once, not in the loop
+if step % (4 * every) == 0:
+    model.eval()
+    with torch.no_grad():
+        for images, labels in validation:
+            ...  # as it is
+    model.train()"""
+
 SHARED_BUFFERS = """\
 # Shared tensors that workers fill again and again: mapped once, never freed. Two more than the
 # batches under way, so that none is overwritten while the loop uses it.

@@ -9,7 +9,7 @@ from loaderdoctor.attribution.claims import claimed
 from loaderdoctor.attribution.cpu import allow_for_contention, without_neighbours
 from loaderdoctor.attribution.edge import edge_facts
 from loaderdoctor.attribution.new_shapes import computing_new_shapes
-from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts
+from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts, WallFacts
 from loaderdoctor.facts.loop_lines import LoopLineFacts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
@@ -164,6 +164,7 @@ def facts_of_run(
     other_workers: tuple[WorkerFacts, ...] = (),
     observed: Observed,
     loop_lines: LoopLineFacts | None = None,
+    wall: WallFacts | None = None,
 ) -> Facts:
     """Everything known about one run, with the best shares and the profiler's overhead."""
     environment = observed.environment
@@ -198,6 +199,7 @@ def facts_of_run(
         trains=observed.trains,
         calls_model=observed.calls_model,
         before_training=observed.before_training,
+        wall=wall,
     )
 
 

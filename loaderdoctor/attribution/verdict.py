@@ -63,8 +63,10 @@ def judge_run(facts: Facts) -> tuple[Bound, VerdictSeverity]:
         if facts.trace is not None and facts.trace.n_steps >= MIN_STEPS and n_steps == 0:
             return judge_trace(facts.trace)
         return "unknown", "none"
-    bound, severity = verdict_from_shares(facts.shares, facts.shares_low)
-    if facts.unsteady:
+    if facts.shares is None:
+        return "unknown", "none"
+    bound, severity = _largest(of_wall(facts), _low_of_wall(facts))
+    if facts.unsteady and bound != "outside":  # which rests on no trace
         return bound, _of_unsteady(bound, severity, facts)
     if bound == "input" and severity == "uncertain" and _computes_at_the_edge(facts):
         return "compute", "none"
@@ -108,15 +110,58 @@ def verdict_from_shares(
     """
     if shares is None or not enough_steps:
         return "unknown", "none"
-    values = shares.as_dict()
+    return _largest(shares.as_dict(), low)
+
+
+def of_wall(facts: Facts) -> dict[str, float | None]:
+    """Shares of all the time, and what lies `outside` the steps; of the step where only that is.
+
+    What every step holds of it is the thread's, and counts as host or else as compute within the
+    step: it is taken out there.
+    """
+    assert facts.shares is not None
+    values, wall = facts.shares.as_dict(), facts.wall
+    if wall is None or wall.total_ms <= 0 or not wall.outside_ms:
+        return values
+    scale = wall.step_ms / wall.total_ms
+    scaled = {k: None if v is None else v * scale for k, v in values.items()}
+    within = wall.outside_share - (1.0 - scale)
+    for name in ("host", "compute", "other"):
+        known = scaled[name]
+        if known is not None:
+            scaled[name] = max(0.0, known - within)
+            within = max(0.0, within - known)
+    return {**scaled, "outside": wall.outside_share}
+
+
+def _low_of_wall(facts: Facts) -> Mapping[str, float] | None:
+    wall, low = facts.wall, facts.shares_low
+    if wall is None or wall.total_ms <= 0 or not wall.outside_ms:
+        return low
+    scale = wall.step_ms / wall.total_ms
+    return {**{k: v * scale for k, v in (low or {}).items()}, "outside": wall.low_share}
+
+
+def _largest(
+    values: Mapping[str, float | None], low: Mapping[str, float] | None
+) -> tuple[Bound, VerdictSeverity]:
+    """`verdict_from_shares`, of all the time where some of it is `outside` the steps.
+
+    That is no estimate of one part by another: where it is the largest of all it goes first.
+    """
     largest = max(_FED, key=lambda name: values[name] or 0.0)
     share = values[largest] or 0.0
+    outside = values.get("outside") or 0.0
+    if outside >= HIGH_SHARE and outside >= max(share, values["host"] or 0.0):
+        return "outside", shown_severity(outside, _bound(low, "outside"))
     if share >= HIGH_SHARE:
         return largest, shown_severity(share, _bound(low, largest))
     if (values["host"] or 0.0) >= HIGH_SHARE:
         # Its lower end is no noise, but what is left if all silence was waiting.
         host_low = _bound(low, "host")
         return "host", "high" if host_low is None or host_low > MODERATE_SHARE else "uncertain"
+    if outside >= MODERATE_SHARE and outside >= share:
+        return "outside", shown_severity(outside, _bound(low, "outside"))
     if share >= MODERATE_SHARE:
         return largest, shown_severity(share, _bound(low, largest))
     if (values["other"] or 0.0) > (values["compute"] or 0.0):

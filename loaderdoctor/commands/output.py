@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 
 STDOUT = "-"
-_RULE = re.compile(r"^\s*(input|copy|communication|compute|host)\s*(>=|>|<=|<)\s*([0-9.]+)\s*%\s*$")
+_RULE = re.compile(
+    r"^\s*(input|copy|communication|compute|host|outside)\s*(>=|>|<=|<)\s*([0-9.]+)\s*%\s*$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ def share_rules(texts: Sequence[str]) -> tuple[ShareRule, ...]:
         if match is None or float(match[3]) > 100.0:
             raise UsageError(
                 f"--fail-on {text!r}: write a share, a comparison and a percentage, for example "
-                "'input>20%'. Shares: input, copy, communication, compute, host."
+                "'input>20%'. Shares: input, copy, communication, compute, host, "
+                "outside (of all the time)."
             )
         rules.append(ShareRule(match[1], match[2], float(match[3]) / 100.0, text.strip()))
     return tuple(rules)
@@ -103,6 +106,8 @@ def deliver(report: Report, *, json_target: str | None, folder: Path | None) -> 
 
 def share_of(report: Report, name: str) -> float | None:
     """One share of the report, 0…1; None where it was not recorded."""
+    if name == "outside":
+        return report.wall.outside_share if report.wall is not None else None
     if report.shares is None:
         return None
     value: float | None = getattr(report.shares, name)

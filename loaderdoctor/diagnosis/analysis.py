@@ -15,6 +15,7 @@ from loaderdoctor.attribution.ranks import without_peer_wait
 from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.attribution.verdict import judge_run
+from loaderdoctor.attribution.wall import wall_facts
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts.loop import ThreadTrial
@@ -83,6 +84,7 @@ def analyse(
             [w.stacks for w in evidence.sampled if w.stacks is not None],
             has_accelerator=evidence.observed.device is not None,
         ),
+        wall=wall_facts(evidence.wall, step),
     )
     facts = replace(facts, ranks=ranks, thread_trials=tried)
     bound, severity = judge_run(facts)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from loaderdoctor.advice.candidates import Candidate, CodeAdvice, Prescription
 from loaderdoctor.advice.code import edits_for, loader_arguments
+from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.own_settings import own_settings_known
@@ -63,8 +64,11 @@ def prescribed_rows(
     for candidate in untried:
         if not candidate.live and candidate.settings.changed() and not _covered(candidate, rows):
             rows += _rows(facts, candidate.settings, candidate, None, candidate.caution)
-    rows += [_advice_row(facts, advice) for advice in _advice(facts, prescription, verification)]
-    return tuple(rows)
+    advice = _advice(facts, prescription, verification)
+    outside = [_advice_row(facts, way) for way in advice if way.kind is Kind.TIME_OUTSIDE_STEPS]
+    rows += [_advice_row(facts, way) for way in advice if way.kind is not Kind.TIME_OUTSIDE_STEPS]
+    # What the verdict speaks of comes first.
+    return (*outside, *rows) if judge_run(facts)[0] == "outside" else (*rows, *outside)
 
 
 def _in_code(verification: Verification | None) -> list[Compared]:

@@ -82,6 +82,62 @@ class NewShapeFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideFacts:
+    """What the run pays for outside its training steps, of one kind and place."""
+
+    what: Literal["validation", "saving", "other"]
+    site: str | None  # LoaderRecord.id of a validation loader; where saving is called
+    seconds: float  # one pass, one save, or the rest behind one step
+    n: int  # seen
+    every_steps: float | None  # training steps from one to the next; None: seen too rarely to know
+    at_epoch_end: bool = False
+    in_steps: bool = False  # every step holds some: the step's own time has it already
+    wait_share: float | None = None  # of a pass, getting its batches
+    n_batches: float | None = None  # in a pass
+    with_grad: bool = False  # gradients were enabled although nothing was trained
+
+    @property
+    def ms_per_step(self) -> float | None:
+        """Spread over the training steps; None where its period is not known."""
+        return self.seconds * 1000 / self.every_steps if self.every_steps else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WallFacts:
+    """All of the run's time, spread over its training steps."""
+
+    step_ms: float  # StepFacts.wall_ms: within the epoch, and the loader's boundaries
+    outside: tuple[OutsideFacts, ...]  # the largest first; those of unknown period last
+    n_steps: int  # that were watched
+
+    @property
+    def outside_ms(self) -> float:
+        """Outside the steps, a training step, as far as it is known."""
+        return sum(part.ms_per_step or 0.0 for part in self.outside)
+
+    @property
+    def total_ms(self) -> float:
+        """All of the time, a training step."""
+        return self.step_ms + sum(p.ms_per_step or 0.0 for p in self.outside if not p.in_steps)
+
+    @property
+    def own_ms(self) -> float:
+        """The steps alone."""
+        return self.total_ms - self.outside_ms
+
+    @property
+    def outside_share(self) -> float:
+        """Of all the time, 0…1."""
+        return self.outside_ms / self.total_ms if self.total_ms > 0 else 0.0
+
+    @property
+    def low_share(self) -> float:
+        """Of it, what was seen more than once."""
+        seen = sum(p.ms_per_step or 0.0 for p in self.outside if p.n > 1)
+        return seen / self.total_ms if self.total_ms > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PageFacts:
     """Memory of batches that workers hand over: mapped by page faults, freed when dropped."""
 

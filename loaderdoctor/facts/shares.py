@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
-Bound = Literal["input", "copy", "communication", "compute", "host", "unknown"]
+Bound = Literal["input", "copy", "communication", "compute", "host", "outside", "unknown"]
 VerdictSeverity = Literal["high", "moderate", "none", "uncertain"]
 
 # A fifth of the step: worth acting on, and what the user should do first. A twentieth: the smallest

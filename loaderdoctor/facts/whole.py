@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts, ThreadTrial
+from loaderdoctor.facts.loop import (
+    AblationFacts,
+    MachineFacts,
+    StepFacts,
+    ThreadTrial,
+    WallFacts,
+)
 from loaderdoctor.facts.loop_lines import LoopLineFacts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
@@ -77,6 +83,7 @@ class Facts:
     trains: bool = True  # False: no backward pass and no optimizer step was seen
     calls_model: bool | None = None  # of a loop that does not train; None: not seen
     before_training: tuple[PassRecord, ...] = ()
+    wall: WallFacts | None = None  # None: only steps were recorded
 
     @property
     def step_ms(self) -> float | None:

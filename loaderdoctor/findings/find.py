@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import severity
 from loaderdoctor.findings.model import Finding, Kind, Rule, Severity
 from loaderdoctor.findings.rules.batch_making import (
     collate_bound,
@@ -40,6 +41,7 @@ from loaderdoctor.findings.rules.new_shapes import (
     compute_depends_on_new_shapes,
     recompilation,
 )
+from loaderdoctor.findings.rules.outside import time_outside_steps
 from loaderdoctor.findings.rules.overhead import overhead_bound_loader
 from loaderdoctor.findings.rules.page_faults import allocator_page_faults, batch_page_faults
 from loaderdoctor.findings.rules.saturated import cpu_saturated_workers, storage_bound_workers
@@ -83,6 +85,7 @@ RULES: tuple[Rule, ...] = (
     sync_every_step,
     launch_bound,
     work_between_steps,
+    time_outside_steps,
     cold_storage,
     many_small_files,
     memory_short,
@@ -241,11 +244,24 @@ def find(facts: Facts) -> tuple[Finding, ...]:
     """The findings of every rule, worst first, without those that a better one overrules."""
     if facts.trace is not None and facts.trace.wall_ms <= 0:
         facts = replace(facts, trace=None)  # a window without length shows nothing
-    found = [finding for rule in RULES if (finding := rule(facts)) is not None]
+    found = [of_whole_wall(x, facts) for rule in RULES if (x := rule(facts)) is not None]
     kept = without_overruled(found)
     if facts.only_reads:  # nothing that is known of waits for these batches
         kept = [replace(x, severity=Severity.LOW) for x in kept]
     return tuple(sorted(kept, key=lambda x: (_ORDER[x.severity], -(x.share or 0.0))))
+
+
+def of_whole_wall(finding: Finding, facts: Facts) -> Finding:
+    """No graver than its part of all the run's time, of which the step may be a small one."""
+    wall = facts.wall
+    if wall is None or finding.share is None or finding.kind is Kind.TIME_OUTSIDE_STEPS:
+        return finding
+    if wall.total_ms <= wall.step_ms or finding.severity in (Severity.NONE, Severity.LOW):
+        return finding
+    graver = severity(finding.share * wall.step_ms / wall.total_ms)
+    if _ORDER[graver] <= _ORDER[finding.severity]:
+        return finding
+    return replace(finding, severity=graver)
 
 
 def without_overruled(found: list[Finding]) -> list[Finding]:

@@ -60,6 +60,7 @@ class Kind(str, Enum):
     GRAD_NOT_SET_TO_NONE = "grad-not-set-to-none"
     CUDNN_BENCHMARK_OFF = "cudnn-benchmark-off"
     BIAS_BEFORE_BATCHNORM = "bias-before-batchnorm"
+    TIME_OUTSIDE_STEPS = "time-outside-steps"
 
 
 class Severity(str, Enum):

@@ -11,7 +11,7 @@ import msgspec
 
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Estimate, Interval, interval
-from loaderdoctor.facts.loop import AblationFacts, Mechanisms, StepFacts
+from loaderdoctor.facts.loop import AblationFacts, Mechanisms, StepFacts, WallFacts
 from loaderdoctor.facts.shares import Bound, Shares, VerdictSeverity
 from loaderdoctor.facts.trace import BusyFacts
 from loaderdoctor.facts.whole import Facts
@@ -21,6 +21,7 @@ from loaderdoctor.findings.model import Finding, Tested
 from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
 from loaderdoctor.report import gpu_model, model
 from loaderdoctor.report.files import plain_value
+from loaderdoctor.report.wall import Cpu, Outside, Wall
 from loaderdoctor.report.words.gpu import epoch_sentence, idle_gaps_sentence
 from loaderdoctor.report.words.inference import of_inference
 from loaderdoctor.report.words.method import method_sentences
@@ -119,6 +120,7 @@ def build_report(
         calls_model=facts.calls_model,
         before_training=tuple(_like(model.PassBeforeTraining, x) for x in facts.before_training),
         loop_lines=asdict(facts.loop_lines) if facts.loop_lines is not None else None,
+        wall=_wall(facts.wall),
         findings=tuple(_finding(finding) for finding in judged.findings),
         recommendations=tuple(tried.recommendations),
         not_advised=tuple(tried.not_advised),
@@ -310,11 +312,11 @@ def _busy(busy: BusyFacts, step: StepFacts | None) -> gpu_model.GpuBusy:
     )
 
 
-def _cpu(facts: Facts) -> model.Cpu | None:
+def _cpu(facts: Facts) -> Cpu | None:
     step = facts.step
     if step is None:
         return None
-    return model.Cpu(
+    return Cpu(
         usable=facts.machine.usable_cpus if facts.machine is not None else None,
         training=step.main_cpu_cores,
         workers=step.worker_cpu_cores,
@@ -322,6 +324,12 @@ def _cpu(facts: Facts) -> model.Cpu | None:
         waiting_threads=step.cpu.waiting_threads if step.cpu is not None else None,
         throttled_share=step.cpu.throttled_share if step.cpu is not None else None,
     )
+
+
+def _wall(facts: WallFacts | None) -> Wall | None:
+    if facts is None:
+        return None
+    return _like(Wall, facts, outside=tuple(_like(Outside, x) for x in facts.outside))
 
 
 def _finding(finding: Finding) -> model.Finding:

@@ -75,7 +75,8 @@ def compare(a: Report, b: Report) -> Comparison:
         shares=tuple(
             ShareChange(name=name, before_ms=_share_ms(a, name), after_ms=_share_ms(b, name))
             for name in SHARE_ORDER
-        ),
+        )
+        + _outside(a, b),
         settings=_settings(a, b),
         caveats=_caveats(a, b),
     )
@@ -93,6 +94,14 @@ def _share_ms(report: Report, name: str) -> float | None:
     value: float | None = getattr(shares, name) if shares is not None else None
     wall = report.step.wall_ms
     return value * wall if value is not None and wall is not None else None
+
+
+def _outside(a: Report, b: Report) -> tuple[ShareChange, ...]:
+    """What lies outside the steps, a training step, where either run has any."""
+    before, after = (None if r.wall is None else r.wall.total_ms - r.wall.step_ms for r in (a, b))
+    if not before and not after:
+        return ()
+    return (ShareChange(name="outside", before_ms=before, after_ms=after),)
 
 
 def _settings(a: Report, b: Report) -> tuple[tuple[str, object, object], ...]:

@@ -12,6 +12,7 @@ import msgspec
 from loaderdoctor.advice.candidates import PredictedFrom
 from loaderdoctor.estimate import Interval
 from loaderdoctor.report.gpu_model import Gpu
+from loaderdoctor.report.wall import Cpu, Wall
 
 SCHEMA = "loaderdoctor.report/1"
 
@@ -21,7 +22,7 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    bound: Literal["input", "copy", "communication", "compute", "host", "unknown"]
+    bound: Literal["input", "copy", "communication", "compute", "host", "outside", "unknown"]
     severity: Literal["high", "moderate", "none", "uncertain"]
     summary: str
 
@@ -277,17 +278,6 @@ class UserRange(Struct, frozen=True, kw_only=True):
     depth: int  # of other ranges around it
 
 
-class Cpu(Struct, frozen=True, kw_only=True):
-    """Who used the CPUs while plain windows were timed; CPU time / wall time, on average."""
-
-    usable: float | None
-    training: float | None  # the training process
-    workers: float | None
-    others: float | None  # other programs, of the usable ones; null: this system does not tell
-    waiting_threads: float | None  # of the training process: ready to run and no CPU free
-    throttled_share: float | None  # of a quota's periods; null: there is no quota
-
-
 class MemoryHistory(Struct, frozen=True, kw_only=True):
     """torch's memory snapshot, and what recording it cost: steps with it / steps without."""
 
@@ -371,3 +361,4 @@ class Report(Struct, frozen=True, kw_only=True):
     before_training: tuple[PassBeforeTraining, ...] = ()
     # The loop's own work by line, from stack samples of windows without the profiler; null: none.
     loop_lines: dict[str, Any] | None = None
+    wall: Wall | None = None  # None: only steps were recorded

@@ -37,6 +37,7 @@ from loaderdoctor.instrument.wire.protocol import (
     WindowDone,
     WindowRequest,
 )
+from loaderdoctor.instrument.wire.records import WallRecord
 from loaderdoctor.tryout.windows import MIN_ROUNDS, Sizes, limit_s
 
 # Not begun where not even so many fit: one round has no interval, and decides nothing.
@@ -64,6 +65,7 @@ class LoopEvidence:
     sampled: list[WindowDone] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     ablation_reason: str | None = None
+    ended_wall: WallRecord | None = None  # of the whole run, once it is over
     earlier_ids: frozenset[int] | None = None  # one choice for all ranks; None: by these windows
 
     @property
@@ -85,12 +87,22 @@ class LoopEvidence:
         return [w for w in self.all_plain if usable(w) and id(w) not in gone]
 
     @property
+    def wall(self) -> WallRecord | None:
+        """Where the run's time went besides its steps, as far as it has told."""
+        pairs = ((r.no_input, r.no_copy) for r in self.rounds)
+        windows = (*self.all_plain, self.profiled, *(w for pair in pairs for w in pair))
+        told = [self.ended_wall, *(w.wall for w in windows if w is not None)]
+        return max((x for x in told if x is not None), key=lambda x: x.n_steps, default=None)
+
+    @property
     def steps_per_epoch(self) -> int | None:
         """Of the loader that feeds the step."""
         return self.observed.steps_per_epoch
 
     def add_loaders(self, ended: Ended | None) -> None:
-        """Loaders first iterated after the loop was warm: validation, as a rule."""
+        """Loaders first iterated after the loop was warm: validation, as a rule; the whole run."""
+        if ended is not None and ended.wall is not None:
+            self.ended_wall = ended.wall
         known = {x.id for x in self.observed.loaders}
         later = [x for x in (ended.loaders if ended is not None else ()) if x.id not in known]
         if later:

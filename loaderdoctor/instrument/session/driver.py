@@ -155,6 +155,7 @@ def _watch_steps(
             compute, watch = _seen(session, watch), None
         if clock.n_marks_since_step >= ACCEPT_FOREIGN_AFTER:
             clock.accept_foreign()
+            session.wall.in_steps = True
         enough = observer is None and clock.n_steps >= (N_SETTLED_SLOW if slow else N_SETTLED)
         if enough and (slow or n >= MAX_SETTLING or _accumulation_known(session)):
             break

@@ -5,6 +5,7 @@
     _BaseDataLoaderIter.__init__, __next__    which loader an iterator belongs to; fetching
     _MultiProcessingDataLoaderIter._shutdown_workers   teardown
     optimizer step (post hook), torch.autograd.backward  training work
+    torch.save, safetensors' save_file        saving, which is no part of a step
 
 Installed once, removed without a trace unless another tool has wrapped them since: then they
 stay and only pass through. A fork switches them off (`Session.disable_in_fork`).
@@ -14,9 +15,11 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from time import perf_counter_ns
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -27,6 +30,8 @@ from loaderdoctor.instrument.session.session import Session
 _DATALOADER = "torch.utils.data.dataloader"
 _OPTIMIZER = "torch.optim.optimizer"
 _AUTOGRAD = "torch.autograd"
+_TORCH = "torch"
+_SAFETENSORS = "safetensors.torch"
 
 
 class Hooks:
@@ -44,8 +49,11 @@ class Hooks:
                 _AUTOGRAD: self._hook_autograd,
                 _OPTIMIZER: self._hook_optimizer,
                 _DATALOADER: self._hook_dataloader,
+                _TORCH: self._hook_torch,
+                _SAFETENSORS: self._hook_safetensors,
             }
         )
+        self._saving = threading.local()  # one way to save may use another
         session.hooks = self
 
     def watch(self) -> None:
@@ -108,6 +116,17 @@ class Hooks:
 
     def _hook_autograd(self, module: ModuleType) -> None:
         self._replace(module, "backward", self._wrap_backward)
+
+    def _hook_torch(self, module: ModuleType) -> None:
+        # One function under both names: it is pickled by its own name.
+        self._replace(sys.modules["torch.serialization"], "save", self._wrap_save)
+        *_, ours = self._replaced[-1]
+        self._replaced.append((module, "save", module.__dict__["save"], ours))
+        setattr(module, "save", ours)  # noqa: B010 - a module's name, unknown to its type
+
+    def _hook_safetensors(self, module: ModuleType) -> None:
+        for name in ("save_file", "save_model"):
+            self._replace(module, name, self._wrap_save)
 
     # ------------------------------------------------------------ wrappers
 
@@ -182,6 +201,22 @@ class Hooks:
             return result
 
         return backward
+
+    def _wrap_save(self, original: Any) -> Any:
+        session, saved, here = self._session, self._loop.saved, self._saving
+
+        def save(*args: Any, **kwargs: Any) -> Any:
+            if not session.live or getattr(here, "on", False):
+                return original(*args, **kwargs)
+            start, here.on = perf_counter_ns(), True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                here.on = False
+                if session.live:
+                    saved(start)
+
+        return save
 
 
 # Calls us right after a module was imported, whoever imports it and whenever.

@@ -18,6 +18,7 @@ from loaderdoctor.instrument.session.loader_state import N_DESCRIBED, LoaderStat
 from loaderdoctor.instrument.session.roles import REPLAYED, Definition, ReplayWatch
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.session.stopping import exit_now
+from loaderdoctor.instrument.system.call_sites import user_site
 from loaderdoctor.instrument.system.devices import device_of, training_device
 from loaderdoctor.instrument.wire.protocol import BATCHES_REPLAYED
 from loaderdoctor.instrument.wire.records import BoundaryRecord
@@ -74,6 +75,12 @@ class Loop:
         state.passes.begin()
         if clock is not None and state.role == "train":
             clock.created(feed.create_ns)
+        if definition is not None and get_ident() == definition.thread:
+            if state.role == "train":
+                session.wall.renewed(feed.create_ns)
+            else:
+                end = start + feed.create_ns
+                session.wall.opened(state.id, start, end, n_steps=session.n_steps)
         return iterator
 
     def fetch(self, feed: Feed, own: Any) -> Any:
@@ -98,7 +105,7 @@ class Loop:
             session.at_fresh_feed, session.at_edge = feed.fresh, feed.at_edge()
             self._replay.fetched()
             self.boundary(start)
-            start = perf_counter_ns()
+            start = session.wall.began_ns = perf_counter_ns()
         window = session.window  # not before: the boundary may have closed the one before
         if definition is not None:
             if loader.role == "other" and window.clock is not None:
@@ -132,6 +139,10 @@ class Loop:
             window.fetches.append((loader.index, start, end, thread, cpu_ns))
         if definition is None:
             session.roles.fetched(loader, start)
+        elif loader.role == "other" and thread == definition.thread:
+            session.wall.fetched(
+                loader.id, start, end, with_grad=_with_grad(), n_steps=session.n_steps
+            )
         if window.watch_batch is not None:
             window.watch_batch(batch)
         shapes = loader.shapes
@@ -174,6 +185,17 @@ class Loop:
         if (None if optimizer is None else id(optimizer)) == definition.optimizer:
             session.at_fresh_feed = False
             self.boundary(perf_counter_ns())
+            session.wall.began_ns = perf_counter_ns()
+
+    def saved(self, start: int) -> None:
+        """The script saved something (`torch.save`), from `start` until now."""
+        session, definition = self._session, self._session.definition
+        if definition is None or get_ident() != definition.thread:
+            return
+        end = perf_counter_ns()
+        if session.window.clock is not None:
+            session.window.clock.foreign()
+        session.wall.saved(user_site().label, start, end, n_steps=session.n_steps)
 
     def shut_down(self, feed: Feed, iterator: Any, original: Any) -> None:
         """Workers of an iterator of the loop's are being shut down."""
@@ -184,8 +206,13 @@ class Loop:
         took = perf_counter_ns() - start
         feed.loader.passes.teardown_ns += took
         clock = session.window.clock
-        if clock is not None and feed.loader.role == "train":
+        if feed.loader.role != "train":
+            return
+        if clock is not None:
             clock.teardown(took)
+        definition = session.definition
+        if definition is not None and get_ident() == definition.thread:
+            session.wall.renewed(took)
 
     # ------------------------------------------------------------ steps
 
@@ -193,6 +220,8 @@ class Loop:
         """A step boundary on the training thread: the driver goes on from where it waits."""
         session = self._session
         session.n_steps += 1
+        if session.wall.eventful:
+            session.wall.boundary(now, session.n_steps)
         count = session.window.count
         if count is not None and count(now):
             return
@@ -237,8 +266,13 @@ class Loop:
         loader.passes.end(feed.n_seen if not feed.tainted else None, took)
         if session.passes is not None:
             session.passes.ran_out(loader, start)
-        if definition is None or loader is not definition.clock or definition.tick != "fetch":
+        if definition is None:
             return
+        if loader.role == "other" and get_ident() == definition.thread:
+            session.wall.ran_out(loader.id, start, start + took, n_steps=session.n_steps)
+        if loader is not definition.clock or definition.tick != "fetch":
+            return
+        session.wall.epoch_over(took)
         session.n_steps -= 1
         self._replay.ran_out()
         window = session.window
@@ -272,3 +306,9 @@ class Loop:
             self._session.note(
                 "batch-not-described", f"{loader.id}: {type(error).__name__}: {error}"
             )
+
+
+def _with_grad() -> bool:
+    import torch  # the script's to import first
+
+    return torch.is_grad_enabled()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loaderdoctor.instrument.session.step_clock import StepClock
+from loaderdoctor.instrument.wire.protocol import Mode
 from loaderdoctor.instrument.wire.records import BoundaryRecord, FetchRecord
 
 
@@ -18,6 +19,7 @@ class OpenWindow:
     The first steps of a run, in which the loop settles, are one too.
     """
 
+    mode: Mode | None = None  # what is measured; None: nothing that was asked for
     clock: StepClock | None = None  # while steps are timed, or marked for a trace
     # While steps are timed: (loader index, start, end, thread), ns of CLOCK_MONOTONIC, and the CPU
     # time of that thread meanwhile.

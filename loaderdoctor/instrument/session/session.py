@@ -17,6 +17,7 @@ from loaderdoctor.instrument.session.open_window import OpenWindow
 from loaderdoctor.instrument.session.passes import PassLog
 from loaderdoctor.instrument.session.roles import Definition, RoleObserver
 from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace
+from loaderdoctor.instrument.session.wall_account import WallAccount
 from loaderdoctor.instrument.wire.channel import Link
 from loaderdoctor.instrument.wire.protocol import Ended, FromRun, Note, Progress, TrainingBegan
 from loaderdoctor.instrument.wire.records import BoundaryRecord, PassRecord
@@ -76,12 +77,24 @@ class Session:
         # (optimizer id, batches of the clock fetched so far), while the loop settles
         self.optimizer_marks: list[tuple[int, int]] | None = []
         self.window = OpenWindow()
+        self.wall = self._new_account()
         self.driver: Driver | None = None
         self.no_dataloader: Callable[[Any], None] | None = None  # told of work before any fetch
 
     def close_window(self) -> None:
         """Nothing of the window stays, whatever it had set."""
         self.window = OpenWindow()
+
+    def _new_account(self) -> WallAccount:
+        return WallAccount(
+            undisturbed=lambda: self.window.mode in (None, "plain") and not self._substituted,
+            passes_stand=lambda: self.window.mode not in ("profiled", "trial"),
+        )
+
+    @property
+    def _substituted(self) -> bool:
+        clock = self.definition.clock if self.definition is not None else None
+        return clock is not None and clock.substitute.source is not None
 
     # ------------------------------------------------------------ messages
 
@@ -124,6 +137,7 @@ class Session:
         for state in self.registry.states:
             state.start_over()
         self.driver = self.definition = None
+        self.wall = self._new_account()
         self.optimizer_marks = []
         self.roles = RoleObserver(passes, patient=self.patient)
         return True
@@ -201,6 +215,7 @@ class Session:
                 reason=reason,
                 boundaries=tuple(self.boundaries),
                 loaders=self.registry.records(),
+                wall=self.wall.record(self.n_steps) if self.definition is not None else None,
             )
         )
 

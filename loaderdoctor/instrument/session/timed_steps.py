@@ -91,6 +91,8 @@ class TimedSteps:
         """The window's own clock; the first step begins now."""
         clock = StepClock(self._marks, n_steps=n_steps)
         self._session.window.begin_timing(clock)
+        if self._session.wall.in_steps:
+            clock.accept_foreign()
         clock.start(perf_counter_ns(), fresh=self._session.at_fresh_feed)
         return clock
 
@@ -176,6 +178,7 @@ class TimedSteps:
             gpu_peak_allocated_bytes=peaks.allocated_bytes if peaks is not None else None,
             gpu_peak_reserved_bytes=peaks.reserved_bytes if peaks is not None else None,
             copies=copies,
+            wall=session.wall.record(session.n_steps),
         )
 
     def _host_bytes(self) -> int | None:

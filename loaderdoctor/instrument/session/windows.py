@@ -110,6 +110,7 @@ class Windows:
     def _measure(self, request: WindowRequest) -> Timed:
         session, sources = self._session, self._sources
         session.progress(f"window {request.id}: {request.mode.replace('_', '-')}")
+        session.window.mode = request.mode
         deadline = _deadline(request)
         paused_ns, self.paused_ns = self.paused_ns, 0
         paused = paused_ns > PAUSE_STEPS * self._step_ns

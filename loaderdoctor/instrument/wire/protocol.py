@@ -41,6 +41,7 @@ from loaderdoctor.instrument.wire.records import (
     ReadyRecord,
     SnapshotRecord,
     TransferRecord,
+    WallRecord,
     main_loader,
 )
 from loaderdoctor.instrument.wire.stack_records import StackRecord
@@ -255,6 +256,7 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     copies: CopyRecord | None = None  # no_copy
     compiles: CompileRecord | None = None  # None: nothing was compiled
     ready: ReadyRecord | None = None  # no_input: None where batches were recorded earlier
+    wall: WallRecord | None = None  # of the whole run up to this window's end
 
 
 class Note(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -293,6 +295,7 @@ class Ended(Message, frozen=True, kw_only=True, omit_defaults=True):
     reason: str | None = None  # the exception that ended the script, or how it was killed
     boundaries: tuple[BoundaryRecord, ...] = ()
     loaders: tuple[LoaderRecord, ...] = ()
+    wall: WallRecord | None = None  # of the whole run
 
 
 FromRun = (

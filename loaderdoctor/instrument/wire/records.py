@@ -176,6 +176,51 @@ class BoundaryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     rebuilt: bool = False  # of a DataLoader object built since the iterator before
 
 
+class OutsideRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What took time outside the training steps, all of one place: another loader's passes, saving.
+
+    `n` and the steps count since the loop was watched, whatever was measured meanwhile; times are
+    of those of `n_timed`, while neither a profiler nor a trial changed what they take.
+    """
+
+    what: Literal["pass", "save"]
+    site: str  # LoaderRecord.id; where saving is called
+    n: int
+    n_visits: int  # steps of the loop behind which it came: two passes in a row are one visit
+    first_step: int  # steps of the loop before its first and its last visit
+    last_step: int
+    n_at_epoch_end: int = 0  # of `n`, where an epoch of the loader that feeds the step ended
+    n_timed: int = 0
+    timed_ns: int = 0
+    first_ns: int = 0  # of it, the first one: it pays for cold caches too
+    wait_ns: int = 0  # of it, getting batches: the iterator's creation and `__next__`
+    n_batches: int = 0  # of those timed
+    n_with_grad: int = 0  # of these, fetched while gradients were enabled
+
+
+class WallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where the loop's time went besides its steps, since the loop was watched; host times.
+
+    A *crossing* is the time from one step boundary to the next that holds a step and something
+    else; a *gap* is the time from an epoch's end to the first fetch of the next, and holds no step.
+    The sums are of those with the loop's own batches and no profiler.
+    """
+
+    n_steps: int  # of the loop so far
+    n_epochs: int = 0  # that ended, whatever was measured meanwhile
+    n_crossings: int = 0
+    crossings_ns: int = 0
+    crossings_loader_ns: int = 0  # of it, iterators of the step's loaders: made and torn down
+    crossings_known_ns: int = 0  # of it, in `outside`
+    n_gaps: int = 0
+    gaps_ns: int = 0
+    gaps_loader_ns: int = 0
+    gaps_known_ns: int = 0
+    # Every step holds some of it: steps are then timed with it, and what it takes is in them.
+    in_steps: bool = False
+    outside: tuple[OutsideRecord, ...] = ()
+
+
 class FetchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, array_like=True):
     """One fetch in a window: which of Observed.loaders, when `__next__` began and ended."""
 

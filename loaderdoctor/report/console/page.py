@@ -39,6 +39,7 @@ from loaderdoctor.report.words.first_screen import (
     what_if_notes,
 )
 from loaderdoctor.report.words.inference import unit
+from loaderdoctor.report.words.outside import share_words
 from loaderdoctor.report.words.verdict import headline
 
 PROSE_WIDTH = 100
@@ -209,7 +210,7 @@ def _findings(findings: Sequence[Finding]) -> RenderableType | None:
             f"  {plain(finding.kind)}",
         )
         if finding.share is not None:
-            head.append(f" · {fmt.share(finding.share)} of the step")
+            head.append(f" · {share_words(finding)}")
         if finding.loader:
             head.append(f" · {plain(finding.loader)}")
         body += [head, _indented(Text(plain(finding.summary)))]

@@ -35,6 +35,7 @@ from loaderdoctor.report.words.first_screen import (
     what_if_notes,
 )
 from loaderdoctor.report.words.inference import unit
+from loaderdoctor.report.words.outside import share_words
 from loaderdoctor.report.words.trials import by_speed, table_key, trial_columns, trial_mark
 from loaderdoctor.report.words.verdict import headline
 
@@ -100,6 +101,7 @@ def _environment() -> Environment:
     made.globals.update(fmt=fmt, gpu=gpu)
     made.filters.update(
         evidence=evidence_words,
+        share_words=share_words,
         lines=str.splitlines,
         setting=fmt.setting,
     )

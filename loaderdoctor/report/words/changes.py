@@ -146,8 +146,10 @@ def meaning(report: Report) -> str | None:
     only_reads = not report.trains and not report.calls_model  # and ends before training, may be
     if now_ms is None or ratio <= 1.0 or only_reads:
         return None
-    best_ms = now_ms / ratio
-    hour = fmt.seconds(3600 / ratio)
+    # A shorter step leaves what lies outside the steps as it is.
+    outside_ms = report.wall.total_ms - report.wall.step_ms if report.wall is not None else 0.0
+    best_ms, now_ms = now_ms / ratio + outside_ms, now_ms + outside_ms
+    hour = fmt.seconds(3600 * best_ms / now_ms)
     what = "training" if report.trains else "inference"
     text = f"Every hour of this {what} becomes {hour}"
     steps = report.step.steps_per_epoch

@@ -12,6 +12,7 @@ from loaderdoctor.estimate import Interval
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.report.model import Ablation, Finding, Report, Step
 from loaderdoctor.report.words.before_training import before_training_sentence
+from loaderdoctor.report.words.outside import wall_sentence
 
 _NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?:\s?([a-zA-Z%µ]+))?")
 
@@ -53,7 +54,12 @@ def step_notes(report: Report) -> tuple[str, ...]:
     """What must be known of the step's time, behind its shares."""
     step = report.step
     roughly = None if fmt.is_measured_well(step.wall_ms, step.wall_ms_ci) else fmt.ROUGHLY
-    notes = (roughly, boundary_sentence(step), before_training_sentence(report))
+    notes = (
+        roughly,
+        boundary_sentence(step),
+        wall_sentence(report),
+        before_training_sentence(report),
+    )
     return tuple(note for note in notes if note is not None)
 
 

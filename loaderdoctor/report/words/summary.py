@@ -15,6 +15,7 @@ from loaderdoctor.findings.input_parts import cost_beyond_wait, mapping_cost
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.words.changes import MEASURED, Change, changes_of
+from loaderdoctor.report.words.outside import outside_sentence
 from loaderdoctor.report.words.verdict import NEW_SHAPES, uncertain_sentence
 
 # Why, in a clause that follows "because". Kinds that are no cause of waiting are left out.
@@ -107,6 +108,8 @@ def verdict_sentence(
         return _only_read(facts, step_ms, recommendations)
     if bound == "unknown" or step_ms is None:
         return _unknown(facts)
+    if bound == "outside" and facts.wall is not None:
+        return outside_sentence(facts.wall, findings)
     if severity == "none" or bound == "compute":
         said = _healthy(facts, step_ms, recommendations, _threads(findings), unsettled)
         edge = next((f for f in findings if f.kind is Kind.WORKERS_JUST_KEEP_UP), None)

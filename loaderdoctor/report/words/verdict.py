@@ -23,6 +23,7 @@ _BOUND_WORDS = {
     "communication": "Communication-bound",
     "compute": "Compute-bound",
     "host": "Host-bound",
+    "outside": "Outside the steps",
     "unknown": "No verdict",
 }
 TAKES = {
@@ -55,6 +56,8 @@ def headline(report: Report) -> tuple[str, str]:
     if verdict.severity != "uncertain":
         how = _if_nothing(report) if verdict.severity == "none" else verdict.severity
         return bound, how
+    if verdict.bound == "outside":  # certain but for how long it takes the next time
+        return _BOUND_WORDS["outside"], "seen once"
     known = largest_part(report.shares)
     if known is None or known[0] == verdict.bound or known[1] < _MOST:
         return f"Perhaps {bound.lower()}", "uncertain"

@@ -1,0 +1,270 @@
+"""Keeps account of what the loop does outside its training steps, over the whole run.
+
+A validation pass, a checkpoint or the work between two epochs comes once in hundreds of steps,
+where a window holds dozens: so these are counted from the first step that is watched to the last,
+whatever is measured meanwhile. Of their times only those count that nothing of ours changed. Runs
+on the training thread; a step with nothing about it costs one look at a flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from loaderdoctor.instrument.wire.records import OutsideRecord, WallRecord
+
+MAX_PLACES = 64  # told apart: a script that builds loaders without end is not followed
+# A pass that the loop left early ended where its last batch was done: after no more than this many
+# times what the longest of the batches before it took.
+LAST_BATCH_TIMES = 1.5
+
+What = Literal["pass", "save"]
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Of one place, as `OutsideRecord` has it."""
+
+    n: int = 0
+    n_visits: int = 0
+    first_step: int = 0
+    last_step: int = -1
+    n_at_epoch_end: int = 0
+    n_timed: int = 0
+    timed_ns: int = 0
+    first_ns: int = 0
+    wait_ns: int = 0
+    n_batches: int = 0
+    n_with_grad: int = 0
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A pass over another loader that has not ended."""
+
+    site: str
+    took_ns: int = 0
+    wait_ns: int = 0
+    n_batches: int = 0
+    n_with_grad: int = 0
+    body_ns: int = 0  # what the loop has done with its last batch
+    longest_ns: int = 0  # the most it did with one before
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of crossings, or of gaps."""
+
+    n: int = 0
+    whole_ns: int = 0
+    loader_ns: int = 0
+    known_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """What is known of the time since the last step boundary."""
+
+    known_ns: int = 0
+    loader_ns: int = 0
+    epoch_over: bool = False  # the fetch that began it found the epoch at its end
+    renewed: bool = False  # the loader that feeds the step has a new iterator
+    held: list[_Sum] = field(default_factory=list)  # one entry for each pass and save
+
+
+class WallAccount:
+    """One run's.
+
+    `undisturbed` says whether batches and pace are the loop's own, `passes_stand` whether at least
+    what other loaders' passes take is what it would be.
+    """
+
+    def __init__(
+        self, *, undisturbed: Callable[[], bool], passes_stand: Callable[[], bool]
+    ) -> None:
+        self.eventful = False  # something besides a step lies behind the last boundary
+        self.began_ns = 0  # when the loop went on after the last boundary
+        self.in_steps = False  # every step holds something of this
+        self._undisturbed, self._passes_stand = undisturbed, passes_stand
+        self._sums: dict[tuple[What, str], _Sum] = {}
+        self._open: list[_Pass] = []  # the outermost first
+        self._current: _Pass | None = None  # whose time runs
+        self._since_ns = 0  # up to here time is charged
+        self._stretch = _Stretch()
+        self._crossings, self._gaps = _Sums(), _Sums()
+        self._n_steps = self._n_epochs = 0
+
+    # ------------------------------------------------------------ what happens
+
+    def opened(self, site: str, start: int, now: int, *, n_steps: int) -> None:
+        """The loop made an iterator of a loader that does not feed the step, from `start` on."""
+        self._charge(start)
+        for before in [one for one in self._open if one.site == site]:
+            self._open.remove(before)  # left before its end
+            self._end(before, n_steps)
+        self._begin(site)
+        self._charge(now, waited=True)
+        self.eventful = True
+
+    def fetched(self, site: str, start: int, end: int, *, with_grad: bool, n_steps: int) -> None:
+        """A batch of such a loader."""
+        self._charge(start)
+        one = next((p for p in reversed(self._open) if p.site == site), None)
+        if one is None:
+            one = self._begin(site)
+        one.longest_ns, one.body_ns = max(one.longest_ns, one.body_ns), 0
+        self._current = one
+        self._since_ns = start
+        self._charge(end, waited=True)
+        one.n_batches += 1
+        one.n_with_grad += with_grad
+        self.eventful = True
+
+    def ran_out(self, site: str, start: int, now: int, *, n_steps: int) -> None:
+        """Its epoch was at an end, found by a fetch from `start` to `now`."""
+        one = next((p for p in reversed(self._open) if p.site == site), None)
+        if one is None:
+            return
+        self._charge(start)
+        self._current = one
+        self._since_ns = start
+        self._charge(now, waited=True)
+        one.longest_ns = max(one.longest_ns, one.body_ns)
+        # Those begun within it were left with it, as by zip.
+        while (last := self._open.pop()) is not one:
+            self._end(last, n_steps)
+        self._end(one, n_steps)
+        self._current = self._open[-1] if self._open else None
+
+    def saved(self, site: str, start: int, end: int, *, n_steps: int) -> None:
+        """The loop saved something."""
+        self._charge(start)
+        self._since_ns = end
+        found = self._sum("save", site)
+        if found is not None:
+            self._count(found, end - start, n_steps)
+        self._stretch.known_ns += end - start
+        self.eventful = True
+
+    def epoch_over(self, took_ns: int) -> None:
+        """The fetch at the last boundary found the epoch of the loader that feeds the step over."""
+        self._stretch.epoch_over = self.eventful = True
+        # What its workers' end took is in this fetch, and was told already.
+        self._stretch.loader_ns = max(self._stretch.loader_ns, took_ns)
+
+    def renewed(self, ns: int) -> None:
+        """A loader of the step got a new iterator, or its workers were shut down."""
+        self._stretch.renewed = self.eventful = True
+        self._stretch.loader_ns += ns
+
+    def boundary(self, now: int, n_steps: int) -> None:
+        """A step boundary behind which something else lay (`eventful`)."""
+        self._charge(now)
+        for one in reversed(self._open):
+            self._end(one, n_steps)
+        self._open.clear()
+        self._current = None
+        stretch, self._stretch, self.eventful = self._stretch, _Stretch(), False
+        self._n_steps = n_steps
+        if stretch.epoch_over:
+            self._n_epochs += 1
+        if stretch.epoch_over or stretch.renewed:
+            for found in stretch.held:
+                found.n_at_epoch_end += 1
+        into = self._gaps if stretch.epoch_over else self._crossings
+        if not self.began_ns or not (stretch.held or stretch.epoch_over):
+            return
+        if self._undisturbed():
+            into.n += 1
+            into.whole_ns += now - self.began_ns
+            into.loader_ns += stretch.loader_ns
+            into.known_ns += stretch.known_ns
+
+    def record(self, n_steps: int) -> WallRecord:
+        """All so far."""
+        crossings, gaps = self._crossings, self._gaps
+        return WallRecord(
+            n_steps=n_steps,
+            n_epochs=self._n_epochs,
+            n_crossings=crossings.n,
+            crossings_ns=crossings.whole_ns,
+            crossings_loader_ns=crossings.loader_ns,
+            crossings_known_ns=crossings.known_ns,
+            n_gaps=gaps.n,
+            gaps_ns=gaps.whole_ns,
+            gaps_loader_ns=gaps.loader_ns,
+            gaps_known_ns=gaps.known_ns,
+            in_steps=self.in_steps,
+            outside=tuple(
+                OutsideRecord(
+                    what=what,
+                    site=site,
+                    n=found.n,
+                    n_visits=found.n_visits,
+                    first_step=found.first_step,
+                    last_step=found.last_step,
+                    n_at_epoch_end=found.n_at_epoch_end,
+                    n_timed=found.n_timed,
+                    timed_ns=found.timed_ns,
+                    first_ns=found.first_ns,
+                    wait_ns=found.wait_ns,
+                    n_batches=found.n_batches,
+                    n_with_grad=found.n_with_grad,
+                )
+                for (what, site), found in self._sums.items()
+            ),
+        )
+
+    # ------------------------------------------------------------ sums
+
+    def _begin(self, site: str) -> _Pass:
+        one = self._current = _Pass(site)
+        self._open.append(one)
+        return one
+
+    def _charge(self, now: int, *, waited: bool = False) -> None:
+        """The time up to now belongs to the pass that runs."""
+        one, since = self._current, self._since_ns
+        self._since_ns = now
+        if one is None:
+            return
+        one.took_ns += max(0, now - since)
+        if waited:
+            one.wait_ns += max(0, now - since)
+        else:
+            one.body_ns += max(0, now - since)
+
+    def _end(self, one: _Pass, n_steps: int) -> None:
+        """A pass is over: it ran out, or the loop left it before the boundary now reached."""
+        if not one.n_batches:
+            return
+        if one.longest_ns:  # else nothing tells how long its only batch took
+            one.took_ns -= max(0, one.body_ns - int(LAST_BATCH_TIMES * one.longest_ns))
+        self._stretch.known_ns += one.took_ns
+        found = self._sum("pass", one.site)
+        if found is None:
+            return
+        if self._passes_stand():
+            found.wait_ns += one.wait_ns
+            found.n_batches += one.n_batches
+            found.n_with_grad += one.n_with_grad
+        self._count(found, one.took_ns, n_steps)
+
+    def _count(self, found: _Sum, took_ns: int, n_steps: int) -> None:
+        if not found.n:
+            found.first_step = n_steps
+        found.n += 1
+        found.n_visits += found.last_step != n_steps
+        found.last_step = n_steps
+        if self._passes_stand():
+            found.first_ns = found.first_ns or took_ns
+            found.n_timed += 1
+            found.timed_ns += took_ns
+        self._stretch.held.append(found)
+
+    def _sum(self, what: What, site: str) -> _Sum | None:
+        found = self._sums.get((what, site))
+        if found is None and len(self._sums) < MAX_PLACES:
+            found = self._sums[what, site] = _Sum()
+        return found

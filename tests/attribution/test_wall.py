@@ -1,0 +1,154 @@
+"""All of the run's time, spread over its training steps."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from loaderdoctor.attribution.step import step_facts
+from loaderdoctor.attribution.verdict import judge_run, of_wall
+from loaderdoctor.attribution.wall import wall_facts
+from loaderdoctor.facts.loop import OutsideFacts, StepFacts, WallFacts
+from loaderdoctor.instrument.wire.records import OutsideRecord, WallRecord
+from tests.attribution.builders import observed, window
+from tests.findings.builders import healthy, with_exposed
+
+MS = 1_000_000
+
+
+def step(ms: float = 10.0, steps_per_epoch: int = 100) -> StepFacts:
+    w = window("plain", [ms] * 20)
+    made = step_facts(observed(steps_per_epoch=steps_per_epoch), [w, w])
+    assert made is not None
+    return made
+
+
+def one(what: Literal["pass", "save"] = "pass", **changes: Any) -> OutsideRecord:
+    """20 passes of 50 ms, every five steps, the first of them of 90."""
+    known = {
+        "site": "train.py:9", "n": 20, "n_visits": 20, "first_step": 5, "last_step": 100,
+        "n_timed": 20, "timed_ns": (19 * 50 + 90) * MS, "first_ns": 90 * MS, "wait_ns": 0,
+        "n_batches": 80,
+    }  # fmt: skip
+    return OutsideRecord(what=what, **{**known, **changes})
+
+
+def wall(*outside: OutsideRecord, step_: StepFacts | None = None, **changes: Any) -> WallFacts:
+    made = wall_facts(WallRecord(n_steps=100, outside=outside, **changes), step_ or step())
+    assert made is not None
+    return made
+
+
+def test_passes_are_spread_over_the_steps_between_them_without_the_cold_first() -> None:
+    found = wall(one())
+    assert found.outside[0].seconds == pytest.approx(0.05)
+    assert found.outside_ms == pytest.approx(10.0)
+    assert found.total_ms == pytest.approx(20.0)
+    assert found.outside_share == found.low_share == pytest.approx(0.5)
+
+
+def test_two_passes_in_a_row_count_twice() -> None:
+    found = wall(one(n=40, n_timed=40, timed_ns=40 * 50 * MS, first_ns=50 * MS))
+    assert found.outside_ms == pytest.approx(20.0)
+
+
+def test_once_an_epoch_is_spread_over_the_epoch_even_if_seen_once() -> None:
+    once = one(n=1, n_visits=1, last_step=5, n_at_epoch_end=1, n_timed=1, timed_ns=90 * MS)
+    found = wall(once, n_epochs=1)
+    assert found.outside_ms == pytest.approx(0.9)
+    assert found.low_share == 0.0  # it may have been the slowest
+
+
+def test_validation_behind_every_second_epoch_costs_half() -> None:
+    second = one(n=5, n_visits=5, n_at_epoch_end=5)
+    assert wall(second, n_epochs=10).outside[0].every_steps == pytest.approx(200)
+
+
+def test_what_was_seen_once_within_an_epoch_has_no_period_and_no_cost() -> None:
+    found = wall(one(n=1, n_visits=1, last_step=5, n_timed=1, timed_ns=90 * MS))
+    assert found.outside[0].ms_per_step is None
+    assert found.total_ms == found.step_ms
+
+
+def test_what_no_plain_step_timed_is_left_out() -> None:
+    assert wall(one(n_timed=0, timed_ns=0)).outside == ()
+
+
+def test_passes_hold_no_more_than_a_step_leaves_them() -> None:
+    # 100 ms passes behind 60 ms crossings of 10 ms steps: the pass began by waiting for the device.
+    found = wall(
+        one(timed_ns=20 * 100 * MS, first_ns=100 * MS),
+        n_crossings=20,
+        crossings_ns=20 * 60 * MS,
+        crossings_known_ns=20 * 100 * MS,
+    )
+    assert found.outside[0].seconds == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(("crossing_ms", "n"), [(60, 1), (70, 1), (120, 2)])
+def test_other_work_next_to_a_pass_is_more_than_a_slow_step(crossing_ms: int, n: int) -> None:
+    found = wall(
+        one(),
+        n_crossings=20,
+        crossings_ns=20 * crossing_ms * MS,
+        crossings_known_ns=20 * 50 * MS,
+    )
+    assert len(found.outside) == n
+
+
+def test_work_between_epochs_is_spread_over_the_epoch() -> None:
+    found = wall(n_gaps=3, gaps_ns=3 * 500 * MS, gaps_loader_ns=3 * 100 * MS, n_epochs=3)
+    assert [(p.what, p.n) for p in found.outside] == [("other", 3)]
+    assert found.outside_ms == pytest.approx(4.0)
+    assert wall(n_gaps=3, gaps_ns=30 * MS, n_epochs=3).outside == ()  # 0.1 of 10 ms a step
+
+
+def test_what_each_step_holds_is_in_its_time_already() -> None:
+    found = wall(one("save", n=100, n_visits=100, first_step=1, timed_ns=20 * 4 * MS,
+                     first_ns=4 * MS), in_steps=True)  # fmt: skip
+    assert found.total_ms == found.step_ms == pytest.approx(10.0)
+    assert found.own_ms == pytest.approx(6.0)
+
+
+def test_no_account_no_wall() -> None:
+    assert wall_facts(None, step()) is None
+    assert wall_facts(WallRecord(n_steps=5), None) is None
+    assert wall().total_ms == pytest.approx(10.0)
+
+
+# ---------------------------------------------------------------- the verdict
+
+
+def outside(ms: float, *, n: int = 20, in_steps: bool = False) -> WallFacts:
+    """Next to a step of 10 ms."""
+    part = OutsideFacts(
+        what="validation", site="train.py:9", seconds=ms / 100, n=n, every_steps=10,
+        in_steps=in_steps,
+    )  # fmt: skip
+    return WallFacts(step_ms=10.0, outside=(part,), n_steps=200)
+
+
+@pytest.mark.parametrize(
+    ("facts", "bound", "severity"),
+    [
+        (healthy(wall=outside(40.0)), "outside", "high"),
+        (healthy(wall=outside(40.0, n=1)), "outside", "uncertain"),
+        (healthy(wall=outside(1.0)), "outside", "moderate"),
+        (healthy(wall=outside(0.3)), "compute", "none"),
+        (healthy(wall=WallFacts(step_ms=10.0, outside=(), n_steps=200)), "compute", "none"),
+        (with_exposed(input_=0.5, wall=outside(2.0)), "input", "high"),
+        (with_exposed(input_=0.5, wall=outside(6.0)), "outside", "high"),  # 6 against 5 of 16
+        (with_exposed(input_=0.38, wall=outside(36.0)), "outside", "high"),
+        (with_exposed(input_=0.22, wall=outside(0.9)), "input", "high"),
+        (with_exposed(input_=0.22, wall=outside(1.5)), "input", "moderate"),
+    ],
+)
+def test_the_largest_of_all_the_time_is_the_verdict(facts: Any, bound: str, severity: str) -> None:
+    assert judge_run(facts) == (bound, severity)
+
+
+def test_shares_of_all_the_time_sum_to_one() -> None:
+    for known in (outside(40.0), outside(5.0, in_steps=True)):
+        values = of_wall(with_exposed(input_=0.3, wall=known))
+        assert sum(v for v in values.values() if v is not None) == pytest.approx(1.0)

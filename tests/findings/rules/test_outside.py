@@ -1,0 +1,120 @@
+"""Time outside the training steps: what it is, where, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from loaderdoctor.facts.loop import OutsideFacts, WallFacts
+from loaderdoctor.findings.find import find
+from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings.rules.outside import outside_words, time_outside_steps
+from tests.findings.builders import healthy, loader, step, with_exposed
+from tests.findings.case import Case, fires, stays_silent
+
+VALIDATION = OutsideFacts(
+    what="validation", site="train.py:9", seconds=0.2, n=12, every_steps=5, wait_share=0.04,
+    n_batches=4,
+)  # fmt: skip
+SAVING = OutsideFacts(what="saving", site="train.py:30", seconds=1.0, n=3, every_steps=100)
+OTHER = OutsideFacts(
+    what="other", site=None, seconds=0.5, n=2, every_steps=100, at_epoch_end=True
+)  # fmt: skip
+ONCE = replace(VALIDATION, n=1, every_steps=None)
+
+
+def wall(*parts: OutsideFacts) -> WallFacts:
+    """Next to a step of 10 ms."""
+    return WallFacts(step_ms=10.0, outside=parts, n_steps=300)
+
+
+CASES = (
+    Case(
+        rule=time_outside_steps,
+        ill=healthy(wall=wall(VALIDATION, SAVING, OTHER)),
+        share=55 / 65,
+        severity=Severity.HIGH,
+        evidence={
+            "what": "validation",
+            "site": "train.py:9",
+            "outside_ms_per_step": 55.0,
+            "validation_ms_per_step": 40.0,
+            "saving_ms_per_step": 10.0,
+            "total_ms_per_step": 65.0,
+        },
+        says=(
+            "55.0 of 65.0 ms a training step lie outside the steps",
+            "Validation (train.py:9), 40.0 ms: 200 ms every 5 steps, 12 seen",
+            "saving (train.py:30), 10.0 ms: 1.00 s every 100 steps, 3 seen",
+            "other work of the loop, 5.00 ms: 500 ms at an epoch's end, 2 seen",
+            "larger batches",
+            "Save less often",
+        ),
+        silent={
+            "nothing outside": healthy(wall=wall()),
+            "rare": healthy(wall=wall(replace(VALIDATION, every_steps=1000))),
+        },
+        missing={
+            "the wall": healthy(),
+            "how often it comes": healthy(wall=wall(ONCE)),
+        },
+    ),
+)
+
+test_the_rule_fires = fires(CASES)
+test_the_rule_stays_silent = stays_silent(CASES)
+
+
+def advice(part: OutsideFacts, **settings: Any) -> str:
+    other = replace_settings(settings)
+    found = time_outside_steps(healthy(wall=wall(part), loaders=(loader(), other)))
+    assert found is not None
+    return found.advice or ""
+
+
+def replace_settings(settings: dict[str, Any]) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(loader(settings=settings), id="train.py:9", role="other")
+
+
+def test_advice_on_validation_fits_what_its_passes_do() -> None:
+    waits = replace(VALIDATION, wait_share=0.9)
+    assert "Give this loader workers" in advice(waits, num_workers=0)
+    assert "persistent_workers=True" in advice(waits, num_workers=2)
+    assert "more workers" in advice(waits, num_workers=2, persistent_workers=True)
+    assert "no_grad" not in advice(VALIDATION)
+    assert "no_grad" in advice(replace(VALIDATION, with_grad=True))
+    assert "workers" not in advice(VALIDATION)
+
+
+def test_what_was_seen_once_is_uncertain() -> None:
+    found = time_outside_steps(healthy(wall=wall(replace(VALIDATION, n=1))))
+    assert found is not None
+    assert found.severity is Severity.UNCERTAIN
+
+
+def test_a_finding_of_the_step_is_no_graver_than_its_part_of_all_the_time() -> None:
+    ill = with_exposed(input_=0.55, step=step(boundary_ms=40.0, steps_per_epoch=8))
+    before = {f.kind: f.severity for f in find(ill)}
+    after = {f.kind: f.severity for f in find(replace(ill, wall=wall(VALIDATION)))}
+    assert after.pop(Kind.TIME_OUTSIDE_STEPS) is Severity.HIGH
+    assert set(after) == set(before)
+    high = [kind for kind, severity in before.items() if severity is Severity.HIGH]
+    assert high
+    assert all(after[kind] is Severity.MODERATE for kind in high)  # 10 % of all the time
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (VALIDATION, "200 ms every 5 steps, 12 seen"),
+        (replace(VALIDATION, every_steps=4.7), "200 ms every 4.70 steps, 12 seen"),
+        (replace(SAVING, every_steps=1, in_steps=True), "1.00 s each step, 3 seen"),
+        (ONCE, "200 ms, seen once"),
+    ],
+)
+def test_how_often_in_words(part: OutsideFacts, words: str) -> None:
+    assert outside_words(part) == words

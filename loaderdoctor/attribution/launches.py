@@ -78,10 +78,19 @@ def sync_facts(
     next_kernel = np.append(kernels.starts, _NEVER)[after]
     waited_ns = int((spans.end_ns[syncs] - _with_own_copy(rows, syncs)).sum())
     idle = Intervals.of(ends, next_kernel).intersect(host)
+    to_host = rows.device_rows[
+        (spans.category[rows.device_rows] == Category.MEMCPY)
+        & rows.flags.d2h[spans.name[rows.device_rows]]
+    ]
+    to_host = to_host[clock.window.contains(spans.start_ns[to_host])]
+    n_bytes = spans.bytes[to_host]
     return SyncFacts(
         n_per_step=syncs.size / clock.per_step,
         wait_ms=clock.ms_per_step(waited_ns),
         idle_after_ms=clock.ms_per_step(idle.total_ns),
+        n_to_host_per_step=to_host.size / clock.per_step,
+        to_host_bytes=float(n_bytes[n_bytes != ABSENT].sum(dtype=np.float64)) / clock.per_step,
+        to_host_ms=clock.ms_per_step(rows.intervals(to_host).intersect(host).total_ns),
     )
 
 

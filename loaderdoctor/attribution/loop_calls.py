@@ -79,7 +79,6 @@ _PLAIN = frozenset(
 )
 # Python of torch's that a loop calls and that is no operator.
 _ELEMENTS = ("Tensor.__iter__", "Tensor.tolist")
-WAITS: tuple[What, ...] = ("item", "to-host", "sync")
 
 
 def is_operator(place: StackPlace) -> bool:

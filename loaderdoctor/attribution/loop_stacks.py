@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeVar
 
-from loaderdoctor.attribution.loop_calls import WAITS, is_operator, package_of, what_of
+from loaderdoctor.attribution.loop_calls import is_operator, package_of, what_of
 from loaderdoctor.estimate import binomial_interval
-from loaderdoctor.facts.loop_lines import CodeLine, LoopLineFacts, LoopPlace
+from loaderdoctor.facts.loop_lines import WAITS, CodeLine, LoopLineFacts, LoopPlace
 from loaderdoctor.instrument.wire.stack_records import FramePlace, StackPlace, StackRecord
 
 # With fewer samples in steps a share of 20 % may be 7 or 40 (95 %): nothing is said.

@@ -29,6 +29,9 @@ What = Literal[
     "elements",
 ]
 
+# With an accelerator these wait for what it has yet to compute.
+WAITS: tuple[What, ...] = ("item", "to-host", "sync")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeLine:

@@ -82,6 +82,11 @@ class SyncFacts:
     n_per_step: float
     wait_ms: float | None  # raw time in them, per step (never a promise)
     idle_after_ms: float | None  # accelerator idle from each one's end to the next kernel
+    # Copies to the host that such calls make: how many, their bytes, and the device time of theirs
+    # in which nothing else runs. None: no accelerator.
+    n_to_host_per_step: float | None = None
+    to_host_bytes: float | None = None
+    to_host_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

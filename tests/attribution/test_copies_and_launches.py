@@ -82,6 +82,9 @@ def test_a_read_of_the_loss_is_one_sync_and_promises_only_the_idle_gap() -> None
     assert facts.syncs.wait_ms == pytest.approx(0.5)  # from the copy's call on
     assert facts.syncs.idle_after_ms == pytest.approx(0.590 - 0.050)
     assert facts.copies == ()
+    # Of what is copied to the host, only the time in which nothing else runs.
+    assert (facts.syncs.n_to_host_per_step, facts.syncs.to_host_bytes) == (1, 4)
+    assert facts.syncs.to_host_ms == pytest.approx(0.002)
 
 
 def test_the_profilers_own_syncs_and_those_of_other_threads_do_not_count() -> None:

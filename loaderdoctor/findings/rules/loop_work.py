@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.loop_lines import LoopLineFacts, LoopPlace
+from loaderdoctor.facts.loop_lines import WAITS, LoopLineFacts, LoopPlace
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import has_accelerator, host_share, severity
@@ -19,7 +19,8 @@ from loaderdoctor.findings.model import EvidenceValue, Finding, Kind
 from loaderdoctor.findings.rules.host import trace_work
 
 # Reading a value waits for the accelerator, which is its computing surfacing; reads beyond the
-# first few of a step find it idle already, and what they take is the loop's own.
+# first few of a step find it idle already, and what they take is the loop's own. Of few reads only
+# the copies themselves are.
 MIN_READS_PER_STEP = 8.0
 # Where a function's operators take more than this many times its own Python they are few and large.
 # 64 rows compared one by one: 20 samples of its own to 30 in operators.
@@ -71,7 +72,7 @@ def _by_samples(facts: Facts, lines: LoopLineFacts) -> Finding | None:
         summary=(
             f"{fmt.ms(share * step_ms)} of {fmt.ms(step_ms)} a step go into work "
             f"{words or between_words(first)}, most of it in {sentence_of(first)}{also} "
-            f"({_counted(first)})."
+            f"({_counted(first)}).{_to_host(facts, first)}"
         ),
         evidence={
             "work_ms_per_step": share * step_ms,
@@ -101,11 +102,28 @@ def _one_by_one(places: tuple[LoopPlace, ...]) -> float:
 
 
 def _reads(facts: Facts, lines: LoopLineFacts, limit: float) -> float:
-    """What reading values one by one takes beyond the loop's other own work; 0 of a few a step."""
+    """What reading values of the device takes beyond the loop's other own work.
+
+    All of it where values are read one by one; else what the copies themselves take.
+    """
     trace = facts.trace
-    if not has_accelerator(facts) or trace is None or trace.syncs.n_per_step < MIN_READS_PER_STEP:
+    if not has_accelerator(facts) or trace is None or trace.wall_ms <= 0:
         return 0.0
-    return max(0.0, min(lines.waiting_share, limit))
+    taken = lines.waiting_share
+    if trace.syncs.n_per_step < MIN_READS_PER_STEP:
+        taken = min(taken, (trace.syncs.to_host_ms or 0.0) / trace.wall_ms)
+    return max(0.0, min(taken, limit))
+
+
+def _to_host(facts: Facts, place: LoopPlace) -> str:
+    """How much is copied to the host, of work that reads values of the device; else nothing."""
+    syncs = facts.trace.syncs if facts.trace is not None else None
+    if place.what not in WAITS or syncs is None or not syncs.to_host_bytes:
+        return ""
+    return (
+        f" A step copies {fmt.n_bytes(syncs.to_host_bytes)} to the host, in "
+        f"{fmt.count(round(syncs.n_to_host_per_step or 0.0), 'copy', 'copies')}."
+    )
 
 
 def _counted(place: LoopPlace) -> str:

@@ -260,3 +260,20 @@ def test_a_loop_that_makes_its_own_batches_is_not_sent_to_its_loader() -> None:
     seen = replace(SAMPLED, loaders=())
     finding = work_between_steps(seen)
     assert finding is not None and "torch.randint" in (finding.advice or "")
+
+
+def test_one_large_copy_to_the_host_counts_for_what_it_takes_with_its_size() -> None:
+    cpu = place(named="line", at=CALLED, what="to-host", calls="out.cpu", between=None)
+    copied = trace(
+        shares=shares(host=0.5), n_syncs_per_step=1.0, to_host_ms=3.0,
+        to_host_bytes=48.0 * 1024**2, n_to_host_per_step=1.0,
+    )  # fmt: skip
+    seen = replace(
+        SAMPLED,
+        trace=copied,
+        shares=copied.shares,
+        loop_lines=lines(own=0.03, waiting_share=0.8, waits=(cpu,)),
+    )
+    finding = work_between_steps(seen)
+    assert finding is not None and finding.share == pytest.approx(0.33)
+    assert "A step copies 48.0 MiB to the host, in 1 copy." in finding.summary

@@ -141,8 +141,9 @@ def _weighed(a: Estimate, b: Estimate) -> float:
     """Mean of two measures of one quantity, by inverse variance."""
     if b.margin <= 0.0 or a.margin <= 0.0:
         return b.value if b.margin <= a.margin else a.value
-    weights = a.margin**-2, b.margin**-2
-    return (weights[0] * a.value + weights[1] * b.value) / sum(weights)
+    ratio = a.margin / b.margin  # not the squares themselves, which overflow
+    weight = 1.0 / (1.0 + ratio * ratio)
+    return weight * a.value + (1.0 - weight) * b.value
 
 
 def _copies_ms(trace: TraceFacts | None, transfers: Sequence[TransferRecord]) -> Estimate | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from loaderdoctor.advice.call_edit import CannotEdit, calls, literal, parsed_call, with_arguments
 from loaderdoctor.advice.loop_snippets import BACKGROUND, RESIDENT, SIDE_STREAM, axis_code
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import needs_guard
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings, Value
 
@@ -106,6 +107,9 @@ def loader_arguments(changes: Settings) -> dict[str, Value]:
 def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:
     """The lines to write for these settings: the loader's call, the copies, the loop."""
     edits: list[CodeEdit] = []
+    guard = facts.main_loader.safety.guard_missing if facts.main_loader else None
+    if settings.num_workers and guard is not None and needs_guard(facts):
+        edits.append(CodeEdit(before=None, after=guard))
     if loader_arguments(settings):
         once = facts.step.rebuilt if settings.persistent_workers and facts.step else ()
         edits += dict.fromkeys(

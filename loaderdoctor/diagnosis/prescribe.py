@@ -13,7 +13,7 @@ from loaderdoctor.facts.own_settings import own_settings_known
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import rest_ms
-from loaderdoctor.findings.exposure import input_cost
+from loaderdoctor.findings.exposure import input_cost, needs_guard
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.build import shares_of
@@ -21,7 +21,6 @@ from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.comparing import Compared
 from loaderdoctor.tryout.recommending import recommendations, trial_row
 
-_BUILT_ONCE = "the loader built once, before the epochs"
 # One line undoes these: where that saves something of note, it comes before a dataset rewritten.
 _ONE_LINE = (Kind.WORKERS_SHARE_A_CORE, Kind.THREAD_OVERSUBSCRIPTION)
 
@@ -206,14 +205,18 @@ def _rows(
         own_step_ms=tried.own_ms if tried is not None else None,
         predicted_step_ms=candidate.predicted_step_ms if candidate is not None else None,
         predicted_from=candidate.predicted_from if candidate is not None else None,
-        also=_BUILT_ONCE if _must_last(facts, settings) else None,
+        also=_also(facts, settings),
     )
 
 
-def _must_last(facts: Facts, settings: Settings) -> bool:
-    """Whether it keeps what only a loader that outlives the epoch can: this loop's does not."""
-    rebuilt = facts.step.rebuilt if facts.step is not None else ()
-    return bool(settings.persistent_workers and rebuilt)
+def _also(facts: Facts, settings: Settings) -> str | None:
+    """What of the script must change for these settings to do what they did in their trial."""
+    needed = []
+    if settings.num_workers and needs_guard(facts):
+        needed.append("the main guard")
+    if settings.persistent_workers and facts.step is not None and facts.step.rebuilt:
+        needed.append("the loader built once, before the epochs,")
+    return " and ".join(needed) or None
 
 
 def _basis(candidate: Candidate, inconclusive: Compared | None) -> str:

@@ -187,6 +187,21 @@ def pool_size(facts: Facts) -> int | None:
     return sum(x.settings.num_workers or 0 for x in facts.feeding)
 
 
+def spawned_by(facts: Facts) -> str | None:
+    """How workers start that import the script again (spawn, forkserver); None: they don't."""
+    loader, machine = facts.main_loader, facts.machine
+    default = machine.start_method if machine is not None else None
+    method = (loader.settings.start_method if loader is not None else None) or default
+    return method if method in ("spawn", "forkserver") else None
+
+
+def needs_guard(facts: Facts) -> bool:
+    """Whether workers need a main guard that the script lacks."""
+    loader = facts.main_loader
+    missing = loader is not None and loader.safety.guard_missing is not None
+    return missing and spawned_by(facts) is not None
+
+
 def started_anew(facts: Facts) -> tuple[LoaderRecord, ...]:
     """Loaders of the step whose workers end with each epoch."""
     return tuple(

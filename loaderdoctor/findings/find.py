@@ -36,6 +36,7 @@ from loaderdoctor.findings.rules.copies import (
 )
 from loaderdoctor.findings.rules.host import launch_bound, sync_every_step
 from loaderdoctor.findings.rules.loop_work import work_between_steps
+from loaderdoctor.findings.rules.main_guard import main_guard_missing
 from loaderdoctor.findings.rules.new_shapes import (
     autotuning_each_shape,
     compute_depends_on_new_shapes,
@@ -57,6 +58,7 @@ from loaderdoctor.findings.rules.storage import cold_storage, many_small_files, 
 from loaderdoctor.findings.rules.threads import thread_oversubscription
 
 RULES: tuple[Rule, ...] = (
+    main_guard_missing,
     loader_in_main_process,
     too_few_workers,
     cpu_saturated_workers,
@@ -134,6 +136,7 @@ OVERRULES: tuple[Overrule, ...] = (
     Overrule(
         winner=Kind.OVERHEAD_BOUND_LOADER,
         losers=(
+            Kind.MAIN_GUARD_MISSING,
             Kind.LOADER_IN_MAIN_PROCESS,
             Kind.TOO_FEW_WORKERS,
             Kind.CPU_SATURATED_WORKERS,
@@ -180,7 +183,7 @@ OVERRULES: tuple[Overrule, ...] = (
     ),
     Overrule(
         winner=Kind.SAMPLER_BOUND,
-        losers=(Kind.LOADER_IN_MAIN_PROCESS, Kind.TOO_FEW_WORKERS),
+        losers=(Kind.MAIN_GUARD_MISSING, Kind.LOADER_IN_MAIN_PROCESS, Kind.TOO_FEW_WORKERS),
         reason="the sampler stays in the training process whatever the workers do",
         min_part=0.5,
     ),

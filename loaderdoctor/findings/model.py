@@ -19,6 +19,7 @@ MIN_GAIN_SHARE = 0.02
 class Kind(str, Enum):
     """Stable names of findings: defined once, never renamed."""
 
+    MAIN_GUARD_MISSING = "main-guard-missing"
     LOADER_IN_MAIN_PROCESS = "loader-in-main-process"
     TOO_FEW_WORKERS = "too-few-workers"
     CPU_SATURATED_WORKERS = "cpu-saturated-workers"

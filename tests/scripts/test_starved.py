@@ -145,6 +145,21 @@ def test_a_loader_built_in_the_epoch_loop_is_to_be_moved_out_for_its_workers_to_
 
 
 @slow
+def test_a_missing_main_guard_is_named_and_workers_are_tried_as_if_it_were_there(
+    tmp_path: Path,
+) -> None:
+    done = starved(diagnose(STARVED / "no_main_guard.py", cwd=tmp_path, budget_s=60))
+    assert done.finding("main-guard-missing").evidence["start_method"] == "spawn"
+    assert "main guard" in done.said.verdict.summary
+    tried = [t for t in done.said.trials if t.settings.get("num_workers") and t.step_ms]
+    assert tried, done.said.trials
+    assert done.said.step.wall_ms is not None
+    assert min(t.step_ms or 0.0 for t in tried) < 0.7 * done.said.step.wall_ms
+    row = done.settings["num_workers"]
+    assert row.code.startswith('+ if __name__ == "__main__":')
+
+
+@slow
 def test_workers_that_stay_pay_no_startup(tmp_path: Path) -> None:
     done = diagnose(
         STARVED / "short_epochs.py", "kept", cwd=tmp_path, options=["--no-verify"], budget_s=20

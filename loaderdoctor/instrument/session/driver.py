@@ -226,6 +226,7 @@ def _check_safety(session: Session) -> None:
     )
     from loaderdoctor.instrument.dataset.safety import safety
     from loaderdoctor.instrument.dataset.transforms import augmentations
+    from loaderdoctor.instrument.trial.main_guard import guard_code
 
     assert session.definition is not None
     for state in session.definition.train:
@@ -234,7 +235,7 @@ def _check_safety(session: Session) -> None:
             continue
         try:
             changes = {
-                "safety": safety(loader),
+                "safety": msgspec.structs.replace(safety(loader), guard_missing=guard_code()),
                 "augmentations": augmentations(loader.dataset),
                 "randomness": randomness_of_dataset(loader.dataset),
                 "stores": stores(loader.dataset),

@@ -30,6 +30,7 @@ from loaderdoctor.instrument.trial.epoch_feeds import (
     shut_down,
 )
 from loaderdoctor.instrument.trial.epochs import EpochSource
+from loaderdoctor.instrument.trial.main_guard import AsIfGuarded
 from loaderdoctor.instrument.trial.on_device import ResidentSource, SideStreamSource
 from loaderdoctor.instrument.trial.synthetic import FieldSource, SyntheticSource, first_batch
 from loaderdoctor.instrument.trial.trial_checks import check, loader_settings, start_method_of
@@ -189,8 +190,13 @@ def _epochs(
     if to_device is not None and to_device.device.type == "cuda":
         context = _same_stream(to_device.device)
 
+    # Advised is the guard with the workers, and so both are tried.
+    imports_script = loader.num_workers > 0 and start_method_of(effective) != "fork"
+    guard = AsIfGuarded() if imports_script else None
+
     def open_feed() -> EpochFeed:
-        feed = LoaderFeed(open_iter(loader), loader.timeout)
+        with guard.starting() if guard is not None else contextlib.nullcontext():
+            feed = LoaderFeed(open_iter(loader), loader.timeout)
         if effective.background in (None, "off"):
             return feed
         return BackgroundFeed(feed, prepare, fetch_limit_s, context)
@@ -198,6 +204,8 @@ def _epochs(
     def after(stuck: bool) -> None:
         kept, loader._iterator = loader._iterator, None  # persistent workers
         shut_down(kept, stuck=stuck)
+        if guard is not None:
+            guard.close()
 
     return EpochSource(
         open_feed,

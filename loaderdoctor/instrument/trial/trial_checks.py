@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import multiprocessing
-import sys
 import weakref
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -19,6 +16,7 @@ from loaderdoctor.instrument.dataset.iteration import one_pass_reason, shards_it
 from loaderdoctor.instrument.dataset.safety import TrialPickle, pickled_parts
 from loaderdoctor.instrument.system.machine import open_files_limit
 from loaderdoctor.instrument.system.memory import available_bytes, shm_free_bytes
+from loaderdoctor.instrument.trial.main_guard import can_be_guarded, main_is_guarded
 from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.settings import (
     FILES_PER_WORKER,
@@ -91,27 +89,6 @@ def start_method_of(effective: Settings) -> str:
     return effective.start_method or default_start_method()
 
 
-def main_is_guarded() -> bool:
-    """Whether the script can be imported by a spawned worker without running its training.
-
-    True where there is no script to import.
-    """
-    main = sys.modules.get("__main__")
-    file = getattr(main, "__file__", None)
-    if file is None:
-        return True
-    try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return True  # a zip or a compiled script: multiprocessing's own idea of it counts
-    return any(
-        isinstance(name, ast.Name) and name.id == "__name__"
-        for node in tree.body
-        if isinstance(node, ast.If)
-        for name in ast.walk(node.test)
-    )
-
-
 def _duplicates(loader: DataLoader[Any], workers: int) -> str | None:
     if not isinstance(loader.dataset, IterableDataset):
         return None
@@ -134,7 +111,7 @@ def _crashes(loader: DataLoader[Any], effective: Settings) -> str | None:
     parts = _pickled(loader)
     if parts.pickles is False:
         return f"the dataset or collate_fn can't be sent to a worker by {method}: {parts.error}"
-    if not main_is_guarded():
+    if not main_is_guarded() and not can_be_guarded():
         return (
             f"a worker started by {method} would run the script again: it has no "
             'if __name__ == "__main__" guard'

@@ -80,6 +80,7 @@ class SafetyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     open_handles: tuple[str, ...] = ()  # attributes of the dataset that hold open files
     one_pass: bool = False  # can't be re-opened without losing data (iterable, stateful sampler)
     one_pass_reason: str | None = None
+    guard_missing: str | None = None  # the main guard with what of the script belongs under it
 
 
 class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

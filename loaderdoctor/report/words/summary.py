@@ -20,6 +20,8 @@ from loaderdoctor.report.words.verdict import NEW_SHAPES, uncertain_sentence
 
 # Why, in a clause that follows "because". Kinds that are no cause of waiting are left out.
 CAUSES: Mapping[Kind, str] = {
+    Kind.MAIN_GUARD_MISSING: "batches are made in the training process, and the script has no main "
+    "guard with which workers could start",
     Kind.LOADER_IN_MAIN_PROCESS: "batches are made in the training process",
     Kind.TOO_FEW_WORKERS: "there are too few workers to keep up",
     Kind.CPU_SATURATED_WORKERS: "the workers use all the CPUs there are",

@@ -13,7 +13,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from loaderdoctor.instrument.trial import trial_checks
+from loaderdoctor.instrument.trial import main_guard, trial_checks
 from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
@@ -86,6 +86,7 @@ def test_what_does_not_pickle_is_forked_but_not_spawned() -> None:
 
 def test_a_script_without_a_guard_is_not_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_checks, "main_is_guarded", lambda: False)
+    monkeypatch.setattr(trial_checks, "can_be_guarded", lambda: False)  # as with `-m package`
     assert "__main__" in reason(
         DataLoader(Squares()), Settings(num_workers=1, start_method="spawn")
     )
@@ -106,8 +107,8 @@ def test_the_guard_is_found_in_the_script(
     script = tmp_path / "train.py"
     script.write_text(text)
     main = type("Main", (), {"__file__": str(script)})
-    monkeypatch.setitem(trial_checks.sys.modules, "__main__", main)  # type: ignore[attr-defined]
-    assert trial_checks.main_is_guarded() is guarded
+    monkeypatch.setitem(main_guard.sys.modules, "__main__", main)  # type: ignore[attr-defined]
+    assert main_guard.main_is_guarded() is guarded
 
 
 def test_no_room_withholds_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:

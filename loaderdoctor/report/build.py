@@ -101,6 +101,7 @@ def build_report(
                 findings=judged.findings,
                 recommendations=tried.recommendations,
                 unsettled=judged.unsettled,
+                n_tried=sum(t.step_ms is not None for t in tried.trials[1:]),
             ),
         ),
         step=step_of(facts),

@@ -215,6 +215,13 @@ def test_where_step_and_batch_fill_the_cpus_the_cpu_is_named_as_the_limit() -> N
         "CPUs can't do that in less than 8.75 ms; 2 workers would come to 8.75 ms."
     )
     assert prediction.step_ms == pytest.approx(8.75)
+    idle = replace(
+        facts,
+        machine=machine(usable_cpus=2.0),
+        step=step(main_cpu_cores=1.6, worker_cpu_cores=0.0, raw_wait_ms=6.0),
+    )
+    (then,) = the(loader_in_main_process(idle)).predictions
+    assert then.sentence.startswith("With enough workers the CPU is the limit")  # not yet
     more = replace(facts, step=step(main_cpu_cores=2.0, raw_wait_ms=6.0))
     (none,) = the(loader_in_main_process(more)).predictions
     assert not none.gains  # 10.0 ms at best, as it is now

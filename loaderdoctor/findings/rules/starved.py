@@ -10,6 +10,7 @@ from loaderdoctor.findings.capacity import (
     KEEPS_UP_MARGIN,
     batch_cpu_ms,
     batch_ms,
+    cpu_saturated,
     main_cpu_ms,
     may_explain,
     pool_falls_short_ms,
@@ -251,8 +252,9 @@ def _need_sentence(
     if rest is not None and reach is not None and reach > rest * KEEPS_UP_MARGIN:
         assert facts.machine is not None
         cpus = facts.machine.usable_cpus
+        limit = "The CPU is" if cpu_saturated(facts) else "With enough workers the CPU is"
         text = (
-            f"The CPU is the limit: a step takes {fmt.ms(main_cpu_ms(facts))} of CPU time, its "
+            f"{limit} the limit: a step takes {fmt.ms(main_cpu_ms(facts))} of CPU time, its "
             f"batch {fmt.ms(batch_cpu_ms(facts))}, and {cpus:g} usable CPUs can't do that in less "
             f"than {fmt.ms(reach)}"
         )

@@ -15,6 +15,7 @@ from loaderdoctor.findings.input_parts import cost_beyond_wait, mapping_cost
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.words.changes import MEASURED, Change, changes_of
+from loaderdoctor.report.words.no_cause import no_cause
 from loaderdoctor.report.words.outside import outside_sentence
 from loaderdoctor.report.words.verdict import NEW_SHAPES, uncertain_sentence
 
@@ -25,7 +26,7 @@ CAUSES: Mapping[Kind, str] = {
     Kind.LOADER_IN_MAIN_PROCESS: "batches are made in the training process",
     Kind.TOO_FEW_WORKERS: "there are too few workers to keep up",
     Kind.CPU_SATURATED_WORKERS: "the workers use all the CPUs there are",
-    Kind.STORAGE_BOUND_WORKERS: "the workers wait for storage",
+    Kind.STORAGE_BOUND_WORKERS: "the workers wait (storage, a network, a lock) and do not compute",
     Kind.OVERHEAD_BOUND_LOADER: "the samples are so small that handing them over costs more than "
     "making them",
     Kind.WORKER_STARTUP_EACH_EPOCH: "the workers are started again each epoch",
@@ -85,11 +86,12 @@ def verdict_sentence(
     findings: Sequence[Finding] = (),
     recommendations: Sequence[Recommendation] = (),
     unsettled: str | None = None,
+    n_tried: int | None = None,
 ) -> str:
     """What the step is bound by, the figures, the cause, and the remedy or that there is none.
 
     Of a job with a rank that holds the others up, this is the rank described. `unsettled` says
-    why an uncertain verdict was not made a certain one.
+    why an uncertain verdict was not made a certain one, `n_tried` how many trials showed a time.
     """
     slow = next((f for f in findings if f.kind is Kind.SLOW_RANK), None)
     if slow is not None and bound != "unknown":
@@ -103,6 +105,7 @@ def verdict_sentence(
             findings=others,
             recommendations=recommendations,
             unsettled=unsettled,
+            n_tried=n_tried,
         )
         return f"Rank {slow.evidence['rank']} holds the others up. {sentence}"
     step_ms = facts.step_ms
@@ -129,8 +132,9 @@ def verdict_sentence(
         cause = None  # it is to blame for a small part of it only
     because = f", because {CAUSES[cause.kind]}" if cause is not None else ""
     where = f" ({fmt.plain(cause.loader)})" if cause is not None and cause.loader else ""
-    remedy = _remedy(step_ms, cause, recommendations, facts, findings)
-    return f"{threads}{cost}{because}{where}. {remedy}"
+    remedy = _remedy(step_ms, cause, recommendations, facts, findings, n_tried)
+    unexplained = no_cause(bound, facts) if cause is None and not threads else ""
+    return " ".join(filter(None, (f"{threads}{cost}{because}{where}.", unexplained, remedy)))
 
 
 def _of_loop(finding: Finding) -> bool:
@@ -186,6 +190,7 @@ def _remedy(
     recommendations: Sequence[Recommendation],
     facts: Facts,
     findings: Sequence[Finding],
+    n_tried: int | None,
 ) -> str:
     change = next(iter(changes_of(recommendations)), None)  # the first of the list, whatever it is
     if change is not None:
@@ -198,10 +203,12 @@ def _remedy(
     ablation = facts.ablation
     if ablation is not None and ablation.no_input_ms is not None:
         floor = fmt.number(ablation.no_input_ms.value)
-        return (
-            "No setting tried here was faster beyond the noise; an instant loader would bring it "
-            f"to {floor} ms."
+        tried = (
+            "No setting was tried"
+            if n_tried == 0
+            else "No setting tried here was faster beyond the noise"
         )
+        return f"{tried}; an instant loader would bring it to {floor} ms."
     if facts.share("input") is None:
         return _INPUT_UNKNOWN
     return "No loader setting is known to help here."

@@ -1,0 +1,32 @@
+"""What is said where no rule found a cause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from loaderdoctor.attribution.combine import facts_of_trace
+from loaderdoctor.report.words.no_cause import no_cause
+from loaderdoctor.report.words.summary import verdict_sentence
+from tests.findings.builders import trace, with_exposed, workers
+
+
+def test_what_was_measured_of_the_loader_stands_for_a_cause() -> None:
+    facts = with_exposed(input_=0.3, workers=workers(receive_ms=0.6, idle_share=0.7))
+    said = verdict_sentence("input", "high", facts=facts, n_tried=0)
+    assert "No single cause stands out: making a batch takes 20.0 ms in a worker" in said
+    assert "receiving it 0.60 ms" in said
+    assert "4 workers idle 70 % of the time" in said
+    assert "No setting was tried; an instant loader would bring it to 7.00 ms." in said
+    assert "No setting tried here" in verdict_sentence("input", "high", facts=facts, n_tried=2)
+
+
+def test_what_is_missing_is_said_where_nothing_was_recorded() -> None:
+    facts = with_exposed(input_=0.3, workers=None)
+    assert "was not recorded" in no_cause("input", facts)
+    assert "loaderdoctor diagnose" in no_cause("input", facts_of_trace(trace()))
+    assert "was recorded one by one" in no_cause("copy", replace(facts, trace=None))
+
+
+def test_copies_without_a_cause_are_summed() -> None:
+    assert "copies a step" in no_cause("copy", with_exposed(copy=0.3))
+    assert no_cause("host", with_exposed(host=0.3)) == ""

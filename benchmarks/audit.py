@@ -7,7 +7,8 @@ Every loop is a script in a temporary folder (`audit_loops`, `audit_scripts`). I
 variants are timed in processes of their own (`audit_truth`), then `loaderdoctor diagnose
 --no-verify` runs it, then the variants are timed again, so that what drifts is part of the noise.
 Of the false alarms only what gave alarm is timed: an alarm that separate runs confirm is none.
-`--jobs N --cpus-each K` runs N loops at once, each bound to K CPUs of its own, its neighbour too.
+`--jobs N --cpus-each K` runs N loops at once, each bound to K CPUs of its own, its neighbour too;
+of those on a GPU one at a time.
 
 One JSON line a loop goes to stderr, or `--json FILE`; a table to stdout. The exit code is 0 where
 39 of 40 verdicts are right and no high one is false, or where no alarm is false.
@@ -65,8 +66,16 @@ def main() -> int:
     began, rows = time.monotonic(), []
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(args.json.open("w")) if args.json else sys.stderr
-        pool = stack.enter_context(ThreadPoolExecutor(args.jobs))
-        todo = [pool.submit(in_slot, slots, run, loop, calibration, args) for loop in loops]
+        # Processes that share a GPU take turns on it, for milliseconds each: one at a time.
+        on_gpu = any(loop.device == "cuda" for loop in loops)
+        pools = {
+            "cpu": stack.enter_context(ThreadPoolExecutor(max(1, args.jobs - on_gpu))),
+            "cuda": stack.enter_context(ThreadPoolExecutor(1)),
+        }
+        todo = [
+            pools[loop.device].submit(in_slot, slots, run, loop, calibration, args)
+            for loop in loops
+        ]
         for done in as_completed(todo):
             rows.append(done.result())
             print(json.dumps(rows[-1]), file=out, flush=True)

@@ -72,14 +72,14 @@ def said_by(report: dict[str, Any]) -> Said:
 def shares_by_bound(truth: Truth) -> dict[str, float]:
     """The most that may be called each bound: what can be told two ways counts for both.
 
-    The loop's work between epochs is host or outside the steps, a plan for a new shape, made in
-    Python, computing or host.
+    The loop's work between epochs is host or outside the steps; what is `either` is computing or
+    host.
     """
     of = truth.shares
     return {
         "input": of["input"],
         "copy": of["copy"],
-        "host": of["host"] + of["between"] + truth.plan,
+        "host": of["host"] + of["between"] + truth.either,
         "outside": of["outside"] + of["between"],
     }
 

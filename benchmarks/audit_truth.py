@@ -38,14 +38,15 @@ RUN_LIMIT_S = 60.0
 class Truth:
     """Per training step, of the whole wall time; shares are of it.
 
-    `between` is the loop's own work between epochs, apart from `outside`; `plan` is part of what
-    computes. `noise`: for each cause, half the range of the runs that it is the difference of;
-    for `wall`, of its own.
+    `between` is the loop's own work between epochs, apart from `outside`. `either` is part of what
+    computes and may be called host: plans for new shapes, made in Python, and what a step takes
+    beyond a known time of computing. `noise`: for each cause, half the range of the runs that it
+    is the difference of; for `wall`, of its own.
     """
 
     wall_ms: float
     shares: dict[str, float]
-    plan: float
+    either: float
     noise: dict[str, float]
     constructed_ms: float | None = None
 
@@ -89,11 +90,12 @@ def truth_of(loop: AuditLoop, runs: dict[str, list[float]]) -> Truth:
     }
     ms["between"] = min(loop.between_ms, max(0.0, ms["outside"]))
     ms["outside"] -= ms["between"]
+    beyond = middle["bare"] - loop.compute_ms if loop.sleeping_kernel else 0.0
     outside = (middle["resident"] - middle["inside"]) * loop.period
     return Truth(
         wall_ms=wall,
         shares={cause: ms[cause] / wall for cause in CAUSES},
-        plan=loop.plan_ms / wall,
+        either=max(loop.plan_ms, beyond) / wall,
         noise=noise | {"between": noise["outside"], "wall": half["plain"] / wall},
         constructed_ms=constructed_ms(loop, middle["ready"] - outside / loop.period, outside),
     )

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,14 +115,19 @@ def test_truth_is_what_each_variant_saves() -> None:
     assert truth.computing == pytest.approx(10 / 55)
     assert truth.noise["input"] == pytest.approx(1 / 55)
     assert truth.constructed_ms == pytest.approx(55.0)
+    assert truth.either == 0.0
+    known = module("audit_truth").truth_of(
+        replace(loop, sleeping_kernel=True, compute_ms=6.0), runs
+    )
+    assert known.either == pytest.approx(4 / 55)
 
 
-def truth_of(*, plan: float = 0.0, noise: float = 0.0, **shares: float) -> Any:
+def truth_of(*, either: float = 0.0, noise: float = 0.0, **shares: float) -> Any:
     causes = module("audit_truth").CAUSES
     return module("audit_truth").Truth(
         wall_ms=100.0,
         shares={cause: shares.get(cause, 0.0) for cause in causes},
-        plan=plan,
+        either=either,
         noise=dict.fromkeys((*causes, "wall"), noise),
     )
 
@@ -136,7 +142,7 @@ def truth_of(*, plan: float = 0.0, noise: float = 0.0, **shares: float) -> Any:
         ({"host": 0.1}, {"host", "compute"}),
         ({"host": 0.4, "outside": 0.1}, {"host"}),
         ({"between": 0.4}, {"host", "outside"}),
-        ({"plan": 0.6}, {"host", "compute"}),
+        ({"either": 0.6}, {"host", "compute"}),
         ({"input": 0.11, "noise": 0.08}, {"input", "compute"}),
     ],
 )

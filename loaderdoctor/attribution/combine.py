@@ -224,9 +224,14 @@ def facts_of_trace(trace: TraceFacts) -> Facts:
 def _hidden(
     trace: TraceFacts | None, step: StepFacts | None, ablation: AblationFacts | None
 ) -> Hidden | None:
-    """Raw wait of the plain windows less what the ablation says it costs; copies from the trace."""
+    """Raw wait of the plain windows less what the ablation says it costs; copies from the trace.
+
+    None of a wait is hidden where nothing runs meanwhile: noise would be called so.
+    """
     hidden = trace.hidden if trace is not None else None
     if step is None or step.raw_wait_ms is None or ablation is None or ablation.input_ms is None:
         return hidden
     input_ms = max(0.0, step.raw_wait_ms - max(0.0, ablation.input_ms.value))
+    if ablation.mechanisms is not None and ablation.mechanisms.exposed:
+        input_ms = 0.0
     return replace(hidden or Hidden(input_ms=None, copy_ms=None), input_ms=input_ms)

@@ -40,6 +40,47 @@ main()
 """
 
 
+# One worker that has its batches ready at once, or that waits 6 ms for each of 16 samples.
+FED = """\
+import sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+class Images(Dataset):
+    def __len__(self):
+        return 640
+
+    def __getitem__(self, index):
+        time.sleep(float(sys.argv[1]))
+        return torch.rand(3, 32, 32), index % 10
+
+if __name__ == "__main__":
+    loader = DataLoader(Images(), batch_size=16, num_workers=1, persistent_workers=True)
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, stride=2), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    while True:
+        for images, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+"""
+
+
+@pytest.fixture
+def neighbour() -> Iterator[None]:
+    """One program that is always busy."""
+    spinning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        spinning.kill()
+        spinning.wait()
+
+
 @pytest.fixture
 def full_cpus() -> Iterator[None]:
     """As many programs as there are CPUs, none of the run's own."""
@@ -53,12 +94,23 @@ def full_cpus() -> Iterator[None]:
             process.wait()
 
 
-def report(folder: Path, *arguments: str) -> dict[str, Any]:
-    (folder / "train.py").write_text(SCRIPT)
-    n_threads = str(len(os.sched_getaffinity(0)))
+def report(
+    folder: Path, *arguments: str, script: str = SCRIPT, given: str = "", n_threads: str = ""
+) -> dict[str, Any]:
+    (folder / "train.py").write_text(script)
+    n_threads = n_threads or str(len(os.sched_getaffinity(0)))
     environment = {**os.environ, "OMP_NUM_THREADS": n_threads, "MKL_NUM_THREADS": n_threads}
     done = subprocess.run(
-        [sys.executable, "-m", "loaderdoctor", *arguments, "--json", "-", "train.py"],
+        [
+            sys.executable,
+            "-m",
+            "loaderdoctor",
+            *arguments,
+            "--json",
+            "-",
+            "train.py",
+            *given.split(),
+        ],
         cwd=folder,
         env={**environment, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
@@ -97,3 +149,25 @@ def test_threads_that_fight_with_other_programs_are_named_and_fewer_measured_fas
 def test_a_sweep_says_that_the_machine_is_busy(tmp_path: Path, full_cpus: None) -> None:
     told = report(tmp_path, "sweep", "--grid", "num_workers=0,1", "--budget", "20")
     check_busy(told)
+
+
+def test_a_neighbour_makes_no_loader_of_a_loop_that_computes(
+    tmp_path: Path, neighbour: None
+) -> None:
+    told = report(
+        tmp_path, "diagnose", "--no-verify", "--budget", "25", script=FED, given="0", n_threads="1"
+    )
+    verdict = told["verdict"]
+    assert verdict["bound"] != "input" or verdict["severity"] == "uncertain", verdict
+
+
+def test_a_loop_that_waits_for_its_loader_is_found_next_to_a_neighbour(
+    tmp_path: Path, neighbour: None
+) -> None:
+    told = report(
+        tmp_path, "diagnose", "--no-verify", "--budget", "25", script=FED, given="0.006",
+        n_threads="1",
+    )  # fmt: skip
+    assert told["verdict"]["bound"] == "input", told["verdict"]
+    claim, claim_ci = told["ablation"]["claims"]["input_ms"]
+    assert 0.0 <= claim_ci[0] <= claim <= claim_ci[1] <= told["ablation"]["plain_ms"]

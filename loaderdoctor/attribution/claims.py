@@ -41,7 +41,11 @@ def claimed(
     step, found, copies = ablation.plain_ms, ablation.input_ms, ablation.copy_ms
     contended = bool(ablation.contended_ms or ablation.neighbours_ms)
     if found is not None and found.bounded:
-        found = within(by_mechanisms(found, ablation.mechanisms, contended=contended), step)
+        difference = found
+        found = by_mechanisms(difference, ablation.mechanisms, contended=contended)
+        if ablation.neighbours_ms and ablation.mechanisms is not None:
+            found = _at_least(found, ablation.mechanisms, difference)
+        found = within(found, step)
     if copies is not None and copies.bounded:
         copies = within(_at_most(copies, _copies_ms(trace, transfers)), step)
     found, copies = _within_idle(found, copies, step, trace)
@@ -144,6 +148,17 @@ def _weighed(a: Estimate, b: Estimate) -> float:
     ratio = a.margin / b.margin  # not the squares themselves, which overflow
     weight = 1.0 / (1.0 + ratio * ratio)
     return weight * a.value + (1.0 - weight) * b.value
+
+
+def _at_least(part: Estimate, seen: Mechanisms, difference: Estimate) -> Estimate:
+    """Not below the CPU time of receiving batches, where every wait is the step's."""
+    own = seen.got_ms
+    if own is None or not seen.exposed or (0.0 < difference.high < own.value):
+        return part
+    value = max(part.value, own.value)
+    return replace(
+        part, value=value, low=max(part.low, min(own.low, value)), high=max(part.high, value)
+    )
 
 
 def _copies_ms(trace: TraceFacts | None, transfers: Sequence[TransferRecord]) -> Estimate | None:

@@ -132,6 +132,10 @@ def test_batches_that_lay_ready_are_waited_for_because_of_the_neighbour() -> Non
     assert claim is not None and claim.input_ms is not None
     assert claim.input_ms.value == pytest.approx(2.5)
     assert claim.neighbours_ms == pytest.approx(12.9)
+    negative = replace(BESIDE, input_ms=Estimate(value=-9.0, low=-24.0, high=6.0, n=5))
+    claimed_too = claimed(without_neighbours(negative, other(1.6), idle, 2.0))
+    assert claimed_too is not None and claimed_too.input_ms is not None
+    assert claimed_too.input_ms.value == pytest.approx(2.5)  # receiving is surely its own
     (_, text) = machine_notes(healthy(step=other(1.6), machine=machine(usable_cpus=2.0),
                                       ablation=claim))[0]  # fmt: skip
     assert "12.9 ms a step it, or its worker, waits for a CPU" in text

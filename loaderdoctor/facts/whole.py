@@ -86,6 +86,11 @@ class Facts:
     wall: WallFacts | None = None  # None: only steps were recorded
 
     @property
+    def has_steps(self) -> bool:
+        """Whether any figure is one of a step: not of a trace that marks none."""
+        return self.step is not None or self.trace is None or self.trace.step_clock != "window"
+
+    @property
     def step_ms(self) -> float | None:
         """The step's wall time: plain windows, else the trace."""
         if self.step is not None:

@@ -247,6 +247,8 @@ def find(facts: Facts) -> tuple[Finding, ...]:
     """The findings of every rule, worst first, without those that a better one overrules."""
     if facts.trace is not None and facts.trace.wall_ms <= 0:
         facts = replace(facts, trace=None)  # a window without length shows nothing
+    if not facts.has_steps:
+        return ()  # every rule speaks of what a step costs
     found = [of_whole_wall(x, facts) for rule in RULES if (x := rule(facts)) is not None]
     kept = without_overruled(found)
     if facts.only_reads:  # nothing that is known of waits for these batches

@@ -36,7 +36,7 @@ _CLOCK_DEFINITIONS = {
     "host-annotations": "a profiler step of the trace",
     "fetches": "one batch fetched",
     "optimizer": "one optimizer step",
-    "window": "the whole window: the trace marks no steps",
+    "window": "the trace marks no steps, so all of it is one window",
 }
 
 
@@ -149,9 +149,11 @@ def step_of(facts: Facts) -> model.Step:
         return step_of_plain(step)
     if trace is None:
         return model.Step(count=0, wall_ms=None, wall_ms_ci=None, definition="no step was seen")
+    wall_ms = trace.wall_ms if math.isfinite(trace.wall_ms) else None
     return model.Step(
         count=trace.n_steps,
-        wall_ms=trace.wall_ms if math.isfinite(trace.wall_ms) else None,
+        wall_ms=wall_ms if facts.has_steps else None,
+        window_ms=None if facts.has_steps else wall_ms,
         wall_ms_ci=None,  # steps of one window are correlated: they give no interval
         definition=_CLOCK_DEFINITIONS[trace.step_clock],
     )

@@ -28,7 +28,10 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """Times in milliseconds. `count` steps were measured."""
+    """Times in milliseconds. `count` steps were measured.
+
+    `window_ms`: of a trace that marks no steps, all of it; shares and ranges are of that.
+    """
 
     count: int
     wall_ms: float | None
@@ -38,6 +41,7 @@ class Step(Struct, frozen=True, kw_only=True):
     loader_boundary_ms: float | None = None  # of it; the rest is the loop's own work between epochs
     steps_per_epoch: int | None = None
     definition: str
+    window_ms: float | None = None
 
 
 class Loader(Struct, frozen=True, kw_only=True):

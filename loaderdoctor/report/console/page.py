@@ -27,7 +27,7 @@ from loaderdoctor.report.console.tables import (
     prescription_lines,
 )
 from loaderdoctor.report.gpu_model import Gpu
-from loaderdoctor.report.model import Finding, MemoryHistory, Report, UserRange, Workers
+from loaderdoctor.report.model import Finding, MemoryHistory, Report, Workers
 from loaderdoctor.report.words import gpu as gpu_words
 from loaderdoctor.report.words.first_screen import (
     SHARE_ORDER,
@@ -38,9 +38,9 @@ from loaderdoctor.report.words.first_screen import (
     what_if,
     what_if_notes,
 )
-from loaderdoctor.report.words.inference import unit
 from loaderdoctor.report.words.outside import share_words
 from loaderdoctor.report.words.verdict import headline
+from loaderdoctor.report.words.whole import whole_of
 
 PROSE_WIDTH = 100
 _BAR_WIDTH = 76
@@ -90,7 +90,7 @@ def _sections(report: Report, folder: Path | None) -> Iterator[RenderableType | 
     gpu = list(_gpu_lines(report.gpu, report.memory_history))
     yield _section("The GPU", *map(Text, gpu)) if gpu else None
     if report.ranges:
-        yield _section("Your record_function ranges", _ranges(report.ranges))
+        yield _section("Your record_function ranges", _ranges(report))
     if any(trial.row is not None for trial in report.trials):
         yield _section("Trials, as published", PresetTable(report), cap=None)
     elif report.trials:
@@ -125,17 +125,17 @@ def _verdict(report: Report) -> RenderableType:
 
 
 def _step(report: Report) -> RenderableType:
-    step, shares = report.step, report.shares
-    counted = f"{fmt.count(step.count, 'step')} · {plain(step.definition)}"
-    if step.wall_ms is None:
-        head = Text(f"Step time {fmt.NOT_RECORDED} · {counted}")
-    else:
-        time = fmt.step_ms(step.wall_ms, step.wall_ms_ci)
-        head = Text.assemble((time, "bold"), f" {unit(report)} · {counted}")
+    step, shares, whole = report.step, report.shares, whole_of(report)
+    counted = f"{fmt.count(step.count, 'step')} · " if step.window_ms is None else ""
+    head = Text.assemble(
+        (whole.time, "bold" if whole.ms is not None else ""),
+        f" {whole.unit}" if whole.unit else "",
+        f" · {counted}{plain(step.definition)}",
+    )
     body: list[RenderableType] = [head]
     if shares is None:
         body.append(Text(f"Where the step goes: {fmt.NOT_RECORDED}"))
-        return _section("The step", *body)
+        return _section(whole.title, *body)
     values = {name: getattr(shares, name) for name in SHARE_ORDER}
     body.append(
         Bar(
@@ -146,7 +146,7 @@ def _step(report: Report) -> RenderableType:
     )
     body.append(_legend(report, values))
     body += [Text(note, style="bright_black") for note in step_notes(report)]
-    return _section("The step", *body)
+    return _section(whole.title, *body)
 
 
 def _legend(report: Report, values: Mapping[str, float | None]) -> Table:
@@ -154,7 +154,7 @@ def _legend(report: Report, values: Mapping[str, float | None]) -> Table:
     grid = Table.grid(padding=(0, 2))
     for justify in ("left", "left", "right", "right", "left"):
         grid.add_column(justify=justify)
-    wall = report.step.wall_ms
+    wall = whole_of(report).ms
     hidden = {"input": report.hidden.input_ms, "copy": report.hidden.copy_ms}
     for name in SHARE_ORDER:
         value = values[name]
@@ -284,10 +284,11 @@ def _gpu_lines(gpu: Gpu | None, history: MemoryHistory | None) -> Iterator[str]:
         yield f"Memory history: {gpu_words.memory_history_sentence(history)}"
 
 
-def _ranges(ranges: Sequence[UserRange]) -> RenderableType:
+def _ranges(report: Report) -> RenderableType:
     """What each range took, on the host and on the GPU."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
-    name, *figures = gpu_words.RANGE_HEADINGS
+    ranges = report.ranges
+    name, *figures = gpu_words.range_headings(whole_of(report).per)
     table.add_column(name, overflow="fold")
     for heading in figures:
         table.add_column(heading, justify="right")

@@ -34,10 +34,10 @@ from loaderdoctor.report.words.first_screen import (
     what_if,
     what_if_notes,
 )
-from loaderdoctor.report.words.inference import unit
 from loaderdoctor.report.words.outside import share_words
 from loaderdoctor.report.words.trials import by_speed, table_key, trial_columns, trial_mark
 from loaderdoctor.report.words.verdict import headline
+from loaderdoctor.report.words.whole import whole_of
 
 NAME = "report.html"
 _TEMPLATE = "report.html.j2"
@@ -69,7 +69,7 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
             bound=bound,
             severity=severity,
             parts=_parts(report),
-            unit=unit(report),
+            whole=whole_of(report),
             step_notes=step_notes(report),
             other_loaders=other_loader_sentences(report),
             what_if=_what_if(report),
@@ -138,7 +138,7 @@ class Part:
 
 def _parts(report: Report) -> tuple[Part, ...]:
     """The shares in reading order, without those that are nothing and go without saying."""
-    shares, wall = report.shares, report.step.wall_ms
+    shares, wall = report.shares, whole_of(report).ms
     if shares is None:
         return ()
     hidden = {"input": report.hidden.input_ms, "copy": report.hidden.copy_ms}
@@ -319,7 +319,9 @@ def _machines(report: Report) -> Table | None:
 def _ranges(report: Report) -> Table | None:
     if not report.ranges:
         return None
-    return Table(headings=gpu.RANGE_HEADINGS, rows=gpu.range_rows(report.ranges))
+    return Table(
+        headings=gpu.range_headings(whole_of(report).per), rows=gpu.range_rows(report.ranges)
+    )
 
 
 def _environment_rows(environment: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -122,7 +122,11 @@ def epoch_sentence(busy: BusyFacts, step: StepFacts | None) -> str:
 
 # Under a table in which some ranges lie in others.
 NESTED = "An outer range holds what its inner ones took."
-RANGE_HEADINGS = ("range", "calls", "host ms a step", "GPU ms a step")
+
+
+def range_headings(per: str) -> tuple[str, ...]:
+    """Of the table of ranges; `per`: what their times are of."""
+    return ("range", "calls", f"host ms {per}", f"GPU ms {per}")
 
 
 def range_rows(ranges: Sequence[model.UserRange]) -> tuple[tuple[str, str, str, str], ...]:

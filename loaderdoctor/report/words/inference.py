@@ -28,11 +28,6 @@ def of_inference(report: Report) -> Report:
     return msgspec.convert(_reworded(msgspec.to_builtins(report)), Report)
 
 
-def unit(report: Report) -> str:
-    """What times are given for."""
-    return "a step" if report.trains else "a batch"
-
-
 def _reworded(value: Any, *, sentence: bool = False) -> Any:
     if isinstance(value, dict):
         return {key: _reworded(one, sentence=key in _SENTENCES) for key, one in value.items()}

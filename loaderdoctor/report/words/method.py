@@ -14,7 +14,6 @@ _CLOCKS = {
     "host-annotations": "the profiler's step marks",
     "fetches": "the fetch of each batch, as the trace has no step marks",
     "optimizer": "optimizer steps, as the trace has no step marks and no fetches",
-    "window": "nothing: the trace has no steps, so it is taken as one window",
 }
 
 
@@ -87,6 +86,8 @@ def _sentences(facts: Facts, trials: Sequence[Trial]) -> Iterator[str]:
 
 def _trace(trace: TraceFacts, *, has_plain: bool) -> str:
     what = "Profiled window" if has_plain else "Trace"
+    if trace.step_clock == "window":
+        return f"{what}: it marks no steps, so its shares are those of one window."
     clock = _CLOCKS[trace.step_clock]
     text = f"{what}: {fmt.count(trace.n_steps, 'step')}, told apart by {clock}."
     if trace.n_dropped_steps:

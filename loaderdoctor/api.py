@@ -80,6 +80,7 @@ class watching:  # noqa: N801 - a context manager, called like a function
             budget_s=budget_s,
             ablate=ablation or verify,
             verify=verify,
+            patient=False,
             profiler=ProfilerSchedule(with_stack=with_stack, profile_memory=profile_memory),
         )
         self._raw: tempfile.TemporaryDirectory[str] | None = None

@@ -29,6 +29,10 @@ from loaderdoctor.tryout.ablating import Ablation, LoopEvidence
 # Each of the loop's threads stands this part of the time without a CPU: two threads on two CPUs
 # then took 2 to 30 times as long as one (`benchmarks/contention.py`).
 HARD_FIGHT_SHARE = 0.5
+# The end of a pass that may go before training is waited for where a whole one takes no longer than
+# this, and then what follows it: building an optimizer, opening another loader.
+LONGEST_PASS_S = 30.0
+AFTER_PASS_S = 5.0
 
 # A window of stack samples has some 400 of them, which tell a share of 20 % to 4 points, or a fifth
 # of that where other programs keep the CPUs busy. Slow steps are still seen whole, twice.
@@ -147,6 +151,23 @@ class Gatherer(Ablation):
             n_samples = sum(w.stacks.n for w in sampled if w.stacks is not None)
             if not done or n_samples >= ENOUGH_SAMPLES:
                 return
+
+    def await_training(self) -> None:
+        """Let a loop that has not trained run on to the end of its pass, and a little longer.
+
+        Passes over a loader in which a model is called go before training too, to keep features or
+        to evaluate. Raises TrainingBeganError where it begins meanwhile. A pass too long for that
+        is not waited for.
+        """
+        evidence = self.evidence
+        epoch_s = (evidence.steps_per_epoch or math.inf) * evidence.sizes.step_s
+        if evidence.observed.trains or epoch_s > LONGEST_PASS_S:
+            return
+        self._tell("waiting whether training begins")
+        limit_s = epoch_s + AFTER_PASS_S
+        n_steps = math.ceil(LONGEST_PASS_S / evidence.sizes.step_s)
+        request = self.request("plain", n_steps=n_steps, host_memory=False)
+        self._measure([msgspec.structs.replace(request, limit_s=limit_s)])
 
 
 # `--memory-history`: torch's memory snapshot of the loop, and what recording it costs.

@@ -46,6 +46,7 @@ from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.windows import MIN_ROUNDS, sizes
 from loaderdoctor.units import NS_PER_S
 
+NOT_ALL_TRIED = "Not every candidate was tried often enough to tell: --budget allows more."
 # Kept back from the budget for stopping the script, reading the trace and writing the report.
 RESERVE_S = 6.0
 RESERVE_SHARE = 0.25  # of the budget, where that is less
@@ -67,6 +68,7 @@ class DiagnosisOptions:
     budget_s: float
     ablate: bool = True
     verify: bool = True
+    patient: bool = True  # of a loop that does not train: wait whether it begins to
     trial_limit_s: float | None = None  # a trial that takes longer hangs; None: as planned
     profiler: ProfilerSchedule = field(default_factory=ProfilerSchedule)
     memory_history: Path | None = None  # where torch's memory snapshot goes; None: none
@@ -139,6 +141,8 @@ class Diagnosis:
             self.analysis = self._analyse(self.evidence)
         if options.ablate:
             self._measure_longer(gatherer, until)
+        if options.patient and script_run.ended is None:
+            gatherer.await_training()
 
     @property
     def _with_copy(self) -> bool:
@@ -294,11 +298,7 @@ class Diagnosis:
             )
             said[("script-ended-early", text)] = None
         elif self.verification is not None and not self.verification.complete:
-            text = (
-                "The budget ended before every candidate setting was tried often enough to tell; "
-                "--budget allows more."
-            )
-            said[("not-all-tried", text)] = None
+            said[("not-all-tried", NOT_ALL_TRIED)] = None
         return tuple(ReportWarning(kind=kind, text=text) for kind, text in said)
 
     def _unsettled(self, analysis: Analysis) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from loaderdoctor.commands.diagnose.launch import (
@@ -32,6 +32,7 @@ from loaderdoctor.commands.output import (
 from loaderdoctor.diagnosis.gather import NAME as SNAPSHOT
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.command.endings import NeverTrainedError
 from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target
 from loaderdoctor.instrument.command.launched_run import TrainingBeganError
 from loaderdoctor.instrument.command.rank_group import RankGroup
@@ -57,6 +58,10 @@ NOT_VALID = (
     "loaderdoctor: this run's training is not valid: it is stopped after measuring, and a loop "
     "over a DataLoader gets other batches than its own for a while. Files it saves may be "
     "overwritten. (--run-to-end measures less and changes nothing.)\n"
+)
+NEVER_TRAINED = (
+    "loaderdoctor: the script ended and has trained nothing; it is run again, and the loop that it "
+    "has is measured.\n"
 )
 
 
@@ -185,7 +190,9 @@ class _Run:
 
     def __init__(self, call: _Call, raw: Path) -> None:
         self._options, self._target, self._raw = call.options, call.target, raw
+        self._launch = call.launch
         self._script_run = call.launch.script_run(call.target, raw, _launch_options(call.options))
+        self._patient = True  # while it may be that the script trains
         self.diagnosis = self._diagnosis()
         self.stages = Stages()
         self.ended_code = 0  # of the script itself, where it ended without being stopped
@@ -197,6 +204,9 @@ class _Run:
             try:
                 self._measure()
             except RanksSpawnedError:
+                self._measure()
+            except NeverTrainedError:
+                self._begin_again()
                 self._measure()
         except KeyboardInterrupt as interrupt:
             if self.diagnosis.evidence is None:
@@ -231,6 +241,14 @@ class _Run:
             ):
                 self.ended_code = script_run.ended.exit_code
 
+    def _begin_again(self) -> None:
+        """The script waited for ended, and trained nothing: what it does is its loop."""
+        self.stages.warn(NEVER_TRAINED)
+        self._patient = False
+        options = replace(_launch_options(self._options), patient=False)
+        self._script_run = self._launch.script_run(self._target, self._raw, options)
+        self.diagnosis = self._diagnosis()
+
     def _measure_loop(self, script_run: ScriptRun | RankGroup) -> None:
         """The loop, once it is warm; and again where it only then begins to train."""
         observed = script_run.wait_observed(START_TIMEOUT_S, self._tell_of_waiting)
@@ -257,6 +275,7 @@ class _Run:
                 budget_s=options.budget_s,
                 ablate=not (options.no_ablation or options.run_to_end),
                 verify=not (options.no_verify or options.run_to_end),
+                patient=self._patient,
                 trial_limit_s=options.trial_limit_s,
                 profiler=options.profiler,
                 memory_history=self._raw.parent / SNAPSHOT if options.memory_history else None,

@@ -27,11 +27,17 @@ _PEER_LEFT = (
 )
 
 
+class NeverTrainedError(RunError):
+    """The script ended by itself and in order, having read batches without training on any."""
+
+
 def nothing_measured(ended: Ended, label: str) -> RunError:
     """The error of a script that ended before there was anything to measure.
 
     A script that failed by itself, its command line refused for example, keeps its exit code.
     """
+    if ended.how == "script-ended" and not ended.exit_code and ended.before_training:
+        return NeverTrainedError(_never_trained(ended, label))
     error = RunError(_why_nothing(ended, label))
     if ended.exit_code > 0:
         error.exit_code = ended.exit_code
@@ -74,6 +80,16 @@ def _why_nothing(ended: Ended, label: str) -> str:
     return (
         f"{label}: ended before enough training steps were seen (exit code "
         f"{ended.exit_code}). Let it run longer: more batches or more epochs."
+    )
+
+
+def _never_trained(ended: Ended, label: str) -> str:
+    """One line: what it read instead."""
+    n = sum(one.n_batches for one in ended.before_training)
+    loaders = " and ".join(dict.fromkeys(one.loader for one in ended.before_training))
+    return (
+        f"{label}: ended without a backward pass or an optimizer step, after {n:,} "
+        f"{'batch' if n == 1 else 'batches'} of {loaders}: too few to measure. Let it run longer."
     )
 
 

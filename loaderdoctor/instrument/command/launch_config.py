@@ -54,6 +54,7 @@ class LaunchOptions:
     # display would be torn by it. Its stderr always passes through.
     stdout: Literal["inherit", "stderr"] | Path = "inherit"
     record_workers: bool = True
+    patient: bool = True  # wait for training to begin; False: any loop will do
 
     @contextmanager
     def open_stdout(self) -> Iterator[int | None]:
@@ -82,6 +83,7 @@ def launch_config_for(
         target=target.script or target.module or "",
         args=target.args,
         record_workers=options.record_workers,
+        patient=options.patient,
         group=group,
         host=socket.gethostname(),
     )

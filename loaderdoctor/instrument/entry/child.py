@@ -53,6 +53,7 @@ def main() -> NoReturn:
         run_dir=run_dir,
         records_workers=launch_config.record_workers,
         group=launch_config.group,
+        patient=launch_config.patient,
     )
     Hooks(session).watch()
     if not launch_config.group:

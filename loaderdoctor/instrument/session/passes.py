@@ -43,10 +43,17 @@ class _Pass:
     n_without_grad: int = 0
     took_ns: int = 0  # of those not measured
     last_fetch_ns: int = 0
+    first_ns: int = 0  # end of its first fetch, and of its last
+    last_ns: int = 0
     last_measured: bool = False
     over: bool = False
     skips: bool = False
     calls_model: bool | None = None  # None: not looked at
+
+    def goes_on_with(self, latest: _Pass) -> bool:
+        """Whether both are under way, as of `zip(images, labels)`."""
+        first = self.n == latest.n == 1
+        return self is latest or self.last_ns > latest.first_ns or first
 
     def record(self) -> PassRecord:
         known = self.n - self.n_measured
@@ -101,6 +108,7 @@ class PassLog:
             self._passes.append(one)
             self._last_ns = start - (opened_ns or 0)
             self.first_ns = self.first_ns or self._last_ns
+        one.first_ns, one.last_ns = one.first_ns or end, end
         one.n += 1
         one.n_without_grad += not torch.is_grad_enabled()
         one.last_measured = measured
@@ -134,9 +142,9 @@ class PassLog:
         self.began = True
         self._stop_looking()
         present = [p for p in self._passes if not p.over]
-        n = next((p.n for p in present if p.loader is self._latest), 0)
+        latest = next((p for p in present if p.loader is self._latest), None)
         for one in present:
-            if abs(one.n - n) > 1:
+            if latest is not None and not one.goes_on_with(latest):
                 continue  # left early, before the one that training goes on in
             one.skips = True
             if one.last_measured:

@@ -216,6 +216,7 @@ class Session:
                 boundaries=tuple(self.boundaries),
                 loaders=self.registry.records(),
                 wall=self.wall.record(self.n_steps) if self.definition is not None else None,
+                before_training=self.passes.records() if self.passes is not None else (),
             )
         )
 

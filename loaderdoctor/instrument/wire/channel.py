@@ -36,6 +36,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     args: tuple[str, ...]
     record_workers: bool = True
+    patient: bool = True  # wait for training to begin
     group: bool = False  # one of several ranks: RANK and WORLD_SIZE say which
     host: str = ""  # where the command runs
 

@@ -296,6 +296,9 @@ class Ended(Message, frozen=True, kw_only=True, omit_defaults=True):
     boundaries: tuple[BoundaryRecord, ...] = ()
     loaders: tuple[LoaderRecord, ...] = ()
     wall: WallRecord | None = None  # of the whole run
+    before_training: tuple[
+        PassRecord, ...
+    ] = ()  # where it ended before it trained, or at least warm
 
 
 FromRun = (

@@ -16,6 +16,7 @@ from loaderdoctor.attribution.gpu import tensor_core_share
 from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.timeline import timelines_of_window
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
+from loaderdoctor.attribution.wall import wall_facts
 from loaderdoctor.attribution.workers import worker_facts
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts.loop import StepFacts
@@ -176,6 +177,7 @@ class SweepEvidence:
             ablation=self.ablated.ablation() if self.ablated is not None else None,
             workers=self.workers,
             observed=self.observed,
+            wall=wall_facts(self.ablated.wall, step) if self.ablated is not None else None,
         )
 
     def trial_shares(self, ranking: Ranking, facts: Facts) -> dict[int, Shares]:

@@ -61,6 +61,8 @@ def _by_samples(facts: Facts, lines: LoopLineFacts) -> Finding | None:
     if share < MODERATE_SHARE or not places:
         return None
     first = places[0]
+    if first.what == "save" and _saves_each_step(facts):
+        return None  # `time-outside-steps` tells of it, with what each save takes
     if not has_accelerator(facts):
         share += _one_by_one(places)
     listed = [x for x in places[:MAX_LISTED] if x.n_samples >= MIN_LISTED_PART * first.n_samples]
@@ -85,6 +87,11 @@ def _by_samples(facts: Facts, lines: LoopLineFacts) -> Finding | None:
         },
         advice=advice_of(first, has_loader=bool(facts.loaders)),
     )
+
+
+def _saves_each_step(facts: Facts) -> bool:
+    parts = facts.wall.outside if facts.wall is not None else ()
+    return any(part.what == "saving" and part.in_steps for part in parts)
 
 
 def _one_by_one(places: tuple[LoopPlace, ...]) -> float:

@@ -19,17 +19,22 @@ _MOST_NAMED = 3
 
 def outside_sentence(wall: WallFacts, findings: Sequence[FoundFinding]) -> str:
     """The verdict where most lies outside: how much, what, where, and what to do."""
-    known = [part for part in wall.outside if part.ms_per_step]
-    listed = "; ".join(_named(part) for part in known[:_MOST_NAMED])
     mine = next((f for f in findings if f.kind is Kind.TIME_OUTSIDE_STEPS), None)
     once = ""
     if wall.low_share < MODERATE_SHARE:
         once = " It was seen once only: that may be the slowest."
+    advice = f" {mine.advice}" if mine is not None and mine.advice else ""
+    return f"{outside_cost(wall)}{once}{advice}"
+
+
+def outside_cost(wall: WallFacts) -> str:
+    """How much lies outside the steps, what and where, next to the step itself."""
+    known = [part for part in wall.outside if part.ms_per_step]
+    listed = "; ".join(_named(part) for part in known[:_MOST_NAMED])
     return (
         f"{fmt.number(wall.total_ms)} ms a training step, of which {fmt.number(wall.outside_ms)} "
         f"outside the steps ({fmt.share(wall.outside_share)}): {listed}. The step itself takes "
-        f"{fmt.number(wall.own_ms)} ms.{once}"
-        + (f" {mine.advice}" if mine is not None and mine.advice else "")
+        f"{fmt.number(wall.own_ms)} ms."
     )
 
 

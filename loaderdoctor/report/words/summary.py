@@ -16,7 +16,7 @@ from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.words.changes import MEASURED, Change, changes_of
 from loaderdoctor.report.words.no_cause import no_cause
-from loaderdoctor.report.words.outside import outside_sentence
+from loaderdoctor.report.words.outside import outside_cost, outside_sentence
 from loaderdoctor.report.words.verdict import NEW_SHAPES, uncertain_sentence
 
 # Why, in a clause that follows "because". Kinds that are no cause of waiting are left out.
@@ -162,7 +162,11 @@ def _threads(findings: Sequence[Finding]) -> str:
 def cost_sentence(bound: Bound, severity: VerdictSeverity, facts: Facts) -> str:
     """What the bound costs, for who says something else of the remedy; "" where nothing is sure."""
     step_ms = facts.step_ms
-    if step_ms is None or severity not in ("high", "moderate") or bound not in _COST:
+    if step_ms is None or severity not in ("high", "moderate"):
+        return ""
+    if bound == "outside" and facts.wall is not None:
+        return outside_cost(facts.wall)
+    if bound not in _COST:
         return ""
     return f"{_cost(bound, facts, step_ms)}."
 

@@ -1,0 +1,90 @@
+"""Time outside the steps, as the reader gets it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from msgspec import structs
+
+from loaderdoctor.commands.output import share_of, share_rules
+from loaderdoctor.facts.loop import OutsideFacts, WallFacts
+from loaderdoctor.report.build import Judged, build_report
+from loaderdoctor.report.comparison import compare
+from loaderdoctor.report.model import Report
+from loaderdoctor.report.words.changes import meaning
+from loaderdoctor.report.words.outside import wall_sentence
+from loaderdoctor.report.words.summary import cost_sentence, verdict_sentence
+from loaderdoctor.report.words.verdict import headline
+from tests.findings.builders import healthy
+
+VALIDATION = OutsideFacts(
+    what="validation", site="train.py:9", seconds=0.2, n=12, every_steps=5
+)  # fmt: skip
+WALL = WallFacts(step_ms=10.0, outside=(VALIDATION,), n_steps=300)
+ONCE = replace(VALIDATION, n=1, every_steps=None)
+
+
+def report(wall: WallFacts | None = WALL, bound: str = "outside", severity: str = "high") -> Report:
+    if wall is None:
+        bound, severity = "compute", "none"
+    judged = Judged(bound=bound, severity=severity)  # type: ignore[arg-type]
+    return build_report(healthy(wall=wall), target="train.py", judged=judged)
+
+
+def test_the_verdict_counts_all_the_time_and_names_the_place() -> None:
+    said = verdict_sentence("outside", "high", facts=healthy(wall=WALL))
+    assert said.startswith(
+        "50.0 ms a training step, of which 40.0 outside the steps (80 %): "
+        "validation (train.py:9) 40.0 ms, 200 ms every 5 steps, 12 seen. The step itself takes "
+        "10.0 ms."
+    )
+    assert cost_sentence("outside", "high", healthy(wall=WALL)) == said
+    assert headline(report()) == ("Outside the steps", "high")
+
+
+def test_what_was_seen_once_says_so() -> None:
+    wall = replace(WALL, outside=(replace(VALIDATION, n=1),))
+    assert "seen once only" in verdict_sentence("outside", "uncertain", facts=healthy(wall=wall))
+    assert headline(report(wall, severity="uncertain")) == ("Outside the steps", "seen once")
+
+
+def test_another_verdict_is_followed_by_what_lies_outside() -> None:
+    assert wall_sentence(report()) is None  # the verdict said it
+    said = wall_sentence(report(bound="input"))
+    assert said is not None
+    assert "a training step takes 50.0 ms, 80 % of it outside" in said
+    unknown = wall_sentence(report(replace(WALL, outside=(ONCE,)), bound="input"))
+    assert unknown == (
+        "Validation (train.py:9): 200 ms, seen once. How often it comes is not known after "
+        "300 steps."
+    )
+    assert wall_sentence(report(replace(WALL, outside=()), bound="input")) is None
+    assert wall_sentence(report(None, bound="input")) is None
+
+
+def test_an_hour_shrinks_by_the_steps_part_alone() -> None:
+    from loaderdoctor.report.model import Recommendation
+
+    faster = Recommendation(
+        setting="num_workers", from_=0, to=4, code="", predicted_step_ms=None,
+        measured_step_ms=5.0, measured_ci_ms=(4.9, 5.1), own_step_ms=10.0,
+    )  # fmt: skip
+    alone = structs.replace(report(None), recommendations=(faster,))
+    step_ms = alone.step.wall_ms
+    assert step_ms is not None
+    assert "becomes 30 min" in (meaning(alone) or "")
+    all_time = structs.replace(report(), recommendations=(faster,))
+    assert "becomes 54 min" in (meaning(all_time) or "")  # 5 of 50 ms
+
+
+def test_other_programs_may_judge_it() -> None:
+    (rule,) = share_rules(["outside>50%"])
+    assert rule.holds(report())
+    assert not rule.holds(report(None))
+    assert share_of(report(), "outside") == 0.8
+
+
+def test_two_runs_compare_what_lies_outside() -> None:
+    rows = {row.name: row for row in compare(report(), report(None)).shares}
+    assert (rows["outside"].before_ms, rows["outside"].after_ms) == (40.0, None)
+    assert "outside" not in {row.name for row in compare(report(None), report(None)).shares}

@@ -11,7 +11,7 @@ from loaderdoctor.facts.loop_lines import LoopPlace
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import severity
-from loaderdoctor.findings.loop_words import name_of
+from loaderdoctor.findings.loop_words import name_of, where
 from loaderdoctor.findings.model import Finding, Kind
 
 # A sum of stack samples at one place names the cause if it is this much of what new shapes cost.
@@ -97,7 +97,7 @@ def compute_depends_on_new_shapes(facts: Facts) -> Finding | None:
     if new is None:
         return None
     place = _place(facts, new)
-    named = f", most of it in {name_of(place)}" if place is not None else ""
+    named = f", most of it in {_code_of(place)}" if place is not None else ""
     return _of_new_shapes(
         facts,
         new,
@@ -137,6 +137,14 @@ def _of_new_shapes(
         },
         advice=advice,
     )
+
+
+def _code_of(place: LoopPlace) -> str:
+    """The function that does it rather than what that calls: plans are kept by function."""
+    function = place.at.function.rpartition(".")[2]
+    if function.startswith("<"):
+        return name_of(place)
+    return f"{fmt.plain(function)} ({fmt.plain(where(place.at))})"
 
 
 def _compiling(facts: Facts) -> CompileFacts | None:

@@ -53,7 +53,9 @@ def _by_samples(facts: Facts, lines: LoopLineFacts) -> Finding | None:
     own = min(lines.own_share, limit)
     reads = _reads(facts, lines, limit - own)
     # Steps of a trace hold what the loop does between epochs, and so does its host share.
-    outside = min(lines.outside_share, limit - own) if host is not None else 0.0
+    # Where it is known what lies outside the steps, that has a finding of its own.
+    told = host is None or facts.wall is not None
+    outside = 0.0 if told else min(lines.outside_share, limit - own)
     share, places, words = own + reads, lines.places if own >= reads else lines.waits, None
     low = min(lines.own_low_share, own) if own >= reads else None
     if outside > share:
@@ -64,7 +66,9 @@ def _by_samples(facts: Facts, lines: LoopLineFacts) -> Finding | None:
     if first.what == "save" and _saves_each_step(facts):
         return None  # `time-outside-steps` tells of it, with what each save takes
     if not has_accelerator(facts):
-        share += _one_by_one(places)
+        more = _one_by_one(places)
+        low = low * (share + more) / share if low is not None else None
+        share += more
     listed = [x for x in places[:MAX_LISTED] if x.n_samples >= MIN_LISTED_PART * first.n_samples]
     also = f"; then {', '.join(name_of(x) for x in listed[1:])}" if listed[1:] else ""
     return Finding(

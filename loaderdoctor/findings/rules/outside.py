@@ -11,11 +11,15 @@ from typing import Protocol
 
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.loop import OutsideFacts, WallFacts
+from loaderdoctor.facts.loop_lines import LoopPlace
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import severity
+from loaderdoctor.findings.loop_words import advice_of, sentence_of
 from loaderdoctor.findings.model import Finding, Kind
 
+# Most of what was sampled between steps must surely be in one place for it to be named.
+MIN_NAMED_SHARE = 0.5
 # A pass that waits this much of its time for batches is told of workers first, else of its work.
 WAITS_SHARE = 0.3
 NEARLY_WHOLE = 0.01  # a mean of whole numbers of steps
@@ -34,6 +38,7 @@ def time_outside_steps(facts: Facts) -> Finding | None:
         return None
     parts = [part for part in wall.outside if part.ms_per_step]
     first, total_ms = parts[0], wall.total_ms
+    place = _sampled(first, facts)
     listed = "; ".join(f"{named(p)}, {fmt.ms(p.ms_per_step)}: {outside_words(p)}" for p in parts)
     return Finding(
         kind=Kind.TIME_OUTSIDE_STEPS,
@@ -42,7 +47,7 @@ def time_outside_steps(facts: Facts) -> Finding | None:
         loader=first.site if first.what == "validation" else None,
         summary=(
             f"{fmt.number(wall.outside_ms)} of {fmt.ms(total_ms)} a training step lie outside the "
-            f"steps. {listed[:1].upper()}{listed[1:]}."
+            f"steps. {listed[:1].upper()}{listed[1:]}.{_sampled_words(place)}"
         ),
         evidence={
             "what": first.what,
@@ -83,7 +88,25 @@ def _advice(part: OutsideFacts, facts: Facts) -> str:
             "Save less often, and only what a restart needs; or copy the state to host memory and "
             "let a thread write it while training goes on."
         )
+    place = _sampled(part, facts)
+    if place is not None:
+        return advice_of(place, has_loader=True)
     return "Do the loop's other work less often, or in a thread or process of its own."
+
+
+def _sampled(part: OutsideFacts, facts: Facts) -> LoopPlace | None:
+    """Where stack samples found the loop's other work between epochs, if most of them agree."""
+    places = facts.loop_lines.outside if facts.loop_lines is not None else ()
+    if part.what != "other" or not places or places[0].low_share < MIN_NAMED_SHARE:
+        return None
+    return places[0]
+
+
+def _sampled_words(place: LoopPlace | None) -> str:
+    if place is None:
+        return ""
+    words = f"{place.n_samples} of {fmt.count(place.of_samples, 'stack sample')} there"
+    return f" Most of it is in {sentence_of(place)} ({words})."
 
 
 class Seen(Protocol):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from loaderdoctor.facts.loop import OutsideFacts, WallFacts
+from loaderdoctor.facts.loop_lines import CodeLine, LoopLineFacts, LoopPlace
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.findings.rules.outside import outside_words, time_outside_steps
@@ -118,3 +119,23 @@ def test_a_finding_of_the_step_is_no_graver_than_its_part_of_all_the_time() -> N
 )
 def test_how_often_in_words(part: OutsideFacts, words: str) -> None:
     assert outside_words(part) == words
+
+
+def test_other_work_is_named_by_its_line_where_samples_agree() -> None:
+    at = CodeLine(file="/u/train.py", line=80, function="main", code="time.sleep(0.1)")
+    place = LoopPlace(
+        named="line", at=at, called_from=at, what="sleep", calls="time.sleep", library=None,
+        n_samples=95, of_samples=100, low_share=0.88,
+    )  # fmt: skip
+    seen = LoopLineFacts(
+        n_samples=100, own_share=0.0, own_low_share=0.0, waiting_share=0.0, operator_share=0.0,
+        places=(), outside=(place,), outside_share=0.5,
+    )  # fmt: skip
+    finding = time_outside_steps(healthy(wall=wall(OTHER), loop_lines=seen))
+    assert finding is not None
+    assert "Most of it is in time.sleep() (train.py:80)" in finding.summary
+    assert finding.advice == "Take the sleep out of the loop."
+    spread = replace(seen, outside=(replace(place, n_samples=45, low_share=0.35),))
+    for facts in (healthy(wall=wall(OTHER), loop_lines=spread), healthy(wall=wall(OTHER))):
+        finding = time_outside_steps(facts)
+        assert finding is not None and "train.py:80" not in finding.summary

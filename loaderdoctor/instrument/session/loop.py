@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.instrument.session.feed import FEED, Feed, LightIterator
 from loaderdoctor.instrument.session.loader_state import N_DESCRIBED, LoaderState
-from loaderdoctor.instrument.session.roles import REPLAYED, Definition, ReplayWatch
+from loaderdoctor.instrument.session.roles import (
+    REPLAYED,
+    Definition,
+    ReplayWatch,
+    without_grad,
+)
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.session.stopping import exit_now
 from loaderdoctor.instrument.system.call_sites import user_site
@@ -108,7 +113,10 @@ class Loop:
             start = session.wall.began_ns = perf_counter_ns()
         window = session.window  # not before: the boundary may have closed the one before
         if definition is not None:
-            if loader.role == "other" and window.clock is not None:
+            trains = loader.role == "train" and not (
+                definition.with_grad and without_grad() and loader is definition.clock
+            )
+            if not trains and window.clock is not None:
                 window.clock.foreign()
             if window.begin_thread_step is not None and thread != definition.thread:
                 window.begin_thread_step()

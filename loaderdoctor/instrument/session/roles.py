@@ -88,6 +88,7 @@ class Definition:
     text: str
     trains: bool = True  # False: no work was seen so far
     calls_model: bool | None = None  # where it does not train
+    with_grad: bool = False  # it fetches with gradients on: a pass without them is no training
 
 
 @dataclass(slots=True)
@@ -103,8 +104,6 @@ class RoleObserver:
 
     def fetched(self, loader: LoaderState, now: int) -> None:
         """A batch was handed out."""
-        import torch
-
         one = self.fetches.get(loader.index)
         if one is None:
             one = self.fetches[loader.index] = _Fetches(loader)
@@ -112,7 +111,7 @@ class RoleObserver:
         one.thread = threading.get_ident()
         one.n += 1
         one.pending = True
-        one.last_without_grad = int(not torch.is_grad_enabled())
+        one.last_without_grad = int(without_grad())
         one.n_without_grad += one.last_without_grad
 
     def worked(self, optimizer: Optimizer | None) -> None:
@@ -218,6 +217,7 @@ class RoleObserver:
                 text=text,
                 trains=work is not None,
                 calls_model=calls_model,
+                with_grad=work is not None and first.n_without_grad == 0,
             )
         # Batches come from a background thread: what happens once a batch on the training
         # thread marks the step instead.
@@ -275,6 +275,13 @@ class ReplayWatch:
             return False
         self._ran_out = False
         return True
+
+
+def without_grad() -> bool:
+    """Whether gradients are switched off on this thread."""
+    import torch
+
+    return not torch.is_grad_enabled()
 
 
 def optimizer_exists() -> bool:

@@ -196,3 +196,20 @@ def test_the_time_of_a_pass_holds_its_own_work(hasty: None) -> None:
 
     (one,) = passes(watch(loop))
     assert one.took_s == pytest.approx(took[0], rel=0.2)
+
+
+def test_a_pass_without_gradients_over_the_training_loader_is_no_part_of_its_steps() -> None:
+    train, trainer = loader_of(12), Trainer()
+
+    def loop() -> None:
+        for _ in range(12):
+            for x, _y in train:
+                trainer.step(x)
+                time.sleep(0.004)
+            with torch.no_grad():
+                for x, _y in train:
+                    trainer.model(x)
+
+    (window,) = watch(loop, request(1, "plain", n_steps=40)).windows
+    assert window.n_steps == 40
+    assert min(window.host_step_ns) > 3_500_000

@@ -57,6 +57,15 @@ class Estimate:
             value=whole - self.value, low=whole - self.high, high=whole - self.low, n=self.n
         )
 
+    def plus(self, constant: float) -> Estimate:
+        """The sum with a constant of the same unit."""
+        return Estimate(
+            value=self.value + constant,
+            low=self.low + constant,
+            high=self.high + constant,
+            n=self.n,
+        )
+
     def scaled(self, factor: float) -> Estimate:
         """The same quantity in another unit, or as a share of a constant; `factor` > 0."""
         return Estimate(

@@ -132,6 +132,7 @@ def without_neighbours(
     Workers that are idle most of the time have their batches ready. Receiving one then takes its
     CPU time; what the loop waits beyond it, it or its worker waits for a CPU, as all of the step
     does, and no setting of a loader changes that. One that is busy makes the loop wait itself.
+    Where an epoch begins no batch lies ready: what its workers' start takes is the loader's.
     """
     seen = ablation.mechanisms if ablation is not None else None
     others = step.cpu.other_cores if step is not None and step.cpu is not None else None
@@ -140,9 +141,9 @@ def without_neighbours(
         return ablation
     if not usable_cpus or others is None or others < BUSY_SHARE * usable_cpus:
         return ablation
-    if idle is None or idle < READY_IDLE_SHARE or seen.got_ms.value >= seen.wait_ms.value:
+    own, most = seen.got_ms.plus(seen.boundary_ms), seen.wait_ms
+    if idle is None or idle < READY_IDLE_SHARE or own.value >= most.value:
         return ablation
-    own, most = seen.got_ms, seen.wait_ms
     wait = Estimate(value=own.value, low=max(0.0, own.low), high=max(own.high, most.high), n=most.n)
     return replace(
         ablation,

@@ -58,7 +58,8 @@ def mechanisms(
     ]
     elsewhere = any(x.in_background for x in observed.loaders if x.role == "train")
     return Mechanisms(
-        wait_ms=_plus(mean(waits), boundary_ms) if len(waits) > 1 else None,
+        wait_ms=mean(waits).plus(boundary_ms) if len(waits) > 1 else None,
+        boundary_ms=boundary_ms,
         got_ms=_mean(plain, lambda w: _got_cpu_ms(w, train)),
         exposed=observed.device is None and not elsewhere,
         run_queue_ms=_difference(pairs, _run_queue_ms),
@@ -147,15 +148,6 @@ def _difference(
 
 def _is_of_steps(window: WindowDone) -> bool:
     return sum(window.host_step_ns) >= MIN_OF_WINDOW * (window.end_ns - window.start_ns)
-
-
-def _plus(estimate: Estimate, constant: float) -> Estimate:
-    return Estimate(
-        value=estimate.value + constant,
-        low=estimate.low + constant,
-        high=estimate.high + constant,
-        n=estimate.n,
-    )
 
 
 def total(parts: Sequence[Estimate]) -> Estimate:

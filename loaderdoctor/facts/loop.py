@@ -172,7 +172,8 @@ class Mechanisms:
     Made by `attribution.mechanisms`, which holds the definitions. None: not recorded.
     """
 
-    wait_ms: Estimate | None  # getting batches, plain windows
+    wait_ms: Estimate | None  # getting batches, plain windows; `boundary_ms` included
+    boundary_ms: float = 0.0  # the loader's part of an epoch's boundary, spread over its steps
     got_ms: Estimate | None = None  # of it, CPU time of the thread: receiving, or making, a batch
     # Every wait is the step's: no accelerator, and the training thread itself gets the batches.
     exposed: bool

@@ -141,6 +141,21 @@ def test_batches_that_lay_ready_are_waited_for_because_of_the_neighbour() -> Non
     assert "12.9 ms a step it, or its worker, waits for a CPU" in text
 
 
+def test_workers_that_start_each_epoch_are_no_neighbours_doing() -> None:
+    # `three_loaders_short_epochs`: 342 ms at each boundary of 4 steps, its workers idle between.
+    starting = replace(
+        WAITED, wait_ms=Estimate(value=87.7, low=87.0, high=88.4, n=5), boundary_ms=85.5
+    )
+    facts = replace(
+        figures(94.2, 0.7),
+        input_ms=Estimate(value=93.5, low=70.0, high=117.0, n=5),
+        mechanisms=starting,
+    )
+    claim = claimed(without_neighbours(facts, other(1.6), workers(idle_share=0.98), 2.0))
+    assert claim is not None and claim.input_ms is not None
+    assert claim.input_ms.value > 85.0
+
+
 @pytest.mark.parametrize(
     ("cores", "idle_share"), [(0.1, 0.98), (1.6, 0.02), (1.6, None)],
     ids=["nothing else runs", "the worker is busy", "not recorded"],

@@ -13,6 +13,9 @@ from loaderdoctor.estimate import mean, paired_difference
 from loaderdoctor.facts.loop import AblationFacts, NewShapeFacts, StepFacts
 from loaderdoctor.facts.shares import Shares
 from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.units import NS_PER_MS
+
+MIN_BATCHES = 4  # an interval of fewer is as wide as what it is of
 
 
 def new_shape_facts(
@@ -29,11 +32,26 @@ def new_shape_facts(
     steps = [
         (window_times(first).within_ms, window_times(second).within_ms) for first, second in again
     ]
+    if len(again) == 1:
+        steps = _by_batch(*again[0]) or steps
     return NewShapeFacts(
         new_part=sum(r.n_new for r in made) / n_batches,
         cost_ms=paired_difference([a for a, _ in steps], [b for _, b in steps]) if steps else None,
         cost_share=mean([(a - b) / a for a, b in steps]) if steps else None,
     )
+
+
+def _by_batch(first: WindowDone, second: WindowDone) -> list[tuple[float, float]]:
+    """Host times of a step with each batch, new and again: slow steps leave time for one round.
+
+    Batch by batch, as each pays for its own shape; empty where boundaries or too few steps would
+    say more of themselves.
+    """
+    n_steps = min(first.n_steps, second.n_steps)
+    if n_steps < MIN_BATCHES or first.boundary_steps or second.boundary_steps:
+        return []
+    pairs = zip(first.host_step_ns[:n_steps], second.host_step_ns[:n_steps], strict=True)
+    return [(a / NS_PER_MS, b / NS_PER_MS) for a, b in pairs]
 
 
 def computing_new_shapes(

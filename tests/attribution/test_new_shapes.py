@@ -49,6 +49,23 @@ def test_the_same_batches_again_show_what_new_shapes_cost() -> None:
     assert found.new_shapes.cost_ms.value == pytest.approx(60.3, rel=0.01)
 
 
+@pytest.mark.parametrize(("n_steps", "bounded"), [(5, True), (3, False)])
+def test_one_round_of_slow_steps_is_told_batch_by_batch(n_steps: int, bounded: bool) -> None:
+    new = structs.replace(
+        window("no_input", [420.0, 300.0, 500.0, 450.0, 380.0][:n_steps]), ready=NEW
+    )
+    one = Round(
+        plain=window("plain", [430.0] * n_steps),
+        no_input=new,
+        again=structs.replace(window("no_input", [2.0] * n_steps), ready=NEW),
+    )
+    found = ablation_facts([one], steps_per_epoch=None, boundary_ms=None)
+    assert found is not None and found.new_shapes is not None
+    share = found.new_shapes.cost_share
+    assert share is not None and share.bounded == bounded
+    assert share.value > 0.98
+
+
 def test_alike_batches_say_nothing_of_new_shapes() -> None:
     alike = [Round(plain=window("plain", [9.0] * 4), no_input=window("no_input", [3.0] * 4))] * 2
     found = ablation_facts(alike, steps_per_epoch=None, boundary_ms=None)

@@ -23,7 +23,7 @@ from loaderdoctor.findings.rules.host import trace_work
 # the copies themselves are.
 MIN_READS_PER_STEP = 8.0
 # Where a function's operators take more than this many times its own Python they are few and large.
-# 64 rows compared one by one: 20 samples of its own to 30 in operators.
+# A choice: operators on single numbers take about as long as the Python that calls them.
 MAX_OPERATORS_PART = 3.0
 # Places with less of the loop's own work are not listed behind the first.
 MIN_LISTED_PART = 0.2

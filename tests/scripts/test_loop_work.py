@@ -21,7 +21,7 @@ def diagnosed(what: str, tmp_path: Path) -> Diagnosed:
 
 @pytest.mark.parametrize(
     ("what", "early"),
-    [("numpy", True), ("deepcopy", False), ("save", False), ("elements", True)],
+    [("numpy", True), ("deepcopy", False), ("elements", True)],
 )
 def test_the_line_that_works_is_named_with_what_it_does(
     what: str, early: bool, tmp_path: Path
@@ -31,7 +31,8 @@ def test_the_line_that_works_is_named_with_what_it_does(
     finding = done.finding("work-between-steps")
     evidence = finding.evidence
     assert evidence["what"] == what, finding.summary
-    assert evidence["before_forward_pass"] is early, finding.summary
+    # None where too few samples fell into the model's passes to tell: never the wrong side.
+    assert evidence["before_forward_pass"] in (early, None), finding.summary
     assert Path(str(evidence["file"])).name == "work.py"
     source = (LOOP_WORK / "work.py").read_text().splitlines()
     if what == "elements":
@@ -39,8 +40,17 @@ def test_the_line_that_works_is_named_with_what_it_does(
         assert "work.py:" in str(evidence["called_from"])
     else:
         assert source[int(str(evidence["line"])) - 1].endswith("# the work"), finding.summary
-    if sys.version_info >= (3, 11) and what in ("deepcopy", "save"):
-        assert evidence["calls"] in ("copy.deepcopy", "torch.save")
+    if sys.version_info >= (3, 11) and what == "deepcopy":
+        assert evidence["calls"] == "copy.deepcopy"
+
+
+def test_saving_in_each_step_is_told_once_by_its_line(tmp_path: Path) -> None:
+    done = diagnosed("save", tmp_path)
+    assert "work-between-steps" not in done.kinds, done.summary
+    finding = done.finding("time-outside-steps")
+    source = (LOOP_WORK / "work.py").read_text().splitlines()
+    (line,) = [n for n, text in enumerate(source, 1) if "torch.save" in text]
+    assert f"saving (work.py:{line})" in finding.summary
 
 
 def test_a_heavy_model_has_no_work_between_its_steps(tmp_path: Path) -> None:

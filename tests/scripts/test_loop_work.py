@@ -50,7 +50,7 @@ def test_saving_in_each_step_is_told_once_by_its_line(tmp_path: Path) -> None:
     finding = done.finding("time-outside-steps")
     source = (LOOP_WORK / "work.py").read_text().splitlines()
     (line,) = [n for n, text in enumerate(source, 1) if "torch.save" in text]
-    assert f"saving (work.py:{line})" in finding.summary
+    assert f"Saving (work.py:{line})" in finding.summary
 
 
 def test_a_heavy_model_has_no_work_between_its_steps(tmp_path: Path) -> None:

@@ -75,9 +75,10 @@ def test_diagnose_tells_every_stage_in_a_real_terminal(tmp_path: Path) -> None:
                 def __getitem__(self, i):
                     time.sleep(0.002)
                     return torch.randn(8)
+            weight = torch.zeros(8, requires_grad=True)
             for _ in range(1000):
                 for x in DataLoader(Slow(), batch_size=8):
-                    x.sum()
+                    (x * weight).sum().backward()
             """
         )
     )

@@ -98,7 +98,8 @@ def test_diagnose_tells_every_stage_in_a_real_terminal(tmp_path: Path) -> None:
     # Every long step but the script's own start says how long it takes yet.
     silent = [x for x in text.splitlines() if x.startswith("loaderdoctor: ") and "left" not in x]
     assert [x for x in silent if "not valid" not in x and "nearly done" not in x] == [
-        "loaderdoctor: starting the script, for as long as its loop takes to be warm"
+        "loaderdoctor: starting the script, for as long as its loop takes to be warm",
+        "loaderdoctor: watching the first steps",
     ]
     left = [int(s) for s in re.findall(r"about (\d+) s left", text)]
     assert left == sorted(left, reverse=True)

@@ -127,6 +127,7 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     loops = {
         "0 %": Loop(), "2 %": Loop(waited=0.02), "4 %": Loop(waited=0.04),
@@ -135,7 +136,7 @@ def main() -> None:
     print("true input   noise   raw: called   off by   claimed: called   off by")
     for name, loop in loops.items():
         for noise in (0.03, 0.1, 0.3):
-            rng = random.Random(1)
+            rng = random.Random(options.seed)
             raw, claims = [], []
             for _ in range(options.runs):
                 machine = Machine(rng, noise)

@@ -15,8 +15,8 @@ VerdictSeverity = Literal["high", "moderate", "none", "uncertain"]
 HIGH_SHARE = 0.20
 MODERATE_SHARE = 0.05
 # A share counts as shown where the lower end of its interval is as high, but for two points: nearer
-# an ablation does not settle it. With the lower end above 0 alone, drift made one run in 35 of a
-# loop with 2 % input moderate (`benchmarks/false_alarms.py`, "raw").
+# an ablation does not settle it. With the lower end above 0 alone, drift made up to one run in 35
+# of a loop with 2 % input moderate (`benchmarks/false_alarms.py`, "raw").
 SETTLED_TO_SHARE = 0.02
 HIGH_MIN_LOW_SHARE = HIGH_SHARE - SETTLED_TO_SHARE
 MODERATE_MIN_LOW_SHARE = MODERATE_SHARE - SETTLED_TO_SHARE

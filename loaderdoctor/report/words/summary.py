@@ -205,12 +205,15 @@ def _remedy(
         return f"A trial {faster.sentence}"
     ablation = facts.ablation
     if ablation is not None and ablation.no_input_ms is not None:
-        floor = fmt.number(ablation.no_input_ms.value)
         tried = (
             "No setting was tried"
             if n_tried == 0
             else "No setting tried here was faster beyond the noise"
         )
+        shown = ablation.share("input")
+        if shown is None or shown.low <= 0.0:  # one round, or noise: no loader is shown to cost
+            return f"{tried}."
+        floor = fmt.number(ablation.no_input_ms.value)
         return f"{tried}; an instant loader would bring it to {floor} ms."
     if facts.share("input") is None:
         return _INPUT_UNKNOWN

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from loaderdoctor.attribution.combine import facts_of_trace
+from loaderdoctor.estimate import Estimate
 from loaderdoctor.report.words.no_cause import no_cause
 from loaderdoctor.report.words.summary import verdict_sentence
 from tests.findings.builders import trace, with_exposed, workers
@@ -18,6 +20,17 @@ def test_what_was_measured_of_the_loader_stands_for_a_cause() -> None:
     assert "4 workers idle 70 % of the time" in said
     assert "No setting was tried; an instant loader would bring it to 7.00 ms." in said
     assert "No setting tried here" in verdict_sentence("input", "high", facts=facts, n_tried=2)
+
+
+def test_an_instant_loader_promises_nothing_where_one_round_was_measured() -> None:
+    # A cuDNN autotuner: 286 ms as it is, 684 with ready batches, in the only round there was.
+    facts = with_exposed(input_=0.3, workers=workers())
+    assert facts.ablation is not None
+    once = Estimate(value=-398.0, low=-math.inf, high=math.inf, n=1)
+    facts = replace(facts, ablation=replace(facts.ablation, input_ms=once))
+    said = verdict_sentence("host", "high", facts=facts, n_tried=0)
+    assert "No setting was tried." in said
+    assert "instant loader" not in said
 
 
 def test_what_is_missing_is_said_where_nothing_was_recorded() -> None:

@@ -94,11 +94,12 @@ def test_a_fast_loop_keeps_workers_busy_and_a_slow_one_leaves_them_idle(tmp_path
         tmp_path / "busy", lambda w: w.epoch(cases.loader(dataset, num_workers=2))
     )
     idle, _, _ = facts_of(
-        tmp_path / "idle", lambda w: w.epoch(cases.loader(dataset, num_workers=2), step_s=0.04)
+        tmp_path / "idle", lambda w: w.epoch(cases.loader(dataset, num_workers=2), step_s=0.08)
     )
     assert busy.idle_share is not None
     assert idle.idle_share is not None
-    assert busy.idle_share < 0.35 < idle.idle_share
+    # Near 0 and 0.9 on a quiet machine; a neighbour takes turns from the busy ones.
+    assert busy.idle_share < 0.55 < idle.idle_share
 
 
 def test_head_of_line_is_the_wait_for_a_slow_batch_as_far_as_workers_stood_idle(

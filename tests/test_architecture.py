@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "settings": {"errors"},
     "combinations": {"settings"},
     "format": {"estimate", "settings"},  # how figures read: the only place that rounds
+    "hazards": {"settings", "wire", "format"},  # what a change of settings would break
     "recipes": {"errors", "settings"},
     # The measuring side, in the order of its rooms.
     "wire": WORDS,
@@ -38,15 +39,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "workers": MEASURED | {"system"},
     "batches": MEASURED | {"system", "workers"},
     "dataset": MEASURED | {"system", "workers", "batches"},
-    "trial": MEASURED | {"system", "workers", "batches", "dataset"},
+    "trial": MEASURED | {"system", "workers", "batches", "dataset", "hazards"},
     "session": MEASURED | {"system", "workers", "batches", "dataset", "trial"},
     "entry": MEASURED | {"system", "command", "workers", "batches", "dataset", "trial", "session"},
     # The pipeline behind it.
     "facts": MEASURED,
     "trace": WORDS,
     "attribution": EVIDENCE | {"trace"},
-    "findings": EVIDENCE | {"format"},
-    "advice": EVIDENCE | {"format", "findings"},
+    "findings": EVIDENCE | {"format", "hazards"},
+    "advice": EVIDENCE | {"format", "findings", "hazards"},
     "report": JUDGED | {"trace"},
     # What drives it.
     "cluster": WORDS | {"system"},

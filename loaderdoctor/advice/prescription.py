@@ -119,8 +119,11 @@ def not_advised(facts: Facts, proposed: Iterable[Candidate]) -> tuple[NotAdvised
     for candidate in proposed:
         unsafe = why_unsafe(facts, candidate.settings)
         if unsafe is not None:
-            setting, reason = unsafe
-            out.append(NotAdvised(setting=setting, settings=candidate.settings, reason=reason))
+            out.append(
+                NotAdvised(
+                    setting=unsafe.setting, settings=candidate.settings, reason=unsafe.reason
+                )
+            )
     return tuple(out)
 
 

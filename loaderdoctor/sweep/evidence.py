@@ -103,7 +103,7 @@ class SweepEvidence:
         """Trials that would break or falsify the run, each with the reason."""
         facts = self._facts(None)
         unsafe = {settings: why_unsafe(facts, settings) for settings in trials}
-        return {settings: why[1] for settings, why in unsafe.items() if why is not None}
+        return {settings: why.reason for settings, why in unsafe.items() if why is not None}
 
     def ablate(self, script_run: ScriptRunLike, left_s: float, *, fewest: bool) -> None:
         """Plain, no-input and no-copy windows of the loop as it is, for at most `left_s`.

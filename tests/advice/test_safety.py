@@ -106,8 +106,8 @@ def test_unsafe_settings_are_not_advised_with_the_reason(
 ) -> None:
     unsafe = why_unsafe(facts, changes)
     assert unsafe is not None
-    assert unsafe[0] == setting
-    assert words in unsafe[1]
+    assert unsafe.setting == setting
+    assert words in unsafe.reason
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from loaderdoctor.findings.exposure import copy_cost, exposed, input_cost, loade
 from loaderdoctor.findings.input_parts import making_cost
 from loaderdoctor.findings.line_names import at, line_evidence, seen, seen_enough
 from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.hazards import MIN_AVAILABLE_BYTES
 
 # A disk and the page cache differ by several times. Half as much again is what imports, first
 # allocations and clock ramps add to a first epoch without any disk.
@@ -22,8 +23,6 @@ MIN_FIRST_TOUCH_RATIO = 2.0
 MIN_EXTRA_MS = 0.05
 # Lines are sampled: opening files is the cause where a good part of the samples lie there.
 MIN_OPEN_LINE_SHARE = 0.33
-# With less than this available, page cache and pinned buffers push each other out.
-MIN_AVAILABLE_BYTES = 512 * 1024**2
 # Swap in use is often a leftover; with little free memory it is not.
 MIN_SWAP_BYTES = 256 * 1024**2
 LOW_AVAILABLE_BYTES = 1024**3

@@ -1,4 +1,4 @@
-"""Why a trial is refused: data that would be lost or repeated, a crash foretold, or no room."""
+"""Why a trial is refused: what torch does not accept, or what it would break (`hazards`)."""
 
 from __future__ import annotations
 
@@ -12,24 +12,17 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import TrialRefused
+from loaderdoctor.hazards import Change, FeedBatch, Room, hazard
 from loaderdoctor.instrument.dataset.iteration import one_pass_reason, shards_itself
-from loaderdoctor.instrument.dataset.safety import TrialPickle, pickled_parts
+from loaderdoctor.instrument.dataset.safety import TrialPickle, open_handles, pickled_parts
 from loaderdoctor.instrument.system.machine import open_files_limit
 from loaderdoctor.instrument.system.memory import available_bytes, shm_free_bytes
 from loaderdoctor.instrument.trial.main_guard import can_be_guarded, main_is_guarded
-from loaderdoctor.instrument.wire.records import TensorRecord
-from loaderdoctor.settings import (
-    FILES_PER_WORKER,
-    FORKED_WORKER_BYTES,
-    SPAWNED_WORKER_BYTES,
-    Settings,
-    StartMethod,
-)
-
-# Of /dev/shm and of free memory, what a trial may fill: others live there too.
-MAX_SHARE_OF_ROOM = 0.90
+from loaderdoctor.instrument.wire.records import SafetyRecord, TensorRecord
+from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, StartMethod
 
 _pickles: weakref.WeakKeyDictionary[DataLoader[Any], TrialPickle] = weakref.WeakKeyDictionary()
+_NOT_PICKLED = TrialPickle(pickles=None, error=None, shared_bytes=0, n_bytes=0, cuda_tensors=False)
 
 
 def check(
@@ -49,15 +42,57 @@ def check(
     workers = effective.num_workers or 0
     asked = settings if settings.resident else settings.over(Settings(num_workers=workers))
     reason = invalid_reason(asked, has_accelerator=has_accelerator)
-    reason = reason or one_pass_reason(loader)
-    if reason is None and workers:
-        reason = (
-            _duplicates(loader, workers)
-            or _crashes(loader, effective)
-            or _too_large(loader, effective, batch, n_alike)
-        )
+    if reason is None:
+        found = hazard(_change(loader, settings, effective, batch, n_alike))
+        reason = found.reason if found is not None else None
     if reason is not None:
         raise TrialRefused(reason)
+
+
+def _change(
+    loader: DataLoader[Any],
+    settings: Settings,
+    effective: Settings,
+    batch: tuple[TensorRecord, ...],
+    n_alike: int,
+) -> Change:
+    """What is known of this trial; only what its kind of workers makes worth asking."""
+    workers, method = effective.num_workers or 0, start_method_of(effective)
+    forks, iterable = method == "fork", isinstance(loader.dataset, IterableDataset)
+    cuda_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    parts = _pickled(loader) if workers and (cuda_used or not forks) else _NOT_PICKLED
+    one_pass = one_pass_reason(loader)
+    each = FeedBatch(cpu_bytes=sum(tensor.n_bytes for tensor in batch), n_tensors=len(batch))
+    return Change(
+        settings=settings,
+        whole=effective,
+        had=loader.num_workers,
+        had_queue=loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR,
+        alongside=True,
+        dataset=type(loader.dataset).__name__,
+        iterable=iterable,
+        safety=SafetyRecord(
+            pickles=parts.pickles,
+            pickle_error=parts.error,
+            cuda_tensors=parts.cuda_tensors,
+            unsharded_iterable=iterable and workers > 1 and not shards_itself(loader),
+            open_handles=open_handles(loader.dataset) if workers else (),
+            one_pass=one_pass is not None,
+            one_pass_reason=one_pass,
+        ),
+        start_method=method,
+        main_runs_again=not forks and not main_is_guarded() and not can_be_guarded(),
+        room=Room(
+            shm_free_bytes=shm_free_bytes(),
+            available_bytes=available_bytes(),
+            open_files_limit=open_files_limit(),
+            open_files=psutil.Process().num_fds(),
+        ),
+        batches=(each,) * n_alike,
+        n_new=workers * n_alike,
+        shared_bytes=parts.shared_bytes,
+        pickled_bytes=parts.n_bytes,
+    )
 
 
 def loader_settings(loader: DataLoader[Any]) -> Settings:
@@ -87,63 +122,6 @@ def default_start_method() -> str:
 def start_method_of(effective: Settings) -> str:
     """How the workers would be started: as set, else as the process is set up."""
     return effective.start_method or default_start_method()
-
-
-def _duplicates(loader: DataLoader[Any], workers: int) -> str | None:
-    if not isinstance(loader.dataset, IterableDataset):
-        return None
-    # As many as the user's own workers repeat no more than the user's run does already.
-    if workers <= max(1, loader.num_workers) or shards_itself(loader):
-        return None
-    return (
-        f"{type(loader.dataset).__name__} doesn't share its data between workers: "
-        f"{workers} of them would each give all of it"
-    )
-
-
-def _crashes(loader: DataLoader[Any], effective: Settings) -> str | None:
-    method = start_method_of(effective)
-    if method == "fork":
-        cuda_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        if cuda_used and _pickled(loader).cuda_tensors:
-            return "the dataset holds CUDA tensors, which a forked worker can't use"
-        return None
-    parts = _pickled(loader)
-    if parts.pickles is False:
-        return f"the dataset or collate_fn can't be sent to a worker by {method}: {parts.error}"
-    if not main_is_guarded() and not can_be_guarded():
-        return (
-            f"a worker started by {method} would run the script again: it has no "
-            'if __name__ == "__main__" guard'
-        )
-    return None
-
-
-def _too_large(
-    loader: DataLoader[Any], effective: Settings, batch: tuple[TensorRecord, ...], n_alike: int
-) -> str | None:
-    workers = (effective.num_workers or 0) * n_alike
-    spawned = start_method_of(effective) != "fork"
-    queued = (effective.queue_length + 1) * n_alike
-    in_shm = queued * sum(tensor.n_bytes for tensor in batch)
-    private = workers * (SPAWNED_WORKER_BYTES if spawned else FORKED_WORKER_BYTES)
-    if spawned:
-        parts = _pickled(loader)
-        in_shm += parts.shared_bytes
-        private += workers * parts.n_bytes
-    free = shm_free_bytes()
-    if free is not None and in_shm > MAX_SHARE_OF_ROOM * free:
-        return f"/dev/shm is too small: {in_shm} bytes of batches may wait there, {free} are free"
-    available = available_bytes()
-    if available is not None and in_shm + private > MAX_SHARE_OF_ROOM * available:
-        return f"{workers} workers would take about {in_shm + private} of {available} free bytes"
-    limit = open_files_limit()
-    if limit is not None:
-        files = psutil.Process().num_fds() + workers * FILES_PER_WORKER
-        files += queued * max(1, len(batch))
-        if files > limit:
-            return f"up to {files} files would be open at once and {limit} may be"
-    return None
 
 
 def _pickled(loader: DataLoader[Any]) -> TrialPickle:

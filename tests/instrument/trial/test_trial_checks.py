@@ -60,7 +60,7 @@ def test_data_that_comes_once_is_never_opened_again() -> None:
 
 def test_more_workers_never_repeat_an_unsharded_dataset() -> None:
     loader = DataLoader(cases.Unsharded(), batch_size=2)
-    assert "each give all of it" in reason(loader, Settings(num_workers=2))
+    assert "every sample 2 times" in reason(loader, Settings(num_workers=2))
     one = opened(loader, Settings(num_workers=1))
     assert one.next_batch().tolist() == [0, 1]
     one.close()
@@ -121,7 +121,7 @@ def test_no_room_withholds_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
         opened(loader, Settings(num_workers=1), batch=batch).close()
     with monkeypatch.context() as patch:
         patch.setattr(trial_checks, "available_bytes", lambda: 10**8)
-        assert "4 workers" in reason(loader, many)
+        assert "160 MiB of host memory" in reason(loader, many)
     with monkeypatch.context() as patch:
         patch.setattr(trial_checks, "open_files_limit", lambda: 40)
         assert "files" in reason(loader, many, batch=batch)

@@ -1,0 +1,125 @@
+"""What a change would break is refused for the same reason when it is tried and when advised."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from loaderdoctor.hazards import RULES, Change, FeedBatch, Room, hazard
+from loaderdoctor.instrument.wire.records import SafetyRecord
+from loaderdoctor.settings import Settings
+
+MIB = 2**20
+FOUR = Settings(num_workers=4)
+
+
+def change(settings: Settings = FOUR, **other: Any) -> Change:
+    """From no workers to four, of batches of 10 MiB, on a machine that has room."""
+    whole = settings.over(Settings(num_workers=0, pin_memory=False))
+    plain = Change(
+        settings=settings,
+        whole=whole,
+        had=0,
+        had_queue=2,
+        alongside=False,
+        dataset="Images",
+        iterable=False,
+        safety=SafetyRecord(),
+        start_method="fork",
+        room=Room(
+            shm_free_bytes=2**30,
+            available_bytes=2**33,
+            open_files_limit=1024,
+            device_memory_bytes=2**34,
+        ),
+        batches=(FeedBatch(cpu_bytes=10 * MIB, n_tensors=2),),
+        n_new=whole.num_workers or 0,
+        dataset_bytes=2**33,
+    )
+    return replace(plain, **other)
+
+
+ROOM = change().room
+AT_BOTH_MOMENTS: dict[str, Change] = {
+    "deliver every sample 4 times": change(safety=SafetyRecord(unsharded_iterable=True)),
+    "CUDA tensors": change(safety=SafetyRecord(cuda_tensors=True)),
+    "open files (index)": change(safety=SafetyRecord(open_handles=("index",))),
+    "does not pickle: a lambda": change(
+        safety=SafetyRecord(pickles=False, pickle_error="a lambda"), start_method="spawn"
+    ),
+    "would run the script again": change(main_runs_again=True, start_method="spawn"),
+    # 8 batches are queued, the loop holds one more: 90 MiB of 0.9 x 99.
+    "4 workers keep 90.0 MiB": change(room=replace(ROOM, shm_free_bytes=99 * MIB)),
+    # With 512 MiB that must stay free, and 4 x 40 for the workers.
+    "takes about 250 MiB": change(room=replace(ROOM, available_bytes=750 * MIB)),
+    "needs about 178 open files": change(room=replace(ROOM, open_files_limit=177)),
+    "more than half": change(
+        Settings(resident=True), room=replace(ROOM, device_memory_bytes=2**33)
+    ),
+}
+
+
+def test_nothing_speaks_against_what_has_room() -> None:
+    assert hazard(change()) is None
+    assert hazard(change(alongside=True)) is None
+    assert hazard(change(room=Room(), safety=SafetyRecord())) is None  # what is not known
+
+
+@pytest.mark.parametrize("words", AT_BOTH_MOMENTS)
+@pytest.mark.parametrize("alongside", [False, True])
+def test_the_reason_is_the_same_before_a_trial_and_before_advice(
+    words: str, alongside: bool
+) -> None:
+    found = hazard(replace(AT_BOTH_MOMENTS[words], alongside=alongside))
+    assert found is not None
+    assert words in found.reason
+
+
+def test_every_rule_has_a_case() -> None:
+    fired = {rule.__name__ for rule in RULES for case in AT_BOTH_MOMENTS.values() if rule(case)} | {
+        "_one_pass"
+    }
+    assert fired == {rule.__name__ for rule in RULES}
+
+
+def test_data_that_comes_once_is_not_opened_a_second_time_but_may_be_read_by_a_new_run() -> None:
+    once = SafetyRecord(one_pass=True, one_pass_reason="the sampler goes on")
+    no_workers = change(Settings(background="host"), safety=once)
+    assert hazard(no_workers) is None
+    assert hazard(change(safety=once)) is None  # a sampler that goes on starts anew with the run
+    assert hazard(replace(no_workers, alongside=True)) is not None
+    stream = hazard(change(safety=once, iterable=True))
+    assert stream is not None
+    assert "tear it up" in stream.reason
+
+
+def test_a_trial_takes_room_next_to_the_running_pool_and_advice_only_what_it_adds() -> None:
+    full = replace(ROOM, shm_free_bytes=MIB)
+    pinned = change(Settings(pin_memory=True), had=4, whole=FOUR, n_new=0, room=full)
+    assert hazard(pinned) is None
+    assert hazard(replace(pinned, alongside=True)) is not None
+
+
+def test_workers_as_they_are_now_are_no_new_hazard() -> None:
+    for safety in (
+        SafetyRecord(unsharded_iterable=True),
+        SafetyRecord(cuda_tensors=True),
+        SafetyRecord(open_handles=("index",)),
+    ):
+        assert hazard(change(safety=safety, had=4)) is None
+
+
+def test_spawned_workers_hold_the_dataset_and_its_tensors_lie_in_shared_memory() -> None:
+    tight = replace(ROOM, shm_free_bytes=120 * MIB, available_bytes=4096 * MIB)
+    spawned = change(start_method="spawn", shared_bytes=40 * MIB, room=tight)
+    assert hazard(replace(spawned, start_method="fork")) is None
+    found = hazard(spawned)
+    assert found is not None
+    assert "/dev/shm" in found.reason
+    heavy = hazard(
+        change(start_method="spawn", pickled_bytes=2**30, room=replace(tight, shm_free_bytes=None))
+    )
+    assert heavy is not None
+    assert "host memory" in heavy.reason

@@ -141,7 +141,7 @@ class watching:  # noqa: N801 - a context manager, called like a function
             self._report = self._make_report()
         if show:
             folder = self._folder.path if self._folder is not None else None
-            print(console_text(self._report, folder=folder))
+            print(console_text(self._report, folder=folder, brief=True))
         return self._report
 
     # ------------------------------------------------------------ inside

@@ -83,6 +83,12 @@ def _output_options(command: F) -> F:
         metavar="FILE",
         help="Write report.json to FILE too; '-' for stdout (the report then goes to stderr).",
     )(command)
+    command = click.option(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        help="Print the whole report: evidence, trials, warnings, how it was measured.",
+    )(command)
     return click.option(
         "--output",
         type=click.Path(path_type=Path, file_okay=False),

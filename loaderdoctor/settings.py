@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from loaderdoctor import setting_words
 from loaderdoctor.errors import UsageError
+from loaderdoctor.setting_words import Value as Value  # of which settings are made
 
 Background = Literal["off", "host", "device"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
 Parallel = Literal["none", "data_parallel", "ddp"]
-Value = bool | int | float | str | None
 
 DEFAULT_PREFETCH_FACTOR = 2  # torch's own, for num_workers > 0
 # A worker's own memory (USS) once it has made one small batch, CUDA build of torch 2.14 on Linux:
@@ -76,8 +77,8 @@ class Settings:
         return Settings(**{**base.changed(), **self.changed()})  # type: ignore[arg-type]
 
     def label(self) -> str:
-        """Short text for a table row, e.g. `4 workers, prefetch 2, pinned`; `as is` if empty."""
-        parts = [AXES_BY_NAME[name].label(value) for name, value in self.changed().items()]
+        """Text for a table row, e.g. `num_workers=4, pin_memory=True`; `as is` if empty."""
+        parts = [setting_words.label(name, value) for name, value in self.changed().items()]
         return ", ".join(part for part in parts if part) or "as is"
 
     @property
@@ -107,7 +108,6 @@ class Settings:
         )
 
 
-_PARALLEL = {"data_parallel": "DataParallel", "ddp": "DDP"}
 # Values of an axis that leave the loop as it is.
 _IDLE = (False, "off", "original", "on", "all", "none", 1.0)
 _FROM_ONE = ("prefetch_factor", "batch_size", "num_threads")
@@ -133,29 +133,8 @@ class Axis:
     needs_workers: bool = False
     # "script": only the script itself can do it, as a recipe by one of its options.
     where: Literal["DataLoader", "transfer", "loop", "dataset", "model", "script"] = "DataLoader"
-    on_text: str = ""
-    off_text: str = ""
     numerics: bool = False  # changes numerics or training: tried only where asked for
     probe: Literal["never", "always", "cold"] = "never"  # see `probes`
-
-    def label(self, value: Value) -> str:
-        """How a value reads in a table; empty for what goes without saying."""
-        if self.name == "num_workers":
-            return f"{value} worker" if value == 1 else f"{value} workers"
-        if self.name == "num_threads":
-            return f"{value} thread" if value == 1 else f"{value} threads"
-        if self.kind == "int":
-            return f"{self.on_text} {value}"
-        if self.kind == "share":
-            return f"{self.on_text} {100 * float(value or 0):g} %"
-        if self.kind == "bool":
-            return self.on_text if value else self.off_text
-        if self.name == "ddp":
-            return _PARALLEL.get(str(value), "")
-        if self.name == "augment" and value != "on":
-            left_out = str(value).removeprefix("no-")
-            return "no augmentation" if value == "off" else f"without {left_out}"
-        return "" if self.is_idle(value) else f"{self.on_text} {value}".strip()
 
     def is_idle(self, value: Value) -> bool:
         """Whether that value leaves the loop as it is (for most axes: off)."""
@@ -216,10 +195,10 @@ class Axis:
 
 AXES: tuple[Axis, ...] = (
     Axis(name="num_workers", kind="int"),
-    Axis(name="prefetch_factor", kind="int", needs_workers=True, on_text="prefetch"),
-    Axis(name="persistent_workers", kind="bool", needs_workers=True, on_text="persistent"),
-    Axis(name="pin_memory", kind="bool", needs_accelerator=True, on_text="pinned"),
-    Axis(name="in_order", kind="bool", needs_workers=True, off_text="any order"),
+    Axis(name="prefetch_factor", kind="int", needs_workers=True),
+    Axis(name="persistent_workers", kind="bool", needs_workers=True),
+    Axis(name="pin_memory", kind="bool", needs_accelerator=True),
+    Axis(name="in_order", kind="bool", needs_workers=True),
     Axis(
         name="start_method",
         kind="choice",
@@ -231,36 +210,32 @@ AXES: tuple[Axis, ...] = (
         kind="choice",
         choices=("off", "host", "device"),
         where="loop",
-        on_text="background",
     ),
     Axis(
         name="non_blocking",
         kind="bool",
         needs_accelerator=True,
         where="transfer",
-        on_text="non_blocking",
     ),
     Axis(
         name="side_stream",
         kind="bool",
         needs_accelerator=True,
         where="loop",
-        on_text="side stream",
     ),
-    Axis(name="resident", kind="bool", needs_accelerator=True, where="loop", on_text="resident"),
-    Axis(name="keep_iterator", kind="bool", where="dataset", on_text="one iterator"),
-    Axis(name="portion", kind="share", where="dataset", on_text="first", probe="always"),
-    Axis(name="cache", kind="bool", where="dataset", on_text="cached"),
+    Axis(name="resident", kind="bool", needs_accelerator=True, where="loop"),
+    Axis(name="keep_iterator", kind="bool", where="dataset"),
+    Axis(name="portion", kind="share", where="dataset", probe="always"),
+    Axis(name="cache", kind="bool", where="dataset"),
     Axis(
         name="storage",
         kind="text",
         choices=("original", "cold", "tmpfs"),
         free_text="or a folder on another disk, as /mnt/ssd",
         where="dataset",
-        on_text="storage",
         probe="cold",
     ),
-    Axis(name="synthetic", kind="bool", where="dataset", on_text="ready batches", probe="always"),
+    Axis(name="synthetic", kind="bool", where="dataset", probe="always"),
     Axis(
         name="augment",
         kind="text",
@@ -275,20 +250,17 @@ AXES: tuple[Axis, ...] = (
         choices=("all", "each"),
         free_text="or the input to keep, as image or 0",
         where="dataset",
-        on_text="only",
         probe="always",
     ),
-    Axis(name="uint8", kind="bool", where="dataset", on_text="uint8"),
-    Axis(name="amp", kind="bool", where="model", on_text="AMP", numerics=True),
-    Axis(name="batch_size", kind="int", on_text="batch", numerics=True),
-    Axis(name="channels_last", kind="bool", where="model", on_text="channels last", numerics=True),
+    Axis(name="uint8", kind="bool", where="dataset"),
+    Axis(name="amp", kind="bool", where="model", numerics=True),
+    Axis(name="batch_size", kind="int", numerics=True),
+    Axis(name="channels_last", kind="bool", where="model", numerics=True),
     Axis(
         name="cudnn_benchmark",
         kind="bool",
         needs_accelerator=True,
         where="model",
-        on_text="cudnn autotuner",
-        off_text="no cudnn autotuner",
         numerics=True,
     ),
     Axis(
@@ -296,26 +268,20 @@ AXES: tuple[Axis, ...] = (
         kind="bool",
         needs_accelerator=True,
         where="model",
-        on_text="TF32",
-        off_text="no TF32",
         numerics=True,
     ),
-    Axis(name="compile", kind="bool", where="model", on_text="compiled", numerics=True),
+    Axis(name="compile", kind="bool", where="model", numerics=True),
     Axis(
         name="zero_grad_none",
         kind="bool",
         where="model",
-        on_text="gradients to None",
-        off_text="gradients to zero",
         numerics=True,
     ),
-    Axis(name="checkpoint", kind="bool", where="model", on_text="checkpointed", numerics=True),
+    Axis(name="checkpoint", kind="bool", where="model", numerics=True),
     Axis(
         name="fused_optimizer",
         kind="bool",
         where="model",
-        on_text="fused optimizer",
-        off_text="unfused optimizer",
         numerics=True,
     ),
     Axis(
@@ -325,7 +291,7 @@ AXES: tuple[Axis, ...] = (
         where="script",
         numerics=True,
     ),
-    Axis(name="dali", kind="bool", where="script", on_text="DALI", numerics=True),
+    Axis(name="dali", kind="bool", where="script", numerics=True),
     Axis(name="num_threads", kind="int", where="model", numerics=True),
 )
 AXES_BY_NAME: Mapping[str, Axis] = {axis.name: axis for axis in AXES}

@@ -17,7 +17,7 @@ PAGE = PACKAGE.parent / "docs" / "architecture.md"
 # A room is a folder of `loaderdoctor/` (each of `instrument/`'s folders is one), or a module that
 # lies in `loaderdoctor/` itself. Each may import itself and what stands behind its name here.
 # `MEASURED`: what a measuring process sends, and the units, intervals and words of every stage.
-WORDS = {"errors", "settings", "combinations", "estimate", "intervals", "units"}
+WORDS = {"errors", "setting_words", "settings", "combinations", "estimate", "intervals", "units"}
 MEASURED = WORDS | {"wire"}
 EVIDENCE = MEASURED | {"facts"}
 JUDGED = EVIDENCE | {"format", "findings", "advice"}
@@ -27,7 +27,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "estimate": set(),
     "secrets": set(),
     "units": set(),
-    "settings": {"errors"},
+    "setting_words": set(),
+    "settings": {"errors", "setting_words"},
     "combinations": {"settings"},
     "format": {"estimate", "settings"},  # how figures read: the only place that rounds
     "hazards": {"settings", "wire", "format"},  # what a change of settings would break

@@ -90,10 +90,15 @@ def check_json_target(json_target: str | None) -> None:
         raise UsageError(f"--json {target}: not a file in an existing folder.")
 
 
-def deliver(report: Report, *, json_target: str | None, folder: Path | None) -> None:
-    """Print the report; write the JSON where asked. Raises RunError where FILE can't be written."""
+def deliver(
+    report: Report, *, json_target: str | None, folder: Path | None, verbose: bool = False
+) -> None:
+    """Print the report, whole with `verbose`; write the JSON where asked.
+
+    Raises RunError where FILE can't be written.
+    """
     Console(file=console_stream(json_target), markup=False).print(
-        render_report(report, folder=folder)
+        render_report(report, folder=folder, brief=not verbose)
     )
     if json_target == STDOUT:
         sys.stdout.buffer.write(encode_report(report))

@@ -76,8 +76,8 @@ def test_a_slower_trial_replaces_the_prediction_and_what_was_advised() -> None:
     (said,) = check_predictions([finding], [slower], own=OWN)
     assert "keep up" not in said.summary
     assert said.summary.endswith(
-        "Tried in this run (3 workers, persistent): 14.0 ms a step against 10.0 ms as it is, "
-        "slower."
+        "Tried in this run (num_workers=3, persistent_workers=True): 14.0 ms a step against "
+        "10.0 ms as it is, slower."
     )
     (tested,) = said.tested
     assert tested.refuted
@@ -144,9 +144,9 @@ def test_the_trial_of_the_number_named_counts_before_others() -> None:
         outcome(Settings(num_workers=3), 6.0, 3.0, 5.0),
     ]
     (said,) = check_predictions([finding], trials, own=OWN)
-    assert "(3 workers): 6.00 ms a step" in said.summary
+    assert "(num_workers=3): 6.00 ms a step" in said.summary
     (said,) = check_predictions([finding], trials[:1], own=OWN)
-    assert "(5 workers): 4.00 ms a step" in said.summary
+    assert "(num_workers=5): 4.00 ms a step" in said.summary
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.rule in RULES], ids=lambda c: c.name)

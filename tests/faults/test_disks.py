@@ -55,7 +55,7 @@ def test_a_sweep_measures_on_when_the_disk_is_full(mountable: Path) -> None:
     assert done.code == 1, done.stderr
     assert "loaderdoctor/commands" not in done.stderr
     assert "No space left on device" in done.last_line
-    assert "1 worker" in done.stdout, done.stdout[-3000:]
+    assert "num_workers=1" in done.stdout, done.stdout[-3000:]
 
 
 def test_a_read_only_folder_fails_before_anything_runs(mountable: Path) -> None:

@@ -11,6 +11,7 @@ from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report
+from loaderdoctor.settings import Settings
 from tests.report.sample_facts import ENVIRONMENT, estimate, facts, shares, step_facts, with_gpu
 
 IN_MAIN = Finding(
@@ -191,18 +192,30 @@ def trial(label: str, step_ms: float | None, **changes: Any) -> model.Trial:
     return model.Trial(**(given | changes))
 
 
+def tried(settings: Settings, step_ms: float | None, **changes: Any) -> model.Trial:
+    """A trial as a sweep names it."""
+    return trial(settings.label(), step_ms, settings=settings.as_dict(), **changes)
+
+
 def sweep() -> model.Report:
     """Five combinations: two tied for the best, one failed, one skipped."""
     trials = (
-        trial("0 workers", 13.1),
-        trial("4 workers, prefetch 2", 3.4, settings={"num_workers": 4, "prefetch_factor": 2}),
-        trial("8 workers, prefetch 2, pinned, non_blocking", 2.31,
-              settings={"num_workers": 8, "prefetch_factor": 2, "pin_memory": True}),
-        trial("15 workers, prefetch 4, persistent, pinned, non_blocking", 2.35,
-              settings={"num_workers": 15, "prefetch_factor": 4, "pin_memory": True}),
-        trial("4 workers, background host", None, status="failed", shares=None,
+        tried(Settings(num_workers=0), 13.1),
+        tried(Settings(num_workers=4, prefetch_factor=2), 3.4),
+        tried(Settings(num_workers=8, prefetch_factor=2, pin_memory=True, non_blocking=True), 2.31),
+        tried(
+            Settings(
+                num_workers=15,
+                prefetch_factor=4,
+                persistent_workers=True,
+                pin_memory=True,
+                non_blocking=True,
+            ),
+            2.35,
+        ),
+        tried(Settings(num_workers=4, background="host"), None, status="failed", shares=None,
               reason="RuntimeError: the worker (pid 4711) was killed by signal 7"),
-        trial("0 workers, resident", None, status="skipped", shares=None,
+        tried(Settings(num_workers=0, resident=True), None, status="skipped", shares=None,
               reason="the dataset is larger than the device's free memory"),
     )  # fmt: skip
     return input_bound(

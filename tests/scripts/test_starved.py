@@ -78,7 +78,7 @@ def test_workers_of_joined_loaders_start_anew_and_all_are_tried_together(tmp_pat
     assert "iterator-recreated" not in done.kinds, done.summary
     finding = done.finding("worker-startup-each-epoch")
     assert "6 workers of 3 loaders" in finding.summary
-    assert "0 workers" in {test.tried for test in finding.tested}, finding.summary
+    assert "num_workers=0" in {test.tried for test in finding.tested}, finding.summary
     assert done.gain is not None and done.gain > 2, done.said.trials
     code = next(r.code for r in done.said.recommendations if r.code)
     assert code.count("DataLoader(") == 2  # one line builds all three: taken out and put in

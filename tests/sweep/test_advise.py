@@ -78,7 +78,7 @@ def test_a_recommendation_has_the_line_of_code_and_the_confirmed_gain() -> None:
     assert row.measured_step_ms == pytest.approx(4.0, rel=0.05)
     assert row.measured_ci_ms is not None
     assert "confirmed" in (row.summary or "")
-    assert "2 workers" in verdict_of_sweep(ranking)
+    assert "num_workers=2" in verdict_of_sweep(ranking)
 
 
 def test_without_a_gain_there_is_nothing_to_write() -> None:

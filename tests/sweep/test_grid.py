@@ -154,4 +154,4 @@ def test_an_input_is_named_as_the_batch_names_it(path: str, name: str) -> None:
 
 def test_values_that_leave_the_loop_as_it_is_make_no_trial_and_no_mark() -> None:
     trials = asked_trials(["batch_size=64,128", "cache=false", "amp=false,true"], observed())
-    assert [t.label() for t in trials[1:]] == ["AMP", "batch 128", "AMP, batch 128"]
+    assert [t.label() for t in trials[1:]] == ["AMP", "batch_size=128", "AMP, batch_size=128"]

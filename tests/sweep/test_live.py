@@ -57,7 +57,7 @@ def test_the_table_lists_every_trial_with_the_fastest_on_top() -> None:
     first_row = text.splitlines()[1]
     assert ranking.best is not None
     assert ranking.results[ranking.best].settings.num_workers == 2
-    assert "2 workers" in first_row
+    assert "num_workers=2" in first_row
 
 
 def test_no_time_is_left_once_the_budget_is_spent() -> None:

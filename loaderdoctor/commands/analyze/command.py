@@ -45,6 +45,7 @@ class AnalyzeOptions:
     traces: tuple[Path, ...]
     output: Path | None = None
     json_target: str | None = None
+    verbose: bool = False
     tensorboard: Path | None = None
     fail_on: tuple[str, ...] = ()
     engine: EngineName = "local"
@@ -177,7 +178,7 @@ def _deliver(
             tensorboard=options.tensorboard,
             max_memory_bytes=memory,
         )
-    deliver(report, json_target=options.json_target, folder=folder)
+    deliver(report, json_target=options.json_target, folder=folder, verbose=options.verbose)
     return exit_code(report, rules)
 
 

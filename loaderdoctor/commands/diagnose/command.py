@@ -81,6 +81,7 @@ class DiagnoseOptions:
     profiler: ProfilerSchedule = field(default_factory=ProfilerSchedule)
     memory_history: bool = False
     json_target: str | None = None
+    verbose: bool = False
     output: Path | None = None
     torchrun: tuple[str, ...] = ()  # options of torch's launcher; with them it starts the ranks
 
@@ -132,7 +133,8 @@ class _Call:
     def show(self, report: Report, *, written: bool = True) -> None:
         """Print the report, and its JSON where asked for."""
         folder = self.folder.path if written else None
-        deliver(report, json_target=self.options.json_target, folder=folder)
+        options = self.options
+        deliver(report, json_target=options.json_target, folder=folder, verbose=options.verbose)
 
 
 def _diagnose(call: _Call) -> int:
@@ -295,6 +297,7 @@ def _words(options: DiagnoseOptions) -> tuple[str, ...]:
         (profiler.with_stack, "--with-stack"),
         (profiler.profile_memory, "--profile-memory"),
         (options.memory_history, "--memory-history"),
+        (options.verbose, "--verbose"),
     ):
         words += [name] if flag else []
     for value, name in (

@@ -159,9 +159,11 @@ def _sweep_into(run: Run, began: float) -> int:
             write_plots(report, folder)
         except Exception:
             # A full disk, or a fault of ours: what was measured is shown all the same.
-            deliver(report, json_target=options.json_target, folder=None)
+            deliver(report, json_target=options.json_target, folder=None, verbose=options.verbose)
             raise
-        deliver(report, json_target=options.json_target, folder=folder.path)
+        deliver(
+            report, json_target=options.json_target, folder=folder.path, verbose=options.verbose
+        )
     interrupt = evidence.outcome.interrupt or next(iter(came), None)
     return exit_code_of(interrupt) if interrupt is not None else 0
 

@@ -60,6 +60,7 @@ class SweepOptions:
     no_ablation: bool = False
     profiler: ProfilerSchedule = field(default_factory=ProfilerSchedule)
     json_target: str | None = None  # a file, or "-" for stdout
+    verbose: bool = False
     output: Path | None = None
 
     def saved(self) -> dict[str, Any]:

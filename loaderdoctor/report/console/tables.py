@@ -25,25 +25,18 @@ from rich.text import Text
 
 from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
-from loaderdoctor.report.model import Cluster, Rank, Report, Step, Trial
+from loaderdoctor.report.model import Cluster, Rank, Report, Trial
 from loaderdoctor.report.ranks import KEY, MAX_SHOWN, outliers_first, rank_columns
-from loaderdoctor.report.words.changes import (
-    MEASURED,
-    Change,
-    changes_of,
-    leader_not_advised,
-    meaning,
-    nothing_helps,
-    vocabulary,
-)
 from loaderdoctor.report.words.trials import (
     by_speed,
     group_rows,
     hardware_lines,
     on_gpu,
+    shared_sentence,
     table_key,
     trial_columns,
     trial_mark,
+    trial_names,
 )
 
 # The settings wrap down to this.
@@ -62,12 +55,19 @@ def fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TrialsTable:
-    """Every trial: those that ran, fastest first, then failed and skipped ones with the reason."""
+    """Every trial: those that ran, fastest first, then failed and skipped ones with the reason.
+
+    With `most`, the fastest alone and the loop as it is.
+    """
 
     report: Report
+    most: int | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         trials = list(enumerate(self.report.trials))
+        names = trial_names(self.report)
+        if (shared := shared_sentence(names)) is not None:
+            yield Text(plain(shared), style="bright_black")
         parts = self.report.by_hardware
         for kind, base, members in parts:
             ran = [
@@ -77,15 +77,18 @@ class TrialsTable:
             if len(parts) > 1:
                 own = f", own settings {fmt.ms(base)}" if base is not None else ""
                 yield Text(f"Hardware {kind}{own}", style="bold")
-            if ran:
-                yield Group(*self._ran(ran, base, console, options))
-                key = table_key(trial for _, trial in ran)
+            shown = [x for n, x in enumerate(ran) if self.most is None or n < self.most or not x[0]]
+            if shown:
+                yield Group(*self._ran(shown, base, console, options))
+                if len(ran) > len(shown):
+                    yield Text(f"and {len(ran) - len(shown)} slower", style="bright_black")
+                key = table_key(trial for _, trial in shown)
                 if key is not None:
                     yield Text(key, style="bright_black")
         for i, trial in trials:
             if trial.status != "ok":
                 reason = plain(trial.reason or "no reason recorded")
-                yield Text(f"{i} {plain(trial.label)}: {trial.status}, {reason}")
+                yield Text(f"{i} {plain(names.names[i])}: {trial.status}, {reason}")
 
     def _ran(
         self,
@@ -107,9 +110,10 @@ class TrialsTable:
                     yield Text(_NARROW_KEY + memory, style="bright_black")
                 return
         columns = trial_columns([trial for _, trial in ran], wide=True)
+        names = trial_names(self.report).names
         for i, trial in ran:
             mark, style = trial_mark(self.report, i)
-            yield Text(f"{i} {_label(trial, mark)}", style=style)
+            yield Text(f"{i} {_label(names[i], mark)}", style=style)
             figures = (f"{heading} {read(trial, base)}" for heading, read in columns)
             yield Padding(Text(", ".join(figures)), (0, 0, 0, 2))
 
@@ -128,9 +132,10 @@ class TrialsTable:
             # A minimum, so that the table can be measured: figures are never cut.
             need = max(map(len, (heading, *column)))
             table.add_column(heading, justify="right", no_wrap=True, min_width=need)
-        for (i, trial), row in zip(ran, cells, strict=True):
+        names = trial_names(self.report).names
+        for (i, _), row in zip(ran, cells, strict=True):
             mark, style = trial_mark(self.report, i)
-            table.add_row(str(i), Text(_label(trial, mark), style=style), *row)
+            table.add_row(str(i), Text(_label(names[i], mark), style=style), *row)
         return table
 
 
@@ -199,79 +204,5 @@ def _claim_cell(value: Any) -> Text:
     return Text(fmt.number(value) if isinstance(value, float) else plain(str(value)))
 
 
-def _label(trial: Trial, mark: str) -> str:
-    return plain(trial.label) + (f" ({mark})" if mark else "")
-
-
-def prescription_lines(report: Report) -> list[RenderableType]:
-    """What to change, the first first; empty where there is nothing to say about it."""
-    changes = changes_of(report.recommendations)
-    if not changes:
-        leads = leader_not_advised(report)
-        if leads is not None:
-            return [Text(plain(leads))]
-        unseen = report.shares is not None and report.shares.input is None  # nothing was tried
-        told = report.verdict.severity == "none" or unseen or any(f.advice for f in report.findings)
-        if told or report.verdict.bound == "unknown" or report.command == "analyze":
-            return []
-        return [Text(nothing_helps(report))]
-    body: list[RenderableType] = []
-    for number, change in enumerate(changes, 1):
-        if body:
-            body.append(Text(""))
-        body += _change(number, change, report.step)
-    leads = leader_not_advised(report)
-    if leads is not None:
-        body += [Text(""), Text(plain(leads))]
-    words = vocabulary(changes)
-    if words:
-        body += [Text(""), Text(words, style="bright_black")]
-    what_for = meaning(report)
-    if what_for:
-        body += [Text(""), Text(what_for, style="bold")]
-    return body
-
-
-def _change(number: int, change: Change, step: Step) -> Sequence[RenderableType]:
-    what = Text(f"{number}  ")
-    for i, row in enumerate(change.rows):
-        what.append(", " if i else "")
-        what.append(plain(row.setting), style="bold")
-        if not change.is_code:
-            what.append(f" {fmt.setting(row.from_)} → {fmt.setting(row.to)}")
-    below: list[RenderableType] = [
-        _code(code) for code in dict.fromkeys(row.code for row in change.rows)
-    ]
-    below.append(_gain(change, step))
-    for row in change.rows:
-        if row.summary:
-            below.append(Text(plain(row.summary)))
-        if row.caution:
-            below.append(Text.assemble(("beware: ", "yellow"), plain(row.caution)))
-    return [what, Padding(Group(*below), (0, 0, 0, 3))]
-
-
-def _gain(change: Change, step: Step) -> Text:
-    measured_ms = change.measured_ms
-    if measured_ms is None:
-        return Text(change.prediction() or "not tried here")
-    first = change.first
-    text = Text("together " if len(change.rows) > 1 else "")
-    text.append(fmt.step_ms(measured_ms, first.measured_ci_ms), style="bold green")
-    text.append(f" a step, {MEASURED}")
-    more = []
-    if (ratio := change.times_as_fast(step.wall_ms)) is not None:
-        more.append(f"{fmt.ratio(ratio)} as fast{change.compared(step.wall_ms)}")
-    if first.predicted_step_ms is not None:
-        more.append(f"{fmt.ms(first.predicted_step_ms)} {change.basis}")
-    text.append(f" ({'; '.join(more)})" if more else "")
-    return text
-
-
-def _code(code: str) -> Text:
-    """Code lines, those of a diff in its colours; `-` and `+` say the same."""
-    text = Text(no_wrap=False, overflow="fold")
-    for i, line in enumerate(code.splitlines()):
-        style = {"+": "green", "-": "red"}.get(line[:1], "cyan")
-        text.append(("\n" if i else "") + plain(line), style=style)
-    return text
+def _label(name: str, mark: str) -> str:
+    return plain(name) + (f" ({mark})" if mark else "")

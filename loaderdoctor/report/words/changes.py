@@ -15,6 +15,7 @@ from loaderdoctor.advice.candidates import PredictedFrom
 from loaderdoctor.facts.loop import UNLIKE_SHARE
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.report.model import Recommendation, Report, Trial
+from loaderdoctor.setting_words import phrase
 from loaderdoctor.settings import AXES_BY_NAME, Settings
 
 MEASURED = "measured here"
@@ -24,7 +25,7 @@ PREDICTED: Mapping[PredictedFrom, str] = {
 }
 _MEANINGS = {
     MEASURED: "tried in this run, in turns with the loop as it is",
-    PREDICTED["ablation"]: "computed from windows with ready batches",
+    PREDICTED["ablation"]: "computed from windows with batches that were there already",
     PREDICTED["trace"]: "computed from where the step's time was seen to go",
 }
 
@@ -71,12 +72,29 @@ class Change:
         return f" as the loop as it is in the same rounds, {fmt.ms(own_ms)}"
 
     def words(self) -> str:
-        """`num_workers=6 with pin_memory=True`; a change of code by its title."""
+        """`num_workers=6 with pin_memory=True`; a change of code by its title.
+
+        Settings of ours read as what they are: `a background thread (prefetch_generator)`.
+        """
         if self.is_code:
             return self.first.setting
-        words = list(dict.fromkeys(f"{r.setting}={r.to}" for r in self.rows))
+        words = list(dict.fromkeys(phrase(r.setting, r.to) for r in self.rows))
         together = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} with {words[-1]}"
         return f"{together} and {self.first.also}" if self.first.also else together
+
+    def title(self) -> str:
+        """As the list of changes has it, with what the loop has now: `num_workers=6 (now 0)`."""
+        if self.is_code:
+            return self.first.setting
+        said = []
+        for row in self.rows:
+            now = (
+                ""
+                if row.from_ is None or isinstance(row.from_, bool | str)
+                else f" (now {row.from_})"
+            )
+            said.append(f"{phrase(row.setting, row.to)}{now}")
+        return ", ".join(dict.fromkeys(said))
 
     def prediction(self) -> str | None:
         """`2.2 ms a step, predicted by ablation`; None where nothing was."""
@@ -126,6 +144,15 @@ def nothing_helps(report: Report) -> str:
     return "No change of settings is known to help."
 
 
+def nothing_is_advised(report: Report) -> str | None:
+    """`nothing_helps` where that is the answer; None where more is said elsewhere, or unknown."""
+    unseen = report.shares is not None and report.shares.input is None  # nothing was tried
+    told = report.verdict.severity == "none" or unseen or any(f.advice for f in report.findings)
+    if told or report.verdict.bound == "unknown" or report.command == "analyze":
+        return None
+    return nothing_helps(report)
+
+
 def vocabulary(changes: Sequence[Change]) -> str | None:
     """What the words used of these changes mean; None where there are none."""
     used = []
@@ -139,10 +166,10 @@ def vocabulary(changes: Sequence[Change]) -> str | None:
 
 
 def meaning(report: Report) -> str | None:
-    """What the measured change means for a whole run; None where nothing measured is faster."""
+    """What the first change means for a whole run; None where it was not measured as faster."""
     now_ms = report.step.wall_ms
-    ratios = [c.times_as_fast(now_ms) for c in changes_of(report.recommendations)]
-    ratio = max((r for r in ratios if r is not None), default=0.0)
+    first = next(iter(changes_of(report.recommendations)), None)  # what the headline speaks of
+    ratio = (first.times_as_fast(now_ms) if first is not None else None) or 0.0
     only_reads = not report.trains and not report.calls_model  # and ends before training, may be
     if now_ms is None or ratio <= 1.0 or only_reads:
         return None

@@ -12,6 +12,7 @@ from loaderdoctor.estimate import Interval
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.report.model import Ablation, Finding, Report, Step
 from loaderdoctor.report.words.before_training import before_training_sentence
+from loaderdoctor.report.words.changes import changes_of
 from loaderdoctor.report.words.outside import wall_sentence
 
 _NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?:\s?([a-zA-Z%µ]+))?")
@@ -20,6 +21,8 @@ _NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?:\s?([a-zA-Z%µ]+))?")
 SHARE_ORDER = ("input", "copy", "communication", "host", "compute", "other")
 # Kind of the warning that the loop's first windows were slower, and are in no figure of its step.
 SLOW_START = "slow-start"
+_WORTH_SAVING = "which is worth saving"
+AS_ADVISED = "with 1, as below"  # the number that the list of changes gives it
 NO_DIFFERENCE = "no difference to see"
 # Less of an epoch's boundary is not named: the first batch's wait replaces a usual one.
 OWN_PART = 0.2
@@ -33,7 +36,7 @@ def boundary_sentence(step: Step) -> str | None:
     epoch_ms = step.within_epoch_ms * step.steps_per_epoch + step.boundary_ms
     part = step.boundary_ms / epoch_ms if epoch_ms > 0 else 0.0
     matters = (
-        "which is worth saving"
+        _WORTH_SAVING
         if part >= MODERATE_SHARE  # from here on a finding speaks of it
         else "too little to matter"
         if step.boundary_ms
@@ -50,13 +53,14 @@ def boundary_sentence(step: Step) -> str | None:
     )
 
 
-def step_notes(report: Report) -> tuple[str, ...]:
-    """What must be known of the step's time, behind its shares."""
+def step_notes(report: Report, *, brief: bool = False) -> tuple[str, ...]:
+    """What must be known of the step's time, behind its shares. Brief: only what matters."""
     step = report.step
     roughly = None if fmt.is_measured_well(step.wall_ms, step.wall_ms_ci) else fmt.ROUGHLY
+    boundary = boundary_sentence(step)
     notes = (
         roughly,
-        boundary_sentence(step),
+        boundary if not brief or (boundary or "").endswith(f"{_WORTH_SAVING}.") else None,
         wall_sentence(report),
         before_training_sentence(report),
     )
@@ -88,9 +92,42 @@ class WhatIf:
 
 
 def what_if(report: Report) -> tuple[WhatIf, ...]:
-    """Now, with an instant loader, and with free copies too; empty without ablation."""
-    ablation = report.ablation
-    return tuple(_rows(report, ablation)) if ablation is not None else ()
+    """Now, with the first change advised, with an instant loader, and with free copies too.
+
+    Empty where nothing of it was measured. The change is the one that the verdict names.
+    """
+    ablation, advised = report.ablation, _as_advised(report)
+    if ablation is not None:
+        now, *others = [row for row in _rows(report, ablation) if row.applies]
+    elif advised is not None and report.step.wall_ms is not None:
+        others = []
+        now = WhatIf(
+            words="now",
+            value_ms=report.step.wall_ms,
+            ci_ms=report.step.wall_ms_ci,
+            is_now=True,
+            gain=None,
+            applies=True,
+        )
+    else:
+        return ()
+    return (now, *([advised] if advised is not None else []), *others)
+
+
+def _as_advised(report: Report) -> WhatIf | None:
+    """The step with the first change, where that was measured and is faster."""
+    change = next(iter(changes_of(report.recommendations)), None)
+    gain = change.times_as_fast(report.step.wall_ms) if change is not None else None
+    if change is None or gain is None or gain <= 1.0:
+        return None
+    return WhatIf(
+        words=AS_ADVISED,
+        value_ms=change.measured_ms,
+        ci_ms=change.first.measured_ci_ms,
+        is_now=False,
+        gain=gain,
+        applies=True,
+    )
 
 
 def _rows(report: Report, ablation: Ablation) -> Iterator[WhatIf]:
@@ -118,8 +155,11 @@ def _rows(report: Report, ablation: Ablation) -> Iterator[WhatIf]:
         )
 
 
-def what_if_notes(report: Report) -> tuple[str, ...]:
-    """What must be known of these figures: few rounds, and another "now" than the step's."""
+def what_if_notes(report: Report, *, brief: bool = False) -> tuple[str, ...]:
+    """What must be known of these figures: few rounds, and another "now" than the step's.
+
+    Brief: only what keeps them from being taken for more than they are.
+    """
     ablation, wall_ms = report.ablation, report.step.wall_ms
     if ablation is None:
         return ()
@@ -130,6 +170,8 @@ def what_if_notes(report: Report) -> tuple[str, ...]:
         notes.append("“no difference to see”: none that the noise of these rounds allows to see.")
     shown = fmt.step_ms(ablation.plain_ms, ablation.ci_ms.get("plain_ms")).partition(" ±")[0]
     step = fmt.step_ms(wall_ms, report.step.wall_ms_ci).partition(" ±")[0]
+    if brief:
+        return tuple(notes)
     if wall_ms is not None and shown != step and fmt.ms(wall_ms) != fmt.ms(ablation.plain_ms):
         rounds = fmt.count(ablation.n_rounds, "round")
         slow = any(warning.kind == SLOW_START for warning in report.warnings)

@@ -5,10 +5,14 @@ Machines unlike each other stay apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from loaderdoctor import format as fmt
 from loaderdoctor.report.model import Cluster, Group, Report, Shares, Trial
+from loaderdoctor.setting_words import phrase
+from loaderdoctor.settings import AXES_BY_NAME, Settings
 
 _SHARES = ("input", "copy", "host", "compute")
 UNCLEAR = "unclear"
@@ -17,6 +21,63 @@ UNCLEAR = "unclear"
 def by_speed(trial: Trial) -> tuple[bool, float]:
     """Key that sorts trials fastest first, those that are not known to be fast last."""
     return not is_clear(trial), trial.compared_ms or float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialNames:
+    """What tells trials apart: each by what it changes; what all of them change is said once."""
+
+    shared: str | None
+    names: tuple[str, ...]  # of every trial of the report, in its order
+
+
+def trial_names(report: Report) -> TrialNames:
+    """Settings as differences from the loop's own, which are the first trial.
+
+    A trial with a name of its own (a published row, a change of code) keeps it.
+    """
+    trials = report.trials
+    if not trials or trials[0].row is not None:
+        return TrialNames(shared=None, names=tuple(trial.label for trial in trials))
+    own = _known(trials[0])
+    differ = [{k: v for k, v in _known(t).items() if own.get(k) != v} for t in trials]
+    # One trial shares all it has with itself, and its settings are what it is called.
+    shared = dict(differ[1].items() if len(trials) > 2 else ())
+    for changed in differ[2:]:
+        shared = {k: v for k, v in shared.items() if changed.get(k) == v}
+    names = [_own_name(trials[0], own)]
+    for trial, changed in zip(trials[1:], differ[1:], strict=True):
+        left = {k: v for k, v in changed.items() if k not in shared}
+        said = _listed(left) or ("only these" if shared else "as is")
+        names.append(_renamed(trial, said))
+    return TrialNames(shared=_listed(shared) or None, names=tuple(names))
+
+
+def shared_sentence(names: TrialNames) -> str | None:
+    """What every trial but the loop as it is has in common."""
+    return f"Each but the loop as it is: {names.shared}." if names.shared is not None else None
+
+
+def _known(trial: Trial) -> dict[str, Any]:
+    return {k: v for k, v in trial.settings.items() if v is not None and k in AXES_BY_NAME}
+
+
+def _listed(settings: Mapping[str, Any]) -> str:
+    said = (phrase(name, value) for name, value in settings.items())
+    return ", ".join(text for text in said if text)
+
+
+def _own_name(trial: Trial, own: Mapping[str, Any]) -> str:
+    workers = own.get("num_workers")
+    return _renamed(trial, f"as is (num_workers={workers})" if workers is not None else "as is")
+
+
+def _renamed(trial: Trial, said: str) -> str:
+    """That name, with the marks of the trial's label; the label itself where that is a name."""
+    plainly = Settings(**_known(trial)).label()
+    if not trial.label.startswith(plainly):
+        return trial.label
+    return said + trial.label.removeprefix(plainly)
 
 
 def trial_mark(report: Report, index: int) -> tuple[str, str]:

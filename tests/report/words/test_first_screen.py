@@ -102,7 +102,7 @@ def test_the_first_sentence_names_the_first_change_of_the_list(
     assert first.lower() in summary
     assert not any(other.lower() in summary for other in others)
     listed = console_text(report, width=200).split("What to change\n")[1]
-    assert listed.lstrip().startswith(f"1  {changes[0].setting}")
+    assert listed.lstrip().startswith(f"1  {changes_of(changes)[0].title()}")
 
 
 def test_changes_of_code_are_never_taken_for_one() -> None:
@@ -125,7 +125,7 @@ def test_words_for_where_a_figure_comes_from_are_explained_once() -> None:
         assert text.count(f"{word}: ") == 1
     assert "not tried here" not in text
     assert vocabulary(changes_of((UNTRIED,))) == (
-        "predicted by ablation: computed from windows with ready batches."
+        "predicted by ablation: computed from windows with batches that were there already."
     )
 
 

@@ -215,7 +215,9 @@ def test_analyze_says_all_of_it_of_a_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "report.json"
-    options = AnalyzeOptions(traces=(trace_path("one_slow_sample"),), json_target=str(target))
+    options = AnalyzeOptions(
+        traces=(trace_path("one_slow_sample"),), json_target=str(target), verbose=True
+    )
     assert analyze(options) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "GPU-busy falls from 10 % to 0.1 % about every 124 ms (8 steps)" in said

@@ -63,10 +63,10 @@ def test_the_console_gives_each_kind_a_table_and_its_own_baseline() -> None:
     text = console_text(report, width=160)
     before, after = text.split("Hardware B, own settings 2.00 ms")
     assert "Hardware A" in before
-    assert report.trials[report.by_hardware[1][2][0]].label.startswith("15 workers")
-    assert "15 workers" in after
+    assert report.trials[report.by_hardware[1][2][0]].label.startswith("num_workers=15")
+    assert "num_workers=15" in after
     assert "2.0×" in after  # against 2.0 ms there, not against the loop on the other machine
-    assert "15 workers" not in before[before.index("Hardware A") :]
+    assert "num_workers=15" not in before[before.index("Hardware A") :]
 
 
 def test_the_console_says_where_each_group_was_measured_and_what_was_lost() -> None:

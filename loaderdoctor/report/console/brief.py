@@ -1,0 +1,125 @@
+"""The report on one screen: what is wrong, how sure that is, what to do and what it gains.
+
+The whole of it is in the run folder, and printed with --verbose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from loaderdoctor import format as fmt
+from loaderdoctor.format import plain
+from loaderdoctor.report.console.bars import Capped
+from loaderdoctor.report.console.changes import change_lines, change_outline
+from loaderdoctor.report.console.first_screen import (
+    PROSE_WIDTH,
+    ablation,
+    finding_head,
+    indented,
+    section,
+    step,
+    verdict,
+)
+from loaderdoctor.report.console.preset_table import PresetTable
+from loaderdoctor.report.console.tables import RanksTable, TrialsTable, claims_table
+from loaderdoctor.report.model import Finding, Report
+from loaderdoctor.report.words.brief import causes, shortened
+from loaderdoctor.report.words.changes import (
+    changes_of,
+    leader_not_advised,
+    meaning,
+    nothing_is_advised,
+)
+from loaderdoctor.setting_words import heading
+
+# More findings, and more changes, than these are counted.
+_FINDINGS = 3
+_CHANGES = 3
+_TRIALS = 10  # of a sweep: the fastest, and the loop as it is
+
+
+def brief_sections(report: Report, folder: Path | None) -> Iterator[RenderableType | None]:
+    """In the order in which they are read; None: nothing to say."""
+    yield verdict(report)
+    yield step(report, brief=True)
+    yield ablation(report, brief=True)
+    if any(trial.row is not None for trial in report.trials):
+        yield section("Trials, as published", PresetTable(report), cap=None)
+    elif report.trials and report.command == "sweep":
+        yield section("Trials, fastest first", TrialsTable(report, most=_TRIALS), cap=None)
+    if report.claims:
+        yield section("Published claims", claims_table(report.claims), cap=None)
+    if report.ranks:
+        yield section("Ranks", RanksTable(report.ranks))
+    yield _findings(report)
+    changes = list(_changes(report))
+    yield section("What to change", *changes) if changes else None
+    yield _end(report, folder)
+
+
+def _findings(report: Report) -> RenderableType | None:
+    found = causes(report.findings)
+    if not found:
+        return None
+    body: list[RenderableType] = []
+    for i, cause in enumerate(found[:_FINDINGS]):
+        body.append(finding_head(cause.first))
+        summary = shortened(cause.first.summary)
+        if not _is_said(summary, report):
+            body.append(indented(Text(plain(summary))))
+        if cause.aspects:
+            kinds = ", ".join(aspect.kind for aspect in cause.aspects)
+            body.append(indented(Text(f"the same time seen as: {plain(kinds)}")))
+        if i and cause.first.advice:  # that of the first is what to change
+            advice = shortened(cause.first.advice, most=0)
+            body.append(indented(Text.assemble(("→ ", "bold"), plain(advice))))
+    if len(found) > _FINDINGS:
+        body.append(Text(f"and {len(found) - _FINDINGS} smaller", style="bright_black"))
+    return section("Findings", *body)
+
+
+def _is_said(summary: str, report: Report) -> bool:
+    return summary in report.verdict.summary
+
+
+def _changes(report: Report) -> Iterator[RenderableType]:
+    """The change that the verdict speaks of in full, the others by name."""
+    changes = changes_of(report.recommendations)
+    leads = leader_not_advised(report)
+    if changes:
+        yield from change_lines(1, changes[0], report.step)
+        for number, change in enumerate(changes[1:_CHANGES], 2):
+            yield change_outline(number, change, report.step)
+        if len(changes) > _CHANGES:
+            yield Text(f"and {len(changes) - _CHANGES} more", style="bright_black")
+    elif leads is not None:
+        yield Text(plain(leads))
+    elif (advice := _first_advice(report.findings)) is not None:
+        if not _is_said(advice, report):
+            yield Text(plain(advice))
+    elif (nothing := nothing_is_advised(report)) is not None and not _is_said(nothing, report):
+        yield Text(nothing)
+    if report.not_advised:
+        names = ", ".join(dict.fromkeys(heading(w.setting) for w in report.not_advised))
+        yield Text(f"not advised here: {plain(names)}", style="bright_black")
+
+
+def _first_advice(findings: Sequence[Finding]) -> str | None:
+    return next((finding.advice for finding in findings if finding.advice), None)
+
+
+def _end(report: Report, folder: Path | None) -> RenderableType:
+    """Where the rest is; and last of all what the advice means."""
+    n = len(report.warnings)
+    warnings = f", and {fmt.count(n, 'warning')}" if n else ""
+    at = f"{plain(str(folder))}/report.html, or " if folder is not None else ""
+    where = Text(f"All of it{warnings}: {at}--verbose", style="bright_black", overflow="fold")
+    lines: list[RenderableType] = [Text(""), where]
+    what_for = meaning(report)
+    if what_for:
+        lines.append(Text(what_for, style="bold"))
+    return Capped(Group(*lines), PROSE_WIDTH)

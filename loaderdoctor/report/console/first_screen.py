@@ -1,0 +1,171 @@
+"""What a report begins with, be it brief or whole: verdict, step, what it would be, findings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from loaderdoctor import format as fmt
+from loaderdoctor.format import plain
+from loaderdoctor.report.console.bars import GLYPHS, Bar, Capped
+from loaderdoctor.report.model import Finding, Report
+from loaderdoctor.report.words.brief import trust_sentence
+from loaderdoctor.report.words.first_screen import (
+    SHARE_ORDER,
+    evidence_words,
+    step_notes,
+    what_if,
+    what_if_notes,
+)
+from loaderdoctor.report.words.outside import share_words
+from loaderdoctor.report.words.verdict import headline
+from loaderdoctor.report.words.whole import whole_of
+
+PROSE_WIDTH = 100
+_BAR_WIDTH = 76
+
+_SEVERITY_STYLES = {
+    "high": "bold red",
+    "moderate": "bold yellow",
+    "low": "bold",
+    "none": "bold green",
+    "uncertain": "bold yellow",
+}
+_ALWAYS_SHOWN = ("input", "copy", "host", "compute")
+
+
+def section(title: str, *body: RenderableType, cap: int | None = PROSE_WIDTH) -> RenderableType:
+    inner: RenderableType = Padding(Group(*body), (0, 0, 0, 2))
+    return Group(Text(""), Text(title, style="bold"), Capped(inner, cap) if cap else inner)
+
+
+def verdict(report: Report) -> RenderableType:
+    """What the loop is bound by, in a sentence, and how far that is to be trusted."""
+    found = report.verdict
+    what, how_sure = headline(report)
+    head = Text.assemble(
+        (what, _SEVERITY_STYLES[found.severity]),
+        f", {how_sure}" if how_sure else "",
+        (f"   {plain(report.target)}", "bright_black"),
+        overflow="fold",
+    )
+    body: list[RenderableType] = [head, Text(plain(found.summary))]
+    doubt = trust_sentence(report)
+    if doubt is not None:
+        body.append(Text.assemble(("How far to trust it: ", "yellow"), plain(doubt)))
+    return Capped(Group(*body), PROSE_WIDTH)
+
+
+def step(report: Report, *, brief: bool = False) -> RenderableType:
+    """The step as a bar with a line for each share. Brief: without what a step is."""
+    one, shares, whole = report.step, report.shares, whole_of(report)
+    head = Text.assemble(
+        (whole.time, "bold" if whole.ms is not None else ""),
+        f" {whole.unit}" if whole.unit else "",
+    )
+    if not brief:
+        counted = f"{fmt.count(one.count, 'step')} · " if one.window_ms is None else ""
+        head.append(f" · {counted}{plain(one.definition)}")
+    body: list[RenderableType] = [head]
+    if shares is None:
+        body.append(Text(f"Where the step goes: {fmt.NOT_RECORDED}"))
+        return section(whole.title, *body)
+    values = {name: getattr(shares, name) for name in SHARE_ORDER}
+    body.append(
+        Bar(
+            [(*GLYPHS[n], values[n] or 0.0) for n in SHARE_ORDER],
+            whole=1.0,
+            max_width=_BAR_WIDTH,
+        )
+    )
+    body.append(_legend(report, values))
+    notes = step_notes(report, brief=brief)
+    body += [Text(plain(note), style="bright_black") for note in notes]
+    return section(whole.title, *body)
+
+
+def _legend(report: Report, values: Mapping[str, float | None]) -> Table:
+    """One line for each share: glyph, word, milliseconds, percent, and what is hidden."""
+    grid = Table.grid(padding=(0, 2))
+    for justify in ("left", "left", "right", "right", "left"):
+        grid.add_column(justify=justify)
+    wall = whole_of(report).ms
+    hidden = {"input": report.hidden.input_ms, "copy": report.hidden.copy_ms}
+    for name in SHARE_ORDER:
+        value = values[name]
+        if not value and name not in _ALWAYS_SHOWN:
+            continue
+        glyph, style = GLYPHS[name]
+        mark = Text(glyph, style=style)
+        if value is None:
+            grid.add_row(mark, name, "", "", _absent(name))
+            continue
+        behind = hidden.get(name)
+        note = f"and {fmt.ms(behind)} hidden behind other work" if behind else ""
+        in_ms = fmt.ms(value * wall) if wall is not None else ""
+        grid.add_row(mark, name, in_ms, fmt.share(value), Text(note, style="bright_black"))
+    return grid
+
+
+def _absent(name: str) -> str:
+    return f"{fmt.NOT_APPLICABLE} (no accelerator)" if name == "copy" else fmt.NOT_RECORDED
+
+
+def ablation(report: Report, *, brief: bool = False) -> RenderableType | None:
+    """What the step would be as advised, without the loader, without copies: as measured."""
+    rows = what_if(report)
+    if not rows:
+        return None
+    whole = max(row.value_ms for row in rows if row.value_ms is not None)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column()
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column()
+    grid.add_column(justify="right", no_wrap=True)
+    for row in rows:
+        if row.value_ms is None:
+            grid.add_row(row.words, row.figure, "", "")
+            continue
+        bar = Bar([("━", "bold" if row.is_now else "", row.value_ms)], whole=whole, max_width=40)
+        gain = fmt.ratio(row.gain) if row.gain is not None else ""
+        grid.add_row(row.words, row.figure, bar, gain)
+    notes = [Text(plain(note), style="bright_black") for note in what_if_notes(report, brief=brief)]
+    return section("What it would be", grid, *notes)
+
+
+def findings(found: Sequence[Finding]) -> RenderableType | None:
+    """Every finding with its evidence and its advice."""
+    if not found:
+        return None
+    body: list[RenderableType] = []
+    for finding in found:
+        if body:
+            body.append(Text(""))
+        body += [finding_head(finding), indented(Text(plain(finding.summary)))]
+        figures = evidence_words(finding)
+        if figures:
+            body.append(indented(Text(" · ".join(figures), style="bright_black")))
+        if finding.advice:
+            body.append(indented(Text.assemble(("→ ", "bold"), plain(finding.advice))))
+    return section("Findings", *body)
+
+
+def finding_head(finding: Finding) -> Text:
+    """How severe, which kind, what it takes and where."""
+    head = Text.assemble(
+        ("● " + finding.severity, _SEVERITY_STYLES.get(finding.severity, "")),
+        f"  {plain(finding.kind)}",
+    )
+    if finding.share is not None:
+        head.append(f" · {share_words(finding)}")
+    if finding.loader:
+        head.append(f" · {plain(finding.loader)}")
+    return head
+
+
+def indented(body: RenderableType) -> Padding:
+    return Padding(body, (0, 0, 0, 2))

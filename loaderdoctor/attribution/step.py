@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from loaderdoctor.attribution.collecting import collection_facts
 from loaderdoctor.attribution.compiling import compile_facts
 from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.estimate import Estimate, mean, t95
@@ -226,6 +227,7 @@ def step_facts(
         windows_ms=tuple(t.within_ms for t in times),
         cpu=cpu_facts(plain, observed.environment.usable_cpus),
         compiling=compile_facts(plain),
+        collecting=collection_facts(plain),
     )
 
 

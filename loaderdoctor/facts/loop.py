@@ -29,6 +29,24 @@ class CpuFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionFacts:
+    """Python's garbage collector in plain windows; while it works, the loop stands still."""
+
+    n: int  # collections of all generations
+    n_full: int
+    n_steps: int
+    ms_per_step: float
+    low_ms_per_step: float  # lower bound: pauses as rare as these come together by chance
+    full_ms_per_step: float  # of it
+    asked_ms_per_step: float  # of it, full ones that a line of code asks for: gc.collect()
+    longest_ms: float | None  # of full ones; None: there was none
+    n_longer_than_step: int  # full ones that took longer than the median step
+    site: str | None = None  # the line that asks for most of it: "train.py:57"
+    code: str | None = None
+    library: str | None = None  # the package whose line that is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompileFacts:
     """Code that torch.compile made in plain windows, long after the loop was warm."""
 
@@ -68,6 +86,7 @@ class StepFacts:
     rebuilt: frozenset[str] = frozenset()  # loaders of the step that are built anew for each epoch
     cpu: CpuFacts | None = None
     compiling: CompileFacts | None = None  # None: nothing was compiled
+    collecting: CollectionFacts | None = None  # None: no garbage collection was recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

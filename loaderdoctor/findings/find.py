@@ -34,6 +34,7 @@ from loaderdoctor.findings.rules.copies import (
     pin_ineffective,
     wide_dtype_copy,
 )
+from loaderdoctor.findings.rules.garbage import gc_pauses
 from loaderdoctor.findings.rules.host import launch_bound, sync_every_step
 from loaderdoctor.findings.rules.loop_work import work_between_steps
 from loaderdoctor.findings.rules.main_guard import main_guard_missing
@@ -96,6 +97,7 @@ RULES: tuple[Rule, ...] = (
     recompilation,
     autotuning_each_shape,
     compute_depends_on_new_shapes,
+    gc_pauses,
     data_parallel,
     tf32_off,
     grad_not_set_to_none,
@@ -224,6 +226,12 @@ OVERRULES: tuple[Overrule, ...] = (
         winner=Kind.COMPUTE_DEPENDS_ON_NEW_SHAPES,
         losers=(Kind.WORK_BETWEEN_STEPS, Kind.ALLOCATOR_PAGE_FAULTS),
         reason="that work is done for each new shape, which is what to change",
+        min_part=0.5,
+    ),
+    Overrule(
+        winner=Kind.GC_PAUSES,
+        losers=(Kind.WORK_BETWEEN_STEPS, Kind.LAUNCH_BOUND),
+        reason="collections come within any line that makes objects, or between two launches",
         min_part=0.5,
     ),
     Overrule(

@@ -56,6 +56,7 @@ class Kind(str, Enum):
     RECOMPILATION = "recompilation"
     AUTOTUNING_EACH_SHAPE = "autotuning-each-shape"
     COMPUTE_DEPENDS_ON_NEW_SHAPES = "compute-depends-on-new-shapes"
+    GC_PAUSES = "gc-pauses"
     DATA_PARALLEL = "data-parallel"
     TF32_OFF = "tf32-off"
     GRAD_NOT_SET_TO_NONE = "grad-not-set-to-none"

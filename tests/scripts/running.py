@@ -16,6 +16,7 @@ from loaderdoctor.report.model import Finding, Recommendation, Report
 HERE = Path(__file__).parent
 SHAPES = HERE / "shapes"
 STARVED = HERE / "starved"
+CAUSES = HERE / "causes"
 # Enough for plain, profiled and ablation windows and some rounds of trials of a 6 ms step.
 SMALL_BUDGET_S = 12.0
 TIMEOUT_S = 240.0

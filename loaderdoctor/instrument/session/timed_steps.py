@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.instrument.session.collection_count import CollectionCount
 from loaderdoctor.instrument.session.compile_count import CompileCount
 from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.session.messages import Messages
@@ -75,7 +76,11 @@ class TimedSteps:
         clock = self._start_clock(n_steps)
         if profiler is None and not (self._switches.watch_each_step or self._sources.substituting):
             window.count = self._counter(clock, n_steps)
-        reason = yield from self._run_steps(request, clock, n_steps, deadline, profiler)
+        garbage = CollectionCount()
+        try:
+            reason = yield from self._run_steps(request, clock, n_steps, deadline, profiler)
+        finally:
+            collections = garbage.stop()
         fetches = window.end_timing()
         cpu = meter.since()
         compiled = compiles.since()
@@ -85,7 +90,7 @@ class TimedSteps:
             raise WindowFailedError(copies.reason)
         answered = copies.counts() if copies is not None else None
         done = self._figures(request, reason, clock.finish(), fetches, cpu, answered)
-        return msgspec.structs.replace(done, compiles=compiled)
+        return msgspec.structs.replace(done, compiles=compiled, collections=collections)
 
     def _start_clock(self, n_steps: int) -> StepClock:
         """The window's own clock; the first step begins now."""

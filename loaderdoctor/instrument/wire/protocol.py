@@ -29,6 +29,7 @@ import msgspec
 
 from loaderdoctor.instrument.wire.records import (
     BoundaryRecord,
+    CollectionRecord,
     CompileRecord,
     ComputeRecord,
     CopyRecord,
@@ -255,6 +256,7 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     boundary_ns: int | None = None  # trial: one epoch boundary, as the settings make it
     copies: CopyRecord | None = None  # no_copy
     compiles: CompileRecord | None = None  # None: nothing was compiled
+    collections: CollectionRecord | None = None  # None: no garbage collection, or not recorded
     ready: ReadyRecord | None = None  # no_input: None where batches were recorded earlier
     wall: WallRecord | None = None  # of the whole run up to this window's end
 

@@ -275,6 +275,18 @@ class CompileRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     function: str | None = None  # of the user's that was compiled anew: "forward (model.py:12)"
 
 
+class CollectionRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What Python's garbage collector did within a window, by generation: 2 is a full one."""
+
+    n: tuple[int, ...]
+    ns: tuple[int, ...]
+    full_ns: tuple[int, ...] = ()  # full ones one by one, the first few hundred
+    asked_ns: int = 0  # of full ones, those that a line of code asked for: gc.collect()
+    site: str | None = None  # the line that asked for most of it: "train.py:57"
+    code: str | None = None
+    library: str | None = None  # the package whose line that is; None: the user's own
+
+
 class ReadyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Batches that the loader made ahead of a window, each handed out once in it."""
 

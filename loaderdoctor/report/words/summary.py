@@ -52,9 +52,10 @@ CAUSES: Mapping[Kind, str] = {
     Kind.SYNC_EVERY_STEP: "the loop waits for the accelerator in each step",
     Kind.LAUNCH_BOUND: "launching many small operations takes longer than they run",
     Kind.WORK_BETWEEN_STEPS: "the loop does other work between steps",
+    Kind.GC_PAUSES: "Python's garbage collector stops the loop",
     Kind.SLOW_RANK: "one rank is slower than the others",
 }
-_HOST = (Kind.SYNC_EVERY_STEP, Kind.LAUNCH_BOUND, Kind.WORK_BETWEEN_STEPS)
+_HOST = (Kind.SYNC_EVERY_STEP, Kind.LAUNCH_BOUND, Kind.WORK_BETWEEN_STEPS, Kind.GC_PAUSES)
 _COPY = (Kind.PIN_INEFFECTIVE, Kind.PAGEABLE_COPY, Kind.BLOCKING_COPY, Kind.COPY_NOT_OVERLAPPED,
          Kind.MANY_SMALL_COPIES, Kind.WIDE_DTYPE_COPY)  # fmt: skip
 _OF_BOUND: Mapping[Bound, tuple[Kind, ...]] = {

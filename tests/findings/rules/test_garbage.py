@@ -1,0 +1,97 @@
+"""Python's garbage collector as a cause: its share, its pauses, and lines that call it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from loaderdoctor.facts.loop import CollectionFacts
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.find import find
+from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.findings.rules.garbage import gc_pauses
+from tests.findings.builders import healthy, shares
+from tests.findings.case import Case, check_fires, check_silent
+
+SEEN = CollectionFacts(
+    n=400,
+    n_full=40,
+    n_steps=400,
+    ms_per_step=3.0,
+    low_ms_per_step=2.1,
+    full_ms_per_step=2.9,
+    asked_ms_per_step=0.0,
+    longest_ms=310.0,
+    n_longer_than_step=40,
+)
+
+
+def collecting(facts: Facts | None = None, **changes: Any) -> Facts:
+    facts = facts if facts is not None else healthy()
+    assert facts.step is not None
+    machine = replace(facts.machine, device_name=None) if facts.machine is not None else None
+    step = replace(facts.step, collecting=replace(SEEN, **changes))
+    return replace(facts, step=step, machine=machine, trace=None)
+
+
+PAUSES = Case(
+    rule=gc_pauses,
+    ill=collecting(),
+    share=0.3,
+    severity=Severity.HIGH,
+    evidence={"collection_ms_per_step": 3.0, "full_collections": 40, "longest_ms": 310.0},
+    says=("40 full collections in 400 steps", "The longest took 310 ms", "gc.freeze()"),
+    silent={
+        "young ones that cost nothing": collecting(
+            n=4000, n_full=0, ms_per_step=0.05, full_ms_per_step=0.0, n_longer_than_step=0
+        ),
+        "one pause in a long run": collecting(n_full=1, n_longer_than_step=1, ms_per_step=0.3),
+        "nothing collected": healthy(),
+    },
+    missing={"no plain windows": replace(collecting(), step=None)},
+)
+
+
+def test_gc_pauses() -> None:
+    check_fires(PAUSES)
+    check_silent(PAUSES)
+
+
+def test_rare_pauses_that_double_steps_are_told_as_a_hint() -> None:
+    found = gc_pauses(collecting(ms_per_step=0.2, low_ms_per_step=0.1, n_longer_than_step=4))
+    assert found is not None and found.severity is Severity.LOW
+    assert gc_pauses(collecting(ms_per_step=0.2, n_longer_than_step=2)) is None
+
+
+def test_one_long_pause_is_uncertain() -> None:
+    found = gc_pauses(collecting(n_full=1, low_ms_per_step=0.0, n_longer_than_step=1))
+    assert found is not None and found.severity is Severity.UNCERTAIN
+
+
+def test_a_line_that_collects_is_named_and_no_setting_is_advised() -> None:
+    found = gc_pauses(collecting(asked_ms_per_step=2.8, site="train.py:57", code="gc.collect()"))
+    assert found is not None and found.advice is not None
+    assert found.summary.startswith("gc.collect() at train.py:57 stops the loop 40 times")
+    assert "gc.freeze" not in found.advice and "train.py:57" in found.advice
+
+
+def test_young_collections_get_other_advice_than_full_ones() -> None:
+    found = gc_pauses(collecting(n=8000, full_ms_per_step=0.4))
+    assert found is not None and found.advice is not None
+    assert "8,000 collections" in found.summary and "gc.freeze" not in found.advice
+
+
+def test_next_to_an_accelerator_it_costs_no_more_than_that_idles() -> None:
+    facts = healthy()
+    assert facts.machine is not None
+    busy = replace(
+        collecting(), machine=replace(facts.machine, device_name="GPU"), shares=shares(host=0.1)
+    )
+    found = gc_pauses(busy)
+    assert found is not None and found.share is not None
+    assert found.share <= 0.1 + (busy.share("input") or 0.0) + 1e-9
+
+
+def test_lines_that_collections_fall_into_are_not_the_cause() -> None:
+    kinds = {x.kind for x in find(collecting())}
+    assert Kind.GC_PAUSES in kinds

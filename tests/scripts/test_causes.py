@@ -1,0 +1,26 @@
+"""Causes that look like input or compute and are neither, each next to a look-alike without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.running import CAUSES, diagnose
+
+pytestmark = [pytest.mark.scripts, pytest.mark.slow, pytest.mark.alone]
+
+
+@pytest.mark.parametrize("how", ["auto", "asked"])
+def test_garbage_collection_stops_the_loop(how: str, tmp_path: Path) -> None:
+    done = diagnose(CAUSES / "collected.py", how, cwd=tmp_path, options=["--no-verify"])
+    found = done.finding("gc-pauses")
+    assert found.share is not None and found.share > 0.2
+    assert found.evidence["asked_by"] == ("gc.collect()" if how == "asked" else None)
+    assert "work-between-steps" not in done.kinds
+
+
+@pytest.mark.parametrize("how", ["rarely", "frozen"])
+def test_collections_that_cost_next_to_nothing_are_no_finding(how: str, tmp_path: Path) -> None:
+    done = diagnose(CAUSES / "collected.py", how, cwd=tmp_path, options=["--no-verify"])
+    assert "gc-pauses" not in done.kinds

@@ -195,6 +195,10 @@ def _engine_options(command: F) -> F:
     )(command)
 
 
+_ONCE = click.option(
+    "--once", is_flag=True, help="Don't run SCRIPT again where it ends before all is measured."
+)
+
 _TRIAL_LIMIT = click.option(
     "--trial-limit",
     "trial_limit_s",
@@ -230,6 +234,7 @@ def cli() -> None:
     is_flag=True,
     help="Plain and profiled windows only; the script then runs to its end, results unchanged.",
 )
+@_ONCE
 @click.option(
     "--memory-history",
     is_flag=True,
@@ -294,6 +299,7 @@ def diagnose(script: str, args: tuple[str, ...], **options: Any) -> int:
 @click.option(
     "--rerun", is_flag=True, help="Start SCRIPT again, and go on, where a trial took it down."
 )
+@_ONCE
 @click.option("--no-ablation", is_flag=True, help="Don't measure the two bounds.")
 @_engine_options
 @_profile_options

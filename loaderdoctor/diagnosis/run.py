@@ -19,12 +19,14 @@ from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
 from loaderdoctor.diagnosis.gather import MAX_ENTRIES, Gatherer, MemoryHistory, record
 from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
 from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
+from loaderdoctor.diagnosis.unsettled import ended_by_itself, not_again, unsettled
 from loaderdoctor.diagnosis.verify import Verification, Verifier, thread_trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.findings.exposure import is_open
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.command.rank_group import RankGroup
+from loaderdoctor.instrument.command.repeated_run import RepeatedRun
 from loaderdoctor.instrument.wire.protocol import (
     BATCHES_REPLAYED,
     Observed,
@@ -141,6 +143,8 @@ class Diagnosis:
             self.analysis = self._analyse(self.evidence)
         if options.ablate:
             self._measure_longer(gatherer, until)
+        if isinstance(script_run, RepeatedRun):
+            script_run.no_more()
         if options.patient and script_run.ended is None:
             gatherer.await_training()
 
@@ -173,7 +177,7 @@ class Diagnosis:
             return
         known = self.analysis or self._analyse(evidence)  # settings that were tried change neither
         for part in (LONGER_SHARE, 1.0):
-            if not _is_open(known) or script_run.ended is not None:
+            if not is_open(known.severity, known.facts) or script_run.ended is not None:
                 return
             untried = self._options.verify and self.verification is None
             now = self._clock()
@@ -235,7 +239,14 @@ class Diagnosis:
                 findings=answered(
                     analysis.findings, analysis.facts, tried.trials, not_advised=tried.not_advised
                 ),
-                unsettled=self._unsettled(analysis),
+                unsettled=unsettled(
+                    analysis,
+                    self.evidence,
+                    self._script_run,
+                    budget_s=self._options.budget_s,
+                    ablates=self._options.ablate,
+                    interrupted=self.interrupted,
+                ),
             ),
             tried=tried,
             notes=RunNotes(
@@ -257,10 +268,17 @@ class Diagnosis:
     def _analyse(self, evidence: LoopEvidence) -> Analysis:
         verified = self._verified
         tried = thread_trials(verified.tried if verified is not None else ())
-        if isinstance(self._script_run, RankGroup):
-            self.group = analyse_group(evidence, self._script_run.measured, tried)
+        if (ranks := self._ranks) is not None:
+            self.group = analyse_group(evidence, ranks.measured, tried)
             return self.group.analysis
         return analyse(evidence, self._raw / "workers", tried=tried)
+
+    @property
+    def _ranks(self) -> RankGroup | None:
+        run = self._script_run
+        if isinstance(run, RepeatedRun):
+            return run.ranks
+        return run if isinstance(run, RankGroup) else None
 
     @property
     def _replayed(self) -> bool:
@@ -291,46 +309,15 @@ class Diagnosis:
             said[("no-trace", text if text.endswith(".") else f"{text}.")] = None
         if self.interrupted:
             said[("interrupted", "Interrupted: this is what had been measured by then.")] = None
-        elif missing and self._script_run.ended is not None and self._ended_by_itself():
+        elif missing and ended_by_itself(self._script_run):
             text = (
                 f"The script ended before there was time for {' and '.join(missing)}. "
-                "Let it run longer (more epochs, more data) to have that too."
+                f"{not_again(self._script_run)}"
             )
             said[("script-ended-early", text)] = None
         elif self.verification is not None and not self.verification.complete:
             said[("not-all-tried", NOT_ALL_TRIED)] = None
         return tuple(ReportWarning(kind=kind, text=text) for kind, text in said)
-
-    def _unsettled(self, analysis: Analysis) -> str | None:
-        """Why an uncertain verdict was not settled, and what would settle it."""
-        evidence, options = self.evidence, self._options
-        if not _is_open(analysis) or evidence is None:
-            return None
-        if self.interrupted:
-            return "It was interrupted before more could be measured."
-        if self._ended_by_itself():
-            return "The script ended before more could be measured: let it run longer."
-        if not options.ablate:
-            return "Nothing was compared with ready batches, which would tell."
-        ablation = analysis.facts.ablation
-        if ablation is None:
-            reason = evidence.ablation_reason or "no round was measured to its end"
-            return f"It could not be compared with ready batches: {reason.rstrip('.')}."
-        if ablation.contended_ms:
-            return "What else ran on these CPUs may be all of it: see the warnings."
-        if ablation.n_rounds >= MAX_LONGER_ROUNDS:
-            return (
-                f"{ablation.n_rounds} rounds did not settle it: something else takes turns with "
-                "the loop on this machine. Run it again when that is idle."
-            )
-        return (
-            f"The budget of {options.budget_s:g} s was used up: --budget "
-            f"{2 * options.budget_s:g} measures longer."
-        )
-
-    def _ended_by_itself(self) -> bool:
-        ended = self._script_run.ended
-        return ended is not None and ended.how in ("script-ended", "script-failed")
 
     def _not_measured(self) -> Sequence[str]:
         """Evidence that was wanted and is not there, in words."""
@@ -383,10 +370,6 @@ def _history_row(history: MemoryHistory | None) -> model.MemoryHistory | None:
         overhead=history.overhead.value if history.overhead is not None else None,
         overhead_ci=interval(history.overhead),
     )
-
-
-def _is_open(analysis: Analysis) -> bool:
-    return is_open(analysis.severity, analysis.facts)
 
 
 def _rest_ms(analysis: Analysis) -> float | None:

@@ -32,15 +32,10 @@ from loaderdoctor.commands.output import (
 from loaderdoctor.diagnosis.gather import NAME as SNAPSHOT
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import RunError
-from loaderdoctor.instrument.command.endings import NeverTrainedError
 from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target
 from loaderdoctor.instrument.command.launched_run import TrainingBeganError
-from loaderdoctor.instrument.command.rank_group import RankGroup
-from loaderdoctor.instrument.command.script_run import (
-    NoDataLoaderError,
-    RanksSpawnedError,
-    ScriptRun,
-)
+from loaderdoctor.instrument.command.repeated_run import RepeatedRun
+from loaderdoctor.instrument.command.script_run import NoDataLoaderError
 from loaderdoctor.instrument.system.processes import Signals, exit_code_of, held
 from loaderdoctor.instrument.wire.protocol import (
     FromRun,
@@ -56,13 +51,13 @@ START_TIMEOUT_S = 1800.0
 
 NOT_VALID = (
     "loaderdoctor: this run's training is not valid: it is stopped after measuring, and a loop "
-    "over a DataLoader gets other batches than its own for a while. Files it saves may be "
+    "over a DataLoader gets other batches than its own for a while. {ends} Files it saves may be "
     "overwritten. (--run-to-end measures less and changes nothing.)\n"
 )
-NEVER_TRAINED = (
-    "loaderdoctor: the script ended and has trained nothing; it is run again, and the loop that it "
-    "has is measured.\n"
-)
+ONCE = "--once keeps it to one run; without it the script is run again for that."
+TO_ITS_END = "With --run-to-end a script runs once: let it run longer (more epochs, more data)."
+RUNS_AGAIN = "Where it ends before enough was measured, it is run again (--once: a single run)."
+RUNS_ONCE = "Where it ends before enough was measured, it is not run again (--once)."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +72,7 @@ class DiagnoseOptions:
     no_verify: bool = False
     trial_limit_s: float | None = None
     run_to_end: bool = False
+    once: bool = False
     fail_on: tuple[str, ...] = ()
     profiler: ProfilerSchedule = field(default_factory=ProfilerSchedule)
     memory_history: bool = False
@@ -139,7 +135,7 @@ class _Call:
 
 def _diagnose(call: _Call) -> int:
     if not call.options.run_to_end:
-        Stages().warn(NOT_VALID)
+        Stages().warn(NOT_VALID.format(ends=RUNS_ONCE if call.options.once else RUNS_AGAIN))
     with tempfile.TemporaryDirectory(prefix=".raw-", dir=call.folder.path) as raw:
         run = _Run(call, Path(raw))
         try:
@@ -192,68 +188,53 @@ class _Run:
 
     def __init__(self, call: _Call, raw: Path) -> None:
         self._options, self._target, self._raw = call.options, call.target, raw
-        self._launch = call.launch
-        self._script_run = call.launch.script_run(call.target, raw, _launch_options(call.options))
-        self._patient = True  # while it may be that the script trains
-        self.diagnosis = self._diagnosis()
         self.stages = Stages()
-        self.ended_code = 0  # of the script itself, where it ended without being stopped
+        self._script_run = RepeatedRun(
+            start=lambda patient: call.launch.script_run(
+                call.target, raw, replace(_launch_options(call.options), patient=patient)
+            ),
+            say=lambda text: self.stages.warn(f"loaderdoctor: {text}\n"),
+            budget_s=call.options.budget_s,
+            never=ONCE if call.options.once else call.launch.once,
+            not_pooled=TO_ITS_END if call.options.run_to_end else None,
+            takes_ranks=True,
+        )
+        self.diagnosis = self._diagnosis()
         self.interrupt: KeyboardInterrupt | None = None
+
+    @property
+    def ended_code(self) -> int:
+        """Of the script itself, where it ended without being stopped."""
+        return self._script_run.exit_code
 
     def measure(self) -> None:
         """Start the script, gather evidence within the budget, stop it. Raises RunError."""
         try:
-            try:
-                self._measure()
-            except RanksSpawnedError:
-                self._measure()
-            except NeverTrainedError:
-                self._begin_again()
-                self._measure()
+            self._measure()
         except KeyboardInterrupt as interrupt:
             if self.diagnosis.evidence is None:
                 raise
             self.interrupt, self.diagnosis.interrupted = interrupt, True
 
     def _measure(self) -> None:
-        script_run = self._script_run
-        try:
-            with script_run:
-                try:
-                    self.stages("starting the script, for as long as its loop takes to be warm")
-                    self._measure_loop(script_run)
-                except RanksSpawnedError:
-                    assert isinstance(script_run, ScriptRun)
-                    self._script_run = RankGroup.of_spawned(script_run)
-                    self.diagnosis = self._diagnosis()
-                    raise
-                except NoDataLoaderError:
-                    script_run.stop(to_end=self._options.run_to_end)
-                    raise
-                to_end = self._options.run_to_end
-                if to_end:
-                    self.stages("measured; the script runs to its end, for as long as it takes")
-                else:
-                    self.stages("stopping it", self.diagnosis.left_s)
+        with self._script_run as script_run:
+            self.stages("starting the script, for as long as its loop takes to be warm")
+            to_end = self._options.run_to_end
+            try:
+                self._measure_loop(script_run)
+            except NoDataLoaderError:
                 script_run.stop(to_end=to_end)
-        finally:
-            if script_run.ended is not None and script_run.ended.how in (
-                "script-failed",
-                "script-ended",
-            ):
-                self.ended_code = script_run.ended.exit_code
+                raise
+            if to_end:
+                self.stages("measured; the script runs to its end, for as long as it takes")
+            else:
+                self.stages("stopping it", self.diagnosis.left_s)
+            script_run.stop(to_end=to_end)
 
-    def _begin_again(self) -> None:
-        """The script waited for ended, and trained nothing: what it does is its loop."""
-        self.stages.warn(NEVER_TRAINED)
-        self._patient = False
-        options = replace(_launch_options(self._options), patient=False)
-        self._script_run = self._launch.script_run(self._target, self._raw, options)
-        self.diagnosis = self._diagnosis()
-
-    def _measure_loop(self, script_run: ScriptRun | RankGroup) -> None:
+    def _measure_loop(self, script_run: RepeatedRun) -> None:
         """The loop, once it is warm; and again where it only then begins to train."""
         observed = script_run.wait_observed(START_TIMEOUT_S, self._tell_of_waiting)
+        self.diagnosis = self._diagnosis()  # it may be another run than the one that was started
         try:
             self.diagnosis.measure(observed)
         except TrainingBeganError:  # which it does once
@@ -273,11 +254,12 @@ class _Run:
             target=self._target.label,
             raw=self._raw,
             on_stage=lambda what, left_s: self.stages(what, left_s),
+            clock=self._script_run.measuring_clock,
             options=DiagnosisOptions(
                 budget_s=options.budget_s,
                 ablate=not (options.no_ablation or options.run_to_end),
                 verify=not (options.no_verify or options.run_to_end),
-                patient=self._patient,
+                patient=self._script_run.patient,
                 trial_limit_s=options.trial_limit_s,
                 profiler=options.profiler,
                 memory_history=self._raw.parent / SNAPSHOT if options.memory_history else None,
@@ -294,6 +276,7 @@ def _words(options: DiagnoseOptions) -> tuple[str, ...]:
         (options.no_ablation, "--no-ablation"),
         (options.no_verify, "--no-verify"),
         (options.run_to_end, "--run-to-end"),
+        (options.once, "--once"),
         (profiler.with_stack, "--with-stack"),
         (profiler.profile_memory, "--profile-memory"),
         (options.memory_history, "--memory-history"),

@@ -54,6 +54,16 @@ class Launch:
         """Whether another rank's command drives this one."""
         return self.rank is not None and self.rank > 0
 
+    @property
+    def once(self) -> str | None:
+        """Why the script can't be run again, in a sentence; None: it can."""
+        if self.rank is None:
+            return None
+        return (
+            "Under torchrun a script runs once: give torchrun's options to `loaderdoctor "
+            "diagnose` and it starts the ranks itself, as often as needed."
+        )
+
     def script_run(
         self, target: Target, run_dir: Path, options: LaunchOptions
     ) -> ScriptRun | RankGroup:

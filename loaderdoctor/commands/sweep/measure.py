@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -30,6 +30,7 @@ from loaderdoctor.instrument.command.launch_config import LaunchOptions
 from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.command.launched_run import TrainingBeganError
 from loaderdoctor.instrument.command.rank_group import start_ranks
+from loaderdoctor.instrument.command.repeated_run import RepeatedRun
 from loaderdoctor.instrument.command.script_run import ScriptRun
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.sweep import timings_file
@@ -40,6 +41,7 @@ from loaderdoctor.tryout.trials import Measurement, Part, Progress, Trial
 
 # How long a script may take to its first warm steps: imports, data preparation, compilation.
 START_TIMEOUT_S = 600.0
+ONCE = "--once keeps it to one run; without it the script is run again, and the sweep goes on."
 # Of a process of a trial's own script, at least and as a part of the budget.
 PROCESS_START_S = 60.0
 PROCESS_START_SHARE = 0.2
@@ -112,17 +114,19 @@ def measure(
     `watch` is given the evidence while it grows and returns what each step of progress is told.
     """
     target = asked.target
-    open_process = opener(asked, trace_dir)
-    with ExitStack() as script_runs:
-
-        def open_run() -> ScriptRun:
-            script_run = script_runs.enter_context(open_process(None))
-            assert isinstance(script_run, ScriptRun)
-            return script_run
-
+    options = LaunchOptions(stdout=asked.stdout)
+    script_run = RepeatedRun(
+        start=lambda patient: ScriptRun(
+            target.script, trace_dir, replace(options, patient=patient)
+        ),
+        say=say,
+        budget_s=asked.budget_s or budget_s(asked.options),
+        never=ONCE if asked.options.once else None,
+    )
+    with script_run:
         say(f"waiting for the first steps of {target.name}")
-        script_run = open_run()
-        loop = _Loop(asked, trace_dir, script_run, open_process, open_run)
+        _wait_warm(script_run, START_TIMEOUT_S)
+        loop = _Loop(asked, trace_dir, script_run, opener(asked, trace_dir))
         try:
             return loop.measure(say, show, watch)
         except TrainingBeganError:  # which it does once
@@ -137,9 +141,8 @@ class _Loop:
 
     asked: Asked
     trace_dir: Path
-    script_run: ScriptRun
+    script_run: RepeatedRun
     open_process: OpenFresh
-    open_run: Callable[[], ScriptRun]
 
     def measure(
         self,
@@ -149,7 +152,7 @@ class _Loop:
     ) -> SweepEvidence:
         """Everything but the start. Raises as `measure` does, and TrainingBeganError."""
         asked, trace_dir, script_run = self.asked, self.trace_dir, self.script_run
-        open_process, open_run = self.open_process, self.open_run
+        open_process = self.open_process
         options, target = asked.options, asked.target
         observed = script_run.observed
         assert observed is not None
@@ -172,7 +175,12 @@ class _Loop:
             measured = replace(measured, trace_dir=None)
         n_measured = sum(trial.alive for trial in planned)
         say(f"{n_measured} trials, about {measured.budget_s:.0f} s of measuring")
-        evidence = SweepEvidence(observed=observed, notes=script_run.notes, seed=options.seed)
+        evidence = SweepEvidence(
+            observed=observed,
+            notes=script_run.notes,
+            seed=options.seed,
+            clock=script_run.measuring_clock,
+        )
         evidence.sweep = sweep = Sweep(
             observed,
             planned,
@@ -180,8 +188,9 @@ class _Loop:
             Equipment(
                 script_run=script_run,
                 on_progress=watch(evidence),
-                reopen=open_run if target.recipe is not None or options.rerun else None,
+                reopen=script_run.reopen if target.recipe is not None or options.rerun else None,
                 fresh=FreshRuns(open_process),
+                clock=script_run.measuring_clock,
             ),
             refused=evidence.refused([trial.settings for trial in planned]),
             ablate=evidence.ablate if asked.ablate and not options.no_ablation else None,
@@ -212,7 +221,7 @@ def _free_port() -> int:
         return port
 
 
-def _wait_warm(script_run: ScriptRun | JobRun, start_s: float) -> None:
+def _wait_warm(script_run: ScriptRun | JobRun | RepeatedRun, start_s: float) -> None:
     """Wait for the loop. Raises RunError; the exit code of a script that failed passes on."""
     try:
         script_run.wait_observed(start_s)

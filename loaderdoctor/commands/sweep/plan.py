@@ -56,6 +56,7 @@ class SweepOptions:
     n_ranks: int | None = None  # processes of a `ddp` trial; None: one for each device
     budget_s: float | None = None
     trial_limit_s: float | None = None
+    once: bool = False  # don't run the user's script again where it ended early
     rerun: bool = False  # start the user's script again where a trial took it down
     no_ablation: bool = False
     profiler: ProfilerSchedule = field(default_factory=ProfilerSchedule)

@@ -143,6 +143,13 @@ class RankGroup(LaunchedRun):
                 self._wait(lambda: self.ended is not None, POLITE_S)
         return measured
 
+    def remember(self, before: RankGroup, *, but: Sequence[int]) -> None:
+        """Keep what these ranks measured in an earlier run of the script, but for some windows."""
+        done = {m.rank: m.done for m in before.connections}
+        for one in self.connections:
+            earlier = done.get(one.rank, {})
+            one.done = {n: w for n, w in earlier.items() if n not in but} | one.done
+
     # ------------------------------------------------------------ windows
 
     def _measure(self, request: WindowRequest, timeout_s: float) -> WindowDone | None:

@@ -22,6 +22,7 @@ from loaderdoctor.instrument.entry.main_script import (
     waits_for_threads,
 )
 from loaderdoctor.instrument.entry.spawned import Spawner
+from loaderdoctor.instrument.entry.stdin_watch import StdinWatch
 from loaderdoctor.instrument.session import ranks
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.no_dataloader import NoDataLoaderWatch
@@ -56,6 +57,9 @@ def main() -> NoReturn:
         patient=launch_config.patient,
     )
     Hooks(session).watch()
+    stdin = StdinWatch()
+    stdin.watch()
+    session.read_stdin = stdin.was_read
     if not launch_config.group:
         Spawner(launch_config).watch()
         session.no_dataloader = NoDataLoaderWatch(session).stepped

@@ -80,6 +80,7 @@ class Session:
         self.wall = self._new_account()
         self.driver: Driver | None = None
         self.no_dataloader: Callable[[Any], None] | None = None  # told of work before any fetch
+        self.read_stdin: Callable[[], bool] = lambda: False
 
     def close_window(self) -> None:
         """Nothing of the window stays, whatever it had set."""
@@ -217,6 +218,7 @@ class Session:
                 loaders=self.registry.records(),
                 wall=self.wall.record(self.n_steps) if self.definition is not None else None,
                 before_training=self.passes.records() if self.passes is not None else (),
+                read_stdin=self.read_stdin(),
             )
         )
 

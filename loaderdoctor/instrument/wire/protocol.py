@@ -301,6 +301,7 @@ class Ended(Message, frozen=True, kw_only=True, omit_defaults=True):
     before_training: tuple[
         PassRecord, ...
     ] = ()  # where it ended before it trained, or at least warm
+    read_stdin: bool = False  # the script did, as far as its process can tell
 
 
 FromRun = (

@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from loaderdoctor.advice.code_advice import CHANGES, FORMAT_CHANGES
+from loaderdoctor.advice.ideas import CHANGES, FORMAT_CHANGES
 from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.findings import find
 from loaderdoctor.findings.formats import FORMATS

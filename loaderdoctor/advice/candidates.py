@@ -38,11 +38,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeAdvice:
-    """A change of the user's code that no setting makes, with an example to copy."""
+    """A change of the user's code that no setting makes.
+
+    `code` is written in the script's own names and fits its place; None: there is only the `idea`.
+    """
 
     kind: Kind | None  # the finding it answers; None: the verdict alone
     title: str
-    example: str
+    idea: str
+    code: str | None
     bound_ms: float | None  # at most this much of a step can be gained; None: not known
     predicted_from: PredictedFrom | None  # where the bound comes from; None: not known
     caution: str | None = None

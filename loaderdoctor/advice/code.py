@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from loaderdoctor.advice.call_edit import CannotEdit, calls, literal, parsed_call, with_arguments
-from loaderdoctor.advice.loop_snippets import BACKGROUND, RESIDENT, SIDE_STREAM, axis_code
+from loaderdoctor.advice.ideas import axis_ideas
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import needs_guard
 from loaderdoctor.instrument.wire.records import LoaderRecord
@@ -30,9 +31,9 @@ _TRANSFER_PARAMETERS = {
     "copy_": ("src", "non_blocking"),
 }
 _TRANSFER_HINT = {
-    "to": "batch = batch.to(device, non_blocking=True)",
-    "cuda": "batch = batch.cuda(non_blocking=True)",
-    "copy_": "target.copy_(batch, non_blocking=True)",
+    "to": "`.to(device, non_blocking=True)` where the batch is copied.",
+    "cuda": "`.cuda(non_blocking=True)` where the batch is copied.",
+    "copy_": "`.copy_(batch, non_blocking=True)` where the batch is copied.",
 }
 # Axes that are arguments of DataLoader: the argument's name and torch's default.
 _ARGUMENTS: dict[str, tuple[str, Value]] = {
@@ -66,7 +67,7 @@ _TRAINING_ARGUMENTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeEdit:
-    """A change of source. `before` is None where only a hint could be given."""
+    """A change of source; where `before` is None, only a hint: `after` says it in words."""
 
     before: str | None
     after: str
@@ -74,12 +75,13 @@ class CodeEdit:
 
     @property
     def exact(self) -> bool:
-        """Whether `after` is the user's own code, changed; else it is a hint."""
+        """Whether `after` is the user's own code, changed; else it is a hint in words."""
         return self.before is not None
 
     def diff(self) -> str:
-        """Both as `- old` and `+ new` lines, unchanged lines once; a hint as `+` lines only."""
-        old = self.before.splitlines() if self.before is not None else []
+        """Both as `- old` and `+ new` lines, unchanged lines once. Not of a hint."""
+        assert self.before is not None
+        old = self.before.splitlines()
         new = self.after.splitlines()
         shorter = min(len(old), len(new))
         head = next((i for i in range(shorter) if old[i] != new[i]), shorter)
@@ -91,6 +93,26 @@ class CodeEdit:
             + [f"- {x}" for x in old[head : len(old) - tail]]
             + [f"+ {x}" for x in new[head : len(new) - tail]]
             + [f"  {x}" for x in old[len(old) - tail :]]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """How a change is written: lines that fit the script, and in words what no line is known of."""
+
+    code: str
+    idea: str | None = None
+
+    @classmethod
+    def of(cls, edits: Iterable[CodeEdit]) -> Written:
+        """Exact edits as a diff, hints as sentences."""
+        exact: list[CodeEdit] = []
+        hints: list[CodeEdit] = []
+        for edit in edits:
+            (exact if edit.exact else hints).append(edit)
+        return cls(
+            code="\n".join(edit.diff() for edit in exact),
+            idea=" ".join(dict.fromkeys(edit.after for edit in hints)) or None,
         )
 
 
@@ -109,7 +131,7 @@ def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:
     edits: list[CodeEdit] = []
     guard = facts.main_loader.safety.guard_missing if facts.main_loader else None
     if settings.num_workers and guard is not None and needs_guard(facts):
-        edits.append(CodeEdit(before=None, after=guard))
+        edits.append(CodeEdit(before="", after=guard))
     if loader_arguments(settings):
         once = facts.step.rebuilt if settings.persistent_workers and facts.step else ()
         edits += dict.fromkeys(
@@ -123,13 +145,7 @@ def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:
         }
         exact = {e.before: e for e in lines.values() if e.exact}
         edits += exact.values() or [edit_transfer(None)]
-    if settings.background in ("host", "device"):
-        edits.append(CodeEdit(before=None, after=BACKGROUND))
-    if settings.side_stream:
-        edits.append(CodeEdit(before=None, after=SIDE_STREAM))
-    if settings.resident:
-        edits.append(CodeEdit(before=None, after=RESIDENT))
-    edits += [CodeEdit(before=None, after=text) for text in axis_code(settings)]
+    edits += [CodeEdit(before=None, after=idea) for idea in axis_ideas(settings)]
     return tuple(edits)
 
 
@@ -156,7 +172,7 @@ def edit_loader_call(code: str | None, changes: Settings, *, index: int = 0) -> 
     """The DataLoader call in `code` with the arguments of `changes` replaced or added.
 
     `index` counts the calls where one line builds several. A call that can't be found, parsed or
-    safely changed gives `DataLoader(..., num_workers=6)` as a hint, with the reason in `note`.
+    safely changed gives a hint, with the reason in `note`.
     """
     arguments = loader_arguments(changes)
     if code is None or not code.strip():
@@ -182,9 +198,8 @@ def edit_framework_call(library: str, changes: Settings) -> CodeEdit:
     arguments = {k: v for k, v in loader_arguments(changes).items() if v is not None}
     if library == "transformers" and set(arguments) <= set(_TRAINING_ARGUMENTS):
         named = ", ".join(f"{_TRAINING_ARGUMENTS[k]}={literal(v)}" for k, v in arguments.items())
-        return CodeEdit(before=None, after=f"TrainingArguments(..., {named})")
-    hint = edit_loader_call(None, changes)
-    return CodeEdit(before=None, after=hint.after, note=f"{library} builds this loader")
+        return CodeEdit(before=None, after=f"`{named}` in TrainingArguments.")
+    return _loader_hint(arguments, f"{library} builds this loader")
 
 
 def edit_transfer(code: str | None, call: str = "to") -> CodeEdit:
@@ -246,7 +261,8 @@ def _is_no_transfer(call: str) -> bool:
     return casts or (isinstance(last, ast.Constant) and isinstance(last.value, bool))
 
 
-def _loader_hint(arguments: dict[str, Value], note: str | None) -> CodeEdit:
+def _loader_hint(arguments: Mapping[str, Value], note: str | None) -> CodeEdit:
     shown = {k: v for k, v in arguments.items() if v is not None or k not in _DEFAULTS}
     text = ", ".join(f"{k}={literal(v)}" for k, v in shown.items())
-    return CodeEdit(before=None, after=f"DataLoader(..., {text})", note=note)
+    why = f" ({note})" if note is not None else ""
+    return CodeEdit(before=None, after=f"`{text}` where the DataLoader is built{why}.", note=note)

@@ -52,7 +52,7 @@ loader = DataLoader(
     Batches(dataset.data, dataset.targets), batch_size=64, shuffle=True, collate_fn=as_it_is
 )"""
 
-_CACHED = """\
+CACHED = """\
 class Cached(torch.utils.data.Dataset):  # every sample is made once; random augmentation too
     def __init__(self, dataset):  # before the DataLoader is made: forked workers share it
         self.samples = [dataset[i] for i in range(len(dataset))]
@@ -60,10 +60,7 @@ class Cached(torch.utils.data.Dataset):  # every sample is made once; random aug
         return len(self.samples)
     def __getitem__(self, index):
         return self.samples[index]
-"""
-CACHED = _CACHED + "loader = DataLoader(Cached(dataset), batch_size=64, shuffle=True)"
-CACHED_DATASET = _CACHED + "dataset = Cached(dataset)"
-
+loader = DataLoader(Cached(dataset), batch_size=64, shuffle=True)"""
 CACHE_BEFORE_RANDOM = """\
 class Cached(torch.utils.data.Dataset):
     def __init__(self, dataset, random):  # samples as they are before the first random transform
@@ -78,14 +75,6 @@ steps = dataset.transform.transforms
 first = next(i for i, step in enumerate(steps) if "Random" in type(step).__name__)
 dataset.transform = transforms.Compose(steps[:first])
 dataset = Cached(dataset, transforms.Compose(steps[first:]))  # before its DataLoader is made"""
-
-BATCHWISE = """\
-# Once, before training: the dataset hands out bytes.
-steps = dataset.transform.transforms[:-2]  # without ToTensor() and Normalize()
-dataset.transform = transforms.Compose([*steps, transforms.PILToTensor()])
-for images, labels in loader:
-    images = images.to(device).float().div_(255).sub_(0.1307).div_(0.3081)  # the whole batch
-    ...  # the loop as it is"""
 
 UINT8 = """\
 # In the dataset, in place of ToTensor() and Normalize(mean, std):
@@ -107,19 +96,6 @@ class Half(torch.utils.data.Dataset):  # collating, pinning and copying move hal
 loader = DataLoader(Half(dataset), batch_size=batch_size, shuffle=True)
 for x, y in loader:  # with its other arguments as they were
     x = x.to(device, non_blocking=True).float()"""
-
-DECODED = """\
-# Once: every image decoded, in one file of bytes.
-pixels = numpy.lib.format.open_memmap(
-    "pixels.npy", mode="w+", dtype="uint8", shape=(len(paths), 224, 224, 3)
-)
-for i, path in enumerate(paths):
-    with Image.open(path) as image:
-        pixels[i] = numpy.asarray(image.convert("RGB").resize((224, 224)))
-pixels.flush()
-# In the dataset, in place of opening and decoding:
-pixels = numpy.load("pixels.npy", mmap_mode="r")  # in __init__
-image = torch.from_numpy(pixels[index].copy()).permute(2, 0, 1)  # in __getitem__: C x H x W"""
 
 PARSED = """\
 # Once, ahead of training: numbers instead of text (parse: what __getitem__ does to one line).

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from loaderdoctor import format as fmt
-from loaderdoctor.advice import dataset_snippets, worked
+from loaderdoctor.advice import worked
 from loaderdoctor.advice.candidates import CodeAdvice
+from loaderdoctor.advice.ideas import CHANGES, FORMAT_CHANGES
 from loaderdoctor.advice.safety import dataset_bytes
 from loaderdoctor.advice.worked import dataset_name
 from loaderdoctor.facts.shares import MODERATE_SHARE
@@ -82,9 +83,10 @@ class _Making:
         self,
         *,
         title: str,
-        example: str,
+        idea: str,
         part: float,
         evidence: str,
+        code: str | None = None,
         axis: str | None = None,
         caution: str | None = None,
         keeps_samples: bool = False,
@@ -95,7 +97,8 @@ class _Making:
         return CodeAdvice(
             kind=replaces,
             title=title,
-            example=example,
+            idea=idea,
+            code=code,
             bound_ms=saved_ms,
             predicted_from="ablation" if by_ablation(self.facts) else "trace",
             caution=caution,
@@ -172,7 +175,8 @@ def _slices(making: _Making) -> CodeAdvice | None:
         )
         return making.advice(
             title=f"Slice whole batches out of {name}.{images.path}, without PIL between",
-            example=worked.from_array(loader),
+            idea=FORMAT_CHANGES["pil-round-trip"].idea,
+            code=worked.from_array(loader),
             part=1.0,
             evidence=f"{what}; a sample takes {fmt.ms(making.sample_ms)} on its way through PIL.",
             keeps_samples=True,
@@ -183,7 +187,9 @@ def _slices(making: _Making) -> CodeAdvice | None:
         return None
     return making.advice(
         title=f"Keep all samples as one tensor ({fmt.n_bytes(held)}) and slice batches out of it",
-        example=worked.sliced(loader),
+        idea="Make every sample once, collate them all into one batch, and let `__getitems__` "
+        "index that.",
+        code=worked.sliced(loader),
         part=1.0,
         evidence=f"{loader.n_samples:,} samples of one shape take {_of_memory(facts, held)}. "
         f"A sample takes {fmt.ms(making.sample_ms)} to make, collating a batch "
@@ -211,7 +217,8 @@ def _cache(making: _Making) -> CodeAdvice | None:
     if not drawn:
         return making.advice(
             title=f"Keep the samples in memory as they are first made ({fmt.n_bytes(held)})",
-            example=worked.cached(making.loader),
+            idea="Wrap the dataset in one that keeps a list of its samples.",
+            code=worked.cached(making.loader),
             part=making.fetch,
             evidence=f"{what}; all {making.loader.n_samples:,} take {_of_memory(facts, held)}.",
             axis="cache",
@@ -226,7 +233,8 @@ def _cache(making: _Making) -> CodeAdvice | None:
     stays = making.transforms(lambda name: name in names[first:])
     return making.advice(
         title=f"Keep what comes before {drawn[0]} in memory",
-        example=dataset_snippets.CACHE_BEFORE_RANDOM,
+        idea="Take the random transforms out of the dataset, wrap it in one that keeps a list of "
+        "its samples, and call them there, each time anew.",
         part=making.fetch - stays,
         evidence=f"{what}. {', '.join(drawn)} must be drawn again each epoch, so only what comes "
         f"before is kept: pictures as decoded, about {fmt.n_bytes(held)} where they have the final "
@@ -243,7 +251,7 @@ def _batchwise(making: _Making) -> CodeAdvice | None:
     timed = [f"{n} {fmt.ms(cost)}" for n, cost in making.workers.transforms if _bare(n) in last]
     return making.advice(
         title=f"{' and '.join(last)} for the whole batch, not for each sample",
-        example=worked.batchwise(making.loader, last),
+        idea=worked.batchwise(making.loader, last),
         part=part,
         evidence=f"{', '.join(timed)} a sample: {fmt.share(part)} of a batch.",
         axis="uint8",
@@ -259,7 +267,7 @@ def _device(making: _Making) -> CodeAdvice | None:
     names = ", ".join(name for name, _ in making.workers.transforms)
     return making.advice(
         title=f"Move the transforms onto the {machine.device_name}",
-        example=dataset_snippets.ON_DEVICE,
+        idea=CHANGES[Kind.CPU_SATURATED_WORKERS].idea,
         part=part,
         evidence=f"{names}: {fmt.share(part)} of a batch.",
         caution="A crop or flip drawn for a batch is the same for all its images.",
@@ -282,7 +290,7 @@ def _decoded(making: _Making) -> CodeAdvice | None:
     if waits:
         return making.advice(
             title="Pack the samples into a few large files",
-            example=dataset_snippets.PACK_FILES,
+            idea=CHANGES[Kind.MANY_SMALL_FILES].idea,
             part=part,
             evidence=f"{evidence}, and the CPU is busy only {fmt.share(on_cpu)} of "
             "the time: it is reading that takes it.",
@@ -290,7 +298,8 @@ def _decoded(making: _Making) -> CodeAdvice | None:
         )
     return making.advice(
         title="Decode once and keep the pixels in one file",
-        example=dataset_snippets.DECODED,
+        idea="Decode every file once into one array of bytes on disk (numpy's open_memmap), and "
+        "let the dataset index that.",
         part=part,
         evidence=f"{evidence}, on the CPU.{_on_disk(making.loader)}",
         caution="Decode to the size before the first random crop, or its choice is narrower.",

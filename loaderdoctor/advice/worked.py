@@ -20,24 +20,24 @@ MAX_CHANNELS = 4
 CONVERTING = frozenset({"ToTensor", "PILToTensor", "ToImage"})
 
 
-def from_array(loader: LoaderRecord | None) -> str:
-    """FROM_ARRAY for the dataset's array of images: its name, layout, mean and deviation."""
+def from_array(loader: LoaderRecord | None) -> str | None:
+    """FROM_ARRAY for the dataset's array of images: its name, layout, mean and deviation.
+
+    None where the script's line does not name the dataset, or can't be changed safely.
+    """
     images, labels = image_store(loader), label_store(loader)
-    if loader is None or images is None:
-        return dataset_snippets.FROM_ARRAY
+    if loader is None or images is None or not has_name(loader):
+        return None  # without a name: the array of a dataset that the line makes
     text = dataset_snippets.FROM_ARRAY.replace(".unsqueeze(1)", _to_channels_first(images))
     if images.dtype != "uint8":  # ToTensor() scales bytes only
         text = text.replace(".div_(255)", "")
     text = text.replace(".sub_(0.1307).div_(0.3081)", _normalised(loader))
     name = dataset_name(loader)
     arguments = f"{name}.{images.path}, {name}.{labels.path if labels else 'targets'}"
-    text = text.replace("dataset.data, dataset.targets", arguments)
-    if not has_name(loader):  # the array of a dataset that the line makes
-        return text
     return with_own_line(text, loader, f"Batches({arguments})", slices=True)
 
 
-def sliced(loader: LoaderRecord | None) -> str:
+def sliced(loader: LoaderRecord | None) -> str | None:
     """SLICED with the user's own line; a batch that is a dict keeps its keys."""
     text = dataset_snippets.SLICED
     if loader is not None and any(t.path.startswith("['") for t in loader.batch):
@@ -53,36 +53,35 @@ def sliced(loader: LoaderRecord | None) -> str:
     return with_own_line(text, loader, f"Sliced({dataset_source(loader)})", slices=True)
 
 
-def cached(loader: LoaderRecord | None) -> str:
+def cached(loader: LoaderRecord | None) -> str | None:
     """CACHED with the user's own line."""
     return with_own_line(dataset_snippets.CACHED, loader, f"Cached({dataset_source(loader)})")
 
 
 def batchwise(loader: LoaderRecord | None, last: Sequence[str]) -> str:
-    """BATCHWISE with the dataset's name, its own mean and deviation, and its `last` transforms."""
-    text = dataset_snippets.BATCHWISE
-    text = text.replace("dataset.transform", f"{dataset_name(loader)}.transform")
-    text = text.replace("[:-2]", f"[:-{len(last)}]")
-    text = text.replace("ToTensor() and Normalize()", " and ".join(f"{x}()" for x in last))
-    if not any(name in CONVERTING for name in last):  # samples are tensors before these
-        text = text.replace("[*steps, transforms.PILToTensor()]", "steps")
-    if loader is None:
-        return text
-    scaled = _normalised(loader).replace("]).view", "], device=device).view")
-    return text.replace(".sub_(0.1307).div_(0.3081)", scaled)
+    """In a sentence: leave the `last` transforms out, with the dataset's own mean and deviation."""
+    names = " and ".join(f"{x}()" for x in last)
+    left = f"Leave {names} out of {dataset_name(loader)}'s transform"
+    if any(name in CONVERTING for name in last):  # else samples are tensors before these
+        left += " (PILToTensor() in their place)"
+    scaled = _normalised(loader) if loader is not None else ""
+    scaled = scaled.replace("]).view", "], device=device).view")
+    return f"{left}, and scale the whole batch: `images.to(device).float().div_(255){scaled}`."
 
 
 def with_own_line(
     text: str, loader: LoaderRecord | None, dataset: str, *, slices: bool = False
-) -> str:
+) -> str | None:
     """An example whose last statement builds the loader: as a change of the user's own line.
+
+    None where that line isn't known, or can't be changed safely.
 
     With `slices` batches are collated by `as_it_is`, and without workers: they would only add a
     queue to what takes microseconds.
     """
     edit = with_dataset(loader, dataset, collate="as_it_is" if slices else None)
     if edit is None or loader is None:
-        return text
+        return None
     if slices and loader.settings.num_workers:
         alone = edit_loader_call(edit.after, Settings(num_workers=0), index=loader.call_index)
         edit = replace(edit, after=alone.after) if alone.exact else edit
@@ -104,9 +103,9 @@ def dataset_source(loader: LoaderRecord | None) -> str:
 
 
 def has_name(loader: LoaderRecord | None) -> bool:
-    """Whether the script calls its dataset something, or the line does not tell."""
+    """Whether the script calls its dataset something."""
     written = _written(loader)
-    return written is None or _is_name(written)
+    return written is not None and _is_name(written)
 
 
 def with_dataset(

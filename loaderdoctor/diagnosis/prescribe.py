@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from loaderdoctor.advice.candidates import Candidate, CodeAdvice, Prescription
-from loaderdoctor.advice.code import edits_for, loader_arguments
+from loaderdoctor.advice.code import Written, edits_for, loader_arguments
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.estimate import Estimate
@@ -51,10 +51,8 @@ def prescribed_rows(
     for helpful in _in_code(verification):
         match = _prediction(helpful.settings, prescription)
         caution = match.caution if match is not None else None
-        code = next(
-            (w.example for w in prescription.routes if w.axis in helpful.settings.changed()), None
-        )
-        rows += _rows(facts, helpful.settings, match, helpful, caution, code=code)
+        way = next((w for w in prescription.routes if w.axis in helpful.settings.changed()), None)
+        rows += _rows(facts, helpful.settings, match, helpful, caution, way=way)
     if not settings_help and untried and not any(t.decided for t in seen if not t.in_code):
         first = min(untried, key=lambda c: c.settings not in inconclusive)
         rows += _rows(
@@ -66,8 +64,9 @@ def prescribed_rows(
     advice = _advice(facts, prescription, verification)
     outside = [_advice_row(facts, way) for way in advice if way.kind is Kind.TIME_OUTSIDE_STEPS]
     rows += [_advice_row(facts, way) for way in advice if way.kind is not Kind.TIME_OUTSIDE_STEPS]
-    # What the verdict speaks of comes first.
-    return (*outside, *rows) if judge_run(facts)[0] == "outside" else (*rows, *outside)
+    # What the verdict speaks of comes first, and what can be written before mere ideas.
+    every = [*outside, *rows] if judge_run(facts)[0] == "outside" else [*rows, *outside]
+    return tuple(sorted(every, key=lambda row: row.from_ is row.to is None and not row.code))
 
 
 def _in_code(verification: Verification | None) -> list[Compared]:
@@ -183,22 +182,24 @@ def _rows(
     tried: Compared | None,
     caution: str | None,
     inconclusive: Compared | None = None,
-    code: str | None = None,
+    way: CodeAdvice | None = None,
 ) -> Iterator[model.Recommendation]:
     """One row for each setting changed; they share prediction and measurement.
 
-    `code` is what to write where that is no edit of the loader's or the copy's line.
+    `way` says what to write where that is no edit of the loader's or the copy's line.
     """
     measured = tried.step if tried is not None else None
     first = next(iter(settings.changed()))
 
-    def written(name: str) -> str:
-        return code or "\n".join(edit.diff() for edit in edits_for(facts, _only(settings, name)))
+    def written(name: str) -> Written:
+        if way is not None:
+            return _written(way)
+        return Written.of(edits_for(facts, _only(settings, name)))
 
     return recommendations(
         settings,
         own=own_settings_known(facts).as_dict(),
-        code_of=written,
+        written=written,
         caution=lambda name, value: caution if name == first else None,  # said once
         summary=_basis(candidate, inconclusive) if candidate and measured is None else None,
         measured=measured,
@@ -270,20 +271,25 @@ def _covered(candidate: Candidate, rows: Sequence[model.Recommendation]) -> bool
     return any(row.setting in candidate.settings.changed() for row in rows)
 
 
+def _written(advice: CodeAdvice) -> Written:
+    return Written(code=advice.code or "", idea=None if advice.code else advice.idea)
+
+
 def _advice_row(facts: Facts, advice: CodeAdvice) -> model.Recommendation:
-    step_ms = facts.step_ms
+    step_ms, written = facts.step_ms, _written(advice)
     bounded = advice.bound_ms is not None and step_ms is not None
     return model.Recommendation(
         setting=advice.title,
         from_=None,
         to=None,
-        code=advice.example,
+        code=written.code,
         predicted_step_ms=max(0.0, step_ms - advice.bound_ms) if bounded else None,  # type: ignore[operator]
         measured_step_ms=None,
         measured_ci_ms=None,
         caution=advice.caution,
         predicted_from=advice.predicted_from if bounded else None,
         summary=advice.evidence,
+        idea=written.idea,
     )
 
 

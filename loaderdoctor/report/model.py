@@ -128,6 +128,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     predicted_from: PredictedFrom | None = None  # None: nothing was predicted
     own_step_ms: float | None = None
     also: str | None = None  # what the figures need besides the settings, as code shows
+    idea: str | None = None  # in place of code, where none is known to fit the script
 
 
 class NotAdvised(Struct, frozen=True, kw_only=True):

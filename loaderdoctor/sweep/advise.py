@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from loaderdoctor import format as fmt
-from loaderdoctor.advice.code import edits_for
+from loaderdoctor.advice.code import Written, edits_for
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.facts.own_settings import meaning, own_settings
 from loaderdoctor.facts.whole import Facts
@@ -46,7 +46,7 @@ def recommended_rows(
     found = recommendations(
         changes,
         own=own.as_dict(),
-        code_of=lambda name: _code(name, changes, facts) or f"# the loop without {name}",
+        written=lambda name: _written(name, changes, facts),
         caution=_caution,
         summary=gain_sentence(ranking),
         measured=_with_the_gain(ranking),
@@ -166,8 +166,8 @@ def gain_sentence(ranking: Ranking) -> str:
     return f"saves {fmt.ms(gain.value, interval(gain))} a step ({fmt.share(share.value)}), {how}."
 
 
-def _code(name: str, settings: Settings, facts: Facts) -> str:
-    """The user's own lines with the change, where they were seen; else what to write.
+def _written(name: str, settings: Settings, facts: Facts) -> Written:
+    """The user's own lines with the change, where they were seen; else what to do.
 
     Settings of the loader change one call together; each other setting has lines of its own.
     """
@@ -177,5 +177,6 @@ def _code(name: str, settings: Settings, facts: Facts) -> str:
         for axis, value in settings.changed().items()
         if (AXES_BY_NAME[axis].where == "DataLoader" if in_loader else axis == name)
     }
-    edits = edits_for(facts, Settings(**part))  # type: ignore[arg-type]
-    return "\n".join(edit.after for edit in edits)
+    found = Written.of(edits_for(facts, Settings(**part)))  # type: ignore[arg-type]
+    without = f"The loop without {name}."
+    return found if found.code or found.idea else replace(found, idea=without)

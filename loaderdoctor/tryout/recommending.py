@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from loaderdoctor.advice.candidates import PredictedFrom
+from loaderdoctor.advice.code import Written
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.report import model
 from loaderdoctor.settings import Settings, Value
@@ -47,7 +48,7 @@ def recommendations(
     settings: Settings,
     *,
     own: dict[str, Any],
-    code_of: Callable[[str], str],
+    written: Callable[[str], Written],
     caution: Callable[[str, Value], str | None],
     summary: str | None,
     measured: Estimate | None,
@@ -58,15 +59,17 @@ def recommendations(
 ) -> Iterator[model.Recommendation]:
     """One row for each setting changed; they share one prediction and one measurement.
 
-    `code_of` and `caution` are of one setting; `summary` is said once, of all together, and so is
+    `written` and `caution` are of one setting; `summary` is said once, of all together, and so is
     `also`, what the code needs besides.
     """
     for name, value in settings.changed().items():
+        lines = written(name)
         yield model.Recommendation(
             setting=name,
             from_=own.get(name),
             to=value,
-            code=code_of(name),
+            code=lines.code,
+            idea=lines.idea,
             predicted_step_ms=predicted_step_ms,
             predicted_from=predicted_from if predicted_step_ms is not None else None,
             measured_step_ms=measured.value if measured is not None else None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -36,8 +35,9 @@ def record(dataset: object = None, code: str | None = LINE, **more: Any) -> Load
     )
 
 
-def written(example: str, **names: Any) -> dict[str, Any]:
+def written(example: str | None, **names: Any) -> dict[str, Any]:
     """What the example makes, its diff applied."""
+    assert example is not None
     lines = [x for x in example.splitlines() if not x.startswith("- ")]
     code = "\n".join(x.removeprefix("+ ") for x in lines)
     scope: dict[str, Any] = {
@@ -74,7 +74,7 @@ def test_samples_kept_in_memory_are_those_of_the_dataset(make: Any) -> None:
     for old, path in ((cases.OfImages(), "[0]"), (Named(), "['x']")):
         batch = (TensorRecord(path=path, shape=(16, 3), dtype="float32", n_bytes=192),)
         example = make(record(old, batch=batch))
-        assert f"- {LINE}" in example
+        assert f"- {LINE}" in (example or "")
         same_batches(written(example, train_set=old)["loader"], old)
 
 
@@ -85,31 +85,32 @@ def test_batches_that_are_slices_need_no_workers() -> None:
         "    prefetch_factor=4, persistent_workers=True)"
     )
     example = worked.sliced(record(old, line, settings=Settings(num_workers=4)))
-    assert "num_workers=0" in example
+    assert example is not None and "num_workers=0" in example
     same_batches(written(example, train_set=old)["loader"], old)
     kept = worked.cached(record(old, line, settings=Settings(num_workers=4)))
-    assert "num_workers=n" in kept
+    assert kept is not None and "num_workers=n" in kept
 
 
 @pytest.mark.parametrize("make", [cases.OfImages, cases.OfColours])
 def test_scaling_whole_batches_gives_the_same_floats(make: Any) -> None:
     old, new = make(), make()
-    new.transform = old.transform  # as a script shares it with its test set
-    example = worked.batchwise(record(new), ("ToTensor", "Normalize"))
-    seen: list[Tensor] = []
-    in_order = DataLoader(new, batch_size=16)
-    code = example.replace("...  #", "seen.append(images)  #")
-    written(code, train_set=new, loader=in_order, seen=seen)
-    expected = torch.cat([x for x, _ in DataLoader(old, batch_size=16)])
-    torch.testing.assert_close(torch.cat(seen), expected)
-    assert new[0][0].dtype == torch.uint8
+    idea = worked.batchwise(record(new), ("ToTensor", "Normalize"))
+    assert "ToTensor() and Normalize() out of train_set's transform (PILToTensor()" in idea
+    expression = idea.partition("`")[2].partition("`")[0]
+    steps = new.transform.transforms[:-2]
+    new.transform = transforms.Compose([*steps, transforms.PILToTensor()])
+    for (images, _), (expected, _) in zip(
+        DataLoader(new, batch_size=16), DataLoader(old, batch_size=16), strict=True
+    ):
+        assert images.dtype == torch.uint8
+        scaled = eval(expression, {"torch": torch, "images": images, "device": "cpu"})
+        torch.testing.assert_close(scaled, expected)
 
 
 def test_scaling_alone_is_taken_out_where_samples_are_tensors_already() -> None:
-    example = worked.batchwise(record(), ("Normalize",))
-    assert "transforms[:-1]  # without Normalize()" in example
-    assert "train_set.transform = transforms.Compose(steps)" in example
-    assert ".sub_(" not in example  # none was recorded: nothing is made up
+    idea = worked.batchwise(record(), ("Normalize",))
+    assert idea.startswith("Leave Normalize() out of train_set's transform, and")
+    assert ".sub_(" not in idea  # none was recorded: nothing is made up
 
 
 def test_random_transforms_stay_behind_the_cache_and_are_drawn_again() -> None:
@@ -127,17 +128,6 @@ def test_random_transforms_stay_behind_the_cache_and_are_drawn_again() -> None:
     assert len(crops) > 1
     assert Counting.n_made == cases.N == len(cached)
     assert cached[3][0].shape == (1, 12, 12) and cached[3][1] == 3
-
-
-def test_decoded_pixels_are_those_of_the_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    paths = cases.Decoding(tmp_path).paths
-    scope = written(dataset_snippets.DECODED, paths=paths, index=5)
-    with Image.open(paths[5]) as image:
-        expected = transforms.PILToTensor()(image.convert("RGB").resize((224, 224)))
-    assert torch.equal(scope["image"], expected)
 
 
 CALLS = [
@@ -175,7 +165,7 @@ def test_a_dataset_that_the_line_makes_is_wrapped_where_it_stands(code: str, mad
     """The general example has another batch size, and none of the loader's other arguments."""
     loader = record(code=code)
     assert dataset_name(loader) == "dataset"
-    assert f"Cached({made}" in worked.cached(loader)
+    assert f"Cached({made}" in (worked.cached(loader) or "")
     edit = with_dataset(loader, f"Cached({dataset_source(loader)})")
     assert edit is not None
     compile(edit.after, "edited", "exec")
@@ -185,9 +175,7 @@ def test_a_dataset_that_the_line_makes_is_wrapped_where_it_stands(code: str, mad
 
 def test_the_array_of_a_dataset_that_the_line_makes_has_no_name_to_be_taken_by() -> None:
     facts = starved(loader_={"code": "loader = DataLoader(MNIST(root), 64)"})
-    example = worked.from_array(facts.main_loader)
-    assert "Batches(dataset.data, dataset.targets), batch_size=64" in example
-    assert "MNIST(root)" not in example
+    assert worked.from_array(facts.main_loader) is None
 
 
 @pytest.mark.parametrize(
@@ -201,11 +189,10 @@ def test_the_array_of_a_dataset_that_the_line_makes_has_no_name_to_be_taken_by()
         "for x in DataLoader(ds",
     ],
 )
-def test_a_line_that_cannot_be_changed_safely_gives_the_general_example(code: str | None) -> None:
+def test_a_line_that_cannot_be_changed_safely_gives_no_example(code: str | None) -> None:
     loader = record(code=code)
     assert with_dataset(loader, "Sliced(ds)", collate="as_it_is") is None
-    example = worked.sliced(loader)
-    assert "\n- " not in example and "loader = DataLoader(Sliced(dataset)" in example
+    assert worked.sliced(loader) is None
 
 
 def test_a_framework_s_own_loader_has_no_line_to_change() -> None:

@@ -113,7 +113,8 @@ def test_where_no_setting_helps_routes_are_named_with_the_most_they_save() -> No
     assert [r.to for r in rows] == [None] * 3
     saved = [10.0 - (r.predicted_step_ms or 0.0) for r in rows]
     assert saved == sorted(saved, reverse=True)
-    assert all(r.predicted_from == "ablation" and r.code and r.summary for r in rows)
+    assert all(r.predicted_from == "ablation" and r.summary for r in rows)
+    assert all(bool(r.code) != bool(r.idea) for r in rows)
     assert all("At most" in (r.summary or "") for r in rows)
 
 
@@ -147,9 +148,11 @@ def test_what_one_line_undoes_comes_before_a_dataset_rewritten() -> None:
     )
     prescription = prescribe(pinned, find(pinned))
     assert prescription.routes
-    first, *rest = prescribed_rows(pinned, prescription, None)
-    assert first.setting == "Give the workers all CPUs again"
-    assert any("as one tensor" in r.setting or "without PIL" in r.setting for r in rest)
+    rows = prescribed_rows(pinned, prescription, None)
+    code = [r.setting for r in rows if r.code]
+    assert any("as one tensor" in name or "without PIL" in name for name in code)
+    # Of this script no line is known for it: an idea, and the first of them.
+    assert next(r.setting for r in rows if not r.code) == "Give the workers all CPUs again"
 
 
 def test_a_cache_that_was_refused_is_withheld_with_the_reason() -> None:

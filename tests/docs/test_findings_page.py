@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from loaderdoctor.advice import dataset_snippets, loop_snippets
-from loaderdoctor.advice.code_advice import CHANGES
+from loaderdoctor.advice.ideas import CHANGES
 from loaderdoctor.findings.find import RULES
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "make_findings.py"

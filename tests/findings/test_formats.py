@@ -18,7 +18,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from loaderdoctor.advice.code_advice import FORMAT_CHANGES, code_advice
+from loaderdoctor.advice.code_advice import code_advice
+from loaderdoctor.advice.ideas import FORMAT_CHANGES
 from loaderdoctor.attribution.workers import worker_facts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
@@ -181,7 +182,8 @@ def advised(name: str, dataset: Any) -> str:
         evidence={"format": name},
     )
     (advice,) = code_advice(facts, [finding])
-    return advice.example
+    assert advice.code is not None
+    return advice.code
 
 
 @pytest.mark.parametrize("make", [cases.OfImages, cases.OfColours])
@@ -224,7 +226,9 @@ def same_samples(new: Any, old: Any) -> None:
 
 def test_rows_of_one_tensor_are_those_of_the_lists() -> None:
     old = cases.OfLists()
-    scope = written(advised("python-lists", old), rows=old.rows, labels=old.labels, index=3)
+    scope = written(
+        FORMAT_CHANGES["python-lists"].example, rows=old.rows, labels=old.labels, index=3
+    )
     same_samples(scope["loader"].dataset, old)
     assert scope["row"].tolist() == old.rows[3]
 
@@ -233,14 +237,14 @@ def test_columns_are_those_of_the_frame() -> None:
     pytest.importorskip("pandas")
     old = cases.OfFrame()
     names = {"frame": old.frame, "features": [f"c{k}" for k in range(8)], "label": "label"}
-    same_samples(written(advised("pandas-rows", old), **names)["loader"].dataset, old)
+    same_samples(written(FORMAT_CHANGES["pandas-rows"].example, **names)["loader"].dataset, old)
 
 
 def test_batches_read_at_once_are_those_of_the_file(tmp_path: Path) -> None:
     h5py = pytest.importorskip("h5py")
     old = cases.OfHdf5(tmp_path / "x.h5")
     path = tmp_path / "x.h5"
-    example = advised("h5py", old)
+    example = FORMAT_CHANGES["h5py"].example
     scope = written(example, h5py=h5py, path=path, TensorDataset=TensorDataset)
     same_samples(scope["loader"].dataset, old)
     x, y = scope["Rows"](path).__getitems__([9, 2, 30])
@@ -251,7 +255,7 @@ def test_batches_read_at_once_are_those_of_the_file(tmp_path: Path) -> None:
 def test_arrow_columns_are_the_table() -> None:
     pytest.importorskip("pyarrow")
     old = cases.OfArrow()
-    scope = written(advised("arrow", old), table=old.table, TensorDataset=TensorDataset)
+    scope = written(FORMAT_CHANGES["arrow"].example, table=old.table, TensorDataset=TensorDataset)
     for i in (0, 7):
         assert scope["loader"].dataset[i][0].tolist() == old[i][0].tolist()
 
@@ -260,7 +264,7 @@ def test_parsed_rows_are_those_of_the_text(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     old = cases.OfText()
     parse: Any = lambda line: __import__("json").loads(line)[:8]  # noqa: E731  # as in __getitem__
-    scope = written(advised("text", old), lines=old.lines, parse=parse, index=7)
+    scope = written(FORMAT_CHANGES["text"].example, lines=old.lines, parse=parse, index=7)
     torch.testing.assert_close(scope["sample"], old[7][0])
 
 

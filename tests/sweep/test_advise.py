@@ -73,8 +73,8 @@ def test_a_recommendation_has_the_line_of_code_and_the_confirmed_gain() -> None:
     ranking = sweep.ranking()
     (row,) = recommended_rows(ranking, evidence.observed, evidence.facts(ranking))
     assert (row.setting, row.from_, row.to) == ("num_workers", 0, 2)
-    assert "num_workers=2" in row.code
-    assert "prefetch_factor" not in row.code
+    assert row.code == "" and "`num_workers=2`" in (row.idea or "")
+    assert "prefetch_factor" not in (row.idea or "")
     assert row.measured_step_ms == pytest.approx(4.0, rel=0.05)
     assert row.measured_ci_ms is not None
     assert "confirmed" in (row.summary or "")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
-from rich.segment import Segment
+from rich.segment import ControlType, Segment
 from rich.text import Text
 
 # How each share is drawn: the glyph tells it apart, the colour only repeats that.
@@ -84,6 +85,24 @@ class Capped:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(self.width, options.max_width)
         yield from console.render(self.body, options.update(width=width, max_width=width))
+
+
+@dataclass(frozen=True, slots=True)
+class Verbatim:
+    """Lines (text, style) to be copied: whole at any width, neither wrapped nor cut.
+
+    rich cuts every line to the width of what holds it; control codes alone have none. So what is
+    wider goes through as one. It needs a style, or rich leaves it out of a pipe.
+    """
+
+    lines: Sequence[tuple[str, str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for text, style in self.lines:
+            wide = cell_len(text) > options.max_width
+            control = [(ControlType.HOME,)] if wide else None  # any: it is not sent
+            yield Segment(text, console.get_style(style), control)
+            yield Segment.line()
 
 
 @dataclass(frozen=True, slots=True)

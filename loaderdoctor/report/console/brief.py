@@ -14,7 +14,7 @@ from rich.text import Text
 from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
 from loaderdoctor.report.console.bars import Capped
-from loaderdoctor.report.console.changes import change_lines, change_outline
+from loaderdoctor.report.console.changes import IDEAS, change_lines, change_outline, idea_lines
 from loaderdoctor.report.console.first_screen import (
     PROSE_WIDTH,
     ablation,
@@ -39,6 +39,7 @@ from loaderdoctor.setting_words import heading
 # More findings, and more changes, than these are counted.
 _FINDINGS = 3
 _CHANGES = 3
+_IDEAS = 2
 _TRIALS = 10  # of a sweep: the fastest, and the loop as it is
 
 
@@ -58,6 +59,8 @@ def brief_sections(report: Report, folder: Path | None) -> Iterator[RenderableTy
     yield _findings(report)
     changes = list(_changes(report))
     yield section("What to change", *changes) if changes else None
+    ideas = idea_lines(report, most=_IDEAS)
+    yield section(IDEAS, *ideas) if ideas else None
     yield _end(report, folder)
 
 
@@ -88,7 +91,8 @@ def _is_said(summary: str, report: Report) -> bool:
 
 def _changes(report: Report) -> Iterator[RenderableType]:
     """The change that the verdict speaks of in full, the others by name."""
-    changes = changes_of(report.recommendations)
+    every = changes_of(report.recommendations)
+    changes = [change for change in every if not change.is_idea]
     leads = leader_not_advised(report)
     if changes:
         yield from change_lines(1, changes[0], report.step)
@@ -98,6 +102,8 @@ def _changes(report: Report) -> Iterator[RenderableType]:
             yield Text(f"and {len(changes) - _CHANGES} more", style="bright_black")
     elif leads is not None:
         yield Text(plain(leads))
+    elif every:
+        pass
     elif (advice := _first_advice(report.findings)) is not None:
         if not _is_said(advice, report):
             yield Text(plain(advice))

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
+from loaderdoctor.report.console.bars import Verbatim
 from loaderdoctor.report.model import Report, Step
 from loaderdoctor.report.words.changes import (
     MEASURED,
@@ -21,12 +22,16 @@ from loaderdoctor.report.words.changes import (
     vocabulary,
 )
 
+# The heading of what is advised in words.
+IDEAS = "Ideas, for which no line of the script is known"
+
 
 def prescription_lines(report: Report) -> list[RenderableType]:
     """What to change, the first first; empty where there is nothing to say about it."""
-    changes = changes_of(report.recommendations)
+    every = changes_of(report.recommendations)
+    changes = [change for change in every if not change.is_idea]
     leads = leader_not_advised(report)
-    if not changes:
+    if not every:
         said = leads if leads is not None else nothing_is_advised(report)
         return [Text(plain(said))] if said is not None else []
     body: list[RenderableType] = []
@@ -36,33 +41,61 @@ def prescription_lines(report: Report) -> list[RenderableType]:
         body += change_lines(number, change, report.step)
     if leads is not None:
         body += [Text(""), Text(plain(leads))]
-    words = vocabulary(changes)
+    words = vocabulary(every)
     if words:
-        body += [Text(""), Text(words, style="bright_black")]
+        body += [Text("")] if body else []
+        body += [Text(words, style="bright_black")]
     what_for = meaning(report)
     if what_for:
         body += [Text(""), Text(what_for, style="bold")]
     return body
 
 
+def idea_lines(report: Report, *, most: int | None = None) -> list[RenderableType]:
+    """What else may help, in words: no line of it is known to fit the script.
+
+    With `most` so many of them, and the others counted.
+    """
+    ideas = [change for change in changes_of(report.recommendations) if change.is_idea]
+    body: list[RenderableType] = []
+    for change in ideas[:most]:
+        said = _words(change) if most is None else [Text(plain(change.first.idea or ""))]
+        body += [_outline(change, report.step), _below(*said)]
+    if len(ideas) > len(ideas[:most]):
+        body.append(Text(f"and {len(ideas) - len(ideas[:most])} more", style="bright_black"))
+    return body
+
+
 def change_outline(number: int, change: Change, step: Step) -> Text:
     """One change in a sentence."""
-    return Text.assemble(f"{number}  ", (plain(change.title()), "bold"), ": ", _gain(change, step))
+    return Text.assemble(f"{number}  ", _outline(change, step))
+
+
+def _outline(change: Change, step: Step) -> Text:
+    return Text.assemble((plain(change.title()), "bold"), ": ", _gain(change, step))
 
 
 def change_lines(number: int, change: Change, step: Step) -> Sequence[RenderableType]:
     """One change in full."""
     what = Text.assemble(f"{number}  ", (plain(change.title()), "bold"))
-    below: list[RenderableType] = [
-        _code(code) for code in dict.fromkeys(row.code for row in change.rows)
-    ]
-    below.append(_gain(change, step))
+    codes = [_code(code) for code in dict.fromkeys(row.code for row in change.rows) if code]
+    return [what, _below(*codes, _gain(change, step), *_words(change))]
+
+
+def _below(*body: RenderableType) -> Padding:
+    return Padding(Group(*body), (0, 0, 0, 3))
+
+
+def _words(change: Change) -> list[Text]:
+    """The idea where there is no line, what it rests on, and what to beware of."""
+    ideas = dict.fromkeys(row.idea for row in change.rows if row.idea)
+    found = [Text(plain(idea)) for idea in ideas]
     for row in change.rows:
         if row.summary:
-            below.append(Text(plain(row.summary)))
+            found.append(Text(plain(row.summary)))
         if row.caution:
-            below.append(Text.assemble(("beware: ", "yellow"), plain(row.caution)))
-    return [what, Padding(Group(*below), (0, 0, 0, 3))]
+            found.append(Text.assemble(("beware: ", "yellow"), plain(row.caution)))
+    return found
 
 
 def _gain(change: Change, step: Step) -> Text:
@@ -82,10 +115,7 @@ def _gain(change: Change, step: Step) -> Text:
     return text
 
 
-def _code(code: str) -> Text:
+def _code(code: str) -> Verbatim:
     """Code lines, those of a diff in its colours; `-` and `+` say the same."""
-    text = Text(no_wrap=False, overflow="fold")
-    for i, line in enumerate(code.splitlines()):
-        style = {"+": "green", "-": "red"}.get(line[:1], "cyan")
-        text.append(("\n" if i else "") + plain(line), style=style)
-    return text
+    styles = {"+": "green", "-": "red"}
+    return Verbatim([(plain(x), styles.get(x[:1], "cyan")) for x in code.splitlines()])

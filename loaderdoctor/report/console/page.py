@@ -18,7 +18,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
 from loaderdoctor.report.console.bars import Legible
 from loaderdoctor.report.console.brief import brief_sections
-from loaderdoctor.report.console.changes import prescription_lines
+from loaderdoctor.report.console.changes import IDEAS, idea_lines, prescription_lines
 from loaderdoctor.report.console.first_screen import (
     ablation,
     findings,
@@ -79,6 +79,8 @@ def _sections(report: Report, folder: Path | None) -> Iterator[RenderableType | 
     yield findings(report.findings)
     prescription = prescription_lines(report)
     yield section("What to change", *prescription) if prescription else None
+    ideas = idea_lines(report)
+    yield section(IDEAS, *ideas) if ideas else None
     yield _listed("Not advised", [(heading(w.setting), w.reason) for w in report.not_advised])
     yield _workers(report.workers, other_loader_sentences(report))
     gpu = list(_gpu_lines(report.gpu, report.memory_history))

@@ -206,6 +206,8 @@ class ShownChange:
     gain: str | None  # measured
     notes: tuple[str, ...]  # on what was measured: how much faster, and what was predicted
     predicted: str | None  # where it was not measured
+    ideas: tuple[str, ...]  # in words, where no line is known to fit the script
+    is_idea: bool
     summaries: tuple[str, ...]
     cautions: tuple[str, ...]
 
@@ -228,6 +230,8 @@ def _change(change: Change, now_ms: float | None) -> ShownChange:
         gain=fmt.step_ms(measured, first.measured_ci_ms) if measured is not None else None,
         notes=tuple(notes),
         predicted=change.prediction() if measured is None else None,
+        ideas=tuple(dict.fromkeys(c.idea for c in group if c.idea)),
+        is_idea=change.is_idea,
         summaries=tuple(dict.fromkeys(c.summary for c in group if c.summary)),
         cautions=tuple(dict.fromkeys(c.caution for c in group if c.caution)),
     )

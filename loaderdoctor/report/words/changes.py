@@ -51,6 +51,11 @@ class Change:
         return self.first.from_ is None and self.first.to is None
 
     @property
+    def is_idea(self) -> bool:
+        """Whether it is code of which no line is known to fit the script."""
+        return self.is_code and not self.first.code
+
+    @property
     def measured_ms(self) -> float | None:
         """The step with it, where it was tried."""
         return self.first.measured_step_ms

@@ -198,11 +198,11 @@ def test_advice_about_collating_is_of_whose_code_it_is(
     assert never not in finding.advice
     (advice,) = code_advice(facts, [finding])
     assert advice.title.startswith(title)
-    assert never not in advice.example
+    assert advice.code is None and never not in advice.idea
 
 
-def test_an_example_of_a_plain_shuffle_warns_whoever_draws_otherwise() -> None:
+def test_no_code_replaces_a_sampler_and_what_it_draws_is_to_be_kept() -> None:
     facts = with_exposed(input_=0.6, workers=workers(sampler_ms=5.0))
     (advice,) = [a for a in prescribe(facts, find(facts)).advice if a.kind is Kind.SAMPLER_BOUND]
-    assert "randperm" in advice.example
+    assert advice.code is None and "randperm" not in advice.idea
     assert "Keep what your sampler draws" in (advice.caution or "")

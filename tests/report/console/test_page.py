@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from loaderdoctor.facts.shares import Bound, VerdictSeverity
 from loaderdoctor.findings.model import Finding, Kind, Severity
@@ -49,12 +50,29 @@ def test_report_reads_as_stored(name: str, width: int) -> None:
 def test_no_line_is_wider_than_the_terminal_and_no_figure_is_cut(name: str, width: int) -> None:
     report = REPORTS[name]()
     text = console_text(report, width=width, folder=FOLDER)
-    assert max(cell_len(line) for line in text.splitlines()) <= width
+    code = {line for row in report.recommendations for line in row.code.splitlines()}
+    lines = [line for line in text.splitlines() if line.strip() not in code]
+    assert max(cell_len(line) for line in lines) <= width
     words = text.split()
     assert not any(word.endswith("…") for word in words)
     for trial in report.trials:
         if trial.step_ms is not None and trial.samples_per_s is not None:
             assert f"{trial.samples_per_s:,.0f}" in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_code_is_printed_as_it_is_at_any_width_and_on_any_terminal(width: int) -> None:
+    long = "loader = DataLoader(train_set, batch_size=64, num_workers=7, pin_memory=True, 名前=x)"
+    code = f"- {long.replace('7', '0')}\n+ {long}\n+     # {'ü' * 90}"
+    row = samples.recommendation("num_workers", 0, 7, code=code)
+    report = samples.input_bound(recommendations=(row,))
+    for color in (None, "standard"):
+        out = io.StringIO()
+        console = Console(file=out, width=width, color_system=color, force_terminal=bool(color))
+        console.print(render_report(report))
+        printed = [line.strip() for line in Text.from_ansi(out.getvalue()).plain.splitlines()]
+        at = printed.index(code.splitlines()[0])
+        assert printed[at : at + 3] == code.splitlines()
 
 
 def test_the_answer_is_in_the_first_five_lines() -> None:

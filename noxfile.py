@@ -69,3 +69,9 @@ def bench(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Write the pages that are generated from the code."""
     session.run("python", "docs/make_findings.py")
+
+
+@nox.session
+def site(session: nox.Session) -> None:
+    """Build the documentation as a site, into site/; needs no network."""
+    session.run("python", "-m", "mkdocs", "build", "--strict", "--quiet")

@@ -41,8 +41,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "batches": MEASURED | {"system", "workers"},
     "dataset": MEASURED | {"system", "workers", "batches"},
     "trial": MEASURED | {"system", "workers", "batches", "dataset", "hazards"},
-    "session": MEASURED | {"system", "workers", "batches", "dataset", "trial"},
-    "entry": MEASURED | {"system", "command", "workers", "batches", "dataset", "trial", "session"},
+    "handover": MEASURED | {"system", "workers", "batches", "dataset", "trial"},
+    "session": MEASURED | {"system", "workers", "batches", "dataset", "trial", "handover"},
+    "entry": MEASURED
+    | {"system", "command", "workers", "batches", "dataset", "trial", "handover", "session"},
     # The pipeline behind it.
     "facts": MEASURED,
     "trace": WORDS,

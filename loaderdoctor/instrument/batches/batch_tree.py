@@ -43,6 +43,26 @@ def tensors(batch: Any) -> list[tuple[str, Tensor]]:
     return [(path, node) for path, node in _walk(batch) if isinstance(node, Tensor)]
 
 
+def nodes(batch: Any) -> Iterator[tuple[str, Any]]:
+    """Every node with its path, plain values too, parents first; a container once.
+
+    Raises UnsupportedBatch where the batch is too deep or leads to too many objects.
+    """
+    seen: set[int] = set()
+    n_nodes = 0
+    stack: list[tuple[str, Any, int]] = [("", batch, 0)]
+    while stack:
+        path, node, depth = stack.pop()
+        n_nodes += 1
+        if depth > MAX_DEPTH or n_nodes > MAX_NODES:
+            raise UnsupportedBatch(f"{type(batch).__name__} is too deep or too large to walk")
+        yield path, node
+        if isinstance(node, (Tensor, np.ndarray, *_LEAVES)) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        stack.extend((at, item, depth + 1) for at, item in reversed(list(_items(node, path))))
+
+
 def integers(batch: Any, most: int) -> tuple[int, ...]:
     """The first `most` whole numbers: Python's own, and of tensors with one element in host memory.
 

@@ -19,6 +19,11 @@ _SPENT_MODULES = frozenset({"itertools", "queue", "_queue", "socket", "_socket",
 # Attributes that an `__iter__` may change without losing its place.
 _HARMLESS_STORES = ("epoch", "seed", "rng", "generator", "shuffle")
 _WORKER_NAMES = frozenset({"get_worker_info", "_worker_info", "WorkerInfo", "split_by_worker"})
+# What a worker_init_fn names that does nothing but seed generators and count threads.
+_SEEDING_NAMES = frozenset({
+    "torch", "np", "numpy", "random", "seed", "initial_seed", "manual_seed", "manual_seed_all",
+    "cuda", "utils", "data", "get_worker_info", "id", "int", "set_num_threads",
+})  # fmt: skip
 MAX_DEPTH = 3
 
 
@@ -48,6 +53,22 @@ def shards_itself(loader: DataLoader[Any]) -> bool:
     ):
         return True
     return any(_mentions(part, _WORKER_NAMES) for part in _parts(dataset, 0, set()))
+
+
+def only_seeds(worker_init_fn: object) -> bool:
+    """Whether it does nothing else in a worker, so that it may run in more or fewer of them."""
+    code = _code(worker_init_fn)
+    if code is None:
+        return worker_init_fn is None
+    return all(
+        set(each.co_names) <= _SEEDING_NAMES
+        and not each.co_freevars
+        and not any(
+            step.opname in ("STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR")
+            for step in dis.get_instructions(each)
+        )
+        for each in _nested(code)
+    )
 
 
 def _one_pass_dataset(dataset: object) -> str | None:

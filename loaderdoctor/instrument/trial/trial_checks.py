@@ -33,17 +33,20 @@ def check(
     has_accelerator: bool,
     batch: tuple[TensorRecord, ...],
     n_alike: int = 1,
+    continues: bool = False,
 ) -> None:
     """Raise TrialRefused where the trial must not be run.
 
     `settings` is what the trial changes, `effective` what its loader would have. `batch` is one
     batch of the loader, for its size; empty: not known. `n_alike` loaders must have room together.
+    `continues`: the training goes on with the loop's own stream of indexes, which is not opened
+    again, so that a place that is lost when it is matters nothing.
     """
     workers = effective.num_workers or 0
     asked = settings if settings.resident else settings.over(Settings(num_workers=workers))
     reason = invalid_reason(asked, has_accelerator=has_accelerator)
     if reason is None:
-        found = hazard(_change(loader, settings, effective, batch, n_alike))
+        found = hazard(_change(loader, settings, effective, batch, n_alike, continues=continues))
         reason = found.reason if found is not None else None
     if reason is not None:
         raise TrialRefused(reason)
@@ -55,13 +58,15 @@ def _change(
     effective: Settings,
     batch: tuple[TensorRecord, ...],
     n_alike: int,
+    *,
+    continues: bool,
 ) -> Change:
     """What is known of this trial; only what its kind of workers makes worth asking."""
     workers, method = effective.num_workers or 0, start_method_of(effective)
     forks, iterable = method == "fork", isinstance(loader.dataset, IterableDataset)
     cuda_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     parts = _pickled(loader) if workers and (cuda_used or not forks) else _NOT_PICKLED
-    one_pass = one_pass_reason(loader)
+    one_pass = None if continues else one_pass_reason(loader)
     each = FeedBatch(cpu_bytes=sum(tensor.n_bytes for tensor in batch), n_tensors=len(batch))
     return Change(
         settings=settings,

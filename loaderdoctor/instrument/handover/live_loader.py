@@ -1,0 +1,381 @@
+"""A loader of the running training whose settings can be changed while the training stays valid.
+
+The samples, their order and every generator that the loop draws from stay what they would be with
+the loader's own settings. What can't be shown to stay so is refused, with the reason.
+
+Runs in the measuring process, on the thread that fetches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch.utils.data import DataLoader
+
+from loaderdoctor.instrument.handover import own_draws
+from loaderdoctor.instrument.handover.dataset_marks import marks
+from loaderdoctor.instrument.handover.exactness import Nature, is_torchs, never_reason, refusal
+from loaderdoctor.instrument.handover.index_stream import IndexStream, quiet_draws
+from loaderdoctor.instrument.handover.live_pass import LivePass
+from loaderdoctor.instrument.handover.own_pass import OwnPass
+from loaderdoctor.instrument.handover.pools import DRAWS, OwnRest, Pool, PoolUnfitError, Sample
+from loaderdoctor.instrument.trial.trial_checks import default_start_method, loader_settings
+from loaderdoctor.instrument.wire.records import TensorRecord
+from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
+
+# A batch that takes longer is taken for a hang: spawning 16 workers that import torch takes half a
+# minute on two cores.
+FETCH_LIMIT_S = 120.0
+# Batches of the loop's own loader that other pools have to make again; the latest are kept.
+N_SAMPLES = 3
+
+Kind = Literal["switched", "failed", "refused", "draws"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What happened to a loader's settings."""
+
+    kind: Kind
+    settings: Settings  # complete
+    reason: str = ""
+
+
+class LiveLoader:
+    """One loader of the script. Ask for settings with `want`; passes go over when they can."""
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        *,
+        exact: bool,
+        has_accelerator: bool,
+        batch: tuple[TensorRecord, ...] = (),
+        fetch_limit_s: float = FETCH_LIMIT_S,
+        opening: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        opened: Callable[[DataLoader[Any]], None] = lambda made: None,
+    ) -> None:
+        """`exact`: no sample may come out otherwise, random augmentation in workers included.
+
+        `batch` is one batch, for what it takes to queue them. Pools are opened within `opening`,
+        and `opened` gets the loader each is opened from.
+        """
+        self.exact = exact
+        self.own = loader_settings(loader)
+        self.never = never_reason(loader)
+        self.nature = Nature.of(loader, self.own)
+        self.wanted = self.own
+        self.events: list[Event] = []
+        self.failures: dict[Settings, str] = {}
+        self._loader = weakref.ref(loader)
+        self._has_accelerator = has_accelerator
+        self._batch = batch
+        self._limit_s = fetch_limit_s
+        self._opening, self._opened = opening, opened
+        self._samples: deque[Sample] = deque(maxlen=N_SAMPLES)
+        self._proven = {self.own}  # made the samples as they were
+        self._opened_last = self.own
+        self._previous = self.own  # what was wanted before `wanted`
+        self._pass: weakref.ref[LoopsPass] | None = None
+        self._draws: own_draws.OwnDraws | None = None  # once taken over
+        self._kept: Pool | None = None  # persistent workers, between passes
+        self._kept_marks: dict[str, Any] = {}  # the dataset, as those workers were started with it
+        # The same for the loader's own workers, of this pass or for good.
+        self._own_marks: dict[str, Any] | None = None
+        self._waits = False  # for the next pass: what is wanted can't take over within this one
+
+    # ------------------------------------------------------------ asked by the tuner
+
+    def refusal(self, settings: Settings) -> str | None:
+        """Why the training can't go on with these changes of its own settings; None: it can."""
+        whole = self.complete(settings)
+        loader = self._loader()
+        if self.never is not None or loader is None:
+            return self.never or "the loader no longer exists"
+        if whole in self.failures:
+            return self.failures[whole]
+        return refusal(
+            loader,
+            self.nature,
+            whole,
+            exact=self.exact,
+            has_accelerator=self._has_accelerator,
+            batch=self._batch,
+        )
+
+    def complete(self, settings: Settings) -> Settings:
+        """These changes over the loader's own, without what means nothing at 0 workers."""
+        whole = settings.over(self.own)
+        if not whole.num_workers:
+            return Settings(num_workers=0, pin_memory=whole.pin_memory)
+        defaults = Settings(
+            prefetch_factor=DEFAULT_PREFETCH_FACTOR,
+            persistent_workers=False,
+            in_order=True,
+            start_method=default_start_method(),  # type: ignore[arg-type]  # one of three words
+        )
+        return whole.over(defaults)
+
+    def want(self, settings: Settings) -> str | None:
+        """Go over to these changes of its own settings as soon as it can be done.
+
+        None, or the reason where it can't; the settings stay what they are then.
+        """
+        reason = self.refusal(settings)
+        whole = self.complete(settings)
+        if reason is None and whole != self.wanted:
+            self._previous, self.wanted = self.wanted, self.own if whole == self.own else whole
+            self._waits = False
+        return reason
+
+    def boundary_reason(self, settings: Settings) -> str | None:
+        """Why these changes can take over only at an epoch's beginning; None: at any batch."""
+        return self.nature.boundary_reason(self.complete(settings), exact=self.exact)
+
+    @property
+    def serving(self) -> Settings:
+        """The settings that made the loop's last batch."""
+        now = self._pass() if self._pass is not None else None
+        return self.own if now is None else now.serving
+
+    @property
+    def settled(self) -> bool:
+        """Whether the loop's batches come from a pool with the wanted settings, and no other."""
+        now = self._pass() if self._pass is not None else None
+        return now is not None and now.settled and now.serving == self.wanted
+
+    # ------------------------------------------------------------ asked by the loop's iterators
+
+    def begin_pass(self, open_own: Callable[[], Any]) -> tuple[LoopsPass, Any]:
+        """`iter(loader)`: the pass, and torch's iterator where the loop gets that; else None.
+
+        Raises what the user's sampler does, and what opening its own workers raises.
+        """
+        loader = self._loader()
+        if loader is None:
+            raise RuntimeError("the loader no longer exists")
+        self._waits = self.nature.changed_since_start = False
+        if self._own_marks is None or not self.own.persistent_workers:
+            self._own_marks = marks(loader.dataset)
+        self._look_again(loader)
+        if self._draws is None and self.wanted == self.own:
+            own = open_own()
+            made = LoopsPass(self, None, OwnPass(own) if is_torchs(own) else None)
+            self._pass = weakref.ref(made)
+            return made, own
+        made = LoopsPass(self, self._begin_taken(loader), None)
+        self._pass = weakref.ref(made)
+        return made, None
+
+    def close(self) -> None:
+        """End workers that persist between passes."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.close()
+
+    def _begin_taken(self, loader: DataLoader[Any]) -> LivePass:
+        draws = self._draws = own_draws.begin(loader, self._draws)
+        stream = IndexStream(
+            draws.next_index, lead=self.own.queue_length, quiet=quiet_draws(loader)
+        )
+        pool = self._kept_pool(loader)
+        while pool is None:
+            pool = self.open_pool(self.wanted, draws.base_seed)
+            if pool is None and self.wanted == self.own:
+                raise RuntimeError(self.failures[self.own])
+            if pool is None:
+                self.wanted = self._before(self.wanted)
+        return LivePass(self, stream, draws.base_seed, pool)
+
+    def _kept_pool(self, loader: DataLoader[Any]) -> Pool | None:
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return None
+        # Where the loop changed the dataset, workers that start with each epoch would see it.
+        if kept.settings == self.wanted and marks(loader.dataset) == self._kept_marks:
+            try:
+                kept.begin_pass()
+            except Exception as error:
+                self.failed(kept.settings, error)
+                kept.close(stuck=True)
+                return None
+            return kept
+        kept.close()
+        return None
+
+    def take_over(self, own: Any, seen: OwnPass) -> LivePass | None:
+        """Go on with the pass that torch's iterator is in the middle of; None: it stays its own."""
+        loader = self._loader()
+        if loader is None or self.wanted_within_pass() is None:
+            return None
+        pool = self.open_pool(self.wanted, int(own._base_seed))
+        if pool is None:
+            self.wanted = self.own
+            return None
+        rest = OwnRest(self.own, seen.n_under_way(own))
+        self._draws = own_draws.continuing(loader, own)
+        if loader._iterator is own:
+            loader._iterator = None
+        stream = IndexStream(
+            self._draws.next_index,
+            lead=self.own.queue_length,
+            quiet=quiet_draws(loader),
+            n_drawn=seen.n_drawn,
+            n_asked=seen.n_asked,
+        )
+        return LivePass(self, stream, self._draws.base_seed, pool, rest=rest)
+
+    def _look_again(self, loader: DataLoader[Any]) -> None:
+        """What is wanted may no longer fit: the loop changed the dataset that its workers hold."""
+        nature = self.nature
+        if self.wanted == self.own:
+            return
+        if self.own.num_workers:
+            nature.changed_since_start = marks(loader.dataset) != self._own_marks
+            kept = bool(self.own.persistent_workers)
+            nature.changed_by_loop |= nature.changed_since_start and kept
+        reason = self.refusal(self.wanted)
+        if reason is not None:
+            self.events.append(Event(kind="refused", settings=self.wanted, reason=reason))
+            self.wanted = self.own
+
+    def saw(self, sample: Sample | None, *, drew: bool, changed: bool) -> None:
+        """A batch of the loader's own that other pools can be held against."""
+        if sample is not None:
+            self._samples.append(sample)
+        if changed:
+            self.nature.changed_by_loop = True
+        if drew:
+            self._drew(self.own)
+
+    # ------------------------------------------------------------ asked by passes
+
+    def wanted_within_pass(self) -> Settings | None:
+        """Settings to go over to now; None: none, or not within this pass."""
+        loader = self._loader()
+        if self._waits or loader is None:
+            return None
+        self._look_again(loader)
+        self._waits = self.nature.boundary_reason(self.wanted, exact=self.exact) is not None
+        return None if self._waits else self.wanted
+
+    def open_pool(self, settings: Settings, seed: int) -> Pool | None:
+        """A pool with these complete settings; None where it can't be had, which is noted."""
+        loader = self._loader()
+        if loader is None:
+            self.failures[settings] = "the loader no longer exists"
+            return None
+        if not self._reopens(settings):
+            samples: list[Sample] = []
+        elif self._samples:
+            n = max(1, settings.num_workers or 0)
+            samples = [self._samples[i % len(self._samples)] for i in range(n)]
+        else:
+            self._not_opened(settings, "no batch of its own could be compared", "refused")
+            return None
+        try:
+            with self._opening():
+                pool = Pool(
+                    loader,
+                    settings,
+                    seed=seed,
+                    samples=samples,
+                    no_draws=self.exact and not self.nature.random,
+                    limit_s=self._limit_s,
+                    opened=self._opened,
+                )
+        except Exception as error:  # no process, no file, no memory; what can't be pickled
+            self._not_opened(settings, _in_words(error), "failed")
+            return None
+        self._kept_marks = marks(loader.dataset)
+        if settings != self._opened_last:
+            self._opened_last = settings
+            self.events.append(Event(kind="switched", settings=settings))
+        return pool
+
+    def failed(self, settings: Settings, error: Exception) -> Settings | None:
+        """Settings to go back to; None where it is the loop that must see the error."""
+        if isinstance(error, PoolUnfitError) and str(error) == DRAWS:
+            self._drew(settings)
+            if not self.exact:
+                return settings  # other draws of the same distribution, which is said
+        if settings == self.own:
+            return None
+        self.failures[settings] = _in_words(error)
+        self.events.append(Event(kind="failed", settings=settings, reason=_in_words(error)))
+        self.wanted = self._before(settings)
+        return self.wanted
+
+    def keep(self, pool: Pool) -> None:
+        """Its workers persist: the pass is over and another may come."""
+        before, self._kept = self._kept, pool
+        if before is not None:
+            before.close()
+
+    def proved(self, settings: Settings) -> None:
+        """A pool made the samples as they were."""
+        self._proven.add(settings)
+
+    def _reopens(self, settings: Settings) -> bool:
+        """Whether a pool with these has first to make samples again."""
+        return settings not in self._proven and not self.nature.random
+
+    def _before(self, settings: Settings) -> Settings:
+        """The settings before these, unless they failed too: the loader's own then."""
+        before = self._previous
+        return self.own if before == settings or before in self.failures else before
+
+    def _not_opened(self, settings: Settings, reason: str, kind: Kind) -> None:
+        self.failures[settings] = reason
+        self.events.append(Event(kind=kind, settings=settings, reason=reason))
+
+    def _drew(self, settings: Settings) -> None:
+        if not self.nature.random:
+            self.nature.draws = ("making a sample",)
+            self.events.append(Event(kind="draws", settings=settings))
+
+
+class LoopsPass:
+    """One pass of the loop, torch's own or taken over; held by what the loop iterates."""
+
+    __slots__ = ("__weakref__", "_live", "_own", "_taken")
+
+    def __init__(self, live: LiveLoader, taken: LivePass | None, own: OwnPass | None) -> None:
+        self._live = live
+        self._taken = taken
+        self._own = own
+
+    @property
+    def serving(self) -> Settings:
+        """The settings that made the last batch."""
+        return self._live.own if self._taken is None else self._taken.serving
+
+    @property
+    def settled(self) -> bool:
+        """Whether its batches come from one pool only."""
+        return self._taken is None or self._taken.settled
+
+    def next_batch(self, own: Any) -> Any:
+        """The loop's next batch; `own` is torch's iterator where the loop holds one."""
+        live, taken = self._live, self._taken
+        if taken is None and self._own is not None and live.wanted is not live.own:
+            taken = self._taken = live.take_over(own, self._own)
+        if taken is not None:
+            return taken.next_batch(own)
+        if self._own is None:
+            return next(own)
+        return self._own.next_batch(own, live.saw)
+
+    def close(self) -> None:
+        """The loop has left it."""
+        if self._taken is not None:
+            self._taken.close()
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

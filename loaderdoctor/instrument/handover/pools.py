@@ -1,0 +1,244 @@
+"""What makes a pass's batches from its indexes: workers, or this process.
+
+Both are torch's own iterators with another source of indexes: they take them from a stream when
+they have room, give batches in the stream's order, and know which they have not given yet, so
+that another pool can make those.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader, dataloader
+
+from loaderdoctor.instrument.batches.digest import digest
+from loaderdoctor.instrument.handover.draw_watch import NotingInit, WatchedCollate
+from loaderdoctor.instrument.handover.stand_in import stand_in
+from loaderdoctor.instrument.trial.epoch_feeds import LoaderFeed, shut_down
+from loaderdoctor.settings import Settings
+
+Take = Callable[[], Any]
+# torch's own, whoever has wrapped it: the loop's iterator leads back to here.
+_FETCH: Any = inspect.unwrap(vars(dataloader._BaseDataLoaderIter)["__next__"])
+_IN_PROCESS: Any = dataloader._SingleProcessDataLoaderIter
+_WORKERS: Any = dataloader._MultiProcessingDataLoaderIter
+
+
+DRAWS = "samples are made with random draws, which fall out differently in other workers"
+DIFFERS = (
+    "a batch made again in another worker is not the same, though no generator was seen to be "
+    "drawn from"
+)
+
+
+class PoolUnfitError(Exception):
+    """A pool's batches are not those of the loader's own settings; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A batch that the loader's own settings made: its indexes, and what it hashes to."""
+
+    index: Any
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """An index under way; `expects` where its batch is only to be compared."""
+
+    index: Any
+    expects: bytes | None = None
+
+
+def _nothing() -> Any:
+    raise StopIteration
+
+
+class _Indexes:
+    """Which indexes a pool took and has not given a batch for, oldest first."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self.source: Take = _nothing
+        self.under_way: deque[_Asked] = deque()
+        self._to_prove = deque(_Asked(index=x.index, expects=x.digest) for x in samples)
+
+    def take(self) -> Any:
+        """The next index. Raises StopIteration where there is none now."""
+        asked = self._to_prove.popleft() if self._to_prove else _Asked(index=self.source())
+        self.under_way.append(asked)
+        return asked.index
+
+    def forget(self) -> None:
+        """Drop what is under way: another pass begins."""
+        self.under_way.clear()
+        self._to_prove.clear()
+
+    @property
+    def of_pass(self) -> list[Any]:
+        """Those under way that belong to the pass."""
+        return [asked.index for asked in self.under_way if asked.expects is None]
+
+
+class _InProcess(_IN_PROCESS):  # type: ignore[misc]  # Any: torch's, untyped
+    """torch's iterator without workers, over indexes of ours."""
+
+    def __init__(self, loader: DataLoader[Any], indexes: _Indexes) -> None:
+        self._indexes = indexes
+        super().__init__(loader)
+
+    def _next_index(self) -> Any:
+        return self._indexes.take()
+
+
+class _Workers(_WORKERS):  # type: ignore[misc]  # Any: torch's, untyped
+    """torch's iterator with workers, over indexes of ours, seeded as it is told."""
+
+    def __init__(self, loader: DataLoader[Any], indexes: _Indexes, seed: int) -> None:
+        self._indexes = indexes
+        self._seed = seed
+        super().__init__(loader)
+
+    @property
+    def _base_seed(self) -> int:
+        return self._seed
+
+    @_base_seed.setter
+    def _base_seed(self, drawn: int) -> None:
+        """What torch draws for it here comes from nowhere: see `stand_in`."""
+
+    def _next_index(self) -> Any:
+        return self._indexes.take()
+
+    def fill(self) -> None:
+        """Give the workers as many indexes as they have room for and are there."""
+        while len(self._task_info) < self._prefetch_factor * self._num_workers:
+            n_sent = self._send_idx
+            self._try_put_index()
+            if self._send_idx == n_sent:
+                return
+
+
+class Pool:
+    """Workers (or none) with certain settings; batches of a pass in the order of its indexes."""
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        settings: Settings,
+        *,
+        seed: int,
+        samples: Sequence[Sample] = (),
+        no_draws: bool = False,
+        limit_s: float,
+        opened: Callable[[DataLoader[Any]], None] = lambda made: None,
+    ) -> None:
+        """Start it. `settings` are complete; `samples` are made first, and must come out the same.
+
+        `no_draws`: a batch for which a worker drew at random is not handed out.
+        `limit_s`: a batch that takes longer is a hang. `opened` gets the loader that it is opened
+        from, before any worker starts. Raises what torch and starting processes raise.
+        """
+        self.settings = settings
+        self.saw_draws = False
+        self._no_draws = no_draws
+        self._indexes = _Indexes(samples)
+        self._loader = stand_in(loader, settings)
+        self._workers: _Workers | None = None
+        opened(self._loader)
+        if settings.num_workers:
+            collate = WatchedCollate(loader.collate_fn)
+            held = vars(self._loader)
+            held["collate_fn"] = collate
+            held["worker_init_fn"] = NotingInit(loader.worker_init_fn, collate)
+            self._workers = _Workers(self._loader, self._indexes, seed)
+            self._feed = LoaderFeed(self._workers, limit_s)
+        else:
+            self._feed = LoaderFeed(_InProcess(self._loader, self._indexes))
+
+    @property
+    def n_under_way(self) -> int:
+        """Batches of the pass that it was asked for and has not given."""
+        return len(self._indexes.of_pass)
+
+    def serve(self, take: Take) -> None:
+        """Make batches of the indexes that `take` gives; it raises StopIteration where none is."""
+        self._indexes.source = take
+
+    def begin_pass(self) -> None:
+        """Workers that persist: another pass begins, whatever is left of the one before."""
+        self._indexes.source = _nothing
+        self._indexes.forget()
+        if self._workers is not None:
+            self._workers._reset(self._loader)
+
+    def stop_taking(self) -> None:
+        """Take no further index: what is under way still comes."""
+        self._indexes.source = _nothing
+
+    def fill(self) -> None:
+        """Take as many indexes as there is room for."""
+        if self._workers is not None:
+            self._workers.fill()
+
+    def next_batch(self) -> Any:
+        """The next batch. Raises StopIteration where no index is left.
+
+        PoolUnfitError where a sample came out differently, TimeoutError where none comes, and
+        whatever the dataset raises or torch does when a worker died: its index is under way still.
+        """
+        while True:
+            if self._workers is not None:
+                self.fill()
+                if not self._indexes.under_way:
+                    raise StopIteration
+            batch = self._feed.next()
+            drew = False
+            if self._workers is not None:
+                batch, drew = batch
+            asked = self._indexes.under_way[0]
+            self.saw_draws = self.saw_draws or drew
+            if asked.expects is not None and digest(batch) != asked.expects:
+                raise PoolUnfitError(DRAWS if self.saw_draws else DIFFERS)
+            if drew and self._no_draws:
+                raise PoolUnfitError(DRAWS)
+            self._indexes.under_way.popleft()
+            if asked.expects is None:
+                return batch
+
+    def skip_failed(self) -> None:
+        """Go on behind the index whose batch could not be made, as torch does."""
+        if self._indexes.under_way:
+            self._indexes.under_way.popleft()
+
+    def close(self, *, stuck: bool = False) -> list[Any]:
+        """End it; the indexes of the pass whose batches it has not given, in order."""
+        left = self._indexes.of_pass
+        self._indexes.forget()
+        self._indexes.source = _nothing
+        self._feed.close(stuck=stuck)
+        self._workers = None
+        return left
+
+
+class OwnRest:
+    """What torch's own iterator has under way when a pass is taken over: it still comes.
+
+    Holds no reference to the iterator, which the loop holds: `next_batch` is given it.
+    """
+
+    def __init__(self, settings: Settings, n_batches: int) -> None:
+        self.settings = settings
+        self.n_under_way = n_batches
+
+    def next_batch(self, own: Any) -> Any:
+        """The next of them. Raises what it would have raised; workers go after the last."""
+        self.n_under_way -= 1
+        batch = _FETCH(own)
+        if not self.n_under_way:
+            shut_down(own, stuck=False)
+        return batch

@@ -327,7 +327,7 @@ class Diagnosis:
         if evidence.profiled is None:
             missing.append("the profiled window")
         if options.ablate and len(evidence.rounds) < MIN_ROUNDS:
-            missing.append("comparing with ready batches")
+            missing.append("comparing with batches already in memory")
         if options.memory_history is not None and self.history is None:
             missing.append("the memory history")
         if options.verify and (self.verification is None or not self.verification.complete):

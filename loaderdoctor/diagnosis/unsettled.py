@@ -22,7 +22,7 @@ def unsettled(
 ) -> str | None:
     """Why an uncertain verdict was not settled, and what would settle it; None: it is settled.
 
-    `ablates`: whether the loop was to be compared with ready batches.
+    `ablates`: whether the loop was to be compared with batches already in memory.
     """
     if not is_open(analysis.severity, analysis.facts) or evidence is None:
         return None
@@ -31,11 +31,11 @@ def unsettled(
     if ended_by_itself(script_run):
         return f"The script ended before more could be measured. {not_again(script_run)}"
     if not ablates:
-        return "Nothing was compared with ready batches, which would tell."
+        return "Nothing was compared with batches already in memory, which would tell."
     ablation = analysis.facts.ablation
     if ablation is None:
         reason = evidence.ablation_reason or "no round was measured to its end"
-        return f"It could not be compared with ready batches: {reason.rstrip('.')}."
+        return f"It could not be compared with batches already in memory: {reason.rstrip('.')}."
     if ablation.contended_ms:
         return "What else ran on these CPUs may be all of it: see the warnings."
     if ablation.n_rounds >= MAX_LONGER_ROUNDS:

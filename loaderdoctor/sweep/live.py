@@ -21,7 +21,7 @@ PHASES: dict[PhaseName, str] = {
     "calibrate": "first measurement of each trial",
     "rank": "round {round} of {n_rounds}",
     "race": "elimination, round {round}: {n_rounds} trials left",
-    "ablate": "comparing with ready batches",
+    "ablate": "comparing with batches already in memory",
     "confirm": "confirming the candidate, pair {round} of {n_rounds}",
     "trace": "tracing, {round} of {n_rounds}",
     "nodes": "{round} of {n_rounds} groups done",

@@ -199,7 +199,7 @@ class Ablation:
             end_s = max(until, fewest_until or until) if len(rounds) < MIN_ROUNDS else until
             if rounds and self._clock() + (self._round_s or 0.0) > end_s:
                 break
-            self._tell(f"comparing with ready batches, round {len(rounds) + 1}")
+            self._tell(f"comparing with batches already in memory, round {len(rounds) + 1}")
             began = self._clock()
             done = self._one_round(with_copy=with_copy)
             if done is None:

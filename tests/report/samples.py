@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from loaderdoctor.facts.loop import AblationFacts
+from loaderdoctor.facts.loop import AblationFacts, OutsideFacts, WallFacts
 from loaderdoctor.facts.shares import Bound, Hidden, VerdictSeverity
 from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
 from loaderdoctor.findings.model import Finding, Kind, Severity
@@ -90,6 +90,81 @@ def verdict(bound: Bound, severity: VerdictSeverity, **changes: Any) -> model.Re
     """A diagnosis without findings or changes."""
     given: dict[str, Any] = {"facts": facts(), "target": "train.py", "environment": ENVIRONMENT}
     return built(bound=bound, severity=severity, **(given | changes))
+
+
+def uncertain(
+    *, input_share: float = 0.17, margin: float = 0.20, unsettled: str | None = None
+) -> model.Report:
+    """A step of 100 ms, whose loader may cost nothing."""
+    parts = shares(input=input_share, compute=0.98 - input_share, host=0.02, copy=None)
+    cost = estimate(100 * input_share, 100 * margin)
+    ablation = AblationFacts(
+        plain_ms=estimate(100.0, 5.0),
+        no_input_ms=estimate(100 - cost.value, 5.0),
+        no_copy_ms=None,
+        input_ms=cost,
+        copy_ms=None,
+        n_rounds=4,
+    )
+    given = facts(shares=parts, step=step_facts(estimate(100.0, 4.0)), ablation=ablation)
+    return verdict("input", "uncertain", facts=given, unsettled=unsettled)
+
+
+def validation_bound() -> model.Report:
+    """Two thirds of all the time go into validation."""
+    validation = OutsideFacts(
+        what="validation", site="train.py:57", seconds=0.182, n=12, every_steps=5, wait_share=0.89
+    )
+    wall = WallFacts(step_ms=13.1, outside=(validation,), n_steps=300)
+    found = Finding(
+        kind=Kind.TIME_OUTSIDE_STEPS,
+        severity=Severity.HIGH,
+        share=wall.outside_share,
+        loader="train.py:57",
+        summary="36.4 of 49.5 ms a training step lie outside the steps. Validation (train.py:57), "
+        "36.4 ms: 182 ms every 5 steps, 12 seen.",
+        evidence={"what": "validation", "seconds_each": 0.182, "every_n_steps": 5},
+        advice="Give the loader of train.py:57 workers (num_workers): a pass waits 89 % of its "
+        "time for batches. Validate less often, or on part of the data.",
+    )
+    return verdict("outside", "high", facts=facts(wall=wall, ablation=None), findings=(found,))
+
+
+def ladder() -> model.Report:
+    """A published table whose rows keep what those before them set; one can't run here."""
+    rungs = (
+        ("baseline, batch 32", {"batch_size": 32}, 58.4, 548.0, 1.0),
+        ("AMP", {"amp": True, "batch_size": 32}, 59.6, 537.0, 1.02),
+        ("batch 128", {"amp": True, "batch_size": 128}, 193.0, 663.0, 0.827),
+        ("uint8, normalised on the device", {"uint8": True, "amp": True, "batch_size": 128}, 98.2,
+         1304.0, 0.42),
+        ("2 workers", {"num_workers": 2, "uint8": True, "amp": True, "batch_size": 128}, 66.9,
+         1913.0, 0.286),
+    )  # fmt: skip
+    base = Settings().as_dict()
+    rows = tuple(
+        trial(name, ms, settings={**base, **settings}, row=name, samples_per_s=rate, shares=None,
+              time_ratio=ratio, gpu_busy_share=0.2 + 0.1 * i)
+        for i, (name, settings, ms, rate, ratio) in enumerate(rungs)
+    )  # fmt: skip
+    skipped = trial("cudnn autotuner", None, settings={**rows[-1].settings, "amp": True},
+                    row="cudnn autotuner", status="skipped", shares=None, time_ratio=None,
+                    reason="needs an accelerator", gpu_peak_allocated_bytes=None,
+                    gpu_peak_reserved_bytes=None, host_bytes=None, startup_s=None)  # fmt: skip
+    return input_bound(
+        facts=facts(command="sweep"),
+        trials=(*rows, skipped),
+        recommendations=(),
+        not_advised=(),
+        claims=(
+            {"claim": "up to 'AMP': 144 % of the baseline's samples/s", "published": "144 %",
+             "ours": "98 %", "verdict": "disagrees"},
+            {"claim": "AMP halves GPU memory", "published": "2.51 → 1.32 GB", "ours": None,
+             "verdict": "not testable here", "reason": "needs an accelerator"},
+            {"claim": "pinning lifts the GPU's busy share", "published": "79.5 → 86.2 %",
+             "ours": None, "verdict": "not testable here", "reason": "needs an accelerator"},
+        ),
+    )  # fmt: skip
 
 
 def healthy() -> model.Report:

@@ -101,7 +101,7 @@ def allocator_page_faults(facts: Facts) -> Finding | None:
         share=cost.share,
         summary=(
             f"The loop's memory goes back to the system and is fetched again in each step: "
-            f"{faults:,.0f} page faults a step on the training thread, with ready batches too, at "
+            f"{faults:,.0f} page faults a step on the training thread, without the loader too, at "
             f"{machine.fault_us:.1f} µs of CPU time each on this machine. Keeping it is predicted "
             f"to save {cost.of_step}; it was not tried."
         ),

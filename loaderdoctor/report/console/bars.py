@@ -13,6 +13,7 @@ from rich.text import Text
 
 # How each share is drawn: the glyph tells it apart, the colour only repeats that.
 GLYPHS: Mapping[str, tuple[str, str]] = {
+    "outside": ("▙", "red"),
     "input": ("█", "yellow"),
     "copy": ("▓", "magenta"),
     "communication": ("▚", "blue"),
@@ -25,7 +26,7 @@ GLYPHS: Mapping[str, tuple[str, str]] = {
 # tables), so that columns stay aligned.
 _ASCII = str.maketrans(
     {
-        "█": "#", "▓": "%", "▚": "&", "▒": "=", "░": ":", "·": ".", "×": "x", "±": "~",
+        "█": "#", "▓": "%", "▚": "&", "▙": "@", "▒": "=", "░": ":", "·": ".", "×": "x", "±": "~",
         "→": ">", "–": "-", "—": "-", "…": "~", "●": "*", "○": "o", "µ": "u", "≤": "<", "≥": ">",
         "─": "-", "│": "|", "━": "-", "╸": "-", "╺": "-", "\u00a0": " ",
         "‘": "'", "’": "'", "“": '"', "”": '"',

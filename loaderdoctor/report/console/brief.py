@@ -45,22 +45,25 @@ _TRIALS = 10  # of a sweep: the fastest, and the loop as it is
 
 def brief_sections(report: Report, folder: Path | None) -> Iterator[RenderableType | None]:
     """In the order in which they are read; None: nothing to say."""
+    published = any(trial.row is not None for trial in report.trials)
     yield verdict(report)
-    yield step(report, brief=True)
-    yield ablation(report, brief=True)
-    if any(trial.row is not None for trial in report.trials):
+    if published:  # its rows and claims are what was asked
         yield section("Trials, as published", PresetTable(report), cap=None)
-    elif report.trials and report.command == "sweep":
+    else:
+        yield step(report, brief=True)
+        yield ablation(report, brief=True)
+    if report.trials and report.command == "sweep" and not published:
         yield section("Trials, fastest first", TrialsTable(report, most=_TRIALS), cap=None)
     if report.claims:
         yield section("Published claims", claims_table(report.claims), cap=None)
     if report.ranks:
         yield section("Ranks", RanksTable(report.ranks))
-    yield _findings(report)
-    changes = list(_changes(report))
-    yield section("What to change", *changes) if changes else None
-    ideas = idea_lines(report, most=_IDEAS)
-    yield section(IDEAS, *ideas) if ideas else None
+    if not published:
+        yield _findings(report)
+        changes = list(_changes(report))
+        yield section("What to change", *changes) if changes else None
+        ideas = idea_lines(report, most=_IDEAS)
+        yield section(IDEAS, *ideas) if ideas else None
     yield _end(report, folder)
 
 

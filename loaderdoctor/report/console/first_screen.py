@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -15,15 +15,14 @@ from loaderdoctor.report.console.bars import GLYPHS, Bar, Capped
 from loaderdoctor.report.model import Finding, Report
 from loaderdoctor.report.words.brief import trust_sentence
 from loaderdoctor.report.words.first_screen import (
-    SHARE_ORDER,
     evidence_words,
     step_notes,
     what_if,
     what_if_notes,
 )
 from loaderdoctor.report.words.outside import share_words
+from loaderdoctor.report.words.parts import Part, parts_of
 from loaderdoctor.report.words.verdict import headline
-from loaderdoctor.report.words.whole import whole_of
 
 PROSE_WIDTH = 100
 _BAR_WIDTH = 76
@@ -35,7 +34,6 @@ _SEVERITY_STYLES = {
     "none": "bold green",
     "uncertain": "bold yellow",
 }
-_ALWAYS_SHOWN = ("input", "copy", "host", "compute")
 
 
 def section(title: str, *body: RenderableType, cap: int | None = PROSE_WIDTH) -> RenderableType:
@@ -61,58 +59,41 @@ def verdict(report: Report) -> RenderableType:
 
 
 def step(report: Report, *, brief: bool = False) -> RenderableType:
-    """The step as a bar with a line for each share. Brief: without what a step is."""
-    one, shares, whole = report.step, report.shares, whole_of(report)
+    """The step as a bar with a line for each part. Brief: without what a step is."""
+    one, shown = report.step, parts_of(report)
     head = Text.assemble(
-        (whole.time, "bold" if whole.ms is not None else ""),
-        f" {whole.unit}" if whole.unit else "",
+        (shown.time, "bold" if shown.is_known else ""), f" {shown.unit}" if shown.unit else ""
     )
     if not brief:
         counted = f"{fmt.count(one.count, 'step')} · " if one.window_ms is None else ""
         head.append(f" · {counted}{plain(one.definition)}")
     body: list[RenderableType] = [head]
-    if shares is None:
+    if not shown.parts:
         body.append(Text(f"Where the step goes: {fmt.NOT_RECORDED}"))
-        return section(whole.title, *body)
-    values = {name: getattr(shares, name) for name in SHARE_ORDER}
-    body.append(
-        Bar(
-            [(*GLYPHS[n], values[n] or 0.0) for n in SHARE_ORDER],
-            whole=1.0,
-            max_width=_BAR_WIDTH,
-        )
-    )
-    body.append(_legend(report, values))
+        return section(shown.title, *body)
+    weights = [(*GLYPHS[part.name], part.share or 0.0) for part in shown.parts]
+    body += [Bar(weights, whole=1.0, max_width=_BAR_WIDTH), _legend(shown.parts, brief=brief)]
     notes = step_notes(report, brief=brief)
     body += [Text(plain(note), style="bright_black") for note in notes]
-    return section(whole.title, *body)
+    return section(shown.title, *body)
 
 
-def _legend(report: Report, values: Mapping[str, float | None]) -> Table:
-    """One line for each share: glyph, word, milliseconds, percent, and what is hidden."""
+def _legend(parts: Sequence[Part], *, brief: bool) -> Table:
+    """One line for each part: glyph, word, milliseconds, percent, and what is hidden.
+
+    Brief: without what there is not.
+    """
     grid = Table.grid(padding=(0, 2))
     for justify in ("left", "left", "right", "right", "left"):
         grid.add_column(justify=justify)
-    wall = whole_of(report).ms
-    hidden = {"input": report.hidden.input_ms, "copy": report.hidden.copy_ms}
-    for name in SHARE_ORDER:
-        value = values[name]
-        if not value and name not in _ALWAYS_SHOWN:
-            continue
-        glyph, style = GLYPHS[name]
-        mark = Text(glyph, style=style)
-        if value is None:
-            grid.add_row(mark, name, "", "", _absent(name))
-            continue
-        behind = hidden.get(name)
-        note = f"and {fmt.ms(behind)} hidden behind other work" if behind else ""
-        in_ms = fmt.ms(value * wall) if wall is not None else ""
-        grid.add_row(mark, name, in_ms, fmt.share(value), Text(note, style="bright_black"))
+    for part in parts:
+        glyph, style = GLYPHS[part.name]
+        mark, hidden = Text(glyph, style=style), Text(part.hidden, style="bright_black")
+        if part.share is not None:
+            grid.add_row(mark, part.name, part.ms, part.text, hidden)
+        elif not brief or part.name != "copy":
+            grid.add_row(mark, part.name, "", "", part.text)
     return grid
-
-
-def _absent(name: str) -> str:
-    return f"{fmt.NOT_APPLICABLE} (no accelerator)" if name == "copy" else fmt.NOT_RECORDED
 
 
 def ablation(report: Report, *, brief: bool = False) -> RenderableType | None:

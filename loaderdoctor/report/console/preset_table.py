@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.padding import Padding
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
-from loaderdoctor.report.console.tables import fits
+from loaderdoctor.report.console.columns import Column, FittedTable
 from loaderdoctor.report.model import Report, Trial
 from loaderdoctor.report.words.trials import step_cell
+from loaderdoctor.setting_words import heading as heading_of
+from loaderdoctor.setting_words import label
 
 Cell = Callable[[Trial], str]
+
+# Two settings a line.
+_NAMES_WITH_SETTINGS = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,87 +36,118 @@ class PresetTable:
             rows = [(i, trial) for i, trial in numbered if trial.group == group]
             if group:
                 yield Text(plain(group), style="bold")
-            yield self._fitting([trial for _, trial in rows], console, options)
+            yield _table([trial for _, trial in rows])
         yield from self._notes(numbered)
-
-    def _fitting(
-        self, rows: Sequence[Trial], console: Console, options: ConsoleOptions
-    ) -> RenderableType:
-        """The table, or a list where the terminal is too narrow for it."""
-        table = _table(rows)
-        if fits(table, console, options):
-            return table
-        lines: list[RenderableType] = []
-        for trial in rows:
-            figures = (f"{heading} {read(trial)}" for heading, read in _columns(rows))
-            lines += [
-                Text(plain(trial.label)),
-                Padding(Text(", ".join(figures)), (0, 0, 0, 2)),
-            ]
-        return Group(*lines)
 
     def _notes(self, numbered: Sequence[tuple[int, Trial]]) -> RenderResult:
         """What the marks in the tables mean: each reason once, with the rows it is about."""
+        if any(trial.same_as is not None for _, trial in numbered):
+            yield Text("=: as another row on this machine, run once.", style="bright_black")
         about: dict[str, list[str]] = {}
         for _, trial in numbered:
             texts = []
             if trial.status != "ok":
-                texts.append(f"{trial.status}: {trial.reason or 'no reason recorded'}")
-            if trial.same_as is not None:
-                texts.append(f"same as {self._name(trial.same_as)} on this machine")
+                texts.append(f"{trial.status}, {trial.reason or 'no reason recorded'}")
             if trial.note:
-                texts.append(trial.note)
+                texts += trial.note.split("; ")
             for text in texts:
                 about.setdefault(text, []).append(trial.label)
         for text, labels in about.items():
-            names = ", ".join(dict.fromkeys(labels))
+            names = "; ".join(dict.fromkeys(labels))
             yield Text(f"{plain(names)}: {plain(text)}", style="bright_black")
 
-    def _name(self, index: int) -> str:
-        other = self.report.trials[index]
-        return f"'{other.label}'" if other.row is not None else "the loop as it is"
 
-
-def _table(rows: Sequence[Trial]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
-    table.add_column("row", min_width=6)
-    columns = _columns(rows)
-    for heading, read in columns:
-        need = max(len(heading), *(len(read(trial)) for trial in rows))
-        table.add_column(heading, justify="right", no_wrap=True, min_width=need)
-    for trial in rows:
-        style = "" if trial.status == "ok" else "bright_black"
-        cells = [read(trial) for _, read in columns]
-        table.add_row(Text(plain(trial.label)), *cells, style=style)
-    return table
-
-
-def _columns(rows: Sequence[Trial]) -> list[tuple[str, Cell]]:
-    """Settings that differ between the rows, then every figure that one of them has."""
-    found: list[tuple[str, Cell]] = []
-    for name in dict.fromkeys(key for trial in rows for key in trial.settings):
-        values = [trial.settings.get(name) for trial in rows]
-        if name not in ("portion", "storage", "augment") and len(set(values)) > 1:
-            found.append((name, _setting(name)))
-    figures: tuple[tuple[str, Callable[[Trial], Any], Callable[[Any], str]], ...] = (
-        ("ms a step", lambda t: t.step_ms, lambda _: ""),
-        ("ratio", lambda t: t.time_ratio, lambda v: f"{v:.2f}"),
-        ("epoch", lambda t: t.epoch_s, fmt.seconds),
-        ("start-up", lambda t: t.startup_s, fmt.seconds),
-        ("samples/s", lambda t: t.samples_per_s, fmt.number),
-        ("GPU busy %", lambda t: t.gpu_busy_share, fmt.bare_share),
-        ("tensor cores %", lambda t: t.tensor_core_share, fmt.bare_share),
-        ("GPU memory", lambda t: t.gpu_peak_allocated_bytes, fmt.n_bytes),
-        ("reserved", lambda t: t.gpu_peak_reserved_bytes, fmt.n_bytes),
-        ("host memory", lambda t: t.host_bytes, fmt.n_bytes),
-        ("step's tensors", lambda t: t.tensor_peak_bytes, fmt.n_bytes),
+def _table(rows: Sequence[Trial]) -> FittedTable:
+    """With a column for each setting; where those need too much width, in the rows' names."""
+    styles = tuple("" if trial.status == "ok" else "bright_black" for trial in rows)
+    figures = _columns(_figures(rows), rows)
+    settings = _settings(rows)
+    named = [(heading_of(name), _setting(name), 0) for name in settings]
+    if not settings:
+        return FittedTable(title="row", names=_names(rows, ()), columns=figures, styles=styles)
+    return FittedTable(
+        title="row",
+        names=_names(rows, ()),
+        columns=(
+            *(replace(column, is_setting=True) for column in _columns(named, rows)),
+            *figures,
+        ),
+        styles=styles,
+        narrow=FittedTable(
+            title="row",
+            names=_names(rows, settings),
+            name_width=_NAMES_WITH_SETTINGS,
+            columns=figures,
+            styles=styles,
+        ),
     )
-    for heading, get, show in figures:
-        if heading == "ms a step":
-            found.append((heading, _step))
-        elif any(get(trial) is not None for trial in rows):
-            found.append((heading, _figure(get, show)))
+
+
+def _names(rows: Sequence[Trial], settings: Sequence[str]) -> tuple[Text, ...]:
+    """The rows' names, with those of these settings that are on."""
+    names = []
+    for trial in rows:
+        on = [(n, trial.settings.get(n)) for n in settings]
+        said = ", ".join(filter(None, (label(n, v) for n, v in on if v not in (None, False))))
+        names.append(Text(plain(f"{trial.label}: {said}" if said else trial.label)))
+    return tuple(names)
+
+
+def _columns(read: Sequence[tuple[str, Cell, int]], rows: Sequence[Trial]) -> tuple[Column, ...]:
+    return tuple(
+        Column(heading=heading, cells=tuple(cell(trial) for trial in rows), rank=rank)
+        for heading, cell, rank in read
+    )
+
+
+def _settings(rows: Sequence[Trial]) -> list[str]:
+    """Those that differ between the rows.
+
+    Where each row keeps what the rows before it set, its name says what is new.
+    """
+    found = []
+    for name in dict.fromkeys(key for trial in rows for key in trial.settings):
+        named = name in ("portion", "storage", "augment") or (
+            name != "batch_size" and _is_ladder(rows)
+        )
+        if not named and len({trial.settings.get(name) for trial in rows}) > 1:
+            found.append(name)
     return found
+
+
+def _figures(rows: Sequence[Trial]) -> list[tuple[str, Cell, int]]:
+    """Every figure that one of the rows has.
+
+    With a rank each: 0 for what the published table has, else the highest is left out first.
+    """
+    found: list[tuple[str, Cell, int]] = []
+    on_gpu = any(trial.gpu_peak_allocated_bytes is not None for trial in rows)
+    figures: tuple[tuple[str, Callable[[Trial], Any], Callable[[Any], str], int], ...] = (
+        ("GPU memory", lambda t: t.gpu_peak_allocated_bytes, fmt.n_bytes, 0),
+        ("host memory", lambda t: t.host_bytes, fmt.n_bytes, 4 if on_gpu else 1),
+        ("ms a step", lambda t: t.step_ms, lambda _: "", 0),
+        ("samples/s", lambda t: t.samples_per_s, fmt.number, 0),
+        ("× baseline", lambda t: t.time_ratio, lambda v: fmt.ratio(1.0 / v) if v else "–", 0),
+        ("epoch", lambda t: t.epoch_s, fmt.seconds, 2),
+        ("start-up", lambda t: t.startup_s, fmt.seconds, 5),
+        ("GPU busy %", lambda t: t.gpu_busy_share, fmt.bare_share, 3),
+        ("tensor cores %", lambda t: t.tensor_core_share, fmt.bare_share, 6),
+        ("reserved", lambda t: t.gpu_peak_reserved_bytes, fmt.n_bytes, 7),
+        ("step's tensors", lambda t: t.tensor_peak_bytes, fmt.n_bytes, 8),
+    )
+    for heading, get, show, rank in figures:
+        if heading == "ms a step":
+            found.append((heading, _step, 0))
+        else:
+            found.append((heading, _figure(get, show), rank))
+    return found
+
+
+def _is_ladder(rows: Sequence[Trial]) -> bool:
+    """Whether each row keeps all that the row before it set."""
+    known = [{k for k, v in trial.settings.items() if v is not None} for trial in rows]
+    grows = all(before <= after for before, after in itertools.pairwise(known))
+    return grows and len(rows) > 2 and len(known[-1]) > len(known[0]) + 1
 
 
 def _setting(name: str) -> Cell:

@@ -5,7 +5,7 @@ Narrow terminals get the same figures.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,39 +18,24 @@ from rich.console import (
     RenderableType,
     RenderResult,
 )
-from rich.measure import Measurement
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
+from loaderdoctor.report.console.columns import Column, FittedTable, fits
 from loaderdoctor.report.model import Cluster, Rank, Report, Trial
 from loaderdoctor.report.ranks import KEY, MAX_SHOWN, outliers_first, rank_columns
 from loaderdoctor.report.words.trials import (
     by_speed,
     group_rows,
     hardware_lines,
-    on_gpu,
     shared_sentence,
     table_key,
     trial_columns,
     trial_mark,
     trial_names,
 )
-
-# The settings wrap down to this.
-_LABEL_WIDTH = 18
-_NARROW_KEY = (
-    "smp/s: samples a second. in/cp/ho/co: input, copy, host and compute in % of the step."
-)
-_NARROW_MEMORY_KEY = " GPU/RAM: GiB, peak allocated on the GPU and host memory."
-
-
-def fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
-    """Whether the terminal is wide enough for a table whose figures are never cut."""
-    wide = options.update(max_width=1000)
-    return Measurement.get(console, wide, table).minimum <= options.max_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +64,7 @@ class TrialsTable:
                 yield Text(f"Hardware {kind}{own}", style="bold")
             shown = [x for n, x in enumerate(ran) if self.most is None or n < self.most or not x[0]]
             if shown:
-                yield Group(*self._ran(shown, base, console, options))
+                yield self._table(shown, base, names.names)
                 if len(ran) > len(shown):
                     yield Text(f"and {len(ran) - len(shown)} slower", style="bright_black")
                 key = table_key(trial for _, trial in shown)
@@ -90,53 +75,24 @@ class TrialsTable:
                 reason = plain(trial.reason or "no reason recorded")
                 yield Text(f"{i} {plain(names.names[i])}: {trial.status}, {reason}")
 
-    def _ran(
-        self,
-        ran: Sequence[tuple[int, Trial]],
-        base: float | None,
-        console: Console,
-        options: ConsoleOptions,
-    ) -> Iterator[RenderableType]:
-        """The widest form that fits: a column for each figure, shared columns, or a list.
-
-        `base` is the step time of the loop's own settings: what every trial is compared with.
-        """
-        for wide in (True, False):
-            table = self._table(ran, base, wide=wide)
-            if fits(table, console, options):
-                yield table
-                if not wide:
-                    memory = _NARROW_MEMORY_KEY if on_gpu(t for _, t in ran) else ""
-                    yield Text(_NARROW_KEY + memory, style="bright_black")
-                return
-        columns = trial_columns([trial for _, trial in ran], wide=True)
-        names = trial_names(self.report).names
-        for i, trial in ran:
-            mark, style = trial_mark(self.report, i)
-            yield Text(f"{i} {_label(names[i], mark)}", style=style)
-            figures = (f"{heading} {read(trial, base)}" for heading, read in columns)
-            yield Padding(Text(", ".join(figures)), (0, 0, 0, 2))
-
-    def _table(self, ran: Sequence[tuple[int, Trial]], base: float | None, *, wide: bool) -> Table:
-        columns = trial_columns([trial for _, trial in ran], wide=wide)
-        table = Table(
-            box=None,
-            padding=(0, 2, 0, 0) if wide else (0, 1, 0, 0),
-            header_style="bright_black",
-            pad_edge=False,
+    def _table(
+        self, ran: Sequence[tuple[int, Trial]], base: float | None, names: Sequence[str]
+    ) -> FittedTable:
+        """`base` is the step time of the loop's own settings: what every trial is compared with."""
+        marks = [(names[i], *trial_mark(self.report, i)) for i, _ in ran]
+        return FittedTable(
+            title="settings",
+            numbers=tuple(i for i, _ in ran),
+            names=tuple(Text(_label(name, mark), style=style) for name, mark, style in marks),
+            columns=tuple(
+                Column(
+                    heading=column.heading,
+                    cells=tuple(column.read(trial, base) for _, trial in ran),
+                    rank=column.rank,
+                )
+                for column in trial_columns([trial for _, trial in ran])
+            ),
         )
-        table.add_column("#", justify="right", no_wrap=True)
-        table.add_column("settings", min_width=_LABEL_WIDTH)
-        cells = [[read(trial, base) for _, read in columns] for _, trial in ran]
-        for (heading, _), column in zip(columns, zip(*cells, strict=True), strict=True):
-            # A minimum, so that the table can be measured: figures are never cut.
-            need = max(map(len, (heading, *column)))
-            table.add_column(heading, justify="right", no_wrap=True, min_width=need)
-        names = trial_names(self.report).names
-        for (i, _), row in zip(ran, cells, strict=True):
-            mark, style = trial_mark(self.report, i)
-            table.add_row(str(i), Text(_label(names[i], mark), style=style), *row)
-        return table
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from loaderdoctor.report.html.figures import HtmlExtras, Table, charts_of
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.ranks import outliers_first, rank_columns
 from loaderdoctor.report.words import gpu, trials
+from loaderdoctor.report.words.brief import trust_sentence
 from loaderdoctor.report.words.changes import (
     Change,
     changes_of,
@@ -26,7 +27,6 @@ from loaderdoctor.report.words.changes import (
     vocabulary,
 )
 from loaderdoctor.report.words.first_screen import (
-    SHARE_ORDER,
     WhatIf,
     evidence_words,
     other_loader_sentences,
@@ -35,13 +35,20 @@ from loaderdoctor.report.words.first_screen import (
     what_if_notes,
 )
 from loaderdoctor.report.words.outside import share_words
-from loaderdoctor.report.words.trials import by_speed, table_key, trial_columns, trial_mark
+from loaderdoctor.report.words.parts import parts_of
+from loaderdoctor.report.words.trials import (
+    by_speed,
+    shared_sentence,
+    table_key,
+    trial_columns,
+    trial_mark,
+    trial_names,
+)
 from loaderdoctor.report.words.verdict import headline
 from loaderdoctor.report.words.whole import whole_of
 
 NAME = "report.html"
 _TEMPLATE = "report.html.j2"
-_ALWAYS_SHOWN = ("input", "copy", "host", "compute")
 _BYTES = "_bytes"
 
 
@@ -68,8 +75,8 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
             made_at=_date(more.made_at),
             bound=bound,
             severity=severity,
-            parts=_parts(report),
-            whole=whole_of(report),
+            top=parts_of(report),
+            trust=trust_sentence(report),
             step_notes=step_notes(report),
             other_loaders=other_loader_sentences(report),
             what_if=_what_if(report),
@@ -123,42 +130,6 @@ def _source(name: str) -> Markup:
 
 def _date(at: float | None) -> str | None:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at is not None else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One share of the step. `share` None: not recorded or not applicable, as `text` says."""
-
-    name: str
-    share: float | None
-    ms: str
-    text: str
-    hidden: str
-
-
-def _parts(report: Report) -> tuple[Part, ...]:
-    """The shares in reading order, without those that are nothing and go without saying."""
-    shares, wall = report.shares, whole_of(report).ms
-    if shares is None:
-        return ()
-    hidden = {"input": report.hidden.input_ms, "copy": report.hidden.copy_ms}
-    found = []
-    for name in SHARE_ORDER:
-        share = getattr(shares, name)
-        if not share and name not in _ALWAYS_SHOWN:
-            continue
-        absent = f"{fmt.NOT_APPLICABLE} (no accelerator)" if name == "copy" else fmt.NOT_RECORDED
-        behind = hidden.get(name)
-        found.append(
-            Part(
-                name=name,
-                share=share,
-                ms=fmt.ms(share * wall) if share is not None and wall is not None else "",
-                text=fmt.share(share) if share is not None else absent,
-                hidden=f"{fmt.ms(behind)} more, hidden behind other work" if behind else "",
-            )
-        )
-    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +229,7 @@ class TrialTable:
     headings: tuple[str, ...]
     rows: tuple[TrialRow, ...]
     key: str | None  # of words in the cells
+    shared: str | None  # what all trials have in common
 
 
 def _trials(report: Report) -> TrialTable | None:
@@ -269,17 +241,14 @@ def _trials(report: Report) -> TrialTable | None:
     for _, own_ms, members in report.by_hardware:  # each kind by itself, fastest first
         alike = [(i, report.trials[i], own_ms) for i in members if report.trials[i].status == "ok"]
         ran += sorted(alike, key=lambda item: by_speed(item[1]))
-    columns = [
-        (heading, read)
-        for heading, read in trial_columns([t for _, t, _ in ran], wide=True)
-        if any(read(t, own_ms) not in ("", "–") for _, t, own_ms in ran)
-    ]
+    columns = trial_columns([t for _, t, _ in ran])
+    names = trial_names(report)
     rows = [
         TrialRow(
             number=i,
-            label=trial.label,
+            label=names.names[i],
             mark=trial_mark(report, i)[0],
-            cells=tuple(read(trial, own_ms) for _, read in columns),
+            cells=tuple(column.read(trial, own_ms) for column in columns),
             fault=None,
         )
         for i, trial, own_ms in ran
@@ -287,7 +256,7 @@ def _trials(report: Report) -> TrialTable | None:
     rows += [
         TrialRow(
             number=i,
-            label=trial.label,
+            label=names.names[i],
             mark="",
             cells=(),
             fault=f"{trial.status}: {trial.reason or 'no reason recorded'}",
@@ -296,9 +265,10 @@ def _trials(report: Report) -> TrialTable | None:
         if trial.status != "ok"
     ]
     return TrialTable(
-        headings=tuple(heading for heading, _ in columns),
+        headings=tuple(column.heading for column in columns),
         rows=tuple(rows),
         key=table_key(trial for trial in report.trials),
+        shared=shared_sentence(names),
     )
 
 

@@ -25,7 +25,7 @@ PREDICTED: Mapping[PredictedFrom, str] = {
 }
 _MEANINGS = {
     MEASURED: "tried in this run, in turns with the loop as it is",
-    PREDICTED["ablation"]: "computed from windows with batches that were there already",
+    PREDICTED["ablation"]: "computed from windows with batches already in memory",
     PREDICTED["trace"]: "computed from where the step's time was seen to go",
 }
 
@@ -218,6 +218,11 @@ def _why(leader: Trial, others_advised: bool) -> str:
     if leader.gain_ms_ci is None:
         return "it took its turn with the loop as it is only once, which gives no noise to go by."
     gain = fmt.ms(leader.gain_ms, leader.gain_ms_ci)
+    if leader.gain_ms_ci[1] < 0.0:
+        return (
+            f"taking turns with the loop as it is, it was slower, by "
+            f"{fmt.ms(-leader.gain_ms, leader.gain_ms_ci)} a step{again}."
+        )
     if leader.gain_ms_ci[0] <= 0.0:
         return (
             f"taking turns with the loop as it is, it gained {gain} a step{again}, which may be "
@@ -247,7 +252,7 @@ def _leader(report: Report) -> Trial | None:
 
 
 def _competes(trial: Trial, base: Trial) -> bool:
-    if trial.status != "ok" or trial.compared_ms is None:
+    if trial.status != "ok" or trial.compared_ms is None or trial.row is not None:
         return False
     if (trial.hardware, trial.group) != (base.hardware, base.group):
         return False

@@ -17,8 +17,6 @@ from loaderdoctor.report.words.outside import wall_sentence
 
 _NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?:\s?([a-zA-Z%µ]+))?")
 
-# The parts of a step in reading order: what can be gained first, then what the step is for.
-SHARE_ORDER = ("input", "copy", "communication", "host", "compute", "other")
 # Kind of the warning that the loop's first windows were slower, and are in no figure of its step.
 SLOW_START = "slow-start"
 _WORTH_SAVING = "which is worth saving"

@@ -71,7 +71,8 @@ def _sentences(facts: Facts, trials: Sequence[Trial]) -> Iterator[str]:
     if facts.ablation is not None:
         yield (
             f"What loader and copies cost: {fmt.count(facts.ablation.n_rounds, 'round')} of plain "
-            "windows and windows with ready batches, interleaved in the same process."
+            "windows and windows with batches already in memory, interleaved in the same "
+            "process."
         )
         if facts.ablation.reason:
             yield f"Not measured by ablation: {fmt.plain(facts.ablation.reason)}"

@@ -14,7 +14,6 @@ from loaderdoctor.report.model import Cluster, Group, Report, Shares, Trial
 from loaderdoctor.setting_words import phrase
 from loaderdoctor.settings import AXES_BY_NAME, Settings
 
-_SHARES = ("input", "copy", "host", "compute")
 UNCLEAR = "unclear"
 
 
@@ -98,67 +97,46 @@ def trial_mark(report: Report, index: int) -> tuple[str, str]:
 ReadCell = Callable[[Trial, float | None], str]
 
 
-def trial_columns(trials: Sequence[Trial], *, wide: bool) -> list[tuple[str, ReadCell]]:
-    """Headings and how a cell is read; a column that no trial has a figure for is left out."""
-    columns: list[tuple[str, ReadCell]] = [("ms a step", lambda t, _: step_cell(t))]
-    columns.append(("speed", _speed))
-    if any(t.samples_per_s is not None for t in trials):
-        columns.append(
-            (
-                "samples/s" if wide else "smp/s",
-                lambda t, _: _number(t.samples_per_s if is_clear(t) else None),
-            )
-        )
-    if any(t.epoch_s is not None for t in trials) and wide:
-        columns.append(("epoch", lambda t, _: fmt.seconds(t.epoch_s) if t.epoch_s else "–"))
-        columns.append(("start-up", lambda t, _: fmt.seconds(t.startup_s) if t.startup_s else "–"))
-    elif any(t.epoch_s is not None for t in trials):
-        columns.append(("epoch s", lambda t, _: _number(t.epoch_s)))
-    columns += _share_columns(trials, wide=wide)
-    columns += _memory_columns(trials, wide=wide)
-    return columns
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialColumn:
+    """`read` makes a cell. `rank` 0: no table goes without it; else the highest goes first."""
+
+    heading: str
+    read: ReadCell
+    rank: int = 0
 
 
-def _share_columns(trials: Sequence[Trial], *, wide: bool) -> list[tuple[str, ReadCell]]:
-    if all(t.shares is None for t in trials):
-        return []
-    if wide:
-        return [(f"{name} %", _share_reader(name)) for name in _SHARES]
-    return [
-        (
-            "in/cp/ho/co",
-            lambda t, _: "/".join(fmt.bare_share(_share(t.shares, name)) for name in _SHARES),
-        )
+def trial_columns(trials: Sequence[Trial]) -> list[TrialColumn]:
+    """What is known of trials; a column that no trial has a figure for is left out."""
+    columns = [
+        TrialColumn(heading="ms a step", read=lambda t, _: step_cell(t)),
+        TrialColumn(heading="speed", read=_speed),
+        TrialColumn(
+            heading="samples/s", read=lambda t, _: _number(t.samples_per_s if is_clear(t) else None)
+        ),
+        TrialColumn(heading="epoch", read=lambda t, _: _seconds(t.epoch_s), rank=1),
+        TrialColumn(heading="start-up", read=lambda t, _: _seconds(t.startup_s), rank=8),
+        *(
+            TrialColumn(heading=f"{name} %", read=_share_reader(name), rank=rank)
+            for name, rank in (("input", 4), ("copy", 6), ("host", 7), ("compute", 5))
+        ),
+        TrialColumn(
+            heading="GPU memory", read=lambda t, _: _bytes(t.gpu_peak_allocated_bytes), rank=2
+        ),
+        TrialColumn(
+            heading="reserved", read=lambda t, _: _bytes(t.gpu_peak_reserved_bytes), rank=9
+        ),
+        TrialColumn(heading="host memory", read=lambda t, _: _bytes(t.host_bytes), rank=3),
     ]
+    return [c for c in columns if any(c.read(t, 1.0) not in ("", "–") for t in trials)]
 
 
 def _share_reader(name: str) -> ReadCell:
     return lambda trial, _: fmt.bare_share(_share(trial.shares, name))
 
 
-def _memory_columns(trials: Sequence[Trial], *, wide: bool) -> list[tuple[str, ReadCell]]:
-    gpu = on_gpu(trials)
-    host = any(t.host_bytes is not None for t in trials)
-    if wide:
-        columns: list[tuple[str, ReadCell]] = []
-        if gpu:
-            columns.append(("GPU memory", lambda t, _: _bytes(t.gpu_peak_allocated_bytes)))
-            columns.append(("reserved", lambda t, _: _bytes(t.gpu_peak_reserved_bytes)))
-        if host:
-            columns.append(("host memory", lambda t, _: _bytes(t.host_bytes)))
-        return columns
-    if gpu:
-        return [
-            (
-                "GPU/RAM",
-                lambda t, _: f"{_gib(t.gpu_peak_allocated_bytes)}/{_gib(t.host_bytes)}",
-            )
-        ]
-    return [("host GiB", lambda t, _: _gib(t.host_bytes))] if host else []
-
-
-def on_gpu(trials: Iterable[Trial]) -> bool:
-    return any(t.gpu_peak_allocated_bytes is not None for t in trials)
+def _seconds(value: float | None) -> str:
+    return fmt.seconds(value) if value else "–"
 
 
 def step_cell(trial: Trial) -> str:
@@ -218,10 +196,6 @@ def _number(value: float | None) -> str:
 
 def _bytes(value: int | None) -> str:
     return "–" if value is None else fmt.n_bytes(value)
-
-
-def _gib(value: int | None) -> str:
-    return "–" if value is None else fmt.number(value / 2**30, digits=2)
 
 
 HEADINGS = ("machine", "measured", "own settings", "what happened")

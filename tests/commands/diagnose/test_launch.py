@@ -93,7 +93,11 @@ def test_diagnose_tells_every_stage_in_a_real_terminal(tmp_path: Path) -> None:
         assert process.wait(60) == 0
     text = re.sub(r"\x1b\[[0-9;]*m", "", said.decode()).replace("\r", "")
     stages = re.findall(r"loaderdoctor: ([a-z ]+)", text)
-    for stage in ("measuring the loop as it is", "profiling", "comparing with ready batches"):
+    for stage in (
+        "measuring the loop as it is",
+        "profiling",
+        "comparing with batches already in memory",
+    ):
         assert stage in stages
     # Every long step but the script's own start says how long it takes yet.
     silent = [x for x in text.splitlines() if x.startswith("loaderdoctor: ") and "left" not in x]

@@ -31,14 +31,18 @@ REPORTS: dict[str, Callable[[], model.Report]] = {
     "sweep": samples.sweep,
     "several_ranks": samples.several_ranks,
     "nothing_recorded": samples.nothing_recorded,
+    "uncertain": samples.uncertain,
+    "validation_bound": samples.validation_bound,
+    "ladder": samples.ladder,
 }
 
 
 @pytest.mark.parametrize("name", REPORTS)
-@pytest.mark.parametrize("width", [80, 200])
-def test_report_reads_as_stored(name: str, width: int) -> None:
-    text = console_text(REPORTS[name](), width=width, folder=FOLDER)
-    stored = GOLDEN / f"{name}-{width}.txt"
+@pytest.mark.parametrize("width", [80, 100, 160])
+@pytest.mark.parametrize("brief", [True, False], ids=["brief", "whole"])
+def test_report_reads_as_stored(name: str, width: int, brief: bool) -> None:
+    text = console_text(REPORTS[name](), width=width, folder=FOLDER, brief=brief)
+    stored = GOLDEN / f"{name}-{'brief-' if brief else ''}{width}.txt"
     if os.environ.get("LOADERDOCTOR_REFRESH_GOLDEN") == "1":
         stored.parent.mkdir(exist_ok=True)
         stored.write_text(text, encoding="utf-8")
@@ -47,15 +51,18 @@ def test_report_reads_as_stored(name: str, width: int) -> None:
 
 @pytest.mark.parametrize("name", REPORTS)
 @pytest.mark.parametrize("width", [50, 60, 79, 80, 100, 121, 200])
-def test_no_line_is_wider_than_the_terminal_and_no_figure_is_cut(name: str, width: int) -> None:
+@pytest.mark.parametrize("brief", [True, False], ids=["brief", "whole"])
+def test_no_line_is_wider_than_the_terminal_and_no_figure_is_cut(
+    name: str, width: int, brief: bool
+) -> None:
     report = REPORTS[name]()
-    text = console_text(report, width=width, folder=FOLDER)
+    text = console_text(report, width=width, folder=FOLDER, brief=brief)
     code = {line for row in report.recommendations for line in row.code.splitlines()}
     lines = [line for line in text.splitlines() if line.strip() not in code]
     assert max(cell_len(line) for line in lines) <= width
     words = text.split()
     assert not any(word.endswith("…") for word in words)
-    for trial in report.trials:
+    for trial in report.trials if report.command == "sweep" else ():
         if trial.step_ms is not None and trial.samples_per_s is not None:
             assert f"{trial.samples_per_s:,.0f}" in text
 

@@ -12,6 +12,7 @@ from loaderdoctor.report.files import RunFolder, decode_report, encode_report
 from loaderdoctor.report.html.figures import HtmlExtras
 from loaderdoctor.report.html.page import write_html
 from loaderdoctor.report.model import Cluster, Group, Hardware, Report
+from loaderdoctor.report.words.trials import trial_names
 from tests.report import samples
 
 
@@ -98,10 +99,9 @@ def test_the_page_does_not_rank_across_kinds(tmp_path: Path) -> None:
     write_html(report, folder, HtmlExtras(made_at=0.0))
     page = (tmp_path / "run" / "report.html").read_text()
     rows = page[page.index("Trials") :]
-    label = report.trials[report.by_hardware[1][2][0]].label
-    others = [
-        report.trials[i].label for i in report.by_hardware[0][2] if report.trials[i].status == "ok"
-    ]
+    names = trial_names(report).names
+    label = names[report.by_hardware[1][2][0]]
+    others = [names[i] for i in report.by_hardware[0][2] if report.trials[i].status == "ok"]
     machines = page[page.index('id="machines"') :]
     assert "b (hardware B)" in machines
     assert "Hardware B: 8 CPUs (Xeon)" in machines

@@ -1,0 +1,93 @@
+"""The one screen that a terminal gets: short, of one story, and it says where the rest is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from loaderdoctor.findings.model import Kind, Severity
+from loaderdoctor.report.console.page import console_text
+from loaderdoctor.report.model import Report, ReportWarning
+from loaderdoctor.report.words.brief import causes, shortened, trust_sentence
+from tests.report import samples
+
+FOLDER = Path("loaderdoctor-runs/20260102-030405-train")
+LINES, COLUMNS = 40, 80
+BUSY = ReportWarning(
+    kind="busy-machine",
+    text="Other programs used 1.1 of the 2 usable CPUs (56 %) while the loop was timed. Times are "
+    "those of the loop with that load next to it.",
+)
+
+
+def brief(report: Report, width: int = COLUMNS) -> str:
+    return console_text(report, width=width, folder=FOLDER, brief=True)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [samples.input_bound(), samples.healthy(), samples.validation_bound(), samples.uncertain()],
+    ids=["input", "healthy", "validation", "uncertain"],
+)
+def test_a_clear_case_fits_one_screen(report: Report) -> None:
+    assert len(brief(report).splitlines()) <= LINES
+
+
+def test_headline_bars_first_change_and_last_line_speak_of_one_change() -> None:
+    other = samples.recommendation("pin_memory", False, True, measured_step_ms=1.0, code="x")
+    report = samples.input_bound(recommendations=(*samples.CHANGES, other))
+    text = brief(report)
+    head, bars, changes = text.partition("The step")[0], text.split("What it would be")[1], text
+    assert "num_workers=7 with" in " ".join(head.split())
+    (bar,) = (line for line in bars.splitlines() if "with 1, as below" in line)
+    assert "2.31 ± 0.09 ms" in bar
+    assert "5.7×" in bar
+    assert "\n  1  num_workers=7 (now 0), persistent_workers=True\n" in changes
+    assert "\n  2  pin_memory=True: " in changes
+    last = " ".join(text.splitlines()[-2:])
+    assert "Every hour of this training becomes 10 min 34 s" in last  # of 5.7×, not of 13×
+
+
+def test_what_decides_how_far_to_trust_it_follows_the_verdict() -> None:
+    report = structs.replace(samples.input_bound(), warnings=(BUSY,))
+    top = " ".join(brief(report).partition("The step")[0].split())
+    assert top.endswith(
+        "How far to trust it: Other programs used 1.1 of the 2 usable CPUs (56 %) while the loop "
+        "was timed; alone it may be faster, and another setting best."
+    )
+    assert "1 warning" in brief(report)
+
+
+def test_the_gravest_doubt_comes_first_and_harmless_warnings_are_none() -> None:
+    ended = ReportWarning(kind="script-ended-early", text="The script ended early. Let it run.")
+    harmless = ReportWarning(kind="amp-dtype", text="AMP is bfloat16.")
+    report = structs.replace(samples.input_bound(), warnings=(harmless, BUSY, ended))
+    assert trust_sentence(report) == "The script ended early. (1 more warning in the whole report)"
+    assert trust_sentence(structs.replace(report, warnings=(harmless,))) is None
+
+
+def test_findings_of_the_same_time_are_one_cause_with_aspects() -> None:
+    twin = replace(samples.IN_MAIN, kind=Kind.COLLATE_BOUND, summary="Collating is slow.")
+    small = replace(samples.IN_MAIN, kind=Kind.PAGEABLE_COPY, share=0.1, severity=Severity.LOW)
+    report = samples.input_bound(findings=(samples.IN_MAIN, twin, small))
+    first, second = causes(report.findings)
+    assert [aspect.kind for aspect in first.aspects] == ["collate-bound"]
+    assert second.first.kind == "pageable-copy"
+    text = brief(report)
+    assert text.count("● high") == 1
+    assert "the same time seen as: collate-bound" in text
+
+
+def test_long_findings_are_cut_between_sentences() -> None:
+    assert shortened("One. Two is (as in pkg.mod) `a.b`. Three.", most=30) == "One."
+    assert shortened("One. Two.", most=30) == "One. Two."
+    assert shortened("A sentence alone is never cut.", most=3) == "A sentence alone is never cut."
+
+
+def test_without_a_run_folder_the_rest_is_had_by_verbose() -> None:
+    text = console_text(samples.input_bound(), brief=True)
+    assert "All of it: --verbose" in text
+    assert "report.html" not in text

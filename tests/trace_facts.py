@@ -33,7 +33,7 @@ _PLACES = {
     "n_launches_per_step": ("host", "n_launches_per_step"),
     "launch_call_ms": ("host", "launch_call_ms"),
     "run_ahead_steps": ("host", "run_ahead_steps"),
-    "profiler_ms": ("host", "profiler_ms"),
+    "profiler": ("host", "profiler"),
 }
 
 

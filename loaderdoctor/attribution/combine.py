@@ -7,8 +7,10 @@ from typing import Literal
 
 from loaderdoctor.attribution.claims import claimed
 from loaderdoctor.attribution.cpu import allow_for_contention, without_neighbours
+from loaderdoctor.attribution.distortion import without_profiler
 from loaderdoctor.attribution.edge import edge_facts
 from loaderdoctor.attribution.new_shapes import computing_new_shapes
+from loaderdoctor.attribution.verdict import few_steps_low
 from loaderdoctor.facts.loop import AblationFacts, MachineFacts, StepFacts, WallFacts
 from loaderdoctor.facts.loop_lines import LoopLineFacts
 from loaderdoctor.facts.shares import Hidden, Shares
@@ -208,7 +210,7 @@ def facts_of_trace(trace: TraceFacts) -> Facts:
     return Facts(
         command="analyze",
         shares=trace.shares,
-        shares_low=None,
+        shares_low=few_steps_low(trace, without_profiler(trace)) or None,
         hidden=trace.hidden,
         step=None,
         trace=trace,

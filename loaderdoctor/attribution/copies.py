@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from loaderdoctor.attribution.clock import StepClock
-from loaderdoctor.attribution.trace_rows import Index, Rows
+from loaderdoctor.attribution.identity import Partition
+from loaderdoctor.attribution.trace_rows import Index, Rows, outermost
 from loaderdoctor.facts.trace import CopyFacts
 from loaderdoctor.intervals import Intervals
 from loaderdoctor.trace.columns import ABSENT, I64, Category
@@ -50,16 +51,18 @@ def copy_rows(rows: Rows) -> CopyRows:
 
 
 def copy_facts(
-    rows: Rows, copies: CopyRows, clock: StepClock, copy_share: Intervals
+    rows: Rows, copies: CopyRows, clock: StepClock, partition: Partition, busy: Intervals
 ) -> tuple[CopyFacts, ...]:
     """One entry per source memory and stream, the most exposed first.
 
     Counts, bytes and bandwidth are of the copies issued within the measured host steps; exposed
-    time is the part of the identity's `copy` share, each instant given to one entry.
+    time is the part of the identity's `copy` share, each instant given to one entry. `busy` is
+    when the accelerator runs kernels.
     """
+    assert partition.copy is not None
     compute_streams = _compute_streams(rows)
     facts: list[CopyFacts] = []
-    left = copy_share
+    left, host = partition.copy, partition.host
     for kind, mine in _by_kind(rows, copies):
         exposed = left.intersect(mine.device.union(mine.on_host))
         left = left.subtract(exposed)
@@ -83,9 +86,47 @@ def copy_facts(
                 host_blocked_ms_per_step=clock.ms_per_step(blocked.total_ns),
                 same_stream_as_compute=kind.stream == stream if stream is not None else None,
                 median_bytes=float(np.median(n_bytes)) if n_bytes.size else 0.0,
+                idle_after_ms_per_step=clock.ms_per_step(
+                    _idle_after(rows, mine, busy).intersect(host).total_ns
+                ),
+                op_host_ms_per_step=clock.ms_per_step(
+                    _issuing_ops(rows, mine).intersect(host).total_ns
+                ),
             )
         )
     return tuple(sorted(facts, key=lambda f: -f.exposed_ms_per_step))
+
+
+_NEVER = np.iinfo(np.int64).max
+
+
+def _idle_after(rows: Rows, copies: CopyRows, busy: Intervals) -> Intervals:
+    """From the end of each call or sync that waited for earlier kernels to the next kernel.
+
+    One that finds the accelerator idle ends no lead of the host's: there was none.
+    """
+    spans = rows.spans
+    held = np.where(copies.sync != ABSENT, copies.sync, copies.call)
+    known = (held != ABSENT) & (copies.call != ABSENT)
+    held, call = held[known], copies.call[known]
+    mine = spans.thread[held] == rows.training_thread
+    held, call = held[mine], call[mine]
+    waited = busy.contains(spans.start_ns[call])
+    ends = spans.end_ns[held[waited]]
+    next_kernel = np.append(busy.starts, _NEVER)[np.searchsorted(busy.ends, ends, side="right")]
+    found = next_kernel < _NEVER
+    return Intervals.of(ends[found], np.maximum(next_kernel, ends)[found])
+
+
+def _issuing_ops(rows: Rows, copies: CopyRows) -> Intervals:
+    """The outermost ops of the training thread that issue these copies."""
+    spans = rows.spans
+    call = copies.call[copies.call != ABSENT]
+    call = np.sort(spans.start_ns[call[spans.thread[call] == rows.training_thread]])
+    ops = np.flatnonzero((spans.category == Category.CPU_OP) & rows.on_training_thread())
+    ops = ops[outermost(spans.start_ns[ops], spans.end_ns[ops])]
+    n = np.searchsorted(call, spans.end_ns[ops]) - np.searchsorted(call, spans.start_ns[ops])
+    return rows.intervals(ops[n > 0])
 
 
 def _joined(rows: Rows, copies: Index, call: I64, sync: I64) -> CopyRows:

@@ -24,6 +24,18 @@ class Partition:
     host: Intervals
     other: Intervals
 
+    def parts(self) -> dict[str, Intervals]:
+        """The sets that there are, by the names of their shares."""
+        named = {
+            "compute": self.compute,
+            "communication": self.communication,
+            "copy": self.copy,
+            "input": self.input,
+            "host": self.host,
+            "other": self.other,
+        }
+        return {name: part for name, part in named.items() if part is not None}
+
     def shares(self) -> Shares:
         """As parts of the window; an empty window is all `other`."""
         total = self.window.total_ns

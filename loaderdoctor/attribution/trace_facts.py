@@ -9,6 +9,7 @@ import numpy as np
 from loaderdoctor.attribution.busy import busy_facts
 from loaderdoctor.attribution.clock import StepClock, step_clock
 from loaderdoctor.attribution.copies import CopyRows, copy_facts, copy_rows
+from loaderdoctor.attribution.distortion import profiler_facts, without_profiler
 from loaderdoctor.attribution.fetches import Fetches, fetches_of, silence_at
 from loaderdoctor.attribution.gpu import compute_facts, gpu_facts
 from loaderdoctor.attribution.host import host_hotspots
@@ -16,6 +17,7 @@ from loaderdoctor.attribution.identity import Partition, with_accelerator, witho
 from loaderdoctor.attribution.launches import kernel_facts, launch_calls, sync_facts
 from loaderdoctor.attribution.trace_rows import Index, Mask, Rows, outermost, rows_of
 from loaderdoctor.attribution.user_ranges import user_ranges
+from loaderdoctor.estimate import Estimate, mean
 from loaderdoctor.facts.shares import Hidden
 from loaderdoctor.facts.trace import FetchFacts, HostFacts, TraceFacts
 from loaderdoctor.intervals import EMPTY, Intervals
@@ -32,10 +34,6 @@ from loaderdoctor.units import NS_PER_MS
 
 # A copy of one scalar (a learning rate, a loss scale) brings no batch.
 SCALAR_BYTES = 8
-# What recording one op costs the host, at the least. Profiled less plain step time over the ops
-# recorded, in the host-bound loops of benchmarks/loops.py on an H100 with torch 2.11: 1.9 µs
-# (amp_resnet50) to 8.7 µs, median 4.5 µs. The low end, so that what is left is surely the loop's.
-PROFILER_US_PER_OP = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +195,7 @@ def facts_of(attributed: Attributed, *, num_workers: int | None = None) -> Trace
     trace, rows, clock = attributed.trace, attributed.rows, attributed.clock
     copies, partition, busy = attributed.copies, attributed.partition, attributed.work.busy
     ranges, n_ranges_left_out = user_ranges(rows, clock)
-    return TraceFacts(
+    facts = TraceFacts(
         n_steps=clock.n_steps,
         n_dropped_steps=clock.n_dropped,
         wall_ms=clock.ms_per_step(clock.window.total_ns),
@@ -212,7 +210,7 @@ def facts_of(attributed: Attributed, *, num_workers: int | None = None) -> Trace
         has_accelerator=trace.has_accelerator,
         fetching=_fetch_facts(attributed),
         copies=(
-            copy_facts(rows, copies, clock, partition.copy) if partition.copy is not None else ()
+            copy_facts(rows, copies, clock, partition, busy) if partition.copy is not None else ()
         ),
         kernels=kernel_facts(rows, clock, partition, has_accelerator=trace.has_accelerator),
         syncs=sync_facts(
@@ -226,9 +224,35 @@ def facts_of(attributed: Attributed, *, num_workers: int | None = None) -> Trace
             if trace.has_accelerator
             else None
         ),
+        few_steps=_few_steps(partition, clock),
         ranges=ranges,
         n_ranges_left_out=n_ranges_left_out,
     )
+    return replace(facts, plain_shares=without_profiler(facts))
+
+
+# Of fewer the mean has a noise worth showing: repeats of whole windows differ by some percent.
+FEW_STEPS = 5
+
+
+def _few_steps(partition: Partition, clock: StepClock) -> dict[str, Estimate]:
+    """What few steps say of the loop's other ones: each share, with the interval of its mean.
+
+    The steps of one recording are taken for independent samples, as there are no others. Empty
+    where there are enough of them.
+    """
+    if not 0 < clock.n_steps < FEW_STEPS:
+        return {}
+    found = {}
+    wall_ns = clock.end_ns - clock.start_ns
+    for name, part in partition.parts().items():
+        within = part.covered_before(clock.end_ns) - part.covered_before(clock.start_ns)
+        of_steps = within / np.maximum(wall_ns, 1)
+        estimate = mean([float(x) for x in of_steps])
+        found[name] = replace(
+            estimate, low=max(0.0, estimate.low), high=min(1.0, estimate.high)
+        ) if estimate.bounded else estimate  # fmt: skip
+    return found
 
 
 def _hidden(attributed: Attributed) -> Hidden:
@@ -288,15 +312,8 @@ def _host_facts(attributed: Attributed) -> HostFacts:
             clock.ms_per_step(call_ns) if trace.has_accelerator and call_ns is not None else None
         ),
         run_ahead_steps=clock.run_ahead_steps,
-        profiler_ms=_profiler_ms(rows, clock),
+        profiler=profiler_facts(trace, rows, clock, attributed.fetches),
     )
-
-
-def _profiler_ms(rows: Rows, clock: StepClock) -> float | None:
-    """The least that recording ops took of each step's host time."""
-    ops = rows.spans.category == Category.CPU_OP
-    n_ops = int(clock.host_window.contains(rows.spans.start_ns[ops]).sum())
-    return n_ops * PROFILER_US_PER_OP / 1e3 / clock.per_step if n_ops else None
 
 
 def _waits_ms(got: Intervals, delivered_ns: I64) -> tuple[float, ...]:

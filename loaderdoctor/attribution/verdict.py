@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from loaderdoctor.attribution.distortion import host_bounds, without_profiler
 from loaderdoctor.facts.shares import (
     HIGH_SHARE,
     MODERATE_SHARE,
@@ -24,31 +25,38 @@ _FED: tuple[Literal["input", "copy", "communication"], ...] = ("input", "copy", 
 
 
 def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
-    """From the trace alone. Without step marks, or with too few steps: unknown.
+    """From the trace alone; without step marks: unknown.
 
-    Recording ops slows the host and nothing else, so the verdict rests on what is left without
-    the least that the profiler itself took. Where no loader was recorded, silence at the beginning
-    of steps counts as host but may be waiting for batches: a host verdict that rests on it is
-    uncertain.
+    Recording slows the host and nothing else, so the verdict rests on what is left without what
+    that likely took. A host verdict is high only where launches or gaps bear it out, and none where
+    even the most that the host may take makes none: then the step computes, as it seems. Where no
+    loader was recorded, silence at the beginning of steps counts as host but may be waiting for
+    batches: a host verdict that rests on it is uncertain. Of few steps the lower ends of their
+    shares bear the severity.
     """
-    low = None
-    if trace.fetching.unmarked_wait_ms is not None and trace.wall_ms > 0:
-        low = {"host": (trace.host.exposed_ms - trace.fetching.unmarked_wait_ms) / trace.wall_ms}
     shares = without_profiler(trace)
-    return verdict_from_shares(shares, low, enough_steps=trace.n_steps >= MIN_STEPS)
+    low = few_steps_low(trace, shares)
+    if trace.fetching.unmarked_wait_ms is not None and trace.wall_ms > 0:
+        known = (trace.host.exposed_ms - trace.fetching.unmarked_wait_ms) / trace.wall_ms
+        low["host"] = min(known, low.get("host", 1.0))
+    bound, severity = verdict_from_shares(shares, low, enough_steps=trace.n_steps > 0)
+    if bound != "host" or severity != "high":
+        return bound, severity
+    surely, perhaps = host_bounds(trace)
+    if surely >= HIGH_SHARE:
+        return bound, severity
+    return (bound, "moderate") if perhaps >= HIGH_SHARE else ("compute", "uncertain")
 
 
-def without_profiler(trace: TraceFacts) -> Shares:
-    """The trace's shares less the profiler's own time on the exposed host, rescaled to 1."""
-    shares = trace.shares
-    if not trace.host.profiler_ms or not trace.wall_ms or not trace.has_accelerator:
-        return shares
-    own = min(trace.host.profiler_ms / trace.wall_ms, shares.host or 0.0)
-    if own >= 1.0:
-        return shares
-    parts = shares.as_dict()
-    parts["host"] = (shares.host or 0.0) - own
-    return Shares(**{k: None if v is None else v / (1.0 - own) for k, v in parts.items()})
+def few_steps_low(trace: TraceFacts, shares: Shares) -> dict[str, float]:
+    """Lower ends of the shares of few steps, less the profiler's; empty where they are enough."""
+    low = {}
+    recorded, corrected = trace.shares.as_dict(), shares.as_dict()
+    for name, estimate in trace.few_steps.items():
+        before, after = recorded[name], corrected[name]
+        scale = after / before if before and after is not None else 1.0
+        low[name] = estimate.low * scale if estimate.bounded else -1.0
+    return low
 
 
 def judge_run(facts: Facts) -> tuple[Bound, VerdictSeverity]:
@@ -60,7 +68,7 @@ def judge_run(facts: Facts) -> tuple[Bound, VerdictSeverity]:
     # The rounds of an ablation hold steps enough, however few a short sweep had for ranking.
     ablated = n_steps > 0 and cost is not None and cost.bounded
     if n_steps < MIN_STEPS and not ablated:
-        if facts.trace is not None and facts.trace.n_steps >= MIN_STEPS and n_steps == 0:
+        if facts.trace is not None and n_steps == 0:
             return judge_trace(facts.trace)
         return "unknown", "none"
     if facts.shares is None:

@@ -19,7 +19,7 @@ from loaderdoctor.report import model
 from loaderdoctor.report.build import shares_of
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.comparing import Compared
-from loaderdoctor.tryout.recommending import recommendations, trial_row
+from loaderdoctor.tryout.recommending import advice_row, recommendations, trial_row, written_of
 
 # One line undoes these: where that saves something of note, it comes before a dataset rewritten.
 _ONE_LINE = (Kind.WORKERS_SHARE_A_CORE, Kind.THREAD_OVERSUBSCRIPTION)
@@ -62,8 +62,12 @@ def prescribed_rows(
         if not candidate.live and candidate.settings.changed() and not _covered(candidate, rows):
             rows += _rows(facts, candidate.settings, candidate, None, candidate.caution)
     advice = _advice(facts, prescription, verification)
-    outside = [_advice_row(facts, way) for way in advice if way.kind is Kind.TIME_OUTSIDE_STEPS]
-    rows += [_advice_row(facts, way) for way in advice if way.kind is not Kind.TIME_OUTSIDE_STEPS]
+    outside = [
+        advice_row(way, facts.step_ms) for way in advice if way.kind is Kind.TIME_OUTSIDE_STEPS
+    ]
+    rows += [
+        advice_row(way, facts.step_ms) for way in advice if way.kind is not Kind.TIME_OUTSIDE_STEPS
+    ]
     # What the verdict speaks of comes first, and what can be written before mere ideas.
     every = [*outside, *rows] if judge_run(facts)[0] == "outside" else [*rows, *outside]
     return tuple(sorted(every, key=lambda row: row.from_ is row.to is None and not row.code))
@@ -193,7 +197,7 @@ def _rows(
 
     def written(name: str) -> Written:
         if way is not None:
-            return _written(way)
+            return written_of(way)
         return Written.of(edits_for(facts, _only(settings, name)))
 
     return recommendations(
@@ -269,28 +273,6 @@ def _cautions(best: Compared, prescription: Prescription) -> str | None:
 
 def _covered(candidate: Candidate, rows: Sequence[model.Recommendation]) -> bool:
     return any(row.setting in candidate.settings.changed() for row in rows)
-
-
-def _written(advice: CodeAdvice) -> Written:
-    return Written(code=advice.code or "", idea=None if advice.code else advice.idea)
-
-
-def _advice_row(facts: Facts, advice: CodeAdvice) -> model.Recommendation:
-    step_ms, written = facts.step_ms, _written(advice)
-    bounded = advice.bound_ms is not None and step_ms is not None
-    return model.Recommendation(
-        setting=advice.title,
-        from_=None,
-        to=None,
-        code=written.code,
-        predicted_step_ms=max(0.0, step_ms - advice.bound_ms) if bounded else None,  # type: ignore[operator]
-        measured_step_ms=None,
-        measured_ci_ms=None,
-        caution=advice.caution,
-        predicted_from=advice.predicted_from if bounded else None,
-        summary=advice.evidence,
-        idea=written.idea,
-    )
 
 
 def _trial_rows(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
+from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.shares import Hidden, Shares
 
 
@@ -21,6 +23,11 @@ class CopyFacts:
     host_blocked_ms_per_step: float  # the thread inside the copy's runtime call or stream sync
     same_stream_as_compute: bool | None
     median_bytes: float
+    # Accelerator idle, in `host`, from a call's or sync's end to the next kernel, where it was busy
+    # when the call began: the host had run ahead, and this copy ended that.
+    idle_after_ms_per_step: float = 0.0
+    # Exposed host time within the outermost ops that issue them, beside the calls: what each takes.
+    op_host_ms_per_step: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +97,26 @@ class SyncFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilerFacts:
+    """What was recorded of a step on the host outside its fetches, and the time that took.
+
+    Made by `attribution.distortion`, which has the measurements behind it. Milliseconds a step.
+    """
+
+    n_ops: float
+    n_frames: float  # Python frames, with stacks; else 0
+    n_memory_events: float
+    least_ms: float  # surely the profiler's
+    likely_ms: float
+    most_ms: float
+
+    @property
+    def has_stacks(self) -> bool:
+        """Whether Python frames were recorded."""
+        return self.n_frames > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """What the training thread does besides fetching."""
 
@@ -98,9 +125,7 @@ class HostFacts:
     n_launches_per_step: float
     launch_call_ms: float | None  # host time inside launch calls, per step
     run_ahead_steps: float | None  # how far the host ran ahead of the device, median
-    # At least this much of the host's time per step is the profiler's own: see
-    # attribution.trace_facts.PROFILER_US_PER_OP. None: no op was recorded.
-    profiler_ms: float | None = None
+    profiler: ProfilerFacts | None = None  # None: no op was recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +148,9 @@ class TraceFacts:
     compute: ComputeFacts | None = None
     gpu_devices: tuple[GpuDeviceFacts, ...] = ()  # those that ran a kernel
     busy: BusyFacts | None = None  # None: no accelerator
+    plain_shares: Shares | None = None  # without what recording likely took: of a step as it runs
+    # Of few steps, what they say of the others: each share with its interval. Empty: enough steps.
+    few_steps: Mapping[str, Estimate] = field(default_factory=dict)
     ranges: tuple[RangeFacts, ...] = ()  # the user's own, costliest first
     n_ranges_left_out: int = 0
 

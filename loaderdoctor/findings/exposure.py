@@ -94,6 +94,8 @@ def exposed(facts: Facts, part: Part) -> Cost | None:
         return None
     if part == "input" and _no_fetch_seen(facts):
         return None
+    if part == "copy" and trace_alone(facts):
+        share += lead_lost_ms(facts) / step_ms
     return Cost(
         ms=share * step_ms,
         share=share,
@@ -138,8 +140,14 @@ def copies_from(facts: Facts, source: str) -> tuple[CopyFacts, ...]:
 
 def explained_by(facts: Facts, cost: Cost, copies: Iterable[CopyFacts]) -> Cost:
     """The part of the copy cost that these copies pay, as the trace divides it among all."""
-    all_ms = sum(c.exposed_ms_per_step for c in facts.trace.copies) if facts.trace else 0.0
-    mine_ms = sum(c.exposed_ms_per_step for c in copies)
+    alone = trace_alone(facts)
+
+    def ms(copies: Iterable[CopyFacts]) -> float:
+        return sum(
+            c.exposed_ms_per_step + (c.idle_after_ms_per_step if alone else 0.0) for c in copies
+        )
+
+    all_ms, mine_ms = ms(facts.trace.copies if facts.trace is not None else ()), ms(copies)
     return cost.part(cost.ms * mine_ms / all_ms) if all_ms > 0 else cost.part(0.0)
 
 
@@ -215,11 +223,17 @@ def in_background(facts: Facts) -> bool:
     return loader is not None and loader.settings.background in ("host", "device")
 
 
+def trace_alone(facts: Facts) -> bool:
+    """Whether a trace is all there is: no plain window, no ablation."""
+    return facts.step is None and facts.ablation is None and facts.trace is not None
+
+
+def lead_lost_ms(facts: Facts) -> float:
+    """Idle time, ms a step, that blocking copies leave by waiting for all the work before them."""
+    copies = facts.trace.copies if facts.trace is not None else ()
+    return sum(c.idle_after_ms_per_step for c in copies)
+
+
 def _no_fetch_seen(facts: Facts) -> bool:
     """A trace alone without one loader event: its input share means nothing."""
-    return (
-        facts.step is None
-        and facts.ablation is None
-        and facts.trace is not None
-        and not facts.trace.fetching.recorded
-    )
+    return trace_alone(facts) and facts.trace is not None and not facts.trace.fetching.recorded

@@ -75,6 +75,7 @@ class ColumnBuilder:
         self.n_events = 0  # of every kind
         self.is_strict = True  # no batch needed the lenient decoder
         self.n_dropped = 0  # malformed: no kind, no usable time, negative duration
+        self.n_memory_events = 0
         self.n_unpaired = 0  # begin and end events (ph B, E): torch.profiler writes none
         self._names = _Names()
         self._threads = _Threads()
@@ -150,6 +151,7 @@ class ColumnBuilder:
         self.n_events += later.n_events
         self.is_strict &= later.is_strict
         self.n_dropped += later.n_dropped
+        self.n_memory_events += later.n_memory_events
         self.n_unpaired += later.n_unpaired
         self._named_bytes += later._named_bytes
         self._process_names.update(later._process_names)
@@ -248,9 +250,11 @@ class ColumnBuilder:
 
     def _count(self, event: Event) -> None:
         if isinstance(event, Instant):
-            if event.name == "[memory]" and event.args.device_type != 0:
+            if event.name == "[memory]":
                 totals: Memory = event.args
-                self._raise_peak(totals.device, totals.allocated, totals.reserved)
+                self.n_memory_events += 1
+                if totals.device_type != 0:
+                    self._raise_peak(totals.device, totals.allocated, totals.reserved)
         elif isinstance(event, Metadata):
             name = printable(event.args.name).strip()
             self._named_bytes += len(name)

@@ -154,6 +154,7 @@ class Trace:
     n_dropped_events: int  # malformed events left out; reported, never silent
     host_name: str | None = None  # the machine it was recorded on, where the file says
     n_unpaired_events: int = 0  # begin and end events (ph B, E), not read: torch.profiler has none
+    n_memory_events: int = 0  # with `profile_memory`, of any device
     kernel_shapes: KernelShapes | None = None  # None: no kernel says
     memory_peaks: tuple[MemoryPeak, ...] = ()  # of accelerators; empty: no memory events
     stack_samples: tuple[LineStackSample, ...] = ()  # traces of ours with Python stacks

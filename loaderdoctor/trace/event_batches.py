@@ -217,7 +217,10 @@ class EventBatches(Generic[Decoded]):
             self._fail_json(0, "text after the end of the list")
 
     def _fail_without_list(self) -> NoReturn:
-        if "traceEvents" in self._loads(bytes(self._buffer)):
+        document = self._loads(bytes(self._buffer))
+        if not document:
+            raise TraceError(f"{self._path}: no events: it is an empty object. {_EXPORTED}")
+        if "traceEvents" in document:
             raise self._not_a_trace("its traceEvents is no list")
         raise self._not_a_trace("it has no traceEvents")
 

@@ -65,6 +65,18 @@ def read_trace(
     return _read(path, blocks(path, limit, on_share=on_share), None, memory)
 
 
+def with_events(trace: Trace) -> Trace:
+    """The trace itself. Raises TraceError where it holds no span: nothing was recorded."""
+    if len(trace.spans):
+        return trace
+    n = trace.n_dropped_events
+    what = f" that can be read ({n} are malformed)" if n else ""
+    raise TraceError(
+        f"{trace.source}: no events{what}: nothing was recorded. Export the trace after at least "
+        "one step under torch.profiler."
+    )
+
+
 def _read(path: Path, text: Generator[bytes], parts: Parts | None, memory: MemoryLimit) -> Trace:
     rows = ColumnBuilder()
     batches = EventBatches(
@@ -107,6 +119,7 @@ def _read(path: Path, text: Generator[bytes], parts: Parts | None, memory: Memor
         n_dropped_events=rows.n_dropped,
         host_name=printable(host, MAX_LABEL_CHARS) if isinstance(host, str) else None,
         n_unpaired_events=rows.n_unpaired,
+        n_memory_events=rows.n_memory_events,
         kernel_shapes=kernel_shapes,
         memory_peaks=rows.memory_peaks(),
         stack_samples=line_stack_samples(about.get("loaderdoctorLooks")),

@@ -38,8 +38,7 @@ def answered(
 
     `not_advised` are settings that would break the run.
     """
-    target = elsewhere.target if elsewhere is not None else "train.py"
-    untested = f"not tested: `loaderdoctor diagnose {target}` tries it in the running loop"
+    untested = not_tested(elsewhere)
     if elsewhere is not None and len(elsewhere.trials) > 1:
         return check_predictions(
             findings,
@@ -54,6 +53,16 @@ def answered(
     tried = outcomes(trials, own.as_dict(), facts.command)
     unsafe = {row.setting for row in not_advised}
     return check_predictions(findings, tried, own=own, unsafe=unsafe)
+
+
+def not_tested(elsewhere: Elsewhere | None, *, tries: bool = True) -> str:
+    """That nothing has tested a change that a trace suggests, and the command that does.
+
+    Where `diagnose` has no such trial (`tries`), it still measures what there is to gain.
+    """
+    target = elsewhere.target if elsewhere is not None else "train.py"
+    what = "tries it in the running loop" if tries else "measures what it can gain"
+    return f"not tested: `loaderdoctor diagnose {target}` {what}"
 
 
 def outcomes(

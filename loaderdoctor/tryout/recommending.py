@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from loaderdoctor.advice.candidates import PredictedFrom
+from loaderdoctor.advice.candidates import CodeAdvice, PredictedFrom
 from loaderdoctor.advice.code import Written
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.report import model
@@ -80,3 +80,32 @@ def recommendations(
             also=also,
         )
         summary = also = None
+
+
+def advice_row(
+    advice: CodeAdvice, step_ms: float | None, *, untested: str | None = None
+) -> model.Recommendation:
+    """A change of code, with what the step of `step_ms` comes to at best."""
+    best_ms = None
+    if advice.bound_ms is not None and step_ms is not None:
+        best_ms = max(0.0, step_ms - advice.bound_ms)
+    written = written_of(advice)
+    return model.Recommendation(
+        setting=advice.title,
+        from_=None,
+        to=None,
+        code=written.code,
+        predicted_step_ms=best_ms,
+        measured_step_ms=None,
+        measured_ci_ms=None,
+        caution=advice.caution,
+        predicted_from=advice.predicted_from if best_ms is not None else None,
+        summary=advice.evidence,
+        idea=written.idea,
+        untested=untested,
+    )
+
+
+def written_of(advice: CodeAdvice) -> Written:
+    """The lines to write, or where none are known to fit the idea."""
+    return Written(code=advice.code or "", idea=None if advice.code else advice.idea)

@@ -14,7 +14,7 @@ import pytest
 
 from loaderdoctor.errors import EXIT_USAGE, TraceError
 from loaderdoctor.trace import read, scan, source
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace.read import read_trace, with_events
 
 EVENT = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.5, "dur": 2}'
 TRACE = f'{{"schemaVersion": 1, "traceEvents": [{", ".join([EVENT] * 200)}], "traceName": "x"}}'
@@ -81,7 +81,6 @@ def test_text_that_is_no_json(tmp_path: Path, text: str, says: str) -> None:
         ('{"schema": "1.0", "nodes": [{"id": 1}]}', "it has no traceEvents"),
         ('{"inner": {"traceEvents": []}}', "it has no traceEvents"),
         ('{"traceEvents": 5}', "its traceEvents is no list"),
-        ("{}", "it has no traceEvents"),
         ('{"traceEvents": [' + "[" * 100_000 + "]" * 100_000 + "]}", "it is nested too deeply"),
         ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "it is nested too deeply"),
         ('{"a": ' + "[" * 9_999 + "]" * 9_999 + ', "traceEvents": []}', "it is nested too deeply"),
@@ -268,3 +267,27 @@ def test_no_thread_outlives_a_refusal(tmp_path: Path) -> None:
     before = threading.active_count()
     refusal(path)
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "no events: nothing was recorded"),
+        ('{"traceEvents": []}', "no events: nothing was recorded"),
+        (
+            '{"traceEvents": [{"ph": "M", "name": "process_name", "pid": 1, "tid": 0, '
+            '"args": {"name": "python"}}]}',
+            "no events: nothing was recorded",
+        ),
+        ("[1, 2]", "no events that can be read (2 are malformed)"),
+        ("{}", "no events: it is an empty object"),
+    ],
+)
+def test_a_file_without_one_span_holds_no_events(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    with pytest.raises(TraceError) as caught:
+        with_events(read_trace(path))
+    assert str(caught.value).startswith(f"{path}: {says}")
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2

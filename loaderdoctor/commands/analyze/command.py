@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from loaderdoctor.advice.trace_advice import trace_advice
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.attribution.ranks import compare, slowest, without_peer_wait
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
@@ -28,14 +30,18 @@ from loaderdoctor.commands.output import (
 )
 from loaderdoctor.errors import UsageError
 from loaderdoctor.facts.loop_lines import LoopLineFacts
+from loaderdoctor.facts.shares import Bound
 from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
-from loaderdoctor.report.build import Judged, RunNotes, build_report, step_of
+from loaderdoctor.findings.model import Finding
+from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report, step_of
 from loaderdoctor.report.files import decode_report
-from loaderdoctor.report.model import Report, ReportWarning
+from loaderdoctor.report.model import Recommendation, Report, ReportWarning
 from loaderdoctor.report.ranks import rank_rows
-from loaderdoctor.trace.read import read_trace
-from loaderdoctor.tryout.answers import Elsewhere, answered
+from loaderdoctor.trace.read import read_trace, with_events
+from loaderdoctor.tryout.answers import Elsewhere, answered, not_tested
+from loaderdoctor.tryout.recommending import advice_row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +114,20 @@ def report_of_facts(
         of_trace,
         target=target,
         judged=Judged(bound=bound, severity=severity, findings=findings),
+        tried=Tried(recommendations=_advised(of_trace, findings, bound, elsewhere)),
         notes=RunNotes(warnings=warnings),
+    )
+
+
+def _advised(
+    facts: Facts, findings: Sequence[Finding], bound: Bound, elsewhere: Elsewhere | None
+) -> tuple[Recommendation, ...]:
+    """What the trace suggests; nothing where its own run has tried, and says what came of it."""
+    if elsewhere is not None and len(elsewhere.trials) > 1:
+        return ()
+    return tuple(
+        advice_row(way, facts.step_ms, untested=not_tested(elsewhere, tries=way.axis is not None))
+        for way in trace_advice(facts, findings, bound)
     )
 
 
@@ -126,6 +145,7 @@ def report_of_job(target: str, job: Job) -> tuple[Report, Path]:
         facts,
         target=target,
         judged=Judged(bound=bound, severity=severity, findings=findings),
+        tried=Tried(recommendations=_advised(facts, findings, bound, elsewhere)),
         notes=RunNotes(
             warnings=(*_job_warnings(job, all(r.peer_wait_ms is None for r in ranks)), *unread),
             ranks=rank_rows(ranks, step_of(facts).definition),
@@ -136,7 +156,8 @@ def report_of_job(target: str, job: Job) -> tuple[Report, Path]:
 
 def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...], memory: int) -> int:
     with progress(f"Reading {path.name}") as told:
-        attributed = attribute(read_trace(path, max_memory_bytes=memory, on_share=told))
+        trace = read_trace(path, max_memory_bytes=memory, on_share=told)
+    attributed = attribute(with_events(trace))
     left_out = (
         *_malformed(attributed.trace.n_dropped_events),
         *_merged(attributed.n_other_processes),

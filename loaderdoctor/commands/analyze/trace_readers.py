@@ -31,7 +31,7 @@ from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.cluster.schedule import RefusedError
 from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
 from loaderdoctor.instrument.system.machine import memory_available_bytes, usable_cpus
-from loaderdoctor.trace.read import read_trace
+from loaderdoctor.trace.read import read_trace, with_events
 
 if TYPE_CHECKING:
     from loaderdoctor.cluster.ray_cluster import RayCluster
@@ -69,7 +69,7 @@ def summary_of(path: Path, max_memory_bytes: int | None = None) -> RankTrace | s
     """What one trace brings, or why it can't be read. Runs in a process that reads traces."""
     try:
         trace = read_trace(path, in_parts=False, max_memory_bytes=max_memory_bytes)
-        return rank_trace(attribute(trace))
+        return rank_trace(attribute(with_events(trace)))
     except LoaderdoctorError as error:
         return str(error)
     except MemoryError:

@@ -12,8 +12,10 @@ from loaderdoctor.findings.exposure import (
     copies_from,
     copy_cost,
     explained_by,
+    lead_lost_ms,
     loader_id,
     severity,
+    trace_alone,
 )
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.instrument.wire.records import TensorRecord
@@ -94,6 +96,9 @@ def many_small_copies(facts: Facts) -> Finding | None:
         return None
     exposed_ms = sum(c.exposed_ms_per_step for c in small)
     call_ms = min(n * CALL_MS, trace.host.exposed_ms)
+    if trace_alone(facts):  # times of the trace itself: what their ops take, calls and copies
+        op_ms = sum(c.op_host_ms_per_step for c in small)
+        call_ms = max(call_ms, exposed_ms + op_ms)
     share = min(1.0, max(exposed_ms, call_ms) / step_ms)
     if share < MODERATE_SHARE:
         return None
@@ -249,6 +254,7 @@ def pageable_copy(facts: Facts) -> Finding | None:
     if explained.share < MODERATE_SHARE:
         return None
     blocking = any(t.non_blocking and not t.pinned for t in facts.transfers)
+    lead_ms = lead_lost_ms(facts) if trace_alone(facts) else None
     useless = " non_blocking=True does nothing for pageable memory." if blocking else ""
     return Finding(
         kind=Kind.PAGEABLE_COPY,
@@ -275,6 +281,7 @@ def pageable_copy(facts: Facts) -> Finding | None:
             "host_blocked_ms_per_step": sum(c.host_blocked_ms_per_step for c in copies)
             if copies
             else None,
+            "idle_after_copies_ms_per_step": lead_ms,
             "n_copies_per_step": sum(c.n_per_step for c in copies) if copies else None,
         },
     )
@@ -306,13 +313,20 @@ def blocking_copy(facts: Facts) -> Finding | None:
     if explained.share < MODERATE_SHARE:
         return None
     at = f" at {', '.join(sites[:3])}" if sites else ""
+    lead_ms = lead_lost_ms(facts) if trace_alone(facts) else None
+    idle = ""
+    if lead_ms and lead_ms >= explained.ms / 2:
+        idle = (
+            f" It waits for all work queued before it too, and the accelerator then idles "
+            f"{fmt.ms(lead_ms)} until the next kernel."
+        )
     return Finding(
         kind=Kind.BLOCKING_COPY,
         severity=explained.severity,
         share=explained.share,
         loader=loader_id(facts),
         summary=(
-            f"The batch is pinned, but the copy{at} blocks the loop: {explained.of_step}. "
+            f"The batch is pinned, but the copy{at} blocks the loop: {explained.of_step}.{idle} "
             "The loop could go on while it runs."
         ),
         predictions=(
@@ -323,6 +337,7 @@ def blocking_copy(facts: Facts) -> Finding | None:
         evidence={
             "exposed_copy_ms_per_step": explained.ms,
             "host_blocked_ms_per_step": blocked_ms if pinned else None,
+            "idle_after_copies_ms_per_step": lead_ms,
             "step_ms": cost.step_ms,
             "sites": ", ".join(sites) or None,
             "bytes_per_step": sum(c.bytes_per_step for c in pinned) if pinned else None,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from loaderdoctor import format as fmt
+from loaderdoctor.facts.host_work import work_between
 from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
-from loaderdoctor.facts.trace import HostHotspot
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.exposure import exposed, host_share, severity
+from loaderdoctor.findings.exposure import exposed, host_share, severity, trace_alone
 from loaderdoctor.findings.model import Finding, Kind
 
 # A few steps of a trace may lack their sync (the window's edges).
@@ -21,28 +19,6 @@ MAX_MEAN_KERNEL_US = 25.0
 MIN_KERNELS_PER_STEP = 20.0
 # Idle time per kernel beyond this is not launching (profiled launches took 55-82 µs there).
 MAX_GAP_PER_KERNEL_US = 250.0
-
-# Host time per kernel that the profiled launches of `traces/` take (55-112 µs a kernel, H100): host
-# work inside ops and between two of them is launching up to this.
-LAUNCH_ALLOWANCE_US = 120.0
-# Python between two ops takes microseconds; half a millisecond in one place is work.
-MIN_HOTSPOT_MS = 0.5
-
-# Between two ops lie tens of microseconds of Python where they are launched one after another, up
-# to some hundred where a module's own code is long: ten times that in one place, once a step or
-# twice, is no launching. In traces of an H100 and an H200 a loop with such work is silent for
-# 6.7 ms once a step; loops without for 0.63 ms at most (0.02 to 0.39 where each step has one), but
-# for the autograd thread's wait of up to 1.63 ms, which ends at the optimizer and does not count.
-MIN_SILENCE_MS = 1.0
-MAX_SILENCES_PER_STEP = 2.0
-
-# Silences that come once a step; `aten::ones_like` begins the backward pass, whose ops run on
-# autograd's own thread.
-_BACKWARD = ("backward", "Python between aten::ones_like and ", "autograd::")
-# Between two of its nodes nothing of the loop's own runs; silence is a wait for the GIL or a CPU.
-_WITHIN_BACKWARD = re.compile(r"Python between autograd::.* and autograd::")
-_ONCE_A_STEP = re.compile(r"the fetch|\.step\b|\.zero_grad\b|outside any op")
-_WAITING = ("cuda", "hip", "ProfilerStep", "Optimizer.")
 
 
 def sync_every_step(facts: Facts) -> Finding | None:
@@ -87,6 +63,16 @@ def sync_every_step(facts: Facts) -> Finding | None:
     )
 
 
+def _of_profiler(facts: Facts, launching_ms: float) -> bool:
+    """Of a trace alone: whether too little of it is left without what recording likely took."""
+    trace = facts.trace
+    if trace is None or not trace_alone(facts) or trace.host.profiler is None:
+        return False
+    own_ms = min(trace.host.profiler.likely_ms, trace.host.exposed_ms)
+    left_ms = launching_ms * (1 - own_ms / trace.host.exposed_ms) if launching_ms > 0 else 0.0
+    return left_ms < HIGH_SHARE * (trace.wall_ms - own_ms)
+
+
 def launch_bound(facts: Facts) -> Finding | None:
     """Kernels shorter than their own launch: the accelerator waits for the host all along the step.
 
@@ -100,15 +86,23 @@ def launch_bound(facts: Facts) -> Finding | None:
         return None
     if trace.kernels.n_per_step < MIN_KERNELS_PER_STEP:
         return None
-    between_ms, _ = trace_work(facts)
-    # Silence that may be waiting for an unrecorded loader is not launching either.
+    between_ms, _ = work_between(trace)
+    # Silence that may be waiting for an unrecorded loader is not launching either, nor is copying.
     launching_ms = max(
-        0.0, trace.host.exposed_ms - between_ms - (trace.fetching.unmarked_wait_ms or 0.0)
+        0.0,
+        trace.host.exposed_ms
+        - between_ms
+        - (trace.fetching.unmarked_wait_ms or 0.0)
+        - sum(c.op_host_ms_per_step for c in trace.copies),
     )
     if trace.host.exposed_ms > 0:
         share *= launching_ms / trace.host.exposed_ms
     gap_us = 1000 * launching_ms / trace.kernels.n_per_step
-    if share < HIGH_SHARE or trace.kernels.mean_us > MAX_MEAN_KERNEL_US:
+    if (
+        share < HIGH_SHARE
+        or _of_profiler(facts, launching_ms)
+        or trace.kernels.mean_us > MAX_MEAN_KERNEL_US
+    ):
         return None
     waits = [exposed(facts, "input"), exposed(facts, "copy")]
     if any(cost is not None and cost.share > share for cost in waits):
@@ -137,52 +131,3 @@ def launch_bound(facts: Facts) -> Finding | None:
         advice="A bigger batch (with learning-rate warm-up), torch.compile(mode='reduce-overhead') "
         "or CUDA graphs, and fused optimizers.",
     )
-
-
-def trace_work(facts: Facts) -> tuple[float, HostHotspot | None]:
-    """Exposed host work that is not launching, ms a step of the trace, and its largest place.
-
-    A silence that comes once a step, or an annotation of the user's, counts as it is. A frame of
-    the user's code and an op hold launches too: they count beyond what launching takes.
-    """
-    trace = facts.trace
-    if trace is None or trace.wall_ms <= 0:
-        return 0.0, None
-    smallest_ms = max(MIN_HOTSPOT_MS, MODERATE_SHARE * trace.wall_ms)
-    hotspots = [
-        x for x in trace.host.hotspots if x.ms_per_step >= smallest_ms and not _is_waiting(x)
-    ]
-    sure = [x for x in hotspots if not _holds_launches(x)]
-    mixed = [x for x in hotspots if _holds_launches(x)]
-    launching_ms = trace.kernels.n_per_step * LAUNCH_ALLOWANCE_US / 1000
-    beyond_ms = sum(x.ms_per_step for x in mixed) - launching_ms
-    if beyond_ms < smallest_ms:
-        mixed, beyond_ms = [], 0.0
-    largest = max([*sure, *mixed], key=lambda x: x.ms_per_step, default=None)
-    return sum(x.ms_per_step for x in sure) + beyond_ms, largest
-
-
-def _is_waiting(hotspot: HostHotspot) -> bool:
-    if hotspot.file is not None:
-        return False
-    return hotspot.name.startswith((*_BACKWARD, *_WAITING)) or bool(
-        _WITHIN_BACKWARD.match(hotspot.name)
-    )
-
-
-def _holds_launches(hotspot: HostHotspot) -> bool:
-    if hotspot.file is not None:
-        return True
-    if "::" not in hotspot.name:
-        return False
-    if "Python" in hotspot.name and _ONCE_A_STEP.search(hotspot.name):
-        return False
-    return not _long_silence(hotspot)
-
-
-def _long_silence(hotspot: HostHotspot) -> bool:
-    """Whether it comes no more than once a step or two, and each time as long as many launches."""
-    n = hotspot.n_per_step
-    if n is None or n <= 0 or n > MAX_SILENCES_PER_STEP:
-        return False
-    return hotspot.ms_per_step / n >= MIN_SILENCE_MS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
+from loaderdoctor.facts.host_work import work_between
 from loaderdoctor.facts.loop_lines import WAITS, LoopLineFacts, LoopPlace
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
@@ -16,7 +17,6 @@ from loaderdoctor.findings.loop_words import (
     where,
 )
 from loaderdoctor.findings.model import EvidenceValue, Finding, Kind
-from loaderdoctor.findings.rules.host import trace_work
 
 # Reading a value waits for the accelerator, which is its computing surfacing; reads beyond the
 # first few of a step find it idle already, and what they take is the loop's own. Of few reads only
@@ -160,7 +160,7 @@ def _place_evidence(place: LoopPlace) -> dict[str, EvidenceValue]:
 
 def _by_trace(facts: Facts) -> Finding | None:
     trace, share = facts.trace, host_share(facts)
-    work_ms, hotspot = trace_work(facts)
+    work_ms, hotspot = work_between(trace)
     if trace is None or share is None or hotspot is None:
         return None
     hotspot_share = min(share, work_ms / trace.wall_ms)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
@@ -20,7 +22,14 @@ from loaderdoctor.findings.capacity import (
     worker_limit,
     workers_needed,
 )
-from loaderdoctor.findings.exposure import Cost, in_background, input_cost, loader_id, num_workers
+from loaderdoctor.findings.exposure import (
+    Cost,
+    in_background,
+    input_cost,
+    loader_id,
+    num_workers,
+    trace_alone,
+)
 from loaderdoctor.findings.line_names import hot_evidence, hot_sentence
 from loaderdoctor.findings.model import Finding, Kind, Prediction, Severity
 
@@ -71,12 +80,14 @@ def too_few_workers(facts: Facts) -> Finding | None:
     """The pool makes batches more slowly than the step uses them, and the machine has room.
 
     Decides on: mean batch cost over whole worker cycles / num_workers against the rest of the
-    step, and the workers this machine can feed.
-    Abstains: batch cost or rest of the step not recorded (a trace alone knows neither the number
-    of workers nor their cost).
+    step, and the workers this machine can feed. Of a trace alone, which knows neither the number of
+    workers nor their cost: what the step waits for batches that worker processes make.
+    Abstains: batch cost or rest of the step not recorded; of a trace, waiting for workers to start.
     Fooled by: workers that slow each other down (a shared disk or lock): the batch cost then grows
     with the pool, which only a trial shows.
     """
+    if facts.workers is None and trace_alone(facts):
+        return _pool_of_trace(facts)
     n, short = num_workers(facts), pool_falls_short_ms(facts)
     cost, workers = input_cost(facts), facts.workers
     if not n or not short or cost is None or workers is None:
@@ -112,6 +123,58 @@ def too_few_workers(facts: Facts) -> Finding | None:
             **hot_evidence(facts),
         },
         predictions=(_more_workers(facts, n),),
+    )
+
+
+# Waits this far above the others come in bursts: half of all waiting in a quarter of the fetches.
+BURST_PART = 0.25
+
+
+def _pool_of_trace(facts: Facts) -> Finding | None:
+    trace, cost = facts.trace, input_cost(facts)
+    if trace is None or cost is None or trace.fetching.kind not in ("multi-process", "mixed"):
+        return None
+    started_ms = math.fsum(trace.fetching.startup_ms) / max(1, trace.n_steps)
+    waiting = cost.part(cost.ms - started_ms)
+    if waiting.share < MODERATE_SHARE or waiting.ms < cost.ms / 2:
+        return None  # `worker-startup-each-epoch` tells of it
+    waits = sorted(trace.fetching.waits_ms, reverse=True)
+    longest = waits[: max(1, round(len(waits) * BURST_PART))]
+    in_bursts = len(waits) >= 4 and 2 * math.fsum(longest) > math.fsum(waits) > 0
+    bursts = ""
+    if in_bursts:
+        part = math.fsum(longest) / math.fsum(waits)
+        bursts = (
+            f" {fmt.share(part)} of the waiting is in {len(longest)} of {len(waits)} fetches: "
+            "workers finish together, or some samples take far longer than others."
+        )
+    return Finding(
+        kind=Kind.TOO_FEW_WORKERS,
+        severity=waiting.severity,
+        share=waiting.share,
+        loader=None,
+        summary=(
+            "Worker processes make the batches, and are too few or too slow for the step: the loop "
+            f"waits {waiting.of_step}.{bursts}"
+        ),
+        evidence={
+            "input_ms_per_step": waiting.ms,
+            "step_ms": cost.step_ms,
+            "rest_of_step_ms": cost.step_ms - cost.ms,
+            "longest_wait_ms": waits[0] if waits else None,
+            "in_bursts": in_bursts,
+        },
+        advice="More workers as long as CPUs are left for them; else less work for each batch.",
+        predictions=(
+            Prediction(
+                sentence="Workers that keep up would bring the step to "
+                f"{fmt.ms(cost.step_ms - waiting.ms)} at best.",
+                setting="num_workers",
+                which="more",
+                step_ms=cost.step_ms - waiting.ms,
+                advised=True,
+            ),
+        ),
     )
 
 

@@ -103,11 +103,12 @@ class Change:
 
     def prediction(self) -> str | None:
         """`2.2 ms a step, predicted by ablation`; None where nothing was."""
-        predicted = self.first.predicted_step_ms
+        predicted, untested = self.first.predicted_step_ms, self.first.untested
         if predicted is None:
-            return None
+            return untested
         at_best = "at best " if self.is_code else ""
-        return f"{at_best}{fmt.ms(predicted)} a step, {self.basis}"
+        said = f"{at_best}{fmt.ms(predicted)} a step, {self.basis}"
+        return f"{said}; {untested}" if untested is not None else said
 
     @property
     def basis(self) -> str:

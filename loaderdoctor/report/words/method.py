@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.facts.trace import ProfilerFacts, TraceFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.report.model import Trial
 
@@ -47,6 +47,8 @@ def _sentences(facts: Facts, trials: Sequence[Trial]) -> Iterator[str]:
         yield f"CPUs meanwhile: {used}, other programs {step.cpu.other_cores:.1f}."
     if facts.trace is not None:
         yield _trace(facts.trace, has_plain=step is not None)
+        if step is None and facts.trace.host.profiler is not None:
+            yield _recording(facts.trace.host.profiler)
         if facts.trace.gpu_devices:
             yield (
                 "GPU utilisation, SM efficiency and occupancy: from kernel events, by the "
@@ -95,3 +97,18 @@ def _trace(trace: TraceFacts, *, has_plain: bool) -> str:
         steps = fmt.count(trace.n_dropped_steps, "step")
         text += f" Left out: {steps} at its edges, not recorded whole."
     return text
+
+
+def _recording(profiler: ProfilerFacts) -> str:
+    """How far the profiler itself made the host's part longer."""
+    what = [fmt.count(round(profiler.n_ops), "operator")]
+    if profiler.has_stacks:
+        what.append(fmt.count(round(profiler.n_frames), "Python frame"))
+    if profiler.n_memory_events:
+        what.append(fmt.count(round(profiler.n_memory_events), "memory event"))
+    listed = what[0] if len(what) == 1 else f"{', '.join(what[:-1])} and {what[-1]}"
+    return (
+        f"Recording {listed} a step took about {fmt.ms(profiler.likely_ms)} of the host's time "
+        f"({fmt.number(profiler.least_ms)} to {fmt.ms(profiler.most_ms)}): host is smaller where "
+        "nothing is recorded, and what the loop waits for a larger part. The verdict allows for it."
+    )

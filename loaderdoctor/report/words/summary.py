@@ -8,15 +8,16 @@ from msgspec import structs
 
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import interval
-from loaderdoctor.facts.shares import Bound, VerdictSeverity
+from loaderdoctor.facts.shares import MODERATE_SHARE, Bound, VerdictSeverity
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.exposure import is_open
+from loaderdoctor.findings.exposure import is_open, trace_alone
 from loaderdoctor.findings.input_parts import cost_beyond_wait, mapping_cost
 from loaderdoctor.findings.model import Finding, Kind, Severity
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.words.changes import MEASURED, Change, changes_of
 from loaderdoctor.report.words.no_cause import no_cause
 from loaderdoctor.report.words.outside import outside_cost, outside_sentence
+from loaderdoctor.report.words.trace_alone import caveats
 from loaderdoctor.report.words.verdict import NEW_SHAPES, uncertain_sentence
 
 # Why, in a clause that follows "because". Kinds that are no cause of waiting are left out.
@@ -71,6 +72,10 @@ _COST: Mapping[Bound, str] = {
     "host": "Python and launching cost",
     "compute": "Computing takes",
 }
+UNTOLD = (
+    "What would help is not told by a trace alone: `loaderdoctor diagnose train.py` looks at the "
+    "running loop."
+)
 _INPUT_UNKNOWN = "What getting batches costs is not recorded."
 # What explains less of a part than this is not said to be the reason for it.
 _CAUSE_PART = 1 / 3
@@ -92,21 +97,27 @@ def verdict_sentence(
 
     Of a job with a rank that holds the others up, this is the rank described. `unsettled` says
     why an uncertain verdict was not made a certain one, `n_tried` how many trials showed a time.
+    What must be known of a verdict from a trace alone comes last.
     """
+    said = _sentence(bound, severity, facts, findings, recommendations, unsettled, n_tried)
+    return f"{said} {caveats(bound, severity, facts)}".rstrip()
+
+
+def _sentence(
+    bound: Bound,
+    severity: VerdictSeverity,
+    facts: Facts,
+    findings: Sequence[Finding],
+    recommendations: Sequence[Recommendation],
+    unsettled: str | None,
+    n_tried: int | None,
+) -> str:
     slow = next((f for f in findings if f.kind is Kind.SLOW_RANK), None)
     if slow is not None and bound != "unknown":
         if severity == "none" or bound == "compute":
             return slow.summary
         others = [f for f in findings if f is not slow]
-        sentence = verdict_sentence(
-            bound,
-            severity,
-            facts=facts,
-            findings=others,
-            recommendations=recommendations,
-            unsettled=unsettled,
-            n_tried=n_tried,
-        )
+        sentence = _sentence(bound, severity, facts, others, recommendations, unsettled, n_tried)
         return f"Rank {slow.evidence['rank']} holds the others up. {sentence}"
     step_ms = facts.step_ms
     if facts.only_reads and step_ms is not None:
@@ -116,7 +127,7 @@ def verdict_sentence(
     if bound == "outside" and facts.wall is not None:
         return outside_sentence(facts.wall, findings)
     if severity == "none" or bound == "compute":
-        said = _healthy(facts, step_ms, recommendations, _threads(findings), unsettled)
+        said = _healthy(severity, facts, step_ms, recommendations, _threads(findings), unsettled)
         edge = next((f for f in findings if f.kind is Kind.WORKERS_JUST_KEEP_UP), None)
         return f"{said} At the edge: {edge.summary}" if edge is not None else said
     if severity == "uncertain":
@@ -130,11 +141,18 @@ def verdict_sentence(
     cause = next((f for f in causes if not (threads and _of_loop(f))), None)
     if cause is not None and (cause.share or 1.0) < _CAUSE_PART * (facts.share(bound) or 0.0):
         cause = None  # it is to blame for a small part of it only
-    because = f", because {CAUSES[cause.kind]}" if cause is not None else ""
+    because = f", because {_why(cause, facts)}" if cause is not None else ""
     where = f" ({fmt.plain(cause.loader)})" if cause is not None and cause.loader else ""
     remedy = _remedy(step_ms, cause, recommendations, facts, findings, n_tried)
     unexplained = no_cause(bound, facts) if cause is None and not threads else ""
     return " ".join(filter(None, (f"{threads}{cost}{because}{where}.", unexplained, remedy)))
+
+
+def _why(cause: Finding, facts: Facts) -> str:
+    """In a clause; a trace alone does not tell few workers from slow ones."""
+    if cause.kind is Kind.TOO_FEW_WORKERS and trace_alone(facts):
+        return "the workers are too few or too slow"
+    return CAUSES[cause.kind]
 
 
 def _of_loop(finding: Finding) -> bool:
@@ -182,9 +200,14 @@ def _cost(bound: Bound, facts: Facts, step_ms: float) -> str:
     costs = _COST[bound]
     if bound == "input" and (cost_beyond_wait(facts) or mapping_cost(facts)) is not None:
         costs = "The loader costs"  # by ablation: the loop hardly waits for it
+    plain = ""  # of a step that nothing records, where a verdict rests on that
+    if facts.trace is not None and facts.trace.plain_shares is not None and trace_alone(facts):
+        estimate = facts.trace.plain_shares.as_dict().get(bound) or 0.0
+        if estimate - part >= MODERATE_SHARE:
+            plain = f", about {fmt.share(estimate)} where nothing is recorded"
     return (
         f"{costs} {fmt.number(part * step_ms)} of {fmt.number(step_ms)} ms a step "
-        f"({fmt.share(part)})"
+        f"({fmt.share(part)}{plain})"
     )
 
 
@@ -218,6 +241,8 @@ def _remedy(
         return f"{tried}; an instant loader would bring it to {floor} ms."
     if facts.share("input") is None:
         return _INPUT_UNKNOWN
+    if trace_alone(facts) and not any(f.tested for f in findings):
+        return UNTOLD
     return "No loader setting is known to help here."
 
 
@@ -248,6 +273,8 @@ def _first_change(step_ms: float, change: Change, *, inconclusive: bool = False)
     figure = f" ({prediction})" if prediction is not None else ""
     if change.is_code:
         title = change.words()
+        if change.first.untested is not None and prediction is not None:
+            return f"To try: {title[:1].lower()}{title[1:]}, {prediction}."
         return f"To change: {title[:1].lower()}{title[1:]}{figure}."
     how = (
         "it was tried here in too few windows to tell" if inconclusive else "it was not tried here"
@@ -256,6 +283,7 @@ def _first_change(step_ms: float, change: Change, *, inconclusive: bool = False)
 
 
 def _healthy(
+    severity: VerdictSeverity,
     facts: Facts,
     step_ms: float,
     recommendations: Sequence[Recommendation],
@@ -279,6 +307,8 @@ def _healthy(
         )
     if threads:
         return f"Nothing is wrong with the loader. {busy} {threads}".rstrip()
+    if change is not None and change.first.untested is not None:  # of a trace: a small gain
+        return f"Nothing is wrong with the loader. {busy} {_first_change(step_ms, change)}"
     part = facts.ablation.share("input") if facts.ablation is not None else None
     if part is not None and is_open("none", facts):
         return (
@@ -287,6 +317,8 @@ def _healthy(
         ).rstrip()
     if facts.share("input") is None:
         return f"{busy} {_INPUT_UNKNOWN}"
+    if severity == "uncertain":
+        return busy
     return f"Nothing worth changing. {busy}"
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from loaderdoctor.attribution.combine import facts_of_trace
+from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.workers import EdgeFacts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.saturated import (
@@ -23,6 +26,7 @@ from tests.findings.builders import (
     line,
     loader,
     machine,
+    shares,
     step,
     trace,
     with_exposed,
@@ -110,7 +114,9 @@ CASES = (
         missing={
             "workers": with_exposed(input_=0.6, workers=None),
             "shares": replace(STARVED, shares=None, trace=None),
-            "a trace alone": facts_of_trace(trace(shares=STARVED.shares)),
+            "a trace alone without fetches": facts_of_trace(
+                trace(shares=STARVED.shares, loader_events=False, fetch_kind=None)
+            ),
         },
     ),
     Case(
@@ -246,3 +252,30 @@ def test_a_loader_on_a_background_thread_is_not_said_to_be_overlapped_by_nothing
     assert finding is not None
     assert finding.summary.startswith("One background thread of the training process")
     assert "nothing overlaps" not in finding.summary
+
+
+WAITING = trace(shares=shares(input_=0.6), waits_ms=(18.0, 0.0, 0.0) * 6)
+
+
+def test_workers_of_a_trace_that_the_step_waits_for_are_too_few_or_too_slow() -> None:
+    finding = too_few_workers(facts_of_trace(WAITING))
+    assert finding is not None
+    assert finding.severity is Severity.HIGH
+    assert finding.share == pytest.approx(0.6)
+    assert finding.evidence["in_bursts"] is True
+    assert finding.predictions[0].which == "more"
+    even = too_few_workers(facts_of_trace(changed(WAITING, waits_ms=(6.0,) * 18)))
+    assert even is not None and even.evidence["in_bursts"] is False
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        trace(shares=shares(input_=0.04)),  # hidden: a long wait that costs nothing
+        changed(WAITING, fetch_kind="single-process"),
+        changed(WAITING, startup_ms=(60.0, 60.0)),  # 6 of the 6 ms a step: workers start again
+    ],
+    ids=["hidden", "no-workers", "start-up"],
+)
+def test_a_pool_that_is_not_waited_for_is_not_too_small(seen: TraceFacts) -> None:
+    assert too_few_workers(facts_of_trace(seen)) is None

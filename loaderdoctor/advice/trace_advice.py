@@ -1,0 +1,147 @@
+"""What a trace alone lets us advise: untested changes, by what each gains at best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from loaderdoctor.advice.candidates import CodeAdvice
+from loaderdoctor.advice.code_advice import code_advice
+from loaderdoctor.advice.ideas import CHANGES
+from loaderdoctor.facts.shares import Bound
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import copy_cost, input_cost
+from loaderdoctor.findings.model import Finding, Kind
+
+# Of a copy this long a quarter of the bytes is worth asking for (batches of images; label vectors
+# take microseconds whatever their type).
+MIN_BATCH_BYTES = 4 << 20
+# And that, it is clear, brings no more than the bytes that need not travel.
+BYTES_SAVED = 0.75
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    """A setting, or code that no finding of a run answers so: no line of the script is known."""
+
+    title: str
+    idea: str
+    axis: str | None = None
+    caution: str | None = None
+
+
+_CPUS = (
+    "Helps as long as CPUs are left. Where the workers use all of them already, only less work for "
+    "each batch does."
+)
+_WORKERS = _Change(
+    title="Let worker processes make the batches",
+    idea="`DataLoader(…, num_workers=n, persistent_workers=True)`, n up to the CPUs that there are "
+    "less one for the loop.",
+    axis="num_workers",
+    caution=_CPUS,
+)
+_MORE_WORKERS = _Change(
+    title="Give the loader more workers",
+    idea="A larger `num_workers` of its DataLoader, up to the CPUs that there are less one for the "
+    "loop.",
+    axis="num_workers",
+    caution=_CPUS,
+)
+_LESS_WORK = _Change(
+    title="Do less for each batch",
+    idea="Decode, resize or parse once and store the result (packed, or in memory); apply random "
+    "transforms to whole batches on the device.",
+)
+_ANY_ORDER = _Change(
+    title="Take batches as they are ready, whatever their order",
+    idea="`DataLoader(…, in_order=False)` (torch 2.6).",
+    axis="in_order",
+    caution="Only where some samples take far longer than others, and the order is free.",
+)
+_KEPT_WORKERS = _Change(
+    title="Keep the workers from epoch to epoch",
+    idea="`DataLoader(…, persistent_workers=True)`, built once before the loop over the epochs.",
+    axis="persistent_workers",
+)
+_PINNED = _Change(
+    title="Pin the batches, and copy them without waiting",
+    idea="`DataLoader(…, pin_memory=True)` and `.to(device, non_blocking=True)` for each tensor of "
+    "the batch: either without the other does not help.",
+    axis="pin_memory",
+)
+_NON_BLOCKING = _Change(
+    title="Copy the batches without waiting",
+    idea="`.to(device, non_blocking=True)` for each tensor of the batch, the labels too.",
+    axis="non_blocking",
+)
+_SIDE_STREAM = _Change(
+    title="Copy the next batch on a stream of its own",
+    idea="Call `.to(device, non_blocking=True)` for the next, pinned batch under "
+    "`torch.cuda.stream(side)` while this one computes, and let the current stream wait for it "
+    "(`wait_stream`) before that one is used.",
+    axis="side_stream",
+)
+_FEWER_BYTES = _Change(
+    title=CHANGES[Kind.WIDE_DTYPE_COPY].title,
+    idea=CHANGES[Kind.WIDE_DTYPE_COPY].idea,
+    axis="uint8",
+    caution=CHANGES[Kind.WIDE_DTYPE_COPY].caution,
+)
+
+# Of findings that settings answer; `code_advice` has the others. In the order of equal gains.
+_ANSWERS: Mapping[Kind, tuple[_Change, ...]] = {
+    Kind.LOADER_IN_MAIN_PROCESS: (_WORKERS, _LESS_WORK),
+    Kind.TOO_FEW_WORKERS: (_MORE_WORKERS, _LESS_WORK),
+    Kind.WORKER_STARTUP_EACH_EPOCH: (_KEPT_WORKERS,),
+    Kind.PAGEABLE_COPY: (_PINNED, _FEWER_BYTES),
+    Kind.BLOCKING_COPY: (_NON_BLOCKING,),
+    Kind.COPY_NOT_OVERLAPPED: (_SIDE_STREAM, _FEWER_BYTES),
+}
+# Where no finding says who makes the batches, or from what memory they are copied.
+_OF_BOUND: Mapping[Bound, tuple[_Change, ...]] = {
+    "input": (_MORE_WORKERS, _LESS_WORK),
+    "copy": (_PINNED, _SIDE_STREAM, _FEWER_BYTES),
+}
+
+
+def trace_advice(facts: Facts, findings: Iterable[Finding], bound: Bound) -> tuple[CodeAdvice, ...]:
+    """Changes for what a trace shows, the one that gains most at best first.
+
+    At best is the step without all that the change is for, as the trace has it. `axis` is what
+    `diagnose` tries it by, if anything.
+    """
+    found = tuple(findings)
+    ways = [way for finding in found for way in _of(finding, facts)]
+    ways += code_advice(facts, [x for x in found if x.kind not in _ANSWERS])
+    cost = copy_cost(facts) if bound == "copy" else input_cost(facts)
+    if not ways and cost is not None:
+        ways += _ways(None, _OF_BOUND.get(bound, ()), cost.ms, facts)
+    return tuple(sorted(ways, key=lambda way: -(way.bound_ms or 0.0)))
+
+
+def _of(finding: Finding, facts: Facts) -> Iterator[CodeAdvice]:
+    changes = _ANSWERS.get(finding.kind, ())
+    if finding.evidence.get("in_bursts"):
+        changes += (_ANY_ORDER,)
+    return _ways(finding.kind, changes, (finding.share or 0.0) * (facts.step_ms or 0.0), facts)
+
+
+def _ways(
+    kind: Kind | None, changes: tuple[_Change, ...], ms: float, facts: Facts
+) -> Iterator[CodeAdvice]:
+    copies = facts.trace.copies if facts.trace is not None else ()
+    are_large = max((c.median_bytes for c in copies), default=0.0) >= MIN_BATCH_BYTES
+    for change in changes:
+        if change is _FEWER_BYTES and not are_large:
+            continue
+        yield CodeAdvice(
+            kind=kind,
+            title=change.title,
+            idea=change.idea,
+            code=None,
+            bound_ms=ms * (BYTES_SAVED if change is _FEWER_BYTES else 1.0),
+            predicted_from="trace",
+            caution=change.caution,
+            axis=change.axis,
+        )

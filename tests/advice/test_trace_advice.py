@@ -1,0 +1,102 @@
+"""What a trace alone advises: something for each cost, the largest gain first, none for health."""
+
+from __future__ import annotations
+
+import pytest
+
+from loaderdoctor.advice.trace_advice import trace_advice
+from loaderdoctor.attribution.combine import facts_of_trace
+from loaderdoctor.attribution.verdict import judge_trace
+from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.findings.find import find
+from tests.findings.builders import copy_facts, shares, trace
+from tests.trace_facts import changed
+
+WAITING = trace(shares=shares(input_=0.6), raw_wait_ms=6.0, waits_ms=(6.0,) * 20)
+PAGEABLE = copy_facts(source="pageable", exposed_ms_per_step=3.0, host_blocked_ms_per_step=3.0)
+
+
+def titles(seen: TraceFacts) -> list[str]:
+    facts = facts_of_trace(seen)
+    return [way.title for way in trace_advice(facts, find(facts), judge_trace(seen)[0])]
+
+
+def test_a_pool_that_is_too_slow_gets_more_workers_or_less_work() -> None:
+    first, second = titles(WAITING)
+    assert first == "Give the loader more workers"
+    assert second == "Do less for each batch"
+    bursts = titles(changed(WAITING, waits_ms=(18.0, 0.0, 0.0) * 6))
+    assert bursts[0] == first and bursts[2].startswith("Take batches as they are ready")
+
+
+@pytest.mark.parametrize(
+    ("seen", "first"),
+    [
+        (changed(WAITING, fetch_kind="single-process"), "Let worker processes make the batches"),
+        (
+            changed(WAITING, startup_ms=(60.0, 60.0), n_iterators_created=2),
+            "Keep the workers from epoch to epoch",
+        ),
+        (changed(WAITING, fetch_kind=None), "Give the loader more workers"),
+        (
+            trace(shares=shares(copy=0.3), copies=(PAGEABLE,)),
+            "Pin the batches, and copy them without waiting",
+        ),
+        (
+            trace(
+                shares=shares(copy=0.3),
+                copies=(copy_facts(exposed_ms_per_step=3.0, host_blocked_ms_per_step=2.0),),
+            ),
+            "Copy the batches without waiting",
+        ),
+        (
+            trace(shares=shares(copy=0.3), copies=(copy_facts(exposed_ms_per_step=3.0),)),
+            "Copy the next batch on a stream of its own",
+        ),
+        (
+            trace(
+                shares=shares(copy=0.3),
+                copies=(copy_facts(source="unknown", exposed_ms_per_step=3.0),),
+            ),
+            "Pin the batches, and copy them without waiting",
+        ),
+    ],
+    ids=["no-workers", "start-up", "unknown", "pageable", "blocking", "same-stream", "source"],
+)
+def test_each_cost_has_its_first_advice(seen: TraceFacts, first: str) -> None:
+    assert titles(seen)[0] == first
+
+
+def test_what_gains_most_at_best_comes_first() -> None:
+    small = copy_facts(
+        source="pageable", n_per_step=100.0, median_bytes=4096.0, bytes_per_step=409_600.0,
+        exposed_ms_per_step=1.0, op_host_ms_per_step=2.0,
+    )  # fmt: skip
+    seen = trace(
+        shares=shares(input_=0.06, copy=0.1, host=0.3), host_exposed_ms=3.0, copies=(small,),
+        waits_ms=(0.6,) * 20,
+    )  # fmt: skip
+    assert titles(seen)[:3] == [
+        "Copy one packed tensor instead of many small ones",
+        "Pin the batches, and copy them without waiting",
+        "Give the loader more workers",
+    ]
+    facts = facts_of_trace(seen)
+    bounds = [way.bound_ms or 0.0 for way in trace_advice(facts, find(facts), "copy")]
+    assert bounds == sorted(bounds, reverse=True)
+    assert bounds[0] == pytest.approx(3.0)
+
+
+def test_fewer_bytes_are_advised_for_large_copies_only() -> None:
+    large = trace(shares=shares(copy=0.3), copies=(PAGEABLE,))
+    assert "Send uint8 and normalise on the device" in titles(large)
+    labels = copy_facts(
+        source="pageable", exposed_ms_per_step=3.0, median_bytes=512.0, bytes_per_step=1024.0
+    )
+    small = trace(shares=shares(copy=0.3), copies=(labels,))
+    assert "Send uint8 and normalise on the device" not in titles(small)
+
+
+def test_a_healthy_trace_gets_no_advice() -> None:
+    assert titles(trace()) == []
+    assert titles(trace(shares=shares(host=0.5), host_exposed_ms=5.0)) == []

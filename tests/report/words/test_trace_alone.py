@@ -1,0 +1,63 @@
+"""What is said behind a verdict that a trace alone bears."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from loaderdoctor.attribution.combine import facts_of_trace
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.facts.shares import Bound, VerdictSeverity
+from loaderdoctor.facts.trace import ProfilerFacts, TraceFacts
+from loaderdoctor.report.words.summary import verdict_sentence
+from loaderdoctor.report.words.trace_alone import caveats
+from tests.findings.builders import shares, trace, with_exposed
+from tests.trace_facts import changed
+
+PROFILER = ProfilerFacts(
+    n_ops=300.0, n_frames=0.0, n_memory_events=0.0, least_ms=0.6, likely_ms=1.4, most_ms=2.7
+)
+
+
+def said(seen: TraceFacts, bound: Bound, severity: VerdictSeverity = "high") -> str:
+    return caveats(bound, severity, facts_of_trace(seen))
+
+
+def test_few_steps_are_told_with_what_they_say_of_others() -> None:
+    few = replace(
+        trace(n_steps=3, shares=shares(input_=0.46)),
+        few_steps={"input": Estimate(value=0.46, low=0.39, high=0.53, n=3)},
+    )
+    assert said(few, "input") == (
+        "3 steps are few: by them input is 39 % to 53 % of the loop's steps. Record more of them."
+    )
+    one = replace(
+        few, n_steps=1,
+        few_steps={"input": Estimate(value=0.46, low=-float("inf"), high=float("inf"), n=1)},
+    )  # fmt: skip
+    assert said(one, "input").startswith("1 step is few: how much others differ is not known.")
+    assert said(trace(), "compute", "none") == ""
+
+
+def test_stacks_understate_the_loader() -> None:
+    with_stacks = changed(trace(), profiler=replace(PROFILER, n_frames=900.0))
+    assert "understated" in said(with_stacks, "host")
+    assert "understated" not in said(changed(trace(), profiler=PROFILER), "host")
+
+
+def test_a_verdict_that_the_profiler_may_have_made_says_so() -> None:
+    seen = changed(trace(shares=shares(host=0.4)), profiler=PROFILER)
+    assert "little need be left" in said(seen, "compute", "uncertain")
+    assert "the profiler's own" in said(seen, "host", "moderate")
+    assert said(seen, "host", "high") == ""
+
+
+def test_nothing_is_said_where_plain_windows_bear_the_verdict() -> None:
+    facts = with_exposed(input_=0.5)
+    assert caveats("input", "moderate", facts) == ""
+
+
+def test_only_what_was_tried_or_cannot_help_is_said_not_to_help() -> None:
+    facts = facts_of_trace(trace(shares=shares(host=0.5), host_exposed_ms=5.0))
+    sentence = verdict_sentence("host", "high", facts=facts)
+    assert "No loader setting is known to help" not in sentence
+    assert "not told by a trace alone" in sentence

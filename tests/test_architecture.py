@@ -17,7 +17,8 @@ PAGE = PACKAGE.parent / "docs" / "architecture.md"
 # A room is a folder of `loaderdoctor/` (each of `instrument/`'s folders is one), or a module that
 # lies in `loaderdoctor/` itself. Each may import itself and what stands behind its name here.
 # `MEASURED`: what a measuring process sends, and the units, intervals and words of every stage.
-WORDS = {"errors", "setting_words", "settings", "combinations", "estimate", "intervals", "units"}
+WORDS = {"errors", "setting_words", "settings", "combinations", "intervals", "units"}
+WORDS |= {"estimate", "noise"}
 MEASURED = WORDS | {"wire"}
 EVIDENCE = MEASURED | {"facts"}
 JUDGED = EVIDENCE | {"format", "findings", "advice"}
@@ -25,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "intervals": set(),
     "estimate": set(),
+    "noise": {"estimate"},
     "secrets": set(),
     "units": set(),
     "setting_words": set(),

@@ -10,12 +10,13 @@ from loaderdoctor.attribution.new_shapes import new_shape_facts
 from loaderdoctor.attribution.step import (
     of_steps_alone,
     usable,
-    wall_per_window_ms,
+    wall_per_window,
     window_times,
 )
-from loaderdoctor.estimate import Estimate, mean, paired_difference
+from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts, PageFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.noise import Noise, Sample
 from loaderdoctor.units import NS_PER_MS
 
 # More transfers let through than this and "free copies" was not held: the loop copies other
@@ -53,39 +54,27 @@ def ablation_facts(
     with_input = [r for r in held if r.no_input is not None and usable(r.no_input)]
     if not with_input:
         return None
-    plain_ms = {
-        id(r): ms
-        for r, ms in zip(
-            held,
-            wall_per_window_ms([r.plain for r in held], steps_per_epoch, boundary_ms),
-            strict=True,
-        )
-    }
+    walls = wall_per_window([r.plain for r in held], steps_per_epoch, boundary_ms)
+    plain = {id(r): wall for r, wall in zip(held, walls, strict=True)}
     own_boundary_ms = kept_without_loader(with_input, own_boundary_ms)
     own_ms = {id(r): _own_ms(r.plain, steps_per_epoch, own_boundary_ms) for r in held}
-    no_input_ms = {id(r): _mean_ms(r.no_input) + own_ms[id(r)] for r in with_input}
+    no_input = {id(r): _within(r.no_input).plus(own_ms[id(r)]) for r in with_input}
     with_copy = [r for r in with_input if r.no_copy is not None and _copies_held(r.no_copy)]
-    no_copy_ms = {id(r): _mean_ms(r.no_copy) + own_ms[id(r)] for r in with_copy}
+    no_copy = {id(r): _within(r.no_copy).plus(own_ms[id(r)]) for r in with_copy}
     copies_asked = [r for r in with_input if r.no_copy is not None]
     if copies_asked and not with_copy:
         reason = reason or _copy_reason(copies_asked)
+    kinds = (plain, no_input, no_copy)
+    noise = Noise.of([list(kind.values()) for kind in kinds])
     return AblationFacts(
-        plain_ms=mean([plain_ms[id(r)] for r in held]),
-        no_input_ms=mean(list(no_input_ms.values())),
-        no_copy_ms=mean(list(no_copy_ms.values())) if with_copy else None,
-        input_ms=paired_difference(
-            [plain_ms[id(r)] for r in with_input], [no_input_ms[id(r)] for r in with_input]
-        ),
-        copy_ms=(
-            paired_difference(
-                [no_input_ms[id(r)] for r in with_copy], [no_copy_ms[id(r)] for r in with_copy]
-            )
-            if with_copy
-            else None
-        ),
+        plain_ms=noise.mean(list(plain.values())),
+        no_input_ms=noise.mean(list(no_input.values())),
+        no_copy_ms=noise.mean(list(no_copy.values())) if no_copy else None,
+        input_ms=noise.difference(list(plain.items()), list(no_input.items())),
+        copy_ms=noise.difference(list(no_input.items()), list(no_copy.items())),
         n_rounds=len(with_input),
         reason=reason,
-        by_loader_ms=_by_loader(with_input, plain_ms, own_ms),
+        by_loader_ms=_by_loader(with_input, plain, own_ms),
         pages=page_facts([(r.plain, r.no_input) for r in with_input if r.no_input is not None]),
         main_cpu_ms=_main_cpu_ms([r.no_input for r in with_input if r.no_input is not None]),
         synthetic_faults_per_step=synthetic_faults([r.no_input for r in with_input if r.no_input]),
@@ -96,9 +85,9 @@ def ablation_facts(
     )
 
 
-def _mean_ms(window: WindowDone | None) -> float:
+def _within(window: WindowDone | None) -> Sample:
     assert window is not None
-    return window_times(window).within_ms
+    return window_times(window).within
 
 
 def kept_without_loader(rounds: Sequence[Round], own_boundary_ms: float | None) -> float | None:
@@ -150,18 +139,20 @@ def _copy_reason(rounds: Sequence[Round]) -> str:
 
 
 def _by_loader(
-    rounds: Sequence[Round], plain_ms: Mapping[int, float], own_ms: Mapping[int, float]
+    rounds: Sequence[Round], plain: Mapping[int, Sample], own_ms: Mapping[int, float]
 ) -> tuple[tuple[str, Estimate], ...]:
     names = sorted({name for r in rounds for name in (r.by_loader or {})})
     out = []
     for name in names:
-        pairs = [
-            (plain_ms[id(r)], _mean_ms(r.by_loader[name]) + own_ms[id(r)])
+        alone = [
+            (id(r), _within(r.by_loader[name]).plus(own_ms[id(r)]))
             for r in rounds
             if r.by_loader and name in r.by_loader and usable(r.by_loader[name])
         ]
-        if pairs:
-            out.append((name, paired_difference([a for a, _ in pairs], [b for _, b in pairs])))
+        noise = Noise.of([list(plain.values()), [x for _, x in alone]])
+        cost = noise.difference([(n, plain[n]) for n, _ in alone], alone)
+        if cost is not None:
+            out.append((name, cost))
     return tuple(out)
 
 

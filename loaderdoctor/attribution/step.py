@@ -14,10 +14,11 @@ from statistics import fmean, stdev
 from loaderdoctor.attribution.collecting import collection_facts
 from loaderdoctor.attribution.compiling import compile_facts
 from loaderdoctor.attribution.cpu import cpu_facts
-from loaderdoctor.estimate import Estimate, mean, t95
+from loaderdoctor.estimate import t95
 from loaderdoctor.facts.loop import UNLIKE_SHARE, StepFacts
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.instrument.wire.records import BoundaryRecord
+from loaderdoctor.noise import Noise, Sample
 from loaderdoctor.units import NS_PER_MS
 
 # Of a window, its steps; the rest was between them. Window means are good to about 2 %.
@@ -28,23 +29,28 @@ MIN_OF_WINDOW = 0.9
 class WindowTimes:
     """One window's mean step, milliseconds, by the step clock (device where there is one)."""
 
-    within_ms: float  # mean over steps without an epoch boundary in them
+    within: Sample  # over steps without an epoch boundary in them
     boundary_ms: float | None  # mean excess of the steps with one; None where none was seen
     n_steps: int
     n_boundaries: int
 
-    def wall_ms(self, steps_per_epoch: int | None, boundary_ms: float | None) -> float:
+    @property
+    def within_ms(self) -> float:
+        """Their mean."""
+        return self.within.value
+
+    def wall(self, steps_per_epoch: int | None, boundary_ms: float | None) -> Sample:
         """Within-epoch time plus one boundary spread over an epoch.
 
         `boundary_ms` is the pooled boundary, used where this window saw none of its own. A window
         of nothing but boundary steps holds them already.
         """
         if self.n_boundaries >= self.n_steps:
-            return self.within_ms
+            return self.within
         boundary = self.boundary_ms if self.boundary_ms is not None else boundary_ms
         if boundary is None or not steps_per_epoch:
-            return self.within_ms
-        return self.within_ms + boundary / steps_per_epoch
+            return self.within
+        return self.within.plus(boundary / steps_per_epoch)
 
 
 def usable(window: WindowDone) -> bool:
@@ -74,14 +80,14 @@ def window_times(window: WindowDone) -> WindowTimes:
     inside = [ns for i, ns in enumerate(steps_ns) if i not in at_boundary]
     across = [ns for i, ns in enumerate(steps_ns) if i in at_boundary]
     if not inside or not across:
-        within = fmean(steps_ns) / NS_PER_MS
+        within = Sample.of(steps_ns).scaled(1 / NS_PER_MS)
         return WindowTimes(
-            within_ms=within, boundary_ms=None, n_steps=len(steps_ns), n_boundaries=len(across)
+            within=within, boundary_ms=None, n_steps=len(steps_ns), n_boundaries=len(across)
         )
-    within = fmean(inside) / NS_PER_MS
+    within = Sample.of(inside).scaled(1 / NS_PER_MS)
     return WindowTimes(
-        within_ms=within,
-        boundary_ms=fmean(across) / NS_PER_MS - within,
+        within=within,
+        boundary_ms=fmean(across) / NS_PER_MS - within.value,
         n_steps=len(steps_ns),
         n_boundaries=len(across),
     )
@@ -155,11 +161,11 @@ def _input_ms(
     return max(0.0, waited_ms - first_ms) / n_steps + boundary_ms
 
 
-def wall_per_window_ms(
+def wall_per_window(
     windows: Sequence[WindowDone], steps_per_epoch: int | None, boundary_ms: float | None
-) -> list[float]:
+) -> list[Sample]:
     """Wall time per step of each window, boundary spread in; same order as `windows`."""
-    return [window_times(w).wall_ms(steps_per_epoch, boundary_ms) for w in windows]
+    return [window_times(w).wall(steps_per_epoch, boundary_ms) for w in windows]
 
 
 def waits_ms(window: WindowDone, loaders: frozenset[int]) -> list[float]:
@@ -195,11 +201,12 @@ def step_facts(
     created = Counter(b.loader for b in within).most_common(1)
     alone = of_steps_alone(plain)
     wall_ns = sum(w.end_ns - w.start_ns for w in alone)
-    wall: Estimate = mean(wall_per_window_ms(plain, steps_per_epoch, boundary_ms))
+    walls = wall_per_window(plain, steps_per_epoch, boundary_ms)
+    noise = Noise.of([walls])
     return StepFacts(
         definition=observed.definition,
-        wall_ms=wall,
-        within_epoch_ms=mean([t.within_ms for t in times]),
+        wall_ms=noise.mean(walls),
+        within_epoch_ms=noise.mean([t.within for t in times]),
         boundary_ms=boundary_ms,
         steps_per_epoch=steps_per_epoch,
         n_steps=n_steps,

@@ -296,6 +296,6 @@ def _trial_rows(
             status=one.trial.status if one.step is None else "ok",
             reason=one.trial.reason if one.step is None else None,
             resources=one.trial.resources,
-            window_ms=[ms for _, ms in one.steps],
+            window_ms=[x.value for _, x in one.steps],
             gain=one.gain,
         )

@@ -15,6 +15,7 @@ from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.facts.loop import UNLIKE_SHARE
 from loaderdoctor.facts.shares import Shares
 from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.noise import ByRound
 from loaderdoctor.report.build import shares_of
 from loaderdoctor.report.model import Best, ReportWarning
 from loaderdoctor.report.model import Trial as TrialRow
@@ -159,10 +160,10 @@ def pace_warning(outcome: Outcome, ranking: Ranking) -> ReportWarning | None:
     pairs = [(plain[0], _after(plain[0], measurements))]
     if len(plain) > 1:
         pairs.append((plain[-1], _before(plain[-1], measurements)))
-    loop = [(i, window_times(window).within_ms) for i, (window, _) in enumerate(pairs)]
-    again = [(i, measurement.times.within_ms) for i, (_, measurement) in enumerate(pairs)]
+    loop = [(i, window_times(window).within) for i, (window, _) in enumerate(pairs)]
+    again = [(i, measurement.times.within) for i, (_, measurement) in enumerate(pairs)]
     more = ranking.noise.difference(loop, again)
-    if more is not None and _matters(more, fmean(ms for _, ms in again)):
+    if more is not None and _matters(more, fmean(x.value for _, x in again)):
         where = _where(pairs, more)
         return ReportWarning(
             kind=REOPENED,
@@ -170,9 +171,9 @@ def pace_warning(outcome: Outcome, ranking: Ranking) -> ReportWarning | None:
             f"loader opened again with the same settings {_each(again)} next to it{where}: trials "
             "compare with the latter",
         )
-    first = ranking.noise.difference([(0, loop[0][1])], ranking.results[0].by_round_ms)
+    first = ranking.noise.difference([(0, loop[0][1])], ranking.results[0].by_round)
     # Other programs may have had the CPU in the last window, as in the first.
-    later_ms = loop[-1][1] - (waited_ms(plain[-1]) or 0.0)
+    later_ms = loop[-1][1].value - (waited_ms(plain[-1]) or 0.0)
     settled = len(pairs) > 1 and later_ms <= (1 + UNLIKE_SHARE) * own.value
     if first is None or first.value < 0 or not settled or not _matters(first, own.value):
         return None
@@ -181,8 +182,8 @@ def pace_warning(outcome: Outcome, ranking: Ranking) -> ReportWarning | None:
     why = memory_anew(plain[0], [plain[-1], *(measurement.window for measurement in measurements)])
     return ReportWarning(
         kind=SLOW_START,
-        text=f"the running loop took {fmt.number(loop[0][1])} ms a step before the sweep, and with "
-        f"its loader opened again {fmt.number(again[0][1])} next to that and "
+        text=f"the running loop took {fmt.number(loop[0][1].value)} ms a step before the sweep, "
+        f"and with its loader opened again {fmt.number(again[0][1].value)} next to that and "
         f"{fmt.number(own.value)} in the rounds, which trials compare with: the loop's first steps "
         f"were slower, whoever made their batches{why}",
     )
@@ -222,8 +223,8 @@ def _wait_ms(window: WindowDone) -> float | None:
     return sum(waits) / window.n_steps if waits else None
 
 
-def _each(values: list[tuple[int, float]]) -> str:
-    return " and ".join(fmt.number(ms) for _, ms in values)
+def _each(values: ByRound) -> str:
+    return " and ".join(fmt.number(x.value) for _, x in values)
 
 
 # How a sweep's figures were measured, in sentences for the report.

@@ -1,22 +1,21 @@
 """A trial next to the loop as it is: its gain, and whether that is beyond the noise.
 
-Only rounds that hold both are compared, so that drift cancels. `Noise` gives few samples an
+Only rounds that hold both are compared, so that drift cancels. `noise.Noise` gives few windows an
 interval, and `BaselineRatio` makes windows of unlike machines comparable.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 from types import MappingProxyType
 
 from loaderdoctor.attribution.step import window_times
-from loaderdoctor.estimate import Estimate, t95
+from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.own_settings import meaning
 from loaderdoctor.instrument.wire.protocol import WindowDone
+from loaderdoctor.noise import ByRound, Noise, Sample
 from loaderdoctor.settings import AXES_BY_NAME, Settings
 from loaderdoctor.tryout.trials import Measurement, Phase, Trial
 from loaderdoctor.tryout.windows import MIN_ROUNDS
@@ -41,11 +40,11 @@ class Boundaries:
     loop_ms: float | None  # one boundary of the loop as it is
     own_work_ms: float | None  # of it the loop's own work, which no setting of a loader changes
 
-    def plain_ms(self, window: WindowDone) -> float:
+    def plain(self, window: WindowDone) -> Sample:
         """A step of the loop as it is, its boundary spread over the epoch."""
-        return window_times(window).wall_ms(self.steps_per_epoch, self.loop_ms)
+        return window_times(window).wall(self.steps_per_epoch, self.loop_ms)
 
-    def trial_ms(self, window: WindowDone, *, keeps_loader: bool = False) -> float:
+    def trial(self, window: WindowDone, *, keeps_loader: bool = False) -> Sample:
         """A trial's step with its own boundary spread over the real epoch.
 
         A trial that `keeps_loader` has the loop's boundary. Others had theirs timed next to the
@@ -54,7 +53,7 @@ class Boundaries:
         boundary_ms = self.loop_ms if keeps_loader else None
         if window.boundary_ns is not None:
             boundary_ms = window.boundary_ns / NS_PER_MS + (self.own_work_ms or 0.0)
-        return window_times(window).wall_ms(self.steps_per_epoch, boundary_ms)
+        return window_times(window).wall(self.steps_per_epoch, boundary_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +88,12 @@ class Compared:
     @property
     def step(self) -> Estimate | None:
         """With these settings; None where every measurement failed."""
-        return self.noise.mean([ms for _, ms in self.steps]) if self.steps else None
+        return self.noise.mean([x for _, x in self.steps]) if self.steps else None
 
     @property
     def own_ms(self) -> float | None:
         """The loop as it is in the same rounds."""
-        return fmean(ms for _, ms in self.own) if self.own else None
+        return fmean(x.value for _, x in self.own) if self.own else None
 
     @property
     def part(self) -> float:
@@ -130,17 +129,17 @@ class Compared:
 
 def compared(trials: Sequence[Trial], boundaries: Boundaries) -> list[Compared]:
     """Each trial next to the first, the loop as it is, in their order; without that one."""
-    own = {m.round: boundaries.plain_ms(m.window) for m in trials[0].measurements}
+    own = {m.round: boundaries.plain(m.window) for m in trials[0].measurements}
     timed = []
     for trial in trials[1:]:
         keeps = trial.settings.only_threads
         steps = [
-            (m.round, boundaries.trial_ms(m.window, keeps_loader=keeps))
+            (m.round, boundaries.trial(m.window, keeps_loader=keeps))
             for m in trial.measurements
             if m.round in own
         ]
         timed.append((trial, tuple(steps)))
-    noise = Noise.of([list(own.values()), *([ms for _, ms in steps] for _, steps in timed)])
+    noise = Noise.of([list(own.values()), *([x for _, x in steps] for _, steps in timed)])
     return [
         Compared(
             trial=trial,
@@ -166,7 +165,7 @@ def is_tied(one: ByRound, best: ByRound, noise: Noise, n_compared: int) -> bool:
     diff = noise.difference(one, best)
     if diff is None:
         return False
-    if abs(diff.value) < EQUAL_SHARE * fmean(ms for _, ms in best) or not diff.bounded:
+    if abs(diff.value) < EQUAL_SHARE * fmean(x.value for _, x in best) or not diff.bounded:
         return True
     return abs(diff.value) <= diff.margin * widening(n_compared - 1)
 
@@ -193,93 +192,6 @@ def _complexity(settings: Settings, own: Settings) -> tuple[int, int, int, int]:
     )
     # Changes of the loop's code weigh more than an argument of the loader.
     return full.num_workers or 0, full.queue_length, in_loop, len(settings.changed())
-
-
-# Intervals for few samples: each trial's own spread, steadied by the spread of all trials.
-#
-# A trial is measured three to eight times; a spread from three samples is itself so uncertain
-# that its interval (4.3 standard errors) hides a doubling. All trials run in the same loop on the
-# same machine, so their relative spread is much the same: the usual variance enters each trial's
-# own as if it were PRIOR_DF samples more (a moderated t interval: G. K. Smyth, "Linear models and
-# empirical Bayes methods", 2004). A trial that really is noisier keeps most of its own noise.
-
-# Weight of the pooled spread, in samples. Smyth's data-driven values are mostly between 3 and 5.
-PRIOR_DF = 4
-
-ByRound = Sequence[tuple[int, float]]  # (round, value)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Noise:
-    """The usual relative variance of one window among the trials of a sweep."""
-
-    variance: float  # of value / mean
-    weight: int  # degrees of freedom it enters with; 0 where no trial was measured twice
-
-    @staticmethod
-    def of(trials: Iterable[Sequence[float]]) -> Noise:
-        """The median trial's, of those with two samples or more: a wild one must not blind us."""
-        variances: list[float] = []
-        free = 0
-        for samples in trials:
-            if len(samples) < 2 or (middle := math.fsum(samples) / len(samples)) <= 0:
-                continue
-            own = len(samples) - 1
-            # The median of a variance estimate lies below its mean (Wilson and Hilferty, 1931).
-            median = (1 - 2 / (9 * own)) ** 3
-            variances.append(math.fsum((x / middle - 1) ** 2 for x in samples) / own / median)
-            free += own
-        return Noise(
-            variance=statistics.median(variances) if variances else 0.0,
-            weight=min(PRIOR_DF, free),
-        )
-
-    def mean(self, samples: Sequence[float]) -> Estimate:
-        """Mean with its steadied 95 % interval. Raises ValueError on no samples."""
-        if not samples:
-            raise ValueError("no samples")
-        middle = math.fsum(samples) / len(samples)
-        return self._estimate(samples, prior=self.variance * middle**2)
-
-    def difference(self, a: ByRound, b: ByRound) -> Estimate | None:
-        """A - b: paired over two or more common rounds, else independently; None if empty."""
-        in_a, in_b = dict(a), dict(b)
-        if not in_a or not in_b:
-            return None
-        mean_a, mean_b = self.mean(list(in_a.values())), self.mean(list(in_b.values()))
-        common = [number for number in in_a if number in in_b]
-        if len(common) >= 2:
-            prior = self.variance * (mean_a.value**2 + mean_b.value**2)
-            return self._estimate([in_a[n] - in_b[n] for n in common], prior=prior)
-        return self._independent(mean_a, mean_b)
-
-    def change(self, a: float, b: float) -> Estimate:
-        """A / b - 1 of shares of the step, each seen in one window: they vary as its step does."""
-        value = a / b - 1
-        if self.weight == 0:
-            return Estimate.around(value, math.inf, n=1)
-        margin = t95(self.weight) * math.sqrt(2 * self.variance) * a / b
-        return Estimate.around(value, margin, n=1)
-
-    def _estimate(self, samples: Sequence[float], *, prior: float) -> Estimate:
-        n = len(samples)
-        value = math.fsum(samples) / n
-        free = self.weight + n - 1
-        if free == 0:
-            return Estimate.around(value, math.inf, n=n)
-        own = math.fsum((x - value) ** 2 for x in samples)
-        variance = (self.weight * prior + own) / free
-        margin = t95(free) * math.sqrt(variance / n)
-        return Estimate.around(value, margin, n=n)
-
-    def _independent(self, a: Estimate, b: Estimate) -> Estimate:
-        value, n = a.value - b.value, min(a.n, b.n)
-        if not (a.bounded and b.bounded):
-            return Estimate.around(value, math.inf, n=n)
-        free = self.weight + n - 1
-        errors = [one.margin / t95(self.weight + one.n - 1) for one in (a, b)]
-        margin = t95(free) * math.hypot(*errors)
-        return Estimate.around(value, margin, n=n)
 
 
 # The loop's own settings as the measure of each node.

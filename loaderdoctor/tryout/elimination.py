@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loaderdoctor.findings.model import MIN_GAIN_SHARE
+from loaderdoctor.noise import Noise
 from loaderdoctor.tryout import windows
-from loaderdoctor.tryout.comparing import EQUAL_SHARE, Noise, widening
+from loaderdoctor.tryout.comparing import EQUAL_SHARE, widening
 from loaderdoctor.tryout.known import Done, Known, Round, Window
 from loaderdoctor.tryout.ranking import MIN_PAIRS, Ranking, Result
 from loaderdoctor.tryout.windows import GRID_ROUNDS, MIN_ROUNDS, WINDOW_S, Cost
@@ -141,7 +142,7 @@ def after_round(
     n_compared = sum(r.cost_ms is not None for r in ranking.results)
     stay = [r for r in ran if not _behind(r, leader, noise, n_compared)]
     own = next((r for r in ran if r.index == 0), None)
-    enough = len(leader.by_round_ms) >= MIN_WINDOWS
+    enough = len(leader.by_round) >= MIN_WINDOWS
     if own is not None and enough and not _can_beat(stay, own, noise, n_compared):
         return Field(alive=(0,), ending="nothing-better")
     if enough and all(r.index == leader.index or _equal(r, leader, noise) for r in stay):
@@ -178,9 +179,9 @@ def _fit(stay: Sequence[Result], costs: Mapping[int, Spend], left: Spend, *, n_r
 
 def _behind(one: Result, leader: Result, noise: Noise, n_compared: int) -> bool:
     """Surely slower than the leader by more than what is called equal."""
-    if one.index == leader.index or len(one.by_round_ms) < MIN_WINDOWS:
+    if one.index == leader.index or len(one.by_round) < MIN_WINDOWS:
         return False
-    diff = noise.difference(one.by_round_ms, leader.by_round_ms)
+    diff = noise.difference(one.by_round, leader.by_round)
     if diff is None or not diff.bounded:
         return False
     margin = diff.margin * widening(n_compared - 1)
@@ -189,7 +190,7 @@ def _behind(one: Result, leader: Result, noise: Noise, n_compared: int) -> bool:
 
 def _equal(one: Result, leader: Result, noise: Noise) -> bool:
     """Surely no further from the leader than a difference that matters."""
-    diff = noise.difference(one.by_round_ms, leader.by_round_ms)
+    diff = noise.difference(one.by_round, leader.by_round)
     return diff is not None and diff.bounded and diff.high <= MIN_GAIN_SHARE * _cost(leader)
 
 
@@ -198,7 +199,7 @@ def _can_beat(stay: Sequence[Result], own: Result, noise: Noise, n_compared: int
     for one in stay:
         if one.index == 0:
             continue
-        gain = noise.difference(own.by_round_ms, one.by_round_ms)
+        gain = noise.difference(own.by_round, one.by_round)
         if gain is None or not gain.bounded:
             return True
         if gain.value + gain.margin * widening(n_compared - 1) >= MIN_GAIN_SHARE * _cost(own):

@@ -1,7 +1,7 @@
 """Trials -> step times with their noise, the best, what ties with it, and what to recommend.
 
 Comparisons are paired by round where two trials share rounds (drift cancels), and decided by the
-interval (see `comparing.Noise`), never by the means alone. The best of many noisy means looks
+interval (see `noise.Noise`), never by the means alone. The best of many noisy means looks
 better than it is, so ties allow for the number of trials compared, and the candidate (the simplest
 of those tied with the best) has its gain over the loop's own settings measured in confirmation
 windows taken after it was chosen. Those decide whether it is recommended.
@@ -17,11 +17,11 @@ from typing import Literal
 
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.findings.model import MIN_GAIN_SHARE
+from loaderdoctor.noise import ByRound, Noise, Sample
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.comparing import (
     ONE_MACHINE,
     BaselineRatio,
-    Noise,
     is_tied,
     simplest,
     widening,
@@ -43,7 +43,7 @@ class Result:
     wall_ms: Estimate | None  # within-epoch + boundary / steps_per_epoch
     within_ms: Estimate | None
     boundary_ms: float | None
-    by_round_ms: tuple[tuple[int, float], ...]  # (round, cost), of the windows that count
+    by_round: ByRound  # (round, cost in milliseconds), of the windows that count
     samples_per_s: float | None
     epoch_s: float | None
     resources: Resources
@@ -51,7 +51,7 @@ class Result:
     trace_path: str | None
     # wall_ms for as many samples as the loop's own step has; on a cluster by its node's ratio
     cost_ms: Estimate | None = None
-    window_ms: tuple[float, ...] = ()  # on a cluster as measured, else as in `by_round_ms`
+    window_ms: tuple[float, ...] = ()  # on a cluster as measured, else as in `by_round`
     on_cluster: bool = False
     apart: bool = False  # on a machine unlike the others'
 
@@ -80,7 +80,7 @@ class Ranking:
         if index not in self.compared or self.noise is None:
             return None
         own, one = self.results[0], self.results[index]
-        gain = self.noise.difference(own.by_round_ms, one.by_round_ms)
+        gain = self.noise.difference(own.by_round, one.by_round)
         if gain is None or not gain.bounded:
             return gain
         margin = gain.margin * widening(len(self.compared) - 1)
@@ -105,7 +105,7 @@ def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None)
     """Everything that can be said about the trials so far; also after an interruption."""
     baseline_ratio = baseline_ratio_of(trials[0], steps_per_epoch) if trials else ONE_MACHINE
     noise = Noise.of(
-        [ms for _, ms in wall_samples(trial, trial.ranked, steps_per_epoch, baseline_ratio)]
+        [x for _, x in wall_samples(trial, trial.ranked, steps_per_epoch, baseline_ratio)]
         for trial in trials
         if trial.status == "ok" and not trial.apart
         if trial.index or baseline_ratio is ONE_MACHINE  # exact by definition
@@ -135,7 +135,7 @@ def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None)
     tied = tuple(
         r.index
         for r in compared
-        if r is not best and is_tied(r.by_round_ms, best.by_round_ms, noise, len(compared))
+        if r is not best and is_tied(r.by_round, best.by_round, noise, len(compared))
     )
     own_wall = _wall(results[0])
     if _wall(best) > own_wall * (1 - MIN_GAIN_SHARE):
@@ -156,7 +156,7 @@ def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None)
         confirmed=confirmed,
         drift=drift(trials[0]),
         noise=noise,
-        spread=math.sqrt(noise.variance) if noise.weight else None,
+        spread=math.sqrt(noise.variance) if noise.free else None,
         compared=tuple(r.index for r in compared),
     )
     if ranking.worth_changing:  # the confirmation tells apart what the rounds could not
@@ -180,8 +180,8 @@ def baseline_ratio_of(own: Trial, steps_per_epoch: int | None) -> BaselineRatio:
         return ONE_MACHINE
     timed, counted = (
         [
-            (measurement, ms)
-            for measurement, (_, ms) in zip(
+            (measurement, x.value)
+            for measurement, (_, x) in zip(
                 measurements, wall_samples(own, measurements, steps_per_epoch), strict=True
             )
         ]
@@ -226,8 +226,8 @@ def result(
     counted = trial.ranked
     walls = wall_samples(trial, counted, steps_per_epoch)
     compared = wall_samples(trial, counted, steps_per_epoch, baseline_ratio)
-    cost = noise.mean([ms for _, ms in compared]) if compared else None
-    wall = noise.mean([ms for _, ms in walls]) if walls else None
+    cost = noise.mean([x for _, x in compared]) if compared else None
+    wall = noise.mean([x for _, x in walls]) if walls else None
     per_step = samples_per_step(trial)
     factor = _factor(base_samples, per_step)
     n_epoch = trial.steps_per_epoch or steps_per_epoch
@@ -238,18 +238,18 @@ def result(
         status=trial.status,
         reason=trial.reason,
         wall_ms=wall,
-        within_ms=noise.mean([v.times.within_ms for v in counted]) if counted else None,
+        within_ms=noise.mean([v.times.within for v in counted]) if counted else None,
         boundary_ms=boundary_ms(trial),
-        by_round_ms=tuple((number, ms * factor) for number, ms in compared),
+        by_round=tuple((number, x.scaled(factor)) for number, x in compared),
         samples_per_s=per_step / wall.value * 1000 if per_step and wall else None,
         epoch_s=wall.value * n_epoch / 1000 if wall and n_epoch else None,
         resources=trial.resources,
         calibrated_only=trial.dropped,
         trace_path=traced,
         cost_ms=cost.scaled(factor) if cost else None,
-        window_ms=tuple(ms for _, ms in walls)
+        window_ms=tuple(x.value for _, x in walls)
         if baseline_ratio is not ONE_MACHINE
-        else tuple(ms * factor for _, ms in compared),
+        else tuple(x.value * factor for _, x in compared),
         on_cluster=baseline_ratio is not ONE_MACHINE,
         apart=trial.apart,
     )
@@ -272,7 +272,7 @@ def wall_samples(
     measurements: Sequence[Measurement],
     steps_per_epoch: int | None,
     baseline_ratio: BaselineRatio = ONE_MACHINE,
-) -> list[tuple[int, float]]:
+) -> list[tuple[int, Sample]]:
     """(round, wall per step) of these windows of a trial, one boundary spread over an epoch.
 
     A boundary is timed once or few times and is the same cost each epoch, so every window
@@ -285,7 +285,7 @@ def wall_samples(
     return [
         (
             measurement.round,
-            (measurement.times.within_ms + spread) * baseline_ratio.factor(measurement),
+            measurement.times.within.plus(spread).scaled(baseline_ratio.factor(measurement)),
         )
         for measurement in measurements
     ]
@@ -309,14 +309,12 @@ def gain(
     chosen = trials[candidate]
     factor = _factor(samples_per_step(trials[0]), samples_per_step(chosen))
     other = [
-        (number, ms * factor)
-        for number, ms in wall_samples(
-            chosen, chosen.of("confirm"), steps_per_epoch, baseline_ratio
-        )
+        (number, x.scaled(factor))
+        for number, x in wall_samples(chosen, chosen.of("confirm"), steps_per_epoch, baseline_ratio)
     ]
     if len({n for n, _ in own} & {n for n, _ in other}) >= MIN_PAIRS:
         return noise.difference(own, other), True
-    return noise.difference(results[0].by_round_ms, results[candidate].by_round_ms), False
+    return noise.difference(results[0].by_round, results[candidate].by_round), False
 
 
 def drift(baseline: Trial) -> float | None:

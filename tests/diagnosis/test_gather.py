@@ -163,7 +163,7 @@ def test_ablation_stops_at_its_deadline() -> None:
 
 def test_more_rounds_are_only_begun_if_one_as_long_as_the_last_fits() -> None:
     """Also those of a later call, which knows how long the rounds before it took."""
-    script_run = SimulatedRun({"plain": 13.0, "no_input": 10.4}, noise=0.3)
+    script_run = SimulatedRun({"plain": 13.0, "no_input": 11.4}, noise=0.1)
     g = gatherer(script_run)
     g.gather(until=20.0, ablate=True, with_copy=False)
     n_rounds, began_s = len(g.evidence.rounds), script_run.now_s

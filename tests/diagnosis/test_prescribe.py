@@ -13,10 +13,11 @@ from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
 from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.findings.find import find
+from loaderdoctor.noise import Noise, Sample
 from loaderdoctor.report.model import Recommendation
 from loaderdoctor.report.words.changes import changes_of
 from loaderdoctor.settings import Settings
-from loaderdoctor.tryout.comparing import Compared, Noise, by_speed
+from loaderdoctor.tryout.comparing import Compared, by_speed
 from loaderdoctor.tryout.trials import Trial
 from tests.findings.builders import healthy, machine
 from tests.findings.routes_facts import starved
@@ -34,11 +35,14 @@ def compared_(
     trial = Trial(index=1, settings=settings, in_code=in_code)
     if failed is not None:
         trial.fail("skipped" if refused else "failed", failed)
+    own, steps = (
+        tuple((n, Sample(value=ms)) for n, ms in enumerate(times)) for times in (plain_ms, step_ms)
+    )
     return Compared(
         trial=trial,
-        own=tuple(enumerate(plain_ms)),
-        steps=tuple(enumerate(step_ms)),
-        noise=Noise.of([plain_ms, step_ms]),
+        own=own,
+        steps=steps,
+        noise=Noise.of([[x for _, x in own], [x for _, x in steps]]),
     )
 
 

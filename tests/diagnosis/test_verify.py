@@ -266,8 +266,8 @@ def test_a_trials_step_has_the_loops_own_work_between_epochs_too() -> None:
     """Its boundary was timed next to the window: saving a checkpoint there is no gain of it."""
     measurement = msgspec.structs.replace(window("trial", [4.0] * 10), boundary_ns=20_000_000)
     unknown = Boundaries(steps_per_epoch=10, loop_ms=None, own_work_ms=None)
-    assert unknown.trial_ms(measurement) == pytest.approx(4.0 + 2.0)
+    assert unknown.trial(measurement).value == pytest.approx(4.0 + 2.0)
     saving = Boundaries(steps_per_epoch=10, loop_ms=500.0, own_work_ms=300.0)
-    assert saving.trial_ms(measurement) == pytest.approx(4.0 + 2.0 + 30.0)
+    assert saving.trial(measurement).value == pytest.approx(4.0 + 2.0 + 30.0)
     kept = msgspec.structs.replace(measurement, boundary_ns=None)
-    assert saving.trial_ms(kept, keeps_loader=True) == pytest.approx(4.0 + 50.0)
+    assert saving.trial(kept, keeps_loader=True).value == pytest.approx(4.0 + 50.0)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts
+from loaderdoctor.noise import ByRound
 from loaderdoctor.tryout.ranking import Ranking, Result
 from loaderdoctor.tryout.trials import Trial
 
@@ -104,7 +105,7 @@ class Figures:
             return Change(reason=f"'{name}' and '{base}' are the same on this machine")
         if self._unlike(a.index, b.index):
             return Change(reason=UNLIKE)
-        return self._relative(a.by_round_ms, b.by_round_ms)
+        return self._relative(a.by_round, b.by_round)
 
     def epoch_change(self, name: str, group: str, base_group: str) -> Change:
         """Time of an epoch of one row in one group against another group."""
@@ -119,14 +120,14 @@ class Figures:
         scale_a = a.epoch_s / a.wall_ms.value
         scale_b = b.epoch_s / b.wall_ms.value
         return self._relative(
-            [(n, ms * scale_a) for n, ms in a.by_round_ms],
-            [(n, ms * scale_b) for n, ms in b.by_round_ms],
+            [(n, x.scaled(scale_a)) for n, x in a.by_round],
+            [(n, x.scaled(scale_b)) for n, x in b.by_round],
         )
 
-    def _relative(self, a: Sequence[tuple[int, float]], b: Sequence[tuple[int, float]]) -> Change:
+    def _relative(self, a: ByRound, b: ByRound) -> Change:
         noise = self.ranking.noise
         diff = noise.difference(a, b) if noise is not None else None
-        mean = math.fsum(ms for _, ms in b) / len(b) if b else 0.0
+        mean = math.fsum(x.value for _, x in b) / len(b) if b else 0.0
         if diff is None or mean <= 0:
             return Change(reason="not measured")
         return Change(estimate=diff.scaled(1 / mean))

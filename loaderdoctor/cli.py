@@ -5,216 +5,30 @@ Options go before the script; parsing stops at SCRIPT, and everything after it i
 
 from __future__ import annotations
 
-import math
-import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from loaderdoctor import __version__
+from loaderdoctor.commands.options import (
+    FAIL_ON,
+    ONCE,
+    TRIAL_LIMIT,
+    GridCommand,
+    budget,
+    engine_options,
+    output_options,
+    profile_options,
+    schedule_of,
+    torchrun_options,
+    torchrun_words,
+)
 from loaderdoctor.errors import EXIT_USAGE, LoaderdoctorError
-
-if TYPE_CHECKING:
-    from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 SCRIPT_CONTEXT = {**CONTEXT, "allow_interspersed_args": False}
-_GRID_TOKEN = re.compile(r"^[a-z][a-z0-9_]*=")
-
-F = Callable[..., Any]
-
-
-class Seconds(click.FloatRange):
-    """A time from one second on; `nan` and `inf`, which FloatRange lets pass, are none."""
-
-    def __init__(self) -> None:
-        super().__init__(min=1)
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        seconds: float = super().convert(value, param, ctx)
-        if not math.isfinite(seconds):
-            self.fail(f"{value!r} is not a time in seconds.", param, ctx)
-        return seconds
-
-
-class GridCommand(click.Command):
-    """A command whose `--grid` takes several AXIS=VALUES words, up to the first other word."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        takes_value = {
-            name
-            for param in self.params
-            if isinstance(param, click.Option) and not param.is_flag and not param.count
-            for name in param.opts
-        }
-        spread: list[str] = []
-        rest = list(args)
-        while rest:
-            word = rest.pop(0)
-            name, _, first = word.partition("=")
-            if name == "--grid":
-                words = [first] if first else []
-                while rest and _GRID_TOKEN.match(rest[0]):
-                    words.append(rest.pop(0))
-                if not words:
-                    raise click.UsageError(
-                        "--grid needs AXIS=VALUES, for example --grid num_workers=0,2,4", ctx
-                    )
-                spread += [x for w in words for x in ("--grid", w)]
-            elif word == "--" or not word.startswith("-"):
-                spread += [word, *rest]
-                break
-            else:
-                spread.append(word)
-                if word in takes_value and rest:
-                    spread.append(rest.pop(0))
-        return super().parse_args(ctx, spread)
-
-
-def _output_options(command: F) -> F:
-    command = click.option(
-        "--json",
-        "json_target",
-        metavar="FILE",
-        help="Write report.json to FILE too; '-' for stdout (the report then goes to stderr).",
-    )(command)
-    command = click.option(
-        "-v",
-        "--verbose",
-        is_flag=True,
-        help="Print the whole report: evidence, trials, warnings, how it was measured.",
-    )(command)
-    return click.option(
-        "--output",
-        type=click.Path(path_type=Path, file_okay=False),
-        help="Run folder to write; by default loaderdoctor-runs/<time>-<name>/.",
-    )(command)
-
-
-def _profile_options(command: F) -> F:
-    """torch.profiler's schedule; what is not given suits the step time found."""
-    for option in (
-        click.option("--wait", type=click.IntRange(min=0), help="Profiler schedule: idle steps."),
-        click.option("--warmup", type=click.IntRange(min=0), help="Profiler schedule: warm-up."),
-        click.option("--active", type=click.IntRange(min=1), help="Profiler schedule: recorded."),
-        click.option(
-            "--repeat", type=click.IntRange(min=1), default=1, help="Profiler schedule: cycles."
-        ),
-        click.option("--with-stack", is_flag=True, help="Record Python stacks in the trace."),
-        click.option("--profile-memory", is_flag=True, help="Record allocations in the trace."),
-    ):
-        command = option(command)
-    return command
-
-
-def _profiler(options: dict[str, Any]) -> ProfilerSchedule:
-    """Take the schedule's options out of `options`."""
-    from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
-
-    return ProfilerSchedule(
-        **{name: options.pop(name) for name in ProfilerSchedule.__struct_fields__}
-    )
-
-
-def _budget(default: int | None, what: str) -> Callable[[F], F]:
-    return click.option(
-        "--budget",
-        "budget_s",
-        type=Seconds(),
-        default=default,
-        show_default=default is not None,
-        metavar="SECONDS",
-        help=what,
-    )
-
-
-# Options of torch's launcher that pass through to it; with any of them it starts the script.
-_TORCHRUN = (
-    ("--nproc-per-node", "N"),
-    ("--nnodes", "N"),
-    ("--node-rank", "RANK"),
-    ("--standalone", None),
-    ("--rdzv-backend", "NAME"),
-    ("--rdzv-endpoint", "HOST:PORT"),
-    ("--rdzv-id", "ID"),
-    ("--rdzv-conf", "CONF"),
-    ("--master-addr", "HOST"),
-    ("--master-port", "PORT"),
-    ("--local-addr", "HOST"),
-    ("--monitor-interval", "SECONDS"),
-    ("--log-dir", "DIR"),
-    ("--redirects", "STD"),
-    ("--tee", "STD"),
-    ("--local-ranks-filter", "RANKS"),
-    ("--role", "NAME"),
-    ("--numa-binding", "MODE"),
-)
-
-
-def _torchrun_options(command: F) -> F:
-    """All are accepted; help has one row for them, since torchrun explains its own."""
-    others = ", ".join(name for name, _ in _TORCHRUN[1:])
-    text = (
-        "Start SCRIPT as N ranks on this machine, by torchrun. Its other options pass through to "
-        f"it as well, and `torchrun --help` explains them: {others}."
-    )
-    for i, (name, metavar) in reversed(list(enumerate(_TORCHRUN))):
-        command = click.option(
-            name, metavar=metavar, is_flag=metavar is None, hidden=i > 0, help=text
-        )(command)
-    return command
-
-
-def _torchrun_words(options: dict[str, Any]) -> tuple[str, ...]:
-    """Take the launcher's options out of `options`, as it reads them."""
-    words: list[str] = []
-    for name, metavar in _TORCHRUN:
-        value = options.pop(name.removeprefix("--").replace("-", "_"))
-        if value:
-            words += [name] if metavar is None else [name, value]
-    return tuple(words)
-
-
-def _engine_options(command: F) -> F:
-    command = click.option(
-        "--ray-address",
-        metavar="HOST:PORT",
-        help="The Ray cluster; by default RAY_ADDRESS, one that runs here, or a new local one.",
-    )(command)
-    return click.option(
-        "--engine",
-        type=click.Choice(["local", "ray"]),
-        default="local",
-        show_default=True,
-        help="ray: on the machines of a Ray cluster (the extra `ray`).",
-    )(command)
-
-
-_ONCE = click.option(
-    "--once", is_flag=True, help="Don't run SCRIPT again where it ends before all is measured."
-)
-
-_TRIAL_LIMIT = click.option(
-    "--trial-limit",
-    "trial_limit_s",
-    type=Seconds(),
-    metavar="SECONDS",
-    help="A trial that takes longer at a time hangs.  [default: 4 times what was planned, and a "
-    "batch of it 120 s]",
-)
-
-
-_FAIL_ON = click.option(
-    "--fail-on",
-    metavar="RULE",
-    multiple=True,
-    help="Exit 3 where this holds, for example 'input>20%'. May be repeated.",
-)
 
 
 @click.group(context_settings=CONTEXT)
@@ -225,25 +39,25 @@ def cli() -> None:
 
 @cli.command(context_settings=SCRIPT_CONTEXT)
 @click.option("-m", "as_module", is_flag=True, help="SCRIPT is a module, as in python -m.")
-@_budget(45, "Seconds after the first step, the report included; start-up comes on top.")
+@budget(45, "Seconds after the first step, the report included; start-up comes on top.")
 @click.option("--no-ablation", is_flag=True, help="Don't substitute batches: the trace alone.")
 @click.option("--no-verify", is_flag=True, help="Don't try the recommended settings.")
-@_TRIAL_LIMIT
+@TRIAL_LIMIT
 @click.option(
     "--run-to-end",
     is_flag=True,
     help="Plain and profiled windows only; the script then runs to its end, results unchanged.",
 )
-@_ONCE
+@ONCE
 @click.option(
     "--memory-history",
     is_flag=True,
     help="Save torch's GPU memory snapshot too, and measure what recording it costs.",
 )
-@_FAIL_ON
-@_profile_options
-@_output_options
-@_torchrun_options
+@FAIL_ON
+@profile_options
+@output_options
+@torchrun_options
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def diagnose(script: str, args: tuple[str, ...], **options: Any) -> int:
@@ -254,10 +68,39 @@ def diagnose(script: str, args: tuple[str, ...], **options: Any) -> int:
     """
     from loaderdoctor.commands.diagnose.command import DiagnoseOptions, diagnose
 
-    torchrun, profiler = _torchrun_words(options), _profiler(options)
+    torchrun, profiler = torchrun_words(options), schedule_of(options)
     return diagnose(
         DiagnoseOptions(script=script, args=args, torchrun=torchrun, profiler=profiler, **options)
     )
+
+
+@cli.command(context_settings=SCRIPT_CONTEXT)
+@click.option("-m", "as_module", is_flag=True, help="SCRIPT is a module, as in python -m.")
+@click.option(
+    "--profile",
+    is_flag=True,
+    help="Trace some steps with torch's profiler, once the loop is warm: more findings.",
+)
+@click.option(
+    "--metrics-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Keep the run's figures in FILE as OpenMetrics text, for Prometheus.",
+)
+@FAIL_ON
+@output_options
+@torchrun_options
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(script: str, args: tuple[str, ...], **options: Any) -> int:
+    """Run SCRIPT to its end, results unchanged, and say what begins to cost meanwhile.
+
+    The report at the end is of the whole run. With torchrun's options it runs as several ranks;
+    `torchrun … -m loaderdoctor run SCRIPT` does the same.
+    """
+    from loaderdoctor.commands.run.command import RunOptions, run
+
+    return run(RunOptions(script=script, args=args, torchrun=torchrun_words(options), **options))
 
 
 @cli.command(cls=GridCommand, context_settings=SCRIPT_CONTEXT)
@@ -294,23 +137,23 @@ def diagnose(script: str, args: tuple[str, ...], **options: Any) -> int:
     help="Ranks of trials with ddp=ddp.  [default: one for each GPU]",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the shuffled rounds.")
-@_budget(None, "Seconds of measuring; trials are sized to fit.  [default: 120; presets their own]")
-@_TRIAL_LIMIT
+@budget(None, "Seconds of measuring; trials are sized to fit.  [default: 120; presets their own]")
+@TRIAL_LIMIT
 @click.option(
     "--rerun", is_flag=True, help="Start SCRIPT again, and go on, where a trial took it down."
 )
-@_ONCE
+@ONCE
 @click.option("--no-ablation", is_flag=True, help="Don't measure the two bounds.")
-@_engine_options
-@_profile_options
-@_output_options
+@engine_options
+@profile_options
+@output_options
 @click.argument("target", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]…]")
 def sweep(target: tuple[str, ...], **options: Any) -> int:
     """Try every combination of settings in a running loop and rank them by plain step time."""
     from loaderdoctor.commands.sweep.command import sweep
     from loaderdoctor.commands.sweep.plan import SweepOptions
 
-    return sweep(SweepOptions(target=target, profiler=_profiler(options), **options))
+    return sweep(SweepOptions(target=target, profiler=schedule_of(options), **options))
 
 
 @cli.command(context_settings=CONTEXT)
@@ -326,9 +169,9 @@ def sweep(target: tuple[str, ...], **options: Any) -> int:
     help="Refuse traces that need more, as 4GB or 512MiB.  [default: half of what is available, "
     "at least 1 GiB]",
 )
-@_FAIL_ON
-@_engine_options
-@_output_options
+@FAIL_ON
+@engine_options
+@output_options
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
 def analyze(traces: tuple[Path, ...], **options: Any) -> int:
     """Attribute any torch.profiler trace (.json or .json.gz), or a folder of a job's ranks."""

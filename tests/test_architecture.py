@@ -45,10 +45,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trial": MEASURED | {"system", "workers", "batches", "dataset", "hazards"},
     "handover": MEASURED | {"system", "workers", "batches", "dataset", "trial"},
     "session": MEASURED | {"system", "workers", "batches", "dataset", "trial", "handover"},
+    "recording": MEASURED | {"system", "workers", "session", "handover"},
     "entry": MEASURED
-    | {"system", "command", "workers", "batches", "dataset", "trial", "handover", "session"},
+    | {"system", "command", "workers", "batches", "dataset", "trial"}
+    | {"handover", "session", "recording"},
     # The pipeline behind it.
     "facts": MEASURED,
+    "alerts": MEASURED | {"format"},
     "trace": WORDS,
     "attribution": EVIDENCE | {"trace"},
     "findings": EVIDENCE | {"format", "hazards"},
@@ -179,7 +182,7 @@ def test_the_measuring_process_leaves_torch_to_the_script() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", ["analyze", "diagnose", "sweep"])
+@pytest.mark.parametrize("command", ["analyze", "diagnose", "run", "sweep"])
 def test_a_command_loads_what_it_writes_with_only_when_it_writes(command: str) -> None:
     code = (
         f"import sys, loaderdoctor.commands.{command}.command\n"

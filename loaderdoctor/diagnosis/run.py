@@ -70,6 +70,7 @@ class DiagnosisOptions:
     budget_s: float
     ablate: bool = True
     verify: bool = True
+    profile: bool = True  # False: no profiled window is wanted, and none is missed
     patient: bool = True  # of a loop that does not train: wait whether it begins to
     trial_limit_s: float | None = None  # a trial that takes longer hangs; None: as planned
     profiler: ProfilerSchedule = field(default_factory=ProfilerSchedule)
@@ -324,7 +325,7 @@ class Diagnosis:
         options, evidence = self._options, self.evidence
         assert evidence is not None
         missing = []
-        if evidence.profiled is None:
+        if options.profile and evidence.profiled is None:
             missing.append("the profiled window")
         if options.ablate and len(evidence.rounds) < MIN_ROUNDS:
             missing.append("comparing with batches already in memory")

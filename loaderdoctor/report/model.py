@@ -12,6 +12,7 @@ import msgspec
 from loaderdoctor.advice.candidates import PredictedFrom
 from loaderdoctor.estimate import Interval
 from loaderdoctor.report.gpu_model import Gpu
+from loaderdoctor.report.run_model import Run
 from loaderdoctor.report.wall import Cpu, Wall
 
 SCHEMA = "loaderdoctor.report/1"
@@ -311,7 +312,7 @@ class PassBeforeTraining(Struct, frozen=True, kw_only=True):
 
 class Report(Struct, frozen=True, kw_only=True):
     schema: str = SCHEMA
-    command: Literal["diagnose", "sweep", "analyze"]
+    command: Literal["diagnose", "sweep", "analyze", "run"]
     target: str  # the script, recipe or trace
     verdict: Verdict
     step: Step
@@ -368,3 +369,4 @@ class Report(Struct, frozen=True, kw_only=True):
     # The loop's own work by line, from stack samples of windows without the profiler; null: none.
     loop_lines: dict[str, Any] | None = None
     wall: Wall | None = None  # None: only steps were recorded
+    run: Run | None = None  # None: not recorded to its end

@@ -12,7 +12,8 @@ from typing import Any
 import click
 import pytest
 
-from loaderdoctor.cli import _TORCHRUN, cli
+from loaderdoctor.cli import cli
+from loaderdoctor.commands.options import TORCHRUN
 
 TRACES = Path(__file__).parents[2] / "traces"
 
@@ -57,9 +58,9 @@ def test_options_of_torchrun_are_accepted_and_explained_in_one_place() -> None:
     text = command.get_help(command.make_context("diagnose", ["train.py"]))
     rows = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
     text = "".join(text.split())  # lines break within long names
-    assert all(name in text for name, _ in _TORCHRUN)
+    assert all(name in text for name, _ in TORCHRUN)
     assert text.count("torchrun--help") == 1
-    assert [row for row in rows if row in dict(_TORCHRUN)] == ["--nproc-per-node"]
+    assert [row for row in rows if row in dict(TORCHRUN)] == ["--nproc-per-node"]
 
 
 def test_a_script_that_refuses_its_arguments_leaves_no_folder(tmp_path: Path) -> None:

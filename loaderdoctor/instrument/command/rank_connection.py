@@ -11,12 +11,14 @@ from loaderdoctor.instrument.command.launched_run import Heard
 from loaderdoctor.instrument.command.listener import MessagePipe
 from loaderdoctor.instrument.wire.protocol import (
     RENDEZVOUS,
+    Beat,
     FromRun,
     Hello,
     Note,
     Observed,
     Progress,
     Ready,
+    Spawned,
 )
 from loaderdoctor.units import NS_PER_S
 
@@ -38,6 +40,7 @@ class RankConnection(Heard):
     pipe: MessagePipe
     hello: Hello | None = None
     ready: set[int] = field(default_factory=set)
+    is_spawner: bool = False  # of the ranks: a connection without a loop
     heard_s: float = 0.0  # when `n_steps` was heard (time.monotonic)
     step_s: float | None = None  # seconds a step lately
 
@@ -87,6 +90,10 @@ class RankConnection(Heard):
         elif isinstance(message, Observed):
             self.heard_s = time.monotonic()
             self.step_s = sum(message.step_ns) / len(message.step_ns) / NS_PER_S
+        elif isinstance(message, Spawned):
+            self.is_spawner = True
+        elif isinstance(message, Beat):
+            self.n_steps = message.n_steps
         elif isinstance(message, Ready):
             self.ready.add(message.id)
             self._at(message.n_steps, before)

@@ -8,8 +8,10 @@ Started by `MeasuringProcess`; torch is not imported here. Hooks go in right aft
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -21,6 +23,7 @@ from loaderdoctor.instrument.entry.main_script import (
     run_script,
     waits_for_threads,
 )
+from loaderdoctor.instrument.entry.recorded import record, reported
 from loaderdoctor.instrument.entry.spawned import Spawner
 from loaderdoctor.instrument.entry.stdin_watch import StdinWatch
 from loaderdoctor.instrument.session import ranks
@@ -35,27 +38,20 @@ from loaderdoctor.instrument.system.processes import (
 )
 from loaderdoctor.instrument.wire.channel import Channel, LaunchConfig, take_launch_config
 
+How = Literal["script-ended", "script-failed", "interrupted"]
+# For the report of a run that was recorded to its end: some seconds, and more of a long trace.
+REPORT_S = 120.0
+
 
 def main() -> NoReturn:
     """Run the script and leave with its exit code."""
     parent = os.getppid()
     launch_config = take_launch_config()
+    if launch_config.watch:
+        sys.exit(_recorded(launch_config))
     outlive_terminal_reads()
     die_with_parent(parent)
-    channel = Channel.open(launch_config)
-    run_dir = Path(launch_config.run_dir)
-    if launch_config.group:
-        hello = ranks.hello(launch_config)
-        run_dir = Path(hello.run_dir)
-        run_dir.mkdir(parents=True, exist_ok=True)
-        channel.send(hello)
-    session = Session(
-        channel,
-        run_dir=run_dir,
-        records_workers=launch_config.record_workers,
-        group=launch_config.group,
-        patient=launch_config.patient,
-    )
+    session = _session(Channel.open(launch_config), launch_config)
     Hooks(session).watch()
     stdin = StdinWatch()
     stdin.watch()
@@ -67,36 +63,62 @@ def main() -> NoReturn:
     sys.exit(_run(launch_config, session))
 
 
+def _session(channel: Channel, launch_config: LaunchConfig) -> Session:
+    run_dir = Path(launch_config.run_dir)
+    if launch_config.group:
+        hello = ranks.hello(launch_config)
+        run_dir = Path(hello.run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        channel.send(hello)
+    return Session(
+        channel,
+        run_dir=run_dir,
+        records_workers=launch_config.record_workers,
+        group=launch_config.group and not launch_config.watch,
+        patient=launch_config.patient,
+    )
+
+
+def _recorded(launch_config: LaunchConfig) -> int:
+    """The script's exit code, or the command's where the script ended in order.
+
+    This process has the place that the script's own would have: its parent, its signals, its
+    terminal. Whatever happens to the one that listens, the script runs on.
+    """
+    try:
+        channel = Channel.open(launch_config)
+    except (OSError, EOFError):
+        return _script(launch_config)[1]  # nobody listens
+    session = _session(channel, launch_config)
+    record(session, launch_config)
+    Hooks(session).watch()
+    if not launch_config.group:
+        Spawner(launch_config).watch()
+    os.register_at_fork(after_in_child=session.disable_in_fork)
+    how, code, reason, _ = _script(launch_config)
+    for thread in threading.enumerate():  # as the interpreter waits for them, before its handlers
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()  # the report comes after all that the script said
+    session.script_over(how, code, reason)
+    if not launch_config.waits:
+        return code
+    verdict = reported(channel, REPORT_S)
+    return code or verdict or 0
+
+
 def _run(launch_config: LaunchConfig, session: Session) -> int:
     """The script's exit code. Ended is sent once nothing of the script can run any more."""
-    how: Literal["script-ended", "script-failed", "interrupted"] = "script-ended"
-    code = 0
-    reason: str | None = None
-    exit_value: object = None
-    try:
-        if launch_config.kind == "script":
-            run_script(launch_config.target, launch_config.args)
-        else:
-            run_module(launch_config.target, launch_config.args)
-    except StopTraining:
+    how, code, reason, stopped = _script(launch_config)
+    if stopped:
         if session.group:
             # A process group of the script's still has threads that talk to peers which leave at
             # this moment too; they may abort a process that tears down its interpreter.
             atexit._run_exitfuncs()
             exit_now()
         return 0
-    except CannotStartError as error:
-        print(error, file=sys.stderr)
-        how, code = "script-failed", 2 if launch_config.kind == "script" else 1
-    except SystemExit as error:
-        exit_value = error.code
-        code = _exit_code(exit_value)
-    except KeyboardInterrupt as error:
-        report_exception(error)
-        how, code = "interrupted", EXIT_INTERRUPTED
-    except BaseException as error:
-        report_exception(error)
-        how, code, reason = "script-failed", 1, in_one_line(error)
     if waits_for_threads():
         # Registered last, so it runs before the script's own exit handlers, but after the
         # interpreter has joined the script's threads, in which training may still be running.
@@ -104,6 +126,32 @@ def _run(launch_config: LaunchConfig, session: Session) -> int:
     else:
         session.script_over(how, code, reason)
     return code
+
+
+def _script(launch_config: LaunchConfig) -> tuple[How, int, str | None, bool]:
+    """Run it: how it ended, its exit code, the exception that ended it, whether we stopped it."""
+    how: How = "script-ended"
+    code = 0
+    reason: str | None = None
+    try:
+        if launch_config.kind == "script":
+            run_script(launch_config.target, launch_config.args)
+        else:
+            run_module(launch_config.target, launch_config.args)
+    except StopTraining:
+        return how, code, reason, True
+    except CannotStartError as error:
+        print(error, file=sys.stderr)
+        how, code = "script-failed", 2 if launch_config.kind == "script" else 1
+    except SystemExit as error:
+        code = _exit_code(error.code)
+    except KeyboardInterrupt as error:
+        report_exception(error)
+        how, code = "interrupted", EXIT_INTERRUPTED
+    except BaseException as error:
+        report_exception(error)
+        how, code, reason = "script-failed", 1, in_one_line(error)
+    return how, code, reason, False
 
 
 def _exit_code(value: object) -> int:

@@ -26,6 +26,7 @@ import msgspec
 from loaderdoctor.instrument.command.endings import in_one_line
 from loaderdoctor.instrument.command.measuring_process import bootstrap
 from loaderdoctor.instrument.entry.main_script import strip_frames
+from loaderdoctor.instrument.entry.recorded import record
 from loaderdoctor.instrument.session.hooks import Hooks, ImportWatch
 from loaderdoctor.instrument.session.ranks import place, process_group
 from loaderdoctor.instrument.session.session import Session
@@ -63,7 +64,7 @@ class Spawner:
     """In the process that starts the ranks: has each of them watched, and hears Stop."""
 
     def __init__(self, launch_config: LaunchConfig) -> None:
-        self._launch_config = msgspec.structs.replace(launch_config, group=True)
+        self._launch_config = msgspec.structs.replace(launch_config, group=True, waits=False)
         self._link: Channel | None = None  # our own, next to the session's
         self._stopping = False
         self._pid = os.getpid()
@@ -199,12 +200,19 @@ class RankProcess:
 def _watched(
     link: RankLink, parent: int, fn: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
-    die_with_parent(parent)
+    launch_config = link.launch_config
+    if not launch_config.watch:
+        die_with_parent(parent)
     if Hooks.active is not None:
         Hooks.active.remove()  # forked: the parent's, which do nothing here but would wrap ours
     session = Session(
-        link, run_dir=link.run_dir, records_workers=link.launch_config.record_workers, group=True
+        link,
+        run_dir=link.run_dir,
+        records_workers=launch_config.record_workers,
+        group=not launch_config.watch,
     )
+    if launch_config.watch:
+        record(session, launch_config)
     Hooks(session).watch()
     os.register_at_fork(after_in_child=session.disable_in_fork)
     how: Literal["script-ended", "script-failed"] = "script-failed"

@@ -24,7 +24,7 @@ from loaderdoctor.instrument.session.windows import Windows
 from loaderdoctor.instrument.system import machine
 from loaderdoctor.instrument.system.memory import allocator, fault_us
 from loaderdoctor.instrument.trial.trial_checks import default_start_method
-from loaderdoctor.instrument.wire.protocol import Begin, Observed, Stop
+from loaderdoctor.instrument.wire.protocol import Begin, Observed, Reported, Stop
 from loaderdoctor.instrument.wire.records import ComputeRecord, Environment, TransferRecord
 from loaderdoctor.units import NS_PER_S
 
@@ -92,13 +92,16 @@ def drive(session: Session, now: int) -> Driver:
             before_training=session.before_training,
         )
     )
+    if session.recording is not None:
+        yield from session.recording(session).course(windows)
+        return
     while True:
         began = perf_counter_ns()
         session.workers.flush()  # the command reads the records while the loop is paused
         message = yield from messages.next()
         if not session.group:  # which steps on meanwhile
             windows.paused_ns += perf_counter_ns() - began
-        if message is None or isinstance(message, Begin):
+        if message is None or isinstance(message, (Begin, Reported)):
             return
         if isinstance(message, Stop):
             if message.to_end:

@@ -66,6 +66,7 @@ class Feed:
         "at_ns",
         "create_ns",
         "fresh",
+        "iterator",
         "keep_loader",
         "loader",
         "n_seen",
@@ -80,8 +81,12 @@ class Feed:
         *,
         keep_loader: DataLoader[Any] | None = None,
         spare: DataLoader[Any] | None = None,
+        iterator: Any = None,
     ) -> None:
+        """`iterator`: torch's own that the loop holds; None where it holds a light one."""
         self.loader = loader
+        # Weak, or a cycle would keep its workers alive until the garbage collector runs.
+        self.iterator: Callable[[], Any] = _nothing if iterator is None else weakref.ref(iterator)
         loader.feed = weakref.ref(self)
         # A light iterator may have to open the loader after the script dropped it; torch's own
         # iterators don't keep their loader alive, and neither do we then: they get a `spare`.
@@ -199,6 +204,10 @@ class Feed:
         if shut_down is not None and not getattr(raw, "_persistent_workers", False):
             shut_down()
         raise StopIteration
+
+
+def _nothing() -> None:
+    return None
 
 
 class LightIterator:

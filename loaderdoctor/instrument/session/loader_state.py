@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -153,6 +153,9 @@ class _Pass(Protocol):
 
     @property
     def held(self) -> DataLoader[Any] | None: ...
+
+    @property
+    def iterator(self) -> Callable[[], Any]: ...
 
 
 @dataclass(slots=True, eq=False)

@@ -74,7 +74,8 @@ class Loop:
             if FEED not in attributes:
                 return iterator  # not torch's: a loader class with its own iterator
             # A persistent iterator is re-used for each epoch: a new pass, a new feed.
-            feed = attributes[FEED] = Feed(state, spare=session.registry.spare(loader))
+            spare = session.registry.spare(loader)
+            feed = attributes[FEED] = Feed(state, spare=spare, iterator=iterator)
         feed.at_ns = start
         feed.create_ns = perf_counter_ns() - start
         state.passes.begin()

@@ -5,11 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from loaderdoctor.instrument.session.step_clock import StepClock
 from loaderdoctor.instrument.wire.protocol import Mode
 from loaderdoctor.instrument.wire.records import BoundaryRecord, FetchRecord
+
+
+class Clock(Protocol):
+    """What the hooks tell while steps are timed; see `step_clock.StepClock`, which is one."""
+
+    @property
+    def outside(self) -> bool: ...
+
+    def exhausted(self, teardown_ns: int) -> None: ...
+
+    def replaced(self, now: int) -> None: ...
+
+    def created(self, create_ns: int) -> None: ...
+
+    def crossed(self) -> None: ...
+
+    def teardown(self, ns: int) -> None: ...
+
+    def foreign(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -20,7 +38,7 @@ class OpenWindow:
     """
 
     mode: Mode | None = None  # what is measured; None: nothing that was asked for
-    clock: StepClock | None = None  # while steps are timed, or marked for a trace
+    clock: Clock | None = None  # while steps are timed, or marked for a trace
     # While steps are timed: (loader index, start, end, thread), ns of CLOCK_MONOTONIC, and the CPU
     # time of that thread meanwhile.
     fetches: list[tuple[int, int, int, int, int]] | None = None
@@ -34,7 +52,7 @@ class OpenWindow:
     watch_batch: Callable[[Any], None] | None = None
     begin_thread_step: Callable[[], None] | None = None
 
-    def begin_timing(self, clock: StepClock) -> None:
+    def begin_timing(self, clock: Clock) -> None:
         """Steps count from here on."""
         self.clock, self.fetches = clock, []
 

@@ -19,13 +19,23 @@ from loaderdoctor.instrument.session.roles import Definition, RoleObserver
 from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace
 from loaderdoctor.instrument.session.wall_account import WallAccount
 from loaderdoctor.instrument.wire.channel import Link
-from loaderdoctor.instrument.wire.protocol import Ended, FromRun, Note, Progress, TrainingBegan
+from loaderdoctor.instrument.wire.protocol import (
+    Ended,
+    FromRun,
+    Note,
+    Progress,
+    TrainingBegan,
+    WindowRequest,
+)
 from loaderdoctor.instrument.wire.records import BoundaryRecord, PassRecord
 
 if TYPE_CHECKING:
     import torch
 
 Driver = Generator[None, int, None]
+# Of one process's records of single batches in a run that is recorded to its end: those of some
+# thousand batches, which findings rest on.
+RECORDS_BYTES = 2_000_000
 
 
 class ScriptOverError(Exception):
@@ -38,6 +48,24 @@ class Installed(Protocol):
     def remove(self, *, but_epochs: bool = False) -> None: ...
 
     def remove_backward(self) -> None: ...
+
+
+class MeasuresWindows(Protocol):
+    """What the driver measures with (`windows.Windows`)."""
+
+    @property
+    def step_ns(self) -> int: ...
+
+    def batches_per_cycle(self, request: WindowRequest | None) -> int: ...
+
+    def measure(self, request: WindowRequest) -> Generator[None, int, None]: ...
+
+
+class Recording(Protocol):
+    """Records the loop to its end (`recording.recorder`)."""
+
+    def course(self, windows: MeasuresWindows) -> Driver:
+        """What happens once the loop was observed, as a generator like the driver."""
 
 
 class Session:
@@ -81,6 +109,16 @@ class Session:
         self.driver: Driver | None = None
         self.no_dataloader: Callable[[Any], None] | None = None  # told of work before any fetch
         self.read_stdin: Callable[[], bool] = lambda: False
+        # Records the run to its end; None: the command asks for windows.
+        self.recording: Callable[[Session], Recording] | None = None
+
+    def record_to_end(self, recording: Callable[[Session], Recording]) -> None:
+        """The run stays as it is and is recorded to its end. Call it before the script runs.
+
+        `recording` is called once the loop is warm: the script imports torch first.
+        """
+        self.recording = recording
+        self.workers.bounded = True
 
     def close_window(self) -> None:
         """Nothing of the window stays, whatever it had set."""
@@ -242,6 +280,8 @@ class WorkerRecords:
         self._loader_id = loader_id
         self._wanted = wanted
         self._on = False
+        self.bounded = False  # records of single batches end, sums go on
+        self.sums_folder = run_dir / "sums"  # kept there, on a disk of this machine
 
     def start(self) -> None:
         """Record from now on; called at the first loader that is built.
@@ -254,7 +294,12 @@ class WorkerRecords:
         try:
             from loaderdoctor.instrument.workers import worker
 
-            worker.install(self._folder, self._loader_id)
+            limit = RECORDS_BYTES if self.bounded else None
+            worker.install(self._folder, self._loader_id, limit_bytes=limit)
+            if self.bounded:
+                from loaderdoctor.instrument.workers import worker_sums
+
+                worker_sums.install(self.sums_folder)
         except Exception as error:
             self._note("workers-not-recorded", f"{type(error).__name__}: {error}")
 
@@ -265,6 +310,13 @@ class WorkerRecords:
 
             worker.flush()
 
+    def sums_only(self) -> None:
+        """Enough batches were recorded one by one."""
+        if self._on and self.bounded:
+            from loaderdoctor.instrument.workers import worker_sums
+
+            worker_sums.without_records()
+
     def stop(self) -> None:
         """Stop for good, and write out what this process has recorded."""
         self._wanted = False
@@ -274,6 +326,10 @@ class WorkerRecords:
         try:
             from loaderdoctor.instrument.workers import worker
 
+            if self.bounded:
+                from loaderdoctor.instrument.workers import worker_sums
+
+                worker_sums.remove()
             worker.remove()
         except Exception as error:
             self._note("workers-not-recorded", f"{type(error).__name__}: {error}")

@@ -25,6 +25,7 @@ from loaderdoctor.instrument.session.switches import Switches
 from loaderdoctor.instrument.session.window_memory import Timed
 from loaderdoctor.instrument.system import memory
 from loaderdoctor.instrument.system.cpu_use import CpuMeter
+from loaderdoctor.instrument.system.host_memory import host_bytes
 from loaderdoctor.instrument.wire.protocol import SCRIPT_ENDED, WindowDone, WindowRequest
 from loaderdoctor.instrument.wire.records import CopyRecord, CpuRecord, FetchRecord
 
@@ -188,7 +189,7 @@ class TimedSteps:
 
     def _host_bytes(self) -> int | None:
         try:
-            return memory.host_bytes(os.getpid())
+            return host_bytes(os.getpid())
         except Exception as error:  # /proc of a worker that just ended
             self._session.note("memory-not-recorded", f"{type(error).__name__}: {error}")
             return None

@@ -95,6 +95,11 @@ class WallAccount:
         self._crossings, self._gaps = _Sums(), _Sums()
         self._n_steps = self._n_epochs = 0
 
+    @property
+    def n_epochs(self) -> int:
+        """That ended so far."""
+        return self._n_epochs
+
     # ------------------------------------------------------------ what happens
 
     def opened(self, site: str, start: int, now: int, *, n_steps: int) -> None:

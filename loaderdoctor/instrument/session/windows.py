@@ -74,6 +74,11 @@ class Windows:
         self._events_per_step: int | None = None
         self._steps = TimedSteps(session, messages, self._sources, self._switches, marks)
 
+    @property
+    def step_ns(self) -> int:
+        """What a step took in the last window, or as the loop got warm."""
+        return self._step_ns
+
     def batches_per_cycle(self, request: WindowRequest | None) -> int:
         """Batches after which the waits repeat: worker count times accumulation."""
         workers = max(x.workers for x in self._definition.train)

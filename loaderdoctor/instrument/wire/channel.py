@@ -12,12 +12,12 @@ from typing import Literal, Protocol
 import msgspec
 
 from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.instrument.wire.protocol import Begin, FromRun, Measure, Stop
+from loaderdoctor.instrument.wire.protocol import Begin, FromRun, Measure, Reported, Stop
 
 # One variable, taken out of the environment before the user's code can see it.
 CHANNEL_VARIABLE = "LOADERDOCTOR_CHANNEL"
 
-ToChild = Measure | Begin | Stop
+ToChild = Measure | Begin | Stop | Reported
 # A path, or host and port where ranks on other machines connect.
 Address = str | tuple[str, int]
 
@@ -39,6 +39,11 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     patient: bool = True  # wait for training to begin
     group: bool = False  # one of several ranks: RANK and WORLD_SIZE say which
     host: str = ""  # where the command runs
+    watch: bool = False  # record the whole run, change nothing; see `recording`
+    sums_dir: str = ""  # `watch`: of sums that workers keep; each process has its own below it
+    waits: bool = False  # `watch`: for the report, at its end
+    profile: bool = False  # `watch`: some steps with the profiler first
+    tune: Literal["", "on", "exact"] = ""  # `watch`: and set the loader
 
 
 def encode_launch_config(launch_config: LaunchConfig) -> str:
@@ -95,7 +100,8 @@ class Channel:
         key = base64.b64decode(launch_config.authkey)
         # A rank has the launcher between itself and the command, or above the command; a rank that
         # the script starts has the script.
-        n_above = 2 if launch_config.group else 1
+        # A process that is recorded took the command's place: see `entry.recorded`.
+        n_above = (2 if launch_config.group else 1) - launch_config.watch
         return Channel(Client(launch_config.address, authkey=key), n_above=n_above)
 
     def send(self, message: FromRun) -> None:

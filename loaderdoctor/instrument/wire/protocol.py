@@ -27,6 +27,15 @@ from typing import Literal
 
 import msgspec
 
+from loaderdoctor.instrument.wire.beats import (
+    Block,
+    Collections,
+    Dry,
+    QueueFill,
+    Stall,
+    Sums,
+    WorkersBeat,
+)
 from loaderdoctor.instrument.wire.records import (
     BoundaryRecord,
     CollectionRecord,
@@ -155,6 +164,12 @@ class Begin(Message, frozen=True, kw_only=True, omit_defaults=True):
     at_step: int
 
 
+class Reported(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """The report of a recorded run is written and shown; the process that waits for it may end."""
+
+    exit_code: int  # of the command, where the script itself ended in order
+
+
 # ---------------------------------------------------------------- measuring process -> command
 
 
@@ -261,6 +276,31 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     wall: WallRecord | None = None  # of the whole run up to this window's end
 
 
+class Beat(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """A recorded run, every few seconds: what happened since the last one."""
+
+    start_ns: int
+    end_ns: int
+    at_s: float  # seconds since the epoch, of `end_ns`
+    n_steps: int  # of the loop, so far
+    n_epochs: int  # that ended, so far
+    sums: Sums
+    blocks: tuple[Block, ...] = ()
+    stalls: tuple[Stall, ...] = ()
+    step_bins: dict[int, int] = {}  # see `log_bins`
+    wait_bins: dict[int, int] = {}
+    last_step_ns: tuple[int, ...] = ()  # the last of them, in order
+    collections: Collections = Collections()
+    workers: WorkersBeat | None = None  # None: not recorded
+    queue: QueueFill | None = None
+    dry: Dry | None = None
+    main_cpu_ns: int | None = None  # of the training process
+    thread_cpu_ns: int | None = None  # of the training thread
+    minor_faults: int | None = None
+    major_faults: int | None = None
+    wall: WallRecord | None = None  # of the whole run so far
+
+
 class Note(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Something the report must say: a typed warning from the run."""
 
@@ -315,5 +355,6 @@ FromRun = (
     | Ready
     | Spawned
     | NoDataLoader
+    | Beat
 )
-ToRun = Measure | Begin | Stop
+ToRun = Measure | Begin | Stop | Reported

@@ -81,13 +81,15 @@ def assert_shared_clock() -> None:
 class RecordWriter:
     """Appends records to this process's own file. Threads of the process may share it.
 
-    Never raises into the user's code: once the disk is full it drops what comes.
+    Never raises into the user's code: once the disk is full, or the file has `limit_bytes`, it
+    drops what comes.
     """
 
-    __slots__ = ("_fd", "_last_flush_ns", "_lock", "_pending", "path", "pid")
+    __slots__ = ("_fd", "_last_flush_ns", "_left", "_lock", "_pending", "path", "pid")
 
-    def __init__(self, records_dir: Path, role: str) -> None:
+    def __init__(self, records_dir: Path, role: str, limit_bytes: int | None = None) -> None:
         self.pid = os.getpid()
+        self._left = limit_bytes
         self.path = records_dir / f"{role}-{self.pid}-{time.perf_counter_ns()}{SUFFIX}"
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND
         self._fd = os.open(self.path, flags, 0o600)
@@ -95,6 +97,11 @@ class RecordWriter:
         self._lock = threading.Lock()
         self._last_flush_ns = 0
         self.flush()
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is written."""
+        return self._fd < 0
 
     def add(self, kind: Kind, payload: bytes) -> None:
         """Queues one record; it reaches the file with a later `flush` or `flush_if_due`."""
@@ -145,6 +152,12 @@ class RecordWriter:
         try:
             while view:
                 view = view[os.write(self._fd, view) :]
+            if self._left is None:
+                return
+            self._left -= len(chunk)
+            if self._left > 0:
+                return
         except OSError:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
+            pass
+        fd, self._fd = self._fd, -1
+        os.close(fd)

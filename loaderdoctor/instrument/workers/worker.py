@@ -12,9 +12,7 @@ Each process appends to its own file in the records directory; `worker_records` 
 from __future__ import annotations
 
 import functools
-import inspect
 import math
-import multiprocessing.queues
 import os
 import threading
 import time
@@ -41,6 +39,7 @@ from loaderdoctor.instrument.workers.fetch_clock import (
     FetchClock,
     pack_batch,
 )
+from loaderdoctor.instrument.workers.loop_arguments import find_argument, find_queues
 from loaderdoctor.instrument.workers.worker_sampling import LineSampler, python_threads
 
 # Native thread pools start with first use: they are counted after this many batches, then again
@@ -54,19 +53,23 @@ SENT_WITHIN_S: Final = 0.1
 
 
 def install(
-    records_dir: Path, loader_id: Callable[[Any], str | None] = lambda loader: None
+    records_dir: Path,
+    loader_id: Callable[[Any], str | None] = lambda loader: None,
+    *,
+    limit_bytes: int | None = None,
 ) -> None:
     """Starts recording in this process and in every DataLoader worker it starts from now on.
 
     `loader_id` names the loader that an iterator is of, None where it is none of the script's.
+    A process stops once its file has `limit_bytes`.
     Raises RunError where processes share no clock, OSError where the directory can't be written.
     Call it before the loaders are iterated; calling it again moves on to another directory.
     """
     assert_shared_clock()
     remove()
     records_dir.mkdir(parents=True, exist_ok=True)
-    iterator_wrappers.install(RecordWriter(records_dir, "main"), loader_id)
-    loop = RecordedLoop(torch_worker._worker_loop, str(records_dir))
+    iterator_wrappers.install(RecordWriter(records_dir, "main", limit_bytes), loader_id)
+    loop = RecordedLoop(torch_worker._worker_loop, str(records_dir), limit_bytes=limit_bytes)
     torch_worker._worker_loop = loop
     torch_pin._pin_memory_loop = pin_thread.RecordedPinLoop(torch_pin._pin_memory_loop)
 
@@ -94,11 +97,16 @@ class RecordedLoop:
     """Stands in for torch's `_worker_loop`: records, and runs the original with its arguments."""
 
     def __init__(
-        self, original: Callable[..., None], records_dir: str, serial: int | None = None
+        self,
+        original: Callable[..., None],
+        records_dir: str,
+        serial: int | None = None,
+        limit_bytes: int | None = None,
     ) -> None:
         functools.update_wrapper(self, original)
         self.original = original
         self.records_dir = records_dir
+        self._limit_bytes = limit_bytes
         self._serial = serial  # known only in a worker that was not forked
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
@@ -119,7 +127,8 @@ class RecordedLoop:
         name = (getattr(own, "__module__", None), getattr(own, "__qualname__", None))
         if name == (torch_worker.__name__, "_worker_loop"):
             own = None  # not picklable by its name while that name is patched
-        return (_restore_loop, (own, self.records_dir, iterator_wrappers.opening_serial()))
+        serial = iterator_wrappers.opening_serial()
+        return (_restore_loop, (own, self.records_dir, serial, self._limit_bytes))
 
     def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WorkerWrapper | None:
         serial = iterator_wrappers.opening_serial() if self._serial is None else self._serial
@@ -128,44 +137,16 @@ class RecordedLoop:
         if queues is None:
             return None
         worker = find_argument(self.original, args, kwargs, "worker_id")
-        writer = RecordWriter(Path(self.records_dir), "worker")
+        writer = RecordWriter(Path(self.records_dir), "worker", self._limit_bytes)
         wrapper = WorkerWrapper(writer, serial, worker if isinstance(worker, int) else -1)
         wrapper.install(*queues)
         return wrapper
 
 
 def _restore_loop(
-    original: Callable[..., None] | None, records_dir: str, serial: int
+    original: Callable[..., None] | None, records_dir: str, serial: int, limit_bytes: int | None
 ) -> RecordedLoop:
-    return RecordedLoop(original or torch_worker._worker_loop, records_dir, serial)
-
-
-def find_argument(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
-) -> Any:
-    """The argument of that name in a call of `function`; None where it has no such parameter."""
-    try:
-        # A user's wrapper around the loop leads to torch's own signature by __wrapped__.
-        return inspect.signature(function).bind(*args, **kwargs).arguments.get(name)
-    except (TypeError, ValueError):
-        return None
-
-
-def find_queues(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any] | None:
-    """Index queue and data queue of a worker loop's call: by name, else in order of type."""
-    named = tuple(
-        find_argument(function, args, kwargs, name) for name in ("index_queue", "data_queue")
-    )
-    if all(hasattr(q, "get") and hasattr(q, "put") for q in named):
-        return named[0], named[1]
-    typed = [
-        value
-        for value in (*args, *kwargs.values())
-        if isinstance(value, multiprocessing.queues.Queue)
-    ]
-    return (typed[0], typed[1]) if len(typed) >= 2 else None
+    return RecordedLoop(original or torch_worker._worker_loop, records_dir, serial, limit_bytes)
 
 
 class WorkerWrapper:
@@ -231,6 +212,8 @@ class WorkerWrapper:
         def timed_get(*args: Any, **kwargs: Any) -> Any:
             self._making = False
             self._lines.end()
+            if self._writer.full:
+                self._lines.stop()
             if not self._wait_ns:
                 self._wait_ns = now()
                 if not self._ready:

@@ -105,6 +105,8 @@ class LineSampler:
 
     def stop(self) -> None:
         """Ends the thread (without waiting) and queues what it counted."""
+        if self._stopping:
+            return
         self._stopping = True
         self._watched = None
         ask_as_usual()

@@ -1,0 +1,340 @@
+"""Follows one process of a run beat by beat, and says what changed, with its cause.
+
+Pure: beats and looks in, alerts out. A change is held back some seconds, until there has been a
+look around that lies behind it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from loaderdoctor import format as fmt
+from loaderdoctor.alerts.alert import Alert
+from loaderdoctor.alerts.causes import Cause, Stretch, cause_of
+from loaderdoctor.alerts.change_points import Change, DriftWatch, Effect, LevelWatch
+from loaderdoctor.alerts.history import Account
+from loaderdoctor.alerts.recurring import Recurrence, RecurrenceWatch, SeenStall
+from loaderdoctor.instrument.wire.beats import Block, Stall
+from loaderdoctor.instrument.wire.protocol import Beat
+from loaderdoctor.instrument.wire.surroundings import Surroundings
+from loaderdoctor.units import NS_PER_MS, NS_PER_S
+
+# Less is a matter of taste on most machines: two runs of one loop differ by 3 to 5 %.
+PACE: Final = Effect(share=0.10, least=0.0)
+DRIFT: Final = Effect(share=0.15, least=0.0)
+INPUT: Final = Effect(share=0.0, least=0.08)
+MATTERS: Final = 0.05  # of the step, in waits: as a diagnosis has it
+BOUND: Final = 0.20
+# A change of the pace and one of the input share that begin this close are one.
+SAME_S: Final = 30.0
+# For the cause: seconds of beats on each side of a change, and the least behind it.
+BEFORE_S: Final = 60.0
+BEHIND_S: Final = 3.0
+PATIENCE_S: Final = 10.0  # for a look around that lies behind it
+KEPT_BEATS: Final = 300
+KEPT_BLOCKS: Final = 256
+# Collections: this share of a minute, and each of them long enough to be felt.
+GC_WINDOW_S: Final = 60.0
+GC_SHARE: Final = 0.02
+GC_LONG_NS: Final = 50_000_000
+GC_MIN: Final = 3
+STALL_SHARE: Final = 0.02  # of the time, in stalls that recur
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pending:
+    kind: Literal["pace", "drift", "input"]
+    change: Change
+    at_ns: int
+    step: int
+    found_ns: int
+
+
+class RankWatcher:
+    """One training process."""
+
+    def __init__(self) -> None:
+        self._pace, self._drift = LevelWatch(PACE), DriftWatch(DRIFT)
+        self._input = LevelWatch(INPUT, floor_share=0.0, floor=0.01)
+        self._stalls = RecurrenceWatch()
+        self._beats: deque[Beat] = deque(maxlen=KEPT_BEATS)
+        self._looks: deque[Surroundings] = deque(maxlen=KEPT_BEATS)
+        # (block number, its end, its step), for when a change began.
+        self._blocks: deque[tuple[int, int, int]] = deque(maxlen=KEPT_BLOCKS)
+        self._n_blocks = self._n_shares = 0
+        self._shares: deque[tuple[int, int, int]] = deque(maxlen=KEPT_BLOCKS)
+        self._pending: list[_Pending] = []
+        self._told_at_ns: deque[int] = deque(maxlen=16)
+        self._gc_told = self._bound_told = False
+        self._offset_s = 0.0  # from CLOCK_MONOTONIC to seconds since the epoch
+
+    def beat(self, beat: Beat, account: Account) -> list[Alert]:
+        """The next stretch and where its time went; what is to be told by now."""
+        self._offset_s = beat.at_s - beat.end_ns / NS_PER_S
+        self._beats.append(beat)
+        for block in beat.blocks:
+            self._add_block(block, beat)
+        if beat.dry is not None:
+            self._add_share(account.input_share, beat.end_ns, beat.n_steps)
+        found = [a for stall in beat.stalls if (a := self._add_stall(stall)) is not None]
+        found += self._collections(beat) + self._died(beat) + self._bound(beat)
+        return found + self._settled(beat.end_ns)
+
+    def look(self, look: Surroundings) -> list[Alert]:
+        """What goes on around the run."""
+        self._looks.append(look)
+        return self._settled(look.end_ns)
+
+    # ------------------------------------------------------------ levels
+
+    def _add_block(self, block: Block, beat: Beat) -> None:
+        self._n_blocks += 1
+        self._blocks.append((self._n_blocks, block.end_ns, block.step))
+        mean_ms = block.total_ns / block.n / NS_PER_MS
+        change, drift = self._pace.add(mean_ms), self._drift.add(mean_ms)
+        if change is not None:
+            self._drift.begin_again()
+            self._hold("pace", change, self._blocks, block.end_ns)
+        elif drift is not None:
+            self._hold("drift", drift, self._blocks, block.end_ns)
+        if block.wait_ns is not None and beat.dry is None:
+            self._add_share(block.wait_ns / max(1, block.total_ns), block.end_ns, block.step)
+
+    def _add_share(self, share: float | None, end_ns: int, step: int) -> None:
+        if share is None:
+            return
+        self._n_shares += 1
+        self._shares.append((self._n_shares, end_ns, step))
+        change = self._input.add(share)
+        if change is not None:
+            self._hold("input", change, self._shares, end_ns)
+
+    def _hold(
+        self,
+        kind: Literal["pace", "drift", "input"],
+        change: Change,
+        blocks: deque[tuple[int, int, int]],
+        found_ns: int,
+    ) -> None:
+        began = next((b for b in blocks if b[0] >= change.at), blocks[-1])
+        pending = _Pending(
+            kind=kind, change=change, at_ns=began[1], step=began[2], found_ns=found_ns
+        )
+        self._pending.append(pending)
+
+    def _settled(self, now_ns: int) -> list[Alert]:
+        """Changes that have been looked behind, or waited for long enough."""
+        told: list[Alert] = []
+        waiting: list[_Pending] = []
+        for one in sorted(self._pending, key=lambda p: p.kind, reverse=True):  # pace, input, drift
+            behind = any(x.end_ns - x.took_s * NS_PER_S >= one.at_ns for x in self._looks)
+            late = now_ns - one.found_ns > PATIENCE_S * NS_PER_S
+            if not late and not (behind and now_ns - one.at_ns > BEHIND_S * NS_PER_S):
+                waiting.append(one)
+                continue
+            if any(abs(one.at_ns - at) < SAME_S * NS_PER_S for at in self._told_at_ns):
+                continue
+            alert = self._judge(one)
+            if alert is not None:
+                self._told_at_ns.append(one.at_ns)
+                told.append(alert)
+        self._pending = waiting
+        return told
+
+    def _judge(self, one: _Pending) -> Alert | None:
+        before, after = self._around(one.at_ns)
+        waits = before.wait_ms, after.wait_ms
+        steps = before.step_ms, after.step_ms
+        at_s = one.at_ns / NS_PER_S + self._offset_s
+        share = _share(after)
+        if one.kind == "input":
+            old, new = one.change.before, one.change.after
+            if max(old, new) < MATTERS:
+                return None
+            if new > old:
+                cause = cause_of(before, after, by_input=True)
+                text = (
+                    f"Since step {one.step:,} waiting for batches takes {fmt.share(new)} of the "
+                    f"step, {fmt.share(old)} before"
+                )
+                return _alert("input-begins", at_s, one.step, text, cause)
+            text = (
+                f"Since step {one.step:,} waiting for batches takes only {fmt.share(new)} of the "
+                f"step, {fmt.share(old)} before."
+            )
+            return Alert(kind="input-ends", at_s=at_s, step=one.step, text=text)
+        old, new = one.change.before, one.change.after
+        if new < old:
+            ends = waits[0] is not None and waits[1] is not None and _mostly(waits, old - new, -1)
+            text = f"Steps are faster since step {one.step:,}: {fmt.ms(new)}, {fmt.ms(old)} before."
+            if ends:
+                text = f"{text} Less waiting for batches makes most of it."
+            return Alert(
+                kind="input-ends" if ends else "faster", at_s=at_s, step=one.step, text=text
+            )
+        by_input = None not in (*waits, *steps) and _mostly(waits, new - old, 1)
+        cause = cause_of(before, after, by_input=by_input)
+        text = f"Steps take {fmt.ms(new)} since step {one.step:,}, {fmt.ms(old)} before"
+        if by_input and share is not None and share >= MATTERS:
+            text = f"{text}, and waiting for batches makes most of the difference"
+            return _alert("input-begins", at_s, one.step, text, cause)
+        if one.kind == "drift":
+            text = f"Steps have crept from {fmt.ms(old)} to {fmt.ms(new)} by step {one.step:,}"
+        return _alert("drift" if one.kind == "drift" else "slower", at_s, one.step, text, cause)
+
+    def _around(self, at_ns: int) -> tuple[Stretch, Stretch]:
+        since_ns = at_ns - BEFORE_S * NS_PER_S
+        return (
+            Stretch(
+                beats=[b for b in self._beats if since_ns <= b.start_ns and b.end_ns <= at_ns],
+                looks=[x for x in self._looks if since_ns <= x.end_ns <= at_ns],
+            ),
+            Stretch(
+                beats=[b for b in self._beats if b.start_ns >= at_ns] or [self._beats[-1]],
+                looks=[x for x in self._looks if x.end_ns - x.took_s * NS_PER_S >= at_ns],
+            ),
+        )
+
+    def _bound(self, beat: Beat) -> list[Alert]:
+        """Said once of a loader that has cost a good part from the beginning."""
+        level = self._input.level
+        if self._bound_told or level is None:
+            return []
+        self._bound_told = True
+        if level < BOUND:
+            return []
+        text = (
+            f"Waiting for batches takes {fmt.share(level)} of the step since the beginning; "
+            "`loaderdoctor diagnose` says why, and what helps."
+        )
+        return [Alert(kind="input-bound", at_s=beat.at_s, step=beat.n_steps, text=text)]
+
+    # ------------------------------------------------------------ stalls
+
+    def _add_stall(self, stall: Stall) -> Alert | None:
+        usual_ms = self._pace.level or 0.0
+        excess_ms = max(0.0, stall.took_ns / NS_PER_MS - usual_ms)
+        if not excess_ms:
+            return None
+        recurrence = self._stalls.add(
+            SeenStall(
+                step=stall.step,
+                at_s=stall.at_ns / NS_PER_S + self._offset_s,
+                excess_ms=excess_ms,
+                wait_share=min(1.0, stall.wait_ns / NS_PER_MS / excess_ms)
+                if stall.wait_ns is not None
+                else None,
+                gc_share=min(1.0, stall.gc_ns / NS_PER_MS / excess_ms),
+            )
+        )
+        if recurrence is None or recurrence.share < STALL_SHARE:
+            return None
+        if recurrence.gc_share > 0.5:
+            return None  # told as such
+        words = _stall_words(recurrence)
+        return Alert(
+            kind="stalls",
+            at_s=stall.at_ns / NS_PER_S + self._offset_s,
+            step=recurrence.first_step,
+            text=words[0],
+            cause=words[1],
+            advice=words[2],
+        )
+
+    def _collections(self, beat: Beat) -> list[Alert]:
+        since = beat.end_ns - GC_WINDOW_S * NS_PER_S
+        late = [b for b in self._beats if b.end_ns > since]
+        took_ns = late[-1].end_ns - late[0].start_ns
+        total = sum(b.collections.total_ns for b in late)
+        n_long = sum(b.collections.longest_ns >= GC_LONG_NS for b in late)
+        share = total / max(took_ns, 10 * NS_PER_S)
+        if self._gc_told or n_long < GC_MIN or share < GC_SHARE:
+            return []
+        self._gc_told = True
+        longest_ms = max(b.collections.longest_ns for b in late) / NS_PER_MS
+        text = (
+            f"Garbage collections take up to {fmt.ms(longest_ms)} each, {fmt.share(share)} of the "
+            "last minute."
+        )
+        return [
+            Alert(
+                kind="collections",
+                at_s=beat.at_s,
+                step=beat.n_steps,
+                text=text,
+                cause="collections",
+                advice="Call gc.freeze() after setting up, or gc.disable() and gc.collect() at "
+                "the end of each epoch.",
+            )
+        ]
+
+    def _died(self, beat: Beat) -> list[Alert]:
+        n = beat.workers.n_died if beat.workers is not None else 0
+        if not n:
+            return []
+        text = f"{fmt.count(n, 'DataLoader worker')} died without a word by step {beat.n_steps:,}."
+        return [
+            Alert(
+                kind="workers-died",
+                at_s=beat.at_s,
+                step=beat.n_steps,
+                text=text,
+                cause="workers-gone",
+                advice="Look in `dmesg` for the out-of-memory killer.",
+            )
+        ]
+
+
+def _alert(
+    kind: Literal["input-begins", "slower", "drift"],
+    at_s: float,
+    step: int,
+    text: str,
+    cause: Cause | None,
+) -> Alert:
+    if cause is None:
+        text = f"{text}. What changed with it was not seen."
+        return Alert(kind=kind, at_s=at_s, step=step, text=text)
+    return Alert(
+        kind=kind,
+        at_s=at_s,
+        step=step,
+        text=f"{text}: {cause.text}.",
+        cause=cause.kind,
+        advice=cause.advice,
+    )
+
+
+def _mostly(waits: tuple[float | None, float | None], by_ms: float, sign: int) -> bool:
+    """Whether the waits' change carries most of a change of the step by `by_ms`."""
+    before, after = waits
+    return before is not None and after is not None and sign * (after - before) >= 0.5 * abs(by_ms)
+
+
+def _share(stretch: Stretch) -> float | None:
+    step, wait = stretch.step_ms, stretch.wait_ms
+    return wait / step if step and wait is not None else None
+
+
+def _stall_words(one: Recurrence) -> tuple[str, str | None, str]:
+    """Text, cause and advice."""
+    every = f"{one.period:,.0f} steps" if one.unit == "steps" else fmt.seconds(one.period)
+    text = (
+        f"Every {every} a step takes {fmt.ms(one.excess_ms)} longer, {fmt.share(one.share)} of the "
+        f"time since step {one.first_step:,}"
+    )
+    if one.wait_share is not None and one.wait_share > 0.5:
+        return (
+            f"{text}: it waits for its batch.",
+            "late-batch",
+            "One batch in so many is slow to make: a slow shard, a file far away, a "
+            "large sample. More batches ahead (prefetch_factor) would hide it.",
+        )
+    return (
+        f"{text}, and not for a batch.",
+        None,
+        "Look for what the loop does so often: logging, saving in a way that is not torch.save, "
+        "a synchronisation.",
+    )

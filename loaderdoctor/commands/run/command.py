@@ -1,0 +1,90 @@
+"""`loaderdoctor run SCRIPT`: the whole, valid training, with the doctor on.
+
+Comes in: a script or module with its arguments. Goes out: exactly what the script gives without us,
+its exit code included; a line on stderr where something begins to cost; at the end a report of the
+whole run, and a run folder that can be read at any moment before.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loaderdoctor.commands.output import check_json_target, share_rules
+from loaderdoctor.commands.run.listen import listen
+from loaderdoctor.commands.run.listen_options import ListenOptions
+from loaderdoctor.commands.run.run_files import RECORDED
+from loaderdoctor.commands.run.start import become, check_system, config_of, listen_apart
+from loaderdoctor.errors import UsageError
+from loaderdoctor.instrument.command import rendezvous
+from loaderdoctor.instrument.command.launch_config import Target
+from loaderdoctor.instrument.session.ranks import place
+from loaderdoctor.instrument.wire.channel import LaunchConfig
+from loaderdoctor.report.files import RunFolder
+
+if TYPE_CHECKING:
+    from loaderdoctor.instrument.command.listener import ConnectionListener
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What the command line says."""
+
+    script: str
+    args: tuple[str, ...] = ()
+    as_module: bool = False
+    profile: bool = False
+    metrics_file: Path | None = None
+    fail_on: tuple[str, ...] = ()
+    json_target: str | None = None
+    verbose: bool = False
+    output: Path | None = None
+    torchrun: tuple[str, ...] = ()  # options of torch's launcher; with them it starts the ranks
+
+
+def run(options: RunOptions) -> int:
+    """Turn into the script, listened to. Raises LoaderdoctorError; else it does not return."""
+    check_system()
+    share_rules(options.fail_on)
+    check_json_target(options.json_target)
+    target = Target(
+        script=None if options.as_module else options.script,
+        module=options.script if options.as_module else None,
+        args=options.args,
+    )
+    target.check()
+    if options.metrics_file is not None and not options.metrics_file.absolute().parent.is_dir():
+        raise UsageError(f"--metrics-file {options.metrics_file}: not a file in a folder there is.")
+    here = None if options.torchrun else place()
+    if here is not None:
+        rendezvous.check_launcher()
+        if here[0] > 0:
+            become(rendezvous.fetch())
+    folder = RunFolder.create(target.label, output=options.output, at=time.time())
+    recorded = folder.path / RECORDED
+    sums = tempfile.mkdtemp(prefix="loaderdoctor-")  # written all the time: on a local disk
+    group = here is not None or bool(options.torchrun)
+    host = os.environ["MASTER_ADDR"] if here is not None and not rendezvous.same_machine() else None
+
+    def configure(listener: ConnectionListener) -> LaunchConfig:
+        return config_of(target, listener, recorded, sums, group=group, profile=options.profile)
+
+    listening = ListenOptions(
+        label=target.label,
+        folder=folder,
+        sums=Path(sums),
+        fail_on=options.fail_on,
+        json_target=options.json_target,
+        verbose=options.verbose,
+        metrics_file=options.metrics_file.absolute() if options.metrics_file else None,
+        began_s=time.time(),
+    )
+    launch_config = listen_apart(partial(listen, listening), configure, host)
+    if here is not None:
+        rendezvous.publish(launch_config)
+    become(launch_config, options.torchrun)

@@ -1,0 +1,188 @@
+"""The process that listens to a run: hears its beats, looks around, tells, writes, and reports.
+
+Nothing that it does, and nothing that happens to it, changes the run. While it listens it imports
+neither what draws nor what analyses: it is to stay small for a week.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from typing import Final
+
+from loaderdoctor.alerts.alert import Alert
+from loaderdoctor.alerts.job import Job
+from loaderdoctor.commands.run.listen_options import ListenOptions
+from loaderdoctor.commands.run.metrics import openmetrics
+from loaderdoctor.commands.run.rows import run_row
+from loaderdoctor.commands.run.run_files import Loop, Recorded, RunFiles
+from loaderdoctor.commands.run.teller import Teller
+from loaderdoctor.instrument.command.listener import ConnectionListener
+from loaderdoctor.instrument.command.recorded_run import RecordedRun
+from loaderdoctor.instrument.system.look_around import LookAround
+from loaderdoctor.instrument.wire.protocol import Beat, Observed, WindowDone
+from loaderdoctor.instrument.wire.surroundings import Surroundings
+from loaderdoctor.report.run_model import Run
+
+HEAR_S: Final = 0.5
+LOOK_S: Final = 3.0
+MAX_LOOK_SHARE: Final = 0.01  # of this process's time, where a run has hundreds of processes
+METRICS_S: Final = 5.0
+MINUTE_S: Final = 60.0
+
+
+def listen(options: ListenOptions, listener: ConnectionListener, pid: int) -> None:
+    """Until the run is over and its report is shown."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        number = getattr(signal, name, None)
+        if number is not None:
+            signal.signal(number, signal.SIG_IGN)
+    run = RecordedRun(listener, pid, options.label)
+    code = 0
+    try:
+        code = _Listening(options, run, pid).to_end()
+    except Exception:  # ours: the run goes on, and whoever waits for the report is let go
+        sys.stderr.write(f"loaderdoctor: the report failed:\n{traceback.format_exc()}")
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        run.reported(code)
+        run.close()
+        shutil.rmtree(options.sums, ignore_errors=True)
+        options.folder.discard_if_empty()
+
+
+class _Listening:
+    """One run, heard to its end."""
+
+    def __init__(self, options: ListenOptions, run: RecordedRun, pid: int) -> None:
+        self._options, self._run = options, run
+        self._files = RunFiles(options.folder.path, options.metrics_file)
+        self._around = LookAround(pid)
+        self._job = Job(options.began_s)
+        self._teller = Teller()
+        self._alerts: list[Alert] = []
+        self._look: Surroundings | None = None
+        self._due_look_s = self._due_minute_s = self._due_metrics_s = 0.0
+        self._minute: Run | None = None  # as it was then
+
+    def to_end(self) -> int:
+        """Hear, look, tell and write until it is over; the command's exit code."""
+        while not self._run.over:
+            for connection, message in self._run.hear(HEAR_S):
+                if isinstance(message, Beat):
+                    self._found(self._job.beat(max(0, connection.rank), message))
+                elif isinstance(message, (Observed, WindowDone)):
+                    self._write_loops()
+            self._now_and_then(time.monotonic())
+        row = self._row()
+        if row is not None:
+            self._write_loops()
+            self._files.state(row)
+        # Imported only now: it is most of this program.
+        from loaderdoctor.commands.run.report import report_run
+
+        return report_run(self._options, self._run, row)
+
+    def _now_and_then(self, now_s: float) -> None:
+        if now_s >= self._due_look_s:
+            pids = self._job.worker_pids
+            look = self._around.look(pids)
+            took_s = time.monotonic() - now_s
+            self._due_look_s = now_s + max(LOOK_S, took_s / MAX_LOOK_SHARE)
+            if look is not None:
+                self._look = look
+                self._found(self._job.look(look))
+        told = self._teller.tell(now_s)
+        if told is not None:
+            self._files.event(
+                {"kind": "told", "at_s": time.time(), "step": told.step, "text": told.line}
+            )
+        if now_s >= self._due_metrics_s and self._options.metrics_file is not None:
+            self._due_metrics_s = now_s + METRICS_S
+            row = self._row()
+            if row is not None:
+                self._files.metrics(openmetrics(row, self._look))
+        if now_s >= self._due_minute_s:
+            self._due_minute_s = now_s + MINUTE_S
+            self._write_minute()
+
+    def _found(self, alerts: list[Alert]) -> None:
+        for alert in alerts:
+            self._alerts.append(alert)
+            self._teller.add(alert)
+            self._files.event(
+                {
+                    "kind": alert.kind,
+                    "at_s": alert.at_s,
+                    "step": alert.step,
+                    "text": alert.text,
+                    "cause": alert.cause,
+                    "advice": alert.advice,
+                }
+            )
+            row = self._row()
+            if row is not None:
+                self._files.state(row)
+
+    def _row(self) -> Run | None:
+        run = self._run
+        return run_row(
+            self._job,
+            self._alerts,
+            began_s=self._options.began_s,
+            now_s=time.time(),
+            ended=run.ended if run.over else None,
+            hosts={c.rank: c.hello.host for c in run.connections if c.hello is not None},
+        )
+
+    def _write_loops(self) -> None:
+        loops = tuple(
+            Loop(
+                rank=max(0, c.rank),
+                hello=c.hello,
+                observed=c.observed,
+                windows=tuple(c.done.values()),
+                notes=tuple(c.notes),
+            )
+            for c in self._run.measured
+            if c.observed is not None
+        )
+        options = self._options
+        self._files.loops(Recorded(label=options.label, began_s=options.began_s, loops=loops))
+
+    def _write_minute(self) -> None:
+        row = self._row()
+        if row is None:
+            return
+        self._files.state(row)
+        before, self._minute = self._minute, row
+        old = before.time if before is not None else None
+        n = row.time.n_steps - (old.n_steps if old is not None else 0)
+        took_s = row.time.recorded_s - (old.recorded_s if old is not None else 0.0)
+        if n <= 0 or took_s <= 0.0:
+            return
+        shares = {
+            name: (getattr(row.time, f"{name}_s") - (getattr(old, f"{name}_s") if old else 0.0))
+            / took_s
+            for name in ("step", "input", "starts", "validation", "saving", "other", "gc")
+        }
+        line: dict[str, object] = {
+            "kind": "minute",
+            "at_s": time.time(),
+            "step": row.n_steps,
+            "step_ms": 1e3 * took_s / n,
+            "shares": shares,
+            "around": self._look,
+        }
+        self._files.event(line)
+        curves = {f"run/{name}_share": share for name, share in shares.items()}
+        curves["run/step_ms"] = 1e3 * took_s / n
+        if self._look is not None and self._look.run_bytes is not None:
+            curves["run/memory_bytes"] = float(self._look.run_bytes)
+        self._files.scalars(curves, step=row.n_steps, at_s=time.time())

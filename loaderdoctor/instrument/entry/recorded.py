@@ -1,0 +1,46 @@
+"""A process that is recorded to its end: what records it, and its wait for the report.
+
+Nothing here imports torch, or numpy: what these read of the environment, the script sets first.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from loaderdoctor.instrument.wire.channel import Channel, ConnectionLostError, LaunchConfig
+from loaderdoctor.instrument.wire.protocol import Reported
+
+if TYPE_CHECKING:
+    from loaderdoctor.instrument.session.session import Recording, Session
+
+TRACE = "baseline.json"
+
+
+def record(session: Session, launch_config: LaunchConfig) -> None:
+    """Have the session record its loop, once it is warm."""
+    trace_path = str(session.run_dir / TRACE) if launch_config.profile else None
+
+    def recording(session: Session) -> Recording:
+        from loaderdoctor.instrument.recording.recorder import Recorder
+
+        return Recorder(session, trace_path=trace_path)
+
+    session.record_to_end(recording)
+    if launch_config.sums_dir:
+        session.workers.sums_folder = Path(launch_config.sums_dir) / str(os.getpid())
+
+
+def reported(channel: Channel, timeout_s: float) -> int | None:
+    """The command's exit code, once its report is written; None where that never comes."""
+    end_s = monotonic() + timeout_s
+    while monotonic() < end_s:
+        try:
+            message = channel.receive(0.5)
+        except ConnectionLostError:
+            return None
+        if isinstance(message, Reported):
+            return message.exit_code
+    return None

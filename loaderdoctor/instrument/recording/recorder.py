@@ -1,0 +1,258 @@
+"""Records the loop to its end, in constant memory: what happens at each step boundary, and a beat.
+
+Runs on the training thread. A step costs an entry in a list and what the hooks cost anyway;
+every few seconds the lists are summed up, sent and emptied. Nothing of the loop is changed, nothing
+is waited for, and once nobody listens any more the hooks are taken out.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from loaderdoctor.instrument.recording import queue_fill
+from loaderdoctor.instrument.recording.collections import CollectionTimes
+from loaderdoctor.instrument.recording.dry import SAMPLE_EVERY, DryProbe
+from loaderdoctor.instrument.recording.step_marks import StepMarks
+from loaderdoctor.instrument.recording.stretch import (
+    N_LAST,
+    Blocks,
+    stalls_of,
+    step_bins,
+    steps_of,
+    sums_of,
+)
+from loaderdoctor.instrument.recording.workers_beat import WorkersReader
+from loaderdoctor.instrument.session.open_window import OpenWindow
+from loaderdoctor.instrument.session.session import (
+    Driver,
+    MeasuresWindows,
+    ScriptOverError,
+    Session,
+)
+from loaderdoctor.instrument.wire.beats import QueueFill
+from loaderdoctor.instrument.wire.protocol import Beat, WindowRequest
+from loaderdoctor.units import NS_PER_S
+
+BEAT_NS: Final = 2_000_000_000
+# Marks summed up at a time, for loops of very short steps.
+MAX_MARKS: Final = 16_384
+MIN_TYPICAL: Final = 8  # steps, for a median of them
+# A block is what change points are told from: enough steps for a median, long enough to average
+# over the scheduler, and soon enough for a change to be named within 200 steps or 30 s.
+BLOCK_NS: Final = 250_000_000
+MIN_BLOCK: Final = 10
+MAX_BLOCK: Final = 512
+# The first window, which findings rest on.
+FIRST_S: Final = 2.0
+FIRST_STEPS: Final = (64, 1000)
+FIRST_LIMIT_S: Final = 20.0
+PROFILED_STEPS: Final = 24
+PLAIN_ID, PROFILED_ID, AGAIN_ID = 1, 2, 3
+
+
+class Tuner(Protocol):
+    """Sets the loader while the run is recorded; called on the training thread."""
+
+    def on_step(self, step_ms: float, *, n_steps: int, at_edge: bool) -> None:
+        """A step ended that took so long; `at_edge`: an epoch may end or begin here."""
+
+
+class Recorder:
+    """Of one training process."""
+
+    def __init__(
+        self, session: Session, *, trace_path: str | None = None, tuner: Tuner | None = None
+    ) -> None:
+        """`trace_path`: some steps with the profiler first, whose trace goes there."""
+        self._session = session
+        self._trace_path = trace_path
+        self._tuner = tuner
+        self._marks = StepMarks()
+        self._collections = CollectionTimes()
+        self._workers = WorkersReader(session.workers.sums_folder)
+        self._dry: DryProbe | None = None
+        self._due_ns = 0
+        self._sent_ns = 0
+        self._clocks = (0, 0)  # CPU time at the last beat: process, thread
+        self._faults: tuple[int, int] | None = None
+        self._typical_ns = 0.0
+        self._blocks = Blocks(MIN_BLOCK)
+
+    def course(self, windows: MeasuresWindows) -> Driver:
+        """From the loop's first warm steps to its end."""
+        session = self._session
+        definition = session.definition
+        assert definition is not None
+        for request in self._first(windows.step_ns):
+            yield from windows.measure(request)
+        session.workers.flush()
+        session.workers.sums_only()
+        if session.device is not None and definition.tick == "fetch":
+            self._dry = DryProbe(session.device)
+        cycle = windows.batches_per_cycle(None)
+        n = math.ceil(BLOCK_NS / max(1, windows.step_ns))
+        n = min(MAX_BLOCK, max(MIN_BLOCK, n))
+        self._blocks = Blocks(-(-n // cycle) * cycle)
+        self._typical_ns = float(windows.step_ns)
+        self._collections.install()
+        try:
+            now = perf_counter_ns()
+            self._open(now)
+            while not session.channel.lost:
+                now = yield
+                session.send(self._beat(now))
+        except ScriptOverError:
+            session.send(self._beat(perf_counter_ns()))
+            raise
+        finally:
+            self._collections.remove()
+            session.close_window()
+
+    def _first(self, step_ns: int) -> list[WindowRequest]:
+        step_s = max(step_ns / NS_PER_S, 1e-6)
+        fewest, most = FIRST_STEPS
+        n = min(most, max(fewest, math.ceil(FIRST_S / step_s)))
+        plain = WindowRequest(
+            id=PLAIN_ID, mode="plain", n_steps=n, limit_s=FIRST_LIMIT_S, drop_batches=False
+        )
+        if self._trace_path is None:
+            return [plain]
+        profiled = WindowRequest(
+            id=PROFILED_ID,
+            mode="profiled",
+            n_steps=PROFILED_STEPS,
+            limit_s=FIRST_LIMIT_S,
+            trace_path=self._trace_path,
+            drop_batches=False,
+        )
+        again = WindowRequest(id=AGAIN_ID, mode="plain", n_steps=n, limit_s=FIRST_LIMIT_S)
+        return [plain, profiled, again]
+
+    # ------------------------------------------------------------ each step
+
+    def _open(self, now: int) -> None:
+        session = self._session
+        window = session.window = OpenWindow()
+        window.clock = self._marks
+        window.fetches = []
+        window.count = self._counter(window)
+        self._marks.add(now)
+        self._sent_ns, self._due_ns = now, now + BEAT_NS
+        self._clocks = (time.process_time_ns(), time.thread_time_ns())
+        self._faults = _faults()
+
+    def _counter(self, window: OpenWindow) -> Callable[[int], bool]:
+        """Counts a step at its boundary; False: the driver is to sum up."""
+        marks, session, tuner = self._marks, self._session, self._tuner
+        add, dry = marks.add, self._dry
+        sample_in = SAMPLE_EVERY
+
+        def fetched(batch: Any) -> None:
+            window.watch_batch = None
+            if dry is not None:
+                dry.after_fetch()
+
+        def count(now: int) -> bool:
+            nonlocal sample_in
+            add(now)
+            if tuner is not None:
+                took_ms = (now - marks.at[-2]) / 1e6 if len(marks.at) > 1 else 0.0
+                tuner.on_step(took_ms, n_steps=session.n_steps, at_edge=session.at_edge)
+            if dry is not None:
+                sample_in -= 1
+                if not sample_in:
+                    sample_in = SAMPLE_EVERY
+                    dry.before_fetch()
+                    window.watch_batch = fetched
+            return now < self._due_ns and len(marks.at) < MAX_MARKS
+
+        return count
+
+    # ------------------------------------------------------------ every few seconds
+
+    def _beat(self, now: int) -> Beat:
+        """What was marked since the last one, summed up and forgotten."""
+        session = self._session
+        fetches, session.window.fetches = session.window.fetches or [], []
+        session.window.boundaries.clear()
+        at, flags = self._marks.take()
+        steps = steps_of(at, flags, self._waits(fetches), session.n_steps)
+        plain = steps.took_ns[steps.plain]
+        if plain.size >= MIN_TYPICAL:
+            self._typical_ns = float(np.median(plain))
+        collections, noted = self._collections.take()
+        in_steps, in_waits = step_bins(steps)
+        cpu_ns, thread_ns = time.process_time_ns(), time.thread_time_ns()
+        faults = _faults()
+        minor, major = _more(self._faults, faults)
+        beat = Beat(
+            start_ns=self._sent_ns,
+            end_ns=now,
+            at_s=time.time(),
+            n_steps=session.n_steps,
+            n_epochs=session.wall.n_epochs,
+            sums=sums_of(steps, self._typical_ns),
+            blocks=self._blocks.add(steps),
+            stalls=stalls_of(steps, self._typical_ns, noted),
+            step_bins=in_steps,
+            wait_bins=in_waits,
+            last_step_ns=tuple(plain[-N_LAST:].tolist()),
+            collections=collections,
+            workers=self._workers.take(),
+            queue=self._queue(),
+            dry=self._dry.take() if self._dry is not None else None,
+            main_cpu_ns=cpu_ns - self._clocks[0],
+            thread_cpu_ns=thread_ns - self._clocks[1],
+            minor_faults=minor,
+            major_faults=major,
+            wall=session.wall.record(session.n_steps),
+        )
+        self._clocks, self._faults = (cpu_ns, thread_ns), faults
+        self._sent_ns, self._due_ns = now, now + BEAT_NS
+        return beat
+
+    def _waits(self, fetches: list[tuple[int, int, int, int, int]]) -> list[tuple[int, int]] | None:
+        """(begin, end) of the fetches that the step waited for; None where another thread does."""
+        definition = self._session.definition
+        assert definition is not None
+        if definition.tick != "fetch":
+            return None
+        of_step = {loader.index for loader in definition.train}
+        return [
+            (start, end)
+            for loader, start, end, thread, _ in fetches
+            if loader in of_step and thread == definition.thread
+        ]
+
+    def _queue(self) -> QueueFill | None:
+        definition = self._session.definition
+        assert definition is not None
+        feed = definition.clock.feed() if definition.clock.feed is not None else None
+        iterator = feed.iterator() if feed is not None else None
+        seen = queue_fill.look(iterator) if iterator is not None else None
+        return QueueFill(n_looks=1, n_ready=seen[0], n_asked=seen[1]) if seen is not None else None
+
+
+def _faults() -> tuple[int, int] | None:
+    """Minor and major page faults of this process so far; None where the system tells none."""
+    if sys.platform == "win32":
+        return None
+    import resource  # not on Windows
+
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt, usage.ru_majflt
+
+
+def _more(
+    before: tuple[int, int] | None, now: tuple[int, int] | None
+) -> tuple[int | None, int | None]:
+    if before is None or now is None:
+        return None, None
+    return now[0] - before[0], now[1] - before[1]

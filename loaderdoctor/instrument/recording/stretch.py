@@ -1,0 +1,170 @@
+"""The steps of one stretch -> its sums, blocks, stalls and histograms. Numbers in, numbers out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loaderdoctor.instrument.recording.step_marks import BESIDES, GAP, STARTS
+from loaderdoctor.instrument.wire.beats import Block, Stall, Sums
+from loaderdoctor.instrument.wire.log_bins import counted
+
+I64 = NDArray[np.int64]
+
+# A step of this many times the median, and this much more of time, is a stall. Less is a matter of
+# the distribution, which blocks and histograms tell.
+STALL_TIMES = 2.5
+STALL_NS = 5_000_000
+MAX_STALLS = 64  # of one stretch, the longest: more of them are the loop's ordinary steps
+N_LAST = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Intervals from one boundary to the next, in order. Equal lengths.
+
+    `wait_ns` is None where the loop's batches are fetched on another thread.
+    """
+
+    end_ns: I64
+    took_ns: I64
+    wait_ns: I64 | None
+    number: I64  # the loop's count of the step that ends there
+    flags: I64
+
+    @property
+    def plain(self) -> NDArray[np.bool_]:
+        """Those that hold a step and nothing else."""
+        return np.equal(self.flags, 0)
+
+
+def steps_of(
+    at: Sequence[int],
+    flags: Mapping[int, int],
+    waits: Sequence[tuple[int, int]] | None,
+    n_steps: int,
+) -> Steps:
+    """Intervals between marks `at`; `waits` are (begin, end) of fetches for the step, in order.
+
+    `n_steps` is the loop's count at the last mark. A gap counts as no step.
+    """
+    marks = np.array(at, np.int64)
+    of = np.zeros(max(0, marks.size - 1), np.int64)
+    for index, bits in flags.items():
+        if 0 <= index < of.size:
+            of[index] = bits
+    wait: I64 | None = None
+    if waits is not None:
+        wait = np.zeros(of.size, np.int64)
+        if waits and of.size:
+            spans = np.array(waits, np.int64)
+            into = np.searchsorted(marks, spans[:, 0], side="right") - 1
+            inside = (into >= 0) & (into < of.size)
+            np.add.at(wait, into[inside], (spans[:, 1] - spans[:, 0])[inside])
+    is_step = (of & GAP) == 0
+    # The fetch that finds the epoch over is a boundary too, and no step follows it.
+    number = n_steps - np.cumsum(is_step[::-1])[::-1] + is_step
+    return Steps(end_ns=marks[1:], took_ns=np.diff(marks), wait_ns=wait, number=number, flags=of)
+
+
+def sums_of(steps: Steps, typical_ns: float) -> Sums:
+    """Where the stretch's time went; `typical_ns` is what a step takes by itself."""
+    plain = steps.plain
+    gaps = (steps.flags & GAP) != 0
+    besides = ~gaps & ((steps.flags & BESIDES) != 0)
+    starts = ~gaps & ~besides & ((steps.flags & STARTS) != 0)
+    wait = steps.wait_ns
+    held = np.minimum(steps.took_ns[besides], int(typical_ns))
+    return Sums(
+        n_steps=int(plain.sum() + besides.sum() + starts.sum()),
+        steps_ns=int(steps.took_ns[plain].sum() + held.sum()),
+        wait_ns=int(wait[plain].sum()) if wait is not None else None,
+        n_starts=int(starts.sum()),
+        starts_ns=int(steps.took_ns[starts].sum()),
+        starts_wait_ns=int(wait[starts].sum()) if wait is not None else 0,
+        n_gaps=int(gaps.sum()),
+        gaps_ns=int(steps.took_ns[gaps].sum()),
+        n_besides=int(besides.sum()),
+        besides_ns=int(steps.took_ns[besides].sum() - held.sum()),
+    )
+
+
+def stalls_of(
+    steps: Steps, typical_ns: float, collections: Sequence[tuple[int, int]]
+) -> tuple[Stall, ...]:
+    """Steps that took several times the typical one; `collections` are (begin, end)."""
+    if not typical_ns:
+        return ()
+    limit = max(STALL_TIMES * typical_ns, typical_ns + STALL_NS)
+    found = np.flatnonzero(steps.plain & (steps.took_ns > limit))
+    if found.size > MAX_STALLS:
+        longest = np.argsort(steps.took_ns[found])[-MAX_STALLS:]
+        found = np.sort(found[longest])
+    stalls = []
+    for i in found:
+        end, took = int(steps.end_ns[i]), int(steps.took_ns[i])
+        inside = sum(
+            max(0, min(end, until) - max(end - took, since)) for since, until in collections
+        )
+        stalls.append(
+            Stall(
+                step=int(steps.number[i]),
+                at_ns=end,
+                took_ns=took,
+                wait_ns=int(steps.wait_ns[i]) if steps.wait_ns is not None else None,
+                gc_ns=inside,
+            )
+        )
+    return tuple(stalls)
+
+
+class Blocks:
+    """Cuts the plain steps into blocks of a fixed number, across stretches."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self._took: list[I64] = []
+        self._wait: list[I64] = []
+        self._number: list[I64] = []
+        self._end: list[I64] = []
+
+    def add(self, steps: Steps) -> tuple[Block, ...]:
+        """The blocks that are full now."""
+        plain = steps.plain
+        waits = steps.wait_ns
+        self._took.append(steps.took_ns[plain])
+        self._wait.append(waits[plain] if waits is not None else np.full(int(plain.sum()), -1))
+        self._number.append(steps.number[plain])
+        self._end.append(steps.end_ns[plain])
+        took, wait = np.concatenate(self._took), np.concatenate(self._wait)
+        number, end = np.concatenate(self._number), np.concatenate(self._end)
+        n_blocks = took.size // self.n
+        blocks = []
+        for i in range(n_blocks):
+            here = slice(i * self.n, (i + 1) * self.n)
+            last = (i + 1) * self.n - 1
+            blocks.append(
+                Block(
+                    step=int(number[last]),
+                    end_ns=int(end[last]),
+                    n=self.n,
+                    total_ns=int(took[here].sum()),
+                    median_ns=int(np.median(took[here])),
+                    longest_ns=int(took[here].max()),
+                    wait_ns=int(wait[here].sum()) if waits is not None else None,
+                )
+            )
+        rest = n_blocks * self.n
+        self._took, self._wait = [took[rest:]], [wait[rest:]]
+        self._number, self._end = [number[rest:]], [end[rest:]]
+        return tuple(blocks)
+
+
+def step_bins(steps: Steps) -> tuple[dict[int, int], dict[int, int]]:
+    """Histograms of the plain steps and of their waits."""
+    plain = steps.plain
+    waits = counted(steps.wait_ns[plain]) if steps.wait_ns is not None else {}
+    return counted(steps.took_ns[plain]), waits

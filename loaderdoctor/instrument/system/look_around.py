@@ -1,0 +1,176 @@
+"""Looks at what goes on around a run, from another process: costs the run nothing.
+
+Memory is the exception: the kernel walks a process's pages to tell its share, so that is asked for
+less often than the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from loaderdoctor.instrument.system.cgroups import ROOT, cpu_use_of_quota
+from loaderdoctor.instrument.system.cpu_use import busy_ns
+from loaderdoctor.instrument.system.gpu_clocks import GpuClocks
+from loaderdoctor.instrument.system.host_memory import bytes_of
+from loaderdoctor.instrument.system.machine import (
+    memory_available_bytes,
+    shm_bytes,
+    swap_bytes,
+    usable_cpus,
+)
+from loaderdoctor.instrument.system.pressure import PRESSURES, stalled_us
+from loaderdoctor.instrument.wire.surroundings import Surroundings
+from loaderdoctor.units import NS_PER_S
+
+# Asking for the memory of processes of 40 GB took the kernel 20 ms each: at most this share.
+MAX_MEMORY_SHARE: Final = 0.002
+MEMORY_EVERY_S: Final = 5.0
+
+
+class LookAround:
+    """At the processes below `pid`, and at the machine."""
+
+    def __init__(self, pid: int, root: Path = ROOT) -> None:
+        self._pid, self._root = pid, root
+        self._gpus = GpuClocks()
+        self._before: dict[str, float] | None = None
+        self._cpu_s: dict[int, float] = {}  # of each process that was seen
+        self._read: dict[int, int] = {}
+        self._memory_at_s = float("-inf")
+        self._memory_took_s = 0.0
+
+    def look(self, workers: Sequence[int] = ()) -> Surroundings | None:
+        """Since the last call; None at the first, or where the run is gone.
+
+        `workers`: pids whose memory is told apart.
+        """
+        processes = self._processes()
+        if not processes:
+            return None
+        now = self._totals(processes)
+        before, self._before = self._before, now
+        if before is None:
+            return None
+        took_s = now["at"] - before["at"]
+        if took_s <= 0.0:
+            return None
+
+        def rate(name: str) -> float | None:
+            if name not in now or name not in before:
+                return None
+            return max(0.0, (now[name] - before[name]) / took_s)
+
+        own, busy = rate("own"), rate("busy")
+        periods, throttled = rate("periods"), rate("throttled")
+        _, shm_free = shm_bytes(self._root)
+        swap, _ = swap_bytes()
+        n_workers_bytes, n_run_bytes = self._memory(processes, workers)
+        return Surroundings(
+            at_s=time.time(),
+            end_ns=time.perf_counter_ns(),
+            took_s=took_s,
+            n_cpus=usable_cpus(self._root),
+            own_cpus=own,
+            other_cpus=max(0.0, busy - own) if busy is not None and own is not None else None,
+            throttled_share=throttled / periods if periods and throttled is not None else None,
+            cpu_pressure=_share(rate("psi-cpu")),
+            io_pressure=_share(rate("psi-io")),
+            memory_pressure=_share(rate("psi-memory")),
+            read_bytes_per_s=rate("read"),
+            received_bytes_per_s=rate("received"),
+            workers_bytes=n_workers_bytes,
+            run_bytes=n_run_bytes,
+            available_bytes=_available(self._root),
+            shm_free_bytes=shm_free,
+            swap_used_bytes=swap,
+            gpus=self._gpus.look([p.pid for p in processes]),
+        )
+
+    def _processes(self) -> list[psutil.Process]:
+        try:
+            top = psutil.Process(self._pid)
+            return [top, *top.children(recursive=True)]
+        except psutil.Error:
+            return []
+
+    def _totals(self, processes: Sequence[psutil.Process]) -> dict[str, float]:
+        found = {"at": time.monotonic()}
+        for process in processes:
+            try:
+                times = process.cpu_times()
+                self._cpu_s[process.pid] = times.user + times.system
+            except (OSError, psutil.Error):
+                continue
+            try:
+                self._read[process.pid] = process.io_counters().read_bytes
+            except (OSError, psutil.Error, AttributeError):
+                continue
+        # Processes that have ended keep their last figure, so that sums never fall.
+        found["own"] = sum(self._cpu_s.values())
+        if self._read:
+            found["read"] = float(sum(self._read.values()))
+        self._forget_old(processes)
+        busy = busy_ns(self._root)
+        if busy is not None:
+            found["busy"] = busy / NS_PER_S
+        quota = cpu_use_of_quota(self._root)
+        if quota is not None and quota.n_periods is not None and quota.n_throttled is not None:
+            found["periods"], found["throttled"] = float(quota.n_periods), float(quota.n_throttled)
+        for name in PRESSURES:
+            us = stalled_us(name, self._root)
+            if us is not None:
+                found[f"psi-{name}"] = us / 1e6
+        received = _received()
+        if received is not None:
+            found["received"] = float(received)
+        return found
+
+    def _forget_old(self, processes: Sequence[psutil.Process]) -> None:
+        """Workers of thousands of epochs are one entry."""
+        if len(self._cpu_s) < 4096:
+            return
+        alive = {p.pid for p in processes}
+        gone = [pid for pid in self._cpu_s if pid not in alive and pid]
+        self._cpu_s[0] = sum(self._cpu_s.pop(pid) for pid in gone) + self._cpu_s.get(0, 0.0)
+        gone = [pid for pid in self._read if pid not in alive and pid]
+        self._read[0] = sum(self._read.pop(pid) for pid in gone) + self._read.get(0, 0)
+
+    def _memory(
+        self, processes: Sequence[psutil.Process], workers: Sequence[int]
+    ) -> tuple[int | None, int | None]:
+        now = time.monotonic()
+        pause_s = max(MEMORY_EVERY_S, self._memory_took_s / MAX_MEMORY_SHARE)
+        if now - self._memory_at_s < pause_s:
+            return None, None
+        self._memory_at_s = now
+        proc = self._root / "proc"
+        wanted = set(workers)
+        of_workers = bytes_of([p for p in processes if p.pid in wanted], proc)
+        rest = bytes_of([p for p in processes if p.pid not in wanted], proc)
+        self._memory_took_s = time.monotonic() - now
+        known = [n for n in (of_workers, rest) if n is not None]
+        return of_workers, sum(known) if known else None
+
+
+def _share(rate: float | None) -> float | None:
+    return None if rate is None else min(1.0, rate)
+
+
+def _available(root: Path) -> int | None:
+    try:
+        return memory_available_bytes(root)
+    except (OSError, RuntimeError):
+        return None
+
+
+def _received() -> int | None:
+    try:
+        counters = psutil.net_io_counters(pernic=True)
+    except (OSError, RuntimeError):
+        return None
+    return sum(c.bytes_recv for name, c in counters.items() if name != "lo") if counters else None

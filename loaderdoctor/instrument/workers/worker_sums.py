@@ -1,0 +1,164 @@
+"""Keeps sums of what each DataLoader worker does, for as long as a run lasts, in constant memory.
+
+`RecordedLoop` writes a record a batch, which a diagnosis needs for some seconds; this stands around
+it or, once there are enough records, in its place.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from torch.utils.data._utils import worker as torch_worker
+
+from loaderdoctor.instrument.wire.worker_sums import LAYOUT, MAGIC, SUFFIX
+from loaderdoctor.instrument.workers import worker as recorded
+from loaderdoctor.instrument.workers.loop_arguments import find_argument, find_queues
+
+# Written at most this often: CPU time is a system call, and nobody reads more often.
+WRITE_NS: Final = 100_000_000
+
+
+def install(folder: Path) -> None:
+    """Keep sums of every worker started from now on. Raises OSError where there is no room."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch_worker._worker_loop = SummedLoop(torch_worker._worker_loop, str(folder))
+
+
+def without_records() -> None:
+    """Workers started from now on keep their sums, and record no batches one by one."""
+    loop = torch_worker._worker_loop
+    recorded.remove()  # where ours stands around it, it only closes this process's file
+    if isinstance(loop, SummedLoop) and isinstance(loop.original, recorded.RecordedLoop):
+        torch_worker._worker_loop = SummedLoop(loop.original.original, loop.folder)
+
+
+def remove() -> None:
+    """Workers started from now on keep nothing."""
+    loop = torch_worker._worker_loop
+    if isinstance(loop, SummedLoop):
+        torch_worker._worker_loop = loop.original
+
+
+class SummedLoop:
+    """Stands in for torch's `_worker_loop`, or for `RecordedLoop` around it."""
+
+    def __init__(self, original: Callable[..., None], folder: str) -> None:
+        functools.update_wrapper(self, original)
+        self.original = original
+        self.folder = folder
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Runs in the worker's main thread until torch ends the worker."""
+        try:
+            sums = self._open(args, kwargs)
+        except Exception:  # sums are worth less than the user's run
+            sums = None
+        try:
+            self.original(*args, **kwargs)
+        finally:
+            if sums is not None:
+                sums.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled for spawn and forkserver."""
+        own: Callable[..., None] | None = self.original
+        name = (getattr(own, "__module__", None), getattr(own, "__qualname__", None))
+        if not isinstance(own, recorded.RecordedLoop) and name == (
+            torch_worker.__name__,
+            "_worker_loop",
+        ):
+            own = None  # not picklable by its name while that name is patched
+        return (_restore, (own, self.folder))
+
+    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Sums | None:
+        queues = find_queues(self.original, args, kwargs)
+        if queues is None:
+            return None
+        worker = find_argument(self.original, args, kwargs, "worker_id")
+        sums = _Sums(Path(self.folder), worker if isinstance(worker, int) else -1)
+        index_queue, data_queue = queues
+        index_queue.get = sums.getting(index_queue.get)
+        data_queue.put = sums.putting(data_queue.put)
+        return sums
+
+
+def _restore(original: Callable[..., None] | None, folder: str) -> SummedLoop:
+    return SummedLoop(original or torch_worker._worker_loop, folder)
+
+
+class _Sums:
+    """Those of one worker, in its own process."""
+
+    def __init__(self, folder: Path, worker: int) -> None:
+        self._worker = worker
+        self._started_ns = self._written_ns = time.perf_counter_ns()
+        self._n_batches = self._make_ns = self._idle_ns = self._longest_ns = 0
+        self._began_ns = self._waiting_ns = 0
+        path = folder / f"{os.getpid()}-{self._started_ns}{SUFFIX}"
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        try:
+            os.ftruncate(descriptor, LAYOUT.size)
+            self._map = mmap.mmap(descriptor, LAYOUT.size)
+        finally:
+            os.close(descriptor)
+        self._write()
+
+    def getting(self, get: Callable[..., Any]) -> Callable[..., Any]:
+        now = time.perf_counter_ns
+
+        def timed_get(*args: Any, **kwargs: Any) -> Any:
+            # torch asks again every few seconds: an idle worker has been so since it first asked.
+            if not self._waiting_ns:
+                self._waiting_ns = now()
+            request = get(*args, **kwargs)
+            began_ns = self._began_ns = now()
+            self._idle_ns += began_ns - self._waiting_ns
+            self._waiting_ns = 0
+            return request
+
+        return timed_get
+
+    def putting(self, put: Callable[..., Any]) -> Callable[..., Any]:
+        now = time.perf_counter_ns
+
+        def timed_put(*args: Any, **kwargs: Any) -> Any:
+            end_ns = now()
+            if self._began_ns:
+                took_ns, self._began_ns = end_ns - self._began_ns, 0
+                self._n_batches += 1
+                self._make_ns += took_ns
+                if took_ns > self._longest_ns:
+                    self._longest_ns = took_ns
+                if end_ns - self._written_ns > WRITE_NS:
+                    self._written_ns = end_ns
+                    self._write()
+            return put(*args, **kwargs)
+
+        return timed_put
+
+    def close(self) -> None:
+        """The worker ends."""
+        self._write(ended=1)
+
+    def _write(self, ended: int = 0) -> None:
+        LAYOUT.pack_into(
+            self._map,
+            0,
+            MAGIC,
+            os.getpid(),
+            self._worker,
+            ended,
+            self._started_ns,
+            self._n_batches,
+            self._make_ns,
+            time.thread_time_ns(),
+            self._idle_ns,
+            self._longest_ns,
+        )
+        self._longest_ns = 0

@@ -1,0 +1,66 @@
+"""`run`: the script's output, files and exit code are its own, and there is a report."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.recorded import recorded, unwatched
+from tests.scripts.running import SHAPES
+
+pytestmark = pytest.mark.scripts
+
+
+@pytest.mark.parametrize("n_workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_recorded_run_is_the_unwatched_run_with_a_report(n_workers: str, tmp_path: Path) -> None:
+    script, alone_dir, watched_dir = SHAPES / "saves.py", tmp_path / "a", tmp_path / "b"
+    alone_dir.mkdir()
+    watched_dir.mkdir()
+    alone = unwatched(script, "weights.txt", n_workers, cwd=alone_dir)
+    done = recorded(script, "weights.txt", n_workers, cwd=watched_dir)
+    assert alone.returncode == done.code == 5
+    assert done.stdout.startswith(alone.stdout)
+    assert alone.stderr in done.stderr
+    saved = (watched_dir / "weights.txt").read_text()
+    assert saved == (alone_dir / "weights.txt").read_text()
+    assert {p.name for p in watched_dir.iterdir()} == {"weights.txt", "run"}
+    run = done.run
+    assert done.report.command == "run"
+    assert run.complete and run.how == "script-ended" and run.exit_code == 5
+    assert run.n_steps == 600
+    parts = ("step_s", "input_s", "starts_s", "validation_s", "saving_s", "other_s")
+    assert sum(getattr(run.time, p) for p in parts) == pytest.approx(run.time.recorded_s)
+    assert not (done.folder / ".recorded").exists()
+
+
+def test_a_script_that_fails_keeps_its_traceback_and_exit_code(tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text("import torch\nraise RuntimeError('mine')\n")
+    alone, done = unwatched(script, cwd=tmp_path), recorded(script, cwd=tmp_path)
+    assert alone.returncode == done.code == 1
+    assert done.stderr.startswith(alone.stderr)
+
+
+def test_stdin_and_signals_are_the_scripts(tmp_path: Path) -> None:
+    """It asks itself for SIGTERM, as a scheduler would, and reads what is piped into it."""
+    script = tmp_path / "asks.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "came = []\n"
+        "signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "print(len(came), os.getppid() == int(sys.argv[1]), sys.stdin.read())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "loaderdoctor", "run", str(script), str(os.getpid())],
+        cwd=tmp_path,
+        input="piped",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.startswith("1 True piped\n"), done.stderr

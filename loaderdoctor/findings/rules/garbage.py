@@ -15,9 +15,11 @@ MIN_DOUBLED_SHARE = 0.01
 MIN_DOUBLED = 3
 # What a line asks for is the cause where it is most of what collecting takes.
 MOSTLY = 0.5
+# The first step of an optimizer loads 900 more modules of torch (2.14): of 316,000 objects there
+# are then, 135,000 would be missed by freezing before it.
 _FREEZE = (
-    "gc.collect(); gc.freeze() once, after model, data and loaders are built and before the loop: "
-    "what lives until the end is then never looked at again."
+    "gc.collect(); gc.freeze() once, behind the first step: what lives until the end is then never "
+    "looked at again."
 )
 _RARELY = (
     "gc.disable() before the loop and gc.collect() at the end of each epoch, or "

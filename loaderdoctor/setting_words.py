@@ -79,6 +79,10 @@ READINGS: Mapping[str, Reading] = {
     ),
     "dali": Reading(on="NVIDIA DALI"),
     "num_threads": Reading(spelling="torch.set_num_threads", is_call=True),
+    "gc": Reading(
+        title="garbage collection",
+        values={"automatic": "", "frozen": "gc.freeze()", "manual": "gc.disable()"},
+    ),
 }
 
 

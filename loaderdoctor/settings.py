@@ -15,6 +15,7 @@ from loaderdoctor.errors import UsageError
 from loaderdoctor.setting_words import Value as Value  # of which settings are made
 
 Background = Literal["off", "host", "device"]
+Collector = Literal["automatic", "frozen", "manual"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
 Parallel = Literal["none", "data_parallel", "ddp"]
 
@@ -63,6 +64,8 @@ class Settings:
     ddp: Parallel | None = None  # several devices: one process, or one for each
     dali: bool | None = None  # NVIDIA DALI reads, decodes and augments, on the device
     num_threads: int | None = None  # torch.set_num_threads: sums are made in another order
+    # Python's garbage collector: frozen looks at nothing that is there now, manual never starts.
+    gc: Collector | None = None
 
     def as_dict(self) -> dict[str, Value]:
         """Every axis by name, unset as None: the form of `settings` in report.json."""
@@ -87,9 +90,10 @@ class Settings:
         return (self.num_workers or 0) * (self.prefetch_factor or DEFAULT_PREFETCH_FACTOR)
 
     @property
-    def only_threads(self) -> bool:
-        """Whether the loop's own batches and loaders serve as they are: only threads change."""
-        return set(self.changed()) == {"num_threads"}
+    def keeps_loaders(self) -> bool:
+        """Whether the loop's own batches and loaders serve as they are: the process changes."""
+        names = set(self.changed())
+        return bool(names) and names <= _OF_PROCESS
 
     @property
     def numerics(self) -> tuple[str, ...]:
@@ -108,8 +112,9 @@ class Settings:
         )
 
 
+_OF_PROCESS = {"num_threads", "gc"}
 # Values of an axis that leave the loop as it is.
-_IDLE = (False, "off", "original", "on", "all", "none", 1.0)
+_IDLE = (False, "off", "original", "on", "all", "none", "automatic", 1.0)
 _FROM_ONE = ("prefetch_factor", "batch_size", "num_threads")
 _MAX_DIGITS = 12  # more than anything here counts; Python refuses to read very long numbers
 
@@ -293,5 +298,6 @@ AXES: tuple[Axis, ...] = (
     ),
     Axis(name="dali", kind="bool", where="script", numerics=True),
     Axis(name="num_threads", kind="int", where="model", numerics=True),
+    Axis(name="gc", kind="choice", choices=("automatic", "frozen", "manual"), where="model"),
 )
 AXES_BY_NAME: Mapping[str, Axis] = {axis.name: axis for axis in AXES}

@@ -334,6 +334,8 @@ _ON: Mapping[str, str] = {
     "dali": "nvidia.dali's DALIGenericIterator in place of the DataLoader.",
     "num_threads": "`torch.set_num_threads({value})` once, before the loop, or OMP_NUM_THREADS="
     "{value} in the shell that starts the script.",
+    "gc=frozen": "`gc.collect()` and `gc.freeze()` once, behind the first step of training.",
+    "gc=manual": "`gc.disable()` before the loop, and `gc.collect()` at the end of each epoch.",
 }
 _OFF: Mapping[str, str] = {
     "cudnn_benchmark": "`torch.backends.cudnn.benchmark = False`.",
@@ -349,7 +351,8 @@ def axis_ideas(settings: Settings) -> tuple[str, ...]:
     """A sentence for each setting that is no argument; none for what leaves the loop as it is."""
     found = []
     for name, value in settings.changed().items():
-        text = _OFF.get(name) if value is False else _ON.get(name)
+        by_value = _ON.get(f"{name}={value}", _ON.get(name))
+        text = _OFF.get(name) if value is False else by_value
         if text is not None and value not in _NOT_KEPT:
             place = "/dev/shm" if value == "tmpfs" else value
             found.append(text.format(value=place))

@@ -16,6 +16,7 @@ from loaderdoctor.advice.code_advice import code_advice
 from loaderdoctor.advice.propose_data import copying, in_code, not_advised_in_code, resident
 from loaderdoctor.advice.propose_pool import (
     background_thread,
+    collector,
     fewer_threads,
     fewer_workers,
     kept_workers,
@@ -73,9 +74,9 @@ def candidates(facts: Facts, findings: Iterable[Finding]) -> tuple[Candidate, ..
     if loader is None:
         return ()
     case = Case(facts=facts, loader=loader, found={f.kind: f for f in findings})
-    threads = fewer_threads(case)
+    process = [*fewer_threads(case), *collector(case)]
     if loader.kind == "foreign" or not case.found:
-        return tuple(threads)  # what needs nothing of the loader
+        return tuple(process)  # what needs nothing of the loader
     pool, sent = more_workers(case), copying(case)
     everything = [
         *_both(pool, sent, facts),
@@ -87,7 +88,7 @@ def candidates(facts: Facts, findings: Iterable[Finding]) -> tuple[Candidate, ..
         *resident(case),
         *background_thread(case),
         *fewer_workers(case),
-        *threads,
+        *process,
     ]
     unique: dict[Settings, Candidate] = {}
     for candidate in everything:

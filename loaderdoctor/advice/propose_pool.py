@@ -16,6 +16,7 @@ from loaderdoctor.findings.capacity import (
 from loaderdoctor.findings.exposure import has_accelerator, input_cost, num_workers
 from loaderdoctor.findings.input_parts import startup_ms_per_step
 from loaderdoctor.findings.model import Kind
+from loaderdoctor.findings.rules.garbage import asked_for, mostly_full
 from loaderdoctor.findings.rules.threads import fewer, threads_at_work
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Value
 
@@ -34,6 +35,10 @@ _LOOP_KINDS = (
     Kind.DATASET_FORMAT_BOUND,
     Kind.SAMPLER_BOUND,
     Kind.MANY_SMALL_FILES,
+)
+_UNCOLLECTED = (
+    "Objects that refer to each other in a circle stay in memory until gc.collect() is called: "
+    "watch the memory over an epoch."
 )
 _OTHER_SUMS = (
     "With another number of threads, sums are made in another order: results may differ in their "
@@ -212,6 +217,32 @@ def fewer_threads(case: Case) -> list[Candidate]:
             caution=_OTHER_SUMS,
         )
     return out
+
+
+def collector(case: Case) -> list[Candidate]:
+    """Python's garbage collector kept from the steps, where it was seen to stop the loop."""
+    finding = case.found.get(Kind.GC_PAUSES)
+    step, step_ms = case.facts.step, case.facts.step_ms
+    seen = step.collecting if step is not None else None
+    if finding is None or finding.share is None or seen is None or step_ms is None:
+        return []
+    if asked_for(seen):
+        return []  # the line that asks is to change
+    out = []
+    if mostly_full(seen):
+        out += case.propose(
+            Kind.GC_PAUSES,
+            changes={"gc": "frozen"},
+            predicted_ms=None,
+            how="what lives before the freeze is looked at no more; what that is, a trial tells",
+        )
+    return out + case.propose(
+        Kind.GC_PAUSES,
+        changes={"gc": "manual"},
+        predicted_ms=(1.0 - finding.share) * step_ms,
+        how=f"the step less the {fmt.share(finding.share)} of it in collections",
+        caution=_UNCOLLECTED,
+    )
 
 
 def _startup_matters(case: Case, predicted_ms: float | None) -> bool:

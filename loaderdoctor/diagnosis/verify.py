@@ -196,8 +196,10 @@ class Verifier:
 
     def _reached(self, one: Compared, rest_ms: float | None) -> bool:
         """Whether nothing is left to gain; `rest_ms` was measured next to steps of the ablation."""
-        # What is left may be the fighting of its own threads: with others, loaders may matter.
-        if rest_ms is None or one.step is None or one.settings.num_threads is not None:
+        # What is left may be the fighting of its own threads, or collecting garbage: without that,
+        # loaders may matter.
+        process = one.settings.num_threads is not None or one.settings.gc is not None
+        if rest_ms is None or one.step is None or process:
             return False
         plain = self._ablation.plain_ms if self._ablation is not None else None
         step_ms = one.step.value if plain is None else one.part * plain.value
@@ -209,7 +211,7 @@ def thread_trials(tried: Sequence[Compared]) -> tuple[ThreadTrial, ...]:
     return tuple(
         ThreadTrial(n_threads=n, step_ms=step, gain_ms=gain, decided=one.decided)
         for one in tried
-        if one.settings.only_threads
+        if set(one.settings.changed()) == {"num_threads"}
         and (n := one.settings.num_threads) is not None
         and (step := one.step) is not None
         and (gain := one.gain) is not None

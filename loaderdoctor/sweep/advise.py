@@ -28,6 +28,7 @@ _CAUTIONS = {
     "is applied once only",
     "cache": "every sample stays in host memory, and random augmentation is applied once only",
     "storage": "the copy takes its size of memory or disk, and has to be kept up to date",
+    "gc": "objects that refer to each other in a circle stay in memory until gc.collect()",
     "uint8": "floats are made on the device: whatever reads the batch before must expect bytes",
 }
 MAX_PROBES_TOLD = 4

@@ -132,7 +132,7 @@ def compared(trials: Sequence[Trial], boundaries: Boundaries) -> list[Compared]:
     own = {m.round: boundaries.plain(m.window) for m in trials[0].measurements}
     timed = []
     for trial in trials[1:]:
-        keeps = trial.settings.only_threads
+        keeps = trial.settings.keeps_loaders
         steps = [
             (m.round, boundaries.trial(m.window, keeps_loader=keeps))
             for m in trial.measurements

@@ -201,7 +201,7 @@ class Measurer:
         """At least one boundary for each trial; more where they cost little next to the window."""
         if trial.settings.keep_iterator:
             return False  # it has none
-        if trial.settings.only_threads and self._own_mode == "plain":
+        if trial.settings.keeps_loaders and self._own_mode == "plain":
             return False  # the loop's own, which it leaves as they are
         seen = [v.boundary_ms for v in trial.measurements if v.window.boundary_ns is not None]
         if not seen or seen[-1] is None:

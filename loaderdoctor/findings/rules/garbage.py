@@ -7,7 +7,7 @@ from loaderdoctor.facts.loop import CollectionFacts
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import has_accelerator, host_share, severity
-from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.findings.model import Finding, Kind, Prediction
 
 # Below a moderate share, pauses count where they make steps twice as long: several of them, and no
 # less than this of all time (one step in a hundred doubled).
@@ -69,12 +69,27 @@ def gc_pauses(facts: Facts) -> Finding | None:
             "step_ms": step_ms,
         },
         advice=_advice(seen) + (_RANKS if n_ranks > 1 else ""),
+        predictions=() if asked_for(seen) else (_manual(share, step_ms),),
     )
+
+
+def mostly_full(seen: CollectionFacts) -> bool:
+    """Whether full collections are most of it: those look at all that was ever made."""
+    return seen.full_ms_per_step >= MOSTLY * seen.ms_per_step
 
 
 def asked_for(seen: CollectionFacts) -> bool:
     """Whether lines of code ask for most of it, which no setting of the collector changes."""
     return seen.asked_ms_per_step >= MOSTLY * seen.ms_per_step
+
+
+def _manual(share: float, step_ms: float) -> Prediction:
+    left_ms = (1.0 - share) * step_ms
+    return Prediction(
+        sentence=f"Without collections in the steps it should take {fmt.ms(left_ms)}.",
+        setting="gc",
+        step_ms=left_ms,
+    )
 
 
 def _what(seen: CollectionFacts) -> str:
@@ -84,8 +99,7 @@ def _what(seen: CollectionFacts) -> str:
             f"gc.collect() at {fmt.plain(seen.site)}{of} stops the loop "
             f"{fmt.count(seen.n_full, 'time')} in {fmt.count(seen.n_steps, 'step')}"
         )
-    full = seen.full_ms_per_step >= MOSTLY * seen.ms_per_step
-    n, which = (seen.n_full, "full collection") if full else (seen.n, "collection")
+    n, which = (seen.n_full, "full collection") if mostly_full(seen) else (seen.n, "collection")
     return (
         f"Python's garbage collector stops the loop: {fmt.count(n, which)} in "
         f"{fmt.count(seen.n_steps, 'step')}"
@@ -108,7 +122,7 @@ def _advice(seen: CollectionFacts) -> str:
             "it gives back is held by a cycle of references: the exception or the graph that is "
             "kept is the cause to look for."
         )
-    if seen.full_ms_per_step >= MOSTLY * seen.ms_per_step:
+    if mostly_full(seen):
         return f"{_FREEZE} Or {_RARELY}"
     return f"Let it work more rarely: {_RARELY}"
 

@@ -39,7 +39,7 @@ class Switches:
         Returns the steps in which compilers do their work; None where no switch is asked for.
         Raises SourceRefusedError.
         """
-        if settings is None or not settings.numerics:
+        if settings is None or not (settings.numerics or settings.gc):
             return None
         from loaderdoctor.instrument.trial import compute
 

@@ -29,6 +29,7 @@ from loaderdoctor.instrument.trial.compute_switches import (
     cast_type,
     channels_last,
     checkpointed,
+    collector,
     compiled,
     flag,
     fused,
@@ -44,7 +45,8 @@ N_WATCHED = 3
 # the second call compiles again where a shape or a flag has changed.
 N_COMPILING = 3
 _ON_MODEL = ("amp", "channels_last", "compile", "checkpoint")
-_AXES = (*_ON_MODEL, "cudnn_benchmark", "tf32", "zero_grad_none", "fused_optimizer", "num_threads")
+_ON_PROCESS = ("num_threads", "gc")  # no model and no optimizer is looked for
+_AXES = (*_ON_MODEL, "cudnn_benchmark", "tf32", "zero_grad_none", "fused_optimizer", *_ON_PROCESS)
 
 
 def asked(settings: Settings | None) -> bool:
@@ -76,7 +78,8 @@ class Compute:
     def look(self, settings: Settings) -> Generator[None, int, None]:
         """Watch some steps for the models and optimizers that train, where they are switched."""
         known = self._training()
-        if known is not None or settings.numerics == ("num_threads",):
+        others = (name for name in _AXES if name not in _ON_PROCESS)
+        if known is not None or not any(_wanted(settings, name) for name in others):
             return
         observer = CallObserver()
         observer.install()
@@ -124,6 +127,8 @@ class Compute:
         stack, n_steps = self._stack, 0
         if settings.num_threads is not None:
             stack.enter_context(intra_op_threads(settings.num_threads))
+        if settings.gc in ("frozen", "manual"):
+            stack.enter_context(collector(settings.gc))
         if settings.tf32 is not None:
             stack.enter_context(matmul_tf32(settings.tf32))
         if settings.cudnn_benchmark is not None:

@@ -7,6 +7,7 @@ a method other than the module itself are not reached.
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from loaderdoctor.errors import TrialRefused
+from loaderdoctor.settings import Collector
 
 _BFLOAT16_SINCE = (8, 0)  # compute capability of the first NVIDIA GPUs with bfloat16 tensor cores
 _ABSENT = object()
@@ -63,6 +65,34 @@ def intra_op_threads(n: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def collector(how: Collector) -> Iterator[None]:
+    """Python's garbage collector `manual`: it never starts; or `frozen`: it looks at nothing old.
+
+    Thresholds stay. Raises TrialRefused where the script has done either already: undoing ours
+    would undo its own.
+    """
+    if not gc.isenabled():
+        raise TrialRefused("the script has switched the garbage collector off already")
+    if how == "frozen" and gc.get_freeze_count():
+        raise TrialRefused("the script has frozen its objects already")
+    if how == "manual":
+        gc.disable()
+    else:
+        gc.collect()
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if how == "manual":
+            gc.enable()
+        else:
+            gc.unfreeze()
+            # A full one comes once objects have grown by a quarter since the last, which counted
+            # none of those that were frozen: the loop's own windows would pay for one more.
+            gc.collect()
 
 
 # ---------------------------------------------------------------- forward of a model

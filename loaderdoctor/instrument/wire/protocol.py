@@ -132,8 +132,8 @@ class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     @property
     def own_batches(self) -> bool:
         """Whether a trial leaves the loop's loaders alone, and asks nothing of them."""
-        only_threads = self.settings is not None and self.settings.only_threads
-        return only_threads and not self.measure_boundary
+        keeps = self.settings is not None and self.settings.keeps_loaders
+        return keeps and not self.measure_boundary
 
 
 class Measure(Message, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.facts.loop import CollectionFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
@@ -90,6 +91,20 @@ def test_next_to_an_accelerator_it_costs_no_more_than_that_idles() -> None:
     found = gc_pauses(busy)
     assert found is not None and found.share is not None
     assert found.share <= 0.1 + (busy.share("input") or 0.0) + 1e-9
+
+
+def test_both_ways_to_spare_the_steps_are_tried_and_none_where_a_line_asks() -> None:
+    def tried(facts: Facts) -> list[tuple[str | None, bool]]:
+        found = prescribe(facts, find(facts)).candidates
+        return [(c.settings.gc, c.caution is not None) for c in found if c.settings.gc is not None]
+
+    def on_gpu(**changes: Any) -> Facts:
+        return replace(collecting(**changes), machine=healthy().machine, shares=shares(host=0.5))
+
+    assert tried(on_gpu()) == [("manual", True), ("frozen", False)]
+    assert tried(on_gpu(n=8000, full_ms_per_step=0.4)) == [("manual", True)]
+    assert tried(on_gpu(asked_ms_per_step=2.8, site="train.py:57")) == []
+    assert tried(healthy()) == []
 
 
 def test_lines_that_collections_fall_into_are_not_the_cause() -> None:

@@ -209,7 +209,7 @@ def test_elsewhere_it_is_silent(facts: Facts) -> None:
 
 def thread_settings(facts: Facts) -> list[int | None]:
     found = prescribe(facts, find(facts)).candidates
-    return [c.settings.num_threads for c in found if c.settings.only_threads]
+    return [c.settings.num_threads for c in found if c.settings.num_threads]
 
 
 def test_fewer_threads_are_tried_where_they_fight_with_code_and_caution() -> None:

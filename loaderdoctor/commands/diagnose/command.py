@@ -10,16 +10,17 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from loaderdoctor.commands.diagnose.launch import (
     Launch,
-    Stages,
     follow,
     launch_everywhere,
     several_machines,
 )
+from loaderdoctor.commands.diagnose.progress import Stages
 from loaderdoctor.commands.output import (
     STDOUT,
     ShareRule,
@@ -101,16 +102,16 @@ def diagnose(options: DiagnoseOptions) -> int:
         began = time.time()
         folder = RunFolder.create(target.label, output=options.output, at=began)
         try:
-            return _diagnose(
-                _Call(
-                    options=options,
-                    target=target,
-                    launch=launch,
-                    rules=rules,
-                    folder=folder,
-                    began=began,
-                )
+            call = _Call(
+                options=options,
+                target=target,
+                launch=launch,
+                rules=rules,
+                folder=folder,
+                began=began,
             )
+            with closing(call.stages):
+                return _diagnose(call)
         finally:
             folder.discard_if_empty()  # the script ended before there was anything to tell
 
@@ -125,9 +126,11 @@ class _Call:
     rules: tuple[ShareRule, ...]  # of --fail-on
     folder: RunFolder
     began: float  # seconds since the epoch
+    stages: Stages = field(default_factory=Stages)
 
     def show(self, report: Report, *, written: bool = True) -> None:
         """Print the report, and its JSON where asked for."""
+        self.stages.close()  # the answer is the last thing on the screen
         folder = self.folder.path if written else None
         options = self.options
         deliver(report, json_target=options.json_target, folder=folder, verbose=options.verbose)
@@ -135,7 +138,7 @@ class _Call:
 
 def _diagnose(call: _Call) -> int:
     if not call.options.run_to_end:
-        Stages().warn(NOT_VALID.format(ends=RUNS_ONCE if call.options.once else RUNS_AGAIN))
+        call.stages.warn(NOT_VALID.format(ends=RUNS_ONCE if call.options.once else RUNS_AGAIN))
     with tempfile.TemporaryDirectory(prefix=".raw-", dir=call.folder.path) as raw:
         run = _Run(call, Path(raw))
         try:
@@ -188,7 +191,7 @@ class _Run:
 
     def __init__(self, call: _Call, raw: Path) -> None:
         self._options, self._target, self._raw = call.options, call.target, raw
-        self.stages = Stages()
+        self.stages = call.stages
         self._script_run = RepeatedRun(
             start=lambda patient: call.launch.script_run(
                 call.target, raw, replace(_launch_options(call.options), patient=patient)

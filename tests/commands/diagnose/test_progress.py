@@ -11,10 +11,11 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pyte
 import pytest
 from rich.console import Console
 
-from loaderdoctor.commands.diagnose.launch import Stages
+from loaderdoctor.commands.diagnose.progress import Stages
 from tests.commands.reading import read_to_end
 
 LONG = "loaderdoctor: this text is of more words than fit one line, " + "and more " * 8 + "\n"
@@ -109,3 +110,81 @@ def test_diagnose_tells_every_stage_in_a_real_terminal(tmp_path: Path) -> None:
     assert left == sorted(left, reverse=True)
     assert len(left) >= 3 and left[0] <= 20
     assert max(map(len, text.splitlines())) <= 80
+
+
+class Terminal(io.StringIO):
+    """A screen of pyte's that reads what is written to it."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        super().__init__()
+        self.screen = pyte.Screen(columns, rows)
+        self.screen.set_mode(pyte.modes.LNM)  # as a terminal's driver: a line feed returns, too
+        self._stream = pyte.Stream(self.screen)
+
+    def write(self, text: str) -> int:
+        self._stream.feed(text)
+        return len(text)
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.rstrip() for line in self.screen.display]
+
+
+def stages_of(terminal: Terminal, now_s: list[float]) -> Stages:
+    shown = Console(
+        file=terminal, width=terminal.screen.columns, force_terminal=True, color_system=None
+    )
+    size = (terminal.screen.columns, terminal.screen.lines)
+    return Stages(shown, clock=lambda: now_s[0], size=lambda: size)
+
+
+def test_the_stage_stays_at_the_foot_while_the_script_prints_above_it() -> None:
+    terminal, now_s = Terminal(40, 10), [0.0]
+    stages = stages_of(terminal, now_s)
+    terminal.write("$ loaderdoctor diagnose train.py\n")
+    for epoch in range(20):
+        stages(f"stage {epoch}", 100.0 - epoch)
+        terminal.write(f"epoch {epoch} ")  # in two pieces, with a stage between them
+        stages("between", 3.0)
+        terminal.write("done\n")
+        assert terminal.lines[-1].startswith("loaderdoctor: between")
+    # Eight lines of the script, whole, and the one that its next print goes to.
+    assert terminal.lines[:9] == [f"epoch {epoch} done" for epoch in range(12, 20)] + [""]
+    assert sum(line.startswith("loaderdoctor:") for line in terminal.lines) == 1
+
+
+def test_the_foot_is_given_back_and_the_answer_goes_on_where_the_script_ended() -> None:
+    terminal, now_s = Terminal(40, 10), [0.0]
+    stages = stages_of(terminal, now_s)
+    for line in range(12):
+        terminal.write(f"line {line}\n")
+        stages(f"stage {line}", 5.0)
+    stages.close()
+    stages.close()  # what was given back is not given back again
+    terminal.write("Input-bound, high\n" + "".join(f"report {i}\n" for i in range(3)))
+    assert not any(line.startswith("loaderdoctor:") for line in terminal.lines)
+    assert terminal.lines[-5:] == ["Input-bound, high", "report 0", "report 1", "report 2", ""]
+    assert terminal.screen.margins is None  # all of the screen scrolls again
+
+
+def test_a_long_stage_is_cut_and_a_resized_terminal_gets_a_new_foot() -> None:
+    terminal, now_s = Terminal(40, 10), [0.0]
+    stages = stages_of(terminal, now_s)
+    stages("trying settings " + "num_workers=2, " * 9, 5.0)
+    assert len(terminal.lines[-1]) < 40
+    terminal.screen.resize(12, 40)
+    stages_taller = Stages(stages._console, size=lambda: (40, 12))
+    stages_taller("next", 4.0)
+    assert terminal.lines[-1] == "loaderdoctor: next, about 4 s left"
+
+
+def test_a_terminal_of_few_rows_or_unknown_size_gets_lines() -> None:
+    for size in ((40, 4), (0, 0)):
+        shown = console(terminal=True)
+        stages = Stages(shown, size=lambda size=size: size)  # type: ignore[misc]
+        stages("profiling", 44.7)
+        stages.close()
+        assert isinstance(shown.file, io.StringIO)
+        assert shown.file.getvalue().split() == (
+            ["loaderdoctor:", "profiling,", "about", "45", "s", "left"]
+        )

@@ -13,6 +13,7 @@ from typing import Literal
 
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.command.listener import ConnectionListener
+from loaderdoctor.instrument.command.script_checks import check_script
 from loaderdoctor.instrument.wire.channel import (
     CHANNEL_VARIABLE,
     LaunchConfig,
@@ -34,11 +35,11 @@ class Target:
     n_ranks: int = 1  # more: so many processes of it, as one job by torch's own launcher
 
     def check(self) -> None:
-        """Raise UsageError where there is no such script."""
+        """Raise UsageError where there is no such script, or it can't be one."""
         if (self.script is None) == (self.module is None):
             raise UsageError("name either a script or, with -m, a module to run.")
-        if self.script is not None and not Path(self.script).is_file():
-            raise UsageError(f"{self.script}: no such file. Give the path of the training script.")
+        if self.script is not None:
+            check_script(Path(self.script))
 
     @property
     def label(self) -> str:

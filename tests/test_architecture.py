@@ -59,6 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": JUDGED | {"trace"},
     # What drives it.
     "cluster": WORDS | {"system"},
+    "tuning": WORDS,
     "tryout": JUDGED | {"trace", "attribution", "command", "report"},
     "diagnosis": JUDGED | {"trace", "attribution", "command", "report", "tryout"},
     "sweep": JUDGED

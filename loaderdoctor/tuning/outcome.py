@@ -1,0 +1,49 @@
+"""What a tuner asks for, what it tried, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.settings import Settings
+
+State = Literal["watching", "trying", "resting", "confirming", "returning", "done"]
+Verdict = Literal["kept", "slower", "not-separable", "too-dear", "failed", "refused"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Settings to go over to: at the next batch, or where the next epoch begins."""
+
+    settings: Settings  # complete
+    at_epoch: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """One setting that was tried, or would have been."""
+
+    settings: Settings  # complete
+    verdict: Verdict
+    at_step: int
+    step_ms: Estimate | None = None
+    against_ms: Estimate | None = None  # the best before it
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What tuning came to so far."""
+
+    state: State
+    own: Settings
+    chosen: Settings
+    chosen_at_step: int | None  # None: the loop's own settings stay
+    proven: bool  # held against the loop's own once more
+    own_ms: Estimate | None
+    chosen_ms: Estimate | None
+    n_steps: int
+    lost_steps: float  # to trying, in steps of the loop's own pace
+    saved_ms: float  # against the loop's own pace, of the steps that were made; trying included
+    tried: tuple[Tried, ...]

@@ -1,0 +1,100 @@
+"""Steps of a running training, gathered into windows that can be compared.
+
+A window is a whole number of worker cycles, long enough for single slow steps not to decide; it is
+one sample of the statistics, since steps within it are correlated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from loaderdoctor.estimate import Estimate, mean
+from loaderdoctor.settings import Settings
+
+# A window lasts this long at least, and this many steps. Of 0.4 s, windows of one and the same
+# setting differ by 1 to 3 % on a quiet machine with two cores (`tests/tuning/simulated.py` draws
+# the same), which four of them tell a gain of 5 % from.
+WINDOW_MS = 400.0
+MIN_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step: from the batch before to this one."""
+
+    ms: float
+    wait_ms: float  # of it, getting the batch
+    serving: Settings  # complete: they made the batch
+    settled: bool  # batches come from their pool, and from no other any more
+    first: bool = False  # of an epoch: opening its iterator is in it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWindow:
+    """Means over whole worker cycles."""
+
+    step_ms: float
+    wait_share: float
+    n_steps: int
+
+
+@dataclass(slots=True)
+class Served:
+    """What is known of some settings."""
+
+    windows: list[StepWindow] = field(default_factory=list)
+    boundaries_ms: list[float] = field(default_factory=list)  # an epoch's first step, whole
+
+    def step_ms(self, last: int | None = None) -> Estimate | None:
+        """Mean step of its windows (its `last` ones), with its interval; None before the first."""
+        chosen = self.windows if last is None else self.windows[-last:]
+        return mean([window.step_ms for window in chosen]) if chosen else None
+
+    def wait_share(self, last: int) -> float:
+        """Share of the step that is spent getting the batch, in its `last` windows."""
+        chosen = self.windows[-last:]
+        return math.fsum(window.wait_share for window in chosen) / max(1, len(chosen))
+
+    @property
+    def boundary_ms(self) -> float | None:
+        """An epoch's first step, mean; None where none was seen."""
+        seen = self.boundaries_ms
+        return math.fsum(seen) / len(seen) if seen else None
+
+
+class Gathering:
+    """Steps of one setting on their way to a window."""
+
+    def __init__(self, settings: Settings, skip: int) -> None:
+        """`skip`: steps that still come from queues that filled up while nobody took from them."""
+        self._cycle = max(1, settings.num_workers or 0)
+        self._skip = skip
+        self._ms = self._wait_ms = 0.0
+        self._n = 0
+
+    def add(self, step: Step) -> StepWindow | None:
+        """Count a step; the window that it completes."""
+        if self._skip > 0:
+            self._skip -= 1
+            return None
+        if step.first:
+            return None  # told apart: it is one of many
+        self._ms += step.ms
+        self._wait_ms += step.wait_ms
+        self._n += 1
+        if self._ms < WINDOW_MS or self._n < MIN_STEPS or self._n % self._cycle:
+            return None
+        made = StepWindow(
+            step_ms=self._ms / self._n,
+            wait_share=min(1.0, self._wait_ms / self._ms),
+            n_steps=self._n,
+        )
+        self._ms = self._wait_ms = 0.0
+        self._n = 0
+        return made
+
+
+def queued(settings: Settings) -> int:
+    """Steps until queues are as in a long run: twice what workers hold, and the pin queue."""
+    return 2 * settings.queue_length + (settings.queue_length if settings.pin_memory else 0)

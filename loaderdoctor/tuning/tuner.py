@@ -1,0 +1,399 @@
+"""Tries settings in a running training and keeps what is proven. Knows no torch and no clock.
+
+    watching → trying ⇄ resting → confirming → returning → done → (if the loop waits again) trying
+
+It is told of every step and answers with settings to go over to. A setting is kept where its steps
+are shorter by an interval above zero and by what is worth a change; it is dropped as soon as it
+can't be. What trying may cost in all is limited: MAX_LOST_SHARE of the steps that the run has for
+sure, and half of what was gained already. Before the end the loop's own settings serve a few
+windows again, so that a machine that became faster meanwhile is not taken for a gain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from loaderdoctor.settings import Settings
+from loaderdoctor.tuning.candidates import (
+    LAST_WINDOWS,
+    MIN_WAIT_SHARE,
+    TunedLoop,
+    candidates,
+)
+from loaderdoctor.tuning.outcome import Ask, Outcome, State, Tried, Verdict
+from loaderdoctor.tuning.step_windows import (
+    MIN_STEPS,
+    WINDOW_MS,
+    Gathering,
+    Served,
+    Step,
+    StepWindow,
+    queued,
+)
+
+# Of the steps that a run has for sure, what trying may cost: time beyond the best so far.
+MAX_LOST_SHARE = 0.02
+REINVESTED_SHARE = 0.5
+# Shorter by less is not worth a change of settings, and would take long to prove.
+MIN_GAIN_SHARE = 0.02
+# Windows of the loop's own before anything is tried: with four, Student's factor is 3.2.
+MIN_OWN_WINDOWS = 4
+# The loop's first steps: caches, compilation, autotuning.
+WARM_UP_STEPS = 10
+MIN_WINDOWS = 2
+MAX_WINDOWS = 10
+CONFIRM_WINDOWS = 3
+# Margins are widened by this: a trial is looked at after each of its windows, and is one of many.
+# Of 60 simulated trainings that nothing can help, 3 kept a setting for a while (6 without), and
+# none when it was held against the loop's own (`tests/tuning/test_tuner.py` has eight of them).
+WIDENING = 1.5
+# A single window this much longer is no noise: the setting goes at once.
+HOPELESS = 1.5
+# What opening a pool takes, until one was opened: a forked worker 30 ms on two cores, one that is
+# spawned imports torch (3 s).
+FORKED_WORKER_MS = 30.0
+SPAWNED_WORKER_MS = 3000.0
+# A loop that was done is watched on; longer steps and new waits by this much begin a new search.
+SLOWER = 1.25
+
+
+class Tuner:
+    """Told of each step by `step`, of pools that failed by `failed`; `outcome` any time."""
+
+    def __init__(self, loop: TunedLoop, refusal: Callable[[Settings], str | None]) -> None:
+        """`refusal`: why complete settings can't be tried on this training; None where they can."""
+        self._loop = loop
+        self._refusal = refusal
+        self._known: dict[Settings, Served] = {loop.own: Served()}
+        self._wanted = self._best = loop.own
+        self._state: State = "watching"
+        self._gathering = Gathering(loop.own, WARM_UP_STEPS)
+        self._tried: list[Tried] = []
+        self._given_up: set[Settings] = {loop.own}
+        self._chosen_at: int | None = None
+        self._proven = False
+        self._n_steps = 0
+        self._epoch_at = 0  # steps of this epoch
+        self._lost_ms = 0.0  # of trials that ended
+        self._trial_ms = 0.0  # of the one under way, beyond the best's pace; may be negative
+        self._saved_ms = 0.0
+        self._opening_ms: dict[int, float] = {}  # seen, by number of workers
+        self._asked_at: int | None = None  # step behind which `wanted` was asked for; None: served
+        self._at_epoch = False  # it was asked for the next epoch
+        self._n_chosen_by = 0  # windows of the best that it was chosen by
+        self._own_again: list[StepWindow] = []  # the loop's own, next to the best
+        self._best_around: list[StepWindow] = []
+
+    def step(self, step: Step) -> Ask | None:
+        """Count a step. The settings to go over to, where others than those asked for before."""
+        self._n_steps += 1
+        self._epoch_at = 1 if step.first else self._epoch_at + 1
+        self._account(step)
+        served = self._known.setdefault(step.serving, Served())
+        arrived = step.serving == self._wanted and step.settled
+        if not arrived and not self._waits_for_epoch(step):
+            return self._cut_short()
+        if arrived and self._asked_at is not None:
+            self._asked_at, self._at_epoch = None, False
+            self._gathering = Gathering(self._wanted, queued(self._wanted))
+        if step.first:
+            served.boundaries_ms.append(step.ms)
+        window = self._gathering.add(step)
+        if window is None:
+            return self._cut_short()
+        served.windows.append(window)
+        return self._decide(served) if arrived else None
+
+    def failed(self, settings: Settings, reason: str) -> Ask | None:
+        """A pool with these failed or was refused, and the one before serves again."""
+        self._give_up(settings, "failed", reason)
+        if settings == self._best:
+            self._best, self._chosen_at = self._loop.own, None
+        return self._next()
+
+    def outcome(self) -> Outcome:
+        """What is known now."""
+        own_ms = self._own_ms
+        return Outcome(
+            state=self._state,
+            own=self._loop.own,
+            chosen=self._best,
+            chosen_at_step=self._chosen_at,
+            proven=self._proven,
+            own_ms=self._known[self._loop.own].step_ms(),
+            chosen_ms=self._known[self._best].step_ms(),
+            n_steps=self._n_steps,
+            lost_steps=self._lost_in_all_ms / own_ms if own_ms else 0.0,
+            saved_ms=self._saved_ms,
+            tried=tuple(self._tried),
+        )
+
+    # ------------------------------------------------------------ what it costs
+
+    @property
+    def _own_ms(self) -> float | None:
+        known = self._known[self._loop.own].step_ms()
+        return None if known is None else known.value
+
+    @property
+    def _best_ms(self) -> float | None:
+        known = self._known[self._best].step_ms(MAX_WINDOWS)
+        return None if known is None else known.value
+
+    @property
+    def _lost_in_all_ms(self) -> float:
+        return self._lost_ms + max(0.0, self._trial_ms)
+
+    def _account(self, step: Step) -> None:
+        own, best = self._known[self._loop.own], self._known[self._best]
+        own_ms = own.boundary_ms if step.first else self._own_ms
+        best_ms = best.boundary_ms if step.first else self._best_ms
+        if self._state == "watching":
+            return
+        changes = self._asked_at is not None or self._wanted != self._best
+        if changes and best_ms is not None and not self._waits_for_epoch(step):
+            self._trial_ms += step.ms - best_ms
+            if self._asked_at == self._n_steps - 1 and not step.first:
+                self._opening_ms[self._wanted.num_workers or 0] = max(0.0, step.ms - best_ms)
+        if own_ms is not None:
+            self._saved_ms += own_ms - step.ms
+
+    def _waits_for_epoch(self, step: Step) -> bool:
+        """Whether the best serves on until the epoch for which something else was asked."""
+        return self._at_epoch and self._asked_at is not None and step.serving == self._best
+
+    def _allowed_ms(self) -> float:
+        """What trying may cost in all, as things are."""
+        n_sure = self._n_steps
+        if self._loop.steps_per_epoch:
+            n_sure += max(0, self._loop.steps_per_epoch - self._epoch_at)
+        gained = max(0.0, self._saved_ms + self._lost_in_all_ms)
+        return MAX_LOST_SHARE * n_sure * (self._own_ms or 0.0) + REINVESTED_SHARE * gained
+
+    def _expected_ms(self, settings: Settings, *, at_epoch: bool = False) -> float:
+        """What going over to these takes, before anything is known of their steps."""
+        n = settings.num_workers or 0
+        if at_epoch and self._best.num_workers and not self._best.persistent_workers:
+            n = max(0, n - self._best.num_workers)  # the others are started there anyway
+        if n in self._opening_ms:
+            return self._opening_ms[n]
+        forks = settings.start_method in (None, "fork")
+        return n * (FORKED_WORKER_MS if forks else SPAWNED_WORKER_MS)
+
+    def _cut_short(self) -> Ask | None:
+        """End a trial that has become too dear, in the middle of a window."""
+        trying = self._state == "trying" and self._wanted != self._best
+        if not trying or self._lost_in_all_ms <= self._allowed_ms():
+            return None
+        served = self._known.get(self._wanted)
+        if served is None or self._asked_at is not None:
+            return None  # opening it is paid for already
+        self._end_trial("too-dear")
+        return self._next()
+
+    # ------------------------------------------------------------ what comes next
+
+    def _decide(self, served: Served) -> Ask | None:
+        if self._state == "watching":
+            return self._next() if len(served.windows) >= MIN_OWN_WINDOWS else None
+        if self._state == "trying":
+            return self._judge(served)
+        if self._state in ("confirming", "returning"):
+            return self._confirm(served)
+        if self._state == "resting":
+            return self._next()
+        self._watch_on(served)
+        return self._next()
+
+    def _waits(self, served: Served) -> bool:
+        return served.wait_share(LAST_WINDOWS) >= MIN_WAIT_SHARE
+
+    def _judge(self, served: Served) -> Ask | None:
+        """The trial has another window: keep it, drop it, or go on."""
+        before = self._known[self._best]
+        now, was = served.step_ms(), before.step_ms(MAX_WINDOWS)
+        assert now is not None
+        assert was is not None
+        if self._saves_boundaries(served, before):
+            return self._keep()
+        if now.value > HOPELESS * was.value:
+            self._end_trial("slower")
+            return self._next()
+        if len(served.windows) < MIN_WINDOWS:
+            return None
+        gain, margin = was.value - now.value, WIDENING * math.hypot(now.margin, was.margin)
+        if gain - margin > 0 and gain >= MIN_GAIN_SHARE * was.value:
+            return self._keep()
+        shown = len(served.boundaries_ms) >= MIN_WINDOWS
+        if self._keeps_workers and not shown and gain + margin > 0:
+            return None  # what it saves shows at epochs' beginnings only
+        if gain + margin < MIN_GAIN_SHARE * was.value:
+            self._end_trial("slower")
+        elif len(served.windows) >= MAX_WINDOWS:
+            self._end_trial("not-separable")
+        else:
+            return None
+        return self._next()
+
+    @property
+    def _keeps_workers(self) -> bool:
+        """Whether the trial is one of persistent workers."""
+        return bool(self._wanted.persistent_workers) and not self._best.persistent_workers
+
+    def _saves_boundaries(self, now: Served, before: Served) -> bool:
+        """Whether epochs begin sooner with workers that are kept, and steps are no longer."""
+        if not self._keeps_workers:
+            return False
+        if len(now.boundaries_ms) < MIN_WINDOWS or before.boundary_ms is None:
+            return False
+        steps, were = now.step_ms(), before.step_ms()
+        assert steps is not None
+        assert were is not None
+        longer = steps.value - were.value > math.hypot(steps.margin, were.margin)
+        return not longer and max(now.boundaries_ms[1:]) < before.boundary_ms
+
+    def _keep(self) -> Ask | None:
+        settings, best = self._wanted, self._best
+        self._tried.append(
+            Tried(
+                settings=settings,
+                verdict="kept",
+                at_step=self._n_steps,
+                step_ms=self._known[settings].step_ms(),
+                against_ms=self._known[best].step_ms(MAX_WINDOWS),
+            )
+        )
+        self._lost_ms, self._trial_ms = self._lost_in_all_ms, 0.0
+        self._best, self._chosen_at, self._proven = settings, self._n_steps, False
+        self._n_chosen_by = len(self._known[settings].windows)
+        self._given_up.add(settings)
+        return self._next()
+
+    def _end_trial(self, verdict: Verdict) -> None:
+        self._give_up(self._wanted, verdict)
+
+    def _give_up(self, settings: Settings, verdict: Verdict, reason: str = "") -> None:
+        if settings in self._given_up and verdict != "failed":
+            return
+        self._given_up.add(settings)
+        known = self._known.get(settings)
+        self._tried.append(
+            Tried(
+                settings=settings,
+                verdict=verdict,
+                at_step=self._n_steps,
+                step_ms=None if known is None else known.step_ms(),
+                against_ms=self._known[self._best].step_ms(MAX_WINDOWS),
+                reason=reason,
+            )
+        )
+        self._lost_ms, self._trial_ms = self._lost_in_all_ms, 0.0
+
+    def _next(self) -> Ask | None:
+        """The next trial where one is promising and can be paid for; else the best serves on."""
+        best = self._known[self._best]
+        if len(best.windows) < MIN_OWN_WINDOWS:
+            return self._rest()  # or nothing could be told from it
+        for settings in candidates(self._loop, self._best, self._known):
+            if settings in self._given_up:
+                continue
+            reason = self._refusal(settings)
+            if reason is not None:
+                self._give_up(settings, "refused", reason)
+                continue
+            at_epoch = self._best == replace(settings, persistent_workers=False)
+            if at_epoch and not self._confirmed:
+                break
+            for later in (at_epoch, True):
+                expected = self._lost_in_all_ms + self._expected_ms(settings, at_epoch=later)
+                if expected <= self._allowed_ms():
+                    self._state = "trying"
+                    return self._ask(settings, at_epoch=later)
+            return self._rest()
+        if not self._confirmed:
+            return self._begin_confirming()
+        self._state = "done" if len(self._given_up) > 1 else "watching"
+        return self._ask(self._best)
+
+    def _rest(self) -> Ask | None:
+        self._state = "resting"
+        return self._ask(self._best)
+
+    @property
+    def _confirmed(self) -> bool:
+        """Whether the best need not be held against the loop's own settings once more."""
+        own = self._loop.own
+        alone = replace(own, persistent_workers=True)  # epochs' beginnings proved that
+        return self._proven or self._best in (own, alone)
+
+    def _begin_confirming(self) -> Ask | None:
+        """The loop's own once more, as soon as that is paid for."""
+        own_ms, best_ms, own = self._own_ms, self._best_ms, self._loop.own
+        assert own_ms is not None
+        assert best_ms is not None
+        steps = queued(own) + CONFIRM_WINDOWS * max(MIN_STEPS, WINDOW_MS / own_ms)
+        expected = steps * max(0.0, own_ms - best_ms)
+        expected += self._expected_ms(self._best) + self._expected_ms(own)
+        # Not those that it was chosen by: they are its lucky ones.
+        around = self._known[self._best].windows[self._n_chosen_by :]
+        unpaid = self._lost_in_all_ms + expected > self._allowed_ms()
+        if unpaid or len(around) < CONFIRM_WINDOWS:
+            return self._rest()
+        self._state = "confirming"
+        self._own_again = []
+        self._best_around = around[-CONFIRM_WINDOWS:]
+        return self._ask(own)
+
+    def _confirm(self, served: Served) -> Ask | None:
+        """Another window of the loop's own, then of the best again."""
+        again, around = self._own_again, self._best_around
+        if self._state == "confirming":
+            again.append(served.windows[-1])
+            if len(again) < CONFIRM_WINDOWS:
+                return None
+            self._state = "returning"
+            return self._ask(self._best)
+        around.append(served.windows[-1])
+        if len(around) < 2 * CONFIRM_WINDOWS:
+            return None
+        was, now = Served(windows=again).step_ms(), Served(windows=around).step_ms()
+        assert was is not None
+        assert now is not None
+        self._lost_ms, self._trial_ms = self._lost_in_all_ms, 0.0
+        if was.value - now.value > WIDENING * math.hypot(was.margin, now.margin):
+            self._proven = True
+            return self._next()
+        self._tried.append(
+            Tried(
+                settings=self._best,
+                verdict="not-separable",
+                at_step=self._n_steps,
+                step_ms=now,
+                against_ms=was,
+                reason="held against the loop's own settings once more",
+            )
+        )
+        self._best, self._chosen_at = self._loop.own, None
+        self._state = "done"
+        return self._ask(self._best)
+
+    def _watch_on(self, served: Served) -> None:
+        """The loop may begin to wait again (other data, a neighbour, a full cache): look anew."""
+        recent = served.step_ms(LAST_WINDOWS)
+        before = Served(windows=served.windows[:-LAST_WINDOWS]).step_ms()
+        if recent is None or before is None or not self._waits(served):
+            return
+        if recent.value < SLOWER * before.value or recent.low <= before.high:
+            return
+        self._given_up = {self._best}
+        self._known = {self._loop.own: self._known[self._loop.own]}
+        self._known[self._best] = Served(windows=served.windows[-LAST_WINDOWS:])
+
+    def _ask(self, settings: Settings, *, at_epoch: bool = False) -> Ask | None:
+        if settings == self._wanted:
+            return None
+        self._wanted, self._asked_at, self._at_epoch = settings, self._n_steps, at_epoch
+        self._known.setdefault(settings, Served())
+        return Ask(settings=settings, at_epoch=at_epoch)

@@ -1,0 +1,184 @@
+"""The tuner in simulated trainings: what it finds, what trying costs, when it leaves things be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from loaderdoctor.settings import Settings
+from loaderdoctor.tuning.outcome import Outcome
+from loaderdoctor.tuning.step_windows import Step
+from loaderdoctor.tuning.tuner import MAX_LOST_SHARE, Tuner
+from tests.tuning.simulated import Machine, SimulatedLoop, best_of, pace
+
+
+def workers(n: int, **more: object) -> Settings:
+    base = Settings(
+        num_workers=n,
+        prefetch_factor=2,
+        persistent_workers=False,
+        pin_memory=False,
+        in_order=True,
+        start_method="fork",
+    )
+    return replace(base, **more)  # type: ignore[arg-type]
+
+
+NONE = Settings(num_workers=0, pin_memory=False)
+# A machine, the loop's own settings, and the pace of the best of a whole grid.
+LOOPS: dict[str, tuple[Machine, Settings, float]] = {
+    "starved-without-workers": (Machine(compute_ms=10, fetch_ms=40), NONE, 10.02),
+    "too-few-workers": (Machine(compute_ms=10, fetch_ms=70), workers(2), 10.04),
+    "instant-batches-in-workers": (Machine(compute_ms=5, fetch_ms=0.3, n_cpus=2), workers(4), 5.0),
+    "more-workers-than-cpus": (Machine(compute_ms=5, fetch_ms=8, n_cpus=2), workers(8), 7.5),
+    "slow-storage": (Machine(compute_ms=10, fetch_ms=60, cpu_share=0.1), workers(1), 10.03),
+    "pageable": (
+        Machine(compute_ms=10, fetch_ms=30, copy_ms=3, has_accelerator=True),
+        workers(2),
+        10.01,
+    ),
+    "two-cpus": (Machine(compute_ms=10, fetch_ms=12, n_cpus=2), NONE, 12.0),
+}
+EPOCH = 500
+N_EPOCHS = 10
+
+
+def tuned(name: str, seed: int, n_steps: int) -> tuple[Outcome, list[Step], Machine, Settings]:
+    machine, own, _ = LOOPS[name]
+    machine = Machine(**{**{k: v for k, v in vars(machine).items() if k != "random"}, "seed": seed})
+    tuner, steps = SimulatedLoop(machine, own, EPOCH).tuned(n_steps)
+    return tuner.outcome(), steps, machine, own
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", LOOPS)
+def test_by_the_end_of_the_second_epoch_the_pace_is_within_5_percent_of_the_best(
+    name: str, seed: int
+) -> None:
+    outcome, _, machine, _ = tuned(name, seed, 2 * EPOCH)
+    assert pace(machine, outcome.chosen, EPOCH, 1_000) <= 1.05 * LOOPS[name][2], outcome
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", LOOPS)
+def test_trying_costs_at_most_what_is_allowed_and_the_end_is_proven(name: str, seed: int) -> None:
+    outcome, steps, machine, own = tuned(name, seed, N_EPOCHS * EPOCH)
+    # `lost_steps` are of the loop's own pace, which is the longer one.
+    own_ms = pace(machine, own, EPOCH)
+    lost_ms = outcome.lost_steps * own_ms
+    gained_ms = own_ms * len(steps) - sum(step.ms for step in steps)
+    assert lost_ms <= MAX_LOST_SHARE * own_ms * len(steps) + 0.5 * max(0.0, gained_ms)
+    assert outcome.lost_steps <= MAX_LOST_SHARE * len(steps) * 2
+    assert outcome.state == "done"
+    assert outcome.proven
+    late = [step.ms for step in steps[-EPOCH:]]
+    assert sum(late) / EPOCH <= 1.05 * LOOPS[name][2]
+
+
+def test_a_long_epoch_is_tuned_within_its_first_twentieth() -> None:
+    machine = Machine(compute_ms=3, fetch_ms=20)
+    tuner, _ = SimulatedLoop(machine, workers(4), 40_000).tuned(2_000)
+    assert pace(machine, tuner.outcome().chosen, 40_000) <= 1.05 * 3.0  # it can't be below
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_paces_that_are_compared_with_are_those_of_the_best(name: str) -> None:
+    machine, own, best_ms = LOOPS[name]
+    assert best_of(machine, own, EPOCH)[1] == pytest.approx(best_ms, rel=0.01)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_loop_that_does_not_wait_is_left_alone(seed: int) -> None:
+    machine = Machine(compute_ms=20, fetch_ms=20, start_ms=2, seed=seed)
+    tuner, _ = SimulatedLoop(machine, workers(4), EPOCH).tuned(2_000)
+    outcome = tuner.outcome()
+    assert outcome.state == "watching"
+    assert outcome.tried == ()
+    assert outcome.lost_steps == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_is_kept_where_no_setting_helps(seed: int) -> None:
+    # Reading one file at a time from a disk that gives no more: batches cost the same in turn.
+    class OneDisk(Machine):
+        def crowded(self, settings: Settings) -> float:
+            return float(max(1, settings.num_workers or 0))
+
+    machine = OneDisk(compute_ms=1, fetch_ms=20, seed=seed, noise=0.1, start_ms=2)
+    tuner, _ = SimulatedLoop(machine, workers(1), EPOCH).tuned(3_000)
+    outcome = tuner.outcome()
+    assert outcome.chosen == workers(1), outcome
+    assert not outcome.proven
+    assert outcome.lost_steps <= MAX_LOST_SHARE * 3_000
+
+
+def test_short_epochs_get_workers_that_stay() -> None:
+    machine = Machine(compute_ms=5, fetch_ms=8, start_ms=60)
+    tuner, steps = SimulatedLoop(machine, workers(2), 50).tuned(4_000)
+    outcome = tuner.outcome()
+    assert outcome.chosen.persistent_workers
+    assert sum(step.ms for step in steps[-500:]) / 500 <= 1.05 * 5
+
+
+def test_a_setting_whose_pool_fails_is_not_tried_again() -> None:
+    machine = Machine(compute_ms=10, fetch_ms=40, fails=lambda s: (s.num_workers or 0) > 3)
+    tuner, _ = SimulatedLoop(machine, NONE, EPOCH).tuned(4_000)
+    outcome = tuner.outcome()
+    failed = [x.settings for x in outcome.tried if x.verdict == "failed"]
+    assert failed
+    assert len(failed) == len(set(failed))
+    assert outcome.chosen.num_workers in (1, 2, 3)
+
+
+def test_what_is_refused_is_not_tried_and_the_reason_is_kept() -> None:
+    machine = Machine(compute_ms=10, fetch_ms=40)
+    loop = SimulatedLoop(machine, NONE, EPOCH)
+    tuner, steps = loop.tuned(2_000, refusal=lambda settings: "it draws at random")
+    assert {x.verdict for x in tuner.outcome().tried} == {"refused"}
+    assert tuner.outcome().tried[0].reason == "it draws at random"
+    assert {step.serving for step in steps} == {NONE}
+
+
+def test_a_loop_that_begins_to_wait_later_is_tuned_then() -> None:
+    machine = Machine(compute_ms=10, fetch_ms=30, slower_from=(6_000, 3.0), n_cpus=16)
+    tuner, steps = SimulatedLoop(machine, workers(4), EPOCH).tuned(12_000)
+    before = sum(step.ms for step in steps[5_000:5_500]) / 500
+    slow = sum(step.ms for step in steps[6_030:6_060]) / 30
+    late = sum(step.ms for step in steps[-500:]) / 500
+    assert slow > 1.5 * before
+    assert late < 1.1 * before
+    assert tuner.outcome().chosen.num_workers is not None
+
+
+def test_what_is_said_to_be_saved_is_what_was_saved() -> None:
+    outcome, steps, machine, own = tuned("too-few-workers", 0, N_EPOCHS * EPOCH)
+    whole_ms = pace(machine, own, EPOCH) * len(steps)
+    saved = whole_ms - sum(step.ms for step in steps)
+    assert outcome.saved_ms == pytest.approx(saved, rel=0.1)
+
+
+def test_a_machine_that_became_faster_is_not_taken_for_a_gain() -> None:
+    machine = Machine(compute_ms=1, fetch_ms=30, slower_from=(0, 1.0))
+
+    class Faster(Machine):
+        def crowded(self, settings: Settings) -> float:
+            return float(max(1, settings.num_workers or 0))  # no setting helps
+
+        def jitter(self) -> float:
+            self.n_drawn = getattr(self, "n_drawn", 0) + 1
+            return super().jitter() * (1.0 if self.n_drawn < 180 else 0.6)  # others went away
+
+    faster = Faster(**{k: v for k, v in vars(machine).items() if k != "random"})
+    tuner, _ = SimulatedLoop(faster, workers(1), EPOCH).tuned(6_000)
+    outcome = tuner.outcome()
+    assert outcome.chosen == workers(1)
+    assert not outcome.proven
+
+
+def test_nothing_is_asked_before_enough_of_the_loops_own_is_known() -> None:
+    loop = SimulatedLoop(Machine(compute_ms=10, fetch_ms=40), NONE, EPOCH)
+    tuner, _ = loop.tuned(40)
+    assert isinstance(tuner, Tuner)
+    assert tuner.outcome().state == "watching"

@@ -17,6 +17,7 @@ from loaderdoctor.commands.options import (
     ONCE,
     TRIAL_LIMIT,
     GridCommand,
+    Seconds,
     budget,
     engine_options,
     output_options,
@@ -191,6 +192,55 @@ def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
     return compare(
         CompareOptions(before=before, after=after, fail_on_regression=fail_on_regression)
     )
+
+
+@cli.command(context_settings=SCRIPT_CONTEXT)
+@click.option(
+    "--changed",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The changed script, in the folder of the other. It runs under the other's name.",
+)
+@click.option("--turns", "n_turns", type=click.IntRange(2, 20), default=3, show_default=True)
+@click.option(
+    "--seconds", type=Seconds(), default=12, show_default=True, help="Of training, for each run."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="What torch begins with.")
+@click.option(
+    "--share",
+    multiple=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="A folder to read where it is (data), instead of in a copy. Repeatable.",
+)
+@click.option(
+    "--markdown",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a page for a pull request.",
+)
+@click.option(
+    "--json",
+    "json_target",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the proof for programs.",
+)
+@click.argument("script", metavar="SCRIPT", type=click.Path(path_type=Path))
+@click.argument("args", metavar="[ARGS]…", nargs=-1, type=click.UNPROCESSED)
+def prove(n_turns: int, seconds: float, seed: int, **options: Any) -> int:
+    """Run SCRIPT and a changed SCRIPT in turns: is it faster, and does it train the same.
+
+    Both run in copies of their folder, in fresh processes, on the same seed. What the model is
+    given and the losses of the first steps are compared, the later steps are timed. Exit code 3:
+    slower, or it trains something else.
+    """
+    from loaderdoctor.commands.prove import ProveOptions, prove
+    from loaderdoctor.proving.turns import Turns
+
+    how = Turns(n_turns=n_turns, seconds=seconds, seed=seed)
+    return prove(ProveOptions(how=how, **options))
 
 
 @cli.command(context_settings=CONTEXT)

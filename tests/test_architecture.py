@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "advice": EVIDENCE | {"format", "findings", "hazards"},
     "report": JUDGED | {"trace"},
     # What drives it.
+    "proving": MEASURED | {"command", "format"},
     "cluster": WORDS | {"system"},
     "tuning": WORDS,
     "tryout": JUDGED | {"trace", "attribution", "command", "report"},

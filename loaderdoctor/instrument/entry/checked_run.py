@@ -1,0 +1,255 @@
+"""Entry of a checked run: the script, its first steps' inputs and losses, then the steps' times.
+
+Unlike the measuring process nothing is asked of it while it runs, and nothing is substituted. For
+the first steps calls of the model and of backward are recorded; of all later ones only the time at
+which their optimizer step ends is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter_ns
+from types import ModuleType
+from typing import Any, NoReturn
+
+import msgspec
+
+from loaderdoctor.instrument.entry.main_script import (
+    CannotStartError,
+    report_exception,
+    run_module,
+    run_script,
+)
+from loaderdoctor.instrument.session.hooks import ImportWatch
+from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace, exit_now
+from loaderdoctor.instrument.system.processes import die_with_parent
+from loaderdoctor.instrument.wire.checked import (
+    CHECKED_VARIABLE,
+    N_KEPT,
+    CheckedConfig,
+    CheckedRun,
+    CheckedStep,
+    inputs_file,
+)
+from loaderdoctor.units import NS_PER_S
+
+# Of the run's time, what goes by before steps are timed: caches fill, workers start.
+WARM_UP_PART = 0.3
+MIN_WARM_UP = 10
+MAX_KEPT_BYTES = 64 * 2**20
+
+
+class _Recorder:
+    """The steps so far."""
+
+    def __init__(self, config: CheckedConfig) -> None:
+        self._config = config
+        self._out = Path(config.out)
+        self._steps: list[tuple[str | None, Any]] = []
+        self._inputs: str | None = None
+        self._fed = False  # whether the model was called in this step
+        self._losses: list[Any] = []
+        self._step_ns: list[int] = []
+        self._first_ns: int | None = None
+        self._n_warm_up = 0
+        self._handle: Any = None
+        self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, original, ours
+        self._pid = os.getpid()
+        self.over = False
+
+    def watch(self) -> None:
+        """Hook torch as the script imports it, and seed it there."""
+        ImportWatch(
+            {
+                "torch": self._seed,
+                "torch.nn.modules.module": self._hook_modules,
+                "torch.autograd": self._hook_backward,
+                "torch.optim.optimizer": self._hook_optimizers,
+            }
+        ).install()
+        random.seed(self._config.seed)
+
+    @property
+    def _checking(self) -> bool:
+        return len(self._steps) < self._config.n_checked
+
+    def _seed(self, torch: ModuleType) -> None:
+        torch.manual_seed(self._config.seed)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.seed(self._config.seed)
+
+    def _hook_modules(self, module: ModuleType) -> None:
+        original = module.Module.__call__
+
+        def __call__(model: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            if not self._fed and self._checking and next(model.parameters(), None) is not None:
+                self._called((args, kwargs))
+            return original(model, *args, **kwargs)
+
+        self._replace(module.Module, "__call__", __call__)
+
+    def _called(self, arguments: Any) -> None:
+        """The first module with weights in a step is the model; those within it come after it.
+
+        Transforms are modules too, called where the training process makes the batches.
+        """
+        if os.getpid() != self._pid:
+            return
+        self._fed = True
+        tensors = list(_tensors(arguments))
+        self._inputs = _hash(tensors)
+        if len(self._steps) < N_KEPT:
+            self._keep(tensors)
+
+    def _keep(self, tensors: list[Any]) -> None:
+        import numpy as np
+
+        if sum(x.numel() for x in tensors) * 8 <= MAX_KEPT_BYTES:
+            kept = [x.detach().cpu().double().numpy() for x in tensors]
+            np.savez(inputs_file(self._out, len(self._steps)), *kept)
+
+    def _hook_backward(self, autograd: ModuleType) -> None:
+        original = autograd.backward
+
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._checking and os.getpid() == self._pid:
+                roots = tensors if isinstance(tensors, (tuple, list)) else (tensors,)
+                self._losses += [x.detach().clone() for x in roots if x.numel() == 1]
+            return original(tensors, *args, **kwargs)
+
+        self._replace(autograd, "backward", backward)
+
+    def _replace(self, owner: Any, name: str, ours: Any) -> None:
+        """Until the steps are checked: timed ones run without."""
+        self._replaced.append((owner, name, getattr(owner, name), ours))
+        setattr(owner, name, ours)
+
+    def _put_back(self) -> None:
+        for owner, name, original, ours in self._replaced:
+            if getattr(owner, name) is ours:  # else another has wrapped it: ours passes through
+                setattr(owner, name, original)
+        self._replaced.clear()
+
+    def _hook_optimizers(self, module: ModuleType) -> None:
+        self._handle = module.register_optimizer_step_post_hook(self._stepped)
+
+    def _stepped(self, *_: Any) -> None:
+        if self.over or os.getpid() != self._pid:
+            return
+        now_ns = perf_counter_ns()
+        if self._first_ns is None:
+            self._first_ns = now_ns
+        elapsed_s = (now_ns - self._first_ns) / NS_PER_S
+        if self._checking:
+            self._steps.append((self._inputs, self._losses))
+            self._inputs, self._fed, self._losses = None, False, []
+            if not self._checking:
+                self._put_back()
+        if self._step_ns:
+            self._step_ns.append(now_ns)
+        else:
+            self._n_warm_up += 1
+            warm = elapsed_s >= WARM_UP_PART * self._config.seconds
+            if warm and not self._checking and self._n_warm_up >= MIN_WARM_UP:
+                self._synchronize()
+                self._step_ns.append(perf_counter_ns())
+        if elapsed_s >= self._config.seconds and not self._checking:
+            self.finish(stopped=True)
+            exit_after_grace()
+            raise StopTraining
+
+    def finish(self, *, stopped: bool) -> None:
+        """Write what there is. The last step ends when the device has done it."""
+        if self.over or os.getpid() != self._pid:
+            return
+        self.over = True
+        self._synchronize()
+        if len(self._step_ns) > 1:
+            self._step_ns[-1] = max(self._step_ns[-1], perf_counter_ns() if stopped else 0)
+        if self._handle is not None:
+            self._handle.remove()
+        CheckedRun(
+            steps=tuple(CheckedStep(inputs=i, loss=_total(losses)) for i, losses in self._steps),
+            step_ns=tuple(self._step_ns),
+            ended="stopped" if stopped else "script-ended",
+            n_warm_up=self._n_warm_up,
+        ).write(self._out)
+
+    def _synchronize(self) -> None:
+        import torch
+
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    """Every tensor in nested arguments, in order."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif hasattr(value, "data") and isinstance(value.data, dict):  # transformers' BatchEncoding
+        yield from _tensors(value.data)
+
+
+def _hash(tensors: list[Any]) -> str | None:
+    """Of shapes, dtypes and bytes; None where there is no tensor, or one that has no bytes."""
+    import torch
+
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        if tensor.layout != torch.strided:
+            return None
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(f"{tuple(plain.shape)}{plain.dtype}".encode())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest() if tensors else None
+
+
+def _total(losses: list[Any]) -> float | None:
+    return sum(float(x) for x in losses) if losses else None
+
+
+def main() -> NoReturn:
+    """Run the script; the exit code is its own, 0 where it was stopped."""
+    die_with_parent(os.getppid())
+    config = msgspec.json.decode(os.environ.pop(CHECKED_VARIABLE), type=CheckedConfig)
+    recorder = _Recorder(config)
+    recorder.watch()
+    code = 0
+    try:
+        if config.kind == "script":
+            run_script(config.target, config.args)
+        else:
+            run_module(config.target, config.args)
+    except StopTraining:
+        exit_now()
+    except CannotStartError as error:
+        print(error, file=sys.stderr)
+        code = 2
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+    except BaseException as error:
+        report_exception(error)
+        code = 1
+    if code == 0 and "torch" in sys.modules:
+        recorder.finish(stopped=False)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

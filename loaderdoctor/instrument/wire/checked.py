@@ -1,0 +1,60 @@
+"""What a checked run (a script in a fresh process) is told, and what it leaves on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+# One variable, taken out of the environment before the user's code can see it.
+CHECKED_VARIABLE = "LOADERDOCTOR_CHECKED"
+# Steps whose inputs are kept whole, to say how far they differ where their hashes do.
+N_KEPT = 2
+
+
+class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How a script is run to be compared with its changed form."""
+
+    kind: Literal["script", "module"]
+    target: str
+    args: tuple[str, ...]
+    out: str  # folder for `CheckedRun` and the inputs that are kept
+    seconds: float  # from the first training step on
+    n_checked: int  # training steps whose inputs and losses are recorded, before any is timed
+    seed: int
+
+
+class CheckedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One training step: what reached the model, and the loss that came out."""
+
+    inputs: str | None  # hash of the tensors the model was called with; None: not seen
+    loss: float | None  # sum of what `backward` was called on; None: no single numbers
+
+
+class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run left. `step_ns` are the ends of the timed steps, by the host's clock."""
+
+    steps: tuple[CheckedStep, ...]
+    step_ns: tuple[int, ...]
+    ended: Literal["stopped", "script-ended"]
+    n_warm_up: int  # steps before the timed ones, the checked ones included
+
+    def write(self, folder: Path) -> None:
+        """Whole or not at all."""
+        part = folder / "run.part"
+        part.write_bytes(msgspec.json.encode(self))
+        part.replace(folder / "run.json")
+
+    @classmethod
+    def read(cls, folder: Path) -> CheckedRun | None:
+        """None where the run did not get as far as to leave one."""
+        try:
+            return msgspec.json.decode((folder / "run.json").read_bytes(), type=cls)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+
+def inputs_file(folder: Path, step: int) -> Path:
+    """Where the tensors of a checked step are kept: numpy.savez, each as float64, in order."""
+    return folder / f"inputs{step}.npz"

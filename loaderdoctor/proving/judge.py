@@ -1,0 +1,156 @@
+"""Runs of a script and of its changed form -> what the change brought, and what it kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from loaderdoctor.estimate import Estimate, mean
+from loaderdoctor.instrument.wire.checked import CheckedRun
+from loaderdoctor.units import NS_PER_MS
+
+# Losses of one script on one seed differ by less than this (relative) between two runs where only
+# the order of float32 sums does: kernels with atomics, 50 steps of SGD.
+MAX_NOISE = 1e-3
+# A promise is kept where it lies in the measured interval, or within this of the measured ratio: by
+# as much two runs of one script differ on shared machines.
+TOLERANCE = 0.15
+
+Numerics = Literal["same", "same-within", "changed", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """How far two runs agree, over the first steps of both."""
+
+    n_steps: int  # compared
+    n_same_inputs: int | None  # None: no inputs were seen
+    max_loss_difference: float | None  # relative; None: no losses were seen
+    first_differing_step: int | None  # of the losses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """The original beside its changed form."""
+
+    before_ms: Estimate
+    after_ms: Estimate
+    speed_up: Estimate  # before / after, of runs paired by turn
+    kept: Kept
+    own: Kept | None  # the original beside itself, in another run; None: it ran once
+    max_input_difference: float | None  # of inputs whose hashes differ; None: same, or not kept
+
+    @property
+    def numerics(self) -> Numerics:
+        """What the change did to what is trained."""
+        difference, noise = self.kept.max_loss_difference, self._noise
+        if difference is None or (noise is not None and noise > MAX_NOISE):
+            return "unknown"
+        if difference == 0.0:
+            return "same"
+        return "same-within" if difference <= max(MAX_NOISE, 2 * (noise or 0.0)) else "changed"
+
+    @property
+    def _noise(self) -> float | None:
+        return self.own.max_loss_difference if self.own is not None else None
+
+    @property
+    def same_batches(self) -> bool | None:
+        """Whether the very same bytes reached the model, step by step; None: not seen."""
+        n = self.kept.n_same_inputs
+        return None if n is None or not self.kept.n_steps else n == self.kept.n_steps
+
+    @property
+    def words(self) -> str:
+        """The verdict on what was kept, as a report says it."""
+        batches = {True: "same batches", False: "other batches", None: "batches not seen"}
+        said = batches[self.same_batches]
+        if self.same_batches is False and self.max_input_difference is not None:
+            said = f"batches within {self.max_input_difference:.1g}"
+        numerics = self.numerics
+        if numerics == "same":
+            return f"{said}, same losses"
+        if numerics == "same-within":
+            return f"{said}, losses the same within {self.kept.max_loss_difference:.1g}"
+        if numerics == "changed":
+            at = self.kept.first_differing_step
+            return f"{said}, changes numerics: losses differ from step {at} on"
+        if self.kept.max_loss_difference is None:
+            return f"{said}, no losses seen"
+        return f"{said}; losses differ between two runs of the script as it is, so nothing is known"
+
+    def faster(self) -> bool | None:
+        """Whether the changed form is; None where the interval leaves it open."""
+        if self.speed_up.low > 1.0:
+            return True
+        return False if self.speed_up.high < 1.0 else None
+
+    def keeps(self, promised: float | None) -> bool | None:
+        """Whether a promised speed-up was got; None: none was promised, or one turn alone ran."""
+        if promised is None or not self.speed_up.bounded:
+            return None
+        low = min(self.speed_up.low, self.speed_up.value * (1 - TOLERANCE))
+        high = max(self.speed_up.high, self.speed_up.value * (1 + TOLERANCE))
+        return low <= promised <= high or self.speed_up.value > promised
+
+
+def step_ms(run: CheckedRun) -> float | None:
+    """Mean time of the timed steps, epoch boundaries included; None: none was timed."""
+    n = len(run.step_ns) - 1
+    return (run.step_ns[-1] - run.step_ns[0]) / n / NS_PER_MS if n > 0 else None
+
+
+def kept(a: CheckedRun, b: CheckedRun) -> Kept:
+    """How far the checked steps of two runs agree."""
+    pairs = list(zip(a.steps, b.steps, strict=False))
+    hashed = [(x.inputs, y.inputs) for x, y in pairs if x.inputs or y.inputs]
+    losses = [
+        (i, x.loss, y.loss)
+        for i, (x, y) in enumerate(pairs)
+        if x.loss is not None and y.loss is not None
+    ]
+    differences = [(i, _relative(x, y)) for i, x, y in losses]
+    return Kept(
+        n_steps=len(pairs),
+        n_same_inputs=sum(x == y for x, y in hashed) if hashed else None,
+        max_loss_difference=max((d for _, d in differences), default=None),
+        first_differing_step=next((i for i, d in differences if d > MAX_NOISE), None),
+    )
+
+
+def _relative(x: float, y: float) -> float:
+    if x == y or (math.isnan(x) and math.isnan(y)):
+        return 0.0
+    if not (math.isfinite(x) and math.isfinite(y)):
+        return math.inf
+    return abs(x - y) / max(abs(x), abs(y))
+
+
+def proof(
+    turns: Sequence[tuple[CheckedRun, CheckedRun]], *, max_input_difference: float | None = None
+) -> Proof | None:
+    """Of (original, changed) runs in turns; None where a run has too few steps to time.
+
+    The ratio's interval is of the turns' log ratios: what a machine does slowly it does to both.
+    """
+    times = [(step_ms(a), step_ms(b)) for a, b in turns]
+    timed = [(a, b) for a, b in times if a is not None and b is not None]
+    if not timed or len(timed) < len(turns):
+        return None
+    logs = mean([math.log(a / b) for a, b in timed])
+    first = turns[0]
+    return Proof(
+        before_ms=mean([a for a, _ in timed]),
+        after_ms=mean([b for _, b in timed]),
+        speed_up=Estimate(
+            value=math.exp(logs.value),
+            low=math.exp(logs.low) if logs.bounded else 0.0,
+            high=math.exp(logs.high) if logs.bounded else math.inf,
+            n=logs.n,
+        ),
+        kept=kept(*first),
+        own=kept(first[0], turns[1][0]) if len(turns) > 1 else None,
+        max_input_difference=max_input_difference,
+    )

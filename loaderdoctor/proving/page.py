@@ -1,0 +1,71 @@
+"""A proof as text for a terminal, and as Markdown for a pull request."""
+
+from __future__ import annotations
+
+from loaderdoctor import format as fmt
+from loaderdoctor.estimate import Estimate, interval
+from loaderdoctor.proving.judge import Proof
+
+# An interval that reaches beyond this times the ratio says nothing: two turns have such ones.
+MAX_RATIO_KNOWN = 3.0
+
+
+def headline(proof: Proof, *, promised: float | None = None) -> str:
+    """What the change brought, in a sentence."""
+    ratio, faster = _ratio(proof.speed_up), proof.faster()
+    if faster is None:
+        said = f"No difference beyond the noise: {ratio} as fast"
+    elif faster:
+        said = f"{ratio} as fast"
+    else:
+        said = f"Slower: {ratio} as fast"
+    kept = proof.keeps(promised)
+    if promised is None or kept is None:
+        return f"{said}."
+    return f"{said}; {'as' if kept else 'not as'} promised ({fmt.ratio(promised)})."
+
+
+def rows(proof: Proof) -> list[tuple[str, str]]:
+    """What a reader checks: times, batches, losses."""
+    compared = proof.kept
+    shown = [
+        ("as it is", _time(proof.before_ms)),
+        ("changed", _time(proof.after_ms)),
+        ("speed", f"{_ratio(proof.speed_up)}, 95 % of {fmt.count(proof.speed_up.n, 'turn')}"),
+        ("training", proof.words),
+    ]
+    if compared.n_same_inputs is not None:
+        n = compared.n_steps
+        shown.append(("model inputs", f"{compared.n_same_inputs} of the first {n} steps identical"))
+    if compared.max_loss_difference is not None:
+        own = proof.own.max_loss_difference if proof.own is not None else None
+        beside = f"; the script beside itself: {own:.1g}" if own is not None else ""
+        shown.append(
+            ("losses", f"differ by at most {compared.max_loss_difference:.1g} (relative){beside}")
+        )
+    return shown
+
+
+def markdown(
+    proof: Proof, *, title: str, machine: str, command: str, promised: float | None
+) -> str:
+    """One page that can go into a pull request."""
+    lines = [f"### {title}", "", headline(proof, promised=promised), "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {value} |" for name, value in rows(proof)]
+    lines += [
+        "",
+        f"Original and changed script in fresh processes, in turns, on the same seed: `{command}`. "
+        f"{machine}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _time(estimate: Estimate) -> str:
+    return f"{fmt.step_ms(estimate.value, interval(estimate))} a step"
+
+
+def _ratio(estimate: Estimate) -> str:
+    if estimate.high > MAX_RATIO_KNOWN * estimate.value:
+        return f"{fmt.ratio(estimate.value)} (too few turns for an interval)"
+    return f"{fmt.ratio(estimate.value)} [{estimate.low:.2f}, {estimate.high:.2f}]"

@@ -1,0 +1,102 @@
+"""Copies of a script's folder, so that proving writes nothing into the user's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loaderdoctor import format as fmt
+from loaderdoctor.errors import UsageError
+
+# Nothing that a script needs to run, and often large.
+LEFT_OUT = frozenset(
+    {".git", ".hg", ".venv", "venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache",
+     "node_modules", "loaderdoctor-runs", "wandb", "lightning_logs", "mlruns", "runs"}
+)  # fmt: skip
+# Above this a folder holds data rather than code; copying it would take longer than proving.
+MAX_COPY_BYTES = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """A copy of `root`; `cwd` and the script are told by where they lie in it."""
+
+    root: Path
+    copy: Path
+
+    def here(self, path: Path) -> Path:
+        """Where a file or folder of the original lies in the copy."""
+        return self.copy / path.resolve().relative_to(self.root)
+
+
+def root_of(script: Path, cwd: Path) -> Path:
+    """What to copy: the repository, else the folder that holds both; else the script's own.
+
+    A working folder outside of it is then not copied.
+    """
+    script, cwd = script.resolve(), cwd.resolve()
+    for folder in script.parents:
+        if (folder / ".git").exists() and cwd.is_relative_to(folder):
+            return folder
+    if script.parent.is_relative_to(cwd):
+        return cwd
+    return script.parent
+
+
+def copied(root: Path, to: Path, *, shared: Sequence[Path] = ()) -> Tree:
+    """A copy of `root`, in which folders that are `shared` are links to the user's own.
+
+    Raises UsageError where what is to be copied is larger than `MAX_COPY_BYTES`; the message names
+    the largest folder.
+    """
+    root = root.resolve()
+    links = {(root / path).resolve() for path in shared}
+    sizes: dict[Path, int] = {}
+    for file in _files(root, links):
+        part = file.relative_to(root).parts
+        top = root / part[0] if len(part) > 1 else root
+        sizes[top] = sizes.get(top, 0) + file.lstat().st_size
+    if sum(sizes.values()) > MAX_COPY_BYTES:
+        largest = max(sizes, key=lambda path: sizes[path])
+        name = largest.relative_to(root)
+        raise UsageError(
+            f"{root} holds {fmt.n_bytes(sum(sizes.values()))}, most of it in {name}: too much to "
+            f"copy. With --share {name} the runs read your own {name}; name there only what the "
+            "script does not write into."
+        )
+
+    def left_out(folder: str, names: list[str]) -> list[str]:
+        here = Path(folder).resolve()
+        return [n for n in names if n in LEFT_OUT or here / n in links]
+
+    shutil.copytree(root, to, symlinks=True, ignore=left_out)
+    _point_links_inside(root, to)
+    for link in sorted(links):
+        target = to / link.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(link)
+    return Tree(root=root, copy=to)
+
+
+def _files(root: Path, links: set[Path]) -> Iterator[Path]:
+    for folder, folders, names in os.walk(root):
+        here = Path(folder)
+        folders[:] = [n for n in folders if n not in LEFT_OUT and here / n not in links]
+        yield from (here / n for n in names)
+
+
+def _point_links_inside(root: Path, to: Path) -> None:
+    """Absolute links into the original lead into the copy: what is written there stays here."""
+    for folder, folders, names in os.walk(to):
+        for name in (*folders, *names):
+            path = Path(folder) / name
+            if path.is_symlink():
+                target = path.readlink()
+                inside = target.is_absolute() and target.is_relative_to(root)
+                copy = to / target.relative_to(root) if inside else None
+                if copy is not None and copy.exists() and copy.resolve() != path:
+                    path.unlink()
+                    path.symlink_to(copy)

@@ -1,0 +1,163 @@
+"""Runs a script and its changed form in turns, in fresh processes and copies of its folder."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from loaderdoctor.errors import RunError
+from loaderdoctor.instrument.command.measuring_process import POLITE_S, MeasuringProcess
+from loaderdoctor.instrument.wire.checked import (
+    CHECKED_VARIABLE,
+    N_KEPT,
+    CheckedConfig,
+    CheckedRun,
+    inputs_file,
+)
+from loaderdoctor.proving.judge import Proof, proof
+
+Array = NDArray[np.float64]
+
+# Steps whose inputs and losses are compared, before any is timed.
+N_CHECKED = 30
+# Inputs that differ by more than this, relative to the largest, are other batches and not the same
+# ones computed in another order of operations.
+MAX_INPUT_DIFFERENCE = 1e-3
+# A run may take this long beyond its timed seconds: imports, the first epoch's caches, saving.
+MAX_BEYOND_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two forms: what is run, where, and with which words."""
+
+    name: Literal["original", "changed"]
+    kind: Literal["script", "module"]
+    target: str  # a path relative to `cwd`, or a module's name
+    args: tuple[str, ...]
+    cwd: Path  # within a copy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """How often and how long."""
+
+    n_turns: int = 3
+    seconds: float = 12.0  # from the first training step of each run
+    seed: int = 0
+
+
+def in_turns(original: Side, changed: Side, how: Turns, *, started: Callable[[str], None]) -> Proof:
+    """Run both `how.n_turns` times, in alternating order, and judge; `started` is told of each run.
+
+    Raises RunError where a run fails, ends before it trained enough steps, or takes too long.
+    """
+    with tempfile.TemporaryDirectory(prefix="loaderdoctor-prove-") as folder:
+        turns: list[tuple[CheckedRun, CheckedRun]] = []
+        first: dict[str, Path] = {}
+        for i in range(how.n_turns):
+            sides = (original, changed) if i % 2 == 0 else (changed, original)
+            done: dict[str, CheckedRun] = {}
+            for side in sides:
+                out = Path(folder, f"{side.name}{i}")
+                out.mkdir()
+                started(f"turn {i + 1} of {how.n_turns}: {side.name}")
+                done[side.name] = _run(side, out, how)
+                first.setdefault(side.name, out)
+            turns.append((done["original"], done["changed"]))
+        found = proof(
+            turns, max_input_difference=_input_difference(first["original"], first["changed"])
+        )
+    if found is None:
+        raise RunError(
+            "A run ended before enough of its steps could be timed: the script trains too few. "
+            "Give it more (epochs, data), or a smaller --seconds."
+        )
+    return found
+
+
+def _run(side: Side, out: Path, how: Turns) -> CheckedRun:
+    config = CheckedConfig(
+        kind=side.kind,
+        target=side.target,
+        args=side.args,
+        out=str(out),
+        seconds=how.seconds,
+        n_checked=N_CHECKED,
+        seed=how.seed,
+    )
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": str(how.seed),
+        CHECKED_VARIABLE: msgspec.json.encode(config).decode(),
+    }
+    with _in_folder(side.cwd), (out / "output").open("wb") as output:
+        process = MeasuringProcess(
+            environment=environment, stdout=output.fileno(), module="entry.checked_run"
+        )
+        try:
+            ended = process.wait(how.seconds + MAX_BEYOND_S)
+        finally:
+            process.end(polite_s=POLITE_S if process.exit_code is None else 0.0)
+    if not ended:
+        raise RunError(
+            f"The {side.name} script had not trained for {how.seconds:g} s after "
+            f"{how.seconds + MAX_BEYOND_S:g} s, and was ended."
+        )
+    if process.exit_code:
+        raise RunError(
+            f"The {side.name} script failed (exit code {process.exit_code}): see above. It ran in "
+            "a copy of its folder; what it reads from outside needs an absolute path."
+        )
+    run = CheckedRun.read(out)
+    if run is None or not run.steps:
+        raise RunError(
+            f"The {side.name} script ended without a training step: no optimizer stepped."
+        )
+    return run
+
+
+@contextmanager
+def _in_folder(folder: Path) -> Iterator[None]:
+    """The measuring process starts where the command is; this is its one process at a time."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def _input_difference(a: Path, b: Path) -> float | None:
+    """How far the kept inputs of two runs lie apart, relative to their size, at most.
+
+    None where they are the same, were not kept, or have other shapes: then they are other batches.
+    """
+    worst = 0.0
+    for step in range(N_KEPT):
+        ours, theirs = (_kept(inputs_file(folder, step)) for folder in (a, b))
+        if len(ours) != len(theirs) or not ours:
+            return None
+        for x, y in zip(ours, theirs, strict=True):
+            if x.shape != y.shape:
+                return None
+            size = max(float(np.abs(x).max(initial=0.0)), 1e-30)
+            worst = max(worst, float(np.abs(x - y).max(initial=0.0)) / size)
+    return worst if 0.0 < worst <= MAX_INPUT_DIFFERENCE else None
+
+
+def _kept(file: Path) -> list[Array]:
+    """In order; [] where nothing was kept."""
+    if not file.exists():
+        return []
+    with np.load(file) as arrays:
+        return [arrays[name] for name in arrays.files]

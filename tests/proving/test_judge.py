@@ -1,0 +1,143 @@
+"""What a change brought and what it kept, from runs made up with known times and losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from loaderdoctor.instrument.wire.checked import CheckedRun, CheckedStep
+from loaderdoctor.proving.judge import MAX_NOISE, Proof, kept, proof, step_ms
+from loaderdoctor.proving.page import headline, markdown, rows
+
+N = 30
+FALLING = tuple(1.0 / (i + 1) for i in range(N))
+
+
+def run(
+    ms: float,
+    *,
+    losses: Sequence[float] | None = FALLING,
+    inputs: str | None = "batch",
+    n: int = 100,
+) -> CheckedRun:
+    """Steps of `ms` each; the inputs of step i are called `inputs`i."""
+    steps = tuple(
+        CheckedStep(
+            inputs=f"{inputs}{i}" if inputs else None,
+            loss=losses[i] if losses is not None else None,
+        )
+        for i in range(N)
+    )
+    ns = tuple(round(i * ms * 1e6) for i in range(n + 1))
+    return CheckedRun(steps=steps, step_ns=ns, ended="stopped", n_warm_up=N)
+
+
+def proved(before: Sequence[float], after: Sequence[float], **changed: object) -> Proof:
+    turns = [
+        (run(a), run(b, **changed))  # type: ignore[arg-type]
+        for a, b in zip(before, after, strict=True)
+    ]
+    found = proof(turns)
+    assert found is not None
+    return found
+
+
+def test_the_ratio_is_of_turns_so_a_drift_of_the_machine_cancels() -> None:
+    found = proved([10.0, 20.0, 40.0], [5.0, 10.0, 20.0])
+    assert found.speed_up.value == pytest.approx(2.0)
+    assert found.speed_up.low == pytest.approx(2.0)
+    assert found.faster() is True
+    assert headline(found) == "2.0× [2.00, 2.00] as fast."
+
+
+def test_noise_leaves_it_open_and_slower_is_told() -> None:
+    open_ = proved([10.0, 12.0, 9.0], [10.5, 9.0, 11.0])
+    assert open_.faster() is None
+    assert headline(open_).startswith("No difference beyond the noise")
+    slower = proved([10.0, 10.0, 10.0], [20.0, 20.1, 19.9])
+    assert slower.faster() is False
+    assert headline(slower).startswith("Slower: 0.50×")
+
+
+def test_one_turn_has_no_interval() -> None:
+    found = proved([10.0], [5.0])
+    assert not found.speed_up.bounded
+    assert found.faster() is None
+    assert found.own is None
+    assert "too few turns for an interval" in headline(found)
+
+
+def test_a_run_that_is_too_short_to_time_proves_nothing() -> None:
+    assert step_ms(run(10.0, n=0)) is None
+    assert proof([(run(10.0), run(5.0, n=0))]) is None
+    assert proof([]) is None
+
+
+@pytest.mark.parametrize(
+    ("promised", "is_kept"),
+    [(2.0, True), (2.25, True), (1.5, True), (3.0, False), (None, None)],
+)
+def test_a_promise_is_kept_within_the_interval_or_its_tolerance_or_exceeded(
+    promised: float | None, is_kept: bool | None
+) -> None:
+    found = proved([10.0, 10.0, 10.0], [5.0, 5.0, 5.0])
+    assert found.keeps(promised) is is_kept
+    if promised is not None:
+        assert ("not as promised" in headline(found, promised=promised)) is not is_kept
+
+
+def test_same_losses_of_the_same_inputs() -> None:
+    found = proved([10.0, 10.0], [5.0, 5.0])
+    assert found.numerics == "same"
+    assert found.words == "same batches, same losses"
+
+
+def test_losses_that_differ_by_the_order_of_sums_are_the_same_within_that() -> None:
+    near = tuple(1.0 / (i + 1) * (1 + 2e-5) for i in range(N))
+    found = proved([10.0, 10.0], [5.0, 5.0], losses=near, inputs="other")
+    assert found.numerics == "same-within"
+    assert found.words == "other batches, losses the same within 2e-05"
+
+
+def test_a_change_of_what_is_trained_is_told_with_the_step() -> None:
+    other = (1.0, 0.5, *(1.0 for _ in range(N - 2)))
+    found = proved([10.0, 10.0], [5.0, 5.0], losses=other)
+    assert found.numerics == "changed"
+    assert found.words.endswith("changes numerics: losses differ from step 2 on")
+
+
+def test_a_script_that_differs_from_itself_proves_nothing_of_its_losses() -> None:
+    def noisy(seed: int) -> tuple[float, ...]:
+        return tuple(1.0 + seed * MAX_NOISE * 5 + i for i in range(N))
+
+    turns = [(run(10.0, losses=noisy(0)), run(5.0, losses=noisy(1)))]
+    turns.append((run(10.0, losses=noisy(2)), run(5.0, losses=noisy(3))))
+    found = proof(turns)
+    assert found is not None
+    assert found.numerics == "unknown"
+    assert "between two runs of the script as it is" in found.words
+
+
+def test_what_was_not_seen_is_not_said_to_be_the_same() -> None:
+    found = proved([10.0, 10.0], [5.0, 5.0], losses=None, inputs=None)
+    assert found.same_batches is False or found.same_batches is None
+    assert found.numerics == "unknown"
+    compared = kept(run(1.0, losses=None, inputs=None), run(1.0, losses=None, inputs=None))
+    assert compared.n_same_inputs is None
+    assert compared.max_loss_difference is None
+
+
+def test_losses_that_become_nan_in_both_are_the_same_and_in_one_they_are_not() -> None:
+    nan = tuple(math.nan for _ in range(N))
+    assert kept(run(1.0, losses=nan), run(1.0, losses=nan)).max_loss_difference == 0.0
+    assert kept(run(1.0, losses=nan), run(1.0)).max_loss_difference == math.inf
+
+
+def test_the_page_for_a_pull_request_holds_every_row() -> None:
+    found = proved([10.0, 10.0], [5.0, 5.0])
+    page = markdown(found, title="train.py", machine="2 CPUs.", command="prove", promised=2.0)
+    assert "as promised (2.0×)" in page
+    for name, value in rows(found):
+        assert f"| {name} | {value} |" in page

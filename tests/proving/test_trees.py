@@ -1,0 +1,61 @@
+"""The copy has what a script needs, and nothing written there reaches the user's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loaderdoctor.errors import UsageError
+from loaderdoctor.proving import trees
+from loaderdoctor.proving.trees import copied, root_of
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    root = tmp_path / "project"
+    (root / "src").mkdir(parents=True)
+    (root / "data").mkdir()
+    (root / ".git").mkdir()
+    (root / ".git" / "HEAD").write_text("ref")
+    (root / "src" / "train.py").write_text("print(1)\n")
+    (root / "data" / "samples.bin").write_bytes(b"x" * 1000)
+    (root / "latest.bin").symlink_to(root / "data" / "samples.bin")
+    return root
+
+
+def test_the_root_is_the_repository_that_holds_script_and_working_folder(project: Path) -> None:
+    script = project / "src" / "train.py"
+    assert root_of(script, project) == project
+    assert root_of(script, project / "data") == project
+    elsewhere = project.parent / "elsewhere"
+    elsewhere.mkdir()
+    assert root_of(script, elsewhere) == project / "src"
+    (project / ".git" / "HEAD").unlink()
+    (project / ".git").rmdir()
+    assert root_of(script, project) == project  # the working folder, which holds the script
+
+
+def test_what_is_written_in_the_copy_stays_there(project: Path, tmp_path: Path) -> None:
+    tree = copied(project, tmp_path / "copy")
+    here = tree.here(project / "src" / "train.py")
+    assert here.read_text() == "print(1)\n"
+    assert not (tree.copy / ".git").exists()
+    here.write_text("print(2)\n")
+    (tree.copy / "latest.bin").write_bytes(b"written through a link")
+    assert (project / "src" / "train.py").read_text() == "print(1)\n"
+    assert (project / "data" / "samples.bin").read_bytes() == b"x" * 1000
+
+
+def test_a_shared_folder_is_the_users_own(project: Path, tmp_path: Path) -> None:
+    tree = copied(project, tmp_path / "copy", shared=[Path("data")])
+    assert (tree.copy / "data").resolve() == project / "data"
+
+
+def test_too_much_to_copy_names_the_folder_and_what_to_do(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "MAX_COPY_BYTES", 500)
+    with pytest.raises(UsageError, match="--share data"):
+        copied(project, tmp_path / "copy")
+    copied(project, tmp_path / "copy", shared=[Path("data")])

@@ -50,6 +50,7 @@ class Room:
     open_files_limit: int | None = None
     open_files: int = OTHER_DESCRIPTORS  # of the training process
     device_memory_bytes: int | None = None
+    n_ranks: int = 1  # processes on the machine that would do the same, and share its memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,16 +211,23 @@ def _main_runs_again(change: Change) -> Hazard | None:
 
 def _shared_memory(change: Change) -> Hazard | None:
     """Workers hand over their batches in /dev/shm; a full one kills them with SIGBUS."""
-    free, needed = change.room.shm_free_bytes, change.in_shm_bytes
+    n_ranks = change.room.n_ranks
+    free, needed = change.room.shm_free_bytes, n_ranks * change.in_shm_bytes
     if free is None or not change.n or not change.pool_grows or needed <= MAX_SHARE_OF_ROOM * free:
         return None
     gib = math.ceil(needed / MAX_SHARE_OF_ROOM / GIB) + 1
     return Hazard(
         setting=change.grown,
-        reason=f"{fmt.count(change.n_all, 'worker')} keep {fmt.n_bytes(needed)} of batches in "
-        f"/dev/shm, which has {fmt.n_bytes(free)} free: workers would die with a bus error. In a "
+        reason=f"{fmt.count(n_ranks * change.n_all, 'worker')}{_of_ranks(change)} keep "
+        f"{fmt.n_bytes(needed)} of batches in /dev/shm, which has {fmt.n_bytes(free)} free: "
+        "workers would die with a bus error. In a "
         f"container: docker run --shm-size={gib}g …",
     )
+
+
+def _of_ranks(change: Change) -> str:
+    n_ranks = change.room.n_ranks
+    return f" of {n_ranks} ranks" if n_ranks > 1 else ""
 
 
 def _memory(change: Change) -> Hazard | None:
@@ -230,12 +238,13 @@ def _memory(change: Change) -> Hazard | None:
     per_worker = FORKED_WORKER_BYTES if change.forks else SPAWNED_WORKER_BYTES
     needed = change.in_shm_bytes * (2 if change.whole.pin_memory else 1)
     needed += change.n_new * (per_worker + (0 if change.forks else change.pickled_bytes))
+    needed *= change.room.n_ranks
     if needed + max(MIN_AVAILABLE_BYTES, (1 - MAX_SHARE_OF_ROOM) * available) <= available:
         return None
     return Hazard(
         setting=change.grown if change.pool_grows else "pin_memory",
-        reason=f"it takes about {fmt.n_bytes(needed)} of host memory and {fmt.n_bytes(available)} "
-        "are available: the run would swap or be killed.",
+        reason=f"it takes about {fmt.n_bytes(needed)} of host memory{_of_ranks(change)} and "
+        f"{fmt.n_bytes(available)} are available: the run would swap or be killed.",
     )
 
 

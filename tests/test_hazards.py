@@ -123,3 +123,17 @@ def test_spawned_workers_hold_the_dataset_and_its_tensors_lie_in_shared_memory()
     )
     assert heavy is not None
     assert "host memory" in heavy.reason
+
+
+def test_ranks_of_one_machine_share_its_memory_and_start_as_many_workers_each() -> None:
+    # 90 MiB of batches a rank: too much of 140 only where a second rank takes as much.
+    alone = change(room=replace(ROOM, shm_free_bytes=140 * MIB))
+    assert hazard(alone) is None
+    found = hazard(replace(alone, room=replace(alone.room, n_ranks=2)))
+    assert found is not None
+    assert "8 workers of 2 ranks keep" in found.reason
+    tight = change(room=replace(ROOM, available_bytes=1600 * MIB))
+    assert hazard(tight) is None
+    found = hazard(replace(tight, room=replace(tight.room, n_ranks=8)))
+    assert found is not None
+    assert "of host memory of 8 ranks" in found.reason

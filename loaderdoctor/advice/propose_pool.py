@@ -65,8 +65,26 @@ def more_workers(case: Case) -> list[Candidate]:
             changes["persistent_workers"] = True
         if limit is not None and needed > limit:
             how += f"; {needed} workers would keep up, this machine feeds about {limit}"
-        out += case.propose(*kinds, changes=changes, predicted_ms=predicted_ms, how=how)
+        out += case.propose(
+            *kinds,
+            changes=changes,
+            predicted_ms=predicted_ms,
+            how=how,
+            caution=_in_all(case, count),
+        )
     return out
+
+
+def _in_all(case: Case, count: int) -> str | None:
+    """How many workers that is on the machine, where several ranks start as many each."""
+    machine = case.facts.machine
+    if machine is None or machine.ranks_here == 1:
+        return None
+    many = fmt.count(count, "worker")
+    return (
+        f"{many} per rank, {count * machine.ranks_here} in all: {machine.ranks_here} ranks share "
+        "this machine's CPUs and memory."
+    )
 
 
 def kept_workers(case: Case) -> list[Candidate]:
@@ -170,7 +188,7 @@ def fewer_workers(case: Case) -> list[Candidate]:
     machine, workers = case.facts.machine, case.facts.workers
     wanted: list[tuple[Kind, int, str]] = []
     if Kind.CPU_SATURATED_WORKERS in case.found and machine is not None:
-        cpus = max(1, math.floor(machine.usable_cpus))
+        cpus = max(1, math.floor(machine.cpus_per_rank))
         wanted.append((Kind.CPU_SATURATED_WORKERS, cpus, "as many workers as usable CPUs"))
     if Kind.OVERHEAD_BOUND_LOADER in case.found:
         wanted.append((Kind.OVERHEAD_BOUND_LOADER, 0, "no queue to pay for"))

@@ -37,6 +37,7 @@ def why_unsafe(facts: Facts, changes: Settings) -> Hazard | None:
                 available_bytes=machine.memory_available_bytes,
                 open_files_limit=machine.open_files_limit,
                 device_memory_bytes=machine.device_memory_bytes,
+                n_ranks=machine.ranks_here,
             ),
             batches=tuple(_batch(x) for x in feeding),
             n_new=sum(max(0, n - (x.settings.num_workers or 0)) for x in feeding),

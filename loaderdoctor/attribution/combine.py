@@ -171,7 +171,9 @@ def facts_of_run(
     """Everything known about one run, with the best shares and the profiler's overhead."""
     environment = observed.environment
     usable_cpus = environment.usable_cpus if environment is not None else None
-    ablation = allow_for_contention(ablation, step, usable_cpus)
+    n_here = max(1, environment.n_local_ranks or 1) if environment is not None else 1
+    cpus_per_rank = usable_cpus / n_here if usable_cpus is not None else None
+    ablation = allow_for_contention(ablation, step, cpus_per_rank)
     ablation = without_neighbours(ablation, step, workers, usable_cpus)
     ablation = claimed(ablation, trace, observed.transfers)
     shares = best_shares(trace, step, ablation)

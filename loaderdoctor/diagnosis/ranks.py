@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from loaderdoctor.attribution.ablation import Round
 from loaderdoctor.attribution.ranks import RankTrace, compare, rank_trace, slowest
@@ -40,7 +43,11 @@ def analyse_group(
 
     `evidence` is of the lowest rank; what the others measured in the same windows lies with them.
     """
-    own = {m.rank: evidence_of(evidence, m) for m in connections}
+    hosts = Counter(m.hello.host for m in connections if m.hello is not None)
+    own = {
+        m.rank: evidence_of(evidence, m, n_here=hosts[m.hello.host] if m.hello else 1)
+        for m in connections
+    }
     problems: list[str] = []
     traces = dict(_traces(own, connections, problems))
     ranks = compare(list(traces.values()), list(traces))
@@ -83,9 +90,16 @@ def analyse_group(
     )
 
 
-def evidence_of(evidence: LoopEvidence, connection: RankConnection) -> LoopEvidence:
-    """The same windows as this rank measured them."""
-    assert connection.observed is not None
+def evidence_of(
+    evidence: LoopEvidence, connection: RankConnection, *, n_here: int = 1
+) -> LoopEvidence:
+    """The same windows as this rank measured them; `n_here` ranks are on its machine."""
+    observed = connection.observed
+    assert observed is not None
+    environment = observed.environment
+    told = max(n_here, environment.n_local_ranks or 1)  # some may not have been measured
+    environment = msgspec.structs.replace(environment, n_local_ranks=told)
+    observed = msgspec.structs.replace(observed, environment=environment)
     done = connection.done
 
     def mine(window: WindowDone | None) -> WindowDone | None:
@@ -106,7 +120,7 @@ def evidence_of(evidence: LoopEvidence, connection: RankConnection) -> LoopEvide
     profiled = mine(evidence.profiled)
     return replace(
         evidence,
-        observed=connection.observed,
+        observed=observed,
         plain=[w for one in evidence.plain if (w := mine(one)) is not None],
         profiled=profiled if profiled is not None and usable(profiled) else None,
         rounds=rounds,

@@ -269,3 +269,14 @@ class MachineFacts:
     tf32: bool | None = None
     allocator: Allocator | None = None
     fault_us: float | None = None  # CPU time of a page fault of anonymous memory
+    n_local_ranks: int | None = None  # ranks of the job on this machine; None: one
+
+    @property
+    def ranks_here(self) -> int:
+        """Processes that train next to one another, this one included."""
+        return max(1, self.n_local_ranks or 1)
+
+    @property
+    def cpus_per_rank(self) -> float:
+        """Each rank's part of the usable CPUs: what one rank is advised, all of them do."""
+        return self.usable_cpus / self.ranks_here

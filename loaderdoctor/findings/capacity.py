@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from loaderdoctor import format as fmt
+from loaderdoctor.facts.loop import MachineFacts
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
@@ -133,12 +134,12 @@ def _also_feeding(facts: Facts) -> list[WorkerFacts]:
 def cpu_bound_ms(facts: Facts) -> float | None:
     """The shortest step that the CPUs allow, however many workers: all CPU time / usable CPUs.
 
-    None where it is not recorded.
+    Of several ranks on one machine each has its part of the CPUs. None where it is not recorded.
     """
     of_step, of_batch = main_cpu_ms(facts), batch_cpu_ms(facts)
     if of_step is None or of_batch is None or facts.machine is None:
         return None
-    return (of_step + of_batch) / facts.machine.usable_cpus
+    return (of_step + of_batch) / facts.machine.cpus_per_rank
 
 
 def reachable_ms(facts: Facts) -> float | None:
@@ -162,11 +163,12 @@ def worker_limit(facts: Facts) -> int | None:
     """The most workers this machine feeds next to the training process itself, for each loader.
 
     Usable CPUs less what that process keeps busy at the step within reach; more workers where they
-    wait instead of burn. None where the machine is not known (a trace from elsewhere).
+    wait instead of burn. Of several ranks on the machine each has its part. None where the machine
+    is not known (a trace from elsewhere).
     """
     if facts.machine is None:
         return None
-    cpus = facts.machine.usable_cpus
+    cpus = facts.machine.cpus_per_rank
     cpu_share = wanted_cpu_share(facts)
     if cpu_share is None or cpu_saturated(facts):
         # A saturated CPU makes workers wait for it, which looks like a low share.
@@ -265,7 +267,7 @@ def pool_ms(facts: Facts, n_workers: int, *, in_order: bool = True) -> tuple[flo
     bound, longest = cpu_bound_ms(facts), max(rest, batch / n_workers)
     how = f"the longer of {fmt.ms(rest)} (rest of the step) and {shown}"
     if bound is not None and facts.machine is not None and bound > longest:
-        cpus = f"{facts.machine.usable_cpus:g} usable CPUs"
+        cpus = cpus_words(facts.machine)
         longest = bound
         how = f"the CPU time of a step and its batch spread over {cpus}, the limit here"
     stall = stall_cost(facts) if in_order and n_workers > 1 else None
@@ -301,4 +303,22 @@ def cpu_saturated(facts: Facts) -> bool | None:
     used = cpu_cores_used(facts)
     if used is None:
         return None
-    return used >= SATURATED_CPU_SHARE * facts.machine.usable_cpus
+    return used >= SATURATED_CPU_SHARE * facts.machine.cpus_per_rank
+
+
+def cpus_words(machine: MachineFacts) -> str:
+    """`8 usable CPUs`; of several ranks on the machine each one's part."""
+    if machine.ranks_here == 1:
+        return f"{machine.usable_cpus:g} usable CPUs"
+    return (
+        f"{machine.cpus_per_rank:.3g} of {machine.usable_cpus:g} usable CPUs "
+        f"({machine.ranks_here} ranks share them)"
+    )
+
+
+def workers_words(machine: MachineFacts | None, count: int) -> str:
+    """`4 workers`; `4 workers per rank (8 in all)` where several ranks are on the machine."""
+    many = fmt.count(count, "worker")
+    if machine is None or machine.ranks_here == 1 or not count:
+        return many
+    return f"{many} per rank ({count * machine.ranks_here} in all)"

@@ -380,3 +380,23 @@ def test_every_change_of_code_answers_a_kind_with_a_title() -> None:
         assert isinstance(kind, Kind)
         assert change.title[0].isupper()
         assert not change.title.endswith(".")
+
+
+def test_advice_for_ranks_counts_all_ranks_of_the_machine() -> None:
+    """Eight workers would keep up with a step of 1 ms; two ranks share the eight CPUs."""
+    facts = loop_loads(workers=workers(n_workers=0, batch_ms=7.0, cores=(), cpu_share=1.0))
+
+    def most(n_ranks: int | None) -> int:
+        told = replace(facts, machine=machine(n_local_ranks=n_ranks))
+        return max(s.num_workers or 0 for s in by_settings(told))
+
+    alone = most(None)
+    assert most(1) == alone
+    assert most(2) < alone
+    assert most(2) * 2 <= 8 * 1.5
+    two = replace(facts, machine=machine(n_local_ranks=2))
+    (chosen,) = [c for c in proposed(two) if c.settings.num_workers == most(2)]
+    said = f"{most(2)} workers per rank, {2 * most(2)} in all: 2 ranks share"
+    assert said in (chosen.caution or "")
+    one = [c for c in proposed(facts) if c.settings.num_workers]
+    assert all("per rank" not in (c.caution or "") for c in one)

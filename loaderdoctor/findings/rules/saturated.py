@@ -10,6 +10,7 @@ from loaderdoctor.findings.capacity import (
     batch_ms,
     cpu_cores_used,
     cpu_saturated,
+    cpus_words,
     pool_falls_short_ms,
     rest_ms,
     wanted_cpu_share,
@@ -52,7 +53,7 @@ def cpu_saturated_workers(facts: Facts) -> Finding | None:
         share=cost.share,
         loader=loader_id(facts),
         summary=(
-            f"{busy}{machine.usable_cpus:g} usable CPUs are busy{other_load} and the loop still "
+            f"{busy}{cpus_words(machine)} are busy{other_load} and the loop still "
             f"waits {cost.of_step}. Make each sample cheaper, cache it, or move work to the "
             f"accelerator.{hot_sentence(facts)}"
         ),

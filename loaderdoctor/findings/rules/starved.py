@@ -13,6 +13,7 @@ from loaderdoctor.findings.capacity import (
     batch_cpu_ms,
     batch_ms,
     cpu_saturated,
+    cpus_words,
     main_cpu_ms,
     may_explain,
     pool_falls_short_ms,
@@ -21,6 +22,7 @@ from loaderdoctor.findings.capacity import (
     rest_ms,
     worker_limit,
     workers_needed,
+    workers_words,
 )
 from loaderdoctor.findings.exposure import (
     Cost,
@@ -311,22 +313,23 @@ def _need_sentence(
     facts: Facts, count: int, needed: int, predicted_ms: float | None, *, gains: bool
 ) -> str:
     """How many workers, and what they are expected to bring the step to."""
-    many, rest, reach = fmt.count(count, "worker"), rest_ms(facts), reachable_ms(facts)
+    many, rest, reach = workers_words(facts.machine, count), rest_ms(facts), reachable_ms(facts)
     if rest is not None and reach is not None and reach > rest * KEEPS_UP_MARGIN:
         assert facts.machine is not None
-        cpus = facts.machine.usable_cpus
+        cpus = cpus_words(facts.machine)
         limit = "The CPU is" if cpu_saturated(facts) else "With enough workers the CPU is"
         text = (
             f"{limit} the limit: a step takes {fmt.ms(main_cpu_ms(facts))} of CPU time, its "
-            f"batch {fmt.ms(batch_cpu_ms(facts))}, and {cpus:g} usable CPUs can't do that in less "
+            f"batch {fmt.ms(batch_cpu_ms(facts))}, and {cpus} can't do that in less "
             f"than {fmt.ms(reach)}"
         )
         if not gains:
             return f"{text}, with any number of workers."
         return f"{text}; {many} would come to {fmt.ms(predicted_ms)}."
     if count < needed:
+        wanted = workers_words(facts.machine, needed)
         return (
-            f"{fmt.count(needed, 'worker')} would keep up; next to the loop this machine feeds "
-            f"about {count}, which would bring the step to {fmt.ms(predicted_ms)}."
+            f"{wanted} would keep up; next to the loop this machine feeds about {many}, which "
+            f"would bring the step to {fmt.ms(predicted_ms)}."
         )
     return f"{many} would keep up: {fmt.ms(predicted_ms)} a step."

@@ -8,7 +8,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.facts.loop import ThreadTrial
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.capacity import cpu_cores_used, cpu_saturated
+from loaderdoctor.findings.capacity import cpu_cores_used, cpu_saturated, cpus_words
 from loaderdoctor.findings.exposure import Cost, input_cost, loader_id, num_workers, severity
 from loaderdoctor.findings.input_parts import contention_cost
 from loaderdoctor.findings.model import EvidenceValue, Finding, Kind, Prediction, Severity
@@ -79,7 +79,7 @@ def _threads_of_workers(facts: Facts) -> Finding | None:
     machine, workers, cost = facts.machine, facts.workers, input_cost(facts)
     if machine is None or cost is None or not num_workers(facts):
         return None
-    cpus, saturated = machine.usable_cpus, cpu_saturated(facts)
+    cpus, saturated = machine.cpus_per_rank, cpu_saturated(facts)
     in_worker = workers.n_threads if workers is not None else None
     n = num_workers(facts) or 0
     competes = saturated or (
@@ -94,7 +94,7 @@ def _threads_of_workers(facts: Facts) -> Finding | None:
             facts,
             cost,
             f"{fmt.count(n, 'worker')} of {in_worker} library threads each "
-            f"{fmt.verb(n, 'compete')} for {cpus:g} usable CPUs",
+            f"{fmt.verb(n, 'compete')} for {cpus_words(machine)}",
             "Give each worker one thread (worker_init_fn)",
             n_threads=in_worker,
         )
@@ -112,7 +112,7 @@ def fight_of_threads(facts: Facts) -> Fight | None:
     if machine is None or step is None or own is None or own < 2:
         return None
     cpus, cpu = machine.usable_cpus, step.cpu
-    sure = own > cpus
+    sure = own > machine.cpus_per_rank
     if cpu is not None and (cpu.throttled_share or 0.0) >= MIN_THROTTLED_SHARE and sure:
         share = max(cpu.throttled_share or 0.0, cpu.train_wait_share or 0.0)
         held = fmt.share(cpu.throttled_share or 0.0)
@@ -157,7 +157,8 @@ def fewer(facts: Facts) -> tuple[int, ...]:
     if machine is None or own is None or own < 2:
         return ()
     taken = step.cpu.other_cores if step is not None and step.cpu is not None else None
-    free = round(machine.usable_cpus - (taken or 0.0) - (num_workers(facts) or 0))
+    free_cpus = (machine.usable_cpus - (taken or 0.0)) / machine.ranks_here
+    free = round(free_cpus - (num_workers(facts) or 0))
     wanted = dict.fromkeys([max(1, free), own // 2, 1])
     return tuple(n for n in wanted if 1 <= n < own)
 

@@ -283,6 +283,7 @@ def environment(device_index: int | None) -> Environment:
         host=socket.gethostname(),
         rank=rank,
         n_ranks=n_ranks,
+        n_local_ranks=machine.local_ranks(),
         cudnn_benchmark=torch.backends.cudnn.benchmark if device_index is not None else None,
         tf32=_tf32() if device_index is not None else None,
         swap_used_bytes=swap_used,

@@ -86,6 +86,12 @@ def usable_cpus(root: Path = ROOT) -> float:
     return allowed if quota is None else min(allowed, quota)
 
 
+def local_ranks() -> int | None:
+    """Ranks of this job on this machine, as a launcher such as torchrun says; None without one."""
+    said = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(said) if said.isdigit() and int(said) else None
+
+
 def affinity_cpus() -> int | None:
     """CPUs this process may be scheduled on; None where the system has no such list."""
     if sys.platform == "linux":

@@ -15,7 +15,7 @@ from loaderdoctor.errors import TrialRefused
 from loaderdoctor.hazards import Change, FeedBatch, Room, hazard
 from loaderdoctor.instrument.dataset.iteration import one_pass_reason, shards_itself
 from loaderdoctor.instrument.dataset.safety import TrialPickle, open_handles, pickled_parts
-from loaderdoctor.instrument.system.machine import open_files_limit
+from loaderdoctor.instrument.system.machine import local_ranks, open_files_limit
 from loaderdoctor.instrument.system.memory import available_bytes, shm_free_bytes
 from loaderdoctor.instrument.trial.main_guard import can_be_guarded, main_is_guarded
 from loaderdoctor.instrument.wire.records import SafetyRecord, TensorRecord
@@ -92,6 +92,7 @@ def _change(
             available_bytes=available_bytes(),
             open_files_limit=open_files_limit(),
             open_files=psutil.Process().num_fds(),
+            n_ranks=local_ranks() or 1,
         ),
         batches=(each,) * n_alike,
         n_new=workers * n_alike,

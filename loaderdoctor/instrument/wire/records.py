@@ -162,6 +162,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     swap_used_bytes: int | None = None
     allocator: Allocator | None = None  # None: neither glibc's nor one known by name
     fault_us: float | None = None  # a page fault of anonymous memory, CPU time; None: not timed
+    n_local_ranks: int | None = None  # of the job on this machine, this one included
     cpu_bf16: bool | None = None  # whether the CPU computes bfloat16 itself; None: torch won't say
 
 

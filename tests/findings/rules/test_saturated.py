@@ -7,6 +7,7 @@ from dataclasses import replace
 from loaderdoctor.advice.prescription import candidates
 from loaderdoctor.facts.loop import CpuFacts
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.capacity import cpu_saturated, cpus_words
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.findings.rules.contention import gil_contention
@@ -140,3 +141,16 @@ def test_what_workers_queue_for_is_no_room_for_more_of_them() -> None:
     sleep = next_to_another_program(cpu_share=0.02, run_wait_share=0.05)
     assert any((c.settings.num_workers or 0) > 2 for c in candidates(sleep, find(sleep)))
     assert cpu_saturated_workers(sleep) is None
+
+
+def test_ranks_of_one_machine_have_each_its_part_of_the_cpus() -> None:
+    busy = with_exposed(
+        input_=0.5,
+        workers=workers(batch_ms=40.0),
+        step=step(worker_cpu_cores=3.0, main_cpu_cores=0.9),
+    )
+    assert cpu_saturated(busy) is False
+    two = replace(busy, machine=machine(n_local_ranks=2))
+    assert cpu_saturated(two) is True
+    assert two.machine is not None
+    assert cpus_words(two.machine) == "4 of 8 usable CPUs (2 ranks share them)"

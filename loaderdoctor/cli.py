@@ -40,7 +40,11 @@ def cli() -> None:
 
 @cli.command(context_settings=SCRIPT_CONTEXT)
 @click.option("-m", "as_module", is_flag=True, help="SCRIPT is a module, as in python -m.")
-@budget(45, "Seconds after the first step, the report included; start-up comes on top.")
+@budget(
+    45,
+    "Seconds after the first step at most, the report included; start-up comes on top. Twice as "
+    "many where the first advice would else be a prediction.",
+)
 @click.option("--no-ablation", is_flag=True, help="Don't substitute batches: the trace alone.")
 @click.option("--no-verify", is_flag=True, help="Don't try the recommended settings.")
 @TRIAL_LIMIT

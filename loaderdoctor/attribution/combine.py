@@ -34,7 +34,7 @@ def best_shares(
     plain windows spent on getting batches replaces the profiled one, the start of epochs included:
     there every wait is exposed. With an accelerator it is the most that `input` can be: a profiled
     window that happened to be starved says nothing of a loop that does not wait.
-    An ablation of one round has no interval and decides nothing.
+    An ablation whose input has no interval decides nothing.
     """
     if ablation is not None and (ablation.input_ms is None or not ablation.input_ms.bounded):
         ablation = None

@@ -21,9 +21,10 @@ import msgspec
 from loaderdoctor.attribution.cpu import cpu_facts
 from loaderdoctor.attribution.step import usable, window_times
 from loaderdoctor.attribution.verdict import MIN_STEPS
-from loaderdoctor.estimate import Estimate, mean
+from loaderdoctor.estimate import Estimate, interval, mean
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule, WindowDone, WindowRequest
+from loaderdoctor.report import model
 from loaderdoctor.tryout.ablating import Ablation, LoopEvidence
 
 # Each of the loop's threads stands this part of the time without a CPU: two threads on two CPUs
@@ -68,7 +69,8 @@ class Gatherer(Ablation):
         until: float,
         ablate: bool,
         with_copy: bool,
-        fewest_until: float | None = None,
+        first_until: float | None = None,
+        finer_until: float | None = None,
         may_defer: bool = False,
     ) -> None:
         """Everything but trials. The times are on this gatherer's clock, for ablation.
@@ -79,14 +81,19 @@ class Gatherer(Ablation):
         """
         if not self.plain():
             return
-        self._end_s = max(until, fewest_until or until)
+        self._end_s = max(until, first_until or until)
         self.deferred = may_defer and ablate and self._threads_fight_hard()
         ablate = ablate and not self.deferred
         profile_last = ablate and self.evidence.observed.device is not None
         if not profile_last:
             self.profiled()
         if ablate:
-            self.ablate(until=until, with_copy=with_copy, fewest_until=fewest_until)
+            self.ablate(
+                until=until,
+                with_copy=with_copy,
+                first_until=first_until,
+                finer_until=finer_until,
+            )
         self.stack_samples()
         if profile_last:
             self.profiled()
@@ -232,4 +239,19 @@ def record(
         path=Path(saved.snapshot.path),
         n_entries=saved.snapshot.n_entries,
         overhead=mean(ratios) if ratios else None,
+    )
+
+
+def history_row(history: MemoryHistory | None) -> model.MemoryHistory | None:
+    """As the report holds it; None where there is no snapshot."""
+    if history is None or history.path is None:
+        return None
+    path = history.path
+    return model.MemoryHistory(
+        path=path.name,
+        n_bytes=path.stat().st_size if path.is_file() else None,  # it may lie on another machine
+        n_entries=history.n_entries,
+        max_entries=MAX_ENTRIES,
+        overhead=history.overhead.value if history.overhead is not None else None,
+        overhead_ci=interval(history.overhead),
     )

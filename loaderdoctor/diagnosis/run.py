@@ -16,13 +16,14 @@ from loaderdoctor.attribution.cpu import machine_notes
 from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
-from loaderdoctor.diagnosis.gather import MAX_ENTRIES, Gatherer, MemoryHistory, record
+from loaderdoctor.diagnosis.gather import Gatherer, MemoryHistory, history_row, record
 from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
 from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
+from loaderdoctor.diagnosis.seconds import Allowance
 from loaderdoctor.diagnosis.unsettled import ended_by_itself, not_again, unsettled
 from loaderdoctor.diagnosis.verify import Verification, Verifier, thread_trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
-from loaderdoctor.estimate import Estimate, interval
+from loaderdoctor.estimate import Estimate
 from loaderdoctor.findings.exposure import is_open
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.command.rank_group import RankGroup
@@ -32,7 +33,6 @@ from loaderdoctor.instrument.wire.protocol import (
     Observed,
     ProfilerSchedule,
 )
-from loaderdoctor.report import model
 from loaderdoctor.report.build import Judged, RunNotes, Tried, build_report
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report, ReportWarning
@@ -42,25 +42,22 @@ from loaderdoctor.report.traces.tensorboard import BASELINE, RANKS
 from loaderdoctor.report.words.first_screen import SLOW_START
 from loaderdoctor.report.words.summary import of_first_epoch
 from loaderdoctor.trace.read import read_trace
-from loaderdoctor.tryout.ablating import MAX_LONGER_ROUNDS, LoopEvidence, slow_start
+from loaderdoctor.tryout.ablating import (
+    MAX_LONGER_ROUNDS,
+    MAX_ROUNDS,
+    LoopEvidence,
+    slow_start,
+)
 from loaderdoctor.tryout.answers import answered
 from loaderdoctor.tryout.measuring import Equipment
 from loaderdoctor.tryout.windows import MIN_ROUNDS, sizes
 from loaderdoctor.units import NS_PER_S
 
 NOT_ALL_TRIED = "Not every candidate was tried often enough to tell: --budget allows more."
-# Kept back from the budget for stopping the script, reading the trace and writing the report.
-RESERVE_S = 6.0
-RESERVE_SHARE = 0.25  # of the budget, where that is less
 # The report with its charts, and what a trace adds: read, written twice, compressed (13 MB of JSON
 # took 1.7 s more CPU time than `analyze` alone on one of two cores).
 REPORT_S = 2.0
 REPORT_BYTES_PER_S = 8e6
-# Of what is left for experiments, this part goes to ablation first; trying settings gets the rest
-# and whatever ablation did not need.
-ABLATION_SHARE = 0.5
-# Of what is then left of the budget, for a verdict that is uncertain and had no settings to try.
-LONGER_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +85,13 @@ class Diagnosis:
         raw: Path,
         options: DiagnosisOptions,
         on_stage: Callable[[str, float], None] | None = None,
+        say: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_stage` is told what begins and how many seconds of the budget are left."""
+        """`on_stage` is told what begins and how many seconds of the budget are left.
+
+        `say` is told what everyone must know: that it takes longer than the budget.
+        """
         self._clock = clock
         self._script_run, self._target, self._raw, self._options = script_run, target, raw, options
         self.evidence: LoopEvidence | None = None  # of several ranks, the lowest's
@@ -99,21 +100,22 @@ class Diagnosis:
         self.verification: Verification | None = None
         self.history: MemoryHistory | None = None  # None: not asked for, or not reached
         self.problems: list[str] = []
-        self._on_stage = on_stage
+        self._on_stage, self._say = on_stage, say or (lambda text: None)
+        self._verifier: Verifier | None = None
         self._end_s = 0.0  # of the budget, on the clock
         self.interrupted = False
 
     def start_over(self) -> None:
         """Forget what was measured: it is of a pass before training."""
         self.evidence = self.group = self.analysis = self.verification = self.history = None
+        self._verifier = None
 
     def measure(self, observed: Observed) -> None:
         """Measure within the budget, from the steps. Raises RunError, TrainingBeganError."""
         options, script_run = self._options, self._script_run
         first_step_s = self._clock() - sum(observed.step_ns) / NS_PER_S
-        reserve_s = min(RESERVE_S, RESERVE_SHARE * options.budget_s)
-        self._end_s = first_step_s + options.budget_s
-        until = self._end_s - reserve_s
+        seconds = Allowance(begun_s=first_step_s, budget_s=options.budget_s)
+        self._end_s, until = seconds.end_s, seconds.until_s
         self.evidence = LoopEvidence(
             observed=observed, sizes=sizes(observed, budget_s=options.budget_s)
         )
@@ -126,10 +128,10 @@ class Diagnosis:
             clock=self._clock,
         )
         now = self._clock()
-        part = ABLATION_SHARE if options.verify else 1.0
         gatherer.gather(
-            until=now + (until - now) * part,
-            fewest_until=until,
+            until=seconds.rounds_until_s(now) if options.verify else until,
+            first_until=until,
+            finer_until=seconds.finer_until_s(now) if options.verify else until,
             may_defer=options.verify,
             ablate=options.ablate,
             with_copy=self._with_copy,
@@ -139,11 +141,15 @@ class Diagnosis:
             self.history = record(gatherer, script_run.measure, options.memory_history)
         if options.verify and script_run.ended is None:
             self._verify(gatherer, until)
-        if gatherer.deferred and script_run.ended is None:
-            gatherer.ablate(until=until, with_copy=self._with_copy)
-            self.analysis = self._analyse(self.evidence)
-        if options.ablate:
-            self._measure_longer(gatherer, until)
+        if options.ablate and script_run.ended is None:
+            # Behind a profile on an accelerator rounds would overstate what they find (see gather).
+            if gatherer.deferred or (observed.device is None and self.evidence.rounds):
+                most = MAX_ROUNDS if gatherer.deferred else MIN_ROUNDS
+                gatherer.ablate(until=until, with_copy=self._with_copy, most=most)
+                self.analysis = self._analyse(self.evidence)
+            self._measure_longer(gatherer, seconds)
+        if self.verification is not None and script_run.ended is None:
+            self._measure_first_advice(seconds)
         if isinstance(script_run, RepeatedRun):
             script_run.no_more()
         if options.patient and script_run.ended is None:
@@ -167,7 +173,7 @@ class Diagnosis:
         n_bytes = path.stat().st_size if path is not None and path.is_file() else 0
         return REPORT_S + n_bytes / REPORT_BYTES_PER_S
 
-    def _measure_longer(self, gatherer: Gatherer, until: float) -> None:
+    def _measure_longer(self, gatherer: Gatherer, seconds: Allowance) -> None:
         """Spend what is left on a verdict that the noise leaves open.
 
         Where it had no settings to try, they are tried as soon as it turned out to cost something:
@@ -177,17 +183,34 @@ class Diagnosis:
         if script_run.ended is not None or not evidence.rounds:
             return
         known = self.analysis or self._analyse(evidence)  # settings that were tried change neither
-        for part in (LONGER_SHARE, 1.0):
+        for last in (False, True):
             if not is_open(known.severity, known.facts) or script_run.ended is not None:
                 return
             untried = self._options.verify and self.verification is None
-            now = self._clock()
-            end_s = now + (until - now) * part if untried else until
+            keeps = untried and not last
+            end_s = seconds.longer_until_s(self._clock()) if keeps else seconds.until_s
             gatherer.ablate(until=end_s, with_copy=self._with_copy, most=MAX_LONGER_ROUNDS)
             if not untried or script_run.ended is not None:
                 return
-            self._verify(gatherer, until)
+            self._verify(gatherer, seconds.until_s)
             known = self.analysis or known
+
+    def _measure_first_advice(self, seconds: Allowance) -> None:
+        """Where it would still be a prediction, try it on, up to the second cap."""
+        verifier = self._verifier
+        assert verifier is not None
+        known = self.analysis
+        assert known is not None
+        rows = prescribed_rows(known.facts, known.prescription, self.verification)
+        if not rows or rows[0].measured_step_ms is not None or not verifier.undecided:
+            return
+        self._end_s = seconds.most_s
+        self._say(
+            f"the first advice is still a prediction after {self._options.budget_s:g} s: it is "
+            f"tried for longer, until {seconds.most_budget_s:g} s at most."
+        )
+        self._tell("trying settings for longer")
+        self.verification = verifier.go_on(seconds.most_until_s - self._clock())
 
     def _tell(self, what: str) -> None:
         if self._on_stage is not None:
@@ -200,7 +223,7 @@ class Diagnosis:
         if not live:
             return
         self._tell("trying settings")
-        verifier = Verifier(
+        verifier = self._verifier = Verifier(
             evidence,
             Equipment(
                 script_run=self._script_run,
@@ -256,7 +279,7 @@ class Diagnosis:
                 ranks=rank_rows(group.ranks, self.evidence.observed.definition, group.steps)
                 if group is not None
                 else (),
-                memory_history=_history_row(self.history),
+                memory_history=history_row(self.history),
             ),
         )
         return of_first_epoch(report) if self._replayed else report
@@ -357,20 +380,6 @@ class Diagnosis:
                 write_capture(folder, RANKS, path, at_ns=at_ns, overlay=added, rank=rank)
         except LoaderdoctorError as error:
             sys.stderr.write(f"loaderdoctor: the traces were not written: {error}\n")
-
-
-def _history_row(history: MemoryHistory | None) -> model.MemoryHistory | None:
-    if history is None or history.path is None:
-        return None
-    path = history.path
-    return model.MemoryHistory(
-        path=path.name,
-        n_bytes=path.stat().st_size if path.is_file() else None,  # it may lie on another machine
-        n_entries=history.n_entries,
-        max_entries=MAX_ENTRIES,
-        overhead=history.overhead.value if history.overhead is not None else None,
-        overhead_ci=interval(history.overhead),
-    )
 
 
 def _rest_ms(analysis: Analysis) -> float | None:

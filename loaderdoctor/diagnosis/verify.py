@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import RunError
@@ -23,7 +24,7 @@ from loaderdoctor.tryout.known import Loop
 from loaderdoctor.tryout.measuring import Equipment, OverError
 from loaderdoctor.tryout.rounds import Driver
 from loaderdoctor.tryout.trials import Options, Trial
-from loaderdoctor.tryout.windows import MIN_ROUNDS
+from loaderdoctor.tryout.windows import MIN_STEPS
 
 # A trial that is this close to the rest of the step has nothing left to gain: the noise of a
 # window mean on a quiet machine is about 2 % (see tryout.windows.WINDOW_S).
@@ -46,7 +47,10 @@ class Verification:
 
 
 class Verifier:
-    """Tries candidates for at most `left_s` seconds; nothing is begun that would take longer."""
+    """Tries candidates for at most `left_s` seconds; nothing is begun that would take longer.
+
+    Where that ends without an answer, `go_on` takes more.
+    """
 
     def __init__(
         self,
@@ -59,14 +63,16 @@ class Verifier:
         self._observed, self._equipment = evidence.observed, equipment
         self._ablation = evidence.ablation()
         sizes = evidence.sizes
-        self._n_steps = max(
-            sizes.cycle, round(sizes.n_steps * WINDOW_PART / sizes.cycle) * sizes.cycle
-        )
+        cycles = max(sizes.n_steps * WINDOW_PART, MIN_STEPS) / sizes.cycle
+        self._n_steps = max(1, round(cycles)) * sizes.cycle
         self._boundaries = Boundaries(
             steps_per_epoch=evidence.steps_per_epoch,
             loop_ms=evidence.boundary_ms(),
             own_work_ms=evidence.own_boundary_ms(),
         )
+        self._single: tuple[int, ...] = ()  # candidates, each alone
+        self._combined: tuple[int, ...] = ()
+        self._chosen: list[Compared] = []  # of them, as they were when winners were combined
         self._driver = Driver(
             Loop.of(evidence.observed),
             [Trial(index=0, settings=Settings())],
@@ -89,26 +95,49 @@ class Verifier:
         """Try each candidate alone, then the winners added up one by one, best first.
 
         Those `in_code` (samples kept in memory) are tried in the same rounds, where there is time
-        for them, and stay apart. Time that is left over then goes to candidates that it did not
-        seem to suffice for. Raises RunError where the measuring process hangs.
+        for them, and stay apart. What can no longer change the answer is not measured, whatever
+        time is left. Raises RunError where the measuring process hangs.
         """
         settings = self._added(candidates)
         code = self._added(in_code, in_code=True)
         # Where there is time for two only, these are the best of either kind.
         single = (*settings[:1], *code[:1], *settings[1:], *code[1:])
-        combined: tuple[int, ...] = ()
-        winners: list[Compared] = []
-        try:
+        self._single = single
+        with self._over():
             self._compete(single)
-            winners = self._winners(single)
-            if not winners:
-                self._catch_up(single)
-                winners = self._winners(single)
-            if winners and not self._reached(winners[0], rest_ms):
-                if together := self._additions(winners):
-                    combined = self._added([winners[0].settings, *together])
-                    self._compete(combined)
-                self._catch_up(single)
+            self._chosen = self._winners(single)
+            if self._chosen and not self._reached(self._chosen[0], rest_ms):
+                if together := self._additions(self._chosen, self._tried(single)):
+                    self._combined = self._added([self._chosen[0].settings, *together])
+                    self._compete(self._combined)
+                self._compete(single)
+        return self._verification(single, self._combined, self._chosen)
+
+    def go_on(self, left_s: float) -> Verification:
+        """For so many seconds more, until one of the candidates is shown to help, or none does.
+
+        Raises RunError where the measuring process hangs.
+        """
+        driver = self._driver
+        driver.options = replace(driver.options, budget_s=driver.known().spent_s + left_s)
+        with self._over():
+            for one in self.undecided:
+                if self._winners(self._single):
+                    break
+                self._compete([one])
+        return self._verification(self._single, self._combined, self._chosen)
+
+    @property
+    def undecided(self) -> list[int]:
+        """Settings that may still be the answer: what looks best, then what was not looked at."""
+        tried = [one for one in self._tried(self._single) if not one.decided and not one.in_code]
+        return [one.trial.index for one in by_speed(tried)]
+
+    @contextmanager
+    def _over(self) -> Iterator[None]:
+        """The end of the run, or an interruption of it, ends the trials; what was seen stays."""
+        try:
+            yield
         except OverError as over:
             if isinstance(over.__cause__, RunError):
                 raise over.__cause__ from None
@@ -116,7 +145,6 @@ class Verifier:
             ended = self._equipment.script_run.ended
             if ended is None or ended.how != "interrupted":
                 raise
-        return self._verification(single, combined, winners)
 
     def _verification(
         self, single: Sequence[int], combined: Sequence[int], winners: Sequence[Compared]
@@ -158,8 +186,10 @@ class Verifier:
         return [found[index - 1] for index in among]
 
     def _winners(self, among: Sequence[int]) -> list[Compared]:
-        """Settings that help, fastest first; changes of code stay apart."""
-        return by_speed([one for one in self._tried(among) if one.helps and not one.in_code])
+        """Settings that help, the best first; changes of code stay apart."""
+        found = by_speed([one for one in self._tried(among) if one.helps and not one.in_code])
+        best = self._simplest(found) if found else None
+        return sorted(found, key=lambda one: one is not best)
 
     def _competition(self, among: Sequence[int]) -> Competition:
         return Competition(among=tuple(among), n_steps=self._n_steps, boundaries=self._boundaries)
@@ -167,25 +197,15 @@ class Verifier:
     def _compete(self, among: Sequence[int]) -> None:
         self._driver.carry_out(self._competition(among))
 
-    def _catch_up(self, among: Sequence[int]) -> None:
-        """Rounds with candidates left out, where those before took less time than planned."""
-        while waiting := [one for one in self._tried(among) if not one.decided]:
-            n_before = sum(one.n_rounds for one in self._tried(among))
-            indexes = [one.trial.index for one in waiting]
-            known = self._driver.known()
-            pair_s = 2 * (known.window_s or self._competition(indexes).guess_s(known))
-            fewest = min(MIN_ROUNDS - one.n_rounds for one in waiting)
-            if fewest * pair_s > known.left_s(1.0):
-                return
-            self._compete(indexes)
-            if sum(one.n_rounds for one in self._tried(among)) == n_before:
-                return
+    def _additions(self, winners: Sequence[Compared], tried: Sequence[Compared]) -> list[Settings]:
+        """The best with the second's changes, with the third's too, …: valid ones only.
 
-    def _additions(self, winners: Sequence[Compared]) -> list[Settings]:
-        """The best with the second's changes, with the third's too, …: valid ones only."""
+        What looks better alone, and was measured too seldom to tell, shows in it what it is worth.
+        """
+        perhaps = by_speed([one for one in tried if one.promising and not one.in_code])
         total = winners[0].settings
         found: list[Settings] = []
-        for winner in winners[1:]:
+        for winner in (*winners[1:], *perhaps):
             # What is set already stays as the better one set it.
             merged = total.over(winner.settings)
             has_accelerator = self._observed.device is not None
@@ -226,5 +246,9 @@ def _shown(tried: Sequence[Compared], best: Compared | None) -> Verification:
     return Verification(
         tried=tuple(one for one in tried if one.steps or one.trial.status != "ok"),
         best=best,
-        complete=all(one.decided for one in tried),
+        complete=all(one.decided or _beaten(one, best) for one in tried),
     )
+
+
+def _beaten(one: Compared, best: Compared | None) -> bool:
+    return best is not None and bool(one.steps) and not one.may_beat(best)

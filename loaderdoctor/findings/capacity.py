@@ -43,7 +43,7 @@ KEEPS_UP_MARGIN = 1.05
 def by_ablation(facts: Facts) -> bool:
     """Whether what is said of the step rests on windows with ready batches; else on its trace.
 
-    One round of them has no interval and decides nothing.
+    Where they have no interval they decide nothing.
     """
     ablation = facts.ablation
     return ablation is not None and ablation.input_ms is not None and ablation.input_ms.bounded

@@ -39,7 +39,7 @@ from loaderdoctor.sweep.timings_file import SavedGroup
 from loaderdoctor.trace.calibrate import calibrate
 from loaderdoctor.trace.columns import Trace
 from loaderdoctor.trace.read import read_trace
-from loaderdoctor.tryout.ablating import MAX_ROUNDS, Ablation, LoopEvidence
+from loaderdoctor.tryout.ablating import Ablation, LoopEvidence
 from loaderdoctor.tryout.ranking import Ranking
 from loaderdoctor.tryout.trials import Outcome, Trial
 from loaderdoctor.tryout.windows import MIN_ROUNDS, WINDOWS_PER_BUDGET, sizes
@@ -128,12 +128,9 @@ class SweepEvidence:
             script_run, self.ablated, seed=self.seed + len(self.ablated.rounds), clock=self.clock
         )
         now = self.clock()
-        ablation.ablate(
-            until=now + left_s,
-            fewest_until=now + fewest_s,
-            with_copy=has_accelerator,
-            most=MIN_ROUNDS if fewest else MAX_ROUNDS,
-        )
+        ablation.ablate(until=now + fewest_s, with_copy=has_accelerator, most=MIN_ROUNDS)
+        if not fewest:
+            ablation.ablate(until=now + left_s, with_copy=has_accelerator)
 
     def conclude(self, folder: RunFolder, workers_dir: Path) -> None:
         """Once measuring is over: the workers' records, and every trace into the run folder."""

@@ -40,7 +40,7 @@ from loaderdoctor.instrument.wire.protocol import (
 from loaderdoctor.instrument.wire.records import WallRecord
 from loaderdoctor.tryout.windows import MIN_ROUNDS, Sizes, limit_s
 
-# Not begun where not even so many fit: one round has no interval, and decides nothing.
+# Rounds in which repeated batches cost the same are enough to say so.
 FEWEST_WORTH = 2
 MAX_ROUNDS = 10
 # With time left over and the verdict uncertain, so many in all: three times the rounds narrow an
@@ -179,24 +179,30 @@ class Ablation:
         *,
         until: float,
         with_copy: bool,
-        fewest_until: float | None = None,
+        first_until: float | None = None,
+        finer_until: float | None = None,
         most: int = MAX_ROUNDS,
     ) -> None:
         """More rounds of plain, no-input and no-copy windows, until the shares are settled.
 
-        `until` is on this gatherer's clock; a round is only begun if the last one's length fits,
-        also where that one was of an earlier call.
-        The first `MIN_ROUNDS`, without which there is no interval worth having, may take until
-        `fewest_until`.
+        Times are on this gatherer's clock; a round is only begun if the last one's length fits,
+        also where that one was of an earlier call. The first round, without which nothing is
+        known, may take until `first_until`. Where the shares are settled before `MIN_ROUNDS`, the
+        others only make them finer: until `finer_until`.
         """
         rounds = self.evidence.rounds
-        n_windows = FEWEST_WORTH * (3 if with_copy else 2)
-        end_s = max(until, fewest_until or until)
-        if not rounds and self._clock() + n_windows * self.evidence.sizes.window_s > end_s:
+        round_s = (3 if with_copy else 2) * self.evidence.sizes.window_s
+        if not rounds and self._clock() + round_s > max(until, first_until or until):
             self.evidence.ablation_reason = "there was no time for it within the budget"
             return
-        while len(rounds) < most and not (len(rounds) >= MIN_ROUNDS and self.settled):
-            end_s = max(until, fewest_until or until) if len(rounds) < MIN_ROUNDS else until
+        while len(rounds) < most:
+            end_s = until
+            if not rounds:
+                end_s = max(until, first_until or until)
+            elif self.settled:
+                if len(rounds) >= MIN_ROUNDS:
+                    break
+                end_s = until if finer_until is None else finer_until
             if rounds and self._clock() + (self._round_s or 0.0) > end_s:
                 break
             self._tell(f"comparing with batches already in memory, round {len(rounds) + 1}")

@@ -26,8 +26,6 @@ from loaderdoctor.units import NS_PER_MS
 EQUAL_SHARE = 0.01
 # A simpler setting is recommended over the best if it costs at most this much more.
 SIMPLER_SHARE = 0.03
-# One window may have met cold caches, however alike those of other trials were.
-MIN_SEEN = 2
 # Below this part of a step a gain is not worth the time to decide it.
 WORTH_DECIDING = 0.05
 
@@ -109,14 +107,28 @@ class Compared:
 
     @property
     def helps(self) -> bool:
-        """Whether the gain is beyond the noise, and was seen more than once."""
+        """Whether the gain is beyond the noise: one round may show it (see `noise`)."""
         gain = self.gain
-        return gain is not None and gain.low > 0.0 and self.n_rounds >= MIN_SEEN
+        return gain is not None and gain.low > 0.0
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether it is shown to gain nothing of note."""
+        gain, own_ms = self.gain, self.own_ms
+        if gain is None or own_ms is None:
+            return self.trial.status != "ok"
+        return gain.high < WORTH_DECIDING * own_ms
 
     @property
     def decided(self) -> bool:
         """Whether enough was seen to say that it helps, or that it was not shown to."""
-        return self.trial.status != "ok" or self.helps or self.n_rounds >= MIN_ROUNDS
+        seen = self.helps or self.hopeless or self.n_rounds >= MIN_ROUNDS
+        return self.trial.status != "ok" or seen
+
+    def may_beat(self, other: Compared) -> bool:
+        """Whether it may still be faster than `other`, by an amount that matters."""
+        diff, own_ms = self.noise.difference(other.steps, self.steps), self.own_ms
+        return diff is not None and own_ms is not None and diff.high >= WORTH_DECIDING * own_ms
 
     @property
     def promising(self) -> bool:

@@ -13,6 +13,10 @@ from loaderdoctor.tryout.windows import MIN_ROUNDS, Cost, measured_whole
 # Where time is left, so many more for candidates that look better by an amount that matters and
 # are not shown to be.
 EXTRA_ROUNDS = 3
+# The figure that is recommended is told this well, where there is time: to a part of itself.
+SHARP = 0.1
+# Before any was measured, of the time there is: as much again is kept for a second look.
+FIRST_PART = 0.5
 # A measurement pays for worker start-up and dropped batches too; before one, assume this.
 MEASUREMENT_FACTOR = 2.5
 # Two pools of workers started and ended, the second for the epoch boundary: four forked workers
@@ -23,38 +27,37 @@ LONGEST_EPOCH_S = 2.0  # of those that are measured whole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Competition:
-    """Rounds of the loop as it is and every candidate, shuffled.
+    """Rounds of the loop as it is and of the candidates that may still change the answer, shuffled.
 
-    Where the time left is short, the slowest so far drop out: few candidates with an interval say
-    more than many without.
+    One round shows a large gain, so all are looked at once before any is measured finer, the most
+    promising first (the order of `among`). Then come those that may yet be the best, or be shown
+    to help, while there is time; where nothing more can change what is recommended, it is over.
     """
 
-    among: tuple[int, ...]  # trials
+    among: tuple[int, ...]  # trials, what should gain most first
     n_steps: int  # of a window, where no whole epochs are needed
     boundaries: Boundaries
 
     def __call__(self, known: Known, last: Round | None) -> Round | Done:
-        """The next round, of those that stay."""
+        """The next round, of those that may change the answer."""
         first = _next_number(known) if last is None else last.n_most - MIN_ROUNDS - EXTRA_ROUNDS
         number = first if last is None else last.number + 1
-        n = number - first
-        stay = self.among if last is None else tuple(w.trial for w in last.windows if w.trial)
         if last is not None and not any(
             m.round == last.number for m in known.trials[0].measurements
         ):
             return Done(reason="the loop as it is was not measured again")
-        tried = compared(known.trials, self.boundaries)
-        left = [tried[i - 1] for i in stay if known.trials[i].status == "ok"]
-        if n >= MIN_ROUNDS:
-            left = [one for one in left if one.promising]
-        if n >= MIN_ROUNDS + EXTRA_ROUNDS:
-            left = []
-        window_s = known.window_s or self.guess_s(known)
-        rounds = max(1, MIN_ROUNDS - n)
-        room = max(1, int(known.left_s(1.0) / window_s / rounds) - 1)
-        left = _fitting(by_speed(left) if n and len(left) > room else left, room)
-        if not left:
+        every = compared(known.trials, self.boundaries)
+        tried = [every[i - 1] for i in self.among if known.trials[i].status == "ok"]
+        open_ = unanswered(tried)
+        if not open_ or number >= first + len(self.among) + MIN_ROUNDS + EXTRA_ROUNDS:
             return Done(reason="decided")
+        window_s = known.window_s or self.guess_s(known)
+        left_s = known.left_s(1.0)
+        if all(one.n_rounds == 0 for one in tried) and len(open_) > 1:
+            left_s *= FIRST_PART
+        room = max(1, int(left_s / window_s) - 1)
+        left = _fitting(open_, room)
+        # A pair of windows is the least that says anything.
         if window_s * (len(left) + 1) > known.left_s(1.0):
             return Done(reason="out of time")
         cost = Cost(overhead_s=0.0, step_s=known.loop.step_s, cycle=1)
@@ -91,6 +94,30 @@ class Competition:
 
 def _next_number(known: Known) -> int:
     return 1 + max((m.round for trial in known.trials for m in trial.measurements), default=0)
+
+
+def unanswered(tried: Sequence[Compared]) -> list[Compared]:
+    """Those of which one more window could change what is recommended; the most telling first."""
+    new = [one for one in tried if not one.n_rounds]
+    seen = by_speed([one for one in tried if one.n_rounds])
+    leader = next((one for one in seen if one.helps and not one.in_code), None)
+    wanted = [one for one in seen if _wanted(one, leader)]
+    # A first look at all comes before finer intervals, but for what may be the answer already.
+    first = wanted[:1] if leader is not None or any(one.promising for one in wanted) else []
+    return [*first, *new, *(one for one in wanted if one not in first)]
+
+
+def _wanted(one: Compared, leader: Compared | None) -> bool:
+    step = one.step
+    if step is None or one.n_rounds >= MIN_ROUNDS + EXTRA_ROUNDS:
+        return False
+    if one.n_rounds >= MIN_ROUNDS:
+        return one.promising and (leader is None or one.in_code or one.may_beat(leader))
+    if one is leader or (one.in_code and one.helps):
+        return step.margin > SHARP * step.value
+    if leader is None or one.in_code:
+        return not one.hopeless
+    return one.may_beat(leader)
 
 
 def _fitting(tried: Sequence[Compared], room: int) -> list[Compared]:

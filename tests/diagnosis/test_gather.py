@@ -177,7 +177,7 @@ def test_more_rounds_are_only_begun_if_one_as_long_as_the_last_fits() -> None:
 def test_a_round_that_could_decide_nothing_is_not_begun() -> None:
     script_run = SimulatedRun({"plain": 2000.0, "no_input": 20.0})
     g = gatherer(script_run)
-    g.ablate(until=20.0, with_copy=False)  # windows of 8 s
+    g.ablate(until=12.0, with_copy=False)  # windows of 8 s
     assert not script_run.asked
     assert g.evidence.ablation_reason == "there was no time for it within the budget"
 
@@ -186,7 +186,7 @@ def test_a_round_that_could_decide_nothing_is_not_begun() -> None:
 def test_slow_steps_pass_the_budget_by_no_more_than_they_must(step_ms: float) -> None:
     script_run = SimulatedRun({"plain": step_ms, "no_input": 20.0})
     g = gatherer(script_run)
-    g.gather(until=20.0, fewest_until=39.0, ablate=True, with_copy=False)
+    g.gather(until=20.0, first_until=39.0, ablate=True, with_copy=False)
     assert g.evidence.plain and g.evidence.profiled is not None
     assert g.evidence.plain[0].n_steps >= MIN_STEPS  # enough for a verdict
     fewest_s = 1.5 * (5 + 5) * step_ms / 1e3  # one plain window, and one profiled

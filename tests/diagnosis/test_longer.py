@@ -57,7 +57,7 @@ def test_settings_are_tried_once_what_was_uncertain_is_settled(tmp_path: Path) -
 
 
 def test_what_the_budget_did_not_suffice_for_names_a_larger_one(tmp_path: Path) -> None:
-    script_run = noisy(noise=0.3, seed=3)
+    script_run = noisy(noise=0.3, seed=2)
     made = diagnosed(script_run, tmp_path, budget_s=45.0)
     report = made.report()
     assert report.verdict.severity == "uncertain"
@@ -104,15 +104,27 @@ def test_ablation_gets_the_rounds_that_an_interval_needs_before_trials(
     assert script_run.now_s <= budget_s
 
 
-def test_the_fewest_rounds_may_take_longer_and_no_others() -> None:
+def test_the_first_round_may_take_longer_and_no_other() -> None:
     script_run = noisy(noise=0.3)
     g = gatherer(script_run)
-    g.ablate(until=0.0, fewest_until=1e9, with_copy=False)
-    assert len(g.evidence.rounds) == MIN_ROUNDS
-    g.ablate(until=0.0, fewest_until=1e9, with_copy=False)
-    assert len(g.evidence.rounds) == MIN_ROUNDS
+    g.ablate(until=0.0, first_until=1e9, with_copy=False)
+    assert len(g.evidence.rounds) == 1
+    g.ablate(until=0.0, first_until=1e9, with_copy=False)
+    assert len(g.evidence.rounds) == 1
     g.ablate(until=1e9, with_copy=False, most=5)
     assert len(g.evidence.rounds) == 5
+
+
+def test_rounds_that_only_make_a_clear_verdict_finer_have_a_time_of_their_own() -> None:
+    script_run = noisy(noise=0.01, no_input=20.0)
+    g = gatherer(script_run)
+    g.ablate(until=1e9, finer_until=0.0, with_copy=False)
+    assert len(g.evidence.rounds) == 1 and g.settled
+    g.ablate(until=1e9, with_copy=False)
+    assert len(g.evidence.rounds) == MIN_ROUNDS
+    open_ = gatherer(noisy(noise=0.02))
+    open_.ablate(until=1e9, finer_until=0.0, with_copy=False)
+    assert len(open_.evidence.rounds) > 1
 
 
 def test_health_that_may_be_none_is_measured_longer_too(tmp_path: Path) -> None:

@@ -79,11 +79,11 @@ def test_a_change_that_adds_nothing_stays_out_of_the_prescription() -> None:
 
 def test_rounds_are_interleaved_and_plain_is_measured_in_each() -> None:
     script_run = SimulatedRun({"plain": 20.0}, trial_ms=workers_and_pinning)
-    run(script_run, [Settings(num_workers=2), PINNED], rest_ms=25.0)
+    found = run(script_run, [Settings(num_workers=2), PINNED], rest_ms=25.0)
     modes = [r.mode for r in script_run.asked]
-    rounds = [modes[i : i + 3] for i in range(0, len(modes), 3)]
-    assert len(rounds) == ROUNDS
-    assert all(sorted(r) == ["plain", "trial", "trial"] for r in rounds)
+    assert sorted(modes[:3]) == ["plain", "trial", "trial"]
+    assert modes[3:] and modes.count("plain") == max(t.n_rounds for t in found.tried)
+    assert all(t.own_ms is not None for t in found.tried)
 
 
 def test_search_stops_when_the_rest_of_the_step_is_reached() -> None:
@@ -91,7 +91,18 @@ def test_search_stops_when_the_rest_of_the_step_is_reached() -> None:
     found = run(script_run, [Settings(num_workers=4), PINNED], rest_ms=8.0)
     assert found.best is not None
     assert found.best.settings == Settings(num_workers=4)
-    assert len(script_run.asked) == 3 * ROUNDS
+    assert found.best.n_rounds > 1 and found.complete
+    asked = [r.settings for r in script_run.asked if r.settings is not None]
+    assert not any(x.num_workers and x.pin_memory for x in asked)
+
+
+def test_what_one_round_shows_is_not_measured_again_and_again() -> None:
+    """A factor of 2.5 needs no third round; nor does what can't reach it any more."""
+    script_run = SimulatedRun({"plain": 20.0}, trial_ms=workers_and_pinning, noise=0.01)
+    found = run(script_run, [Settings(num_workers=4), Settings(num_workers=1)], rest_ms=8.0)
+    assert found.best is not None and found.best.settings == Settings(num_workers=4)
+    assert [t.n_rounds for t in found.tried] == [2, 1]
+    assert found.complete
 
 
 def test_no_time_tries_nothing_and_says_so() -> None:
@@ -107,19 +118,38 @@ def test_a_failed_trial_does_not_end_the_others() -> None:
     assert [t.trial.reason for t in found.tried] == ["broken", "broken"]
 
 
-def test_where_time_is_short_the_best_so_far_gets_all_its_visits() -> None:
+def test_where_time_is_short_what_should_gain_most_is_tried_first() -> None:
     def run_until(until: float) -> Verification:
         script_run = SimulatedRun({"plain": 20.0}, trial_ms=workers_and_pinning, noise=0.01)
         candidates = [Settings(num_workers=4), Settings(num_workers=2), PINNED]
         return run(script_run, candidates, until=until, rest_ms=8.0)
 
-    whole = SimulatedRun({"plain": 20.0}, trial_ms=workers_and_pinning)
-    run(whole, [Settings(num_workers=4), Settings(num_workers=2), PINNED], rest_ms=8.0)
-    found = run_until(whole.now_s * 0.75)
-    assert not found.complete
+    found = [run_until(seconds) for seconds in range(1, 40)]
+    best = [one.best.settings if one.best is not None else None for one in found]
+    assert best[0] is None and set(best) == {None, Settings(num_workers=4)}
+    assert best == sorted(best, key=lambda one: one is not None)  # once shown, it stays
+    short = next(one for one in found if one.best is not None)
+    assert not short.complete and found[-1].complete
+
+
+def test_where_time_ran_out_it_may_go_on_until_one_is_shown_to_help() -> None:
+    script_run = SimulatedRun({"plain": 20.0}, trial_ms=workers_and_pinning, noise=0.01)
+    tries = verifier(script_run, until=1.0)
+    candidates = [Settings(num_workers=4), Settings(num_workers=2), PINNED]
+    assert tries.verify(candidates, rest_ms=8.0).best is None
+    assert not script_run.asked and len(tries.undecided) == 3
+    found = tries.go_on(30.0)
     assert found.best is not None and found.best.settings == Settings(num_workers=4)
-    assert found.best.n_rounds == ROUNDS
-    assert 1 <= sum(t.n_rounds == ROUNDS for t in found.tried) < 3
+    assert {r.settings for r in script_run.asked} == {None, Settings(num_workers=4)}
+    assert script_run.now_s <= 31.0
+
+
+def test_going_on_ends_where_none_of_them_helps() -> None:
+    script_run = SimulatedRun({"plain": 20.0}, trial_ms=lambda _: 20.0, noise=0.01)
+    tries = verifier(script_run, until=1.0)
+    tries.verify([Settings(num_workers=4), PINNED], rest_ms=8.0)
+    assert tries.go_on(1e9).best is None
+    assert tries.undecided == []
 
 
 def test_a_gain_that_noise_hides_gets_more_rounds_where_there_is_time() -> None:
@@ -130,7 +160,7 @@ def test_a_gain_that_noise_hides_gets_more_rounds_where_there_is_time() -> None:
     assert found.best is not None
     steady = SimulatedRun({"plain": 20.0}, trial_ms=lambda _: 20.0, noise=0.01)
     (tried,) = run(steady, [Settings(num_workers=4)]).tried
-    assert tried.n_rounds == ROUNDS
+    assert tried.n_rounds <= ROUNDS
 
 
 CACHED = Settings(cache=True)
@@ -150,8 +180,8 @@ def test_samples_kept_in_memory_are_tried_beside_the_settings_and_never_added_to
     assert kept.settings == CACHED and kept.helps
     tried = [r.settings for r in script_run.asked if r.settings is not None]
     assert not any(s.cache and s.num_workers for s in tried)
-    rounds = [r.mode for r in script_run.asked][: 4 * ROUNDS]
-    assert rounds.count("plain") == ROUNDS  # the same rounds as the settings'
+    first = [r.mode for r in script_run.asked][:4]
+    assert first.count("plain") == 1  # the same rounds as the settings'
 
 
 def test_only_the_cache_is_given_a_time_to_fill() -> None:
@@ -197,8 +227,8 @@ def test_a_late_candidate_that_is_better_is_recommended() -> None:
     )
     g = gatherer(script_run)
     planned_s = 2.5 * 0.5 * g.evidence.sizes.window_s + 0.5
-    found = run(script_run, [Settings(num_workers=2), PINNED], until=2 * ROUNDS * planned_s)
-    assert script_run.asked[1].settings in (None, Settings(num_workers=2))
+    found = run(script_run, [Settings(num_workers=2), PINNED], until=4 * planned_s)
+    assert PINNED not in {r.settings for r in script_run.asked[:2]}
     assert found.best is not None
     assert found.best.settings == PINNED
 
@@ -213,7 +243,7 @@ def test_other_threads_are_tried_with_the_loops_own_batches_and_their_boundary()
     script_run = SimulatedRun({"plain": 30.0}, trial_ms=threads_and_workers, noise=0.01)
     found = run(script_run, [Settings(num_threads=1)])
     trials = [r for r in script_run.asked if r.mode == "trial"]
-    assert len(trials) == ROUNDS
+    assert 1 <= len(trials) <= ROUNDS
     assert all(r.own_batches for r in trials)
     assert found.best is not None and found.best.settings == Settings(num_threads=1)
     (trial,) = thread_trials(found.tried)
@@ -241,14 +271,13 @@ def test_where_there_is_time_for_two_they_are_the_best_of_either_kind() -> None:
             rest_ms=20.0,
             in_code=[CACHED, Settings(uint8=True)],
         )
-        return [t.settings for t in found.tried if t.n_rounds == ROUNDS]
+        return [t.settings for t in found.tried]
 
-    by_time = [run_until(seconds) for seconds in range(5, 120, 5)]
-    ones = [found for found in by_time if len(found) == 1]
-    twos = [found for found in by_time if len(found) == 2]
+    by_time = [run_until(seconds / 2) for seconds in range(2, 40)]
+    some = [found for found in by_time if found]
     # However much faster the cache is, a loader's own settings keep their place.
-    assert ones and all(found == [Settings(num_workers=4)] for found in ones)
-    assert twos and all(set(found) == {Settings(num_workers=4), CACHED} for found in twos)
+    assert all(found[0] == Settings(num_workers=4) for found in some)
+    assert all(set(found[:2]) <= {Settings(num_workers=4), CACHED} for found in some)
     assert len(by_time[-1]) == 5
 
 

@@ -109,21 +109,45 @@ def test_a_search_drops_clear_losers_and_ends_with_a_winner() -> None:
     assert same.reason in ("nothing-better", "separated")
 
 
-def test_a_competition_ends_once_all_is_decided_and_goes_on_for_what_is_promising() -> None:
-    policy = Competition(among=(1, 2), n_steps=20, boundaries=NO_BOUNDARIES)
-    made = trials([10.0, 8.0, 6.0], n_rounds=0)
-    last: Round | None = None
-    for number in range(1, MIN_ROUNDS + 1):
-        last_or_done = policy(known(made), last)
-        assert isinstance(last_or_done, Round)
-        last = last_or_done
-        assert (last.number, sorted(asked(last))) == (number, [0, 1, 2])
-        # The first is quiet and the second is not: its gain of a fifth may be noise.
-        for trial, ms in zip(made, (10.0, 8.0, 8.0 + 5.0 * (number == 2)), strict=True):
-            trial.measurements.append(measured("rank", number, ms))
-    decision = policy(known(made), last)
+def test_a_competition_measures_again_only_what_may_change_the_answer() -> None:
+    policy = Competition(among=(1, 2, 3), n_steps=20, boundaries=NO_BOUNDARIES)
+    made = trials([10.0, 9.0, 4.0, 4.1], n_rounds=0)
+    first = policy(known(made), None)
+    assert isinstance(first, Round)
+    assert sorted(asked(first)) == [0, 1, 2, 3]
+    for trial, ms in zip(made, (10.0, 9.0, 4.0, 4.1), strict=True):
+        trial.measurements.append(measured("rank", first.number, ms))
+    second = policy(known(made), first)
+    assert isinstance(second, Round)
+    assert sorted(asked(second)) == [0, 2, 3]  # whatever the noise, 9 is not the best
+    for index, ms in ((0, 10.0), (2, 4.0), (3, 4.1)):
+        made[index].measurements.append(measured("rank", second.number, ms))
+    decision = policy(known(made), second)
     assert isinstance(decision, Done)
     assert decision.reason == "decided"
+
+
+def test_a_competition_goes_on_for_what_is_promising() -> None:
+    policy = Competition(among=(1,), n_steps=20, boundaries=NO_BOUNDARIES)
+    made = trials([10.0, 8.5], n_rounds=0)
+    last: Round | None = None
+    for number in range(1, MIN_ROUNDS + 2):
+        found = policy(known(made), last)
+        assert isinstance(found, Round)
+        assert (found.number, sorted(asked(found))) == (number, [0, 1])
+        made[0].measurements.append(measured("rank", number, 10.0))
+        # Its gain of a sixth may be noise.
+        made[1].measurements.append(measured("rank", number, 8.5 + 2.5 * (-1) ** number))
+        last = found
+
+
+def test_all_are_looked_at_once_before_what_is_slower_is_measured_finer() -> None:
+    policy = Competition(among=(1, 2, 3, 4), n_steps=20, boundaries=NO_BOUNDARIES)
+    made = trials([10.0, 9.6, 0.0, 0.0, 0.0], n_rounds=0)
+    for index, ms in ((0, 10.0), (1, 9.6)):
+        made[index].measurements.append(measured("rank", 1, ms))
+    found = policy(known(made), None)
+    assert asked(found)[:4] == [0, 2, 3, 4]
 
 
 def test_a_competition_without_the_loop_as_it_is_ends() -> None:

@@ -257,6 +257,7 @@ class _Run:
             target=self._target.label,
             raw=self._raw,
             on_stage=lambda what, left_s: self.stages(what, left_s),
+            say=lambda text: self.stages.warn(f"loaderdoctor: {text}\n"),
             clock=self._script_run.measuring_clock,
             options=DiagnosisOptions(
                 budget_s=options.budget_s,

@@ -25,6 +25,8 @@ NO_DIFFERENCE = "no difference to see"
 # Less of an epoch's boundary is not named: the first batch's wait replaces a usual one.
 OWN_PART = 0.2
 
+ONE_ROUND = "One round: ± allows for what rounds of other loops were seen to differ by."
+
 
 def boundary_sentence(step: Step) -> str | None:
     """What an epoch's end costs and whether that matters; None where it was not measured."""
@@ -163,7 +165,7 @@ def what_if_notes(report: Report, *, brief: bool = False) -> tuple[str, ...]:
         return ()
     notes = []
     if ablation.n_rounds == 1:
-        notes.append("One round, no interval: these figures decide nothing.")
+        notes.append(ONE_ROUND)
     if any(not row.differs for row in what_if(report)):
         notes.append("“no difference to see”: none that the noise of these rounds allows to see.")
     shown = fmt.step_ms(ablation.plain_ms, ablation.ci_ms.get("plain_ms")).partition(" ±")[0]

@@ -126,7 +126,7 @@ def test_two_figures_for_now_are_told_apart_in_a_clause() -> None:
     assert "6 rounds of this comparison" in html(other)
 
 
-def test_a_comparison_of_one_round_says_that_it_has_no_interval() -> None:
+def test_a_comparison_of_one_round_says_what_its_interval_rests_on() -> None:
     facts = sample_facts.facts()
     assert facts.ablation is not None
     once = replace(
@@ -136,8 +136,8 @@ def test_a_comparison_of_one_round_says_that_it_has_no_interval() -> None:
         n_rounds=1,
     )
     report = samples.verdict("input", "high", facts=sample_facts.facts(ablation=once))
-    assert "One round, no interval" in console_text(report)
-    assert "One round, no interval" in html(report)
+    assert "One round: ± allows for what rounds of other loops" in console_text(report)
+    assert "One round: ± allows for what rounds of other loops" in html(report)
 
 
 def test_a_second_loader_of_the_step_is_not_said_to_be_none_of_it() -> None:

@@ -128,7 +128,7 @@ def test_peaks_that_differ_from_visit_to_visit_decide_nothing_within_their_range
 def test_shares_of_single_windows_are_as_uncertain_as_their_steps(
     before: float, after: float, spread: float, verdict: str
 ) -> None:
-    noise = Noise(variance=spread**2, free=100)
+    noise = Noise(variance=spread**2, free=10_000)
     judged = slower(Change(estimate=noise.change(after, before)), published=86.2 / 79.5 - 1)
     assert judged.verdict == verdict
     nothing_known = Noise().change(after, before)

@@ -1,0 +1,77 @@
+"""Where the seconds of a diagnosis go: until when each part of it may take, on one clock.
+
+The budget is a cap, not a plan: what can no longer change the answer is not measured. The best
+change is tried before a clear verdict is made finer; and where the first advice would still be a
+prediction when the budget is used up, a second cap serves to measure it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Kept back from the budget for stopping the script, reading the trace and writing the report.
+RESERVE_S = 6.0
+RESERVE_SHARE = 0.25  # of the budget, where that is less
+# Of what is left for experiments, this part goes to ablation first; trying settings gets the rest
+# and whatever ablation did not need.
+ABLATION_SHARE = 0.5
+# Of it what goes to rounds that only make a clear verdict finer: two rounds of steps of 20 ms take
+# that long, of slower ones they come when settings were tried.
+FINER_SHARE = 0.25
+# Of what is left behind the trials, for a verdict that is uncertain and had no settings to try.
+LONGER_SHARE = 0.5
+# Trying the first advice may go on until so many times the budget. Steps of 300 ms need it: one
+# pair of windows with workers that fall short takes them 10 to 15 s.
+SECOND_CAP = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance:
+    """The budget of one diagnosis, counted from its first step."""
+
+    begun_s: float
+    budget_s: float
+
+    @property
+    def _reserve_s(self) -> float:
+        return min(RESERVE_S, RESERVE_SHARE * self.budget_s)
+
+    @property
+    def end_s(self) -> float:
+        """When the report is to be there."""
+        return self.begun_s + self.budget_s
+
+    @property
+    def until_s(self) -> float:
+        """When measuring is to end."""
+        return self.end_s - self._reserve_s
+
+    @property
+    def most_s(self) -> float:
+        """When the report is to be there, where the first advice has to be measured for longer."""
+        return self.begun_s + self.most_budget_s
+
+    @property
+    def most_until_s(self) -> float:
+        """When that measuring is to end."""
+        return self.most_s - self._reserve_s
+
+    @property
+    def most_budget_s(self) -> float:
+        """The second cap."""
+        return SECOND_CAP * self.budget_s
+
+    def rounds_until_s(self, now_s: float) -> float:
+        """When rounds that begin now and have settings tried behind them are to end."""
+        return self._part_s(now_s, ABLATION_SHARE)
+
+    def finer_until_s(self, now_s: float) -> float:
+        """Likewise of those whose verdict is clear already."""
+        return self._part_s(now_s, FINER_SHARE)
+
+    def longer_until_s(self, now_s: float) -> float:
+        """When longer rounds of an uncertain verdict are to end, where settings may follow."""
+        return self._part_s(now_s, LONGER_SHARE)
+
+    def _part_s(self, now_s: float, share: float) -> float:
+        return now_s + (self.until_s - now_s) * share

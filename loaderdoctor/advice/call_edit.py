@@ -17,6 +17,12 @@ _SILENT = (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tok
 _OPEN, _CLOSE = "([{", ")]}"
 
 
+class Expression(str):
+    """A value as source text: `one_thread`, in place of the text "one_thread"."""
+
+    __slots__ = ()
+
+
 class CannotEdit(Exception):  # noqa: N818  # a reason, shown to the user as a note
     """The call can't be changed safely; the message says why."""
 
@@ -120,7 +126,11 @@ def _check(text: str, wanted: Mapping[str, Value], over: Mapping[str, Value]) ->
         held |= {k: v for k, v in zip(names, merged.values, strict=True) if isinstance(k, str)}
     for name, value in {**wanted, **over}.items():
         got = held.get(name)
-        if not isinstance(got, ast.Constant) or got.value != value:
+        if isinstance(value, Expression):
+            same = got is not None and ast.unparse(got) == value
+        else:
+            same = isinstance(got, ast.Constant) and got.value == value
+        if not same:
             raise CannotEdit("the call could not be changed safely")
     if node is None:
         raise CannotEdit("the call could not be changed safely")
@@ -145,7 +155,7 @@ def _insertions(text: str, node: ast.Call, added: Sequence[str]) -> list[tuple[i
     return [(last_end, last_end, before + joined)]
 
 
-def span_of(text: str, node: ast.expr) -> tuple[int, int]:
+def span_of(text: str, node: ast.expr | ast.stmt) -> tuple[int, int]:
     """Where a part of the call's tree stands in its text."""
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
@@ -198,4 +208,6 @@ def _closing(tokens: Sequence[tuple[int, str, int, int]], at: int) -> int | None
 
 def literal(value: Value) -> str:
     """A setting's value as Python source."""
+    if isinstance(value, Expression):
+        return str(value)
     return f'"{value}"' if isinstance(value, str) else repr(value)

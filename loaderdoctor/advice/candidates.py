@@ -52,6 +52,8 @@ class CodeAdvice:
     caution: str | None = None
     axis: str | None = None  # the axis that tries it in the running loop, where one does
     keeps_samples: bool = False  # each is made once: no dataset may be so whose samples vary
+    command: str | None = None  # a line for a shell that does it
+    one_line: bool = False  # a line or two, where others rewrite a dataset or the loop
     evidence: str | None = None  # a sentence: what was recorded that speaks for it
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from loaderdoctor.advice.call_edit import CannotEdit, calls, literal, parsed_call, with_arguments
@@ -21,11 +21,11 @@ from loaderdoctor.settings import Settings, Value
 
 # Positional parameters in order: torch.utils.data.DataLoader (torch 2.6 to 2.14, what follows is
 # keyword-only), Tensor.cuda and Tensor.copy_. Tensor.to has too many signatures to name them.
-_LOADER_PARAMETERS = (
+LOADER_PARAMETERS = (
     "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn",
     "pin_memory", "drop_last", "timeout", "worker_init_fn", "multiprocessing_context", "generator",
 )  # fmt: skip
-_TRANSFER_PARAMETERS = {
+TRANSFER_PARAMETERS = {
     "to": (),
     "cuda": ("device", "non_blocking"),
     "copy_": ("src", "non_blocking"),
@@ -45,7 +45,7 @@ _ARGUMENTS: dict[str, tuple[str, Value]] = {
     "start_method": ("multiprocessing_context", None),
     "batch_size": ("batch_size", 1),
 }
-_DEFAULTS: dict[str, Value] = {**dict(_ARGUMENTS.values()), "timeout": 0}
+LOADER_DEFAULTS: dict[str, Value] = {**dict(_ARGUMENTS.values()), "timeout": 0}
 # What torch takes at num_workers=0: with anything else it raises, if only at the first batch.
 _WITHOUT_WORKERS: dict[str, Value] = {
     "prefetch_factor": None,
@@ -56,7 +56,7 @@ _WITHOUT_WORKERS: dict[str, Value] = {
 # Above a line that is to move.
 _BUILT_ONCE = "# once, before the loop over the epochs:"
 # transformers 4.46 to 5: fields of TrainingArguments that Trainer hands to its DataLoader.
-_TRAINING_ARGUMENTS = {
+TRAINING_ARGUMENTS = {
     "num_workers": "dataloader_num_workers",
     "prefetch_factor": "dataloader_prefetch_factor",
     "persistent_workers": "dataloader_persistent_workers",
@@ -102,6 +102,7 @@ class Written:
 
     code: str
     idea: str | None = None
+    command: str | None = None  # a line for a shell: settings that the script has options for
 
     @classmethod
     def of(cls, edits: Iterable[CodeEdit]) -> Written:
@@ -149,6 +150,24 @@ def edits_for(facts: Facts, settings: Settings) -> tuple[CodeEdit, ...]:
     return tuple(edits)
 
 
+def hints_for(
+    facts: Facts, settings: Settings, *, without: Collection[str] = (), why: str | None = None
+) -> str | None:
+    """The same in a sentence, for where no line can be written; arguments in `without` are not."""
+    arguments = {k: v for k, v in loader_arguments(settings).items() if k not in without}
+    said = []
+    if arguments:
+        libraries = {loader.library for loader in facts.feeding}
+        by_trainer = libraries == {"transformers"} and set(arguments) <= set(TRAINING_ARGUMENTS)
+        names = (
+            {TRAINING_ARGUMENTS[k]: v for k, v in arguments.items()} if by_trainer else arguments
+        )
+        said.append(_loader_hint(names, why, in_trainer=by_trainer).after)
+    if settings.non_blocking:
+        said.append(_TRANSFER_HINT["to"])
+    return " ".join([*said, *axis_ideas(settings)]) or None
+
+
 def _loader_edit(loader: LoaderRecord, settings: Settings, *, once: bool) -> CodeEdit:
     """`once`: what is kept between epochs needs a loader that is, so it moves out of their loop."""
     if loader.library is not None:
@@ -182,10 +201,10 @@ def edit_loader_call(code: str | None, changes: Settings, *, index: int = 0) -> 
     if span is None:
         return _loader_hint(arguments, "the call was not found in the source line")
     start, end = span
-    parameters = _LOADER_PARAMETERS if source[start:end].startswith("DataLoader") else ()
+    parameters = LOADER_PARAMETERS if source[start:end].startswith("DataLoader") else ()
     try:
         text, notes = with_arguments(
-            source[start:end], arguments, parameters=parameters, defaults=_DEFAULTS
+            source[start:end], arguments, parameters=parameters, defaults=LOADER_DEFAULTS
         )
     except CannotEdit as why:
         return _loader_hint(arguments, str(why))
@@ -196,9 +215,9 @@ def edit_loader_call(code: str | None, changes: Settings, *, index: int = 0) -> 
 def edit_framework_call(library: str, changes: Settings) -> CodeEdit:
     """A hint, since the call to change is not in the user's code."""
     arguments = {k: v for k, v in loader_arguments(changes).items() if v is not None}
-    if library == "transformers" and set(arguments) <= set(_TRAINING_ARGUMENTS):
-        named = ", ".join(f"{_TRAINING_ARGUMENTS[k]}={literal(v)}" for k, v in arguments.items())
-        return CodeEdit(before=None, after=f"`{named}` in TrainingArguments.")
+    if library == "transformers" and set(arguments) <= set(TRAINING_ARGUMENTS):
+        named = {TRAINING_ARGUMENTS[name]: value for name, value in arguments.items()}
+        return _loader_hint(named, None, in_trainer=True)
     return _loader_hint(arguments, f"{library} builds this loader")
 
 
@@ -217,13 +236,13 @@ def edit_transfer(code: str | None, call: str = "to") -> CodeEdit:
         name, start, end = calls(text)[i]
         if name != call or start == 0 or text[:start].rstrip()[-1:] != ".":
             continue
-        if call == "to" and _is_no_transfer(text[start:end]):
+        if call == "to" and is_no_transfer(text[start:end]):
             continue
         try:
             edited, _ = with_arguments(
                 text[start:end],
                 {"non_blocking": True},
-                parameters=_TRANSFER_PARAMETERS[call],
+                parameters=TRANSFER_PARAMETERS[call],
                 defaults={"non_blocking": False},
             )
         except CannotEdit:
@@ -246,8 +265,8 @@ def loader_call(source: str, index: int) -> tuple[int, int] | None:
     return None
 
 
-def _is_no_transfer(call: str) -> bool:
-    """Whether a `.to(…)` only casts, or already carries a positional non_blocking."""
+def is_no_transfer(call: str) -> bool:
+    """Of a `to(…)`: whether a `.to(…)` only casts, or already carries a positional non_blocking."""
     node = parsed_call(call)
     if node is None or not node.args:
         return node is None or not any(k.arg in ("device", None) for k in node.keywords)
@@ -261,8 +280,12 @@ def _is_no_transfer(call: str) -> bool:
     return casts or (isinstance(last, ast.Constant) and isinstance(last.value, bool))
 
 
-def _loader_hint(arguments: Mapping[str, Value], note: str | None) -> CodeEdit:
-    shown = {k: v for k, v in arguments.items() if v is not None or k not in _DEFAULTS}
+def _loader_hint(
+    arguments: Mapping[str, Value], note: str | None, *, in_trainer: bool = False
+) -> CodeEdit:
+    shown = {k: v for k, v in arguments.items() if v is not None or k not in LOADER_DEFAULTS}
     text = ", ".join(f"{k}={literal(v)}" for k, v in shown.items())
+    if in_trainer:
+        return CodeEdit(before=None, after=f"`{text}` in TrainingArguments.")
     why = f" ({note})" if note is not None else ""
     return CodeEdit(before=None, after=f"`{text}` where the DataLoader is built{why}.", note=note)

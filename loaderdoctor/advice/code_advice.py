@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from loaderdoctor.advice.candidates import CodeAdvice, PredictedFrom
+from loaderdoctor.advice.command_line import command_with_environment
+from loaderdoctor.advice.fit_code import fitted
 from loaderdoctor.advice.ideas import (
     AHEAD,
     CHANGES,
@@ -16,11 +18,14 @@ from loaderdoctor.advice.ideas import (
     WORK_CHANGES,
     Change,
 )
-from loaderdoctor.advice.worked import from_array
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import by_ablation, reachable_ms
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.findings.rules.batch_making import LARGE_BATCH_BYTES
+
+# One line undoes these: where that saves something of note, it comes before a dataset rewritten.
+_ONE_LINE = (Kind.WORKERS_SHARE_A_CORE, Kind.THREAD_OVERSUBSCRIPTION)
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def _change(finding: Finding) -> Change | None:
@@ -45,11 +50,11 @@ def _change(finding: Finding) -> Change | None:
     return FORMAT_CHANGES.get(str(finding.evidence.get("format")))
 
 
-def _code(finding: Finding, facts: Facts) -> str | None:
-    """What to write in the script; None where nothing is known to fit."""
-    if finding.evidence.get("format") == "pil-round-trip":
-        return from_array(facts.main_loader)
-    return None
+def _command(finding: Finding, facts: Facts) -> str | None:
+    """Threads of the libraries that a worker calls are told before these are imported."""
+    if finding.kind is not Kind.THREAD_OVERSUBSCRIPTION:
+        return None
+    return command_with_environment(facts, dict.fromkeys(_THREAD_VARIABLES, "1"))
 
 
 def _of_work(finding: Finding) -> Change | None:
@@ -91,7 +96,9 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
                 kind=finding.kind,
                 title=change.title,
                 idea=change.idea,
-                code=_code(finding, facts),
+                code=fitted(facts, finding),
+                command=_command(finding, facts),
+                one_line=finding.kind in _ONE_LINE,
                 bound_ms=bound_ms,
                 predicted_from=source if bound_ms is not None else None,
                 caution=change.caution,

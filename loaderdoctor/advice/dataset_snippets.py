@@ -19,6 +19,19 @@ loader = DataLoader(
     Batches(x, y), batch_size=256, shuffle=True, num_workers=0, collate_fn=lambda batch: batch
 )"""
 
+WHOLE_BATCHES = """\
+class WholeBatches(torch.utils.data.Dataset):  # a batch in one indexing call
+    def __init__(self, dataset):
+        self.dataset = dataset
+    def __len__(self):
+        return len(self.dataset)
+    def __getitem__(self, index):
+        return self.dataset[index]
+    def __getitems__(self, indices):
+        return list(self.dataset[indices])
+def as_it_is(batch):
+    return batch"""
+
 SLICED = """\
 class Sliced(torch.utils.data.Dataset):
     def __init__(self, dataset):  # every sample is made once, and all are one tensor

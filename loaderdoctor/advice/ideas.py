@@ -90,7 +90,7 @@ CHANGES: Mapping[Kind, Change] = {
         idea="Make as many shared tensors as there are batches under way, plus two "
         "(`share_memory_()`), and let collate_fn fill them in turns: memory is mapped "
         "once and never freed.",
-        example=loop_snippets.SHARED_BUFFERS,
+        example=f"{loop_snippets.SHARED_BUFFERS}\nloader = Reused(loader)",
         caution="With fork as the start method only. A batch is overwritten once the loop has "
         "taken two more: keep no reference to it.",
     ),

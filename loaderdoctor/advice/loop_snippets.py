@@ -6,29 +6,6 @@ for the user's own names. Each compiles.
 
 from __future__ import annotations
 
-BACKGROUND = """\
-from prefetch_generator import BackgroundGenerator
-for batch in BackgroundGenerator(iter(loader), max_prefetch=2):
-    ...  # the loop as it is"""
-
-SIDE_STREAM = """\
-def copied_ahead(loader, device):
-    # Copies the next batch on its own stream while this one computes. Needs pinned batches.
-    stream, current = torch.cuda.Stream(), None
-    for batch in loader:
-        with torch.cuda.stream(stream):
-            following = [t.to(device, non_blocking=True) for t in batch]
-        if current is not None:
-            yield current
-        torch.cuda.current_stream().wait_stream(stream)
-        for t in following:
-            t.record_stream(torch.cuda.current_stream())
-        current = following
-    if current is not None:
-        yield current
-for images, labels in copied_ahead(loader, device):
-    ...  # the loop as it is, without its .to(device)"""
-
 VALIDATION = """\
 validation = DataLoader(validation_set, batch_size=2 * batch_size, num_workers=2,
                         persistent_workers=True)  # made once, not in the loop
@@ -38,51 +15,6 @@ if step % (4 * every) == 0:
         for images, labels in validation:
             ...  # as it is
     model.train()"""
-
-SHARED_BUFFERS = """\
-# Shared tensors that workers fill again and again: mapped once, never freed. Two more than the
-# batches under way, so that none is overwritten while the loop uses it.
-x, y = torch.utils.data.default_collate([dataset[i] for i in range(batch_size)])
-buffers = [(torch.zeros_like(x).share_memory_(), torch.zeros_like(y).share_memory_())
-        for _ in range(num_workers * prefetch_factor + 2)]
-class Slots:  # around the batch sampler: each batch with its buffer
-    def __init__(self, batches):
-        self.batches = batches
-    def __len__(self):
-        return len(self.batches)
-    def __iter__(self):
-        for n, indices in enumerate(self.batches):
-            yield [(n % len(buffers), i) for i in indices]
-class WithSlot(torch.utils.data.Dataset):
-    def __init__(self, dataset):
-        self.dataset = dataset
-    def __getitem__(self, slot_index):
-        return slot_index[0], self.dataset[slot_index[1]]
-def into_buffer(samples):
-    slot, n = samples[0][0], len(samples)
-    for out, values in zip(buffers[slot], zip(*(sample for _, sample in samples))):
-        out[:n] = torch.utils.data.default_collate(list(values))
-    return slot, n
-loader = DataLoader(WithSlot(dataset), batch_sampler=Slots(loader.batch_sampler),
-                    collate_fn=into_buffer, num_workers=num_workers,
-                    prefetch_factor=prefetch_factor)
-for slot, n in loader:
-    x, y = (t[:n] for t in buffers[slot])  # the loop as it is: keep nothing past the next batch
-"""
-
-RESIDENT = """\
-class OnDevice:  # the whole dataset, copied once; augment in the loop, on the device
-    def __init__(self, loader, device):
-        samples = [loader.dataset[i] for i in range(len(loader.dataset))]
-        self.tensors = [t.to(device) for t in loader.collate_fn(samples)]
-        self.batch_size = loader.batch_size
-    def __len__(self):
-        return -(-len(self.tensors[0]) // self.batch_size)
-    def __iter__(self):
-        n, device = len(self.tensors[0]), self.tensors[0].device
-        for chosen in torch.randperm(n, device=device).split(self.batch_size):  # or torch.arange
-            yield [t[chosen] for t in self.tensors]
-loader = OnDevice(loader, device)  # the loop, or a Trainer, takes it as it took the DataLoader"""
 
 ITERATOR = """\
 for epoch in range(n_epochs):
@@ -156,3 +88,123 @@ block = torch.nn.Sequential(
     torch.nn.BatchNorm2d(128),
     torch.nn.ReLU(),
 )"""
+
+FOREVER = """\
+def forever(loader):  # an iterator for each epoch, not for each batch
+    while True:
+        yield from loader"""
+
+ONE_THREAD = """\
+def one_thread(worker_id):
+    cv2.setNumThreads(0)"""
+
+ALL_CPUS = """\
+def all_cpus(worker_id):  # undoes what an import did to the CPU affinity
+    os.sched_setaffinity(0, range(os.cpu_count()))"""
+
+PIN_METHOD_LINES = (
+    "def pin_memory(self):  # DataLoader calls it where pin_memory=True",
+    "    for name, value in list(vars(self).items()):",
+    "        if isinstance(value, torch.Tensor):",
+    "            object.__setattr__(self, name, value.pin_memory())",
+    "    return self",
+)
+
+KEPT = """\
+class Kept:  # batches are collated once, and come in another order in each epoch
+    def __init__(self, loader):
+        self.batches = list(loader)
+    def __len__(self):
+        return len(self.batches)
+    def __iter__(self):
+        for i in torch.randperm(len(self.batches)).tolist():
+            yield self.batches[i]"""
+
+SHARED_BUFFERS = """\
+class Slots:  # around the batch sampler: each batch with its buffer
+    def __init__(self, batches, n):
+        self.batches, self.n = batches, n
+    def __len__(self):
+        return len(self.batches)
+    def __iter__(self):
+        for k, indices in enumerate(self.batches):
+            yield [(k % self.n, i) for i in indices]
+class WithSlot(torch.utils.data.Dataset):
+    def __init__(self, dataset):
+        self.dataset = dataset
+    def __getitem__(self, slot_index):
+        return slot_index[0], self.dataset[slot_index[1]]
+class IntoBuffer:
+    def __init__(self, buffers):
+        self.buffers = buffers
+    def __call__(self, samples):
+        slot, n = samples[0][0], len(samples)
+        columns = zip(*(sample for _, sample in samples))
+        for out, values in zip(self.buffers[slot], columns):
+            out[:n] = torch.utils.data.default_collate(list(values))
+        return slot, n
+class Reused:  # batches in shared tensors that are filled again and again: never mapped anew
+    def __init__(self, loader):
+        size, ahead = loader.batch_size, loader.num_workers * (loader.prefetch_factor or 2)
+        first = torch.utils.data.default_collate([loader.dataset[0]] * size)
+        # Two more than are under way, so that none is overwritten while the loop uses it.
+        self.buffers = [
+            [torch.zeros_like(x).share_memory_() for x in first] for _ in range(ahead + 2)
+        ]
+        self.loader = torch.utils.data.DataLoader(
+            WithSlot(loader.dataset),
+            batch_sampler=Slots(loader.batch_sampler, len(self.buffers)),
+            collate_fn=IntoBuffer(self.buffers),
+            num_workers=loader.num_workers,
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+        )
+    def __len__(self):
+        return len(self.loader)
+    def __iter__(self):
+        for slot, n in self.loader:
+            yield [x[:n] for x in self.buffers[slot]]  # keep nothing past the next batch"""
+
+_COPIED_AHEAD = """\
+def copied_ahead(loader, device):
+    # Copies the next batch on its own stream while this one computes. Needs pinned batches.
+    stream, current = torch.cuda.Stream(), None
+    for batch in loader:
+        with torch.cuda.stream(stream):
+            following = {moved}
+        if current is not None:
+            yield current
+        torch.cuda.current_stream().wait_stream(stream)
+        for t in {tensors}:
+            t.record_stream(torch.cuda.current_stream())
+        current = following
+    if current is not None:
+        yield current"""
+
+
+def copied_ahead(*, as_dict: bool) -> str:
+    """A generator around a loader whose batches are lists, or dicts, of tensors."""
+    if as_dict:
+        moved = "{k: t.to(device, non_blocking=True) for k, t in batch.items()}"
+        return _COPIED_AHEAD.format(moved=moved, tensors="following.values()")
+    moved = "[t.to(device, non_blocking=True) for t in batch]"
+    return _COPIED_AHEAD.format(moved=moved, tensors="following")
+
+
+_ON_DEVICE = """\
+class OnDevice:  # the whole dataset, copied once; augment in the loop, on the device
+    def __init__(self, loader, device):
+        samples = [loader.dataset[i] for i in range(len(loader.dataset))]
+        self.tensors = [t.to(device) for t in loader.collate_fn(samples)]
+        self.batch_size = loader.batch_size
+    def __len__(self):
+        return -(-len(self.tensors[0]) // self.batch_size)
+    def __iter__(self):
+        n, device = len(self.tensors[0]), self.tensors[0].device
+        for chosen in torch.{order}(n, device=device).split(self.batch_size):
+            yield [t[chosen] for t in self.tensors]"""
+
+
+def on_device(*, shuffled: bool) -> str:
+    """A class in place of a loader over a dataset that fits on the device."""
+    return _ON_DEVICE.format(order="randperm" if shuffled else "arange")

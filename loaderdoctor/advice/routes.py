@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from loaderdoctor import format as fmt
 from loaderdoctor.advice import worked
 from loaderdoctor.advice.candidates import CodeAdvice
+from loaderdoctor.advice.fit_code import wrapped
 from loaderdoctor.advice.ideas import CHANGES, FORMAT_CHANGES
 from loaderdoctor.advice.safety import dataset_bytes
 from loaderdoctor.advice.worked import dataset_name
@@ -176,7 +177,7 @@ def _slices(making: _Making) -> CodeAdvice | None:
         return making.advice(
             title=f"Slice whole batches out of {name}.{images.path}, without PIL between",
             idea=FORMAT_CHANGES["pil-round-trip"].idea,
-            code=worked.from_array(loader),
+            code=wrapped(facts, worked.from_array(loader)),
             part=1.0,
             evidence=f"{what}; a sample takes {fmt.ms(making.sample_ms)} on its way through PIL.",
             keeps_samples=True,
@@ -189,7 +190,7 @@ def _slices(making: _Making) -> CodeAdvice | None:
         title=f"Keep all samples as one tensor ({fmt.n_bytes(held)}) and slice batches out of it",
         idea="Make every sample once, collate them all into one batch, and let `__getitems__` "
         "index that.",
-        code=worked.sliced(loader),
+        code=wrapped(facts, worked.sliced(loader)),
         part=1.0,
         evidence=f"{loader.n_samples:,} samples of one shape take {_of_memory(facts, held)}. "
         f"A sample takes {fmt.ms(making.sample_ms)} to make, collating a batch "
@@ -218,7 +219,7 @@ def _cache(making: _Making) -> CodeAdvice | None:
         return making.advice(
             title=f"Keep the samples in memory as they are first made ({fmt.n_bytes(held)})",
             idea="Wrap the dataset in one that keeps a list of its samples.",
-            code=worked.cached(making.loader),
+            code=wrapped(facts, worked.CACHED),
             part=making.fetch,
             evidence=f"{what}; all {making.loader.n_samples:,} take {_of_memory(facts, held)}.",
             axis="cache",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from loaderdoctor.advice import dataset_snippets
 from loaderdoctor.advice.call_edit import parsed_call, span_of
@@ -20,10 +20,19 @@ MAX_CHANNELS = 4
 CONVERTING = frozenset({"ToTensor", "PILToTensor", "ToImage"})
 
 
-def from_array(loader: LoaderRecord | None) -> str | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrapping:
+    """A dataset of ours around, or in place of, the loader's own."""
+
+    code: str  # what defines it
+    dataset: str  # what the loader is given; braces stand for the dataset as written
+    slices: bool = False  # whole batches: collated by `as_it_is`, without workers
+
+
+def from_array(loader: LoaderRecord | None) -> Wrapping | None:
     """FROM_ARRAY for the dataset's array of images: its name, layout, mean and deviation.
 
-    None where the script's line does not name the dataset, or can't be changed safely.
+    None where the script's line does not name the dataset.
     """
     images, labels = image_store(loader), label_store(loader)
     if loader is None or images is None or not has_name(loader):
@@ -34,11 +43,11 @@ def from_array(loader: LoaderRecord | None) -> str | None:
     text = text.replace(".sub_(0.1307).div_(0.3081)", _normalised(loader))
     name = dataset_name(loader)
     arguments = f"{name}.{images.path}, {name}.{labels.path if labels else 'targets'}"
-    return with_own_line(text, loader, f"Batches({arguments})", slices=True)
+    return Wrapping(code=_definitions(text), dataset=f"Batches({arguments})", slices=True)
 
 
-def sliced(loader: LoaderRecord | None) -> str | None:
-    """SLICED with the user's own line; a batch that is a dict keeps its keys."""
+def sliced(loader: LoaderRecord | None) -> Wrapping:
+    """All samples as one tensor; a batch that is a dict keeps its keys."""
     text = dataset_snippets.SLICED
     if loader is not None and any(t.path.startswith("['") for t in loader.batch):
         text = text.replace("len(self.columns[0])", "len(next(iter(self.columns.values())))")
@@ -50,12 +59,17 @@ def sliced(loader: LoaderRecord | None) -> str | None:
             "tuple(column[index] for column in self.columns)",
             "{name: column[index] for name, column in self.columns.items()}",
         )
-    return with_own_line(text, loader, f"Sliced({dataset_source(loader)})", slices=True)
+    return Wrapping(code=_definitions(text), dataset="Sliced({})", slices=True)
 
 
-def cached(loader: LoaderRecord | None) -> str | None:
-    """CACHED with the user's own line."""
-    return with_own_line(dataset_snippets.CACHED, loader, f"Cached({dataset_source(loader)})")
+CACHED = Wrapping(
+    code=dataset_snippets.CACHED[: dataset_snippets.CACHED.rindex(_LOADER)], dataset="Cached({})"
+)
+
+
+def _definitions(text: str) -> str:
+    """An example without its last statement, which builds the loader."""
+    return text[: text.rindex(_LOADER)]
 
 
 def batchwise(loader: LoaderRecord | None, last: Sequence[str]) -> str:
@@ -69,23 +83,26 @@ def batchwise(loader: LoaderRecord | None, last: Sequence[str]) -> str:
     return f"{left}, and scale the whole batch: `images.to(device).float().div_(255){scaled}`."
 
 
-def with_own_line(
-    text: str, loader: LoaderRecord | None, dataset: str, *, slices: bool = False
-) -> str | None:
-    """An example whose last statement builds the loader: as a change of the user's own line.
+def over_own_line(loader: LoaderRecord | None, wrapping: Wrapping) -> str | None:
+    """The wrapping and the user's own line with it: for where only that line is known.
 
-    None where that line isn't known, or can't be changed safely.
-
-    With `slices` batches are collated by `as_it_is`, and without workers: they would only add a
-    queue to what takes microseconds.
+    None where it isn't, or can't be changed safely.
     """
-    edit = with_dataset(loader, dataset, collate="as_it_is" if slices else None)
+    dataset = wrapping.dataset.format(dataset_source(loader))
+    edit = with_dataset(loader, dataset, collate="as_it_is" if wrapping.slices else None)
     if edit is None or loader is None:
         return None
-    if slices and loader.settings.num_workers:
-        alone = edit_loader_call(edit.after, Settings(num_workers=0), index=loader.call_index)
-        edit = replace(edit, after=alone.after) if alone.exact else edit
-    return text[: text.rindex(_LOADER)] + "\n" + edit.diff()
+    if wrapping.slices:
+        edit = replace(edit, after=without_workers(loader, edit.after))
+    return f"{wrapping.code}\n{edit.diff()}"
+
+
+def without_workers(loader: LoaderRecord, code: str) -> str:
+    """The loader's line without workers: they only add a queue to what takes microseconds."""
+    if not loader.settings.num_workers:
+        return code
+    alone = edit_loader_call(code, Settings(num_workers=0), index=loader.call_index)
+    return alone.after if alone.exact else code
 
 
 def dataset_name(loader: LoaderRecord | None) -> str:

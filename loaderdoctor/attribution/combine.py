@@ -203,6 +203,7 @@ def facts_of_run(
         trains=observed.trains,
         calls_model=observed.calls_model,
         before_training=observed.before_training,
+        script=observed.script,
         wall=wall,
     )
 

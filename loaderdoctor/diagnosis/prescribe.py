@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from loaderdoctor.advice.candidates import Candidate, CodeAdvice, Prescription
-from loaderdoctor.advice.code import Written, edits_for, loader_arguments
+from loaderdoctor.advice.code import Written, loader_arguments
+from loaderdoctor.advice.writing import written as written_for
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.estimate import Estimate
@@ -20,9 +21,6 @@ from loaderdoctor.report.build import shares_of
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.comparing import Compared
 from loaderdoctor.tryout.recommending import advice_row, recommendations, trial_row, written_of
-
-# One line undoes these: where that saves something of note, it comes before a dataset rewritten.
-_ONE_LINE = (Kind.WORKERS_SHARE_A_CORE, Kind.THREAD_OVERSUBSCRIPTION)
 
 
 def prescribed_rows(
@@ -70,7 +68,9 @@ def prescribed_rows(
     ]
     # What the verdict speaks of comes first, and what can be written before mere ideas.
     every = [*outside, *rows] if judge_run(facts)[0] == "outside" else [*rows, *outside]
-    return tuple(sorted(every, key=lambda row: row.from_ is row.to is None and not row.code))
+    return tuple(
+        sorted(every, key=lambda row: row.from_ is row.to is None and not (row.code or row.command))
+    )
 
 
 def _in_code(verification: Verification | None) -> list[Compared]:
@@ -125,7 +125,7 @@ def _advice(
     return sorted(
         both,
         key=lambda a: (
-            a.kind not in _ONE_LINE or (a.bound_ms or 0.0) < worth_ms,
+            not a.one_line or (a.bound_ms or 0.0) < worth_ms,
             -(a.bound_ms or 0.0),
         ),
     )
@@ -198,7 +198,7 @@ def _rows(
     def written(name: str) -> Written:
         if way is not None:
             return written_of(way)
-        return Written.of(edits_for(facts, _only(settings, name)))
+        return written_for(facts, _only(settings, name))
 
     return recommendations(
         settings,

@@ -20,6 +20,7 @@ from loaderdoctor.instrument.wire.records import (
     ComputeRecord,
     LoaderRecord,
     PassRecord,
+    ScriptRecord,
     TransferRecord,
     main_loader,
 )
@@ -84,6 +85,7 @@ class Facts:
     calls_model: bool | None = None  # of a loop that does not train; None: not seen
     before_training: tuple[PassRecord, ...] = ()
     wall: WallFacts | None = None  # None: only steps were recorded
+    script: ScriptRecord | None = None  # None: not started by us
 
     @property
     def has_steps(self) -> bool:

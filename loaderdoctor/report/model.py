@@ -129,6 +129,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     predicted_from: PredictedFrom | None = None  # None: nothing was predicted
     own_step_ms: float | None = None
     also: str | None = None  # what the figures need besides the settings, as code shows
+    command: str | None = None  # a line for a shell, where an option of the script sets it
     idea: str | None = None  # in place of code, where none is known to fit the script
     untested: str | None = None  # of a trace alone: that nothing has tested it, and what would
 

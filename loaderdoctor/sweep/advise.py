@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from loaderdoctor import format as fmt
-from loaderdoctor.advice.code import Written, edits_for
+from loaderdoctor.advice.code import Written
+from loaderdoctor.advice.writing import written
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.facts.own_settings import meaning, own_settings
 from loaderdoctor.facts.whole import Facts
@@ -178,6 +179,6 @@ def _written(name: str, settings: Settings, facts: Facts) -> Written:
         for axis, value in settings.changed().items()
         if (AXES_BY_NAME[axis].where == "DataLoader" if in_loader else axis == name)
     }
-    found = Written.of(edits_for(facts, Settings(**part)))  # type: ignore[arg-type]
+    found = written(facts, Settings(**part))  # type: ignore[arg-type]
     without = f"The loop without {name}."
-    return found if found.code or found.idea else replace(found, idea=without)
+    return found if found.code or found.idea or found.command else replace(found, idea=without)

@@ -70,6 +70,7 @@ def recommendations(
             to=value,
             code=lines.code,
             idea=lines.idea,
+            command=lines.command,
             predicted_step_ms=predicted_step_ms,
             predicted_from=predicted_from if predicted_step_ms is not None else None,
             measured_step_ms=measured.value if measured is not None else None,
@@ -102,10 +103,15 @@ def advice_row(
         predicted_from=advice.predicted_from if best_ms is not None else None,
         summary=advice.evidence,
         idea=written.idea,
+        command=written.command,
         untested=untested,
     )
 
 
 def written_of(advice: CodeAdvice) -> Written:
-    """The lines to write, or where none are known to fit the idea."""
-    return Written(code=advice.code or "", idea=None if advice.code else advice.idea)
+    """The lines to write, else what to type, and where neither is known to fit the idea."""
+    return Written(
+        code=advice.code or "",
+        idea=None if advice.code or advice.command else advice.idea,
+        command=advice.command if not advice.code else None,
+    )

@@ -16,12 +16,12 @@ def run(code: str, **names: Any) -> dict[str, Any]:
     return scope
 
 
-def test_sliced_batches_hold_every_row_once_in_whole_batches() -> None:
-    x, y = torch.arange(1000.0).view(1000, 1), torch.arange(1000)
-    batches = list(run(dataset_snippets.SLICING, x=x, y=y)["loader"])
-    assert [len(b[1]) for b in batches] == [256, 256, 256, 232]
-    assert sorted(torch.cat([b[1] for b in batches]).tolist()) == list(range(1000))
-    assert all(torch.equal(b[0].view(-1).long(), b[1]) for b in batches)
+def test_whole_batches_hold_every_row_once_and_as_the_loader_had_them() -> None:
+    rows = TensorDataset(torch.arange(1000.0).view(1000, 1), torch.arange(1000))
+    scope = run(dataset_snippets.WHOLE_BATCHES)
+    whole = DataLoader(scope["WholeBatches"](rows), batch_size=256, collate_fn=scope["as_it_is"])
+    for batch, expected in zip(whole, DataLoader(rows, batch_size=256), strict=True):
+        torch.testing.assert_close(batch, expected)
 
 
 def test_halved_batches_come_out_wide_and_as_near_as_half_precision_is() -> None:
@@ -51,21 +51,26 @@ def test_kept_batches_come_whole_each_epoch_and_are_collated_once() -> None:
 
 def test_shared_buffers_yield_what_the_loader_did() -> None:
     dataset = TensorDataset(torch.rand(38, 3), torch.arange(38))
-    plain = DataLoader(dataset, batch_size=4)
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    run(
-        loop_snippets.SHARED_BUFFERS + "    seen.append((x.clone(), y.clone()))",
-        dataset=dataset,
-        loader=plain,
-        batch_size=4,
-        num_workers=2,
-        prefetch_factor=2,
-        seen=seen,
-    )
+    plain = DataLoader(dataset, batch_size=4, num_workers=2, prefetch_factor=2)
+    reused = run(loop_snippets.SHARED_BUFFERS)["Reused"](plain)
+    assert len(reused) == len(plain) == 10
+    seen = [(x.clone(), y.clone()) for x, y in reused]
     assert [len(x) for x, _ in seen] == [4] * 9 + [2]
     for (x, y), (want_x, want_y) in zip(seen, plain, strict=True):
         assert torch.equal(x, want_x)
         assert torch.equal(y, want_y)
+
+
+def test_kept_batches_come_in_another_order_and_each_once() -> None:
+    kept = run(loop_snippets.KEPT)["Kept"](DataLoader(TensorDataset(torch.arange(64)), 4))
+    orders = [[int(x[0]) for (x,) in kept] for _ in range(3)]
+    assert len(kept) == 16 and len({tuple(x) for x in orders}) > 1
+    assert all(sorted(x) == list(range(0, 64, 4)) for x in orders)
+
+
+def test_one_iterator_goes_on_for_ever() -> None:
+    batches = run(loop_snippets.FOREVER)["forever"]([1, 2])
+    assert [next(batches) for _ in range(5)] == [1, 2, 1, 2, 1]
 
 
 def test_the_vectorised_sampler_yields_a_permutation() -> None:
@@ -99,7 +104,7 @@ def test_packed_tensors_come_apart_as_they_were() -> None:
 def test_resident_batches_hold_every_sample_once() -> None:
     dataset = TensorDataset(torch.arange(10.0), torch.arange(10))
     plain = DataLoader(dataset, batch_size=4, shuffle=True)
-    loader = run(loop_snippets.RESIDENT, loader=plain, device="cpu")["loader"]
+    loader = run(loop_snippets.on_device(shuffled=True))["OnDevice"](plain, "cpu")
     assert len(loader) == len(plain) == 3
     for _ in range(2):
         batches = list(loader)

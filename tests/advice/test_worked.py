@@ -35,6 +35,14 @@ def record(dataset: object = None, code: str | None = LINE, **more: Any) -> Load
     )
 
 
+def sliced(loader: LoaderRecord) -> str | None:
+    return worked.over_own_line(loader, worked.sliced(loader))
+
+
+def cached(loader: LoaderRecord) -> str | None:
+    return worked.over_own_line(loader, worked.CACHED)
+
+
 def written(example: str | None, **names: Any) -> dict[str, Any]:
     """What the example makes, its diff applied."""
     assert example is not None
@@ -69,7 +77,7 @@ class Named(Dataset[dict[str, Any]]):
         return {"x": torch.full((3,), float(index)), "y": index}
 
 
-@pytest.mark.parametrize("make", [worked.sliced, worked.cached])
+@pytest.mark.parametrize("make", [sliced, cached])
 def test_samples_kept_in_memory_are_those_of_the_dataset(make: Any) -> None:
     for old, path in ((cases.OfImages(), "[0]"), (Named(), "['x']")):
         batch = (TensorRecord(path=path, shape=(16, 3), dtype="float32", n_bytes=192),)
@@ -84,10 +92,10 @@ def test_batches_that_are_slices_need_no_workers() -> None:
         "loader = DataLoader(train_set, batch_size=16, shuffle=True, num_workers=n,\n"
         "    prefetch_factor=4, persistent_workers=True)"
     )
-    example = worked.sliced(record(old, line, settings=Settings(num_workers=4)))
+    example = sliced(record(old, line, settings=Settings(num_workers=4)))
     assert example is not None and "num_workers=0" in example
     same_batches(written(example, train_set=old)["loader"], old)
-    kept = worked.cached(record(old, line, settings=Settings(num_workers=4)))
+    kept = cached(record(old, line, settings=Settings(num_workers=4)))
     assert kept is not None and "num_workers=n" in kept
 
 
@@ -165,7 +173,7 @@ def test_a_dataset_that_the_line_makes_is_wrapped_where_it_stands(code: str, mad
     """The general example has another batch size, and none of the loader's other arguments."""
     loader = record(code=code)
     assert dataset_name(loader) == "dataset"
-    assert f"Cached({made}" in (worked.cached(loader) or "")
+    assert f"Cached({made}" in (cached(loader) or "")
     edit = with_dataset(loader, f"Cached({dataset_source(loader)})")
     assert edit is not None
     compile(edit.after, "edited", "exec")
@@ -192,7 +200,7 @@ def test_the_array_of_a_dataset_that_the_line_makes_has_no_name_to_be_taken_by()
 def test_a_line_that_cannot_be_changed_safely_gives_no_example(code: str | None) -> None:
     loader = record(code=code)
     assert with_dataset(loader, "Sliced(ds)", collate="as_it_is") is None
-    assert worked.sliced(loader) is None
+    assert sliced(loader) is None
 
 
 def test_a_framework_s_own_loader_has_no_line_to_change() -> None:
@@ -202,4 +210,4 @@ def test_a_framework_s_own_loader_has_no_line_to_change() -> None:
 def test_whatever_the_samples_two_runs_of_an_example_agree() -> None:
     chance = random.Random(1)
     old: Any = [(torch.full((2,), chance.random()), k) for k in range(cases.N)]
-    same_batches(written(worked.sliced(record()), train_set=old)["loader"], old)
+    same_batches(written(sliced(record()), train_set=old)["loader"], old)

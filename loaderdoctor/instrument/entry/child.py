@@ -29,6 +29,7 @@ from loaderdoctor.instrument.entry.stdin_watch import StdinWatch
 from loaderdoctor.instrument.session import ranks
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.no_dataloader import NoDataLoaderWatch
+from loaderdoctor.instrument.session.script_files import script_of
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.session.stopping import StopTraining, exit_now
 from loaderdoctor.instrument.system.processes import (
@@ -64,19 +65,21 @@ def main() -> NoReturn:
 
 
 def _session(channel: Channel, launch_config: LaunchConfig) -> Session:
-    run_dir = Path(launch_config.run_dir)
+    run_dir, hello = Path(launch_config.run_dir), None
     if launch_config.group:
         hello = ranks.hello(launch_config)
         run_dir = Path(hello.run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
         channel.send(hello)
-    return Session(
+    session = Session(
         channel,
         run_dir=run_dir,
         records_workers=launch_config.record_workers,
         group=launch_config.group and not launch_config.watch,
         patient=launch_config.patient,
     )
+    session.script = script_of(launch_config, n_ranks=hello.n_ranks if hello is not None else 1)
+    return session
 
 
 def _recorded(launch_config: LaunchConfig) -> int:

@@ -29,6 +29,7 @@ from loaderdoctor.instrument.entry.main_script import strip_frames
 from loaderdoctor.instrument.entry.recorded import record
 from loaderdoctor.instrument.session.hooks import Hooks, ImportWatch
 from loaderdoctor.instrument.session.ranks import place, process_group
+from loaderdoctor.instrument.session.script_files import script_of
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace, exit_now
 from loaderdoctor.instrument.system.processes import die_with_parent
@@ -213,6 +214,7 @@ def _watched(
     )
     if launch_config.watch:
         record(session, launch_config)
+    session.script = script_of(link.launch_config)
     Hooks(session).watch()
     os.register_at_fork(after_in_child=session.disable_in_fork)
     how: Literal["script-ended", "script-failed"] = "script-failed"

@@ -18,6 +18,7 @@ import msgspec
 from loaderdoctor.instrument.session.messages import Messages
 from loaderdoctor.instrument.session.ranks import as_launched, process_group
 from loaderdoctor.instrument.session.roles import ACCUMULATES_BELOW
+from loaderdoctor.instrument.session.script_files import with_sources
 from loaderdoctor.instrument.session.session import Driver, Session
 from loaderdoctor.instrument.session.step_clock import DeviceMarks, StepClock
 from loaderdoctor.instrument.session.windows import Windows
@@ -90,6 +91,7 @@ def drive(session: Session, now: int) -> Driver:
             trains=definition.trains,
             calls_model=definition.calls_model,
             before_training=session.before_training,
+            script=with_sources(session.script),
         )
     )
     if session.recording is not None:

@@ -171,6 +171,7 @@ class LoaderState:
     role: Literal["train", "other"] = "other"
     in_background: bool = False  # fetched on another thread than the one that trains
     substitute: Substitute = field(default_factory=Substitute)
+    loop: str | None = None  # where the loop last began to read it: "train.py:57"
     rebuilt: bool = False  # by another DataLoader object since the pass before
     pending_drop: int = 0  # real batches to throw away at the next real fetch
     pages: PageProbe = field(default_factory=PageProbe)  # uses up what is thrown away
@@ -224,6 +225,7 @@ class LoaderState:
         return msgspec.structs.replace(
             self.record,
             role=self.role,
+            loop=self.loop,
             steps_per_epoch=self._steps_per_epoch(),
             batch=self.seen.last,
             batch_type=self.seen.kind,

@@ -31,6 +31,7 @@ from loaderdoctor.instrument.wire.records import BoundaryRecord
 if TYPE_CHECKING:
     import torch
 
+MAX_PLACED = 16  # passes of a loader whose place in the code is looked up: training's is in them
 MAX_BOUNDARIES = 1000  # kept for Ended; a loop that re-creates its iterator makes one a step
 
 
@@ -79,6 +80,8 @@ class Loop:
         feed.at_ns = start
         feed.create_ns = perf_counter_ns() - start
         state.passes.begin()
+        if state.passes.n_begun <= MAX_PLACED:
+            state.loop = user_site().label
         if clock is not None and state.role == "train":
             clock.created(feed.create_ns)
         if definition is not None and get_ident() == definition.thread:

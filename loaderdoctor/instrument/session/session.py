@@ -27,7 +27,7 @@ from loaderdoctor.instrument.wire.protocol import (
     TrainingBegan,
     WindowRequest,
 )
-from loaderdoctor.instrument.wire.records import BoundaryRecord, PassRecord
+from loaderdoctor.instrument.wire.records import BoundaryRecord, PassRecord, ScriptRecord
 
 if TYPE_CHECKING:
     import torch
@@ -108,6 +108,7 @@ class Session:
         self.wall = self._new_account()
         self.driver: Driver | None = None
         self.no_dataloader: Callable[[Any], None] | None = None  # told of work before any fetch
+        self.script: ScriptRecord | None = None  # as it was started; without its files
         self.read_stdin: Callable[[], bool] = lambda: False
         # Records the run to its end; None: the command asks for windows.
         self.recording: Callable[[Session], Recording] | None = None

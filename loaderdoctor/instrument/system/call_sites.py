@@ -103,6 +103,12 @@ def _package(path: str) -> str | None:
     return None
 
 
+def is_own(path: str) -> bool:
+    """Whether the file is the user's own: no installed package's, the interpreter's or ours."""
+    ours = path.startswith(_OURS) and not path.startswith(_RECIPES)
+    return not ours and not path.startswith(_LIBRARIES) and _package(path) is None
+
+
 def library_of(file: str) -> str | None:
     """The package whose code a file is: "torch", "accelerate"; None: the user's own."""
     return "torch" if _is_torch(file) else _package(os.path.realpath(file))

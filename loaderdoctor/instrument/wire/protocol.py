@@ -49,6 +49,7 @@ from loaderdoctor.instrument.wire.records import (
     PageRecord,
     PassRecord,
     ReadyRecord,
+    ScriptRecord,
     SnapshotRecord,
     TransferRecord,
     WallRecord,
@@ -212,6 +213,7 @@ class Observed(Message, frozen=True, kw_only=True, omit_defaults=True):
     trains: bool = True  # False: no backward pass and no optimizer step so far, as in inference
     calls_model: bool | None = None  # where it does not train: a model is called; None: not seen
     before_training: tuple[PassRecord, ...] = ()
+    script: ScriptRecord | None = None  # None: a loop of a console or a notebook
 
     @property
     def main_loader(self) -> LoaderRecord | None:

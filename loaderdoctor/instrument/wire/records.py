@@ -83,12 +83,23 @@ class SafetyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     guard_missing: str | None = None  # the main guard with what of the script belongs under it
 
 
+class ScriptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The script as it was started, and the user's files as they were then."""
+
+    given: str | None = None  # the path that was typed; None: with -m
+    module: str | None = None
+    args: tuple[str, ...] = ()
+    n_ranks: int = 1  # processes that run it as one job
+    sources: dict[str, str] = {}  # text by path, the main script first
+
+
 class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A DataLoader (or another source of batches) seen in the run."""
 
     id: str  # "train.py:41": where it was built; "#2" appended where one line builds several
     role: Literal["train", "other"]  # fetched within the training step, or not
     code: str | None = None  # source line(s) of the construction
+    loop: str | None = None  # "train.py:57": where the loop last began to read it
     library: str | None = None  # what built it, where the user's code did not ("transformers")
     settings: Settings = Settings()
     kind: Literal["map", "iterable", "foreign"] = "map"

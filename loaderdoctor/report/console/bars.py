@@ -100,7 +100,7 @@ class Verbatim:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for text, style in self.lines:
-            wide = cell_len(text) > options.max_width
+            wide = cell_len(text) > options.max_width or "\t" in text
             control = [(ControlType.HOME,)] if wide else None  # any: it is not sent
             yield Segment(text, console.get_style(style), control)
             yield Segment.line()

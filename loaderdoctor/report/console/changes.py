@@ -59,7 +59,7 @@ def idea_lines(report: Report, *, most: int | None = None) -> list[RenderableTyp
     ideas = [change for change in changes_of(report.recommendations) if change.is_idea]
     body: list[RenderableType] = []
     for change in ideas[:most]:
-        said = _words(change) if most is None else [Text(plain(change.first.idea or ""))]
+        said = [*_ideas(change), *(_words(change) if most is None else ())]
         body += [_outline(change, report.step), _below(*said)]
     if len(ideas) > len(ideas[:most]):
         body.append(Text(f"and {len(ideas) - len(ideas[:most])} more", style="bright_black"))
@@ -78,18 +78,24 @@ def _outline(change: Change, step: Step) -> Text:
 def change_lines(number: int, change: Change, step: Step) -> Sequence[RenderableType]:
     """One change in full."""
     what = Text.assemble(f"{number}  ", (plain(change.title()), "bold"))
-    codes = [_code(code) for code in dict.fromkeys(row.code for row in change.rows) if code]
-    return [what, _below(*codes, _gain(change, step), *_words(change))]
+    texts = dict.fromkeys(x for row in change.rows for x in (row.command, row.code) if x)
+    return [what, _below(*_ideas(change), *map(_code, texts), _gain(change, step), *_words(change))]
 
 
 def _below(*body: RenderableType) -> Padding:
     return Padding(Group(*body), (0, 0, 0, 3))
 
 
+def _ideas(change: Change) -> list[Text]:
+    """What to do, in words: where there is no line, or where an option does it."""
+    return [
+        Text(plain(idea)) for idea in dict.fromkeys(row.idea for row in change.rows if row.idea)
+    ]
+
+
 def _words(change: Change) -> list[Text]:
-    """The idea where there is no line, what it rests on, and what to beware of."""
-    ideas = dict.fromkeys(row.idea for row in change.rows if row.idea)
-    found = [Text(plain(idea)) for idea in ideas]
+    """What it rests on, and what to beware of."""
+    found = []
     for row in change.rows:
         if row.summary:
             found.append(Text(plain(row.summary)))
@@ -118,4 +124,5 @@ def _gain(change: Change, step: Step) -> Text:
 def _code(code: str) -> Verbatim:
     """Code lines, those of a diff in its colours; `-` and `+` say the same."""
     styles = {"+": "green", "-": "red"}
-    return Verbatim([(plain(x), styles.get(x[:1], "cyan")) for x in code.splitlines()])
+    kept = ("\t".join(map(plain, line.split("\t"))) for line in code.splitlines())
+    return Verbatim([(x, styles.get(x[:1], "cyan")) for x in kept])

@@ -197,7 +197,10 @@ def _change(change: Change, now_ms: float | None) -> ShownChange:
             else (c.setting, fmt.setting(c.from_), fmt.setting(c.to))
             for c in group
         ),
-        diffs=tuple(_diff(code) for code in dict.fromkeys(c.code for c in group) if code),
+        diffs=tuple(
+            _diff(code)
+            for code in dict.fromkeys(x for c in group for x in (c.command, c.code) if x)
+        ),
         gain=fmt.step_ms(measured, first.measured_ci_ms) if measured is not None else None,
         notes=tuple(notes),
         predicted=change.prediction() if measured is None else None,

@@ -53,7 +53,7 @@ class Change:
     @property
     def is_idea(self) -> bool:
         """Whether it is code of which no line is known to fit the script."""
-        return self.is_code and not self.first.code
+        return self.is_code and not (self.first.code or self.first.command)
 
     @property
     def measured_ms(self) -> float | None:

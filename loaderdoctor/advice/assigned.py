@@ -1,0 +1,98 @@
+"""What names hold, as far as the text of a file tells."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from loaderdoctor.advice.source import Source, called_name
+
+
+def text_of(node: ast.expr | None) -> str | None:
+    """The text that a literal holds; None where it is none."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, str) else None
+
+
+def constant(call: ast.Call, name: str) -> object:
+    """The literal that a call is given by this keyword; None where it is none."""
+    node = next((k.value for k in call.keywords if k.arg == name), None)
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def path_of(node: ast.expr) -> tuple[str, ...] | None:
+    """`args.data["workers"]` as its names; None where it is no such path."""
+    names: list[str] = []
+    while True:
+        if isinstance(node, ast.Attribute):
+            names.append(node.attr)
+            node = node.value
+        elif isinstance(node, ast.Subscript) and (key := text_of(node.slice)) is not None:
+            names.append(key)
+            node = node.value
+        elif isinstance(node, ast.Call) and called_name(node) == "vars" and len(node.args) == 1:
+            node = node.args[0]
+        elif isinstance(node, ast.Name):
+            return (*[node.id], *reversed(names))
+        else:
+            return None
+
+
+def values_of(scope: ast.AST, name: str, *, deep: bool = False) -> Iterator[ast.expr]:
+    """What the scope's own code assigns to the name; with `deep` that of its functions too."""
+    todo = list(ast.iter_child_nodes(scope))
+    while todo:
+        node = todo.pop()
+        inner = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda))
+        if inner and not deep:
+            continue
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                yield from _bound(target, node.value, name)
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
+            if node.value is not None:
+                yield from _bound(node.target, node.value, name)
+        elif isinstance(node, (ast.For, ast.AugAssign)) and ast.unparse(node.target) == name:
+            yield ast.Constant(None)  # it varies
+        todo += ast.iter_child_nodes(node)
+
+
+def _bound(target: ast.expr, value: ast.expr, name: str) -> Iterator[ast.expr]:
+    if isinstance(target, (ast.Tuple, ast.List)):
+        parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) else []
+        same = len(parts) == len(target.elts)
+        for i, part in enumerate(target.elts):
+            # What is unpacked of something else has no value that could be read.
+            each = parts[i] if same else value if _parses_parts(value) else ast.Constant(None)
+            yield from _bound(part, each, name)
+    elif ast.unparse(target) == name:
+        yield value
+
+
+def of_self(source: Source, name: str) -> ast.expr | None:
+    """What a class assigns to `self.NAME`."""
+    values = list(values_of(source.tree, f"self.{name}", deep=True))
+    return values[0] if len(values) == 1 else None
+
+
+def binds(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
+    """Whether the function's own code assigns to the name."""
+    return any(True for _ in values_of(function, name))
+
+
+def default_of(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> ast.expr | None:
+    """What the parameter is without being given; None where it must be."""
+    given = [*function.args.posonlyargs, *function.args.args]
+    for parameter, default in zip(reversed(given), reversed(function.args.defaults), strict=False):
+        if parameter.arg == name:
+            return default
+    for parameter, other in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True):
+        if parameter.arg == name:
+            return other
+    return None
+
+
+def _parses_parts(value: ast.expr) -> bool:
+    """`args, unknown = parser.parse_known_args()`, and what fills several dataclasses."""
+    names = ("parse_known_args", "parse_args_into_dataclasses")
+    return isinstance(value, ast.Call) and called_name(value) in names

@@ -1,0 +1,64 @@
+"""New lines of a script that stand apart from the line they serve: classes, imports, switches."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from loaderdoctor.advice.call_edit import CannotEdit
+from loaderdoctor.advice.patch import Editor
+from loaderdoctor.advice.source import Source, unknown_names
+
+# Modules that new code may read, under the name it reads them by.
+_MODULES = ("copy", "itertools", "numpy", "os", "torch")
+
+
+def define(editor: Editor, source: Source, node: ast.AST, code: str) -> None:
+    """Put classes and functions into the module, above the statement that holds the node.
+
+    With the imports they lack. Raises CannotEdit where the script has such a name of its own.
+    """
+    tree = ast.parse(code)
+    new = {x.name for x in tree.body if isinstance(x, (ast.ClassDef, ast.FunctionDef))}
+    taken = new & _names(source)
+    if taken:
+        raise CannotEdit(f"the script has a {', '.join(sorted(taken))} of its own")
+    lines = [*lacking(source, code), code.rstrip()]
+    editor.insert(source, source.line_start(source.top(node)), "\n".join(lines))
+
+
+def statement_below_imports(editor: Editor, source: Source, lines: Sequence[str]) -> None:
+    """Statements that run once, before all else. Raises CannotEdit."""
+    last = source.imports_end
+    if last is None:
+        raise CannotEdit("the script begins without an import")
+    text = "\n".join([*lacking(source, "\n".join(lines)), *lines])
+    editor.insert(source, source.line_end(last), text)
+
+
+def import_from(editor: Editor, source: Source, module: str, name: str) -> None:
+    """`from MODULE import NAME` behind the first imports, unless the file has it."""
+    known = any(
+        isinstance(x, ast.ImportFrom)
+        and x.module == module
+        and any(a.name == name for a in x.names)
+        for x in source.tree.body
+    )
+    last = source.imports_end
+    if known:
+        return
+    if last is None:
+        raise CannotEdit("the script begins without an import")
+    editor.insert(source, source.line_end(last), f"from {module} import {name}")
+
+
+def lacking(source: Source, code: str) -> list[str]:
+    """The imports that this code needs and the file does not have."""
+    needed = unknown_names(code)
+    return [f"import {m}" for m in _MODULES if m in needed and source.imports(m) != m]
+
+
+def _names(source: Source) -> set[str]:
+    found = {x.id for x in ast.walk(source.tree) if isinstance(x, ast.Name)}
+    defined = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return found | {x.name for x in ast.walk(source.tree) if isinstance(x, defined)}

@@ -1,0 +1,297 @@
+"""Changes of code, written into the script at hand: one function for each kind that can be."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from loaderdoctor.advice import dataset_snippets, loop_snippets
+from loaderdoctor.advice.call_edit import CannotEdit, Expression, with_arguments
+from loaderdoctor.advice.code import LOADER_DEFAULTS, LOADER_PARAMETERS
+from loaderdoctor.advice.define import define
+from loaderdoctor.advice.fit_settings import fit_settings, rebound
+from loaderdoctor.advice.patch import Editor
+from loaderdoctor.advice.places import Built, built
+from loaderdoctor.advice.source import Source, at_label, called_name, names_in, sources_of
+from loaderdoctor.advice.worked import Wrapping, over_own_line, with_dataset, without_workers
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.settings import Settings
+
+_LABEL = re.compile(r"^([^\s:]+:\d+)")
+EVERY = 100  # steps, where work is to be done rarely
+
+Fit = Callable[[Editor, Facts, Finding], None]
+
+
+def fitted(facts: Facts, finding: Finding) -> str | None:
+    """What to change for this finding, as lines of the script; None where none is known to fit."""
+    fit = _FITS.get(finding.kind)
+    editor = Editor()
+    try:
+        if fit is None:
+            return None
+        fit(editor, facts, finding)
+        return editor.patch().printed()
+    except CannotEdit:
+        return None
+
+
+def _made(facts: Facts) -> Built:
+    loader = facts.main_loader
+    made = built(facts, loader) if loader is not None else None
+    if made is None:
+        raise CannotEdit("the loader's call is not in the script")
+    return made
+
+
+def _whole_batches(editor: Editor, facts: Facts, finding: Finding) -> None:
+    """A TensorDataset gives a whole batch in one indexing call."""
+    loader = facts.main_loader
+    if loader is None or (loader.dataset, loader.collate) != ("TensorDataset", "default_collate"):
+        raise CannotEdit("its samples are no rows of tensors")
+    code = dataset_snippets.WHOLE_BATCHES
+    _over_dataset(editor, facts, Wrapping(code=code, dataset="WholeBatches({})", slices=True))
+
+
+def wrapped(facts: Facts, wrapping: Wrapping | None) -> str | None:
+    """The loader over that dataset, as lines of the script; None where it can't be built so."""
+    if wrapping is None:
+        return None
+    if not sources_of(facts):
+        return over_own_line(facts.main_loader, wrapping)
+    editor = Editor()
+    try:
+        _over_dataset(editor, facts, wrapping)
+        return editor.patch().printed()
+    except CannotEdit:
+        return None
+
+
+def _over_dataset(editor: Editor, facts: Facts, wrapping: Wrapping) -> None:
+    made, loader = _made(facts), facts.main_loader
+    assert loader is not None
+    if made.dataset is None:
+        raise CannotEdit("its dataset is not to be read")
+    call = made.source.code(made.call)
+    alone = msgspec.structs.replace(loader, code=call, id="call:1")
+    dataset = wrapping.dataset.format(made.source.code(made.dataset))
+    edit = with_dataset(alone, dataset, collate="as_it_is" if wrapping.slices else None)
+    if edit is None:
+        raise CannotEdit("the call can't be changed safely")
+    after = without_workers(loader, edit.after) if wrapping.slices else edit.after
+    define(editor, made.source, made.call, wrapping.code)
+    editor.replace(made.source, made.source.span(made.call), after)
+
+
+def _init_function(code: str, name: str) -> Fit:
+    """A worker_init_fn, where the loader has none."""
+
+    def fit(editor: Editor, facts: Facts, finding: Finding) -> None:
+        made = _made(facts)
+        if made.unpacks or made.keyword("worker_init_fn") is not None:
+            raise CannotEdit("it has a worker_init_fn, or may have one")
+        text, _ = with_arguments(
+            made.source.code(made.call),
+            {"worker_init_fn": Expression(name)},
+            parameters=LOADER_PARAMETERS,
+            defaults=LOADER_DEFAULTS,
+        )
+        define(editor, made.source, made.call, code)
+        editor.replace(made.source, made.source.span(made.call), text)
+
+    return fit
+
+
+def _worker_threads(editor: Editor, facts: Facts, finding: Finding) -> None:
+    """OpenCV's threads; those of NumPy's BLAS are told before it is imported."""
+    made = _made(facts)
+    if not any(source.imports("cv2") == "cv2" for source in sources_of(facts)):
+        raise CannotEdit("its threads are not OpenCV's")
+    code = loop_snippets.ONE_THREAD
+    if made.source.imports("cv2") != "cv2":
+        code = f"import cv2\n{code}"
+    _init_function(code, "one_thread")(editor, facts, finding)
+
+
+def _one_iterator(editor: Editor, facts: Facts, finding: Finding) -> None:
+    """`next(iter(loader))` in a loop: of one iterator, made before the loop."""
+    for source in sources_of(facts):
+        found = [
+            (call, call.args[0].args[0])
+            for call in source.calls()
+            if called_name(call) == "next"
+            and len(call.args) == 1
+            and isinstance(call.args[0], ast.Call)
+            and called_name(call.args[0]) == "iter"
+            and len(call.args[0].args) == 1
+            and source.loops(call)
+        ]
+        if len(found) != 1:
+            continue
+        call, loader = found[0]
+        loop = source.loops(call)[-1]
+        assigned = {
+            x.id for x in ast.walk(loop) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)
+        }
+        names = names_in(loader)
+        if names & assigned or not all(source.bound_before(name, loop) for name in names):
+            raise CannotEdit("the loader is made in the loop")
+        define(editor, source, call, loop_snippets.FOREVER)
+        indent = source.indent(loop)
+        above = f"{indent}batches = forever({source.code(loader)})"
+        if "batches" in {x.id for x in ast.walk(source.tree) if isinstance(x, ast.Name)}:
+            raise CannotEdit("the script has batches of its own")
+        editor.insert(source, source.line_start(loop), above)
+        editor.replace(source, source.span(call), "next(batches)")
+        return
+    raise CannotEdit("no next(iter(…)) was found")
+
+
+def _pin_method(editor: Editor, facts: Facts, finding: Finding) -> None:
+    """The batch's class, with the method that DataLoader calls to pin it."""
+    loader = facts.main_loader
+    name = loader.batch_type if loader is not None else ""
+    classes = [
+        (source, node)
+        for source in sources_of(facts)
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ClassDef) and node.name == name
+    ]
+    if len(classes) != 1:
+        raise CannotEdit("the class of its batches is not in the script")
+    source, node = classes[0]
+    text = source.code(node)
+    if "__slots__" in text or "slots=True" in text or "NamedTuple" in text:
+        raise CannotEdit("its fields are not to be set")
+    last = node.body[-1]
+    indent = source.indent(last)
+    method = "\n".join(f"{indent}{line}" for line in loop_snippets.PIN_METHOD_LINES)
+    editor.insert(source, source.line_end(last), method)
+    if source.imports("torch") != "torch":
+        raise CannotEdit("its module does not import torch")
+
+
+def _kept_batches(editor: Editor, facts: Facts, finding: Finding) -> None:
+    if finding.evidence.get("collate_library") in (None, "torch"):
+        raise CannotEdit("what it does for a sample can't be told")
+    made = _made(facts)
+    if made.holder is None:
+        raise CannotEdit("the loader has no name")
+    define(editor, made.source, made.holder, loop_snippets.KEPT)
+    rebound(editor, made, f"Kept({made.name})")
+
+
+def _reused_buffers(editor: Editor, facts: Facts, finding: Finding) -> None:
+    """A loader whose workers write into shared tensors that are used again."""
+    made, loader = _made(facts), facts.main_loader
+    assert loader is not None
+    lists = [t.path.startswith("[") and not t.path.startswith("['") for t in loader.batch]
+    plain = loader.collate == "default_collate" and loader.kind == "map" and not loader.shapes_vary
+    if made.holder is None or not lists or not all(lists) or not plain:
+        raise CannotEdit("its batches are no lists of tensors of one shape")
+    define(editor, made.source, made.holder, loop_snippets.SHARED_BUFFERS)
+    rebound(editor, made, f"Reused({made.name})")
+
+
+def _work(editor: Editor, facts: Facts, finding: Finding) -> None:
+    """A line of the loop's own: read no value of the device, or do it rarely."""
+    place = _place(facts, finding)
+    what = finding.evidence.get("what")
+    if what in ("item", "to-host", "metrics", None):
+        _without_sync(editor, *place)
+    elif what in ("print", "tracking", "plot", "files", "network", "process", "save"):
+        _rarely(editor, *place)
+    else:
+        raise CannotEdit("it is no one line's change")
+
+
+def _place(facts: Facts, finding: Finding) -> tuple[Source, int]:
+    for name in ("called_from", "line", "spot", "site"):
+        said = finding.evidence.get(name)
+        match = _LABEL.match(said) if isinstance(said, str) else None
+        place = at_label(sources_of(facts), match[1]) if match is not None else None
+        if place is not None:
+            return place
+    raise CannotEdit("its line is not known")
+
+
+def _without_sync(editor: Editor, source: Source, line: int) -> None:
+    """`total += loss.item()` as `total += loss.detach()`: a sum that stays on the device."""
+    for node in ast.walk(source.tree):
+        if not isinstance(node, (ast.AugAssign, ast.Expr)) or node.lineno != line:
+            continue
+        value = node.value
+        if isinstance(node, ast.Expr):  # losses.append(loss.item())
+            appends = isinstance(value, ast.Call) and called_name(value) == "append"
+            value = value.args[0] if isinstance(value, ast.Call) and appends else value
+        if (
+            isinstance(value, ast.Call)
+            and isinstance(value.func, ast.Attribute)
+            and value.func.attr == "item"
+            and not value.args
+        ):
+            head = source.code(value.func.value)
+            editor.replace(source, source.span(value), f"{head}.detach()")
+            return
+    raise CannotEdit("it is no sum of .item()")
+
+
+def _rarely(editor: Editor, source: Source, line: int) -> None:
+    """A statement of the loop over `enumerate(…)`, under `if step % 100 == 0:`."""
+    statements = [
+        x
+        for x in ast.walk(source.tree)
+        if isinstance(x, ast.stmt) and x.lineno <= line <= (x.end_lineno or x.lineno)
+    ]
+    node = max(statements, key=lambda x: x.lineno, default=None)
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+        raise CannotEdit("it is more than a call")
+    if not source.begins_line(node):
+        raise CannotEdit("it shares its line")
+    for loop in source.loops(node):
+        counted = isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call)
+        if counted and called_name(loop.iter) == "enumerate" and isinstance(loop.target, ast.Tuple):  # type: ignore[arg-type, union-attr]
+            counter = loop.target.elts[0]  # type: ignore[union-attr]
+            if isinstance(counter, ast.Name):
+                start, end = source.line_start(node), source.line_end(node)
+                indent = source.indent(node)
+                text = source.text[start:end]
+                if '"""' in text or "'''" in text:
+                    raise CannotEdit("it holds a text of several lines")
+                moved = "".join(f"    {x}\n" for x in text.splitlines())
+                head = f"{indent}if {counter.id} % {EVERY} == 0:\n"
+                editor.replace(source, (start, end), head + moved)
+                return
+    raise CannotEdit("the loop does not count its steps")
+
+
+def _tf32(editor: Editor, facts: Facts, finding: Finding) -> None:
+    fit_settings(editor, facts, Settings(tf32=True))
+
+
+def _cudnn_benchmark(editor: Editor, facts: Facts, finding: Finding) -> None:
+    fit_settings(editor, facts, Settings(cudnn_benchmark=True))
+
+
+def _zero_grad(editor: Editor, facts: Facts, finding: Finding) -> None:
+    fit_settings(editor, facts, Settings(zero_grad_none=True))
+
+
+_FITS: Mapping[Kind, Fit] = {
+    Kind.OVERHEAD_BOUND_LOADER: _whole_batches,
+    Kind.ITERATOR_RECREATED: _one_iterator,
+    Kind.THREAD_OVERSUBSCRIPTION: _worker_threads,
+    Kind.WORKERS_SHARE_A_CORE: _init_function(loop_snippets.ALL_CPUS, "all_cpus"),
+    Kind.PIN_INEFFECTIVE: _pin_method,
+    Kind.BATCH_PAGE_FAULTS: _reused_buffers,
+    Kind.COLLATE_BOUND: _kept_batches,
+    Kind.SYNC_EVERY_STEP: _work,
+    Kind.WORK_BETWEEN_STEPS: _work,
+    Kind.TF32_OFF: _tf32,
+    Kind.CUDNN_BENCHMARK_OFF: _cudnn_benchmark,
+    Kind.GRAD_NOT_SET_TO_NONE: _zero_grad,
+}

@@ -1,0 +1,387 @@
+"""Settings as changes of the user's files: the loader's call, the copies, the loop, switches."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection
+
+from loaderdoctor.advice import loop_snippets
+from loaderdoctor.advice.call_edit import CannotEdit, with_arguments
+from loaderdoctor.advice.code import (
+    LOADER_DEFAULTS,
+    LOADER_PARAMETERS,
+    TRAINING_ARGUMENTS,
+    TRANSFER_PARAMETERS,
+    is_no_transfer,
+    loader_arguments,
+)
+from loaderdoctor.advice.define import define, import_from, statement_below_imports
+from loaderdoctor.advice.patch import Editor
+from loaderdoctor.advice.places import Built, built, iterated
+from loaderdoctor.advice.source import (
+    Loop,
+    Source,
+    at_label,
+    called_name,
+    names_in,
+    sources_of,
+)
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.instrument.wire.records import LoaderRecord
+from loaderdoctor.settings import Settings, Value
+
+_BUILT_ONCE = "# once, before the loop over the epochs:"
+_OPTIMIZERS = (
+    "Adadelta", "Adagrad", "Adam", "AdamW", "SGD",
+)  # fmt: skip  # of torch.optim, those that take `fused` (torch 2.6 to 2.14; Adadelta does not)
+
+
+def fit_settings(
+    editor: Editor, facts: Facts, settings: Settings, *, without: Collection[str] = ()
+) -> str | None:
+    """Write these settings into the script; arguments in `without` are given elsewhere.
+
+    What is left to be done by hand comes back in a sentence. Raises CannotEdit where one of them
+    can't be written safely.
+    """
+    by_hand = None
+    arguments = {k: v for k, v in loader_arguments(settings).items() if k not in without}
+    if arguments:
+        by_hand = _loaders(editor, facts, settings, arguments)
+    if settings.non_blocking:
+        _transfers(editor, facts)
+    for name, value in settings.changed().items():
+        if name not in _IN_CALLS:
+            _AXES.get(name, _unknown)(editor, facts, value)
+    return by_hand
+
+
+_IN_CALLS = (
+    "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order",
+    "start_method", "batch_size", "non_blocking",
+)  # fmt: skip
+
+
+def _unknown(editor: Editor, facts: Facts, value: Value) -> None:
+    raise CannotEdit("it changes more than a line")
+
+
+# The loader's call.
+
+
+def _loaders(
+    editor: Editor, facts: Facts, settings: Settings, arguments: dict[str, Value]
+) -> str | None:
+    by_hand = None
+    once = facts.step.rebuilt if settings.persistent_workers and facts.step is not None else ()
+    done: set[ast.Call] = set()
+    for loader in facts.feeding:
+        if loader.library == "transformers":
+            _training_arguments(editor, facts, arguments)
+            continue
+        made = built(facts, loader)
+        if made is None:
+            raise CannotEdit(
+                f"{loader.library} builds this loader"
+                if loader.library is not None
+                else "the call was not found in the script"
+            )
+        if made.call in done:
+            continue
+        done.add(made.call)
+        text = edited_call(made, arguments)
+        if loader.id in once:
+            try:
+                _moved_out(editor, made, text)
+                continue
+            except CannotEdit as why:
+                by_hand = f"Build the loader once, before the loop over the epochs: now {why}."
+        editor.replace(made.source, made.source.span(made.call), text)
+    return by_hand
+
+
+def edited_call(made: Built, arguments: dict[str, Value]) -> str:
+    """The loader's call with these arguments. Raises CannotEdit."""
+    direct = called_name(made.call) == "DataLoader"
+    text, _ = with_arguments(
+        made.source.code(made.call),
+        arguments,
+        parameters=LOADER_PARAMETERS if direct else (),
+        defaults=LOADER_DEFAULTS,
+    )
+    return text
+
+
+def _training_arguments(editor: Editor, facts: Facts, arguments: dict[str, Value]) -> None:
+    """Fields of transformers' TrainingArguments, where the script makes one."""
+    calls = [
+        (source, call)
+        for source in sources_of(facts)
+        for call in source.calls()
+        if called_name(call).endswith("TrainingArguments")
+    ]
+    given = {k: v for k, v in arguments.items() if v is not None}
+    if len(calls) != 1 or not set(given) <= set(TRAINING_ARGUMENTS):
+        raise CannotEdit("transformers builds this loader")
+    source, call = calls[0]
+    named = {TRAINING_ARGUMENTS[name]: value for name, value in given.items()}
+    text, _ = with_arguments(source.code(call), named, parameters=(), defaults={})
+    editor.replace(source, source.span(call), text)
+
+
+def _moved_out(editor: Editor, made: Built, text: str) -> None:
+    """What is kept between epochs needs a loader that is: it moves out of their loop."""
+    source, call = made.source, made.call
+    loops = source.loops(call)
+    statement, name = source.statement(call), made.name
+    inline = (
+        bool(loops)
+        and isinstance(loops[0], ast.For)
+        and loops[0].iter is not None
+        and any(node is call for node in ast.walk(loops[0].iter))
+    )
+    epochs = loops[-1] if len(loops) > inline else None
+    if epochs is None:
+        raise CannotEdit("it is built by a function that each epoch calls")
+    if not _fixed_before(source, call, epochs):
+        raise CannotEdit("what it is built of changes in the loop over the epochs")
+    above, below = source.indent(epochs), source.indent(statement)
+    if inline and text.startswith(source.code(call)[:1]):
+        new = next(n for n in ("loader", "train_loader", "batches_of") if n not in _bound(source))
+        made_once = f"{above}{_BUILT_ONCE}\n{above}{new} = {_shifted(text, below, above)}"
+        editor.replace(source, source.span(call), new)
+    elif _alone(source, statement):
+        raise CannotEdit("it is built in a block of its own")
+    elif name is not None and source.begins_line(statement):
+        made_once = f"{above}{_BUILT_ONCE}\n{above}{name} = {_shifted(text, below, above)}"
+        editor.replace(source, (source.line_start(statement), source.line_end(statement)), "")
+    else:
+        raise CannotEdit("it is built within a longer statement")
+    editor.insert(source, source.line_start(epochs), made_once)
+
+
+def _alone(source: Source, statement: ast.stmt) -> bool:
+    """Whether nothing is left of its block without it."""
+    owner = source.parents.get(statement)
+    blocks = (getattr(owner, name, ()) for name in ("body", "orelse", "finalbody"))
+    return any(list(block) == [statement] for block in blocks if isinstance(block, list))
+
+
+def _fixed_before(source: Source, call: ast.Call, epochs: Loop) -> bool:
+    """Whether all that the call reads is there before the loop, and stays as it is."""
+    assigned = {
+        x.id for x in ast.walk(epochs) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)
+    }
+    used = names_in(call)
+    return not used & assigned and all(source.bound_before(name, epochs) for name in used)
+
+
+def _bound(source: Source) -> set[str]:
+    return {x.id for x in ast.walk(source.tree) if isinstance(x, ast.Name)}
+
+
+def _shifted(text: str, before: str, after: str) -> str:
+    """Lines behind the first, moved with their statement."""
+    first, *rest = text.split("\n")
+    return "\n".join([first, *(after + x.removeprefix(before) if x.strip() else x for x in rest)])
+
+
+# The copies.
+
+
+def _transfers(editor: Editor, facts: Facts) -> None:
+    """Every blocking `.to(…)`, `.cuda(…)` or `.copy_(…)` that was seen."""
+    sources, n_edits = sources_of(facts), 0
+    done: set[ast.Call] = set()
+    for transfer in facts.transfers:
+        place = at_label(sources, transfer.site)
+        if transfer.non_blocking or place is None:
+            continue
+        source, line = place
+        for call in source.calls():
+            here = call.lineno <= line <= (call.end_lineno or call.lineno)
+            if not here or called_name(call) != transfer.call or call in done:
+                continue
+            if not isinstance(call.func, ast.Attribute):
+                continue
+            end = source.span(call)[1]
+            # From the method's name on: what it is called on may hold such calls too.
+            head = source.span(call.func)[1] - len(call.func.attr)
+            text = source.text[head:end]
+            if transfer.call == "to" and is_no_transfer(text):
+                continue
+            done.add(call)
+            edited, _ = with_arguments(
+                text,
+                {"non_blocking": True},
+                parameters=TRANSFER_PARAMETERS[transfer.call],
+                defaults={"non_blocking": False},
+            )
+            editor.replace(source, (head, end), edited)
+            n_edits += 1
+    if not n_edits:
+        raise CannotEdit("the copies are not in the script's own lines")
+
+
+# The loop.
+
+
+def _background(editor: Editor, facts: Facts, value: Value) -> None:
+    if value not in ("host", "device"):
+        return
+    for loader in facts.feeding:
+        at = iterated(facts, loader)
+        if at is None:
+            raise CannotEdit("the loop over it was not found in the script")
+        import_from(editor, at.source, "prefetch_generator", "BackgroundGenerator")
+        text = f"BackgroundGenerator(iter({at.source.code(at.loader)}), max_prefetch=2)"
+        editor.replace(at.source, at.source.span(at.loader), text)
+
+
+def _side_stream(editor: Editor, facts: Facts, value: Value) -> None:
+    loader = facts.main_loader
+    at = iterated(facts, loader) if loader is not None else None
+    device = _device(facts)
+    if loader is None or at is None or device is None or value is not True:
+        raise CannotEdit("the loop, or its device, was not found in the script")
+    if not all(at.source.bound_before(name, at.loop) for name in names_in(device)):
+        raise CannotEdit("the device is not known where the loop begins")
+    define(editor, at.source, at.loop, loop_snippets.copied_ahead(as_dict=_is_dict(loader)))
+    text = f"copied_ahead({at.source.code(at.loader)}, {ast.unparse(device)})"
+    editor.replace(at.source, at.source.span(at.loader), text)
+
+
+def _resident(editor: Editor, facts: Facts, value: Value) -> None:
+    loader = facts.main_loader
+    made = built(facts, loader) if loader is not None else None
+    device = _device(facts)
+    if loader is None or made is None or made.name is None or device is None or value is not True:
+        raise CannotEdit("the loader, or its device, has no name in the script")
+    if _is_dict(loader) or len(facts.feeding) > 1:
+        raise CannotEdit("its batches are no lists of tensors")
+    if loader.sampler not in ("RandomSampler", "SequentialSampler"):
+        raise CannotEdit("its sampler draws otherwise")
+    holder = made.holder
+    assert holder is not None  # it has a name
+    if not all(made.source.bound_before(name, holder) for name in names_in(device)):
+        raise CannotEdit("the device is not known where the loader is built")
+    shuffled = loader.sampler == "RandomSampler"
+    define(editor, made.source, holder, loop_snippets.on_device(shuffled=shuffled))
+    rebound(editor, made, f"OnDevice({made.name}, {ast.unparse(device)})")
+
+
+def rebound(editor: Editor, made: Built, value: str) -> None:
+    """`loader = VALUE` behind the statement that names the loader. Raises CannotEdit."""
+    holder = made.holder
+    if holder is None or made.name is None or not made.source.begins_line(holder):
+        raise CannotEdit("the loader has no name in the script")
+    line = f"{made.source.indent(holder)}{made.name} = {value}"
+    editor.insert(made.source, made.source.line_end(holder), line)
+
+
+def _is_dict(loader: LoaderRecord) -> bool:
+    """Whether batches are dicts. Raises CannotEdit where they are neither lists nor dicts."""
+    paths = [tensor.path for tensor in loader.batch]
+    if paths and all(path.startswith("['") and path.count("[") == 1 for path in paths):
+        return True
+    if paths and all(path.startswith("[") and path.count("[") == 1 for path in paths):
+        return False
+    raise CannotEdit("its batches are neither lists nor dicts of tensors")
+
+
+def _device(facts: Facts) -> ast.expr | None:
+    """What the loop moves its batches to, as it writes it."""
+    sources = sources_of(facts)
+    for transfer in facts.transfers:
+        place = at_label(sources, transfer.site)
+        if place is None or transfer.call != "to":
+            continue
+        source, line = place
+        for call in source.calls():
+            if called_name(call) == "to" and call.lineno == line and call.args:
+                return call.args[0]
+    return None
+
+
+# Switches, and what the optimizer is told.
+
+
+def _switch(*lines: str) -> object:
+    def write(editor: Editor, facts: Facts, value: Value) -> None:
+        sources = sources_of(facts)
+        if not sources:
+            raise CannotEdit("the script is not known")
+        statement_below_imports(editor, sources[0], [x.format(value=value) for x in lines])
+
+    return write
+
+
+def _tf32(editor: Editor, facts: Facts, value: Value) -> None:
+    precision = "high" if value else "highest"
+    _lines(editor, facts, f'torch.set_float32_matmul_precision("{precision}")',
+           f"torch.backends.cudnn.allow_tf32 = {value}")  # fmt: skip
+
+
+def _cudnn_benchmark(editor: Editor, facts: Facts, value: Value) -> None:
+    _lines(editor, facts, f"torch.backends.cudnn.benchmark = {value}")
+
+
+def _num_threads(editor: Editor, facts: Facts, value: Value) -> None:
+    _lines(editor, facts, f"torch.set_num_threads({value})")
+
+
+def _lines(editor: Editor, facts: Facts, *lines: str) -> None:
+    sources = sources_of(facts)
+    if not sources:
+        raise CannotEdit("the script is not known")
+    statement_below_imports(editor, sources[0], lines)
+
+
+def _zero_grad(editor: Editor, facts: Facts, value: Value) -> None:
+    compute, sources = facts.compute, sources_of(facts)
+    label = compute.zero_fill_site if compute is not None else None
+    calls = [
+        (source, call)
+        for source in sources
+        for call in source.calls()
+        if called_name(call) == "zero_grad"
+        and (label is None or f"{source.name}:{call.lineno}" == label)
+    ]
+    if not calls:
+        raise CannotEdit("zero_grad is not called in the script's own lines")
+    for source, call in calls:
+        text, _ = with_arguments(
+            source.code(call),
+            {"set_to_none": bool(value)},
+            parameters=("set_to_none",),
+            defaults={"set_to_none": True},
+        )
+        editor.replace(source, source.span(call), text)
+
+
+def _fused(editor: Editor, facts: Facts, value: Value) -> None:
+    calls = [
+        (source, call)
+        for source in sources_of(facts)
+        for call in source.calls()
+        if called_name(call) in _OPTIMIZERS
+    ]
+    if len(calls) != 1:
+        raise CannotEdit("the script's optimizer was not found")
+    source, call = calls[0]
+    text, _ = with_arguments(
+        source.code(call), {"fused": bool(value)}, parameters=(), defaults={"fused": None}
+    )
+    editor.replace(source, source.span(call), text)
+
+
+_AXES = {
+    "background": _background,
+    "side_stream": _side_stream,
+    "resident": _resident,
+    "tf32": _tf32,
+    "cudnn_benchmark": _cudnn_benchmark,
+    "num_threads": _num_threads,
+    "zero_grad_none": _zero_grad,
+    "fused_optimizer": _fused,
+}

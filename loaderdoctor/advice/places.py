@@ -1,0 +1,139 @@
+"""Where in the user's files a loader is built, held and iterated."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from loaderdoctor.advice.source import Source, at_label, called_name, sources_of
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.instrument.wire.records import LoaderRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The call that builds a loader."""
+
+    source: Source
+    call: ast.Call
+
+    @property
+    def holder(self) -> ast.Assign | ast.AnnAssign | None:
+        """The statement that gives the loader alone a name; None where none does."""
+        statement = self.source.statement(self.call)
+        if isinstance(statement, ast.AnnAssign) and statement.value is self.call:
+            return statement
+        if isinstance(statement, ast.Assign) and statement.value is self.call:
+            return statement if len(statement.targets) == 1 else None
+        return None
+
+    @property
+    def name(self) -> str | None:
+        """What that statement calls it: `loader`, `self.loader`."""
+        holder = self.holder
+        if holder is None:
+            return None
+        target = holder.target if isinstance(holder, ast.AnnAssign) else holder.targets[0]
+        return self.source.code(target) if isinstance(target, (ast.Name, ast.Attribute)) else None
+
+    @property
+    def dataset(self) -> ast.expr | None:
+        """Its dataset as written."""
+        named = next((k.value for k in self.call.keywords if k.arg == "dataset"), None)
+        first = self.call.args[0] if self.call.args else None
+        node = named or first
+        return None if isinstance(node, ast.Starred) else node
+
+    def keyword(self, name: str) -> ast.expr | None:
+        """A keyword argument as written."""
+        return next((k.value for k in self.call.keywords if k.arg == name), None)
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether some of its arguments are not to be read: `*args`, `**options`."""
+        return any(isinstance(x, ast.Starred) for x in self.call.args) or any(
+            k.arg is None for k in self.call.keywords
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Iterated:
+    """The expression whose batches the loop takes: the `loader` of `enumerate(tqdm(loader))`."""
+
+    source: Source
+    loader: ast.expr
+    loop: ast.For | ast.AsyncFor
+
+
+# What a call that builds a loader looks like, the surest first.
+_LOOKS: tuple[Callable[[ast.Call], bool], ...] = (
+    lambda call: called_name(call).endswith("DataLoader"),
+    lambda call: "loader" in called_name(call).lower(),
+    lambda call: any(k.arg in ("num_workers", "batch_size") for k in call.keywords),
+)
+
+
+def built(facts: Facts, loader: LoaderRecord) -> Built | None:
+    """The call that builds it in the user's files; None where a library does, or none is found."""
+    found = at_label(sources_of(facts), loader.id)
+    if found is None or loader.library is not None:
+        return None
+    source, line = found
+    here = [x for x in source.calls() if x.lineno <= line <= (x.end_lineno or x.lineno)]
+    for fits in _LOOKS:
+        named = [x for x in here if fits(x)]
+        exact = [x for x in named if x.lineno == line] or named
+        if exact:
+            return Built(source, exact[min(loader.call_index, len(exact) - 1)])
+    return None
+
+
+def iterated(facts: Facts, loader: LoaderRecord) -> Iterated | None:
+    """Where the loop takes its batches: as it was seen, else the one place that names it."""
+    sources = sources_of(facts)
+    if loader.loop is not None and (found := at_label(sources, loader.loop)) is not None:
+        source, line = found
+        loops = [
+            x
+            for x in _fors(source)
+            if x.iter.lineno <= line <= (x.iter.end_lineno or x.iter.lineno)
+        ]
+        return _iterated(source, loops)
+    made = built(facts, loader)
+    if made is None:
+        return None
+    if made.name is None:
+        inline = [x for x in _fors(made.source) if made.call in ast.walk(x.iter)]
+        return _iterated(made.source, inline)
+    name = made.name
+    return _iterated(made.source, [x for x in _fors(made.source) if _leaf_is(made, x, name)])
+
+
+def _fors(source: Source) -> Iterator[ast.For | ast.AsyncFor]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, (ast.For, ast.AsyncFor)):
+            yield node
+
+
+def _leaf_is(made: Built, loop: ast.For | ast.AsyncFor, name: str) -> bool:
+    leaf = _leaf(loop.iter)
+    return leaf is not None and made.source.code(leaf) == name
+
+
+def _iterated(source: Source, loops: Sequence[ast.For | ast.AsyncFor]) -> Iterated | None:
+    if len(loops) != 1:
+        return None
+    leaf = _leaf(loops[0].iter)
+    return None if leaf is None else Iterated(source, leaf, loops[0])
+
+
+def _leaf(node: ast.expr) -> ast.expr | None:
+    """The loader in what wraps it; None where that can't be told (`zip` of several)."""
+    while isinstance(node, ast.Call) and node.args:
+        if called_name(node).endswith("DataLoader"):
+            return node
+        if called_name(node) == "zip" or isinstance(node.args[0], ast.Starred):
+            return None
+        node = node.args[0]
+    return node if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else None

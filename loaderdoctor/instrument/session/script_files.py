@@ -1,0 +1,62 @@
+"""The script as it was started, and the user's own files: what advice is written into."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from loaderdoctor.instrument.system.call_sites import is_own
+from loaderdoctor.instrument.wire.channel import LaunchConfig
+from loaderdoctor.instrument.wire.records import ScriptRecord
+
+# A script with its modules; what is more is no place that advice is about.
+MAX_FILES = 40
+MAX_LETTERS = 600_000
+
+
+def script_of(launch_config: LaunchConfig, *, n_ranks: int = 1) -> ScriptRecord:
+    """How it was started; `with_sources` adds its files once they are loaded."""
+    path = launch_config.kind == "script"
+    return ScriptRecord(
+        given=launch_config.target if path else None,
+        module=None if path else launch_config.target,
+        args=launch_config.args,
+        n_ranks=n_ranks,
+    )
+
+
+def with_sources(script: ScriptRecord | None) -> ScriptRecord | None:
+    """The record with the main script and the modules of its folder that are loaded."""
+    if script is None:
+        return None
+    sources: dict[str, str] = {}
+    left = MAX_LETTERS
+    for path in _files():
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        if len(sources) < MAX_FILES and len(text) <= left:
+            sources[path] = text
+            left -= len(text)
+    return msgspec.structs.replace(script, sources=sources)
+
+
+def _files() -> list[str]:
+    """The main script, then modules that lie below its folder or the working one."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if not isinstance(main, str):
+        return []
+    first = os.path.realpath(main)
+    found = {first: None}
+    folders = tuple({str(Path(first).parent) + os.sep, str(Path.cwd()) + os.sep})
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and path.endswith(".py"):
+            path = os.path.realpath(path)
+            if path.startswith(folders) and is_own(path):
+                found[path] = None
+    return list(found)

@@ -1,0 +1,331 @@
+"""Where a setting comes from the script's command line, the advice is that option."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from loaderdoctor.advice.command_line import rerun
+from loaderdoctor.advice.writing import written
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.settings import Settings
+from tests.advice.printed import facts_of, printed
+from tests.advice.test_printed_code import rows_of
+
+NINE = Settings(num_workers=9)
+HEAD = "import argparse, os, sys\nimport torch\nfrom torch.utils.data import DataLoader\n"
+LOADER = "loader = DataLoader(data, batch_size=8, num_workers={})  # train loader\n"
+
+
+def started(text: str, *args: str, loader: Any = None, **changes: Any) -> Facts:
+    facts = facts_of(Path("train.py"), text=HEAD + text, loader=loader or {})
+    assert facts.script is not None
+    script = msgspec.structs.replace(facts.script, args=args, **changes)
+    return replace(facts, script=script)
+
+
+ARGPARSE = """
+parser = argparse.ArgumentParser()
+parser.add_argument("-j", "--workers", type=int, default=4)
+parser.add_argument("--data")
+args = parser.parse_args()
+data = [0.0] * 32
+"""
+FUNCTION = """
+def get_args():
+    p = argparse.ArgumentParser()
+    p.add_argument("--num-workers", type=int, default=4)
+    return p.parse_args()
+def loaders(args, data):
+    return DataLoader(data, batch_size=8, num_workers=args.num_workers)  # train loader
+def main():
+    args = get_args()
+    loader = loaders(args, [0.0] * 32)
+main()
+"""
+PASSED_ON = """
+def make(data, batch, n):
+    workers = int(n)
+    return DataLoader(data, batch_size=batch, num_workers=workers)  # train loader
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--n_workers", dest="n", type=int, default=4)
+    opt = vars(p.parse_args())
+    make([0.0] * 32, 8, opt["n"])
+main()
+"""
+TRAINER = """
+class Trainer:
+    def __init__(self, args):
+        self.args = args
+        self.loader = DataLoader([0.0], batch_size=8, num_workers=self.args.workers)  # train loader
+p = argparse.ArgumentParser()
+p.add_argument("--workers", type=int)
+args = p.parse_args()
+Trainer(args)
+"""
+SUBCOMMANDS = """
+common = argparse.ArgumentParser(add_help=False)
+common.add_argument("-w", "--workers", type=int, default=4)
+parser = argparse.ArgumentParser()
+parser.add_argument("--seed", type=int)
+sub = parser.add_subparsers(dest="command")
+train = sub.add_parser("train", parents=[common])
+args = parser.parse_args()
+data = [0.0] * 32
+"""
+MAIN_OPTION = """
+parser = argparse.ArgumentParser()
+parser.add_argument("--workers", type=int, default=4)
+sub = parser.add_subparsers(dest="command")
+train = sub.add_parser("train")
+train.add_argument("--lr", type=float)
+args = parser.parse_args()
+data = [0.0] * 32
+"""
+CLICK = """
+import click
+@click.command()
+@click.option("--workers", "-j", default=4)
+@click.option("--pin/--no-pin", default=False)
+@click.argument("folder")
+def main(workers, pin, folder):
+    loader = DataLoader([0.0], batch_size=8, num_workers=workers, pin_memory=pin)  # train loader
+main()
+"""
+TYPER = """
+import typer
+def main(folder: str, num_workers: int = 4, pin: bool = False):
+    loader = DataLoader([0.0], batch_size=8, num_workers=num_workers)  # train loader
+typer.run(main)
+"""
+TYPER_OPTION = """
+import typer
+from typing import Annotated
+app = typer.Typer()
+@app.command()
+def main(workers: Annotated[int, typer.Option("--loader-workers", "-w")] = 4):
+    loader = DataLoader([0.0], batch_size=8, num_workers=workers)  # train loader
+app()
+"""
+HYDRA = """
+import hydra
+def build(cfg):
+    return DataLoader([0.0], batch_size=8, num_workers=cfg.data.num_workers)  # train loader
+@hydra.main(config_path="conf", config_name="config")
+def main(cfg):
+    loader = build(cfg)
+main()
+"""
+HYDRA_UNPACKED = """
+import hydra
+@hydra.main(config_path="conf", config_name="config")
+def main(cfg):
+    loader = DataLoader([0.0], **cfg.loader)  # train loader
+main()
+"""
+OMEGACONF = """
+from omegaconf import OmegaConf
+cfg = OmegaConf.merge(OmegaConf.load("base.yaml"), OmegaConf.from_cli())
+data = [0.0] * 32
+"""
+HF_FIELDS = """
+from dataclasses import dataclass
+from transformers import HfArgumentParser
+@dataclass
+class DataArguments:
+    preprocessing_num_workers: int = 4
+    loader_workers: int = 4
+parser = HfArgumentParser(DataArguments)
+(data_args,) = parser.parse_args_into_dataclasses()
+data = [0.0] * 32
+"""
+SIMPLE = """
+from dataclasses import dataclass
+import simple_parsing
+@dataclass
+class Config:
+    num_workers: int = 4
+parser = simple_parsing.ArgumentParser()
+parser.add_arguments(Config, dest="config")
+args = parser.parse_args()
+data = [0.0] * 32
+"""
+WORDS = """
+options = dict(word.split("=", 1) for word in sys.argv[1:])
+data = [0.0] * 32
+"""
+ABSL = """
+from absl import app, flags
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("num_workers", 4, "workers")
+data = [0.0] * 32
+"""
+PLAIN = "data = [0.0] * 32\n"
+
+CASES = [
+    ("args", ARGPARSE + LOADER.format("args.workers"), ["-j", "4"], "-j 9", "-j 9"),
+    ("glued", ARGPARSE + LOADER.format("args.workers"), ["-j4", "--data", "a b"],
+     "-j 9", "-j 9 --data 'a b'"),
+    ("equals", ARGPARSE + LOADER.format("args.workers"), ["--workers=4", "--data=x y"],
+     "-j 9", "--workers=9 '--data=x y'"),
+    ("long", ARGPARSE + LOADER.format("args.workers"), ["--workers", "4", "--data", "x"],
+     "-j 9", "--workers 9 --data x"),
+    ("added", ARGPARSE + LOADER.format("args.workers"), ["--data", "my $dir"],
+     "-j 9", "--data 'my $dir' -j 9"),
+    ("before --", ARGPARSE + LOADER.format("args.workers"), ["--", "x"], "-j 9", "-j 9 -- x"),
+    ("function", FUNCTION, [], "--num-workers 9", "--num-workers 9"),
+    ("passed on", PASSED_ON, ["--n_workers", "2"], "--n_workers 9", "--n_workers 9"),
+    ("attribute", TRAINER, [], "--workers 9", "--workers 9"),
+    ("parents", SUBCOMMANDS + LOADER.format("args.workers"), ["--seed", "1", "train"],
+     "-w 9", "--seed 1 train -w 9"),
+    ("main option", MAIN_OPTION + LOADER.format("args.workers"), ["train", "--lr", "0.1"],
+     "--workers 9", "--workers 9 train --lr 0.1"),
+    ("click", CLICK, ["/data"], "-j 9", "/data -j 9"),
+    ("typer", TYPER, ["/data"], "--num-workers 9", "/data --num-workers 9"),
+    ("typer option", TYPER_OPTION, [], "-w 9", "-w 9"),
+    ("hydra", HYDRA, ["data.num_workers=2", "model=big"],
+     "data.num_workers=9", "data.num_workers=9 model=big"),
+    ("hydra unpacked", HYDRA_UNPACKED, ["model=big"],
+     "++loader.num_workers=9", "model=big ++loader.num_workers=9"),
+    ("omegaconf", OMEGACONF + LOADER.format("cfg.loader.workers"), [],
+     "loader.workers=9", "loader.workers=9"),
+    ("hf fields", HF_FIELDS + LOADER.format("data_args.loader_workers"), [],
+     "--loader_workers 9", "--loader_workers 9"),
+    ("simple-parsing", SIMPLE + LOADER.format("args.config.num_workers"), [],
+     "--num_workers 9", "--num_workers 9"),
+    ("words", WORDS + LOADER.format('int(options.get("workers", 4))'), ["workers=2", "lr=1"],
+     "workers=9", "workers=9 lr=1"),
+    ("absl", ABSL + LOADER.format("FLAGS.num_workers"), [], "--num_workers 9", "--num_workers 9"),
+    ("place", PLAIN + LOADER.format("int(sys.argv[2])"), ["data dir", "4", "x"],
+     "9 as word 2", "'data dir' 9 x"),
+    ("place or default", PLAIN + LOADER.format("int(sys.argv[1]) if len(sys.argv) > 1 else 4"),
+     [], "9 as word 1", "9"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "args", "option", "line"), CASES, ids=lambda x: str(x)[:12]
+)
+def test_the_option_is_advised_with_the_other_words_kept(
+    name: str, text: str, args: list[str], option: str, line: str
+) -> None:
+    facts = started(text, *args)
+    again = rerun(facts, NINE)
+    assert again is not None, name
+    assert again.options == (option,)
+    assert again.command == f"python train.py {line}"
+    assert again.arguments == {"num_workers"}
+    said = written(facts, NINE)
+    assert said.code == "" and said.command == again.command
+    assert said.idea == f"Run it with `{option}`."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PLAIN + LOADER.format("4"),
+        PLAIN + LOADER.format("os.cpu_count()"),
+        ARGPARSE + LOADER.format("args.workers // 2"),
+        ARGPARSE + LOADER.format("args.workers if torch.cuda.is_available() else 0"),
+        ARGPARSE + LOADER.format("max(args.workers, 2)"),
+        ARGPARSE + LOADER.format("args.unknown"),
+        ARGPARSE + "workers = args.workers\nworkers = 2\n" + LOADER.format("workers"),
+        ARGPARSE + "for workers in (1, 2):\n    pass\n" + LOADER.format("workers"),
+        "parser = None\nargs = parser.load()\ndata = [0.0]\n" + LOADER.format("args.workers"),
+    ],
+)
+def test_what_is_computed_or_not_declared_is_no_option(text: str) -> None:
+    facts = started(text)
+    assert rerun(facts, NINE) is None
+    assert written(facts, NINE).command is None
+
+
+def test_the_environment_is_set_before_the_command() -> None:
+    facts = started(PLAIN + LOADER.format('int(os.environ.get("WORKERS", "4"))'), "--x", "a b")
+    again = rerun(facts, NINE)
+    assert again is not None
+    assert (again.options, again.command) == (("WORKERS=9",), "WORKERS=9 python train.py --x 'a b'")
+
+
+def test_switches_are_given_or_negated() -> None:
+    text = """
+parser = argparse.ArgumentParser()
+parser.add_argument("--pin", action="store_true")
+parser.add_argument("--keep", action=argparse.BooleanOptionalAction, default=True)
+args = parser.parse_args()
+data = [0.0] * 32
+loader = DataLoader(data, pin_memory=args.pin, persistent_workers=args.keep)  # train loader
+"""
+    assert _options(started(text), pin_memory=True) == ("--pin",)
+    assert _options(started(text), pin_memory=False) is None
+    assert _options(started(text), persistent_workers=False) == ("--no-keep",)
+    again = rerun(started(text, "--keep", "x"), Settings(persistent_workers=False))
+    assert again is not None and again.command == "python train.py --no-keep x"
+    assert _options(started(CLICK, "x"), pin_memory=True) == ("--pin",)
+    assert _options(started(CLICK, "x"), pin_memory=False) == ("--no-pin",)
+
+
+def _options(facts: Facts, **settings: Any) -> tuple[str, ...] | None:
+    again = rerun(facts, Settings(**settings))
+    return again.options if again is not None else None
+
+
+def test_what_has_no_option_is_written_next_to_it() -> None:
+    facts = started(ARGPARSE + LOADER.format("args.workers"), "-j", "4")
+    said = written(facts, Settings(num_workers=9, persistent_workers=True))
+    assert said.command == "python train.py -j 9"
+    assert "persistent_workers=True" in said.code and "num_workers=args.workers" in said.code
+    assert "num_workers=9" not in said.code
+
+
+def test_trainer_s_own_argument_is_an_option_where_a_parser_fills_it() -> None:
+    text = "from transformers import HfArgumentParser, TrainingArguments\n"
+    text += "parser = HfArgumentParser(TrainingArguments)\n"
+    made = {"library": "transformers"}
+    facts = started(text + LOADER.format(0), "--output_dir", "out", loader=made)
+    again = rerun(facts, NINE)
+    assert again is not None
+    assert again.command == "python train.py --output_dir out --dataloader_num_workers 9"
+    plain = (
+        "from transformers import TrainingArguments\nargs = TrainingArguments(output_dir='out')\n"
+    )
+    facts = started(plain + LOADER.format(0), loader=made)
+    assert rerun(facts, NINE) is None
+    code = written(facts, NINE).code
+    assert "+ args = TrainingArguments(output_dir='out', dataloader_num_workers=9)" in code
+
+
+def test_a_module_and_several_ranks() -> None:
+    text = ARGPARSE + LOADER.format("args.workers")
+    again = rerun(started(text, given=None, module="pkg.train"), NINE)
+    assert again is not None and again.command == "python -m pkg.train -j 9"
+    again = rerun(started(text, n_ranks=2), NINE)
+    assert again is not None and again.command is None  # how ranks were started is not known
+    said = written(started(text, n_ranks=2), NINE)
+    assert (said.command, said.idea) == (None, "Run it with `-j 9`.")
+
+
+def test_two_loaders_of_different_options_have_no_common_one() -> None:
+    facts = started(ARGPARSE + LOADER.format("args.workers"))
+    other = msgspec.structs.replace(facts.loaders[0], id="other.py:3")
+    assert rerun(replace(facts, loaders=(*facts.loaders, other)), NINE) is None
+
+
+def test_the_command_is_printed_whole_and_means_what_was_advised() -> None:
+    long = "a folder with spaces and a rather long name/" * 3
+    facts = started(ARGPARSE + LOADER.format("args.workers"), "--data", long, "-j", "4")
+    text = printed(rows_of(facts, NINE))
+    (line,) = [x.strip() for x in text.splitlines() if x.strip().startswith("python ")]
+    words = shlex.split(line)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-j", "--workers", type=int)
+    parser.add_argument("--data")
+    parsed = parser.parse_args(words[2:])
+    assert (parsed.workers, parsed.data) == (9, long)

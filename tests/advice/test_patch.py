@@ -1,0 +1,109 @@
+"""Changes of a file: tried by compiling it, printed as its own lines."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loaderdoctor.advice.call_edit import CannotEdit
+from loaderdoctor.advice.define import define, statement_below_imports
+from loaderdoctor.advice.patch import Editor
+from loaderdoctor.advice.source import Source, unknown_names
+from tests.advice.printed import applied, blocks
+
+TEXT = """\
+import torch
+
+x = 1
+def f(a):
+    return a + x
+y = f(x)
+"""
+
+
+def source(text: str = TEXT) -> Source:
+    found = Source.of("a/train.py", text)
+    assert found is not None
+    return found
+
+
+def test_a_change_is_printed_at_its_line_with_what_it_replaces() -> None:
+    file, editor = source(), Editor()
+    editor.replace(file, (TEXT.index("a + x"), TEXT.index("a + x") + 5), "a - x")
+    assert editor.patch().printed() == "train.py:5\n-     return a + x\n+     return a - x"
+
+
+def test_new_lines_are_printed_above_the_line_they_go_in_front_of() -> None:
+    file, editor = source(), Editor()
+    editor.insert(file, TEXT.index("y = f"), "z = 2")
+    assert editor.patch().printed() == "train.py:6\n+ z = 2\n  y = f(x)"
+    statement_below_imports(editor, file, ["torch.set_num_threads(1)"])
+    assert (
+        editor.patch().printed().startswith("train.py:2\n+ torch.set_num_threads(1)\n\ntrain.py:6")
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("a + x", "a +", "does not compile"),
+        ("a + x", "a + unheard_of", "the script has no unheard_of"),
+        ("x = 1", "x = 1", "has it already"),
+    ],
+)
+def test_what_does_not_fit_is_refused(old: str, new: str, why: str) -> None:
+    file, editor = source(), Editor()
+    editor.replace(file, (TEXT.index(old), TEXT.index(old) + len(old)), new)
+    with pytest.raises(CannotEdit, match=why):
+        editor.patch()
+
+
+def test_two_changes_of_one_place_are_refused() -> None:
+    file, editor = source(), Editor()
+    editor.replace(file, (0, 5), "import")
+    editor.replace(file, (3, 8), "x")
+    with pytest.raises(CannotEdit, match="meet"):
+        editor.patch()
+
+
+def test_a_definition_brings_its_imports_and_takes_no_name_that_is_there() -> None:
+    file, editor = source("from torch import nn\nx = nn\n"), Editor()
+    define(editor, file, file.tree.body[1], "class A(torch.nn.Module):\n    n = os.sep")
+    after = editor.patch().files[0][1]
+    assert after.startswith("from torch import nn\nimport os\nimport torch\nclass A(")
+    with pytest.raises(CannotEdit, match="has a x of its own"):
+        define(editor, file, file.tree.body[1], "def x():\n    pass")
+
+
+def test_names_are_known_by_where_they_may_be_read() -> None:
+    assert unknown_names("def f():\n    return q\nq = 1\nprint(r, __file__)") == {"r"}
+    assert unknown_names("def f():\n    q = 1\ndef g():\n    return q") == {"q"}
+    assert unknown_names("from os import *\nprint(sep)") == frozenset()
+    assert unknown_names("class A:\n    n = 1\n    def m(self):\n        return n") == {"n"}
+
+
+def test_what_is_bound_is_known_by_its_line() -> None:
+    file = source("def main():\n    use(device)\n    device = 1\nlate = 2\n")
+    use = file.tree.body[0].body[0]  # type: ignore[attr-defined]
+    assert not file.bound_before("device", use)
+    assert file.bound_before("late", use)  # the module is done by when the function runs
+    assert not file.bound_before("nothing", use)
+    assert file.bound_before("print", use)
+
+
+LINES = st.lists(st.sampled_from(["a = 1", "b = 2", "", "if a:\n    b = 3", "c = '''x\n  y'''"]),
+                 min_size=1, max_size=8)  # fmt: skip
+
+
+@given(before=LINES, after=LINES)
+def test_a_printed_patch_makes_the_file_that_was_tried(before: list[str], after: list[str]) -> None:
+    old, new = "\n".join(["a = 0", *before, ""]), "\n".join(["a = 0", *after, ""])
+    file, editor = source(old), Editor()
+    editor.replace(file, (0, len(old)), new)
+    try:
+        text = editor.patch().printed()
+    except CannotEdit:
+        assert old == new
+        return
+    assert applied(old, blocks(text)) == new

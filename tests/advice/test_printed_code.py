@@ -1,0 +1,162 @@
+"""Every block of code that a report prints fits the script it is about: 30 scripts, 80 columns."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loaderdoctor.advice.code import loader_arguments
+from loaderdoctor.advice.code_advice import code_advice
+from loaderdoctor.advice.source import unknown_names
+from loaderdoctor.advice.writing import written
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.model import Kind
+from loaderdoctor.report import model
+from loaderdoctor.settings import AXES_BY_NAME, Settings
+from loaderdoctor.tryout.recommending import recommendations
+from tests.advice.printed import applied, blocks, facts_of, finding, printed, scripts
+
+SETTINGS = (
+    Settings(num_workers=7),
+    Settings(num_workers=7, persistent_workers=True, prefetch_factor=4),
+    Settings(num_workers=0),
+    Settings(pin_memory=True, non_blocking=True),
+    Settings(in_order=False, batch_size=16),
+    Settings(background="host"),
+    Settings(side_stream=True),
+    Settings(resident=True),
+    Settings(cudnn_benchmark=True, tf32=True),
+    Settings(num_threads=2),
+    Settings(zero_grad_none=True, fused_optimizer=True),
+)
+# Names that no example may bring into a script that has none of them.
+STOCK = ("batch_size=256", "batch_size=64", "tokenizer", "texts", "root")
+
+
+def rows_of(facts: Facts, settings: Settings) -> list[model.Recommendation]:
+    """What a diagnosis recommends where these settings did best."""
+    in_call = loader_arguments(settings)
+
+    def part(name: str) -> Settings:
+        together = AXES_BY_NAME[name].where == "DataLoader" and in_call
+        names = [
+            n
+            for n in settings.changed()
+            if (AXES_BY_NAME[n].where == "DataLoader" if together else n == name)
+        ]
+        return Settings(**{n: settings.as_dict()[n] for n in names})  # type: ignore[arg-type]
+
+    return list(
+        recommendations(
+            settings,
+            own={},
+            written=lambda name: written(facts, part(name)),
+            caution=lambda name, value: None,
+            summary=None,
+            measured=None,
+        )
+    )
+
+
+def advised(facts: Facts, kind: Kind, text: str, name: str) -> list[model.Recommendation]:
+    """What is advised for one finding."""
+    return [
+        model.Recommendation(
+            setting=advice.title, from_=None, to=None, code=advice.code or "",
+            idea=None if advice.code else advice.idea, predicted_step_ms=None,
+            measured_step_ms=None, measured_ci_ms=None,
+        )
+        for advice in code_advice(facts, [finding(kind, text, name)])
+    ]  # fmt: skip
+
+
+def fits(rows: list[model.Recommendation], text: str) -> int:
+    """How many blocks the report of these holds; each row's fit the script."""
+    apart = [msgspec.structs.replace(row, setting="x", from_=None, to=None) for row in rows]
+    found = blocks(printed(apart))
+    n = 0
+    for row in rows:
+        if not row.code:
+            assert row.idea or row.command
+            continue
+        mine: list[list[str]] = []
+        lines = [line for line in row.code.splitlines() if line.strip()]
+        while sum(bool(line.strip()) for block in mine for line in block) < len(lines):
+            mine.append(found[n])
+            n += 1
+        assert [line for block in mine for line in block if line.strip()] == lines, row.code
+        after = applied(text, mine)
+        compile(after, "script", "exec")
+        assert unknown_names(after) <= unknown_names(text), row.code
+        assert after != text
+        assert not any(x in after and x not in text for x in STOCK), row.code
+    assert n == len(found)
+    return n
+
+
+@pytest.mark.parametrize("path", scripts(), ids=lambda p: p.stem)
+def test_what_is_printed_for_a_setting_compiles_in_its_place(path: Path) -> None:
+    text, facts = path.read_text(), facts_of(path)
+    fits([row for settings in SETTINGS for row in rows_of(facts, settings)], text)
+    workers = rows_of(facts, Settings(num_workers=7))
+    exotic = path.stem in ("own_names", "prefetcher")
+    assert fits(workers, text) or exotic, "no line for the number of workers"
+
+
+@pytest.mark.parametrize("path", scripts(), ids=lambda p: p.stem)
+def test_what_is_printed_for_a_finding_compiles_in_its_place(path: Path) -> None:
+    text, facts = path.read_text(), facts_of(path)
+    fits([row for kind in Kind for row in advised(facts, kind, text, path.name)], text)
+
+
+def run(path: Path, text: str) -> str:
+    path.write_text(text)
+    done = subprocess.run(
+        [sys.executable, path.name], cwd=path.parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_there_are_thirty_scripts_with_many_shapes() -> None:
+    assert len(scripts()) >= 30
+    assert len({path.read_text() for path in scripts()}) == len(scripts())
+
+
+def code_of(name: str, settings: Settings) -> str:
+    path = next(p for p in scripts() if p.stem == name)
+    text = path.read_text()
+    return applied(text, blocks(written(facts_of(path), settings).code))
+
+
+KEPT_WORKERS = Settings(num_workers=2, persistent_workers=True)
+
+
+def test_a_loader_built_in_each_epoch_moves_out_of_their_loop() -> None:
+    after = code_of("each_epoch", KEPT_WORKERS)
+    built, loop = after.index("loader = DataLoader("), after.index("for epoch in range(epochs)")
+    assert built < loop and after.count("DataLoader(") == 1
+    after = code_of("inline", KEPT_WORKERS)
+    assert after.index("loader = DataLoader(") < after.index("for epoch in range(2)")
+    assert "for (x,) in loader:" in after
+
+
+def test_what_a_helper_builds_in_each_epoch_is_changed_there_and_said() -> None:
+    path = next(p for p in scripts() if p.stem == "helper")
+    said = written(facts_of(path), KEPT_WORKERS)
+    assert "persistent_workers=True" in said.code
+    assert said.idea is not None and said.idea.startswith("Build the loader once, before the loop")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", scripts(), ids=lambda p: p.stem)
+def test_a_script_with_the_printed_number_of_workers_runs(path: Path, tmp_path: Path) -> None:
+    text, facts = path.read_text(), facts_of(path)
+    for settings in (KEPT_WORKERS, Settings(num_threads=2), Settings(zero_grad_none=True)):
+        rows = rows_of(facts, settings)
+        found = blocks(printed(rows[:1])) if rows else []
+        assert run(tmp_path / path.name, applied(text, found)) == run(tmp_path / "own.py", text)

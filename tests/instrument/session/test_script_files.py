@@ -1,0 +1,45 @@
+"""The files that advice is written into: the script and its own modules, as they ran."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from loaderdoctor.instrument.session.script_files import script_of, with_sources
+from loaderdoctor.instrument.wire.channel import LaunchConfig
+
+SCRIPT = """\
+import json
+import pkg.model
+import msgspec
+from loaderdoctor.instrument.session.script_files import with_sources
+from loaderdoctor.instrument.wire.records import ScriptRecord
+print(json.dumps(with_sources(ScriptRecord(given="train.py", args=("-x",))).sources))
+"""
+
+
+def test_the_script_comes_first_then_its_own_modules_and_no_library(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").write_text("")
+    (tmp_path / "pkg" / "model.py").write_text("ä = 'größer'\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    sources = json.loads(done.stdout)
+    names = [str(Path(path).relative_to(tmp_path.resolve())) for path in sources]
+    assert names[0] == "train.py" and set(names) == {"train.py", "pkg/__init__.py", "pkg/model.py"}
+    assert next(iter(sources.values())) == SCRIPT
+    assert "ä = 'größer'\n" in sources.values()
+
+
+def test_how_it_was_started_is_what_was_typed() -> None:
+    launched = LaunchConfig(address="", authkey="", run_dir="", kind="script", target="a/t.py",
+                            args=("-j", "4"))  # fmt: skip
+    script = script_of(launched, n_ranks=2)
+    assert (script.given, script.module, script.args) == ("a/t.py", None, ("-j", "4"))
+    assert script.n_ranks == 2
+    assert with_sources(None) is None

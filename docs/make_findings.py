@@ -36,7 +36,7 @@ says whether a gain was confirmed by windows measured after the trial was chosen
 rounds that rank, in which the best of many looks better than it is (`confirmed`). `analyze` of a
 trace that lies in a run folder cites the trials of that run in the same way.
 
-The last five are hints about computing. They are always *low* and never the verdict, and they are
+The last six are hints about computing. They are always *low* and never the verdict, and they are
 silent while the step waits {HIGH_SHARE:.0%} or more for its batches.
 """
 

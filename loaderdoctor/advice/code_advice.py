@@ -68,7 +68,7 @@ def _of_work(finding: Finding) -> Change | None:
 
 
 # Their share is of the step's own work, which no ablation touches.
-_COMPUTING = (Kind.TF32_OFF, Kind.GRAD_NOT_SET_TO_NONE)
+_COMPUTING = (Kind.TF32_OFF, Kind.GRAD_NOT_SET_TO_NONE, Kind.PADDING_WASTE)
 
 
 def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, ...]:

@@ -203,6 +203,24 @@ class Shuffled(torch.utils.data.Sampler):
     def __iter__(self):
         yield from torch.randperm(self.n).tolist()  # all indices in one call"""
 
+BY_LENGTH = """\
+class ByLength(torch.utils.data.Sampler):  # batches of samples of about one length
+    def __init__(self, lengths, batch_size, n_batches=100):
+        self.lengths, self.batch_size = lengths, batch_size
+        self.chunk = n_batches * batch_size
+    def __len__(self):
+        return -(-len(self.lengths) // self.batch_size)
+    def __iter__(self):
+        order = torch.randperm(len(self.lengths)).tolist()
+        batches = []
+        for start in range(0, len(order), self.chunk):
+            part = sorted(order[start : start + self.chunk], key=self.lengths.__getitem__)
+            batches += [part[i : i + self.batch_size] for i in range(0, len(part), self.batch_size)]
+        for i in torch.randperm(len(batches)).tolist():
+            yield batches[i]
+lengths = [len(sample) for sample in dataset]  # once; better from what is stored
+loader = DataLoader(dataset, batch_sampler=ByLength(lengths, batch_size), collate_fn=pad)"""
+
 COLLATE = """\
 # Once, ahead of training: the work that collate_fn repeats for every sample.
 encoded = [tokenizer(text, truncation=True)["input_ids"] for text in texts]

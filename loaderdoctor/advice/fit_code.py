@@ -16,7 +16,13 @@ from loaderdoctor.advice.fit_settings import fit_settings, rebound
 from loaderdoctor.advice.patch import Editor
 from loaderdoctor.advice.places import Built, built
 from loaderdoctor.advice.source import Source, at_label, called_name, names_in, sources_of
-from loaderdoctor.advice.worked import Wrapping, over_own_line, with_dataset, without_workers
+from loaderdoctor.advice.worked import (
+    Wrapping,
+    from_array,
+    over_own_line,
+    with_dataset,
+    without_workers,
+)
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.settings import Settings
@@ -29,6 +35,8 @@ Fit = Callable[[Editor, Facts, Finding], None]
 
 def fitted(facts: Facts, finding: Finding) -> str | None:
     """What to change for this finding, as lines of the script; None where none is known to fit."""
+    if finding.evidence.get("format") == "pil-round-trip":
+        return wrapped(facts, from_array(facts.main_loader))
     fit = _FITS.get(finding.kind)
     editor = Editor()
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from loaderdoctor.advice.call_edit import CannotEdit
@@ -211,7 +211,7 @@ def _columns(editor: Editor, source: Source, line: int, loader: LoaderRecord) ->
             editor.replace(source, (source.line_start(statement), source.line_end(statement)), "")
         for use in uses:
             node, made, is_row = _made_of(source, frame, use)
-            held = hoisted.setdefault(made, _attribute_name(made, len(hoisted)))
+            held = hoisted.setdefault(made, _attribute_name(made, hoisted.values()))
             copied = ".copy()" if is_row else ""
             editor.replace(source, source.span(node), f"self.{held}[{index}]{copied}")
     _hoist(editor, source, function, frame, {f"self.{n}": made for made, n in hoisted.items()})
@@ -262,9 +262,12 @@ def _to_array(source: Source, node: ast.AST, frame: str) -> tuple[ast.expr, str,
     return call, f"{frame}.to_numpy({given})", True
 
 
-def _attribute_name(made: str, n: int) -> str:
+def _attribute_name(made: str, taken: Collection[str]) -> str:
     key = made.partition("['")[2].partition("']")[0]
-    return f"column_{key}" if key.isidentifier() else f"values_{n}" if n else "values"
+    if key.isidentifier() and ".to_numpy()" in made:
+        return f"column_{key}"
+    n = sum(name.startswith("values") for name in taken)
+    return f"values_{n + 1}" if n else "values"
 
 
 def _rows_of_lists(editor: Editor, source: Source, line: int, loader: LoaderRecord) -> _Said:
@@ -316,8 +319,9 @@ def _hoist(
     if len(assigning) != 1 or any(name.removeprefix("self.") in taken for name in made):
         raise CannotEdit("what holds them is not assigned in __init__")
     assert init is not None  # it assigns them
-    # Behind all that __init__ does to it: later lines may still change it.
-    last = max((x for x in init.body if held in ast.unparse(x)), key=lambda x: x.lineno)
+    last = init.body[-1]  # what they are made of may be assigned anywhere before
+    if not source.begins_line(last) or isinstance(last, ast.Return):
+        raise CannotEdit("__init__ ends otherwise")
     indent = source.indent(last)
     lines = "\n".join(f"{indent}{name} = {value}" for name, value in made.items())
     editor.insert(source, source.line_end(last), lines)

@@ -165,6 +165,13 @@ CHANGES: Mapping[Kind, Change] = {
         example=loop_snippets.AUTOTUNER,
         caution="Changes numerics a little, and slows down where shapes vary.",
     ),
+    Kind.PADDING_WASTE: Change(
+        title="Batch samples of about one length",
+        idea="A batch sampler that shuffles, sorts chunks of some hundred batches by length, and "
+        "hands out their batches in another order: each pads little.",
+        example=dataset_snippets.BY_LENGTH,
+        caution="A batch then holds samples of one length, which may be alike in other ways too.",
+    ),
     Kind.BIAS_BEFORE_BATCHNORM: Change(
         title="Leave the bias out before a batch norm",
         idea="`bias=False` for the layers that a batch norm follows: it has a bias of its own.",

@@ -24,7 +24,7 @@ from loaderdoctor.advice.propose_pool import (
     no_workers,
     other_order,
 )
-from loaderdoctor.advice.routes import routes
+from loaderdoctor.advice.routes import one_liners, routes
 from loaderdoctor.advice.safety import why_unsafe
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.facts.whole import Facts
@@ -48,15 +48,18 @@ def prescribe(facts: Facts, findings: Iterable[Finding]) -> Prescription:
     loader = facts.main_loader
     ways: tuple[CodeAdvice, ...] = ()
     code: list[Candidate] = []
+    lines: tuple[CodeAdvice, ...] = ()
     if loader is not None and loader.kind != "foreign" and found:
         case = Case(facts=facts, loader=loader, found={f.kind: f for f in found})
         ways = routes(facts)
+        lines = one_liners(facts)
         code = in_code(case, ways)
         unsafe = (*unsafe, *not_advised_in_code(case))
+    answered = {advice.kind for advice in lines}
     return Prescription(
         candidates=(*(c for c in tried if c.settings not in bad), *code),
         not_advised=unsafe,
-        advice=code_advice(facts, found),
+        advice=(*lines, *(a for a in code_advice(facts, found) if a.kind not in answered)),
         routes=ways,
         randomness=loader.randomness if loader is not None else (),
     )

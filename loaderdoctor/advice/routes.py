@@ -14,6 +14,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.advice import worked
 from loaderdoctor.advice.candidates import CodeAdvice
 from loaderdoctor.advice.fit_code import wrapped
+from loaderdoctor.advice.fit_lines import line_change
 from loaderdoctor.advice.ideas import CHANGES, FORMAT_CHANGES
 from loaderdoctor.advice.safety import dataset_bytes
 from loaderdoctor.advice.worked import dataset_name
@@ -24,7 +25,7 @@ from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE, batch_ms, by_a
 from loaderdoctor.findings.exposure import Cost, num_workers
 from loaderdoctor.findings.formats import conversion
 from loaderdoctor.findings.input_parts import cost_beyond_wait, making_cost
-from loaderdoctor.findings.line_names import seen, seen_enough
+from loaderdoctor.findings.line_names import seen, seen_enough, where
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.findings.rules.overhead import MAX_OVERHEAD_SAMPLE_MS
 from loaderdoctor.instrument.wire.records import LoaderRecord
@@ -120,6 +121,32 @@ def routes(facts: Facts) -> tuple[CodeAdvice, ...]:
     found = [advice for route in ROUTES if (advice := route(making)) is not None]
     worth = [a for a in found if (a.bound_ms or 0.0) >= MODERATE_SHARE * making.cost.step_ms]
     return tuple(sorted(worth, key=lambda a: -(a.bound_ms or 0.0)))
+
+
+def one_liners(facts: Facts) -> tuple[CodeAdvice, ...]:
+    """A line or two of the dataset's or collate function's code, where they take the time."""
+    making = _making(facts)
+    if making is None:
+        return ()
+    found = []
+    for hotspot in sorted(making.workers.lines, key=lambda x: -x.share):
+        change = line_change(facts, hotspot) if seen_enough((hotspot,)) else None
+        if change is None:
+            continue
+        advice = making.advice(
+            title=change.title,
+            idea=change.idea,
+            code=change.code,
+            part=hotspot.share,
+            evidence=f"{where(hotspot)} is {seen(hotspot)} of making a batch.",
+            caution=change.caution,
+            replaces=Kind.COLLATE_BOUND
+            if hotspot.phase == "collate"
+            else Kind.DATASET_FORMAT_BOUND,
+        )
+        if (advice.bound_ms or 0.0) >= MODERATE_SHARE * making.cost.step_ms:
+            found.append(replace(advice, one_line=True))
+    return tuple({advice.code: advice for advice in reversed(found)}.values())[::-1]
 
 
 def random_transforms(facts: Facts) -> tuple[str, ...]:

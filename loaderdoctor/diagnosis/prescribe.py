@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from loaderdoctor.advice.candidates import Candidate, CodeAdvice, Prescription
 from loaderdoctor.advice.code import Written, loader_arguments
@@ -60,6 +60,8 @@ def prescribed_rows(
         if not candidate.live and candidate.settings.changed() and not _covered(candidate, rows):
             rows += _rows(facts, candidate.settings, candidate, None, candidate.caution)
     advice = _advice(facts, prescription, verification)
+    worth_ms = MODERATE_SHARE * (facts.step_ms or 0.0)
+    quick = {a.title for a in advice if a.one_line and (a.bound_ms or 0.0) >= worth_ms}
     outside = [
         advice_row(way, facts.step_ms) for way in advice if way.kind is Kind.TIME_OUTSIDE_STEPS
     ]
@@ -68,9 +70,16 @@ def prescribed_rows(
     ]
     # What the verdict speaks of comes first, and what can be written before mere ideas.
     every = [*outside, *rows] if judge_run(facts)[0] == "outside" else [*rows, *outside]
-    return tuple(
-        sorted(every, key=lambda row: row.from_ is row.to is None and not (row.code or row.command))
-    )
+    return tuple(sorted(every, key=lambda row: _rank(row, quick)))
+
+
+def _rank(row: model.Recommendation, quick: Collection[str]) -> int:
+    """One line of code first, then settings and what else can be written, then mere ideas."""
+    if row.from_ is not None or row.to is not None:
+        return 1
+    if not (row.code or row.command):
+        return 2
+    return 0 if row.setting in quick else 1
 
 
 def _in_code(verification: Verification | None) -> list[Compared]:
@@ -120,7 +129,7 @@ def _advice(
         if way.axis not in decided and not (way.keeps_samples and varies)
     ]
     replaced = {way.kind for way in ways}
-    both = [*ways, *(a for a in prescription.advice if a.kind not in replaced)]
+    both = [*ways, *(a for a in prescription.advice if a.one_line or a.kind not in replaced)]
     worth_ms = MODERATE_SHARE * step_ms
     return sorted(
         both,

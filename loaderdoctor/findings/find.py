@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import severity
 from loaderdoctor.findings.model import Finding, Kind, Rule, Severity
+from loaderdoctor.findings.one_cause import with_aspects
 from loaderdoctor.findings.rules.batch_making import (
     collate_bound,
     dataset_format_bound,
@@ -19,6 +20,7 @@ from loaderdoctor.findings.rules.compute_hints import (
     cudnn_benchmark_off,
     data_parallel,
     grad_not_set_to_none,
+    padding_waste,
     tf32_off,
 )
 from loaderdoctor.findings.rules.contention import (
@@ -103,6 +105,7 @@ RULES: tuple[Rule, ...] = (
     grad_not_set_to_none,
     cudnn_benchmark_off,
     bias_before_batchnorm,
+    padding_waste,
 )
 
 
@@ -252,7 +255,10 @@ _ORDER = {
 
 
 def find(facts: Facts) -> tuple[Finding, ...]:
-    """The findings of every rule, worst first, without those that a better one overrules."""
+    """The findings of every rule, worst first, without those that a better one overrules.
+
+    What is the same time seen from another side follows its cause.
+    """
     if facts.trace is not None and facts.trace.wall_ms <= 0:
         facts = replace(facts, trace=None)  # a window without length shows nothing
     if not facts.has_steps:
@@ -261,7 +267,8 @@ def find(facts: Facts) -> tuple[Finding, ...]:
     kept = without_overruled(found)
     if facts.only_reads:  # nothing that is known of waits for these batches
         kept = [replace(x, severity=Severity.LOW) for x in kept]
-    return tuple(sorted(kept, key=lambda x: (_ORDER[x.severity], -(x.share or 0.0))))
+    ordered = sorted(kept, key=lambda x: (_ORDER[x.severity], -(x.share or 0.0)))
+    return with_aspects(ordered, facts)
 
 
 def of_whole_wall(finding: Finding, facts: Facts) -> Finding:

@@ -62,6 +62,7 @@ class Kind(str, Enum):
     GRAD_NOT_SET_TO_NONE = "grad-not-set-to-none"
     CUDNN_BENCHMARK_OFF = "cudnn-benchmark-off"
     BIAS_BEFORE_BATCHNORM = "bias-before-batchnorm"
+    PADDING_WASTE = "padding-waste"
     TIME_OUTSIDE_STEPS = "time-outside-steps"
 
 
@@ -171,6 +172,7 @@ class Finding:
     advice: str | None = None  # what to do, where no setting says it
     predictions: tuple[Prediction, ...] = ()
     tested: tuple[Tested, ...] = ()  # predictions that trials have answered
+    aspect_of: Kind | None = None  # the cause whose time this is, seen from another side
 
 
 Rule = Callable[[Facts], Finding | None]

@@ -342,6 +342,7 @@ def _finding(finding: Finding) -> model.Finding:
         kind=finding.kind.value,
         severity=finding.severity.value,
         evidence=plain_value(finding.evidence),
+        aspect_of=finding.aspect_of.value if finding.aspect_of is not None else None,
         tested=tuple(_test(tested) for tested in finding.tested),
     )
 

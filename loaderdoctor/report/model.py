@@ -112,6 +112,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     summary: str
     advice: str | None = None
     tested: tuple[FindingTest, ...] = ()
+    aspect_of: str | None = None  # the kind of the finding before it whose time this is too
 
 
 class Recommendation(Struct, frozen=True, kw_only=True):

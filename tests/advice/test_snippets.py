@@ -79,6 +79,19 @@ def test_the_vectorised_sampler_yields_a_permutation() -> None:
     assert sorted(torch.cat([b[0] for b in loader]).tolist()) == list(range(100))
 
 
+def test_batches_by_length_hold_every_sample_once_and_pad_little() -> None:
+    lengths = [1 + (7 * i) % 50 for i in range(103)]
+    sampler = run(dataset_snippets.BY_LENGTH.rpartition("lengths =")[0])["ByLength"](lengths, 4, 5)
+    for _ in range(2):
+        batches = list(sampler)
+        assert len(batches) == len(sampler) == 26
+        assert sorted(i for batch in batches for i in batch) == list(range(103))
+    cells = sum(max(lengths[i] for i in batch) * len(batch) for batch in batches)
+    plain = [list(range(i, min(i + 4, 103))) for i in range(0, 103, 4)]
+    before = sum(max(lengths[i] for i in batch) * len(batch) for batch in plain)
+    assert (cells - sum(lengths)) * 3 < before - sum(lengths)
+
+
 def test_one_iterator_per_epoch_goes_through_all_batches_again_and_again() -> None:
     loader = DataLoader(TensorDataset(torch.arange(4)), batch_size=1)
     scope = run(loop_snippets.ITERATOR, loader=loader, n_epochs=1, n_steps=10)

@@ -188,6 +188,45 @@ def bias_before_batchnorm(facts: Facts) -> Finding | None:
     )
 
 
+def padding_waste(facts: Facts) -> Finding | None:
+    """Much of what is copied and computed is padding, up to the longest sample of each batch.
+
+    Decides on: the cells of the batch's largest padded tensor that are padding, counted in its
+    first batches, times the step's computing and copying.
+    Abstains: the step waits for its input; no tensor was seen to be padded; computing was not
+    recorded.
+    Fooled by: a model that packs its sequences and never computes the padding; samples that end
+    in the value of the padding.
+    """
+    loader = facts.main_loader
+    padding = loader.padding if loader is not None else None
+    compute, step_ms = facts.share("compute"), facts.step_ms
+    if padding is None or compute is None or step_ms is None or _input_first(facts):
+        return None
+    share = padding.share * min(1.0, compute + (facts.share("copy") or 0.0))
+    if share < MODERATE_SHARE:
+        return None
+    seen = fmt.count(padding.n_batches, "batch", "batches")
+    fixed = ", and all have one length" if padding.one_length else ""
+    longest = "pad to the longest sample of each batch, and " if padding.one_length else ""
+    advice = f"{longest}put samples of about one length into a batch (bucketing)."
+    return _hint(
+        Kind.PADDING_WASTE,
+        share=share,
+        summary=(
+            f"{fmt.share(padding.share)} of the cells of the batch's {padding.path} are padding "
+            f"({seen} counted{fixed}). Without them the step could be up to "
+            f"{fmt.ms(share * step_ms)} shorter, where its work grows with the cells."
+        ),
+        evidence={
+            "padding_share_of_cells": padding.share,
+            "tensor": padding.path,
+            "n_batches": padding.n_batches,
+        },
+        advice=f"{advice[:1].upper()}{advice[1:]}",
+    )
+
+
 def _input_first(facts: Facts) -> bool:
     """Whether the step waits for batches so much that nothing else matters yet."""
     cost = exposed(facts, "input")

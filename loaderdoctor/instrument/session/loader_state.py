@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from loaderdoctor.instrument.batches.ahead import Ahead
+    from loaderdoctor.instrument.batches.padding import Lengths
     from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer, Source
     from loaderdoctor.instrument.batches.signature import Shapes
 
@@ -129,13 +130,17 @@ class BatchesSeen:
 
     described: list[tuple[TensorRecord, ...]] = field(default_factory=list)
     kind: str = ""
+    lengths: Lengths | None = None
 
     def describe(self, batch: object) -> None:
         """Look at one of them."""
+        from loaderdoctor.instrument.batches.padding import Lengths
         from loaderdoctor.instrument.dataset.safety import describe_batch
 
         self.described.append(describe_batch(batch))
         self.kind = type(batch).__name__
+        self.lengths = self.lengths or Lengths()
+        self.lengths.add(batch)
 
     @property
     def last(self) -> tuple[TensorRecord, ...]:
@@ -230,6 +235,7 @@ class LoaderState:
             batch=self.seen.last,
             batch_type=self.seen.kind,
             shapes_vary=self.seen.shapes_vary,
+            padding=self.seen.lengths.record() if self.seen.lengths is not None else None,
             in_background=self.in_background,
         )
 

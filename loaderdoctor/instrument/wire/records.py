@@ -83,6 +83,15 @@ class SafetyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     guard_missing: str | None = None  # the main guard with what of the script belongs under it
 
 
+class PaddingRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Cells of a batch that only fill it up to its longest sample, as counted in some batches."""
+
+    path: str  # the tensor with most cells: "['input_ids']"
+    share: float  # of its cells, 0…1
+    n_batches: int
+    one_length: bool = False  # all batches had one length: padded to a fixed one
+
+
 class ScriptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The script as it was started, and the user's files as they were then."""
 
@@ -113,6 +122,7 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     batch: tuple[TensorRecord, ...] = ()
     batch_type: str = ""
     shapes_vary: bool = False
+    padding: PaddingRecord | None = None  # None: none was seen
     in_background: bool = False  # fetched on another thread than the one that trains
     augmentations: tuple[str, ...] = ()  # transforms of a Compose that may be left out, by name
     randomness: tuple[str, ...] = ()  # functions of the dataset's code that draw at random

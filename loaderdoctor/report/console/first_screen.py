@@ -137,10 +137,11 @@ def findings(found: Sequence[Finding]) -> RenderableType | None:
 
 def finding_head(finding: Finding) -> Text:
     """How severe, which kind, what it takes and where."""
-    head = Text.assemble(
-        ("● " + finding.severity, _SEVERITY_STYLES.get(finding.severity, "")),
-        f"  {plain(finding.kind)}",
-    )
+    if finding.aspect_of is None:
+        mark = ("● " + finding.severity, _SEVERITY_STYLES.get(finding.severity, ""))
+    else:
+        mark = (f"○ {plain(finding.aspect_of)}, seen as", "")
+    head = Text.assemble(mark, f"  {plain(finding.kind)}")
     if finding.share is not None:
         head.append(f" · {share_words(finding)}")
     if finding.loader:

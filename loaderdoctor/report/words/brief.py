@@ -86,9 +86,13 @@ class Cause:
 
 
 def causes(findings: Sequence[Finding]) -> tuple[Cause, ...]:
-    """In the report's order; findings with the same share at the same place are one cause."""
-    groups: dict[object, list[Finding]] = {}
-    for i, finding in enumerate(findings):
-        place = (finding.severity, fmt.share(finding.share), finding.loader)
-        groups.setdefault(place if finding.share is not None else i, []).append(finding)
-    return tuple(Cause(first=first, aspects=tuple(rest)) for first, *rest in groups.values())
+    """In the report's order, each with the findings that are the same time seen otherwise."""
+    groups: list[list[Finding]] = []
+    for finding in findings:
+        of = (group for group in groups if group[0].kind == finding.aspect_of)
+        group = next(of, None)
+        if group is None:
+            groups.append([finding])
+        else:
+            group.append(finding)
+    return tuple(Cause(first=first, aspects=tuple(rest)) for first, *rest in groups)

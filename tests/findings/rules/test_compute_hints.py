@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
+from loaderdoctor.advice.code_advice import code_advice
 from loaderdoctor.attribution.combine import facts_of_trace
 from loaderdoctor.facts.trace import ComputeFacts
 from loaderdoctor.facts.whole import Facts
@@ -17,9 +19,10 @@ from loaderdoctor.findings.rules.compute_hints import (
     cudnn_benchmark_off,
     data_parallel,
     grad_not_set_to_none,
+    padding_waste,
     tf32_off,
 )
-from loaderdoctor.instrument.wire.records import ComputeRecord
+from loaderdoctor.instrument.wire.records import ComputeRecord, PaddingRecord
 from tests.findings.builders import (
     healthy,
     loader,
@@ -188,6 +191,40 @@ def test_hints_come_after_every_other_finding() -> None:
     assert len(found) > 1
     assert [f.kind for f in found if f.severity is Severity.LOW][-1] is Kind.BIAS_BEFORE_BATCHNORM
     assert found[0].severity is not Severity.LOW
+
+
+PADDED = PaddingRecord(path="['input_ids']", share=0.4, n_batches=4)
+
+
+def padded(padding: PaddingRecord | None = PADDED, **changes: Any) -> Facts:
+    return replace(seen(), loaders=(loader(padding=padding),), **changes)
+
+
+def test_padding_is_told_with_the_most_that_bucketing_gains() -> None:
+    facts = padded()
+    compute = facts.share("compute")
+    assert compute is not None
+    found = padding_waste(facts)
+    assert found is not None and found.severity is Severity.LOW and found.share is not None
+    assert found.share == pytest.approx(0.4 * min(1.0, compute + (facts.share("copy") or 0.0)))
+    assert "40 % of the cells of the batch's ['input_ids'] are padding (4 batches" in found.summary
+    assert "up to" in found.summary and (found.advice or "").startswith("Put samples of about")
+    (advice,) = [a for a in code_advice(facts, [found]) if a.kind is Kind.PADDING_WASTE]
+    assert advice.bound_ms == pytest.approx(found.share * (facts.step_ms or 0.0))
+    assert advice.predicted_from == "trace" and advice.code is None
+    fixed = padding_waste(padded(replace_padding(one_length=True)))
+    assert fixed is not None and (fixed.advice or "").startswith("Pad to the longest sample")
+
+
+def test_little_padding_or_a_step_that_waits_is_no_padding_waste() -> None:
+    assert padding_waste(padded(None)) is None
+    assert padding_waste(padded(replace_padding(share=0.04))) is None
+    assert padding_waste(starving(padded())) is None
+    assert padding_waste(padded(shares=None, trace=None)) is None
+
+
+def replace_padding(**changes: Any) -> PaddingRecord:
+    return msgspec.structs.replace(PADDED, **changes)
 
 
 def replace_record(**changes: Any) -> ComputeRecord:

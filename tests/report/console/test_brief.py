@@ -70,7 +70,12 @@ def test_the_gravest_doubt_comes_first_and_harmless_warnings_are_none() -> None:
 
 
 def test_findings_of_the_same_time_are_one_cause_with_aspects() -> None:
-    twin = replace(samples.IN_MAIN, kind=Kind.COLLATE_BOUND, summary="Collating is slow.")
+    twin = replace(
+        samples.IN_MAIN,
+        kind=Kind.COLLATE_BOUND,
+        summary="Collating is slow.",
+        aspect_of=Kind.LOADER_IN_MAIN_PROCESS,
+    )
     small = replace(samples.IN_MAIN, kind=Kind.PAGEABLE_COPY, share=0.1, severity=Severity.LOW)
     report = samples.input_bound(findings=(samples.IN_MAIN, twin, small))
     first, second = causes(report.findings)

@@ -1,0 +1,104 @@
+"""One-line remedies: written into the script, and the same batches come of it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from loaderdoctor.advice.fit_lines import line_change
+from loaderdoctor.advice.prescription import prescribe
+from loaderdoctor.advice.source import unknown_names
+from loaderdoctor.diagnosis.prescribe import prescribed_rows
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.find import find
+from loaderdoctor.instrument.wire.records import StoreRecord
+from tests.advice.printed import SCRIPTS, applied, blocks, facts_of, marked, printed
+from tests.findings.builders import line, workers
+
+LISTS = {"stores": (StoreRecord(path="rows", kind="list", entry="list of 4 float"),)}
+FIXED = {
+    "arrays": ("collate", {}, "Stack the arrays", "torch.tensor(np.stack(signals))"),
+    "frame": ("fetch", {}, "columns out of the frame", "self.column_label[index]"),
+    "frame_values": ("fetch", {}, "columns out of the frame", "self.values[i].copy()"),
+    "deep": ("fetch", {}, "Copy the sample", "copy.copy(self.graphs[i])"),
+    "trainer": ("fetch", LISTS, "one tensor of all the lists", "self.rows_as_tensor[index]"),
+}
+
+
+def starved(path: Path, phase: Any, loader: dict[str, Any], text: str | None = None) -> Facts:
+    """The script, whose hot line takes most of making a batch."""
+    at = marked(text or path.read_text(), "hot line")
+    assert at is not None
+    hot = line(file=str(path), line=at, phase=phase, code="x", share=0.9)
+    made = workers(
+        n_workers=0, batch_ms=40.0, fetch_ms=38.0, collate_ms=2.0, cores=(), lines=(hot,)
+    )
+    return facts_of(path, text=text, loader=loader, workers=made)
+
+
+def output(text: str) -> str:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(compile(text, "script", "exec"), {"__name__": "__main__"})  # the tests' own
+    return said.getvalue()
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_hot_line_is_made_cheap_and_gives_the_same(name: str) -> None:
+    phase, loader, title, written = FIXED[name]
+    path = SCRIPTS / f"{name}.py"
+    text, facts = path.read_text(), starved(path, phase, loader)
+    (hotspot,) = facts.workers.lines if facts.workers is not None else ()
+    change = line_change(facts, hotspot)
+    assert change is not None and title in change.title
+    rows = prescribed_rows(facts, prescribe(facts, find(facts)), None)
+    assert title in rows[0].setting, [r.setting for r in rows]  # before any setting
+    found = blocks(printed(rows[:1]))
+    after = applied(text, found)
+    assert written in after
+    assert unknown_names(after) <= unknown_names(text)
+    assert output(after) == output(text)
+
+
+UNLIKE = {
+    "no array": ("arrays", "np.sin(np.arange(64) * i).astype(np.float32)", "[0.5] * 64"),
+    "computed": ("arrays", "torch.tensor(signals)", "torch.tensor(list(map(list, signals)))"),
+    "row kept": ("frame", 'int(row["label"])', "int(row.sum())"),
+    "other frame": ("frame", "self.frame = frame", "self.load(frame)"),
+    "index computed": ("frame", "self.frame.iloc[index]", "self.frame.iloc[index % 2]"),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_what_may_be_something_else_is_left_alone(name: str) -> None:
+    script, old, new = UNLIKE[name]
+    path = SCRIPTS / f"{script}.py"
+    text = path.read_text()
+    assert old in text
+    facts = starved(path, FIXED[script][0], {}, text.replace(old, new))
+    (hotspot,) = facts.workers.lines if facts.workers is not None else ()
+    change = line_change(facts, hotspot)
+    stacked = "signals" in old or "np.sin" in old
+    assert change is None or (stacked and "np.stack(signals)" not in change.code), change
+
+
+def test_lists_of_unequal_length_are_no_tensor() -> None:
+    path = SCRIPTS / "trainer.py"
+    facts = starved(path, "fetch", {**LISTS, "shapes_vary": True})
+    (hotspot,) = facts.workers.lines if facts.workers is not None else ()
+    assert line_change(facts, hotspot) is None
+    assert line_change(facts, replace(hotspot, line=1)) is None
+
+
+def test_without_the_files_nothing_is_written() -> None:
+    facts = starved(SCRIPTS / "arrays.py", "collate", {})
+    (hotspot,) = facts.workers.lines if facts.workers is not None else ()
+    assert facts.script is not None
+    bare = replace(facts, script=msgspec.structs.replace(facts.script, sources={}))
+    assert line_change(bare, hotspot) is None

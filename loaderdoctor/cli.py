@@ -51,7 +51,7 @@ def cli() -> None:
 @click.option(
     "--run-to-end",
     is_flag=True,
-    help="Plain and profiled windows only; the script then runs to its end, results unchanged.",
+    help="The older name of `loaderdoctor run --profile`.",
 )
 @ONCE
 @click.option(
@@ -65,17 +65,40 @@ def cli() -> None:
 @torchrun_options
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def diagnose(script: str, args: tuple[str, ...], **options: Any) -> int:
+def diagnose(script: str, args: tuple[str, ...], run_to_end: bool, **options: Any) -> int:
     """Run SCRIPT unmodified, say where its step goes and which settings help it.
 
     With torchrun's options it runs as several ranks; `torchrun … -m loaderdoctor diagnose SCRIPT`
     does the same.
     """
+    if run_to_end:
+        return _run_to_end(script, args, options)
     from loaderdoctor.commands.diagnose.command import DiagnoseOptions, diagnose
 
     torchrun, profiler = torchrun_words(options), schedule_of(options)
     return diagnose(
         DiagnoseOptions(script=script, args=args, torchrun=torchrun, profiler=profiler, **options)
+    )
+
+
+def _run_to_end(script: str, args: tuple[str, ...], options: dict[str, Any]) -> int:
+    """`diagnose --run-to-end`, for the release in which both are there."""
+    from loaderdoctor.commands.run.command import RunOptions, run
+
+    click.echo(
+        "loaderdoctor: --run-to-end is now the command `loaderdoctor run --profile`; the option "
+        "goes with the next release.",
+        err=True,
+    )
+    kept = ("as_module", "fail_on", "json_target", "verbose", "output")
+    return run(
+        RunOptions(
+            script=script,
+            args=args,
+            profile=True,
+            torchrun=torchrun_words(options),
+            **{name: options[name] for name in kept},
+        )
     )
 
 
@@ -245,6 +268,18 @@ def prove(n_turns: int, seconds: float, seed: int, **options: Any) -> int:
 
     how = Turns(n_turns=n_turns, seconds=seconds, seed=seed)
     return prove(ProveOptions(how=how, **options))
+
+
+@cli.command(context_settings=CONTEXT)
+@FAIL_ON
+@click.option("--json", "json_target", metavar="FILE", help="Write report.json to FILE too.")
+@click.option("-v", "--verbose", is_flag=True, help="Print the whole report.")
+@click.argument("run", type=click.Path(path_type=Path))
+def report(run: Path, **options: Any) -> int:
+    """Show the report of a run folder; the run may go on, or have been killed."""
+    from loaderdoctor.commands.report import ReportOptions, report
+
+    return report(ReportOptions(run=run, **options))
 
 
 @cli.command(context_settings=CONTEXT)

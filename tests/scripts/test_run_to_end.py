@@ -37,6 +37,7 @@ def test_a_run_to_the_end_is_the_unwatched_run_with_a_report(
     assert done.stdout.startswith(out)
     assert err in done.stderr
     assert "not valid" not in done.stderr
+    assert "loaderdoctor run --profile" in done.stderr
     saved = (watched_dir / "weights.txt").read_text()
     assert saved == (unwatched_dir / "weights.txt").read_text()
     assert {p.name for p in watched_dir.iterdir()} == {"weights.txt", "report"}

@@ -53,10 +53,9 @@ START_TIMEOUT_S = 1800.0
 NOT_VALID = (
     "loaderdoctor: this run's training is not valid: it is stopped after measuring, and a loop "
     "over a DataLoader gets other batches than its own for a while. {ends} Files it saves may be "
-    "overwritten. (--run-to-end measures less and changes nothing.)\n"
+    "overwritten. (`loaderdoctor run` measures less and changes nothing.)\n"
 )
 ONCE = "--once keeps it to one run; without it the script is run again for that."
-TO_ITS_END = "With --run-to-end a script runs once: let it run longer (more epochs, more data)."
 RUNS_AGAIN = "Where it ends before enough was measured, it is run again (--once: a single run)."
 RUNS_ONCE = "Where it ends before enough was measured, it is not run again (--once)."
 
@@ -72,7 +71,6 @@ class DiagnoseOptions:
     no_ablation: bool = False
     no_verify: bool = False
     trial_limit_s: float | None = None
-    run_to_end: bool = False
     once: bool = False
     fail_on: tuple[str, ...] = ()
     profiler: ProfilerSchedule = field(default_factory=ProfilerSchedule)
@@ -137,8 +135,7 @@ class _Call:
 
 
 def _diagnose(call: _Call) -> int:
-    if not call.options.run_to_end:
-        call.stages.warn(NOT_VALID.format(ends=RUNS_ONCE if call.options.once else RUNS_AGAIN))
+    call.stages.warn(NOT_VALID.format(ends=RUNS_ONCE if call.options.once else RUNS_AGAIN))
     with tempfile.TemporaryDirectory(prefix=".raw-", dir=call.folder.path) as raw:
         run = _Run(call, Path(raw))
         try:
@@ -199,7 +196,6 @@ class _Run:
             say=lambda text: self.stages.warn(f"loaderdoctor: {text}\n"),
             budget_s=call.options.budget_s,
             never=ONCE if call.options.once else call.launch.once,
-            not_pooled=TO_ITS_END if call.options.run_to_end else None,
             takes_ranks=True,
         )
         self.diagnosis = self._diagnosis()
@@ -222,17 +218,13 @@ class _Run:
     def _measure(self) -> None:
         with self._script_run as script_run:
             self.stages("starting the script, for as long as its loop takes to be warm")
-            to_end = self._options.run_to_end
             try:
                 self._measure_loop(script_run)
             except NoDataLoaderError:
-                script_run.stop(to_end=to_end)
+                script_run.stop()
                 raise
-            if to_end:
-                self.stages("measured; the script runs to its end, for as long as it takes")
-            else:
-                self.stages("stopping it", self.diagnosis.left_s)
-            script_run.stop(to_end=to_end)
+            self.stages("stopping it", self.diagnosis.left_s)
+            script_run.stop()
 
     def _measure_loop(self, script_run: RepeatedRun) -> None:
         """The loop, once it is warm; and again where it only then begins to train."""
@@ -261,8 +253,8 @@ class _Run:
             clock=self._script_run.measuring_clock,
             options=DiagnosisOptions(
                 budget_s=options.budget_s,
-                ablate=not (options.no_ablation or options.run_to_end),
-                verify=not (options.no_verify or options.run_to_end),
+                ablate=not options.no_ablation,
+                verify=not options.no_verify,
                 patient=self._script_run.patient,
                 trial_limit_s=options.trial_limit_s,
                 profiler=options.profiler,
@@ -279,7 +271,6 @@ def _words(options: DiagnoseOptions) -> tuple[str, ...]:
         (options.as_module, "-m"),
         (options.no_ablation, "--no-ablation"),
         (options.no_verify, "--no-verify"),
-        (options.run_to_end, "--run-to-end"),
         (options.once, "--once"),
         (profiler.with_stack, "--with-stack"),
         (profiler.profile_memory, "--profile-memory"),

@@ -15,11 +15,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loaderdoctor.commands.output import check_json_target, share_rules
+import msgspec
+
+from loaderdoctor.commands.diagnose.launch import several_machines
+from loaderdoctor.commands.output import STDOUT, check_json_target, share_rules
 from loaderdoctor.commands.run.listen import listen
 from loaderdoctor.commands.run.listen_options import ListenOptions
 from loaderdoctor.commands.run.run_files import RECORDED
-from loaderdoctor.commands.run.start import become, check_system, config_of, listen_apart
+from loaderdoctor.commands.run.start import (
+    become,
+    become_torchrun,
+    check_system,
+    config_of,
+    listen_apart,
+)
 from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.command import rendezvous
 from loaderdoctor.instrument.command.launch_config import Target
@@ -50,6 +59,8 @@ class RunOptions:
 def run(options: RunOptions) -> int:
     """Turn into the script, listened to. Raises LoaderdoctorError; else it does not return."""
     check_system()
+    if several_machines(options.torchrun):
+        become_torchrun(options.torchrun, _words(options))
     share_rules(options.fail_on)
     check_json_target(options.json_target)
     target = Target(
@@ -86,5 +97,27 @@ def run(options: RunOptions) -> int:
     )
     launch_config = listen_apart(partial(listen, listening), configure, host)
     if here is not None:
-        rendezvous.publish(launch_config)
+        # Only the first rank waits for the report.
+        rendezvous.publish(msgspec.structs.replace(launch_config, waits=False))
+    if options.json_target == STDOUT:
+        os.dup2(2, 1)  # stdout is the JSON's; the process that listens has it
     become(launch_config, options.torchrun)
+
+
+def _words(options: RunOptions) -> tuple[str, ...]:
+    """The options as the command line takes them, but for the launcher's."""
+    words: list[str] = []
+    for flag, name in (
+        (options.as_module, "-m"),
+        (options.profile, "--profile"),
+        (options.verbose, "--verbose"),
+    ):
+        words += [name] if flag else []
+    for value, name in (
+        (options.metrics_file, "--metrics-file"),
+        (options.json_target, "--json"),
+        (options.output, "--output"),
+        *((rule, "--fail-on") for rule in options.fail_on),
+    ):
+        words += [name, str(value)] if value is not None else []
+    return (*words, options.script, *options.args)

@@ -32,6 +32,7 @@ HEAR_S: Final = 0.5
 LOOK_S: Final = 3.0
 MAX_LOOK_SHARE: Final = 0.01  # of this process's time, where a run has hundreds of processes
 METRICS_S: Final = 5.0
+STATE_S: Final = 10.0
 MINUTE_S: Final = 60.0
 
 
@@ -68,7 +69,7 @@ class _Listening:
         self._teller = Teller()
         self._alerts: list[Alert] = []
         self._look: Surroundings | None = None
-        self._due_look_s = self._due_minute_s = self._due_metrics_s = 0.0
+        self._due_look_s = self._due_state_s = self._due_minute_s = self._due_metrics_s = 0.0
         self._minute: Run | None = None  # as it was then
 
     def to_end(self) -> int:
@@ -108,9 +109,15 @@ class _Listening:
             row = self._row()
             if row is not None:
                 self._files.metrics(openmetrics(row, self._look))
-        if now_s >= self._due_minute_s:
-            self._due_minute_s = now_s + MINUTE_S
-            self._write_minute()
+        if now_s >= self._due_state_s:
+            self._due_state_s = now_s + STATE_S
+            row = self._row()
+            if row is None:
+                return
+            self._files.state(row)
+            if now_s >= self._due_minute_s:
+                self._due_minute_s = now_s + MINUTE_S
+                self._write_minute(row)
 
     def _found(self, alerts: list[Alert]) -> None:
         for alert in alerts:
@@ -156,11 +163,7 @@ class _Listening:
         options = self._options
         self._files.loops(Recorded(label=options.label, began_s=options.began_s, loops=loops))
 
-    def _write_minute(self) -> None:
-        row = self._row()
-        if row is None:
-            return
-        self._files.state(row)
+    def _write_minute(self, row: Run) -> None:
         before, self._minute = self._minute, row
         old = before.time if before is not None else None
         n = row.time.n_steps - (old.n_steps if old is not None else 0)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -18,6 +18,7 @@ from loaderdoctor.commands.run.run_files import RECORDED
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.endings import nothing_measured, raise_if_broken
+from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.command.recorded_run import RecordedRun
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.report.model import Report
@@ -50,7 +51,19 @@ def report_run(options: ListenOptions, run: RecordedRun, row: Run | None) -> int
     return exit_code(report, share_rules(options.fail_on))
 
 
-def report_of(run: RecordedRun, row: Run | None, folder: Path) -> tuple[Report, Diagnosis]:
+class Reportable(ScriptRunLike, Protocol):
+    """A run that has measured its windows by itself."""
+
+    @property
+    def label(self) -> str:
+        """The script."""
+
+    @property
+    def windows(self) -> Sequence[WindowDone]:
+        """Of the loop that was observed."""
+
+
+def report_of(run: Reportable, row: Run | None, folder: Path) -> tuple[Report, Diagnosis]:
     """The report, and what it was made of. Raises RunError where the loop never got warm."""
     observed = run.observed
     if observed is None:
@@ -64,7 +77,7 @@ def report_of(run: RecordedRun, row: Run | None, folder: Path) -> tuple[Report, 
         raw=folder / RECORDED,
         options=DiagnosisOptions(budget_s=BUDGET_S, ablate=False, verify=False, profile=False),
     )
-    diagnosis.evidence = evidence_of(observed, run.measured[0].done.values())
+    diagnosis.evidence = evidence_of(observed, run.windows)
     report = diagnosis.report()
     return msgspec.structs.replace(report, command="run", run=row), diagnosis
 

@@ -12,14 +12,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
 from loaderdoctor.errors import RunError, UsageError
-from loaderdoctor.instrument.command.launch_config import Target
+from loaderdoctor.instrument.command.launch_config import PROFILER_DEFAULTS, Target
 from loaderdoctor.instrument.command.listener import ConnectionListener
 from loaderdoctor.instrument.command.measuring_process import bootstrap
 from loaderdoctor.instrument.wire.channel import (
@@ -89,12 +89,16 @@ def listen_apart(
 def become(launch_config: LaunchConfig, launcher: Sequence[str] = ()) -> NoReturn:
     """Turn into the script, or with its options into torch's launcher of so many ranks."""
     module = "entry.launcher" if launcher else "entry.child"
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # as multiprocessing does
-    words = [sys.executable, *flags, "-c", bootstrap(module), *launcher]
     environment = {**os.environ, CHANNEL_VARIABLE: encode_launch_config(launch_config)}
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os.execve(sys.executable, words, environment)
+    if launch_config.profile:
+        environment = {**PROFILER_DEFAULTS, **environment}
+    _become(["-c", bootstrap(module), *launcher], environment)
+
+
+def become_torchrun(launcher: Sequence[str], words: Sequence[str]) -> NoReturn:
+    """Turn into torch's launcher of this command: on each machine the same one is given."""
+    own = ["-m", "loaderdoctor", "run", *words]
+    _become(["-m", "torch.distributed.run", *launcher, *own], dict(os.environ))
 
 
 def _listening_process(
@@ -119,3 +123,11 @@ def _listening_process(
         code = 0
     finally:
         os._exit(code)
+
+
+def _become(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    # As multiprocessing starts its children: -u, -X and -W go on.
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.execve(sys.executable, [sys.executable, *flags, *words], dict(environment))

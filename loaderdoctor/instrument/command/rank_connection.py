@@ -41,6 +41,7 @@ class RankConnection(Heard):
     hello: Hello | None = None
     ready: set[int] = field(default_factory=set)
     is_spawner: bool = False  # of the ranks: a connection without a loop
+    tells_end: bool = False  # of a spawner: when all its ranks have ended
     heard_s: float = 0.0  # when `n_steps` was heard (time.monotonic)
     step_s: float | None = None  # seconds a step lately
 
@@ -91,7 +92,7 @@ class RankConnection(Heard):
             self.heard_s = time.monotonic()
             self.step_s = sum(message.step_ns) / len(message.step_ns) / NS_PER_S
         elif isinstance(message, Spawned):
-            self.is_spawner = True
+            self.is_spawner, self.tells_end = True, message.ends
         elif isinstance(message, Beat):
             self.n_steps = message.n_steps
         elif isinstance(message, Ready):

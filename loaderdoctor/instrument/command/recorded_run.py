@@ -70,9 +70,10 @@ class RecordedRun:
         if not self.connections:
             gone = not psutil.pid_exists(self.pid)
             return gone or now - self._began_s > CALL_S
-        if all(c.over for c in self.connections):
-            return True
-        if not any(c.over and not c.is_spawner for c in self.connections):
+        awaited = [c for c in self.connections if not c.is_spawner or c.tells_end]
+        if all(c.over for c in awaited):
+            return bool(awaited) or not psutil.pid_exists(self.pid)
+        if not any(c.over for c in awaited):
             return False
         self._first_over_s = self._first_over_s or now
         return now - self._first_over_s > LINGER_S and not psutil.pid_exists(self.pid)
@@ -99,6 +100,11 @@ class RecordedRun:
     def observed(self) -> Observed | None:
         """The loop of the lowest rank."""
         return next((c.observed for c in self.measured), None)
+
+    @property
+    def windows(self) -> list[WindowDone]:
+        """That the lowest rank measured of its loop."""
+        return next((list(c.done.values()) for c in self.measured), [])
 
     @property
     def n_ranks(self) -> int:

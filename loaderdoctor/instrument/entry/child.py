@@ -23,7 +23,7 @@ from loaderdoctor.instrument.entry.main_script import (
     run_script,
     waits_for_threads,
 )
-from loaderdoctor.instrument.entry.recorded import record, reported
+from loaderdoctor.instrument.entry.recorded import REPORT_S, record, reported
 from loaderdoctor.instrument.entry.spawned import Spawner
 from loaderdoctor.instrument.entry.stdin_watch import StdinWatch
 from loaderdoctor.instrument.session import ranks
@@ -40,8 +40,6 @@ from loaderdoctor.instrument.system.processes import (
 from loaderdoctor.instrument.wire.channel import Channel, LaunchConfig, take_launch_config
 
 How = Literal["script-ended", "script-failed", "interrupted"]
-# For the report of a run that was recorded to its end: some seconds, and more of a long trace.
-REPORT_S = 120.0
 
 
 def main() -> NoReturn:

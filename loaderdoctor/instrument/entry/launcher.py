@@ -8,16 +8,70 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
+
+import msgspec
 
 from loaderdoctor.instrument.command.measuring_process import bootstrap
+from loaderdoctor.instrument.entry.recorded import REPORT_S, reported
 from loaderdoctor.instrument.system.processes import die_with_parent, outlive_terminal_reads
+from loaderdoctor.instrument.wire.channel import (
+    CHANNEL_VARIABLE,
+    Channel,
+    LaunchConfig,
+    encode_launch_config,
+    peek_launch_config,
+)
+from loaderdoctor.instrument.wire.protocol import Ended, Spawned
 
 
 def main() -> None:
     """Run the launcher to its end; it exits by itself where a rank fails."""
+    launch_config = peek_launch_config()
+    if launch_config is not None and launch_config.watch:
+        _recorded(launch_config)
     outlive_terminal_reads()
     die_with_parent(os.getppid())
+    _launch()
+
+
+def _launch() -> None:
     from torch.distributed import run
 
     # "-u" as torchrun does, so that lines of the ranks come when they are printed.
     run.main([*sys.argv[1:], "--no-python", sys.executable, "-u", "-c", bootstrap("entry.child")])
+
+
+def _recorded(launch_config: LaunchConfig) -> NoReturn:
+    """In the place of torchrun: its exit code, after the report of its ranks."""
+    # Not the ranks wait for the report: this does, for them.
+    ranks = msgspec.structs.replace(launch_config, waits=False)
+    os.environ[CHANNEL_VARIABLE] = encode_launch_config(ranks)
+    try:
+        channel: Channel | None = Channel.open(launch_config)
+    except (OSError, EOFError):
+        channel = None  # nobody listens
+    if channel is not None:
+        channel.send(Spawned(ends=True))
+    code: object = 0
+    try:
+        _launch()
+    except SystemExit as error:
+        code = error.code
+        raise
+    except BaseException:
+        code = 1
+        raise
+    finally:
+        verdict = None
+        if channel is not None:
+            failed = code not in (0, None)
+            channel.send(
+                Ended(
+                    how="script-failed" if failed else "script-ended",
+                    exit_code=int(failed),
+                    n_steps=0,
+                )
+            )
+            verdict = reported(channel, REPORT_S)
+    sys.exit(verdict or 0)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from loaderdoctor.instrument.session.session import Recording, Session
 
 TRACE = "baseline.json"
+# For the report: some seconds, and more of a long trace.
+REPORT_S = 120.0
 
 
 def record(session: Session, launch_config: LaunchConfig) -> None:

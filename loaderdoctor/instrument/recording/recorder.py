@@ -50,8 +50,9 @@ BLOCK_NS: Final = 250_000_000
 MIN_BLOCK: Final = 10
 MAX_BLOCK: Final = 512
 # The first window, which findings rest on.
-FIRST_S: Final = 2.0
+FIRST_S: Final = 1.0
 FIRST_STEPS: Final = (64, 1000)
+BEFORE_PROFILE: Final = 0.25  # of that, where a profiled window and another one follow
 FIRST_LIMIT_S: Final = 20.0
 PROFILED_STEPS: Final = 24
 PLAIN_ID, PROFILED_ID, AGAIN_ID = 1, 2, 3
@@ -118,7 +119,8 @@ class Recorder:
     def _first(self, step_ns: int) -> list[WindowRequest]:
         step_s = max(step_ns / NS_PER_S, 1e-6)
         fewest, most = FIRST_STEPS
-        n = min(most, max(fewest, math.ceil(FIRST_S / step_s)))
+        of = 1.0 if self._trace_path is None else BEFORE_PROFILE
+        n = min(most, max(fewest, math.ceil(of * FIRST_S / step_s)))
         plain = WindowRequest(
             id=PLAIN_ID, mode="plain", n_steps=n, limit_s=FIRST_LIMIT_S, drop_batches=False
         )

@@ -61,6 +61,12 @@ def take_launch_config() -> LaunchConfig:
     return msgspec.json.decode(base64.b64decode(text), type=LaunchConfig)
 
 
+def peek_launch_config() -> LaunchConfig | None:
+    """The same, and the variable stays; None where there is none."""
+    text = os.environ.get(CHANNEL_VARIABLE)
+    return None if text is None else msgspec.json.decode(base64.b64decode(text), type=LaunchConfig)
+
+
 class Link(Protocol):
     """What the session needs of whoever decides."""
 

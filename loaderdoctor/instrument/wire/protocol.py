@@ -184,7 +184,9 @@ class Hello(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Spawned(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """First and only message of a process that starts ranks itself, on a connection for Stop."""
+    """First message of a process that starts ranks itself, on a connection for Stop."""
+
+    ends: bool = False  # Ended follows, when all of them have ended
 
 
 class Ready(Message, frozen=True, kw_only=True, omit_defaults=True):

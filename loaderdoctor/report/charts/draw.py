@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
-from loaderdoctor.report.charts import steps, trials
+from loaderdoctor.report.charts import run, steps, trials
 from loaderdoctor.report.charts.sheet import NARROW, WIDE, Sheet, in_css, paper
 from loaderdoctor.report.charts.subjects import (
     Bars,
@@ -29,6 +29,7 @@ from loaderdoctor.report.charts.subjects import (
     Grid,
     Grouped,
     Predictions,
+    RunLine,
     Stacked,
     Subject,
 )
@@ -95,6 +96,8 @@ def _figure(sheet: Sheet, subject: Subject) -> Figure:
             return trials.grid(sheet, subject)
         case Predictions():
             return trials.predictions(sheet, subject.pairs)
+        case RunLine():
+            return run.run_line(sheet, subject)
 
 
 @contextmanager

@@ -88,6 +88,14 @@ class Predictions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunLine:
+    """A whole run: (start s, end s, ((colour, share 0…1), …)) of each stretch; when was told."""
+
+    stretches: tuple[tuple[float, float, tuple[tuple[str, float], ...]], ...]
+    alerts: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
     """Step time (ms) by (row, column); of trials that share a cell, the fastest."""
 
@@ -110,6 +118,7 @@ Subject = (
     | Stacked
     | Grid
     | Predictions
+    | RunLine
 )
 Labelled = Sequence[tuple[str, int]]  # how a row is called, and which trial it shows
 

@@ -25,6 +25,7 @@ from loaderdoctor.report.console.first_screen import (
     verdict,
 )
 from loaderdoctor.report.console.preset_table import PresetTable
+from loaderdoctor.report.console.run import whole_run
 from loaderdoctor.report.console.tables import RanksTable, TrialsTable, claims_table
 from loaderdoctor.report.model import Finding, Report
 from loaderdoctor.report.words.brief import causes, shortened
@@ -51,6 +52,7 @@ def brief_sections(report: Report, folder: Path | None) -> Iterator[RenderableTy
         yield section("Trials, as published", PresetTable(report), cap=None)
     else:
         yield step(report, brief=True)
+        yield whole_run(report.run, brief=True)
         yield ablation(report, brief=True)
     if report.trials and report.command == "sweep" and not published:
         yield section("Trials, fastest first", TrialsTable(report, most=_TRIALS), cap=None)

@@ -27,6 +27,7 @@ from loaderdoctor.report.console.first_screen import (
     verdict,
 )
 from loaderdoctor.report.console.preset_table import PresetTable
+from loaderdoctor.report.console.run import whole_run
 from loaderdoctor.report.console.tables import (
     RanksTable,
     TrialsTable,
@@ -75,6 +76,7 @@ def console_text(
 def _sections(report: Report, folder: Path | None) -> Iterator[RenderableType | None]:
     yield verdict(report)
     yield step(report)
+    yield whole_run(report.run)
     yield ablation(report)
     yield findings(report.findings)
     prescription = prescription_lines(report)

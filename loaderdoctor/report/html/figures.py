@@ -20,6 +20,7 @@ from loaderdoctor.report.charts.subjects import (
     Labelled,
     Prediction,
     Predictions,
+    RunLine,
     Subject,
     gpu_memory_bars,
     host_memory_bars,
@@ -30,6 +31,8 @@ from loaderdoctor.report.charts.subjects import (
 )
 from loaderdoctor.report.gpu_model import GpuBusy
 from loaderdoctor.report.model import Report
+from loaderdoctor.report.run_model import Run
+from loaderdoctor.report.words import run as run_words
 from loaderdoctor.report.words.trials import is_clear
 
 # What the colours of a timeline mean, by the page's name for each.
@@ -103,6 +106,7 @@ class Charts:
     trials: tuple[Chart, ...]
     predictions: Chart | None
     busy: Chart | None
+    run: Chart | None
 
 
 def charts_of(report: Report, extras: HtmlExtras) -> Charts:
@@ -119,6 +123,7 @@ def charts_of(report: Report, extras: HtmlExtras) -> Charts:
         trials=tuple(_trials(report)),
         predictions=_predictions(extras.predictions) if extras.predictions else None,
         busy=_busy(report.gpu.busy) if report.gpu and report.gpu.busy else None,
+        run=_run(report.run) if report.run is not None and report.run.timeline else None,
     )
 
 
@@ -190,6 +195,34 @@ def _busy(series: GpuBusy) -> Chart:
         table=Table(headings=tuple(headings), rows=(tuple(row),)),
     )
     return _drawn(chart, series)
+
+
+def _run(run: Run) -> Chart:
+    shown = list(run_words.parts(run.time))
+    legend = tuple((colour, words) for words, colour, _ in shown)
+    if run.alerts:
+        legend = (*legend, ("ink", "something was told"))
+    chart = Chart(
+        name="run-line",
+        title="Where the time went",
+        note=f"{fmt.count(len(run.timeline), 'stretch', 'stretches')} of the run, in order.",
+        legend=legend,
+        table=Table(
+            headings=run_words.EPOCH_HEADINGS, rows=tuple(run_words.epoch_rows(run.epochs))
+        ),
+    )
+    subject = RunLine(
+        stretches=tuple(
+            (
+                stretch.start_s,
+                stretch.end_s,
+                tuple((colour, share) for _, colour, share in run_words.parts(stretch.time)),
+            )
+            for stretch in run.timeline
+        ),
+        alerts=tuple(alert.at_s for alert in run.alerts),
+    )
+    return _drawn(chart, subject)
 
 
 def _waits(series: WaitSeries) -> Chart:

@@ -16,7 +16,7 @@ from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.html.figures import HtmlExtras, Table, charts_of
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.ranks import outliers_first, rank_columns
-from loaderdoctor.report.words import gpu, trials
+from loaderdoctor.report.words import gpu, run, trials
 from loaderdoctor.report.words.brief import trust_sentence
 from loaderdoctor.report.words.changes import (
     Change,
@@ -105,7 +105,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(fmt=fmt, gpu=gpu)
+    made.globals.update(fmt=fmt, gpu=gpu, run_words=run)
     made.filters.update(
         evidence=evidence_words,
         share_words=share_words,

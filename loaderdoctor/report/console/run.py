@@ -1,0 +1,51 @@
+"""A whole run on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from loaderdoctor.format import plain
+from loaderdoctor.report.console.first_screen import section
+from loaderdoctor.report.run_model import Run
+from loaderdoctor.report.words import run as words
+
+_BRIEF_ALERTS = 4
+
+
+def whole_run(run: Run | None, *, brief: bool = False) -> RenderableType | None:
+    """Where its time went and what was told of it; None where no run was recorded."""
+    if run is None:
+        return None
+    return section("The whole run", *_body(run, brief=brief))
+
+
+def _body(run: Run, *, brief: bool) -> Iterator[RenderableType]:
+    yield Text(words.lead(run))
+    yield Text(f"{words.went_to(run.time)}.")
+    line = words.sparkline(run)
+    if line is not None:
+        yield Text.assemble(("waiting over time  ", "bright_black"), line)
+    if not brief:
+        times = words.step_times(run)
+        if times is not None:
+            yield Text(times)
+        if len(run.epochs) > 1:
+            yield _epochs(run)
+    shown = run.alerts[:_BRIEF_ALERTS] if brief else run.alerts
+    for alert in shown:
+        yield Text.assemble(("● ", "yellow"), plain(words.alert_line(alert)))
+    if len(run.alerts) > len(shown):
+        yield Text(f"and {len(run.alerts) - len(shown)} more", style="bright_black")
+
+
+def _epochs(run: Run) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
+    for heading in words.EPOCH_HEADINGS:
+        table.add_column(heading, justify="right")
+    for row in words.epoch_rows(run.epochs):
+        table.add_row(*row)
+    return table

@@ -1,0 +1,112 @@
+"""A whole run in words: where its hours went, by epoch too, and what was told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from loaderdoctor import format as fmt
+from loaderdoctor.report.run_model import Run, RunAlert, RunEpoch, RunTime
+
+# (field of RunTime, words, colour of the page): in the order of the time line, bottom up.
+PARTS = (
+    ("step_s", "steps", "compute"),
+    ("input_s", "waiting for batches", "input"),
+    ("starts_s", "epochs' starts", "fetch"),
+    ("validation_s", "other loaders (validation)", "communication"),
+    ("saving_s", "saving", "copy"),
+    ("other_s", "other work between steps", "other"),
+)
+LEVELS = "▁▂▃▄▅▆▇█"
+MAX_ROWS = 12
+_LINE = 60
+
+
+def lead(run: Run) -> str:
+    """How long it ran, and whether it was over."""
+    text = f"{fmt.seconds(run.took_s)} and {run.n_steps:,} steps"
+    if not run.complete:
+        text += ", not over when this was written"
+    elif run.how != "script-ended":
+        text += f", ended with exit code {run.exit_code}"
+    return f"{text}; recorded from {fmt.seconds(run.before_s)} on."
+
+
+def parts(time: RunTime) -> Iterator[tuple[str, str, float]]:
+    """(words, colour, share 0…1) of what took any time."""
+    for name, words, colour in PARTS:
+        seconds = getattr(time, name)
+        if time.recorded_s > 0 and seconds >= 0.0005 * time.recorded_s:
+            yield words, colour, seconds / time.recorded_s
+
+
+def went_to(time: RunTime) -> str:
+    """`steps 2 h 5 min (80 %), waiting for batches …`: the largest first."""
+    found = sorted(parts(time), key=lambda part: -part[2])
+    text = ", ".join(
+        f"{words} {fmt.seconds(share * time.recorded_s)} ({fmt.share(share)})"
+        for words, _, share in found
+    )
+    if time.gc_s >= 0.005 * time.recorded_s:
+        text += f"; garbage collection {fmt.seconds(time.gc_s)} within these"
+    return text
+
+
+def step_times(run: Run) -> str | None:
+    """The distribution of the step, and of its wait."""
+    if run.step_ms_quantiles is None:
+        return None
+    half, most, rare, rarest = run.step_ms_quantiles
+    text = (
+        f"Half of the steps take up to {fmt.ms(half)}, 99 % up to {fmt.ms(rare)}, all but one in a "
+        f"thousand up to {fmt.ms(rarest)}"
+    )
+    if run.wait_ms_quantiles is not None:
+        text += f"; 90 % wait up to {fmt.ms(run.wait_ms_quantiles[1])} for their batch"
+    return f"{text} (within 9 %)." if most else None
+
+
+def epoch_rows(epochs: Sequence[RunEpoch]) -> list[tuple[str, str, str, str, str]]:
+    """(epochs, steps, took, per step, waiting) of each row; a long run's are shown in part."""
+    shown = list(epochs)
+    if len(shown) > MAX_ROWS:
+        shown = [*shown[: MAX_ROWS // 2], *shown[-MAX_ROWS // 2 :]]
+    rows = []
+    for row in shown:
+        time = row.time
+        name = f"{row.first}" if row.first == row.last else f"{row.first}–{row.last}"
+        each_ms = 1e3 * (time.step_s + time.input_s) / time.n_steps if time.n_steps else None
+        share = time.input_s / time.recorded_s if time.recorded_s else None
+        rows.append(
+            (
+                name,
+                f"{time.n_steps:,}",
+                fmt.seconds(time.recorded_s),
+                fmt.ms(each_ms),
+                fmt.share(share),
+            )
+        )
+    return rows
+
+
+EPOCH_HEADINGS = ("epoch", "steps", "took", "a step", "waiting")
+
+
+def sparkline(run: Run) -> str | None:
+    """How much of the time went to waiting, over the run: a character for a stretch."""
+    rows = run.timeline
+    if len(rows) < 2:
+        return None
+    width = min(_LINE, len(rows))
+    cells = []
+    for i in range(width):
+        part = rows[i * len(rows) // width : (i + 1) * len(rows) // width]
+        total = sum(r.time.recorded_s for r in part)
+        share = sum(r.time.input_s for r in part) / total if total > 0 else 0.0
+        cells.append(LEVELS[min(len(LEVELS) - 1, int(share * len(LEVELS)))])
+    return "".join(cells)
+
+
+def alert_line(alert: RunAlert) -> str:
+    """When, what, and what to do."""
+    text = f"after {fmt.seconds(max(0.0, alert.at_s))}: {alert.text}"
+    return f"{text} {alert.advice}" if alert.advice else text

@@ -15,8 +15,10 @@ MIN_LOOKS: Final = 10
 MIN_Z: Final = 6.0
 MIN_Z_FEW: Final = 3.6  # of ten looks no more is to be had than 4.0
 # The later half must grow at least so fast as the whole: caches fill, and stop.
-STILL: Final = 0.6
+STILL: Final = 0.8
 SOON_H: Final = 72.0
+# Nothing is said of a time more than so many times as long as what was seen of the growth.
+REACH: Final = 60.0
 MIN_GROWTH: Final = 0.05  # of what there was, and of what is free: less tells nothing yet
 MIN_BYTES: Final = 50_000_000
 
@@ -70,7 +72,8 @@ class GrowthWatch:
             return None
         per_h = slope * 3600.0
         full_in_h = free_bytes / per_h
-        if full_in_h > SOON_H or full_in_h > self._told_h / 2:
+        seen_h = float(t[-1] - t[0]) / 3600.0
+        if full_in_h > min(SOON_H, REACH * seen_h) or full_in_h > self._told_h / 2:
             return None
         self._told_h = full_in_h
         return Growth(

@@ -53,7 +53,7 @@ class RecurrenceWatch:
 
     def __init__(self) -> None:
         self._seen: deque[SeenStall] = deque(maxlen=KEPT)
-        self._told: list[tuple[str, float]] = []
+        self._told: list[tuple[float, float]] = []  # periods, in steps and in seconds
 
     def add(self, stall: SeenStall) -> Recurrence | None:
         """The next stall; what recurs, where this one settles it and it was not told yet."""
@@ -62,43 +62,43 @@ class RecurrenceWatch:
         largest = max(s.excess_ms for s in everything)
         large = [s for s in everything if s.excess_ms >= largest / 2]
         for stalls in (everything, large):
-            if stalls[-1] is not stall:
+            if stalls[-1] is not stall or len(stalls) <= MIN_AGREEING:
                 continue
-            found = self._in_steps(stalls) or self._in_seconds(stalls)
-            if found is not None and not self._known(found):
-                self._told.append((found.unit, found.period))
+            found = self._found(stalls)
+            if found is not None:
                 return found
         return None
 
-    def _known(self, found: Recurrence) -> bool:
+    def _found(self, stalls: Sequence[SeenStall]) -> Recurrence | None:
+        """By steps where these agree at least as well as the seconds between them."""
+        gaps = np.diff(np.array([s.step for s in stalls], float))
+        gaps_s = np.diff(np.array([s.at_s for s in stalls]))
+        late = slice(-MIN_AGREEING, None)
+        period, period_s = float(np.median(gaps[late])), float(np.median(gaps_s[late]))
+        if period < 2 or period_s <= 0.0 or self._known(period, period_s):
+            return None
+        off = float(np.max(np.abs(gaps[late] - period)))
+        off_s = float(np.max(np.abs(gaps_s[late] - period_s)))
+        allowed = 0.0 if period < STEPS_EXACT_BELOW else max(1.0, STEPS_TOLERANCE * period)
+        if off <= allowed and off / period <= max(off_s / period_s, 1.0 / period):
+            by_chance = (2 * off + 1) / float(np.mean(gaps))
+            found = _recurrence("steps", period, gaps, off, by_chance, stalls)
+        elif off_s <= SECONDS_TOLERANCE * period_s:
+            tolerance = SECONDS_TOLERANCE * period_s
+            by_chance = 2 * tolerance / float(np.mean(gaps_s))
+            found = _recurrence("seconds", period_s, gaps_s, tolerance, by_chance, stalls)
+        else:
+            return None
+        if found is not None:
+            self._told.append((period, period_s))
+        return found
+
+    def _known(self, period: float, period_s: float) -> bool:
         return any(
-            unit == found.unit and abs(found.period - period) <= SAME_PERIOD * period
-            for unit, period in self._told
+            abs(steps - period) <= SAME_PERIOD * period
+            or abs(seconds - period_s) <= SAME_PERIOD * period_s
+            for steps, seconds in self._told
         )
-
-    def _in_steps(self, stalls: Sequence[SeenStall]) -> Recurrence | None:
-        steps = np.array([s.step for s in stalls], float)
-        if steps.size <= MIN_AGREEING:
-            return None
-        gaps = np.diff(steps)
-        period = float(np.median(gaps[-MIN_AGREEING:]))
-        if period < 2:
-            return None
-        tolerance = 0.0 if period < STEPS_EXACT_BELOW else max(1.0, STEPS_TOLERANCE * period)
-        by_chance = (2 * tolerance + 1) * (steps.size - 1) / max(1.0, steps[-1] - steps[0])
-        return _recurrence("steps", period, gaps, tolerance, by_chance, stalls)
-
-    def _in_seconds(self, stalls: Sequence[SeenStall]) -> Recurrence | None:
-        times = np.array([s.at_s for s in stalls])
-        if times.size <= MIN_AGREEING:
-            return None
-        gaps = np.diff(times)
-        period = float(np.median(gaps[-MIN_AGREEING:]))
-        if period <= 0.0:
-            return None
-        tolerance = SECONDS_TOLERANCE * period
-        by_chance = 2 * tolerance * (times.size - 1) / max(1e-9, times[-1] - times[0])
-        return _recurrence("seconds", period, gaps, tolerance, by_chance, stalls)
 
 
 def _recurrence(

@@ -118,7 +118,8 @@ class RankWatcher:
         blocks: deque[tuple[int, int, int]],
         found_ns: int,
     ) -> None:
-        began = next((b for b in blocks if b[0] >= change.at), blocks[-1])
+        # The change lies between the block before it and its own.
+        began = next((b for b in blocks if b[0] >= change.at - 1), blocks[-1])
         pending = _Pending(
             kind=kind, change=change, at_ns=began[1], step=began[2], found_ns=found_ns
         )

@@ -1,0 +1,126 @@
+"""Simulated faults are told once, with their cause; look-alikes and noise are not told."""
+
+from __future__ import annotations
+
+import pytest
+
+from loaderdoctor.alerts.alert import Alert
+from tests.alerts.runs import Phase, play
+
+STEADY = Phase(n_steps=1000)
+
+
+def only(alerts: list[Alert]) -> Alert:
+    assert len(alerts) == 1, [a.line for a in alerts]
+    return alerts[0]
+
+
+def slow(**more: object) -> Phase:
+    """Waits of 60 ms where there were none."""
+    return Phase(n_steps=400, wait_ms=60.0, **more)  # type: ignore[arg-type]
+
+
+def test_a_steady_run_is_told_nothing() -> None:
+    assert not play([Phase(n_steps=20_000)])
+
+
+def test_storage_that_becomes_slow_is_named_within_two_hundred_steps() -> None:
+    alert = only(play([STEADY, Phase(n_steps=200, wait_ms=60.0, batch_ms=240.0)]))
+    assert (alert.kind, alert.cause) == ("input-begins", "storage")
+    assert 950 <= alert.step <= 1060
+    assert "240 ms for a batch (80.0 ms before)" in alert.text
+
+
+def test_other_programs_that_take_the_cpus_are_named() -> None:
+    alert = only(play([STEADY, slow(batch_ms=240.0, around={"other_cpus": 1.9})]))
+    assert (alert.kind, alert.cause) == ("input-begins", "other-programs")
+    assert "1.9 CPUs" in alert.text
+
+
+def test_a_quota_that_throttles_is_named() -> None:
+    alert = only(play([STEADY, slow(batch_ms=240.0, around={"throttled_share": 0.6})]))
+    assert alert.cause == "quota"
+
+
+def test_samples_that_cost_more_cpu_are_no_slow_storage() -> None:
+    alert = only(play([STEADY, slow(batch_ms=240.0, batch_cpu_ms=225.0)]))
+    assert alert.cause == "costlier-samples"
+
+
+def test_a_page_cache_that_no_longer_holds_the_data_is_told_with_its_reads() -> None:
+    alert = only(play([STEADY, slow(batch_ms=240.0, around={"read_bytes_per_s": 3e8})]))
+    assert alert.cause == "storage"
+    assert "page cache" in alert.text
+
+
+def test_a_wait_that_nothing_explains_is_told_without_a_cause() -> None:
+    alert = only(play([STEADY, slow()]))
+    assert (alert.kind, alert.cause, alert.advice) == ("input-begins", None, None)
+    assert "was not seen" in alert.text
+
+
+def test_without_workers_the_thread_tells_cpu_from_storage() -> None:
+    own = Phase(n_steps=1000, batch_ms=None)
+    waits = Phase(n_steps=400, wait_ms=60.0, batch_ms=None)
+    works = Phase(n_steps=400, wait_ms=60.0, batch_ms=None, cpu_ms=108.0)
+    assert only(play([own, waits])).cause == "storage"
+    assert only(play([own, works])).cause == "costlier-samples"
+
+
+def test_a_loop_that_itself_becomes_slow_is_no_input() -> None:
+    alert = only(play([STEADY, Phase(n_steps=400, step_ms=180.0, cpu_ms=128.0)]))
+    assert (alert.kind, alert.cause) == ("slower", "own-work")
+
+
+def test_input_that_ends_to_matter_is_told() -> None:
+    alerts = play([slow(), Phase(n_steps=1000)])
+    assert [a.kind for a in alerts] == ["input-bound", "input-ends"]
+
+
+def test_a_loader_that_costs_from_the_beginning_is_said_once() -> None:
+    alert = only(play([Phase(n_steps=5000, wait_ms=60.0)]))
+    assert alert.kind == "input-bound"
+
+
+def test_a_pace_that_creeps_is_told() -> None:
+    creeping = [Phase(n_steps=640, step_ms=100.0 * 1.012**i) for i in range(60)]
+    alerts = play([Phase(n_steps=12_000), *creeping])
+    assert alerts and alerts[0].kind in ("drift", "slower")
+    assert all(a.kind in ("drift", "slower") for a in alerts)
+
+
+@pytest.mark.parametrize(("waits", "cause"), [(True, "late-batch"), (False, None)])
+def test_stalls_that_recur_are_told_with_their_period(waits: bool, cause: str | None) -> None:
+    shard = Phase(n_steps=4000, stall_every=50, stall_ms=900.0, stall_waits=waits)
+    alerts = [a for a in play([STEADY, shard]) if a.kind == "stalls"]
+    alert = only(alerts)
+    assert "Every 50 steps" in alert.text
+    assert alert.cause == cause
+
+
+def test_long_collections_are_named() -> None:
+    alert = only(play([STEADY, Phase(n_steps=400, gc_ms=300.0)]))
+    assert (alert.kind, alert.cause) == ("collections", "collections")
+
+
+def test_short_collections_are_not() -> None:
+    assert not play([STEADY, Phase(n_steps=2000, gc_ms=8.0)])
+
+
+def test_a_worker_that_dies_is_told() -> None:
+    alert = only(play([STEADY, Phase(n_steps=100, n_died=1)]))
+    assert (alert.kind, alert.cause) == ("workers-died", "workers-gone")
+
+
+def test_memory_that_will_be_full_is_told_with_the_hours_left() -> None:
+    leak = Phase(n_steps=2500, memory_per_s=4e6, free_bytes=40_000_000_000)
+    alerts = [a for a in play([leak]) if a.kind == "memory-fills"]
+    alert = only(alerts[:1])
+    assert alert.cause == "worker-memory-growth"
+    assert "will be full in 2 h" in alert.text
+
+
+def test_memory_that_fills_and_stops_is_not() -> None:
+    assert not play(
+        [Phase(n_steps=100, memory_per_s=2e7), Phase(n_steps=3000)],
+    )

@@ -8,7 +8,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.advice.code import Written
 from loaderdoctor.advice.writing import written
 from loaderdoctor.estimate import Estimate, interval
-from loaderdoctor.facts.own_settings import meaning, own_settings
+from loaderdoctor.facts.own_settings import own_settings
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import MIN_GAIN_SHARE
 from loaderdoctor.instrument.wire.protocol import Observed
@@ -16,6 +16,7 @@ from loaderdoctor.report.model import NotAdvised, Recommendation
 from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
 from loaderdoctor.tryout.ranking import Ranking
 from loaderdoctor.tryout.recommending import recommendations
+from loaderdoctor.tryout.simplicity import needed_changes
 
 _CAUTIONS = {
     "num_workers": "each worker holds its own copy of what the dataset keeps in memory",
@@ -50,7 +51,7 @@ def recommended_rows(
         own=own.as_dict(),
         written=lambda name: _written(name, changes, facts),
         caution=_caution,
-        summary=gain_sentence(ranking),
+        summary=f"{gain_sentence(ranking)} {nearness_sentence(ranking)}".strip(),
         measured=_with_the_gain(ranking),
     )
     return tuple(found)
@@ -72,17 +73,6 @@ def _caution(name: str, value: Value) -> str | None:
     if AXES_BY_NAME[name].numerics:
         return CHANGES_NUMERICS
     return _CAUTIONS.get(name) if value not in (False, "off", 0) else None
-
-
-def needed_changes(settings: Settings, own: Settings) -> Settings:
-    """What must be written to get `settings`: without what the loop has, and torch's defaults."""
-    full = meaning(settings, own)
-    kept = {}
-    for name, value in settings.changed().items():
-        without = meaning(replace(settings, **{name: None}), own)
-        if without != full:
-            kept[name] = value
-    return Settings(**kept)  # type: ignore[arg-type]
 
 
 def not_advised(ranking: Ranking) -> tuple[NotAdvised, ...]:
@@ -166,6 +156,28 @@ def gain_sentence(ranking: Ranking) -> str:
         else "from the ranking rounds alone, not confirmed"
     )
     return f"saves {fmt.ms(gain.value, interval(gain))} a step ({fmt.share(share.value)}), {how}."
+
+
+def nearness_sentence(ranking: Ranking) -> str:
+    """How near the others are to what is recommended, in a line; "" without a recommendation."""
+    chosen, best = ranking.recommended, ranking.best
+    if chosen is None or best is None:
+        return ""
+    alike = {i for i in (best, *ranking.tied_with) if i and i != chosen}
+    one, fastest = ranking.results[chosen].cost_ms, ranking.results[best].cost_ms
+    if chosen == best or one is None or fastest is None:
+        if not alike:
+            return "No other trial comes near."
+        others = fmt.count(len(alike), "other trial")
+        return f"It is the fastest; {others} cannot be told from it."
+    label = ranking.results[best].settings.label()
+    faster = fmt.share(1.0 - fastest.value / one.value)
+    if chosen not in ranking.tied_with:
+        return f"{label} is {faster} faster, too little for what more it takes."
+    return (
+        f"It is the simplest of {len(alike) + 1} trials that cannot be told apart; the fastest of "
+        f"them, {label}, took {faster} less time, within the noise."
+    )
 
 
 def _written(name: str, settings: Settings, facts: Facts) -> Written:

@@ -65,10 +65,14 @@ def trial_rows(
 
 
 def best_row(ranking: Ranking) -> Best | None:
-    """The fastest trial and those that can't be told from it."""
+    """The trial that is recommended, else the fastest, and those that can't be told from it."""
     if ranking.best is None:
         return None
-    return Best(trial=ranking.best, tied_with=ranking.tied_with)
+    chosen = ranking.best if ranking.recommended is None else ranking.recommended
+    alike = {ranking.best, *ranking.tied_with}
+    if chosen not in alike:  # it is slower by next to nothing, and surely so
+        return Best(trial=chosen)
+    return Best(trial=chosen, tied_with=tuple(sorted(alike - {chosen})))
 
 
 def warning_rows(outcome: Outcome, ranking: Ranking) -> tuple[ReportWarning, ...]:

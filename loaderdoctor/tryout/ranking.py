@@ -23,9 +23,9 @@ from loaderdoctor.tryout.comparing import (
     ONE_MACHINE,
     BaselineRatio,
     is_tied,
-    simplest,
     widening,
 )
+from loaderdoctor.tryout.simplicity import equally_fast, simplest
 from loaderdoctor.tryout.trials import Measurement, Resources, Trial
 
 # With fewer confirmation pairs than this the paired rounds speak (see `gain`).
@@ -63,7 +63,7 @@ class Ranking:
     results: tuple[Result, ...]  # by trial index
     best: int | None  # None: nothing was measured
     tied_with: tuple[int, ...]  # not separable from the best, ascending
-    candidate: int | None  # simplest of those; 0 where the best gains too little over 0
+    candidate: int | None  # simplest of the equally fast; 0 where the best gains too little over 0
     gain_ms: Estimate | None  # loop's own minus candidate, per step; None where candidate is 0
     gain_share: Estimate | None  # of the loop's own step
     confirmed: bool  # the gain rests on confirmation windows
@@ -141,9 +141,15 @@ def rank(trials: Sequence[Trial], *, own: Settings, steps_per_epoch: int | None)
     if _wall(best) > own_wall * (1 - MIN_GAIN_SHARE):
         candidate = 0
     else:
-        others = [r for r in ranked if r.index and r.index in tied]
-        choices = [best, *others]
-        candidate = choices[simplest([(_wall(r), r.settings) for r in choices], own)].index
+        slower = {
+            r.index: diff
+            for r in ranked
+            if r.index and r is not best
+            if (diff := noise.difference(r.by_round, best.by_round)) is not None
+        }
+        equal = equally_fast(_wall(best), slower, wider=widening(len(compared) - 1))
+        choices = [best, *(r for r in ranked if r.index in equal)]
+        candidate = choices[simplest([r.settings for r in choices], own)].index
     gain_ms, confirmed = gain(trials, results, candidate, noise, steps_per_epoch, baseline_ratio)
     own_cost = results[0].cost_ms
     ranking = Ranking(

@@ -9,10 +9,12 @@ import pytest
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.own_settings import AS_IS, meaning, own_settings
 from loaderdoctor.settings import Settings
-from loaderdoctor.sweep.advise import needed_changes, recommended_rows, verdict_of_sweep
+from loaderdoctor.sweep.advise import recommended_rows, verdict_of_sweep
 from loaderdoctor.sweep.evidence import SweepEvidence
+from loaderdoctor.sweep.report_rows import best_row
 from loaderdoctor.sweep.run import Sweep
 from loaderdoctor.tryout.measuring import Equipment
+from loaderdoctor.tryout.simplicity import needed_changes
 from loaderdoctor.tryout.trials import Options
 from tests.tryout.simulator import SimulatedRun, Truth, observed
 
@@ -123,3 +125,55 @@ def test_the_top_level_step_is_that_of_trial_0() -> None:
     assert step is not None
     assert step.wall_ms == ranking.results[0].wall_ms
     assert step.boundary_ms == ranking.results[0].boundary_ms
+
+
+ALIKE = (
+    AS_IS,
+    *(
+        Settings(num_workers=n, prefetch_factor=p, persistent_workers=kept)
+        for n in (2, 3)
+        for p in (2, 4)
+        for kept in (False, True)
+    ),
+)
+
+
+def alike(seed: int) -> tuple[Sweep, SweepEvidence]:
+    """Eight settings that bring 10 ms to about 6, in windows that vary by 15 %."""
+
+    def truth(settings: Settings) -> Truth:
+        kept = 0.995 if settings.persistent_workers else 1.0
+        return Truth(step_ms=6.0 * kept * (1 + 0.005 * (settings.num_workers or 0)))
+
+    seen = observed()
+    script_run = SimulatedRun(truth, Truth(step_ms=10.0), noise=0.15, seed=seed)
+    equipment = Equipment(script_run=script_run, clock=script_run.clock)
+    sweep = Sweep(seen, ALIKE, Options(budget_s=30.0), equipment)
+    sweep.run()
+    return sweep, SweepEvidence(observed=seen, sweep=sweep)
+
+
+def test_sweeps_of_one_loop_recommend_the_same_and_the_simplest() -> None:
+    rankings = [alike(seed)[0].ranking() for seed in range(5)]
+    said = [
+        r.results[r.recommended].settings if r.recommended is not None else None for r in rankings
+    ]
+    assert said.count(Settings(num_workers=2, prefetch_factor=2, persistent_workers=False)) >= 4
+    assert len({r.best for r in rankings}) > 1  # which is the fastest, noise decides
+
+
+def test_the_tables_best_is_what_is_recommended_and_a_line_says_how_near_others_are() -> None:
+    for seed in range(3):
+        sweep, evidence = alike(seed)
+        ranking = sweep.ranking()
+        if ranking.recommended is None or ranking.recommended == ranking.best:
+            continue
+        best = best_row(ranking)
+        assert best is not None
+        assert best.trial == ranking.recommended
+        assert ranking.best in best.tied_with or not best.tied_with
+        rows = recommended_rows(ranking, evidence.observed, evidence.facts(ranking))
+        fastest = ranking.results[ranking.best or 0].settings.label()
+        assert fastest in (rows[0].summary or "")
+        return
+    raise AssertionError("in each sweep the simplest was the fastest too")

@@ -32,6 +32,24 @@ def test_a_script_of_seconds_is_run_again_until_the_answer_is_complete(tmp_path:
     assert done.said.verdict.bound == "input", done.summary
 
 
+KINDS = (
+    *("waits", "workers", "epochs", "work", "accumulates", "validates", "saves", "streams"),
+    "collates",
+)
+
+
+@slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_scripts_of_ten_seconds_get_ablation_and_trials(kind: str, tmp_path: Path) -> None:
+    done = diagnose(SHAPES / "ten_seconds.py", kind, cwd=tmp_path, budget_s=30)
+    check_complete(done)
+    said = done.said
+    tried = [t for t in said.trials[1:] if t.status == "ok" and t.n_windows]
+    assert tried or not said.findings, done.summary
+    assert "at best 0 ms" not in done.stdout
+    assert "compute 0 ms" not in done.stdout
+
+
 @slow
 def test_a_script_that_reads_its_standard_input_is_run_once(tmp_path: Path) -> None:
     script = tmp_path / "asks.py"

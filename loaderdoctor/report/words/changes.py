@@ -104,7 +104,7 @@ class Change:
     def prediction(self) -> str | None:
         """`2.2 ms a step, predicted by ablation`; None where nothing was."""
         predicted, untested = self.first.predicted_step_ms, self.first.untested
-        if predicted is None:
+        if predicted is None or predicted <= 0.0:  # no step takes no time: then nothing is known
             return untested
         at_best = "at best " if self.is_code else ""
         said = f"{at_best}{fmt.ms(predicted)} a step, {self.basis}"

@@ -292,7 +292,7 @@ def _healthy(
 ) -> str:
     change = next(iter(changes_of(recommendations)), None)
     best_ms = change.measured_ms if change is not None else None
-    known = facts.share("compute") is not None
+    known = (facts.share("compute") or 0.0) > 0.0  # none at all was not seen, as too few steps
     busy = _cost("compute", facts, step_ms) if known else f"A step takes {fmt.number(step_ms)} ms"
     costs = [
         f"{name} {fmt.number(part * step_ms)} ms"

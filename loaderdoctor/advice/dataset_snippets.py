@@ -74,8 +74,8 @@ class Cached(torch.utils.data.Dataset):  # every sample is made once; random aug
     def __getitem__(self, index):
         return self.samples[index]
 loader = DataLoader(Cached(dataset), batch_size=64, shuffle=True)"""
-CACHE_BEFORE_RANDOM = """\
-class Cached(torch.utils.data.Dataset):
+CACHED_BEFORE = """\
+class CachedBefore(torch.utils.data.Dataset):
     def __init__(self, dataset, random):  # samples as they are before the first random transform
         self.samples = [dataset[i] for i in range(len(dataset))]
         self.random = random
@@ -84,10 +84,11 @@ class Cached(torch.utils.data.Dataset):
     def __getitem__(self, index):
         image, label = self.samples[index]
         return self.random(image), label  # drawn again each time
-steps = dataset.transform.transforms
-first = next(i for i, step in enumerate(steps) if "Random" in type(step).__name__)
-dataset.transform = transforms.Compose(steps[:first])
-dataset = Cached(dataset, transforms.Compose(steps[first:]))  # before its DataLoader is made"""
+def split_at(transform, name):  # what comes before that transform, and the rest
+    kinds = [type(step).__name__ for step in transform.transforms]
+    first = kinds.index(name)
+    before, rest = transform.transforms[:first], transform.transforms[first:]
+    return type(transform)(before), type(transform)(rest)"""
 
 UINT8 = """\
 # In the dataset, in place of ToTensor() and Normalize(mean, std):

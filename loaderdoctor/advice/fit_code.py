@@ -79,6 +79,35 @@ def wrapped(facts: Facts, wrapping: Wrapping | None) -> str | None:
         return None
 
 
+def cached_before(facts: Facts, transform: str) -> str | None:
+    """Samples kept as they are before this transform, which is drawn again each time.
+
+    None where the dataset has no name, or its samples are no pairs.
+    """
+    loader, editor = facts.main_loader, Editor()
+    try:
+        made = _made(facts)
+        assert loader is not None  # it was made
+        dataset = made.dataset
+        statement = made.source.statement(made.call)
+        paths = [tensor.path for tensor in loader.batch]
+        if not isinstance(dataset, ast.Name) or paths != ["[0]", "[1]"]:
+            raise CannotEdit("its dataset has no name, or its samples are no pairs")
+        if "drawn" in made.source.text or not made.source.begins_line(statement):
+            raise CannotEdit("there is no line for it")
+        code, indent = dataset_snippets.CACHED_BEFORE, made.source.indent(statement)
+        _over_dataset(editor, facts, Wrapping(code=code, dataset="CachedBefore({}, drawn)"))
+        held = f"{dataset.id}.transform"
+        editor.insert(
+            made.source,
+            made.source.line_start(statement),
+            f'{indent}{held}, drawn = split_at({held}, "{transform}")',
+        )
+        return editor.patch().printed()
+    except CannotEdit:
+        return None
+
+
 def _over_dataset(editor: Editor, facts: Facts, wrapping: Wrapping) -> None:
     made, loader = _made(facts), facts.main_loader
     assert loader is not None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from loaderdoctor import format as fmt
 from loaderdoctor.advice import worked
 from loaderdoctor.advice.candidates import CodeAdvice
-from loaderdoctor.advice.fit_code import wrapped
+from loaderdoctor.advice.fit_code import cached_before, wrapped
 from loaderdoctor.advice.fit_lines import line_change
 from loaderdoctor.advice.ideas import CHANGES, FORMAT_CHANGES
 from loaderdoctor.advice.safety import dataset_bytes
@@ -261,6 +261,7 @@ def _cache(making: _Making) -> CodeAdvice | None:
     stays = making.transforms(lambda name: name in names[first:])
     return making.advice(
         title=f"Keep what comes before {drawn[0]} in memory",
+        code=cached_before(facts, names[first]),
         idea="Take the random transforms out of the dataset, wrap it in one that keeps a list of "
         "its samples, and call them there, each time anew.",
         part=making.fetch - stays,

@@ -11,6 +11,7 @@ import pytest
 
 from loaderdoctor.advice.code import loader_arguments
 from loaderdoctor.advice.code_advice import code_advice
+from loaderdoctor.advice.fit_code import cached_before
 from loaderdoctor.advice.source import unknown_names
 from loaderdoctor.advice.writing import written
 from loaderdoctor.facts.whole import Facts
@@ -160,3 +161,21 @@ def test_a_script_with_the_printed_number_of_workers_runs(path: Path, tmp_path: 
         rows = rows_of(facts, settings)
         found = blocks(printed(rows[:1])) if rows else []
         assert run(tmp_path / path.name, applied(text, found)) == run(tmp_path / "own.py", text)
+
+
+def test_samples_are_kept_before_the_random_transform_of_the_script() -> None:
+    path = next(p for p in scripts() if p.stem == "images")
+    flip = "class RandomFlip:\n    def __call__(self, x):\n        return x.flip(-1)\n\n\ndevice ="
+    text = path.read_text().replace("device =", flip, 1)
+    text = text.replace("Compose([lambda", "Compose([RandomFlip(), lambda")
+    facts = facts_of(path, text=text)
+    code = cached_before(facts, "RandomFlip")
+    assert code is not None
+    after = applied(text, blocks(code))
+    assert 'train_set.transform, drawn = split_at(train_set.transform, "RandomFlip")' in after
+    assert "DataLoader(CachedBefore(train_set, drawn), batch_size=8, shuffle=True)" in after
+    exec(compile(after, "images.py", "exec"), {"__name__": "__main__"})
+    unnamed = text.replace(
+        "train_loader = DataLoader(train_set", "train_loader = DataLoader(list(train_set)"
+    )
+    assert cached_before(facts_of(path, text=unnamed), "RandomFlip") is None

@@ -131,7 +131,9 @@ def test_random_transforms_stay_behind_the_cache_and_are_drawn_again() -> None:
 
     steps = [transforms.Resize(20), transforms.RandomCrop(12), transforms.ToTensor()]
     dataset: Any = Counting(transforms.Compose(steps))
-    cached = written(dataset_snippets.CACHE_BEFORE_RANDOM, dataset=dataset)["dataset"]
+    scope = written(dataset_snippets.CACHED_BEFORE)
+    dataset.transform, drawn = scope["split_at"](dataset.transform, "RandomCrop")
+    cached = scope["CachedBefore"](dataset, drawn)
     crops = {tuple(cached[3][0].flatten().tolist()) for _ in range(20)}
     assert len(crops) > 1
     assert Counting.n_made == cases.N == len(cached)

@@ -30,7 +30,7 @@ from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import batch_ms, rest_ms
 from loaderdoctor.findings.exposure import has_accelerator
-from loaderdoctor.findings.model import Finding
+from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.settings import Settings
 
 # More are not tried within a budget anyway: each costs several windows.
@@ -56,6 +56,8 @@ def prescribe(facts: Facts, findings: Iterable[Finding]) -> Prescription:
         code = in_code(case, ways)
         unsafe = (*unsafe, *not_advised_in_code(case))
     answered = {advice.kind for advice in lines}
+    if lines:  # each is a conversion too
+        answered.add(Kind.DATASET_FORMAT_BOUND)
     return Prescription(
         candidates=(*(c for c in tried if c.settings not in bad), *code),
         not_advised=unsafe,

@@ -67,8 +67,10 @@ def idea_lines(report: Report, *, most: int | None = None) -> list[RenderableTyp
 
 
 def change_outline(number: int, change: Change, step: Step) -> Text:
-    """One change in a sentence."""
-    return Text.assemble(f"{number}  ", _outline(change, step))
+    """One change in a sentence, and the option of the script that does it."""
+    option = next((row.idea for row in change.rows if row.command and row.idea), None)
+    said = f". {plain(option)}" if option is not None else ""
+    return Text.assemble(f"{number}  ", _outline(change, step), said)
 
 
 def _outline(change: Change, step: Step) -> Text:

@@ -96,3 +96,14 @@ def test_without_a_run_folder_the_rest_is_had_by_verbose() -> None:
     text = console_text(samples.input_bound(), brief=True)
     assert "All of it: --verbose" in text
     assert "report.html" not in text
+
+
+def test_a_change_that_an_option_makes_is_outlined_with_it() -> None:
+    row = samples.recommendation(
+        "num_workers", 0, 7, code="", command="python train.py -j 7", idea="Run it with `-j 7`."
+    )
+    first = samples.recommendation("pin_memory", False, True, measured_step_ms=2.0)
+    text = " ".join(brief(samples.input_bound(recommendations=(first, row))).split())
+    assert ". Run it with `-j 7`." in text
+    alone = brief(samples.input_bound(recommendations=(row,)))
+    assert "Run it with `-j 7`.\n     python train.py -j 7\n" in alone

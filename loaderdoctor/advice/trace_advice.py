@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loaderdoctor.advice.candidates import CodeAdvice
 from loaderdoctor.advice.code_advice import code_advice
 from loaderdoctor.advice.ideas import CHANGES
 from loaderdoctor.facts.shares import Bound
+from loaderdoctor.facts.trace_pool import only_workers_help
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import copy_cost, input_cost
 from loaderdoctor.findings.model import Finding, Kind
@@ -16,7 +17,7 @@ from loaderdoctor.findings.model import Finding, Kind
 # Of a copy this long a quarter of the bytes is worth asking for (batches of images; label vectors
 # take microseconds whatever their type).
 MIN_BATCH_BYTES = 4 << 20
-# And that, it is clear, brings no more than the bytes that need not travel.
+# Of float32 that was 8-bit.
 BYTES_SAVED = 0.75
 
 
@@ -95,7 +96,7 @@ _ANSWERS: Mapping[Kind, tuple[_Change, ...]] = {
     Kind.TOO_FEW_WORKERS: (_MORE_WORKERS, _LESS_WORK),
     Kind.WORKER_STARTUP_EACH_EPOCH: (_KEPT_WORKERS,),
     Kind.PAGEABLE_COPY: (_PINNED, _FEWER_BYTES),
-    Kind.BLOCKING_COPY: (_NON_BLOCKING,),
+    Kind.BLOCKING_COPY: (_NON_BLOCKING, _SIDE_STREAM),
     Kind.COPY_NOT_OVERLAPPED: (_SIDE_STREAM, _FEWER_BYTES),
 }
 # Where no finding says who makes the batches, or from what memory they are copied.
@@ -108,8 +109,9 @@ _OF_BOUND: Mapping[Bound, tuple[_Change, ...]] = {
 def trace_advice(facts: Facts, findings: Iterable[Finding], bound: Bound) -> tuple[CodeAdvice, ...]:
     """Changes for what a trace shows, the one that gains most at best first.
 
-    At best is the step without all that the change is for, as the trace has it. `axis` is what
-    `diagnose` tries it by, if anything.
+    At best is the step without all that the change is for, as the trace has it; of a loop at the
+    pace of its workers that is the step as it is, unless they get faster. `axis` is what `diagnose`
+    tries it by, if anything.
     """
     found = tuple(findings)
     ways = [way for finding in found for way in _of(finding, facts)]
@@ -117,7 +119,26 @@ def trace_advice(facts: Facts, findings: Iterable[Finding], bound: Bound) -> tup
     cost = copy_cost(facts) if bound == "copy" else input_cost(facts)
     if not ways and cost is not None:
         ways += _ways(None, _OF_BOUND.get(bound, ()), cost.ms, facts)
+    if _only_workers_help(facts):
+        ways = [way if way.kind in _OF_POOL else _afterwards(way) for way in ways]
     return tuple(sorted(ways, key=lambda way: -(way.bound_ms or 0.0)))
+
+
+def _only_workers_help(facts: Facts) -> bool:
+    trace = facts.trace
+    if trace is None:
+        return False
+    shares = trace.plain_shares or trace.shares
+    return only_workers_help(trace, input_share=shares.input or 0.0, copy_share=shares.copy or 0.0)
+
+
+# Where workers set the pace, what is no cause of that gains nothing by itself.
+_OF_POOL = (None, Kind.TOO_FEW_WORKERS, Kind.ITERATOR_RECREATED)
+
+
+def _afterwards(way: CodeAdvice) -> CodeAdvice:
+    said = "Gains nothing while the loop waits for its workers: it would wait the longer."
+    return replace(way, bound_ms=0.0, caution=f"{said} {way.caution or ''}".rstrip())
 
 
 def _of(finding: Finding, facts: Facts) -> Iterator[CodeAdvice]:
@@ -125,6 +146,27 @@ def _of(finding: Finding, facts: Facts) -> Iterator[CodeAdvice]:
     if finding.evidence.get("in_bursts"):
         changes += (_ANY_ORDER,)
     return _ways(finding.kind, changes, (finding.share or 0.0) * (facts.step_ms or 0.0), facts)
+
+
+# From pinned memory (`traces/`, H100); at best all of it.
+PINNED_BYTES_PER_MS = 50e6
+# One argument that gains as much comes before a stream to write.
+NEARLY_ALL = 0.8
+
+
+def _at_best_ms(change: _Change, ms: float, facts: Facts) -> float:
+    """What of the cost a change may save: the copy stays where it is only made faster."""
+    copies = facts.trace.copies if facts.trace is not None else ()
+    if change is _FEWER_BYTES:
+        return BYTES_SAVED * ms
+    if change is _NON_BLOCKING:  # the copy still takes its turn on the stream that computes
+        lead_ms = sum(c.idle_after_ms_per_step for c in copies)
+        waits_ms = sum(max(0.0, c.exposed_ms_per_step - c.busy_ms_per_step) for c in copies)
+        return ms if lead_ms + waits_ms >= NEARLY_ALL * ms else lead_ms + waits_ms
+    if change is _PINNED:
+        pageable = sum(c.bytes_per_step for c in copies if c.source == "pageable")
+        return max(0.0, ms - pageable / PINNED_BYTES_PER_MS)
+    return ms
 
 
 def _ways(
@@ -140,7 +182,7 @@ def _ways(
             title=change.title,
             idea=change.idea,
             code=None,
-            bound_ms=ms * (BYTES_SAVED if change is _FEWER_BYTES else 1.0),
+            bound_ms=_at_best_ms(change, ms, facts),
             predicted_from="trace",
             caution=change.caution,
             axis=change.axis,

@@ -12,7 +12,7 @@ from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.identity import Partition
 from loaderdoctor.attribution.trace_rows import Index, Rows, outermost
 from loaderdoctor.facts.trace import CopyFacts
-from loaderdoctor.intervals import Intervals
+from loaderdoctor.intervals import EMPTY, Intervals
 from loaderdoctor.trace.columns import ABSENT, I64, Category
 
 # Copies are told apart by source, device and stream; loops use a handful of these.
@@ -89,6 +89,9 @@ def copy_facts(
                 idle_after_ms_per_step=clock.ms_per_step(
                     _idle_after(rows, mine, busy).intersect(host).total_ns
                 ),
+                unwaited_ms_per_step=clock.ms_per_step(
+                    exposed.intersect(_unwaited(rows, mine, stream)).total_ns
+                ),
                 op_host_ms_per_step=clock.ms_per_step(
                     _issuing_ops(rows, mine).intersect(host).total_ns
                 ),
@@ -116,6 +119,31 @@ def _idle_after(rows: Rows, copies: CopyRows, busy: Intervals) -> Intervals:
     next_kernel = np.append(busy.starts, _NEVER)[np.searchsorted(busy.ends, ends, side="right")]
     found = next_kernel < _NEVER
     return Intervals.of(ends[found], np.maximum(next_kernel, ends)[found])
+
+
+def _unwaited(rows: Rows, copies: CopyRows, stream: int | None) -> Intervals:
+    """When copies run that neither a call nor a launched kernel waits for.
+
+    Whatever the host does before it launches the next kernel (on `stream`, which computes) would
+    delay that as long.
+    """
+    spans = rows.spans
+    if copies.rows.size == 0 or stream is None:
+        return EMPTY
+    is_kernel = spans.category[rows.device_rows] == Category.KERNEL
+    kernels, call = rows.device_rows[is_kernel], rows.launched_by[is_kernel]
+    same = (spans.device[kernels] == spans.device[copies.rows[0]]) & (call != ABSENT)
+    same &= spans.stream[kernels] == stream
+    kernels, launched = kernels[same], spans.start_ns[call[same]]
+    starts, ends = spans.start_ns[copies.rows], spans.end_ns[copies.rows]
+    # With no kernel behind it nothing tells: it is waited for.
+    behind = np.searchsorted(spans.start_ns[kernels], starts)
+    until = np.minimum(np.append(launched, np.iinfo(np.int64).min)[behind], ends)
+    held = np.where(copies.sync != ABSENT, copies.sync, copies.call)
+    returned = np.where(held != ABSENT, spans.end_ns[np.maximum(held, 0)], _NEVER)
+    begin = np.maximum(starts, returned)
+    free = until > begin
+    return Intervals.of(begin[free], until[free])
 
 
 def _issuing_ops(rows: Rows, copies: CopyRows) -> Intervals:

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from loaderdoctor.attribution.clock import StepClock
 from loaderdoctor.attribution.fetches import Fetches
 from loaderdoctor.attribution.trace_rows import Mask, Rows
+from loaderdoctor.facts.copy_calls import copy_calls_ms
 from loaderdoctor.facts.host_work import longer_silences_ms, work_between
 from loaderdoctor.facts.shares import Shares
 from loaderdoctor.facts.trace import ProfilerFacts, TraceFacts
+from loaderdoctor.facts.trace_pool import workers_set_the_pace
 from loaderdoctor.trace.columns import Category, Trace
 
 
@@ -87,22 +89,29 @@ OP_AT_MOST_US = 14.0
 def without_profiler(trace: TraceFacts, own_ms: float | None = None) -> Shares:
     """The trace's shares less the profiler's own time, rescaled to 1; None: the likely one.
 
-    It is taken from the exposed host; without an accelerator, where ops are what computes, from
-    that too. Idle time that a copy leaves behind, having waited for all the work before it, is
-    what that copy costs: `copy`, no host work.
+    It is taken from the exposed host, and then from the exposed input, which begins later by as
+    much; without an accelerator, where ops are what computes, from host and compute. Where worker
+    processes set the pace the step takes no longer by it: the loop waits the less for them, and
+    that is given back to `input`. What copies cost beside their own time (`copy_calls_ms`) is
+    `copy` and no host work; what runs while nothing waits for it is none.
     """
     shares, wall_ms = trace.shares, trace.wall_ms
     if not wall_ms:
         return shares
     parts = shares.as_dict()
-    after = min(sum(c.idle_after_ms_per_step for c in trace.copies) / wall_ms, shares.host or 0.0)
+    after = min(copy_calls_ms(trace) / wall_ms, shares.host or 0.0)
     if own_ms is None:
         own_ms = trace.host.profiler.likely_ms if trace.host.profiler is not None else 0.0
     left = own_ms / wall_ms
-    for name in ("host",) if trace.has_accelerator else ("host", "compute"):
+    paced = parts["input"] is not None and workers_set_the_pace(trace)
+    # Getting a batch is the same thread's, and exposed the more the later it gets to it.
+    also = ("input",) if trace.has_accelerator and not paced else ()
+    for name in ("host", *also) if trace.has_accelerator else ("host", "compute"):
         taken = min(left, parts[name] or 0.0)
         parts[name] = (parts[name] or 0.0) - taken
         left -= taken
+    if paced:
+        parts["input"] = (parts["input"] or 0.0) + own_ms / wall_ms - left
     whole = sum(v for v in parts.values() if v is not None)
     if whole <= 0.0:
         return shares
@@ -110,6 +119,9 @@ def without_profiler(trace: TraceFacts, own_ms: float | None = None) -> Shares:
         after *= parts["host"] / shares.host  # the profiler has its part in that too
         parts["copy"] += after
         parts["host"] -= after
+        unwaited = sum(c.unwaited_ms_per_step for c in trace.copies) / wall_ms
+        parts["copy"] -= unwaited
+        parts["host"] += unwaited
     return Shares(**{k: None if v is None else v / whole for k, v in parts.items()})
 
 

@@ -280,6 +280,8 @@ def _fetch_facts(attributed: Attributed) -> FetchFacts:
     got = fetches.getting.intersect(window)
     delivered = fetches.delivered_ns[window.contains(fetches.delivered_ns - 1)]
     started_within = window.contains(fetches.startup_at_ns)
+    waits_ms = _waits_ms(got, delivered)
+    first = np.searchsorted(delivered, fetches.startup_at_ns[started_within])
     exposed, unmarked = None, None
     if partition.input is not None and fetches.recorded:
         exposed = clock.ms_per_step(partition.input.total_ns)
@@ -292,10 +294,11 @@ def _fetch_facts(attributed: Attributed) -> FetchFacts:
         n_per_step=delivered.size / clock.per_step if fetches.recorded else None,
         raw_wait_ms=clock.ms_per_step(got.total_ns) if fetches.recorded else None,
         exposed_wait_ms=exposed,
-        waits_ms=_waits_ms(got, delivered),
+        waits_ms=waits_ms,
         n_iterators_created=int(window.contains(fetches.created_ns).sum()),
         n_exhausted=int(window.contains(fetches.exhausted_ns).sum()),
         startup_ms=tuple(float(x) / NS_PER_MS for x in fetches.startup_ns[started_within]),
+        boundaries_ms=tuple(waits_ms[i] for i in first.tolist() if i < len(waits_ms)),
         unmarked_wait_ms=unmarked,
     )
 

@@ -15,6 +15,7 @@ from loaderdoctor.facts.shares import (
     shown_severity,
 )
 from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.facts.trace_pool import only_workers_help
 from loaderdoctor.facts.whole import Facts
 
 # Fewer steps say nothing about a mean whose noise is a few percent.
@@ -32,13 +33,18 @@ def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
     even the most that the host may take makes none: then the step computes, as it seems. Where no
     loader was recorded, silence at the beginning of steps counts as host but may be waiting for
     batches: a host verdict that rests on it is uncertain. Of few steps the lower ends of their
-    shares bear the severity.
+    shares bear the severity. Where worker processes set the pace, what else the step waits for only
+    shortens the wait for them.
     """
     shares = without_profiler(trace)
     low = few_steps_low(trace, shares)
     if trace.fetching.unmarked_wait_ms is not None and trace.wall_ms > 0:
         known = (trace.host.exposed_ms - trace.fetching.unmarked_wait_ms) / trace.wall_ms
         low["host"] = min(known, low.get("host", 1.0))
+    waits, copies = shares.input or 0.0, shares.copy or 0.0
+    paced = only_workers_help(trace, input_share=waits, copy_share=copies)
+    if trace.n_steps and paced and waits >= HIGH_SHARE:
+        return "input", shown_severity(waits, low.get("input"))
     bound, severity = verdict_from_shares(shares, low, enough_steps=trace.n_steps > 0)
     if bound != "host" or severity != "high":
         return bound, severity

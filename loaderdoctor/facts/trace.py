@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -26,6 +27,8 @@ class CopyFacts:
     # Accelerator idle, in `host`, from a call's or sync's end to the next kernel, where it was busy
     # when the call began: the host had run ahead, and this copy ended that.
     idle_after_ms_per_step: float = 0.0
+    # Of the exposed time, what nothing waited for: the next kernel had not been launched yet.
+    unwaited_ms_per_step: float = 0.0
     # Exposed host time within the outermost ops that issue them, beside the calls: what each takes.
     op_host_ms_per_step: float = 0.0
 
@@ -67,9 +70,16 @@ class FetchFacts:
     n_iterators_created: int  # within the trace, inferred
     n_exhausted: int  # fetches that ended an epoch
     startup_ms: tuple[float, ...]  # one per creation: creation to first batch, inferred
+    # One per start-up: all waiting for its first batch, the end of the iterator before included.
+    boundaries_ms: tuple[float, ...] = ()
     # Only where loader events are missing: exposed silence around the step's beginning, per step.
     # It may be waiting for batches or the loop's own Python; it is counted as host.
     unmarked_wait_ms: float | None = None
+
+    @property
+    def all_boundaries_ms(self) -> float:
+        """What starting iterators, and ending those before them, took in all."""
+        return math.fsum(self.boundaries_ms or self.startup_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,10 +25,6 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Severity
 from loaderdoctor.instrument.wire.records import LoaderRecord
 
-# Tensors below this are copied in microseconds, pinned or not (a label vector, a scalar): that
-# they are not pinned says nothing about the batch. 64 KiB is also where CUDA stops staging a
-# pageable copy synchronously inside the call.
-MIN_TENSOR_BYTES = 64 * 1024
 # A blocking call holds the thread at least as long as the device copies; a non-blocking one
 # returns within a small part of it.
 MIN_BLOCKED_PART = 0.5
@@ -95,7 +91,7 @@ def exposed(facts: Facts, part: Part) -> Cost | None:
     if part == "input" and _no_fetch_seen(facts):
         return None
     if part == "copy" and trace_alone(facts):
-        share += lead_lost_ms(facts) / step_ms
+        share += (lead_lost_ms(facts) - unwaited_ms(facts)) / step_ms
     return Cost(
         ms=share * step_ms,
         share=share,
@@ -144,7 +140,9 @@ def explained_by(facts: Facts, cost: Cost, copies: Iterable[CopyFacts]) -> Cost:
 
     def ms(copies: Iterable[CopyFacts]) -> float:
         return sum(
-            c.exposed_ms_per_step + (c.idle_after_ms_per_step if alone else 0.0) for c in copies
+            c.exposed_ms_per_step
+            + (c.idle_after_ms_per_step - c.unwaited_ms_per_step if alone else 0.0)
+            for c in copies
         )
 
     all_ms, mine_ms = ms(facts.trace.copies if facts.trace is not None else ()), ms(copies)
@@ -232,6 +230,12 @@ def lead_lost_ms(facts: Facts) -> float:
     """Idle time, ms a step, that blocking copies leave by waiting for all the work before them."""
     copies = facts.trace.copies if facts.trace is not None else ()
     return sum(c.idle_after_ms_per_step for c in copies)
+
+
+def unwaited_ms(facts: Facts) -> float:
+    """Exposed copies, ms a step, that nothing waited for: no change of theirs gains it."""
+    copies = facts.trace.copies if facts.trace is not None else ()
+    return sum(c.unwaited_ms_per_step for c in copies)
 
 
 def _no_fetch_seen(facts: Facts) -> bool:

@@ -11,6 +11,7 @@ from loaderdoctor.attribution.distortion import host_bounds, without_profiler
 from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.facts.trace import HostHotspot, ProfilerFacts, TraceFacts
+from loaderdoctor.facts.trace_pool import only_workers_help, workers_set_the_pace
 from loaderdoctor.findings.exposure import input_cost
 from tests.attribution.build import TraceBuilder
 from tests.findings.builders import copy_facts, shares, trace
@@ -60,9 +61,39 @@ def test_what_recording_took_is_taken_from_the_host_and_the_rest_rescaled() -> N
     assert plain.compute == pytest.approx(5.8 / 8.0)
     on_cpu = trace(
         shares=shares(input_=0.5, copy=None, host=0.1), has_accelerator=False, copies=(),
-        profiler=profiler(500, 1.0, 2.0, 4.0),
+        profiler=profiler(500, 1.0, 2.0, 4.0), fetch_kind="single-process",
     )  # fmt: skip
     assert without_profiler(on_cpu).input == pytest.approx(5.0 / 8.0)  # of host and compute
+
+
+def test_at_the_pace_of_workers_what_recording_took_is_waited_for_without_it() -> None:
+    seen = trace(
+        shares=shares(input_=0.3, host=0.4), host_exposed_ms=4.0, waits_ms=(3.0,) * 20,
+        profiler=profiler(500, 1.0, 2.0, 4.0),
+    )  # fmt: skip
+    plain = without_profiler(seen)
+    assert plain.input == pytest.approx(0.5)
+    assert plain.host == pytest.approx(0.2)
+    assert judge_trace(seen) == ("input", "high")
+    # Receiving takes each fetch as long, and is no waiting.
+    received = changed(trace(shares=shares(input_=0.03, host=0.4)), waits_ms=(0.3,) * 20)
+    assert not workers_set_the_pace(received)
+    slower_copies = changed(seen, exposed_wait_ms=3.0)
+    assert only_workers_help(slower_copies, input_share=0.3, copy_share=0.4)
+    assert not only_workers_help(slower_copies, input_share=0.2, copy_share=0.6)
+
+
+def test_a_copy_that_no_kernel_waits_for_costs_nothing() -> None:
+    built = TraceBuilder()
+    for step in range(6):
+        at = step * 1000.0
+        built.step(step, at, at + 1000)
+        built.fetch(at, at + 10)
+        built.copy(at + 20, at + 30, at + 40, at + 140)  # the next kernel is launched at 600
+        built.kernel(at + 600, at + 605, at + 900)
+    copies = trace_facts(built.trace()).copies
+    assert copies[0].exposed_ms_per_step == pytest.approx(0.12, abs=0.02)
+    assert copies[0].unwaited_ms_per_step == pytest.approx(0.1, abs=0.01)
 
 
 def test_idle_time_that_a_blocking_copy_leaves_is_the_copys() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from loaderdoctor import format as fmt
+from loaderdoctor.facts.copy_calls import CALL_MS, MIN_TENSOR_BYTES, small_copies
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import (
     MIN_BLOCKED_PART,
-    MIN_TENSOR_BYTES,
     bandwidth_gb_per_s,
     copies_from,
     copy_cost,
@@ -20,11 +20,6 @@ from loaderdoctor.findings.exposure import (
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 from loaderdoctor.instrument.wire.records import TensorRecord
 
-# Fewer are a usual batch: images, labels, a mask or two, and the optimizer's scalars.
-MIN_SMALL_COPIES = 8
-# Host time of one small `.to()`: in the H100 traces of `traces/` the aten::to span of a batch's
-# pinned labels takes 0.02-0.03 ms; half of that is left for the profiler.
-CALL_MS = 0.01
 # Image batches: N x C x H x W or N x H x W x C. Anything smaller is copied in microseconds.
 IMAGE_CHANNELS = (1, 3)
 MIN_IMAGE_BYTES = 256 * 1024
@@ -90,9 +85,9 @@ def many_small_copies(facts: Facts) -> Finding | None:
     trace, step_ms = facts.trace, facts.step_ms
     if trace is None or not trace.has_accelerator or not step_ms:
         return None
-    small = [c for c in trace.copies if c.median_bytes < MIN_TENSOR_BYTES]
+    small = small_copies(trace)
     n = sum(c.n_per_step for c in small)
-    if n < MIN_SMALL_COPIES:
+    if not small:
         return None
     exposed_ms = sum(c.exposed_ms_per_step for c in small)
     call_ms = min(n * CALL_MS, trace.host.exposed_ms)
@@ -301,11 +296,14 @@ def blocking_copy(facts: Facts) -> Finding | None:
     pinned = copies_from(facts, "pinned")
     sent = [t for t in facts.transfers if t.pinned and t.n_bytes >= MIN_TENSOR_BYTES]
     blocked_ms = sum(c.host_blocked_ms_per_step for c in pinned)
+    called_ms = CALL_MS * sum(c.n_per_step for c in pinned)  # which do not wait for the copy
     if sent:
         sites = sorted({t.site for t in sent if not t.non_blocking})
         if not sites:
             return None
-    elif pinned and blocked_ms >= MIN_BLOCKED_PART * sum(c.busy_ms_per_step for c in pinned):
+    elif pinned and blocked_ms - called_ms >= MIN_BLOCKED_PART * sum(
+        c.busy_ms_per_step for c in pinned
+    ):
         sites = []
     else:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.host_work import work_between
 from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
+from loaderdoctor.facts.trace_pool import workers_set_the_pace
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import exposed, host_share, severity, trace_alone
 from loaderdoctor.findings.model import Finding, Kind
@@ -77,7 +78,8 @@ def launch_bound(facts: Facts) -> Finding | None:
     """Kernels shorter than their own launch: the accelerator waits for the host all along the step.
 
     Decides on: host share, mean kernel time, and idle time per kernel, less work between steps.
-    Abstains: no accelerator or no kernels, or the step waits longer for its input or copies.
+    Abstains: no accelerator or no kernels, or the step waits longer for its input or copies, or, in
+    a trace alone, worker processes set its pace.
     Fooled by: the profiler, which slows launches up to 2.3x; with plain windows the share is
     theirs, with a trace alone it is an upper bound.
     """
@@ -98,6 +100,8 @@ def launch_bound(facts: Facts) -> Finding | None:
     if trace.host.exposed_ms > 0:
         share *= launching_ms / trace.host.exposed_ms
     gap_us = 1000 * launching_ms / trace.kernels.n_per_step
+    if trace_alone(facts) and workers_set_the_pace(trace):
+        return None
     if (
         share < HIGH_SHARE
         or _of_profiler(facts, launching_ms)

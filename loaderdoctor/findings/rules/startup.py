@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
@@ -141,10 +139,10 @@ def _startup_of_trace(facts: Facts) -> Finding | None:
         and trace.fetching.n_iterators_created / trace.n_steps >= MIN_CREATIONS_PER_STEP
     ):
         return None  # the iterator is dropped each step: that is the cause, not the epoch
-    explained = cost.part(math.fsum(trace.fetching.startup_ms) / trace.n_steps)
+    explained = cost.part(trace.fetching.all_boundaries_ms / trace.n_steps)
     if explained.share < MODERATE_SHARE or explained.ms < MIN_PART_OF_INPUT * cost.ms:
         return None
-    mean_ms = math.fsum(trace.fetching.startup_ms) / n_starts
+    mean_ms = trace.fetching.all_boundaries_ms / n_starts
     return Finding(
         kind=Kind.WORKER_STARTUP_EACH_EPOCH,
         severity=explained.severity,

@@ -6,6 +6,7 @@ import math
 
 from loaderdoctor import format as fmt
 from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.trace_pool import BURST_PART, in_bursts, workers_set_the_pace
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import EdgeFacts
 from loaderdoctor.findings.capacity import (
@@ -128,23 +129,21 @@ def too_few_workers(facts: Facts) -> Finding | None:
     )
 
 
-# Waits this far above the others come in bursts: half of all waiting in a quarter of the fetches.
-BURST_PART = 0.25
-
-
 def _pool_of_trace(facts: Facts) -> Finding | None:
     trace, cost = facts.trace, input_cost(facts)
     if trace is None or cost is None or trace.fetching.kind not in ("multi-process", "mixed"):
         return None
-    started_ms = math.fsum(trace.fetching.startup_ms) / max(1, trace.n_steps)
+    started_ms = trace.fetching.all_boundaries_ms / max(1, trace.n_steps)
     waiting = cost.part(cost.ms - started_ms)
     if waiting.share < MODERATE_SHARE or waiting.ms < cost.ms / 2:
         return None  # `worker-startup-each-epoch` tells of it
     waits = sorted(trace.fetching.waits_ms, reverse=True)
     longest = waits[: max(1, round(len(waits) * BURST_PART))]
-    in_bursts = len(waits) >= 4 and 2 * math.fsum(longest) > math.fsum(waits) > 0
+    uneven = in_bursts(trace.fetching.waits_ms)
+    if not uneven and not workers_set_the_pace(trace):
+        return None  # as long each time: as well the cost of receiving a batch
     bursts = ""
-    if in_bursts:
+    if uneven:
         part = math.fsum(longest) / math.fsum(waits)
         bursts = (
             f" {fmt.share(part)} of the waiting is in {len(longest)} of {len(waits)} fetches: "
@@ -164,7 +163,7 @@ def _pool_of_trace(facts: Facts) -> Finding | None:
             "step_ms": cost.step_ms,
             "rest_of_step_ms": cost.step_ms - cost.ms,
             "longest_wait_ms": waits[0] if waits else None,
-            "in_bursts": in_bursts,
+            "in_bursts": uneven,
         },
         advice="More workers as long as CPUs are left for them; else less work for each batch.",
         predictions=(

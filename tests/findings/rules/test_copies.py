@@ -188,7 +188,10 @@ CASES = (
         silent={
             "images and labels": healthy(),
             "many large ones": healthy(
-                trace=trace(copies=(replace(SMALL, median_bytes=1e6),), host_exposed_ms=1.0)
+                trace=trace(
+                    copies=(replace(SMALL, median_bytes=1e6, busy_ms_per_step=1.0),),
+                    host_exposed_ms=1.0,
+                )
             ),
             "hidden behind the step": healthy(
                 trace=trace(copies=(replace(SMALL, exposed_ms_per_step=0.0),), host_exposed_ms=0.1)

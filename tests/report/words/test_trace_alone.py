@@ -48,7 +48,8 @@ def test_a_verdict_that_the_profiler_may_have_made_says_so() -> None:
     seen = changed(trace(shares=shares(host=0.4)), profiler=PROFILER)
     assert "little need be left" in said(seen, "compute", "uncertain")
     assert "the profiler's own" in said(seen, "host", "moderate")
-    assert said(seen, "host", "high") == ""
+    assert "may be too slow" in said(seen, "host", "high")
+    assert said(changed(seen, fetch_kind="single-process"), "host", "high") == ""
 
 
 def test_nothing_is_said_where_plain_windows_bear_the_verdict() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from loaderdoctor import __version__
+from loaderdoctor.commands.help import Commands
 from loaderdoctor.commands.options import (
     FAIL_ON,
     ONCE,
@@ -32,7 +33,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 SCRIPT_CONTEXT = {**CONTEXT, "allow_interspersed_args": False}
 
 
-@click.group(context_settings=CONTEXT)
+@click.group(cls=Commands, context_settings=CONTEXT)
 @click.version_option(__version__, prog_name="loaderdoctor")
 def cli() -> None:
     """Say where each millisecond of a PyTorch training step goes, and what measurably helps."""

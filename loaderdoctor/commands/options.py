@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from loaderdoctor.commands.help import HelpfulCommand
+
 if TYPE_CHECKING:
     from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 
@@ -33,7 +35,7 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-class GridCommand(click.Command):
+class GridCommand(HelpfulCommand):
     """A command whose `--grid` takes several AXIS=VALUES words, up to the first other word."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -137,4 +137,5 @@ def write_run(folder: RunFolder, diagnosis: Diagnosis, report: Report, *, at: fl
     folder.write_report(report, text)
     diagnosis.write_traces(folder, at_ns=int(at * NS_PER_S))
     write_scalars(report, folder.tensorboard, console_text=text, at=at)
-    write_html(report, folder, extras_of_diagnosis(report, diagnosis.shown, diagnosis.analysis))
+    extras = extras_of_diagnosis(report, diagnosis.shown, diagnosis.analysis, diagnosis.advised)
+    write_html(report, folder, extras)

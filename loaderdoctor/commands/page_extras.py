@@ -9,13 +9,16 @@ from loaderdoctor.attribution.pictures import sample_times, waits_of_trace, wait
 from loaderdoctor.attribution.step import usable
 from loaderdoctor.attribution.timeline import step_timelines, timelines_of_window
 from loaderdoctor.attribution.trace_facts import Attributed
+from loaderdoctor.diagnosis.advised import Advised
 from loaderdoctor.diagnosis.analysis import Analysis
 from loaderdoctor.facts.pictures import SampleTimes, StepTimeline
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
 from loaderdoctor.instrument.wire.worker_log import WorkerLog
 from loaderdoctor.report.charts.subjects import Prediction
-from loaderdoctor.report.html.figures import HtmlExtras, TracedSteps
+from loaderdoctor.report.html.figures import HtmlExtras
+from loaderdoctor.report.html.timelines import TracedSteps
 from loaderdoctor.report.model import Report
+from loaderdoctor.report.words.changes import changes_of
 from loaderdoctor.sweep.evidence import SweepEvidence
 from loaderdoctor.tryout.ablating import LoopEvidence
 
@@ -30,9 +33,15 @@ def extras_of_trace(attributed: Attributed) -> HtmlExtras:
 
 
 def extras_of_diagnosis(
-    report: Report, evidence: LoopEvidence | None, analysis: Analysis | None
+    report: Report,
+    evidence: LoopEvidence | None,
+    analysis: Analysis | None,
+    advised: Advised | None = None,
 ) -> HtmlExtras:
-    """Of `diagnose`: the profiled window with the workers in it, plain waits, predictions."""
+    """Of `diagnose`: the profiled window with the workers in it, plain waits, predictions.
+
+    And a step of the window with what is advised, where that was traced.
+    """
     if evidence is None or analysis is None:
         return HtmlExtras(made_at=time.time())
     plain = evidence.steady
@@ -42,6 +51,7 @@ def extras_of_diagnosis(
     return HtmlExtras(
         made_at=time.time(),
         traced=_traced(None, steps),
+        advised=_advised(report, advised, analysis.log),
         waits=waits_of_windows(evidence.observed, plain),
         samples=_samples(analysis.log, plain, evidence.observed),
         predictions=tuple(_predictions(report, analysis)),
@@ -52,18 +62,32 @@ def extras_of_sweep(report: Report, evidence: SweepEvidence) -> HtmlExtras:
     """Of `sweep`: steps of the loop as it is and of the best trial, and the loop's own waits."""
     outcome = evidence.sweep.outcome if evidence.sweep is not None else None
     plain = [w for w in outcome.plain if usable(w)] if outcome is not None else []
-    shown = [0] + ([report.best.trial] if report.best is not None and report.best.trial else [])
-    traced = [
+    best = report.best.trial if report.best is not None else 0
+    own, other = (
         TracedSteps(label=report.trials[i].label, steps=evidence.traces[i].steps[:1])
-        for i in shown
         if i in evidence.traces and evidence.traces[i].steps
-    ]
+        else None
+        for i in (0, best)
+    )
     return HtmlExtras(
         made_at=time.time(),
-        traced=tuple(traced),
+        traced=(own,) if own is not None else (),
+        advised=other if best else None,
         waits=waits_of_windows(evidence.observed, plain),
         samples=_samples(evidence.log, plain, evidence.observed),
     )
+
+
+def _advised(report: Report, advised: Advised | None, log: WorkerLog | None) -> TracedSteps | None:
+    """The winner's step, where it is the change that the report speaks of."""
+    first = next(iter(changes_of(report.recommendations)), None)
+    if advised is None or first is None or first.measured_ms is None:
+        return None
+    changed = advised.settings.changed()
+    if any(changed.get(row.setting) != row.to for row in first.rows):
+        return None
+    steps = advised.steps(log)[:1]
+    return TracedSteps(label=first.words(), steps=steps) if steps else None
 
 
 def _traced(label: str | None, steps: tuple[StepTimeline, ...]) -> tuple[TracedSteps, ...]:

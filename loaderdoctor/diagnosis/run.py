@@ -15,6 +15,7 @@ from pathlib import Path
 from loaderdoctor.attribution.cpu import machine_notes
 from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.trace_facts import attribute
+from loaderdoctor.diagnosis.advised import Advised, kept_back_s, trace_advised
 from loaderdoctor.diagnosis.analysis import Analysis, analyse, overlay
 from loaderdoctor.diagnosis.gather import Gatherer, MemoryHistory, history_row, record
 from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
@@ -98,6 +99,7 @@ class Diagnosis:
         self.group: GroupAnalysis | None = None
         self.analysis: Analysis | None = None
         self.verification: Verification | None = None
+        self.advised: Advised | None = None  # the winner of the trials, traced
         self.history: MemoryHistory | None = None  # None: not asked for, or not reached
         self.problems: list[str] = []
         self._on_stage, self._say = on_stage, say or (lambda text: None)
@@ -150,6 +152,10 @@ class Diagnosis:
             self._measure_longer(gatherer, seconds)
         if self.verification is not None and script_run.ended is None:
             self._measure_first_advice(seconds)
+        if self._ranks is None and not self._replayed:
+            self.advised = trace_advised(
+                script_run, self.verification, self._raw, options.profiler, until - self._clock()
+            )
         if isinstance(script_run, RepeatedRun):
             script_run.no_more()
         if options.patient and script_run.ended is None:
@@ -223,6 +229,7 @@ class Diagnosis:
         if not live:
             return
         self._tell("trying settings")
+        picture_s = kept_back_s(self._options.budget_s) if self._ranks is None else 0.0
         verifier = self._verifier = Verifier(
             evidence,
             Equipment(
@@ -230,7 +237,7 @@ class Diagnosis:
                 on_progress=lambda progress: self._tell("trying settings"),
                 clock=self._clock,
             ),
-            left_s=until - self._clock(),
+            left_s=until - self._clock() - picture_s,
             trial_limit_s=self._options.trial_limit_s,
         )
         self.verification = verifier.verify(

@@ -84,6 +84,7 @@ class StepTimeline:
     wall_ms: float
     rows: tuple[TimelineRow, ...]
     n_workers_left_out: int = 0
+    axis_ms: float | None = None  # where its picture ends, next to a longer one; None: with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

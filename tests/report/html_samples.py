@@ -20,7 +20,8 @@ from loaderdoctor.facts.pictures import (
 )
 from loaderdoctor.report import model
 from loaderdoctor.report.charts.subjects import Prediction
-from loaderdoctor.report.html.figures import HtmlExtras, TracedSteps
+from loaderdoctor.report.html.figures import HtmlExtras
+from loaderdoctor.report.html.timelines import TracedSteps
 from tests.report import sample_facts, samples
 
 HOSTILE = (
@@ -95,6 +96,9 @@ def extras(label: str | None = None) -> HtmlExtras:
     return HtmlExtras(
         made_at=1_700_000_000.0,
         traced=(TracedSteps(label=label, steps=(step, step)),),
+        advised=TracedSteps(
+            label=label or "num_workers=4", steps=(replace(step, wall_ms=step.wall_ms / 4),)
+        ),
         waits=WaitSeries(
             source="plain windows",
             waits_ms=waits,

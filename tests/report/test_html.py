@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from loaderdoctor import format as fmt
 from loaderdoctor.commands.analyze.command import AnalyzeOptions, analyze
 from loaderdoctor.report.charts.subjects import workers_by_prefetch
-from loaderdoctor.report.html.figures import HtmlExtras
+from loaderdoctor.report.html.figures import HtmlExtras, charts_of
 from loaderdoctor.report.html.page import html
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.words.trials import trial_names
@@ -164,9 +165,21 @@ def test_colours_come_from_the_page_and_ids_are_unique() -> None:
     assert "fill: #" not in charts and "stroke: #" not in charts
 
 
+def test_a_step_before_and_after_is_drawn_to_one_scale() -> None:
+    extras = html_samples.extras()
+    page = html(samples.input_bound(), extras)
+    assert page.index('id="step-before"') < page.index('id="step-after"') < page.index("Findings")
+    drawn = charts_of(samples.input_bound(), extras).before_after
+    assert [chart.title.partition(":")[0] for chart in drawn] == ["As it is", "With num_workers=4"]
+    ticks = [re.findall(r">(\d+)</text>", str(chart.wide)) for chart in drawn]
+    assert ticks[0] == ticks[1]  # although the second step is a quarter of the first
+    alone = html(samples.input_bound(), replace(extras, advised=None))
+    assert "before and after" not in alone
+
+
 def test_charts_are_drawn_for_wide_and_narrow_pages() -> None:
     page = html(html_samples.many_trials(8), html_samples.extras())
-    assert page.count("<figure") == page.count('<div class="wide">') == 8
+    assert page.count("<figure") == page.count('<div class="wide">') == 10
     assert page.count('<div class="narrow">') == page.count('<div class="wide">')
     assert "could not be drawn" not in page
 

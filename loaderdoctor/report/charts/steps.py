@@ -33,7 +33,7 @@ def timeline(sheet: Sheet, step: StepTimeline) -> Figure:
     """One step, one row for each thread, the accelerator and the workers."""
     rows = labelled_rows(sheet, [row.name for row in step.rows])
     axes = rows.axes
-    axes.set_xlim(0, step.wall_ms)
+    axes.set_xlim(0, step.axis_ms or step.wall_ms)
     axes.grid(axis="x", color=sheet.colour("line"), linewidth=1)
     sheet.rectangles(
         axes, [rows.box(i, 0.0, step.wall_ms) for i in range(len(step.rows))], fill="track"

@@ -9,10 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from markupsafe import Markup
-
 from loaderdoctor import format as fmt
-from loaderdoctor.facts.pictures import SampleTimes, StepTimeline, WaitSeries
+from loaderdoctor.facts.pictures import SampleTimes, WaitSeries
 from loaderdoctor.report.charts.subjects import (
     NO_PREFETCH,
     Bars,
@@ -21,7 +19,6 @@ from loaderdoctor.report.charts.subjects import (
     Prediction,
     Predictions,
     RunLine,
-    Subject,
     gpu_memory_bars,
     host_memory_bars,
     share_stacks,
@@ -30,34 +27,12 @@ from loaderdoctor.report.charts.subjects import (
     workers_by_prefetch,
 )
 from loaderdoctor.report.gpu_model import GpuBusy
+from loaderdoctor.report.html.chart import Chart, Table, drawn
+from loaderdoctor.report.html.timelines import TracedSteps, before_after, timeline
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.run_model import Run
 from loaderdoctor.report.words import run as run_words
 from loaderdoctor.report.words.trials import is_clear
-
-# What the colours of a timeline mean, by the page's name for each.
-DOING_WORDS = {
-    "input": "getting a batch",
-    "copy": "copying to the device",
-    "communication": "collectives",
-    "host": "host work",
-    "compute": "compute",
-    "sync": "waiting for the device",
-    "fetch": "loading samples",
-    "collate": "collating",
-    "send": "handing over the batch",
-    "pin": "pinning or moving batches",
-    "other": "not recorded",
-}
-_WHICH = {"typical": "A typical step", "slowest": "The slowest step", "only": "The step"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedSteps:
-    """Steps of one capture; `label` says under which settings, None where there is one capture."""
-
-    label: str | None
-    steps: tuple[StepTimeline, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,37 +44,17 @@ class HtmlExtras:
 
     made_at: float | None = None  # seconds since the epoch
     traced: tuple[TracedSteps, ...] = ()
+    advised: TracedSteps | None = None  # a step with what is advised, or what did best
     waits: WaitSeries | None = None
     samples: SampleTimes | None = None
     predictions: tuple[Prediction, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Rows of text under headings; the first column names the row."""
-
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
-    """One chart as the page shows it: `wide` and `narrow` are the same chart; None: not drawn."""
-
-    name: str
-    title: str
-    note: str
-    legend: tuple[tuple[str, str], ...] = ()  # (colour of the page, words)
-    wide: Markup | None = None
-    narrow: Markup | None = None
-    table: Table | None = None
-    problem: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Charts:
     """Everything drawn for a report; empty tuples and None where nothing was recorded."""
 
+    before_after: tuple[Chart, ...]  # a step as it is, and with what is advised, to one scale
     timelines: tuple[Chart, ...]
     waits: Chart | None
     samples: Chart | None
@@ -112,8 +67,9 @@ class Charts:
 def charts_of(report: Report, extras: HtmlExtras) -> Charts:
     """Draw what there is to draw."""
     return Charts(
+        before_after=before_after(next(iter(extras.traced), None), extras.advised),
         timelines=tuple(
-            _timeline(number, traced, step)
+            timeline(number, traced, step)
             for number, (traced, step) in enumerate(
                 (traced, step) for traced in extras.traced for step in traced.steps
             )
@@ -125,44 +81,6 @@ def charts_of(report: Report, extras: HtmlExtras) -> Charts:
         busy=_busy(report.gpu.busy) if report.gpu and report.gpu.busy else None,
         run=_run(report.run) if report.run is not None and report.run.timeline else None,
     )
-
-
-def _drawn(chart: Chart, subject: Subject) -> Chart:
-    """The chart with its pictures for both widths; with the reason where the library failed."""
-    try:
-        from loaderdoctor.report.charts.draw import svg_pair
-
-        wide, narrow = svg_pair(subject, name=chart.name, description=chart.title)
-    except Exception as error:  # a broken library must not cost the report
-        return replace(chart, problem=f"{type(error).__name__}: {error}")
-    return replace(chart, wide=wide, narrow=narrow)
-
-
-def _timeline(number: int, traced: TracedSteps, step: StepTimeline) -> Chart:
-    shown = [strip.doing for row in step.rows for strip in row.strips if strip.spans]
-    legend = tuple((doing, words) for doing, words in DOING_WORDS.items() if doing in shown)
-    title = f"{_WHICH[step.which]}: {fmt.ms(step.wall_ms)}"
-    if traced.label is not None:
-        title += f", {fmt.plain(traced.label)}"
-    note = f"Step {step.number} of the {step.n_steps} measured in the trace."
-    if step.n_workers_left_out:
-        note += f" {fmt.count(step.n_workers_left_out, 'more row')} of workers left out."
-    table = Table(
-        headings=("row", "doing", "time", "of the step"),
-        rows=tuple(
-            (
-                row.name,
-                DOING_WORDS[strip.doing],
-                fmt.ms(strip.total_ms),
-                fmt.share(strip.total_ms / step.wall_ms if step.wall_ms else None),
-            )
-            for row in step.rows
-            for strip in row.strips
-            if strip.spans
-        ),
-    )
-    chart = Chart(name=f"step-{number}", title=title, note=note, legend=legend, table=table)
-    return _drawn(chart, step)
 
 
 def _busy(series: GpuBusy) -> Chart:
@@ -194,7 +112,7 @@ def _busy(series: GpuBusy) -> Chart:
         legend=tuple(legend),
         table=Table(headings=tuple(headings), rows=(tuple(row),)),
     )
-    return _drawn(chart, series)
+    return drawn(chart, series)
 
 
 def _run(run: Run) -> Chart:
@@ -222,7 +140,7 @@ def _run(run: Run) -> Chart:
         ),
         alerts=tuple(alert.at_s for alert in run.alerts),
     )
-    return _drawn(chart, subject)
+    return drawn(chart, subject)
 
 
 def _waits(series: WaitSeries) -> Chart:
@@ -259,7 +177,7 @@ def _waits(series: WaitSeries) -> Chart:
     chart = Chart(
         name="waits", title="Wait for each batch", note=note, legend=tuple(legend), table=table
     )
-    return _drawn(chart, series)
+    return drawn(chart, series)
 
 
 def _samples(samples: SampleTimes) -> Chart:
@@ -281,7 +199,7 @@ def _samples(samples: SampleTimes) -> Chart:
         f"Dashes: 95 % are below {fmt.ms(samples.p95_ms)}.",
         table=table,
     )
-    return _drawn(chart, samples)
+    return drawn(chart, samples)
 
 
 def _trials(report: Report) -> Iterator[Chart]:
@@ -299,7 +217,7 @@ def _trials(report: Report) -> Iterator[Chart]:
         note="Milliseconds a step, fastest first; whiskers are 95 % intervals.",
         legend=tuple(time_legend(report)),
     )
-    yield _drawn(chart, Bars(bars=step_bars(report, rows)))
+    yield drawn(chart, Bars(bars=step_bars(report, rows)))
     shared = [row for row in rows if report.trials[row[1]].shares is not None]
     if len(shared) > 1:
         stacks = share_stacks(report, shared)
@@ -310,7 +228,7 @@ def _trials(report: Report) -> Iterator[Chart]:
             "have no bar.",
             legend=tuple((name, name) for name in stacks.parts),
         )
-        yield _drawn(chart, stacks)
+        yield drawn(chart, stacks)
     own: Mapping[str, Any] = report.loaders[0].settings if report.loaders else {}
     cells = workers_by_prefetch([t for _, t in ran], own)
     if cells is not None:
@@ -341,7 +259,7 @@ def _grid(cells: Grid) -> Chart:
         "too, the fastest.",
         table=table,
     )
-    return _drawn(chart, cells)
+    return drawn(chart, cells)
 
 
 def _prefetch(factor: str) -> str:
@@ -358,7 +276,7 @@ def _memory(report: Report, rows: Labelled) -> Iterator[Chart]:
             note="Peaks of the training process.",
             legend=(("plain", "allocated"), ("ink", "reserved (line)")),
         )
-        yield _drawn(chart, Bars(bars=gpu_memory_bars(report, on_gpu)))
+        yield drawn(chart, Bars(bars=gpu_memory_bars(report, on_gpu)))
     on_host = [row for row in rows if trials[row[1]].host_bytes is not None]
     if on_host:
         chart = Chart(
@@ -366,7 +284,7 @@ def _memory(report: Report, rows: Labelled) -> Iterator[Chart]:
             title="Host memory",
             note="Of the training process and its workers together.",
         )
-        yield _drawn(chart, Bars(bars=host_memory_bars(report, on_host)))
+        yield drawn(chart, Bars(bars=host_memory_bars(report, on_host)))
 
 
 def _predictions(pairs: Sequence[Prediction]) -> Chart:
@@ -388,4 +306,4 @@ def _predictions(pairs: Sequence[Prediction]) -> Chart:
         note="Milliseconds a step. Ring: predicted from the diagnosis. Dot: measured in this run.",
         table=table,
     )
-    return _drawn(chart, Predictions(pairs=tuple(pairs)))
+    return drawn(chart, Predictions(pairs=tuple(pairs)))

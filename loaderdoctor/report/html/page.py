@@ -13,7 +13,8 @@ from markupsafe import Markup
 from loaderdoctor import __version__
 from loaderdoctor import format as fmt
 from loaderdoctor.report.files import RunFolder, write_bytes
-from loaderdoctor.report.html.figures import HtmlExtras, Table, charts_of
+from loaderdoctor.report.html.chart import Table
+from loaderdoctor.report.html.figures import HtmlExtras, charts_of
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.ranks import outliers_first, rank_columns
 from loaderdoctor.report.words import gpu, run, trials
@@ -46,6 +47,7 @@ from loaderdoctor.report.words.trials import (
 )
 from loaderdoctor.report.words.verdict import headline
 from loaderdoctor.report.words.whole import whole_of
+from loaderdoctor.setting_words import heading
 
 NAME = "report.html"
 _TEMPLATE = "report.html.j2"
@@ -110,7 +112,7 @@ def _environment() -> Environment:
         evidence=evidence_words,
         share_words=share_words,
         lines=str.splitlines,
-        setting=fmt.setting,
+        heading=heading,
     )
     return made
 
@@ -172,7 +174,7 @@ def _within(part: float) -> float:
 class ShownChange:
     """Settings that were measured together: what, the code, the gain, what to beware of."""
 
-    settings: tuple[tuple[str, str | None, str | None], ...]  # (name, from, to)
+    title: str
     diffs: tuple[tuple[tuple[str, str], ...], ...]  # lines as (add | del | "", text)
     gain: str | None  # measured
     notes: tuple[str, ...]  # on what was measured: how much faster, and what was predicted
@@ -191,12 +193,7 @@ def _change(change: Change, now_ms: float | None) -> ShownChange:
     if measured is not None and first.predicted_step_ms is not None:
         notes.append(f"{fmt.ms(first.predicted_step_ms)} {change.basis}")
     return ShownChange(
-        settings=tuple(
-            (c.setting, None, None)
-            if change.is_code
-            else (c.setting, fmt.setting(c.from_), fmt.setting(c.to))
-            for c in group
-        ),
+        title=change.title(),
         diffs=tuple(
             _diff(code)
             for code in dict.fromkeys(x for c in group for x in (c.command, c.code) if x)

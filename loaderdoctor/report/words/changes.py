@@ -87,6 +87,13 @@ class Change:
         together = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} with {words[-1]}"
         return f"{together} and {self.first.also}" if self.first.also else together
 
+    @property
+    def opening(self) -> str:
+        """`words` as a sentence begins: a setting keeps its spelling."""
+        words = self.words()
+        is_code = "=" in words.partition(" ")[0] or "(" in words.partition(" ")[0]
+        return words if is_code else words[:1].upper() + words[1:]
+
     def title(self) -> str:
         """As the list of changes has it, with what the loop has now: `num_workers=6 (now 0)`."""
         if self.is_code:

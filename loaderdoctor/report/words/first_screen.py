@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?:\s?([a-zA-Z%µ]+))?")
 # Kind of the warning that the loop's first windows were slower, and are in no figure of its step.
 SLOW_START = "slow-start"
 _WORTH_SAVING = "which is worth saving"
-AS_ADVISED = "with 1, as below"  # the number that the list of changes gives it
+AS_ADVISED = "with change 1 below"  # the number that the list of changes gives it
 NO_DIFFERENCE = "no difference to see"
 # Less of an epoch's boundary is not named: the first batch's wait replaces a usual one.
 OWN_PART = 0.2

@@ -263,11 +263,11 @@ def _first_change(step_ms: float, change: Change, *, inconclusive: bool = False)
         ratio = change.times_as_fast(step_ms)
         if measured_ms < step_ms and ratio is not None and ratio > 1.0:
             return (
-                f"{change.words()} brings it to {fmt.number(measured_ms)} ms, "
+                f"{change.opening} brings it to {fmt.number(measured_ms)} ms, "
                 f"{fmt.ratio(ratio)} as fast{change.compared(step_ms)}, {MEASURED}."
             )
         return (
-            f"{change.words()} was faster than the loop as it is in the same rounds: "
+            f"{change.opening} was faster than the loop as it is in the same rounds: "
             f"{fmt.number(measured_ms)} ms a step, {MEASURED}."
         )
     figure = f" ({prediction})" if prediction is not None else ""
@@ -302,7 +302,7 @@ def _healthy(
     busy += f"; {' and '.join(costs)}." if costs else "."
     if change is not None and best_ms is not None and best_ms < step_ms:
         return (
-            f"Nothing is wrong with the loader. {threads}{busy} {change.words()} still brings the "
+            f"Nothing is wrong with the loader. {threads}{busy} {change.opening} still brings the "
             f"step to {fmt.number(best_ms)} ms, {MEASURED}."
         )
     if threads:

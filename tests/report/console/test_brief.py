@@ -42,7 +42,7 @@ def test_headline_bars_first_change_and_last_line_speak_of_one_change() -> None:
     text = brief(report)
     head, bars, changes = text.partition("The step")[0], text.split("What it would be")[1], text
     assert "num_workers=7 with" in " ".join(head.split())
-    (bar,) = (line for line in bars.splitlines() if "with 1, as below" in line)
+    (bar,) = (line for line in bars.splitlines() if "with change 1 below" in line)
     assert "2.31 ± 0.09 ms" in bar
     assert "5.7×" in bar
     assert "\n  1  num_workers=7 (now 0), persistent_workers=True\n" in changes

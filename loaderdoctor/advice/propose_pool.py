@@ -26,7 +26,12 @@ STARTUP_MS = {"fork": 150.0, "spawn": 3000.0, "forkserver": 3000.0}
 # Start-up under this share of the epoch is not worth keeping workers for.
 MIN_STARTUP_SHARE = 0.05
 
-_WORKER_KINDS = (Kind.LOADER_IN_MAIN_PROCESS, Kind.TOO_FEW_WORKERS, Kind.STORAGE_BOUND_WORKERS)
+_WORKER_KINDS = (
+    Kind.LOADER_IN_MAIN_PROCESS,
+    Kind.TOO_FEW_WORKERS,
+    Kind.STORAGE_BOUND_WORKERS,
+    Kind.LATENCY_BOUND_STORAGE,
+)
 # What a loop that makes its own batches suffers from, and need not in a thread.
 _LOOP_KINDS = (
     Kind.LOADER_IN_MAIN_PROCESS,

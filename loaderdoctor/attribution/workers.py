@@ -19,7 +19,7 @@ from loaderdoctor.attribution.worker_batches import (
     of_step,
     selections,
 )
-from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
+from loaderdoctor.facts.workers import LineHotspot, ReadFacts, WorkerFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
 from loaderdoctor.instrument.wire.record_file import Outcome
 from loaderdoctor.instrument.wire.records import FetchRecord, LoaderRecord
@@ -145,6 +145,20 @@ def _facts(chosen: Selection, n_steps: int, sampled_in: Sequence[Selection]) -> 
         first_touch_ms=touched.first_ms if touched is not None else None,
         run_wait_share=_run_wait_share(chosen) if in_workers else None,
         receive_ms=_receive_ms(chosen) if in_workers else None,
+        reads=_reads(chosen) if in_workers else None,
+    )
+
+
+def _reads(chosen: Selection) -> ReadFacts | None:
+    counts = [w.reads for w in chosen.workers if w.reads is not None]
+    n_batches = sum(c.n_batches for c in counts)
+    if not n_batches:
+        return None
+    n_bytes = sum(c.n_bytes for c in counts)
+    return ReadFacts(
+        bytes_per_batch=n_bytes / n_batches,
+        calls_per_batch=sum(c.n_calls for c in counts) / n_batches,
+        disk_share=min(1.0, sum(c.disk_bytes for c in counts) / n_bytes) if n_bytes else 0.0,
     )
 
 

@@ -18,7 +18,7 @@ from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.attribution.wall import wall_facts
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
 from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.facts.loop import ThreadTrial
+from loaderdoctor.facts.loop import NO_TRIALS, LoopTrials
 from loaderdoctor.facts.shares import Bound, VerdictSeverity
 from loaderdoctor.facts.whole import Facts, RankFacts
 from loaderdoctor.facts.workers import WorkerFacts
@@ -54,7 +54,7 @@ def analyse(
     *,
     ranks: tuple[RankFacts, ...] = (),
     peer_wait_ms: float | None = None,
-    tried: tuple[ThreadTrial, ...] = (),
+    tried: LoopTrials = NO_TRIALS,
 ) -> Analysis:
     """Read the trace and the workers' records, and conclude. Never raises for missing evidence.
 
@@ -86,7 +86,7 @@ def analyse(
         ),
         wall=wall_facts(evidence.wall, step),
     )
-    facts = replace(facts, ranks=ranks, thread_trials=tried)
+    facts = replace(facts, ranks=ranks, thread_trials=tried.threads, pool_trials=tried.pools)
     bound, severity = judge_run(facts)
     findings = find(facts)
     return Analysis(

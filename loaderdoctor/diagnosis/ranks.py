@@ -15,7 +15,7 @@ from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.trace_facts import attribute
 from loaderdoctor.diagnosis.analysis import Analysis, analyse
 from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.facts.loop import ThreadTrial
+from loaderdoctor.facts.loop import NO_TRIALS, LoopTrials
 from loaderdoctor.facts.whole import RankFacts, RankStep
 from loaderdoctor.instrument.command.rank_connection import RankConnection
 from loaderdoctor.instrument.wire.protocol import WindowDone
@@ -37,7 +37,7 @@ class GroupAnalysis:
 def analyse_group(
     evidence: LoopEvidence,
     connections: Sequence[RankConnection],
-    tried: tuple[ThreadTrial, ...] = (),
+    tried: LoopTrials = NO_TRIALS,
 ) -> GroupAnalysis:
     """Compare the ranks by their profiled windows, and analyse the one that the others wait for.
 

@@ -22,7 +22,7 @@ from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, 
 from loaderdoctor.diagnosis.ranks import GroupAnalysis, analyse_group
 from loaderdoctor.diagnosis.seconds import Allowance
 from loaderdoctor.diagnosis.unsettled import ended_by_itself, not_again, unsettled
-from loaderdoctor.diagnosis.verify import Verification, Verifier, thread_trials
+from loaderdoctor.diagnosis.verify import Verification, Verifier, loop_trials
 from loaderdoctor.errors import LoaderdoctorError, RunError
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.findings.exposure import is_open
@@ -298,7 +298,7 @@ class Diagnosis:
 
     def _analyse(self, evidence: LoopEvidence) -> Analysis:
         verified = self._verified
-        tried = thread_trials(verified.tried if verified is not None else ())
+        tried = loop_trials(verified.tried if verified is not None else ())
         if (ranks := self._ranks) is not None:
             self.group = analyse_group(evidence, ranks.measured, tried)
             return self.group.analysis

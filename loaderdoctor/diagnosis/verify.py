@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import RunError
-from loaderdoctor.facts.loop import ThreadTrial
+from loaderdoctor.facts.loop import LoopTrials, PoolTrial, ThreadTrial
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.ablating import LoopEvidence
 from loaderdoctor.tryout.comparing import (
@@ -226,8 +226,24 @@ class Verifier:
         return step_ms <= REACHED * rest_ms
 
 
-def thread_trials(tried: Sequence[Compared]) -> tuple[ThreadTrial, ...]:
-    """What is known of other numbers of threads, everything else as it is."""
+def loop_trials(tried: Sequence[Compared]) -> LoopTrials:
+    """What is known of other numbers of threads, and of workers, everything else as it is."""
+    return LoopTrials(threads=_thread_trials(tried), pools=_pool_trials(tried))
+
+
+def _pool_trials(tried: Sequence[Compared]) -> tuple[PoolTrial, ...]:
+    return tuple(
+        PoolTrial(num_workers=n, own_ms=own_ms, step_ms=step, gain_ms=gain)
+        for one in tried
+        if set(one.settings.changed()) <= {"num_workers", "persistent_workers"}
+        and (n := one.settings.num_workers) is not None
+        and (own_ms := one.own_ms) is not None
+        and (step := one.step) is not None
+        and (gain := one.gain) is not None
+    )
+
+
+def _thread_trials(tried: Sequence[Compared]) -> tuple[ThreadTrial, ...]:
     return tuple(
         ThreadTrial(n_threads=n, step_ms=step, gain_ms=gain, decided=one.decided)
         for one in tried

@@ -253,6 +253,27 @@ class ThreadTrial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolTrial:
+    """The loop with another number of workers, measured next to plain windows."""
+
+    num_workers: int
+    own_ms: float  # a step of the loop as it is in the same rounds
+    step_ms: Estimate
+    gain_ms: Estimate  # plain - this, paired by round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopTrials:
+    """What trials said of the loop that findings rest on; empty: not tried, or not yet."""
+
+    threads: tuple[ThreadTrial, ...] = ()
+    pools: tuple[PoolTrial, ...] = ()
+
+
+NO_TRIALS = LoopTrials()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
     """What the machine offers."""
 

@@ -8,6 +8,7 @@ from typing import Literal
 from loaderdoctor.facts.loop import (
     AblationFacts,
     MachineFacts,
+    PoolTrial,
     StepFacts,
     ThreadTrial,
     WallFacts,
@@ -80,6 +81,7 @@ class Facts:
     other_workers: tuple[WorkerFacts, ...] = ()  # of the other loaders seen, validation mostly
     edge: EdgeFacts | None = None  # None: the workers have time to spare, or it is not known
     thread_trials: tuple[ThreadTrial, ...] = ()  # empty: not tried, or not yet
+    pool_trials: tuple[PoolTrial, ...] = ()
     loop_lines: LoopLineFacts | None = None  # None: the loop's stack was not sampled
     trains: bool = True  # False: no backward pass and no optimizer step was seen
     calls_model: bool | None = None  # of a loop that does not train; None: not seen

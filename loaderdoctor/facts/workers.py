@@ -47,6 +47,15 @@ class LineHotspot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFacts:
+    """What workers read for a batch, by the system's count; not what sockets or mappings bring."""
+
+    bytes_per_batch: float
+    calls_per_batch: float
+    disk_share: float  # of these bytes, what the page cache did not have
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFacts:
     """What happened where one loader's batches are made: in workers, or in the loop's own process.
 
@@ -80,6 +89,14 @@ class WorkerFacts:
     # In the loop's `__next__`, per batch, once it was ready: receiving, unpickling, mapping it, and
     # asking for the next. None: no workers, or their deliveries were not recorded.
     receive_ms: float | None = None
+    reads: ReadFacts | None = None  # None: no workers, or the system does not count
+
+    @property
+    def waiting_share(self) -> float | None:
+        """Of making a batch, waiting for something else than a CPU: storage, a network, a lock."""
+        if self.cpu_share is None:
+            return None
+        return max(0.0, 1.0 - self.cpu_share - (self.run_wait_share or 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,6 +50,11 @@ from loaderdoctor.findings.rules.overhead import overhead_bound_loader
 from loaderdoctor.findings.rules.page_faults import allocator_page_faults, batch_page_faults
 from loaderdoctor.findings.rules.saturated import cpu_saturated_workers, storage_bound_workers
 from loaderdoctor.findings.rules.slow_rank import slow_rank
+from loaderdoctor.findings.rules.slow_storage import (
+    bandwidth_bound_storage,
+    latency_bound_storage,
+    many_small_reads,
+)
 from loaderdoctor.findings.rules.startup import iterator_recreated, worker_startup_each_epoch
 from loaderdoctor.findings.rules.starved import (
     idle_workers,
@@ -93,6 +98,9 @@ RULES: tuple[Rule, ...] = (
     time_outside_steps,
     cold_storage,
     many_small_files,
+    latency_bound_storage,
+    bandwidth_bound_storage,
+    many_small_reads,
     memory_short,
     slow_rank,
     pass_before_training,
@@ -230,6 +238,26 @@ OVERRULES: tuple[Overrule, ...] = (
         losers=(Kind.WORK_BETWEEN_STEPS, Kind.ALLOCATOR_PAGE_FAULTS),
         reason="that work is done for each new shape, which is what to change",
         min_part=0.5,
+    ),
+    Overrule(
+        winner=Kind.LATENCY_BOUND_STORAGE,
+        losers=(Kind.STORAGE_BOUND_WORKERS,),
+        reason="it says what about the storage is slow",
+    ),
+    Overrule(
+        winner=Kind.BANDWIDTH_BOUND_STORAGE,
+        losers=(
+            Kind.STORAGE_BOUND_WORKERS,
+            Kind.TOO_FEW_WORKERS,
+            Kind.LOADER_IN_MAIN_PROCESS,
+            Kind.MANY_SMALL_FILES,
+        ),
+        reason="more readers were seen to get no more, so their number and requests are no cause",
+    ),
+    Overrule(
+        winner=Kind.MANY_SMALL_READS,
+        losers=(Kind.STORAGE_BOUND_WORKERS,),
+        reason="it says what about the storage is slow",
     ),
     Overrule(
         winner=Kind.GC_PAUSES,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from loaderdoctor.diagnosis.verify import MAX_CACHE_S, Verification, Verifier, thread_trials
+from loaderdoctor.diagnosis.verify import MAX_CACHE_S, Verification, Verifier, loop_trials
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.comparing import Boundaries
 from loaderdoctor.tryout.measuring import Equipment
@@ -246,13 +246,19 @@ def test_other_threads_are_tried_with_the_loops_own_batches_and_their_boundary()
     assert 1 <= len(trials) <= ROUNDS
     assert all(r.own_batches for r in trials)
     assert found.best is not None and found.best.settings == Settings(num_threads=1)
-    (trial,) = thread_trials(found.tried)
+    (trial,) = loop_trials(found.tried).threads
     assert trial.n_threads == 1 and trial.decided
     assert trial.gain_ms.value == pytest.approx(24.0, rel=0.05)
     other = run(
         SimulatedRun({"plain": 20.0}, trial_ms=workers_and_pinning), [Settings(num_workers=2)]
     )
-    assert thread_trials(other.tried) == ()
+    assert loop_trials(other.tried).threads == ()
+    (pool,) = loop_trials(other.tried).pools
+    assert pool.num_workers == 2
+    assert pool.gain_ms.value == pytest.approx(pool.own_ms - pool.step_ms.value, rel=0.05)
+    both = [Settings(num_workers=2, pin_memory=True)]
+    several = run(SimulatedRun({"plain": 20.0}, trial_ms=workers_and_pinning), both)
+    assert loop_trials(several.tried).pools == ()
 
 
 def test_the_rest_of_the_step_is_no_limit_where_it_fought_with_itself() -> None:

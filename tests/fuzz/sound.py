@@ -87,7 +87,9 @@ def records(folder: Path) -> Path:
     )
     for n in range(4):
         t = 100 * n
-        writer.add_json(Kind.PROCESS, {**described, "described_ns": t, "run_wait_ns": 10 + n})
+        reads = [n, 5_000 * n, 4 * n, 4_096 * n]
+        more = {"described_ns": t, "run_wait_ns": 10 + n, "reads": reads}
+        writer.add_json(Kind.PROCESS, {**described, **more})
         writer.add(Kind.DRAW, DRAW.pack(1, 0, n, t, t + 1))
         stamps = np.array([t + 3, t + 9, t + 20], np.int64)
         head = (1, 0, n, 0, 0, 2, t, t + 2, t + 20, t + 30, 25, 26, stamps.size, 2)

@@ -24,3 +24,20 @@ def test_garbage_collection_stops_the_loop(how: str, tmp_path: Path) -> None:
 def test_collections_that_cost_next_to_nothing_are_no_finding(how: str, tmp_path: Path) -> None:
     done = diagnose(CAUSES / "collected.py", how, cwd=tmp_path, options=["--no-verify"])
     assert "gc-pauses" not in done.kinds
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        ("latency", "latency-bound-storage"),
+        ("bandwidth", "bandwidth-bound-storage"),
+        ("pieces", "many-small-reads"),
+        ("local", None),
+    ],
+)
+def test_why_storage_is_slow_is_told_apart(how: str, kind: str | None, tmp_path: Path) -> None:
+    done = diagnose(CAUSES / "objects.py", how, cwd=tmp_path, budget_s=45.0)
+    slow = {"latency-bound-storage", "bandwidth-bound-storage", "many-small-reads"}
+    # Of many requests each waits its time, so more readers get more as well.
+    also = {"latency-bound-storage"} if how == "pieces" else set()
+    assert (done.kinds & slow) - also == ({kind} if kind is not None else set())

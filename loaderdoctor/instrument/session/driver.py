@@ -229,6 +229,7 @@ def _check_safety(session: Session) -> None:
         randomness_of_dataset,
         stores,
     )
+    from loaderdoctor.instrument.dataset.places import clients, file_systems
     from loaderdoctor.instrument.dataset.safety import safety
     from loaderdoctor.instrument.dataset.transforms import augmentations
     from loaderdoctor.instrument.trial.main_guard import guard_code
@@ -244,6 +245,8 @@ def _check_safety(session: Session) -> None:
                 "augmentations": augmentations(loader.dataset),
                 "randomness": randomness_of_dataset(loader.dataset),
                 "stores": stores(loader.dataset),
+                "file_systems": file_systems(loader.dataset),
+                "clients": clients(),
                 "normalisation": normalisation(loader.dataset),
             }
         except Exception as error:

@@ -127,6 +127,9 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     augmentations: tuple[str, ...] = ()  # transforms of a Compose that may be left out, by name
     randomness: tuple[str, ...] = ()  # functions of the dataset's code that draw at random
     stores: tuple[StoreRecord, ...] = ()  # what samples are made from, as far as known
+    # Kinds of the file systems its paths lie on ("nfs4"), and loaded clients of object stores.
+    file_systems: tuple[str, ...] = ()
+    clients: tuple[str, ...] = ()
     normalisation: Normalisation | None = None  # of the one Normalize among the transforms
     safety: SafetyRecord = SafetyRecord()
 

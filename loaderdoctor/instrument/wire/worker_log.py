@@ -107,6 +107,16 @@ class IteratorRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadCount:
+    """What a worker read while it made so many batches."""
+
+    n_batches: int
+    n_bytes: int  # by read calls, of files and whatever is read like one
+    n_calls: int
+    disk_bytes: int  # that came from a disk, and not from the page cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRecord:
     """A process that recorded: a worker, or the training process (`worker` -1)."""
 
@@ -122,6 +132,7 @@ class ProcessRecord:
     native_threads: int | None  # most that were seen, started by libraries rather than Python
     # Of its life, the main thread stood ready in a run queue with no CPU free (0…1, Linux).
     run_wait_share: float | None = None
+    reads: ReadCount | None = None  # None: not told by the system, or no batch between two looks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

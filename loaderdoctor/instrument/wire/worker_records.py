@@ -37,6 +37,7 @@ from loaderdoctor.instrument.wire.worker_log import (
     IteratorRecord,
     LineCount,
     ProcessRecord,
+    ReadCount,
     Samples,
     TransformTime,
     WorkerLog,
@@ -141,6 +142,8 @@ class _Raw:
             native = [p.get("native_threads") for p in (process, more)]
             if more.get("run_wait_ns") is not None:
                 process.setdefault("run_wait", (more["described_ns"], more["run_wait_ns"]))
+            if more.get("reads") is not None:
+                process.setdefault("first_reads", more["reads"])
             process.update(more)
             process["native_threads"] = max((n for n in native if n is not None), default=None)
         elif kind == Kind.ITERATOR:
@@ -274,7 +277,7 @@ _SENSELESS = (
     StructError, msgspec.MsgspecError, OSError,
 )  # fmt: skip
 _REASON_LENGTH = 200
-Record = TypeVar("Record", ProcessRecord, LineCount, TransformTime)
+Record = TypeVar("Record", ProcessRecord, LineCount, TransformTime, ReadCount)
 
 
 def _typed(kind: type[Record], **values: Any) -> Record:
@@ -310,6 +313,21 @@ def _run_wait_share(value: dict[str, Any]) -> float | None:
     return float((last_ns - first[1]) / (value["described_ns"] - first[0]))
 
 
+def _reads(value: dict[str, Any]) -> ReadCount | None:
+    """Between the first and the last time that the process described itself."""
+    first, last = value.get("first_reads"), value.get("reads")
+    if first is None or last is None or last[0] <= first[0]:
+        return None
+    n_batches, n_bytes, n_calls, disk_bytes = (b - a for a, b in zip(first, last, strict=True))
+    return _typed(
+        ReadCount,
+        n_batches=n_batches,
+        n_bytes=n_bytes,
+        n_calls=n_calls,
+        disk_bytes=disk_bytes,
+    )
+
+
 def _process(value: dict[str, Any]) -> ProcessRecord:
     cores = value.get("cores")
     return _typed(
@@ -325,4 +343,5 @@ def _process(value: dict[str, Any]) -> ProcessRecord:
         torch_threads=value.get("torch_threads"),
         native_threads=value.get("native_threads"),
         run_wait_share=_run_wait_share(value),
+        reads=_reads(value),
     )

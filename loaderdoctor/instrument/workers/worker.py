@@ -340,6 +340,7 @@ class WorkerWrapper:
                 "torch_threads": torch.get_num_threads(),
                 "native_threads": _native_threads(),
                 "run_wait_ns": _run_wait_ns(),
+                "reads": _reads(self._n_batches),
                 "described_ns": time.perf_counter_ns(),
                 **more,
             },
@@ -364,6 +365,19 @@ def _run_wait_ns() -> int | None:
     try:
         return int(Path("/proc/self/schedstat").read_text().split()[1])
     except (OSError, IndexError, ValueError):
+        return None
+
+
+def _reads(n_batches: int) -> list[int] | None:
+    """Batches made so far, and what this process has read: bytes, calls, bytes from a disk.
+
+    Of files, pipes and sockets that are read like files; not by `recv`, nor through a mapping.
+    """
+    try:
+        rows = Path("/proc/self/io").read_text().split()
+        counts = dict(zip(rows[::2], map(int, rows[1::2]), strict=True))
+        return [n_batches, *(counts[name] for name in ("rchar:", "syscr:", "read_bytes:"))]
+    except (OSError, KeyError, ValueError):
         return None
 
 

@@ -400,3 +400,34 @@ def test_the_pin_memory_thread_is_timed(records: Path, monkeypatch: pytest.Monke
 
 def tuple_of_sums(samples: list[torch.Tensor]) -> tuple[float, ...]:
     return tuple(float(sample.sum()) for sample in samples)
+
+
+class Blobs(torch.utils.data.Dataset[torch.Tensor]):
+    """Reads a file for each sample, in calls of 1,000 bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with self.path.open("rb", buffering=0) as file:
+            return torch.tensor(sum(len(file.read(1_000)) for _ in range(100)))
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the system does not count reads")
+def test_what_workers_read_for_a_batch_is_counted(records: Path, tmp_path: Path) -> None:
+    path = tmp_path / "blob"
+    path.write_bytes(bytes(100_000))
+    batches = list(DataLoader(Blobs(path), batch_size=2, num_workers=2))
+    assert [int(x) for batch in batches for x in batch] == [100_000] * 40
+    workers = [p for p in finished(records).processes if p.role == "worker"]
+    assert len(workers) == 2
+    for process in workers:
+        reads = process.reads
+        assert reads is not None and reads.n_batches == 10
+        # Two samples a batch, and little for the queues and for reading the counters themselves.
+        assert 200_000 <= reads.n_bytes / reads.n_batches < 220_000
+        assert 200 <= reads.n_calls / reads.n_batches < 240
+        assert reads.disk_bytes <= reads.n_bytes

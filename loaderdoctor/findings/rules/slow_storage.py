@@ -1,0 +1,236 @@
+"""Why storage is slow: each read takes long, all of them share a bandwidth, or there are too many.
+
+A pool that waits looks alike in all three. What tells latency from bandwidth is what more readers
+get: of a latency each gets as much as before, of a bandwidth they only share it. So those two are
+said only where the run has tried more workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loaderdoctor import format as fmt
+from loaderdoctor.facts.loop import PoolTrial
+from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.workers import WorkerFacts
+from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE, main_cpu_ms, rest_ms
+from loaderdoctor.findings.exposure import Cost, loader_id, num_workers
+from loaderdoctor.findings.input_parts import making_cost
+from loaderdoctor.findings.model import EvidenceValue, Finding, Kind
+
+# More workers must be this many times as many, or noise says as much as they do.
+MIN_MORE = 1.5
+# Of what more readers save where each gets as much as before: from the first part on it is latency,
+# below the second they share one bandwidth. `tests/scripts/causes/objects.py` on two busy CPUs, 8
+# readers against 2: 0.97 for 12 ms a request, -0.03 for a shared 16 MB a second.
+MIN_LATENCY_PART = 0.5
+MAX_BANDWIDTH_PART = 0.25
+# A read of a whole small file is one call, of a large one some 100 KiB or more at once. Python's
+# own buffer asks for 8 KiB.
+MAX_SMALL_READ_BYTES = 16 * 1024
+MIN_READS_PER_SAMPLE = 16
+# A call that the page cache answers takes some microseconds.
+MIN_READ_WAIT_MS = 0.05
+# Below this a batch's bytes are those of the loader's own pipes: the data came through sockets or a
+# mapping, which the system does not count.
+MIN_KNOWN_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """A pool, or the loop itself, that waits while it makes batches."""
+
+    workers: WorkerFacts
+    cost: Cost
+    wait_ms: float  # of making a batch
+
+
+def latency_bound_storage(facts: Facts) -> Finding | None:
+    """Each read takes long, and more of them at once get as much each: latency, not bandwidth.
+
+    Decides on: steps with more workers tried in the running loop / what they would be if each
+    worker got as much as before; only where making a batch is mostly waiting.
+    Abstains: no trial of more workers, an interval that does not tell, or CPU times not recorded.
+    Fooled by: any other wait that many can do at once, such as a sleep.
+    """
+    waiting = _waiting(facts)
+    seen = _more_readers(facts, waiting) if waiting is not None else None
+    if waiting is None or seen is None:
+        return None
+    trial, room_ms = seen
+    part = trial.gain_ms.value / room_ms
+    if part < MIN_LATENCY_PART or trial.gain_ms.low < MAX_BANDWIDTH_PART * room_ms:
+        return None
+    return _finding(
+        facts,
+        Kind.LATENCY_BOUND_STORAGE,
+        waiting,
+        f"Reading waits for each request{_where(facts)}, {fmt.ms(waiting.wait_ms)} a batch"
+        f"{_reads_words(waiting.workers)}, and not for bandwidth: {_measured(facts, trial)}.",
+        {"num_workers_tried": trial.num_workers, "part_of_ideal": part},
+        "Keep more requests in flight: more workers, or a thread pool in the dataset's "
+        "__getitems__; and ask for more at once, as packed shards do.",
+    )
+
+
+def bandwidth_bound_storage(facts: Facts) -> Finding | None:
+    """More readers get no more together: the storage, or the way to it, gives all it has.
+
+    Decides on: as `latency-bound-storage`, where next to nothing of it came true although the CPUs
+    had room.
+    Abstains: no trial of more workers, an interval that does not tell, or CPUs that more would
+    fill.
+    Fooled by: a lock that all workers share, which looks the same.
+    """
+    waiting = _waiting(facts)
+    seen = _more_readers(facts, waiting) if waiting is not None else None
+    if waiting is None or seen is None or not _room(facts, waiting.workers, seen[0]):
+        return None
+    trial, room_ms = seen
+    part = trial.gain_ms.value / room_ms
+    if part > MAX_BANDWIDTH_PART or trial.gain_ms.high > MIN_LATENCY_PART * room_ms:
+        return None
+    rate = _rate(facts, waiting.workers)
+    about = f", about {fmt.n_bytes(rate)} a second in all" if rate is not None else ""
+    return _finding(
+        facts,
+        Kind.BANDWIDTH_BOUND_STORAGE,
+        waiting,
+        f"The storage gives all it has{_where(facts)}{about}: {_measured(facts, trial)}. Making "
+        f"a batch waits {fmt.ms(waiting.wait_ms)} of its {fmt.ms(waiting.workers.batch_ms)}"
+        f"{_reads_words(waiting.workers)}.",
+        {
+            "num_workers_tried": trial.num_workers,
+            "part_of_ideal": part,
+            "bytes_per_s": rate,
+        },
+        "Read fewer bytes (smaller or better compressed samples, lower resolution), or copy the "
+        "data to a local disk or memory before training. More workers only share what there is.",
+    )
+
+
+def many_small_reads(facts: Facts) -> Finding | None:
+    """Each sample is read in many small pieces, and each waits for the storage.
+
+    Decides on: the system's count of read calls of the workers and their bytes, per sample, where
+    making a batch is mostly waiting.
+    Abstains: read calls or CPU times not recorded, or the page cache answers them.
+    Fooled by: waiting for something else next to many reads that cost nothing.
+    """
+    waiting = _waiting(facts)
+    reads = waiting.workers.reads if waiting is not None else None
+    if waiting is None or reads is None or not waiting.workers.n_samples:
+        return None
+    samples = waiting.workers.n_samples / max(1, waiting.workers.n_batches)
+    size, calls = reads.bytes_per_batch / max(1.0, reads.calls_per_batch), reads.calls_per_batch
+    if size > MAX_SMALL_READ_BYTES or calls < MIN_READS_PER_SAMPLE * samples:
+        return None
+    if waiting.wait_ms / calls < MIN_READ_WAIT_MS:
+        return None
+    return _finding(
+        facts,
+        Kind.MANY_SMALL_READS,
+        waiting,
+        f"A sample is read in {calls / samples:,.0f} pieces of {fmt.n_bytes(size)}"
+        f"{_where(facts)}, {fmt.ms(waiting.wait_ms / calls)} each: {fmt.ms(waiting.wait_ms)} of "
+        f"the {fmt.ms(waiting.workers.batch_ms)} that a batch takes.",
+        {"reads_per_sample": calls / samples, "bytes_per_read": size},
+        "Ask for more at once: read a file whole, open it with a larger buffer "
+        "(open(path, buffering=1 << 20)), or pack samples into shards that are read in order.",
+    )
+
+
+def _waiting(facts: Facts) -> _Waiting | None:
+    workers, cost = facts.workers, making_cost(facts)
+    share = workers.waiting_share if workers is not None else None
+    if workers is None or cost is None or share is None or cost.share < MODERATE_SHARE:
+        return None
+    if share <= 1 - MAX_WAITING_CPU_SHARE:
+        return None
+    return _Waiting(workers=workers, cost=cost, wait_ms=share * workers.batch_ms)
+
+
+def _more_readers(facts: Facts, waiting: _Waiting) -> tuple[PoolTrial, float] | None:
+    """The trial of most workers, and what they save (ms) if each gets as much as before."""
+    n, rest = max(1, num_workers(facts) or 0), rest_ms(facts)
+    trials = [t for t in facts.pool_trials if t.gain_ms.bounded and t.num_workers >= MIN_MORE * n]
+    if not trials or rest is None:
+        return None
+    most = max(trials, key=lambda t: t.num_workers)
+    ideal_ms = max(rest, waiting.workers.batch_ms / most.num_workers)
+    room_ms = most.own_ms - ideal_ms
+    if room_ms < MODERATE_SHARE * most.own_ms:
+        return None
+    return most, room_ms
+
+
+def _room(facts: Facts, workers: WorkerFacts, trial: PoolTrial) -> bool:
+    """Whether the CPUs could have fed that many workers at the pace they have now."""
+    if facts.machine is None or workers.cpu_share is None:
+        return False
+    main = main_cpu_ms(facts) or 0.0
+    step_ms = max(trial.step_ms.value, 1e-6)
+    wanted = trial.num_workers * workers.cpu_share + main / step_ms
+    return wanted <= facts.machine.usable_cpus
+
+
+def _rate(facts: Facts, workers: WorkerFacts) -> float | None:
+    """Bytes a second that all workers read together; None where the system does not count them."""
+    reads, step_ms = workers.reads, facts.step_ms
+    if reads is None or reads.bytes_per_batch < MIN_KNOWN_BYTES or not step_ms:
+        return None
+    return reads.bytes_per_batch / step_ms * 1000.0
+
+
+def _measured(facts: Facts, trial: PoolTrial) -> str:
+    n = num_workers(facts) or 0
+    return (
+        f"a step takes {fmt.ms(trial.step_ms.value)} with num_workers={trial.num_workers}, and "
+        f"{fmt.ms(trial.own_ms)} with {n}"
+    )
+
+
+def _where(facts: Facts) -> str:
+    """On which file system, where only one is known and it says something."""
+    loader = facts.main_loader
+    if loader is None or len(loader.file_systems) != 1:
+        return f" ({loader.clients[0]})" if loader is not None and len(loader.clients) == 1 else ""
+    return f" ({fmt.plain(loader.file_systems[0])})"
+
+
+def _reads_words(workers: WorkerFacts) -> str:
+    reads = workers.reads
+    if reads is None or reads.bytes_per_batch < MIN_KNOWN_BYTES:
+        return ""
+    return f" for {fmt.n_bytes(reads.bytes_per_batch)} in {reads.calls_per_batch:,.0f} reads"
+
+
+def _finding(
+    facts: Facts,
+    kind: Kind,
+    waiting: _Waiting,
+    summary: str,
+    evidence: dict[str, EvidenceValue],
+    advice: str,
+) -> Finding:
+    workers, cost, reads = waiting.workers, waiting.cost, waiting.workers.reads
+    return Finding(
+        kind=kind,
+        severity=cost.severity,
+        share=cost.share,
+        loader=loader_id(facts),
+        summary=summary,
+        evidence={
+            **evidence,
+            "num_workers": num_workers(facts),
+            "wait_ms_per_batch": waiting.wait_ms,
+            "batch_ms": workers.batch_ms,
+            "bytes_per_batch": reads.bytes_per_batch if reads is not None else None,
+            "reads_per_batch": reads.calls_per_batch if reads is not None else None,
+            "page_cache_share": 1.0 - reads.disk_share if reads is not None else None,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+        advice=advice,
+    )

@@ -225,7 +225,6 @@ def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
 @cli.command(context_settings=SCRIPT_CONTEXT)
 @click.option(
     "--changed",
-    required=True,
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
     help="The changed script, in the folder of the other. It runs under the other's name.",
@@ -255,10 +254,13 @@ def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the proof for programs.",
 )
-@click.argument("script", metavar="SCRIPT", type=click.Path(path_type=Path))
-@click.argument("args", metavar="[ARGS]…", nargs=-1, type=click.UNPROCESSED)
+@click.argument("target", metavar="RUN|SCRIPT", type=click.Path(path_type=Path))
+@click.argument("words", metavar="[N|ARGS]…", nargs=-1, type=click.UNPROCESSED)
 def prove(n_turns: int, seconds: float, seed: int, **options: Any) -> int:
-    """Run SCRIPT and a changed SCRIPT in turns: is it faster, and does it train the same.
+    """Try a run's advice, or a changed SCRIPT, in turns with the script as it is.
+
+    RUN [N…]: the changes of these numbers in its report (without one, the first) are written into a
+    copy. --changed FILE SCRIPT [ARGS]: your own change.
 
     Both run in copies of their folder, in fresh processes, on the same seed. What the model is
     given and the losses of the first steps are compared, the later steps are timed. Exit code 3:
@@ -281,6 +283,22 @@ def report(run: Path, **options: Any) -> int:
     from loaderdoctor.commands.report import ReportOptions, report
 
     return report(ReportOptions(run=run, **options))
+
+
+@cli.command(context_settings=CONTEXT)
+@click.option("--write", is_flag=True, help="Write it; never into a file changed since the run.")
+@click.option("--undo", is_flag=True, help="Take back what was written last.")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("numbers", metavar="[N]…", nargs=-1, type=click.IntRange(min=1))
+def apply(run: Path, numbers: tuple[int, ...], write: bool, undo: bool) -> int:
+    """Print a run's advice as a diff of your files; with --write, write it.
+
+    N are the numbers of "What to change"; without one, the first. Where an option of the script
+    does it, the command line is printed instead.
+    """
+    from loaderdoctor.commands.apply import ApplyOptions, apply
+
+    return apply(ApplyOptions(run=run, numbers=numbers, write=write, undo=undo))
 
 
 @cli.command(context_settings=CONTEXT)

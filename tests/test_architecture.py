@@ -55,10 +55,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trace": WORDS,
     "attribution": EVIDENCE | {"trace"},
     "findings": EVIDENCE | {"format", "hazards"},
-    "advice": EVIDENCE | {"format", "findings", "hazards"},
-    "report": JUDGED | {"trace"},
+    "advice": EVIDENCE | {"format", "findings", "hazards", "secrets"},
+    "report": JUDGED | {"trace", "secrets"},
     # What drives it.
-    "proving": MEASURED | {"command", "format"},
+    "proving": MEASURED | {"command", "format", "report", "secrets"},
     "cluster": WORDS | {"system"},
     "tuning": WORDS,
     "tryout": JUDGED | {"trace", "attribution", "command", "report"},

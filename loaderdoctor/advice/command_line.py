@@ -14,6 +14,7 @@ from loaderdoctor.advice.options import option_of
 from loaderdoctor.advice.places import built
 from loaderdoctor.advice.source import Source, called_name, sources_of
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.secrets import masked
 from loaderdoctor.settings import Settings, Value
 
 _ENVIRONMENT = re.compile(r"^[A-Za-z_]\w*=")
@@ -74,7 +75,7 @@ def _command(facts: Facts, words: Sequence[str], environment: Mapping[str, str])
         return None
     target = ["-m", script.module] if script.module is not None else [str(script.given)]
     given = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
-    return " ".join([*given, shlex.join(["python", *target, *words])])
+    return " ".join([*given, shlex.join(["python", *target, *masked(words)])])
 
 
 def _option_of_argument(facts: Facts, name: str) -> Option | None:

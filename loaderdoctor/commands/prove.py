@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,67 +15,162 @@ from rich.text import Text
 
 from loaderdoctor.errors import EXIT_THRESHOLD, UsageError
 from loaderdoctor.instrument.system.machine import gpus, usable_cpus
+from loaderdoctor.proving.advised import advised, script_of, words_of
 from loaderdoctor.proving.judge import Proof
 from loaderdoctor.proving.page import headline, markdown, rows
 from loaderdoctor.proving.trees import Tree, copied, root_of
 from loaderdoctor.proving.turns import Side, Turns, in_turns
+from loaderdoctor.report.files import read_report, write_bytes
+
+# In the run folder whose advice was proven: what was promised and what was got.
+PROOFS = "proofs.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProveOptions:
-    """The changed script beside the script with its arguments."""
+    """A script with its arguments beside `changed`; without it, a run folder and change numbers."""
 
-    script: Path
-    changed: Path
-    args: tuple[str, ...] = ()
+    target: Path
+    changed: Path | None = None
+    words: tuple[str, ...] = ()
     share: tuple[Path, ...] = ()
     how: Turns = field(default_factory=Turns)
     markdown: Path | None = None
     json_target: Path | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """What is run, and what becomes of one of its two copies."""
+
+    title: str
+    script: Path  # the main script of the user's
+    module: str | None  # with -m
+    cwd: Path
+    args: tuple[str, ...]
+    change: Callable[[Tree, Side], Side]
+    promised: float | None = None
+    command: str
+
+
 def prove(options: ProveOptions) -> int:
     """Run both in turns and print the proof; exit code 3 where it is slower or trains otherwise.
 
-    Raises UsageError for scripts that are not there or not in one folder, RunError for runs that
-    fail.
+    Raises UsageError for scripts that are not there or not in one folder and for advice that can't
+    be written, RunError for runs that fail.
     """
-    for path in (options.script, options.changed):
-        if not path.is_file():
-            raise UsageError(f"{path}: no such script.")
-    cwd = Path.cwd()
-    root = root_of(options.script, cwd)
-    if not options.changed.resolve().is_relative_to(root):
-        raise UsageError(
-            f"{options.changed} lies outside {root}, where {options.script} and what it imports "
-            "are: put it there."
-        )
+    task = _of_scripts(options) if options.changed is not None else _of_run(options)
+    root = root_of(task.script, task.cwd)
     with tempfile.TemporaryDirectory(prefix="loaderdoctor-tree-") as folder:
         trees = [copied(root, Path(folder, name), shared=options.share) for name in ("a", "b")]
+        sides = [_side(tree, task) for tree in trees]
         proof = in_turns(
-            _side(trees[0], options.script, options.args, cwd),
-            _changed_side(trees[1], options, cwd),
+            sides[0],
+            replace(task.change(trees[1], sides[1]), name="changed"),
             options.how,
             started=Console(stderr=True, markup=False).print,
         )
-    show(proof, title=f"{options.script.name} → {options.changed.name}", options=options)
+    _show(proof, task, options)
     return 0 if proof.faster() is not False and proof.numerics != "changed" else EXIT_THRESHOLD
 
 
-def show(proof: Proof, *, title: str, options: ProveOptions, promised: float | None = None) -> None:
-    """Print it, and write it where it was asked for."""
+def _of_scripts(options: ProveOptions) -> _Task:
+    script, changed = options.target, options.changed
+    assert changed is not None
+    for path in (script, changed):
+        if not path.is_file():
+            raise UsageError(f"{path}: no such script.")
+    root = root_of(script, Path.cwd())
+    if not changed.resolve().is_relative_to(root):
+        raise UsageError(
+            f"{changed} lies outside {root}, where {script} and what it imports are: put it there."
+        )
+
+    def under_its_name(tree: Tree, side: Side) -> Side:
+        """Scripts look at their own name and neighbours."""
+        tree.here(script).write_bytes(tree.here(changed).read_bytes())
+        return side
+
+    return _Task(
+        title=f"{script.name} → {changed.name}",
+        script=script,
+        module=None,
+        cwd=Path.cwd(),
+        args=options.words,
+        change=under_its_name,
+        command=f"loaderdoctor prove --changed {changed} {script}",
+    )
+
+
+def _of_run(options: ProveOptions) -> _Task:
+    """The changes that a run advised, written into a copy."""
+    report = read_report(options.target)
+    script = script_of(report)
+    if script.n_ranks > 1:
+        raise UsageError("The run had several ranks; scripts of one process can be proven.")
+    wrong = [word for word in options.words if not word.isdigit()]
+    if wrong:
+        raise UsageError(
+            f"{wrong[0]!r} is no number of a change. With a script, name the changed one: "
+            f"loaderdoctor prove --changed FILE {options.target}"
+        )
+    plan = advised(report, [int(word) for word in options.words])
+    again = words_of(script, plan.command)
+
+    def written(tree: Tree, side: Side) -> Side:
+        for edit in plan.edits:
+            tree.here(edit.path).write_bytes(edit.after)
+        return replace(side, args=again.args, environment=again.environment)
+
+    return _Task(
+        title=plan.titles,
+        script=Path(next(iter(script.sources))),
+        module=script.module,
+        cwd=Path(script.cwd or "."),
+        args=words_of(script, None).args,
+        change=written,
+        promised=plan.promised,
+        command=" ".join(["loaderdoctor prove", str(options.target), *options.words]),
+    )
+
+
+def _side(tree: Tree, task: _Task) -> Side:
+    inside = task.cwd.resolve().is_relative_to(tree.root)
+    where = tree.here(task.cwd) if inside else tree.copy
+    script = os.path.relpath(tree.here(task.script), where)
+    return Side(
+        name="original",
+        kind="script" if task.module is None else "module",
+        target=script if task.module is None else task.module,
+        args=task.args,
+        cwd=where,
+    )
+
+
+def _show(proof: Proof, task: _Task, options: ProveOptions) -> None:
+    """Print it, and write it where it was asked for, and into the run that advised it."""
     console = Console(markup=False, highlight=False)
-    console.print(Text(headline(proof, promised=promised), style="bold"))
+    console.print(Text(task.title))
+    console.print(Text(headline(proof, promised=task.promised), style="bold"))
     table = Table(box=None, show_header=False, pad_edge=False)
     for row in rows(proof):
         table.add_row(*row)
     console.print(table)
     if options.markdown is not None:
-        command = f"loaderdoctor prove --changed {options.changed} {options.script}"
-        page = markdown(proof, title=title, machine=_machine(), command=command, promised=promised)
+        devices = ", ".join(gpu.name for gpu in gpus()) or "no GPU"
+        page = markdown(
+            proof,
+            title=task.title,
+            machine=f"{usable_cpus():g} usable CPUs, {devices}.",
+            command=task.command,
+            promised=task.promised,
+        )
         options.markdown.write_text(page, encoding="utf-8")
+    found = record(proof, promised=task.promised)
     if options.json_target is not None:
-        options.json_target.write_bytes(msgspec.json.encode(record(proof)))
+        options.json_target.write_bytes(msgspec.json.encode(found))
+    if options.changed is None and options.target.is_dir():
+        _keep(options.target / PROOFS, {"changes": task.title, **found})
 
 
 def record(proof: Proof, *, promised: float | None = None) -> dict[str, object]:
@@ -94,26 +189,6 @@ def record(proof: Proof, *, promised: float | None = None) -> dict[str, object]:
     }
 
 
-def _side(tree: Tree, script: Path, args: Sequence[str], cwd: Path) -> Side:
-    inside = cwd.resolve().is_relative_to(tree.root)
-    where = tree.here(cwd) if inside else tree.copy
-    return Side(
-        name="original",
-        kind="script",
-        target=os.path.relpath(tree.here(script), where),
-        args=tuple(args),
-        cwd=where,
-    )
-
-
-def _changed_side(tree: Tree, options: ProveOptions, cwd: Path) -> Side:
-    """The changed script under the original's name: scripts look at their own and neighbours."""
-    side = _side(tree, options.script, options.args, cwd)
-    changed = tree.here(options.changed).read_bytes()
-    tree.here(options.script).write_bytes(changed)
-    return replace(side, name="changed")
-
-
-def _machine() -> str:
-    devices = ", ".join(gpu.name for gpu in gpus()) or "no GPU"
-    return f"{usable_cpus():g} usable CPUs, {devices}."
+def _keep(file: Path, one: dict[str, object]) -> None:
+    before: Sequence[object] = msgspec.json.decode(file.read_bytes()) if file.exists() else ()
+    write_bytes(file, msgspec.json.format(msgspec.json.encode([*before, one]), indent=2))

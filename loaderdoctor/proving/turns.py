@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +45,7 @@ class Side:
     target: str  # a path relative to `cwd`, or a module's name
     args: tuple[str, ...]
     cwd: Path  # within a copy
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,7 @@ def _run(side: Side, out: Path, how: Turns) -> CheckedRun:
     )
     environment = {
         **os.environ,
+        **side.environment,
         "PYTHONHASHSEED": str(how.seed),
         CHECKED_VARIABLE: msgspec.json.encode(config).decode(),
     }

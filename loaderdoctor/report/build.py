@@ -21,6 +21,7 @@ from loaderdoctor.findings.model import Finding, Tested
 from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
 from loaderdoctor.report import gpu_model, model
 from loaderdoctor.report.files import plain_value
+from loaderdoctor.report.script import script_of
 from loaderdoctor.report.wall import Cpu, Outside, Wall
 from loaderdoctor.report.words.gpu import epoch_sentence, idle_gaps_sentence
 from loaderdoctor.report.words.inference import of_inference
@@ -122,6 +123,7 @@ def build_report(
         before_training=tuple(_like(model.PassBeforeTraining, x) for x in facts.before_training),
         loop_lines=asdict(facts.loop_lines) if facts.loop_lines is not None else None,
         wall=_wall(facts.wall),
+        script=script_of(facts.script),
         findings=tuple(_finding(finding) for finding in judged.findings),
         recommendations=tuple(tried.recommendations),
         not_advised=tuple(tried.not_advised),

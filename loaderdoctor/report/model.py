@@ -13,6 +13,7 @@ from loaderdoctor.advice.candidates import PredictedFrom
 from loaderdoctor.estimate import Interval
 from loaderdoctor.report.gpu_model import Gpu
 from loaderdoctor.report.run_model import Run
+from loaderdoctor.report.script import Script
 from loaderdoctor.report.wall import Cpu, Wall
 
 SCHEMA = "loaderdoctor.report/1"
@@ -371,4 +372,5 @@ class Report(Struct, frozen=True, kw_only=True):
     # The loop's own work by line, from stack samples of windows without the profiler; null: none.
     loop_lines: dict[str, Any] | None = None
     wall: Wall | None = None  # None: only steps were recorded
+    script: Script | None = None  # None: a trace, a loop in Python, or not recorded
     run: Run | None = None  # None: not recorded to its end

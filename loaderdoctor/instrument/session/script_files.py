@@ -25,6 +25,7 @@ def script_of(launch_config: LaunchConfig, *, n_ranks: int = 1) -> ScriptRecord:
         module=None if path else launch_config.target,
         args=launch_config.args,
         n_ranks=n_ranks,
+        cwd=str(Path.cwd()),
     )
 
 

@@ -99,6 +99,7 @@ class ScriptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     module: str | None = None
     args: tuple[str, ...] = ()
     n_ranks: int = 1  # processes that run it as one job
+    cwd: str = ""  # where it was started
     sources: dict[str, str] = {}  # text by path, the main script first
 
 

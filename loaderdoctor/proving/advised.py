@@ -1,0 +1,115 @@
+"""Changes that a report lists, by their numbers: files, command line, what they promise."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from loaderdoctor.errors import UsageError
+from loaderdoctor.proving.edits import FileEdit, Hunk, file_edits, hunks
+from loaderdoctor.report.model import Report
+from loaderdoctor.report.script import Script
+from loaderdoctor.report.words.changes import Change, changes_of
+from loaderdoctor.secrets import MASK
+
+_ENVIRONMENT = re.compile(r"^(?P<name>[A-Za-z_]\w*)=(?P<value>.*)$", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advised:
+    """What to write, and how to start the script then."""
+
+    changes: tuple[Change, ...]
+    edits: tuple[FileEdit, ...]
+    command: str | None  # for a shell; None: as it was started
+    promised: float | None  # times as fast; None: not known, or of several changes together
+
+    @property
+    def titles(self) -> str:
+        """The changes as the report calls them."""
+        return "; ".join(change.title() for change in self.changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """A command line, as far as the script sees it."""
+
+    args: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def script_of(report: Report) -> Script:
+    """How the report's script was run. Raises UsageError where it is not known."""
+    if report.script is None:
+        raise UsageError(
+            f"The report of {report.target} does not say which files it read: only `diagnose` and "
+            "`sweep` of a script do, from this version on. Run it again."
+        )
+    return report.script
+
+
+def advised(report: Report, numbers: Sequence[int]) -> Advised:
+    """The changes of these numbers, as "What to change" counts them; without any, the first.
+
+    Raises UsageError for a number that is not there, a change that names no line of the script, and
+    files that are no longer as they were.
+    """
+    script = script_of(report)
+    listed = [change for change in changes_of(report.recommendations) if not change.is_idea]
+    if not listed:
+        raise UsageError("This report advises no change that can be written.")
+    wanted = tuple(dict.fromkeys(numbers)) or (1,)
+    for number in wanted:
+        if not 1 <= number <= len(listed):
+            raise UsageError(f"There is no change {number}: the report lists 1 to {len(listed)}.")
+    chosen = tuple(listed[number - 1] for number in wanted)
+    written = [_hunks_of(change) for change in chosen]
+    commands = {row.command for change in chosen for row in change.rows if row.command}
+    for change, found in zip(chosen, written, strict=True):
+        if not found and not any(row.command for row in change.rows):
+            raise UsageError(
+                f"{change.title()}: the report knows no line of yours for it, or it belongs to an "
+                "installed package. Write it by hand."
+            )
+    if len(commands) > 1:
+        raise UsageError("These changes set options of the script apart: apply one at a time.")
+    return Advised(
+        changes=chosen,
+        edits=file_edits([hunk for found in written for hunk in found], script.sources),
+        command=next(iter(commands), None),
+        promised=_promised(chosen[0], report) if len(chosen) == 1 else None,
+    )
+
+
+def words_of(script: Script, command: str | None) -> Words:
+    """What to start the script with. Raises UsageError where an argument was not kept."""
+    if command is None:
+        words = Words(args=script.args)
+    else:
+        split = shlex.split(command)
+        environment = {}
+        while split and (match := _ENVIRONMENT.match(split[0])):
+            environment[match["name"]] = match["value"]
+            split.pop(0)
+        n_before = 3 if script.module is not None else 2  # `python -m pkg.train`, `python train.py`
+        words = Words(args=tuple(split[n_before:]), environment=environment)
+    if any(MASK in arg for arg in words.args):
+        raise UsageError(
+            "The script had arguments that look like secrets, which no report keeps: run both "
+            "forms by hand, with `loaderdoctor prove --changed`."
+        )
+    return words
+
+
+def _hunks_of(change: Change) -> list[Hunk]:
+    codes = dict.fromkeys(row.code for row in change.rows if row.code)
+    return [hunk for code in codes for hunk in hunks(code)]
+
+
+def _promised(change: Change, report: Report) -> float | None:
+    now_ms, predicted_ms = report.step.wall_ms, change.first.predicted_step_ms
+    if change.measured_ms is not None:
+        return change.times_as_fast(now_ms)
+    return now_ms / predicted_ms if now_ms and predicted_ms else None

@@ -1,0 +1,159 @@
+"""Advice of a run as changes of the user's files: read from the report, laid over the files.
+
+The report holds each change as it is printed: `train.py:34`, then lines `- old`, `+ new` and
+unchanged ones. That, and a hash of every file as it ran, is all that is needed to write it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from loaderdoctor.errors import UsageError
+from loaderdoctor.report.script import text_hash
+
+_LINE_END = re.compile(r"(\r\n|\r|\n)")
+_PLACE = re.compile(r"^(?P<name>[^\s:][^:]*\.py):(?P<line>\d+)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hunk:
+    """Lines of one file that follow one another, and what they become."""
+
+    name: str  # of the file, without its folder
+    line: int  # the first, from 1
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+
+    @property
+    def end(self) -> int:
+        """The line behind the last."""
+        return self.line + len(self.old)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEdit:
+    """One file as it is and as it shall be, byte by byte."""
+
+    path: Path
+    before: bytes
+    after: bytes
+
+    def diff(self, root: Path) -> str:
+        """Unified, with paths relative to `root`, as `patch` and git read it."""
+        name = self.path.relative_to(root) if self.path.is_relative_to(root) else self.path
+        old, new = (_lines(x.decode("utf-8")) for x in (self.before, self.after))
+        lines = difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")
+        return "".join(
+            x if x.endswith(("\n", "\r")) else f"{x}\n\\ No newline at end of file\n" for x in lines
+        )
+
+
+def hunks(code: str) -> tuple[Hunk, ...]:
+    """The changes that a piece of advice prints; () where it prints none that have a place."""
+    found: list[Hunk] = []
+    place: re.Match[str] | None = None
+    old: list[str] = []
+    new: list[str] = []
+
+    def close() -> None:
+        if place is not None and old != new:
+            found.append(
+                Hunk(name=place["name"], line=int(place["line"]), old=tuple(old), new=tuple(new))
+            )
+
+    for line in code.split("\n"):
+        at = _PLACE.match(line)
+        if at is not None:
+            close()
+            place, old, new = at, [], []
+        elif line[:1] == "-":
+            old.append(line[2:])
+        elif line[:1] == "+":
+            new.append(line[2:])
+        else:
+            old.append(line[2:])
+            new.append(line[2:])
+    close()
+    return tuple(found)
+
+
+def file_edits(changes: Sequence[Hunk], sources: Mapping[str, str]) -> tuple[FileEdit, ...]:
+    """All changes together. `sources`: sha256 of each file's text as it ran, by path.
+
+    Raises UsageError, in one line that says what to do, for a file that is gone or has changed
+    since the run, and for changes that meet in one line.
+    """
+    by_path: dict[str, list[Hunk]] = {}
+    for hunk in dict.fromkeys(changes):
+        by_path.setdefault(_path_of(hunk, sources), []).append(hunk)
+    return tuple(_edited(Path(path), sources[path], each) for path, each in by_path.items())
+
+
+def _lines(text: str) -> list[str]:
+    """With their ends; str.splitlines also breaks at form feeds."""
+    parts = _LINE_END.split(text)
+    return [x for pair in zip(parts[::2], [*parts[1::2], ""], strict=True) if (x := "".join(pair))]
+
+
+def _path_of(hunk: Hunk, sources: Mapping[str, str]) -> str:
+    named = [x for x in sources if PurePath(x.replace("\\", "/")).name == hunk.name]
+    if len(named) != 1:
+        raise UsageError(
+            f"{hunk.name}: the run read {len(named)} files of that name of yours; write this "
+            "change by hand."
+        )
+    return named[0]
+
+
+def _edited(path: Path, wanted: str, changes: Sequence[Hunk]) -> FileEdit:
+    try:
+        before = path.read_bytes()
+        text = before.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: can't be read ({error}).") from None
+    parts = _LINE_END.split(text)
+    lines, ends = parts[::2], [*parts[1::2], ""]
+    if text_hash("\n".join(lines)) != wanted:
+        raise UsageError(
+            f"{path} has changed since the run: its lines may be others. Run the diagnosis again."
+        )
+    usual = max(set(ends[:-1]), key=ends.count, default="\n")
+    reached = len(lines) + 1
+    for hunk in sorted(changes, key=lambda x: (x.line, x.end), reverse=True):
+        if hunk.end > reached:
+            raise UsageError(
+                f"{path.name}:{hunk.line}: two of these changes meet there; apply one, then run "
+                "the diagnosis again."
+            )
+        start = hunk.line - 1
+        there = [line.rstrip() for line in lines[start : start + len(hunk.old)]]
+        if there != [line.rstrip() for line in hunk.old]:
+            raise UsageError(f"{path}:{hunk.line}: not the lines that the run read.")
+        kept = slice(start, start + len(hunk.old))
+        lines[kept], ends[kept] = _as_they_were(lines[kept], ends[kept], hunk, usual)
+        reached = hunk.line
+    after = "".join(line + end for line, end in zip(lines, ends, strict=True))
+    return FileEdit(path=path, before=before, after=after.encode("utf-8"))
+
+
+def _as_they_were(
+    there: Sequence[str], ends: Sequence[str], hunk: Hunk, usual: str
+) -> tuple[list[str], list[str]]:
+    """The new lines with their ends; those that stay keep theirs, and blanks before it.
+
+    No report prints either. The last line of a file may have no end.
+    """
+    matcher = difflib.SequenceMatcher(None, hunk.old, hunk.new, autojunk=False)
+    lines: list[str] = []
+    new_ends: list[str] = []
+    for kind, a, b, c, d in matcher.get_opcodes():
+        same = kind == "equal"
+        lines += there[a:b] if same else hunk.new[c:d]
+        new_ends += ends[a:b] if same else [usual] * (d - c)
+    if ends and not ends[-1] and new_ends:
+        new_ends = [x or usual for x in new_ends[:-1]] + [""]
+    return lines, new_ends

@@ -1,0 +1,163 @@
+"""`apply` on a report: prints, writes, takes back, and touches nothing that it should not."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loaderdoctor.commands.apply import JOURNAL, ApplyOptions, apply, replace_file
+from loaderdoctor.errors import UsageError
+from loaderdoctor.proving.advised import advised, words_of
+from loaderdoctor.report.files import encode_report, read_report
+from loaderdoctor.report.model import Recommendation, Report
+from loaderdoctor.report.script import Script, text_hash
+
+GOLDEN = Path(__file__).parents[1] / "report" / "golden" / "input_bound.json"
+BEFORE = 'loader = DataLoader(ds)\nfor x in loader:\n\tprint("ä")\n'
+AFTER = BEFORE.replace("(ds)", "(ds, num_workers=2)")
+
+
+def row(setting: str, to: object, ms: float | None, **more: str) -> Recommendation:
+    return Recommendation(
+        setting=setting,
+        from_=0 if to is not None else None,
+        to=to,
+        code=more.pop("code", ""),
+        predicted_step_ms=5.0 if ms is None else None,
+        predicted_from="ablation",
+        measured_step_ms=ms,
+        measured_ci_ms=(ms - 1, ms + 1) if ms is not None else None,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+WORKERS = "train.py:1\n- loader = DataLoader(ds)\n+ loader = DataLoader(ds, num_workers=2)"
+LOOP = "train.py:2\n- for x in loader:\n+ for x in tqdm(loader):"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    script = tmp_path / "src" / "train.py"
+    script.parent.mkdir()
+    script.write_text(BEFORE)
+    known = Script(
+        given="src/train.py",
+        module=None,
+        args=("--lr", "0.1"),
+        cwd=str(tmp_path),
+        n_ranks=1,
+        sources={str(script): text_hash(BEFORE)},
+    )
+    report = msgspec.structs.replace(
+        msgspec.json.decode(GOLDEN.read_bytes(), type=Report),
+        script=known,
+        recommendations=(
+            row("num_workers", 2, 3.0, code=WORKERS),
+            row("pin_memory", True, 3.0, code=WORKERS),
+            row("Show progress", None, None, code=LOOP),
+            row("prefetch_factor", 8, 7.0, command="OMP_NUM_THREADS=1 python src/train.py -p 8"),
+            row("An idea", None, None, idea="Think."),
+        ),
+    )
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "report.json").write_bytes(encode_report(report))
+    return folder
+
+
+def script_of(run: Path) -> Path:
+    return run.parent / "src" / "train.py"
+
+
+def test_the_first_change_is_printed_and_nothing_written(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert apply(ApplyOptions(run=run)) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("--- a/src/train.py\n+++ b/src/train.py\n")
+    assert "+loader = DataLoader(ds, num_workers=2)\n" in out
+    assert "apply --write" in err
+    assert "prove" in err
+    assert script_of(run).read_text() == BEFORE
+    assert sorted(x.name for x in run.iterdir()) == ["report.json"]
+
+
+def test_changes_are_written_together_and_taken_back(run: Path) -> None:
+    script = script_of(run)
+    script.chmod(0o750)
+    apply(ApplyOptions(run=run, numbers=(1, 2), write=True))
+    assert script.read_text() == AFTER.replace("in loader:", "in tqdm(loader):")
+    assert stat.S_IMODE(script.stat().st_mode) == 0o750
+    apply(ApplyOptions(run=run, undo=True))
+    assert script.read_text() == BEFORE
+    with pytest.raises(UsageError, match="nothing of this run was applied"):
+        apply(ApplyOptions(run=run, undo=True))
+
+
+def test_a_second_write_is_refused_and_a_later_edit_is_not_undone(run: Path) -> None:
+    apply(ApplyOptions(run=run, write=True))
+    with pytest.raises(UsageError, match="has changed since the run"):
+        apply(ApplyOptions(run=run, numbers=(2,), write=True))
+    script_of(run).write_text("mine now")
+    with pytest.raises(UsageError, match="nothing was taken back"):
+        apply(ApplyOptions(run=run, undo=True))
+    assert script_of(run).read_text() == "mine now"
+    assert (run / JOURNAL).exists()
+
+
+def test_where_an_option_does_it_the_command_line_is_printed(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    apply(ApplyOptions(run=run, numbers=(3,), write=True))
+    out, err = capsys.readouterr()
+    assert out == "OMP_NUM_THREADS=1 python src/train.py -p 8\n"
+    assert "No file changes" in err
+    assert not (run / JOURNAL).exists()
+    report = read_report(run)
+    assert report.script is not None
+    words = words_of(report.script, out.strip())
+    assert words.args == ("-p", "8")
+    assert words.environment == {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize(("numbers", "words"), [((9,), "1 to 3"), ((4,), "1 to 3")])
+def test_numbers_are_those_of_the_list_without_its_ideas(
+    run: Path, numbers: tuple[int, ...], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        apply(ApplyOptions(run=run, numbers=numbers))
+
+
+def test_a_promise_is_of_one_change_and_measured_where_it_was(run: Path) -> None:
+    report = read_report(run)
+    assert report.step.wall_ms is not None
+    assert advised(report, []).promised == pytest.approx(report.step.wall_ms / 3.0)
+    assert advised(report, [2]).promised == pytest.approx(report.step.wall_ms / 5.0)
+    assert advised(report, [1, 2]).promised is None
+
+
+def test_a_report_that_knows_no_files_says_what_to_do(run: Path) -> None:
+    report = msgspec.structs.replace(read_report(run), script=None)
+    (run / "report.json").write_bytes(encode_report(report))
+    with pytest.raises(UsageError, match="Run it again"):
+        apply(ApplyOptions(run=run))
+
+
+def test_hidden_arguments_are_not_run_with(run: Path) -> None:
+    report = read_report(run)
+    assert report.script is not None
+    script = msgspec.structs.replace(report.script, args=("--token", "***"))
+    with pytest.raises(UsageError, match="look like secrets"):
+        words_of(script, None)
+
+
+def test_a_file_is_replaced_through_its_link(tmp_path: Path) -> None:
+    (tmp_path / "real.py").write_text("a")
+    (tmp_path / "link.py").symlink_to("real.py")
+    replace_file(tmp_path / "link.py", b"b")
+    assert (tmp_path / "link.py").is_symlink()
+    assert (tmp_path / "real.py").read_text() == "b"
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["link.py", "real.py"]

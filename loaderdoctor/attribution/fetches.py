@@ -319,7 +319,8 @@ def waits_for_producers(rows: Rows) -> Intervals:
 
     spans = rows.spans
     fetches = rows.named(rows.flags.fetch, Category.USER_ANNOTATION, Category.CPU_OP)
-    if fetches.any():
+    # Where only the training thread's own spans were recorded, calls are what is left.
+    if fetches.any() and batches_made(rows).size:
         started, finished, following = _productions(rows)
         # The first batch finished after the silence began, if its making had begun before.
         at = np.searchsorted(finished, silent_from, side="right")

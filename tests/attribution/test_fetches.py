@@ -8,7 +8,7 @@ from loaderdoctor.attribution.trace_facts import trace_facts
 from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.trace.columns import Category
-from tests.attribution.build import BACKGROUND, NEXT_SINGLE, PIN, TraceBuilder
+from tests.attribution.build import BACKGROUND, NEXT, NEXT_SINGLE, PIN, TraceBuilder
 
 STEP = 1000
 
@@ -219,6 +219,20 @@ def test_waiting_for_a_background_thread_is_input_until_the_batch_is_there() -> 
     assert facts.shares.input == pytest.approx(0.75, abs=0.001)
     assert facts.fetching.recorded
     assert facts.fetching.n_per_step == 1
+
+
+def test_fetches_of_a_thread_that_makes_no_batches_leave_the_makers_calls_to_go_by() -> None:
+    """One thread copies, of which nothing else was recorded; another, that computes, fetches."""
+    b = TraceBuilder()
+    for i in range(8):
+        t = float(i * STEP)
+        b.step(i, t, t + STEP)
+        b.op(t + 10, t + 20, NEXT, thread=PIN)
+        b.copy(t + 550, t + 600, t + 560, t + 590, thread=BACKGROUND)
+        work(b, t + 600)
+    facts = facts_of(b)
+    assert facts.shares.input is not None
+    assert facts.shares.input > 0.4  # the silence from 20 to the copy at 600
 
 
 def test_a_background_thread_that_keeps_up_costs_nothing() -> None:

@@ -94,8 +94,8 @@ def label(name: str, value: Value) -> str:
         return reading.spelling + said
     if isinstance(value, bool):
         return reading.on if value else reading.off
-    if name == "portion":
-        return f"the first {100 * float(value or 0):g} % of the data"
+    if name == "portion" and isinstance(value, int | float):
+        return f"the first {100 * value:g} % of the data"
     if reading.values is not None and value in reading.values:
         return reading.values[value]
     if name == "augment":

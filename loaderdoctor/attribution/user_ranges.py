@@ -43,6 +43,7 @@ _NOT_THE_USERS = re.compile(
             r"## Call CompiledFxGraph",
             r"Torch-Compiled Region",
             r"TorchDynamo |TORCHDYNAMO$|.*\(dynamo_timed\)$",
+            r".*_data: (fn_name|compile_id)=",  # each phase of a compilation, torch 2.14
             r"Pregraph bytecode",
             r"fused_(scaled_)?matmul_reduce_scatter$|fused_all_gather_(scaled_)?matmul$",
             r"Compiled(Function|FxGraph)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,6 +14,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.report.model import Report, Shares
 from loaderdoctor.report.words.parts import SHARE_ORDER
+from loaderdoctor.setting_words import READINGS, heading, phrase
 
 Change = Literal["faster", "slower", "no difference", "unknown"]
 
@@ -149,13 +150,20 @@ def render_comparison(found: Comparison, names: tuple[str, str]) -> RenderableTy
         if share.before_ms or share.after_ms:
             table.add_row(share.name, *_pair(share.before_ms, share.after_ms))
     for name, before, after in found.settings:
-        values = (name, fmt.setting(before), fmt.setting(after))
+        values = (heading(name), _value(name, before), _value(name, after))
         table.add_row(*(Text(_shown(text)) for text in values), "")
     caveats = [
         Text.assemble(("mind: ", "yellow"), Text(_shown(caveat)), overflow="fold")
         for caveat in found.caveats
     ]
     return Group(Text(sentence(found), style=_STYLES[found.change]), Text(""), table, *caveats)
+
+
+def _value(name: str, value: Any) -> str:
+    """What it was set to: as words where the setting is one of ours."""
+    is_ours = name in READINGS and not READINGS[name].spelling
+    readable = isinstance(value, bool | int | float | str)  # report.json may be anyone's
+    return phrase(name, value) if is_ours and readable else fmt.setting(value)
 
 
 def _shown(text: str) -> str:

@@ -133,13 +133,17 @@ def test_without_a_device_the_host_time_is_there_and_device_time_is_not_zero_but
      "loaderdoctor: create iterator", "DistributedDataParallel.forward", "nccl:all_reduce",
      "FSDP::all_gather", "FullyShardedDataParallel._pre_forward", "DataParallel.forward",
      "## Call CompiledFxGraph f3 ##", "Torch-Compiled Region: 0/0", "_compile.x (dynamo_timed)",
-     "PyTorch Profiler (0)"],
+     "PyTorch Profiler (0)", "dynamo_data: compile_id=0/0",
+     "pass.post_grad_passes.pass_pattern_0_data: compile_id=0/1",
+     "entire_frame_compile_data: fn_name=_compile.compile_inner, compile_id=0/0"],
 )  # fmt: skip
 def test_what_torch_and_we_open_is_not_the_users(name: str) -> None:
     assert not is_users(name)
 
 
-@pytest.mark.parametrize("name", ["forward", "model_inference", "## data ##", "torch", "steps"])
+@pytest.mark.parametrize(
+    "name", ["forward", "load_data: step=3", "model_inference", "## data ##", "torch", "steps"]
+)
 def test_the_rest_is(name: str) -> None:
     assert is_users(name)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from loaderdoctor.commands.compare import CompareOptions
 from loaderdoctor.commands.compare import compare as command
 from loaderdoctor.errors import UsageError
 from loaderdoctor.report import model
-from loaderdoctor.report.comparison import compare, sentence
+from loaderdoctor.report.comparison import compare, render_comparison, sentence
 from loaderdoctor.report.files import encode_report
 
 
@@ -72,6 +74,21 @@ def test_a_gain_beyond_the_noise_is_faster() -> None:
     assert found.difference_ms.margin == pytest.approx(2**0.5)
     assert found.settings == (("num_workers", 0, 4),)
     assert sentence(found).startswith("Faster: 40.0 ms → 20.0 ms")
+
+
+def test_settings_of_ours_read_in_words() -> None:
+    before, after = run(40.0, 1.0), run(20.0, 1.0)
+    loader = before.loaders[0]
+    pair = [
+        msgspec.structs.replace(
+            report, loaders=(msgspec.structs.replace(loader, settings={"background": value}),)
+        )
+        for report, value in ((before, "off"), (after, "host"))
+    ]
+    out = io.StringIO()
+    Console(file=out, width=120, markup=False).print(render_comparison(compare(*pair), ("a", "b")))
+    assert "a background thread (prefetch_generator)" in out.getvalue()
+    assert "background thread: off" in out.getvalue()
 
 
 def test_a_difference_within_the_noise_is_none() -> None:

@@ -14,7 +14,13 @@ from rich.text import Text
 from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
 from loaderdoctor.report.console.bars import Capped
-from loaderdoctor.report.console.changes import IDEAS, change_lines, change_outline, idea_lines
+from loaderdoctor.report.console.changes import (
+    IDEAS,
+    IN_THE_STEP,
+    change_lines,
+    change_outline,
+    idea_lines,
+)
 from loaderdoctor.report.console.first_screen import (
     PROSE_WIDTH,
     ablation,
@@ -35,6 +41,7 @@ from loaderdoctor.report.words.changes import (
     meaning,
     nothing_is_advised,
 )
+from loaderdoctor.report.words.parts import is_outside
 from loaderdoctor.setting_words import heading
 
 # More findings, and more changes, than these are counted.
@@ -53,7 +60,7 @@ def brief_sections(report: Report, folder: Path | None) -> Iterator[RenderableTy
     else:
         yield step(report, brief=True)
         yield whole_run(report.run, brief=True)
-        yield ablation(report, brief=True)
+        yield ablation(report, brief=True) if not is_outside(report) else None
     if report.trials and report.command == "sweep" and not published:
         yield section("Trials, fastest first", TrialsTable(report, most=_TRIALS), cap=None)
     if report.claims:
@@ -62,19 +69,30 @@ def brief_sections(report: Report, folder: Path | None) -> Iterator[RenderableTy
         yield section("Ranks", RanksTable(report.ranks))
     if not published:
         yield _findings(report)
-        changes = list(_changes(report))
-        yield section("What to change", *changes) if changes else None
-        ideas = idea_lines(report, most=_IDEAS)
-        yield section(IDEAS, *ideas) if ideas else None
+        yield from _what_to_change(report)
     yield _end(report, folder)
+
+
+def _what_to_change(report: Report) -> Iterator[RenderableType | None]:
+    """First what the verdict speaks of: outside the steps, that is no setting of the loader."""
+    changes, ideas = list(_changes(report)), idea_lines(report, most=_IDEAS)
+    if is_outside(report):
+        yield section("What to change", *ideas) if ideas else None
+        yield section(IN_THE_STEP, *changes) if changes else None
+    else:
+        yield section("What to change", *changes) if changes else None
+        yield section(IDEAS, *ideas) if ideas else None
 
 
 def _findings(report: Report) -> RenderableType | None:
     found = causes(report.findings)
     if not found:
         return None
+    known = [cause for cause in found if cause.first.severity != "uncertain"]
+    n_left_out = len(found) - len(known[:_FINDINGS] or found[:1])
+    found = tuple(known[:_FINDINGS] or found[:1])
     body: list[RenderableType] = []
-    for i, cause in enumerate(found[:_FINDINGS]):
+    for i, cause in enumerate(found):
         body.append(finding_head(cause.first))
         summary = shortened(cause.first.summary)
         if not _is_said(summary, report):
@@ -85,8 +103,8 @@ def _findings(report: Report) -> RenderableType | None:
         if i and cause.first.advice:  # that of the first is what to change
             advice = shortened(cause.first.advice, most=0)
             body.append(indented(Text.assemble(("→ ", "bold"), plain(advice))))
-    if len(found) > _FINDINGS:
-        body.append(Text(f"and {len(found) - _FINDINGS} smaller", style="bright_black"))
+    if n_left_out:
+        body.append(Text(f"and {n_left_out} smaller, or not certain", style="bright_black"))
     return section("Findings", *body)
 
 
@@ -100,8 +118,10 @@ def _changes(report: Report) -> Iterator[RenderableType]:
     changes = [change for change in every if not change.is_idea]
     leads = leader_not_advised(report)
     if changes:
-        yield from change_lines(1, changes[0], report.step)
-        for number, change in enumerate(changes[1:_CHANGES], 2):
+        in_full = 0 if is_outside(report) else 1
+        for change in changes[:in_full]:
+            yield from change_lines(1, change, report.step)
+        for number, change in enumerate(changes[in_full:_CHANGES], 1 + in_full):
             yield change_outline(number, change, report.step)
         if len(changes) > _CHANGES:
             yield Text(f"and {len(changes) - _CHANGES} more", style="bright_black")
@@ -131,6 +151,6 @@ def _end(report: Report, folder: Path | None) -> RenderableType:
     where = Text(f"All of it{warnings}: {at}--verbose", style="bright_black", overflow="fold")
     lines: list[RenderableType] = [Text(""), where]
     what_for = meaning(report)
-    if what_for:
+    if what_for and not is_outside(report):
         lines.append(Text(what_for, style="bold"))
     return Capped(Group(*lines), PROSE_WIDTH)

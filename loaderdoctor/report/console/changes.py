@@ -22,6 +22,8 @@ from loaderdoctor.report.words.changes import (
     vocabulary,
 )
 
+# The heading of changes to the step, where the verdict is about what lies outside it.
+IN_THE_STEP = "For the step itself"
 # The heading of what is advised in words.
 IDEAS = "Ideas, for which no line of the script is known"
 

@@ -18,7 +18,12 @@ from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
 from loaderdoctor.report.console.bars import Legible
 from loaderdoctor.report.console.brief import brief_sections
-from loaderdoctor.report.console.changes import IDEAS, idea_lines, prescription_lines
+from loaderdoctor.report.console.changes import (
+    IDEAS,
+    IN_THE_STEP,
+    idea_lines,
+    prescription_lines,
+)
 from loaderdoctor.report.console.first_screen import (
     ablation,
     findings,
@@ -38,6 +43,7 @@ from loaderdoctor.report.gpu_model import Gpu
 from loaderdoctor.report.model import MemoryHistory, Report, Workers
 from loaderdoctor.report.words import gpu as gpu_words
 from loaderdoctor.report.words.first_screen import listed, other_loader_sentences
+from loaderdoctor.report.words.parts import is_outside
 from loaderdoctor.report.words.whole import whole_of
 from loaderdoctor.setting_words import heading
 
@@ -79,10 +85,11 @@ def _sections(report: Report, folder: Path | None) -> Iterator[RenderableType | 
     yield whole_run(report.run)
     yield ablation(report)
     yield findings(report.findings)
-    prescription = prescription_lines(report)
-    yield section("What to change", *prescription) if prescription else None
-    ideas = idea_lines(report)
-    yield section(IDEAS, *ideas) if ideas else None
+    prescription, ideas = prescription_lines(report), idea_lines(report)
+    titles = (IN_THE_STEP, "What to change") if is_outside(report) else ("What to change", IDEAS)
+    both = [(titles[0], prescription), (titles[1], ideas)]
+    for title, lines in reversed(both) if is_outside(report) else both:
+        yield section(title, *lines) if lines else None
     yield _listed("Not advised", [(heading(w.setting), w.reason) for w in report.not_advised])
     yield _workers(report.workers, other_loader_sentences(report))
     gpu = list(_gpu_lines(report.gpu, report.memory_history))

@@ -14,6 +14,7 @@ from loaderdoctor.report.model import Ablation, Finding, Report, Step
 from loaderdoctor.report.words.before_training import before_training_sentence
 from loaderdoctor.report.words.changes import changes_of
 from loaderdoctor.report.words.outside import wall_sentence
+from loaderdoctor.report.words.parts import is_outside
 
 _NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)(?:\s?([a-zA-Z%µ]+))?")
 
@@ -118,7 +119,7 @@ def _as_advised(report: Report) -> WhatIf | None:
     """The step with the first change, where that was measured and is faster."""
     change = next(iter(changes_of(report.recommendations)), None)
     gain = change.times_as_fast(report.step.wall_ms) if change is not None else None
-    if change is None or gain is None or gain <= 1.0:
+    if change is None or gain is None or gain <= 1.0 or is_outside(report):
         return None
     return WhatIf(
         words=AS_ADVISED,

@@ -38,11 +38,16 @@ class Parts:
     parts: tuple[Part, ...]
 
 
+def is_outside(report: Report) -> bool:
+    """Whether the verdict is about what lies outside the steps."""
+    return report.verdict.bound == OUTSIDE
+
+
 def parts_of(report: Report) -> Parts:
     """The shares, without those that are nothing and go without saying."""
     shares, whole, wall = report.shares, whole_of(report), report.wall
     values = {name: getattr(shares, name) for name in SHARE_ORDER} if shares is not None else {}
-    if report.verdict.bound != OUTSIDE or wall is None or not values:
+    if not is_outside(report) or wall is None or not values:
         return Parts(
             title=whole.title,
             time=whole.time,

@@ -86,6 +86,29 @@ def test_findings_of_the_same_time_are_one_cause_with_aspects() -> None:
     assert "the same time seen as: collate-bound" in text
 
 
+def test_outside_the_steps_the_first_advice_is_about_that_and_not_about_the_loader() -> None:
+    idea = samples.recommendation(
+        "Validate less often", None, None, code="", measured_step_ms=None, measured_ci_ms=None,
+        predicted_step_ms=None, idea="Validate after more steps.",
+    )  # fmt: skip
+    report = structs.replace(samples.validation_bound(), recommendations=(*samples.CHANGES, idea))
+    text = brief(report)
+    below = text.partition("What to change")[2]
+    assert below.index("Validate less often") < below.index("For the step itself")
+    assert below.index("For the step itself") < below.index("num_workers=7")
+    assert "with change 1 below" not in text  # no bar of another change than the verdict's
+    assert "Every hour" not in text
+
+
+def test_uncertain_findings_are_counted_where_there_are_certain_ones() -> None:
+    unsure = replace(
+        samples.IN_MAIN, kind=Kind.SAMPLER_BOUND, severity=Severity.UNCERTAIN, share=0.1
+    )
+    text = brief(samples.input_bound(findings=(samples.IN_MAIN, unsure)))
+    assert "sampler-bound" not in text
+    assert "and 1 smaller, or not certain" in text
+
+
 def test_long_findings_are_cut_between_sentences() -> None:
     assert shortened("One. Two is (as in pkg.mod) `a.b`. Three.", most=30) == "One."
     assert shortened("One. Two.", most=30) == "One. Two."

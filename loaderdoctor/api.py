@@ -7,28 +7,31 @@
         train()
     report = watched.report()
 
+    with loaderdoctor.monitor():                      recorded to its end, and told meanwhile
+        train()
+
 Results of the loop stay what they would be, unless `ablation` or `verify` asks for windows with
 other batches. Once everything is measured, and in any case at the end, every hook is gone.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from loaderdoctor.commands.output import write_run
+from loaderdoctor.commands.run.monitor import monitor
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import LoaderdoctorError, RunError, UsageError
 from loaderdoctor.instrument.command.in_process import InProcessRun, LocalLink
 from loaderdoctor.instrument.command.launched_run import TrainingBeganError
+from loaderdoctor.instrument.entry.forks import disable_in_forks
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.call_sites import user_site
@@ -38,6 +41,8 @@ from loaderdoctor.report.files import RunFolder
 
 if TYPE_CHECKING:
     from loaderdoctor.report.model import Report
+
+__all__ = ["monitor", "watch", "watching"]
 
 BUDGET_S = 45.0
 JOIN_S = 60.0  # for reading the trace of the last window, where the loop ended meanwhile
@@ -116,7 +121,7 @@ class watching:  # noqa: N801 - a context manager, called like a function
         self._hooks.watch()
         if "torch" in sys.modules:
             session.workers.start()  # loaders built before are recorded too
-        _disable_in_forks_of(session)
+        disable_in_forks(session)
         self._deciding = threading.Thread(
             target=self._decide, args=(self._diagnosis,), name="loaderdoctor", daemon=True
         )
@@ -215,23 +220,3 @@ class watch(Generic[Batch]):  # noqa: N801 - used like enumerate()
             watched.report()
         except RunError as error:
             sys.stderr.write(f"loaderdoctor: {error}\n")
-
-
-# ---------------------------------------------------------------- forks
-
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-_registered = False
-
-
-def _disable_in_forks_of(session: Session) -> None:
-    """DataLoader workers are forks: no hook acts there."""
-    global _registered
-    _sessions.add(session)
-    if not _registered and hasattr(os, "register_at_fork"):
-        _registered = True
-        os.register_at_fork(after_in_child=_disable_all)
-
-
-def _disable_all() -> None:
-    for session in _sessions:
-        session.disable_in_fork()

@@ -87,7 +87,7 @@ def run(options: RunOptions) -> int:
 
     listening = ListenOptions(
         label=target.label,
-        folder=folder,
+        folder=folder.path,
         sums=Path(sums),
         fail_on=options.fail_on,
         json_target=options.json_target,

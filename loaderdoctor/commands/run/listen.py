@@ -26,6 +26,7 @@ from loaderdoctor.instrument.command.recorded_run import RecordedRun
 from loaderdoctor.instrument.system.look_around import LookAround
 from loaderdoctor.instrument.wire.protocol import Beat, Observed, WindowDone
 from loaderdoctor.instrument.wire.surroundings import Surroundings
+from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.run_model import Run
 
 HEAR_S: Final = 0.5
@@ -55,7 +56,7 @@ def listen(options: ListenOptions, listener: ConnectionListener, pid: int) -> No
         run.reported(code)
         run.close()
         shutil.rmtree(options.sums, ignore_errors=True)
-        options.folder.discard_if_empty()
+        RunFolder(options.folder).discard_if_empty()
 
 
 class _Listening:
@@ -63,10 +64,10 @@ class _Listening:
 
     def __init__(self, options: ListenOptions, run: RecordedRun, pid: int) -> None:
         self._options, self._run = options, run
-        self._files = RunFiles(options.folder.path, options.metrics_file)
+        self._files = RunFiles(options.folder, options.metrics_file)
         self._around = LookAround(pid)
         self._job = Job(options.began_s)
-        self._teller = Teller()
+        self._teller = Teller(say=None if options.shown else run.say)
         self._alerts: list[Alert] = []
         self._look: Surroundings | None = None
         self._due_look_s = self._due_state_s = self._due_minute_s = self._due_metrics_s = 0.0

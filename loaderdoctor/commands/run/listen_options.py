@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from loaderdoctor.report.files import RunFolder
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListenOptions:
+class ListenOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Of one run."""
 
     label: str
-    folder: RunFolder
+    folder: Path
     sums: Path  # where workers keep theirs
     fail_on: tuple[str, ...]
     json_target: str | None
     verbose: bool
     metrics_file: Path | None
     began_s: float
+    shown: bool = True  # False: the process that is recorded shows lines and report itself

@@ -21,6 +21,7 @@ from loaderdoctor.instrument.command.endings import nothing_measured, raise_if_b
 from loaderdoctor.instrument.command.launched_run import ScriptRunLike
 from loaderdoctor.instrument.command.recorded_run import RecordedRun
 from loaderdoctor.instrument.wire.protocol import Observed, WindowDone
+from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.run_model import Run
 from loaderdoctor.tryout.ablating import LoopEvidence
@@ -36,18 +37,24 @@ BUDGET_S = 45.0
 def report_run(options: ListenOptions, run: RecordedRun, row: Run | None) -> int:
     """Show and write the report of a run that is over; the command's exit code."""
     try:
-        report, diagnosis = report_of(run, row, options.folder.path)
+        report, diagnosis = report_of(run, row, options.folder)
     except RunError as error:
-        sys.stderr.write(f"loaderdoctor: {error}\n")
+        if options.shown:
+            sys.stderr.write(f"loaderdoctor: {error}\n")
+        else:
+            run.say(str(error))
         return 0
-    write_run(options.folder, diagnosis, report, at=options.began_s)
+    write_run(RunFolder(options.folder), diagnosis, report, at=options.began_s)
+    if not options.shown:
+        shutil.rmtree(options.folder / RECORDED, ignore_errors=True)
+        return 0
     deliver(
         report,
         json_target=options.json_target,
-        folder=options.folder.path,
+        folder=options.folder,
         verbose=options.verbose,
     )
-    shutil.rmtree(options.folder.path / RECORDED, ignore_errors=True)
+    shutil.rmtree(options.folder / RECORDED, ignore_errors=True)
     return exit_code(report, share_rules(options.fail_on))
 
 

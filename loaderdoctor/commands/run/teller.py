@@ -11,6 +11,7 @@ import os
 import stat
 import sys
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, TextIO
 
@@ -24,8 +25,12 @@ CLEAR: Final = "\r\x1b[K"
 class Teller:
     """Give it alerts; it tells them when it may."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, *, say: Callable[[str], None] | None = None
+    ) -> None:
+        """`say`: whoever tells it instead."""
         self._stream = stream or sys.stderr
+        self._say = say
         self._waiting: deque[Alert] = deque(maxlen=32)
         self._told_s = float("-inf")
 
@@ -44,6 +49,9 @@ class Teller:
 
     def say(self, text: str) -> None:
         """One line now."""
+        if self._say is not None:
+            self._say(text)
+            return
         line = f"loaderdoctor: {fmt.plain(text)}\n"
         with suppress(OSError, ValueError):  # nobody reads it any more
             if self._stream.isatty():

@@ -32,10 +32,14 @@ _BOOTSTRAP = (
 )
 
 
+def package_root() -> str:
+    """The folder that holds this package."""
+    return str(Path(loaderdoctor.__file__).resolve().parent.parent)
+
+
 def bootstrap(module: str) -> str:
     """Code for `python -c` that runs `main` of a module of `instrument`."""
-    root = str(Path(loaderdoctor.__file__).resolve().parent.parent)
-    return _BOOTSTRAP.format(root=root, module=module)
+    return _BOOTSTRAP.format(root=package_root(), module=module)
 
 
 class MeasuringProcess:

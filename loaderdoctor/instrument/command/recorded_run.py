@@ -22,6 +22,7 @@ from loaderdoctor.instrument.wire.protocol import (
     Note,
     Observed,
     Reported,
+    Told,
     WindowDone,
     WindowRequest,
 )
@@ -82,6 +83,11 @@ class RecordedRun:
         """Let go of whoever waits for the report."""
         for connection in self.connections:
             connection.pipe.send(Reported(exit_code=exit_code))
+
+    def say(self, text: str) -> None:
+        """Have the process of the lowest rank tell it."""
+        for connection in sorted(self.connections, key=lambda c: c.rank)[:1]:
+            connection.pipe.send(Told(text=text))
 
     def close(self) -> None:
         """Nobody is heard any more."""

@@ -25,7 +25,7 @@ from loaderdoctor.instrument.session.windows import Windows
 from loaderdoctor.instrument.system import machine
 from loaderdoctor.instrument.system.memory import allocator, fault_us
 from loaderdoctor.instrument.trial.trial_checks import default_start_method
-from loaderdoctor.instrument.wire.protocol import Begin, Observed, Reported, Stop
+from loaderdoctor.instrument.wire.protocol import Begin, Observed, Reported, Stop, Told
 from loaderdoctor.instrument.wire.records import ComputeRecord, Environment, TransferRecord
 from loaderdoctor.units import NS_PER_S
 
@@ -103,7 +103,7 @@ def drive(session: Session, now: int) -> Driver:
         message = yield from messages.next()
         if not session.group:  # which steps on meanwhile
             windows.paused_ns += perf_counter_ns() - began
-        if message is None or isinstance(message, (Begin, Reported)):
+        if message is None or isinstance(message, (Begin, Reported, Told)):
             return
         if isinstance(message, Stop):
             if message.to_end:

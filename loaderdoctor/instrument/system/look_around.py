@@ -28,7 +28,7 @@ from loaderdoctor.instrument.wire.surroundings import Surroundings
 from loaderdoctor.units import NS_PER_S
 
 # Asking for the memory of processes of 40 GB took the kernel 20 ms each: at most this share.
-MAX_MEMORY_SHARE: Final = 0.002
+MAX_MEMORY_SHARE: Final = 0.01
 MEMORY_EVERY_S: Final = 5.0
 
 

@@ -12,12 +12,12 @@ from typing import Literal, Protocol
 import msgspec
 
 from loaderdoctor.errors import LoaderdoctorError
-from loaderdoctor.instrument.wire.protocol import Begin, FromRun, Measure, Reported, Stop
+from loaderdoctor.instrument.wire.protocol import Begin, FromRun, Measure, Reported, Stop, Told
 
 # One variable, taken out of the environment before the user's code can see it.
 CHANNEL_VARIABLE = "LOADERDOCTOR_CHANNEL"
 
-ToChild = Measure | Begin | Stop | Reported
+ToChild = Measure | Begin | Stop | Reported | Told
 # A path, or host and port where ranks on other machines connect.
 Address = str | tuple[str, int]
 

@@ -171,6 +171,12 @@ class Reported(Message, frozen=True, kw_only=True, omit_defaults=True):
     exit_code: int  # of the command, where the script itself ended in order
 
 
+class Told(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Something to say to the user, in a process whose stderr whoever listens does not have."""
+
+    text: str
+
+
 # ---------------------------------------------------------------- measuring process -> command
 
 
@@ -361,4 +367,4 @@ FromRun = (
     | NoDataLoader
     | Beat
 )
-ToRun = Measure | Begin | Stop | Reported
+ToRun = Measure | Begin | Stop | Reported | Told

@@ -1,0 +1,188 @@
+"""`with loaderdoctor.monitor():` records the loop inside the block, in a notebook or in code.
+
+The same as `loaderdoctor run` does with a whole script: a process of its own listens, looks around
+and writes; the loop's results stay what they are.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from loaderdoctor.errors import RunError, UsageError
+from loaderdoctor.instrument.command.measuring_process import package_root
+from loaderdoctor.instrument.entry.forks import disable_in_forks
+from loaderdoctor.instrument.entry.recorded import REPORT_S, record
+from loaderdoctor.instrument.session.hooks import Hooks
+from loaderdoctor.instrument.session.session import Session
+from loaderdoctor.instrument.system.call_sites import user_site
+from loaderdoctor.instrument.wire.channel import (
+    Channel,
+    ConnectionLostError,
+    LaunchConfig,
+)
+from loaderdoctor.instrument.wire.protocol import Reported, Told
+from loaderdoctor.report.files import RunFolder, read_report
+
+if TYPE_CHECKING:
+    from loaderdoctor.report.model import Report
+
+START_S = 60.0
+LISTEN_S = 0.5
+END_S = 10.0  # its report is written by then: it only leaves
+
+
+class monitor:  # noqa: N801 - a context manager, called like a function
+    """Records the training loop that runs inside the block, to its end.
+
+    output: a new folder for the report and what is written meanwhile.
+    metrics_file: kept up to date with the run's figures, as OpenMetrics text.
+
+    Under `loaderdoctor run` or `diagnose`, which record the script already, it does nothing. Raises
+    UsageError where another block is being recorded, or `output` holds something.
+    """
+
+    _open: ClassVar[monitor | None] = None
+
+    def __init__(
+        self, *, output: str | Path | None = None, metrics_file: str | Path | None = None
+    ) -> None:
+        self._output = None if output is None else Path(output)
+        self._metrics_file = None if metrics_file is None else Path(metrics_file).absolute()
+        self._folder: RunFolder | None = None
+        self._session: Session | None = None
+        self._hooks: Hooks | None = None
+        self._channel: Channel | None = None
+        self._listener: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._report: Report | None = None
+
+    def __enter__(self) -> monitor:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.stop(failed=kind is not None)
+
+    def start(self) -> None:
+        """Record from now on; for those who can't use a `with` statement, as callbacks."""
+        if self._folder is not None:
+            raise UsageError("monitor: a block can be recorded once; make a new one.")
+        if monitor._open is not None:
+            raise UsageError("monitor: another loop of this process is being recorded.")
+        if Hooks.active is not None:
+            return  # from outside
+        began_s, label = time.time(), user_site().label
+        self._folder = RunFolder.create(label, output=self._output, at=began_s)
+        launch_config = self._listen(label, began_s)
+        channel = self._channel = Channel.open(launch_config)
+        session = self._session = Session(channel, run_dir=Path(launch_config.run_dir))
+        record(session, launch_config)
+        monitor._open = self
+        self._hooks = Hooks(session)
+        self._hooks.watch()
+        if "torch" in sys.modules:
+            session.workers.start()  # loaders built before are recorded too
+        disable_in_forks(session)
+        self._thread = threading.Thread(target=self._hear, name="loaderdoctor", daemon=True)
+        self._thread.start()
+
+    def stop(self, *, failed: bool = False) -> None:
+        """Stop recording, and wait for the report."""
+        session, hooks, thread = self._session, self._hooks, self._thread
+        if session is None or hooks is None or thread is None:
+            return
+        self._session = self._hooks = self._thread = None
+        session.script_over("script-failed" if failed else "script-ended", 0)
+        hooks.remove()
+        monitor._open = None
+        self._over.wait(REPORT_S)
+        if self._listener is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._listener.wait(END_S)
+
+    def report(self, *, show: bool = True) -> Report:
+        """The report; ends the recording. Prints it unless `show` is False. Raises RunError."""
+        from loaderdoctor.report.console.page import console_text
+
+        self.stop()
+        if self._folder is None:
+            raise RunError("monitor: nothing was recorded here; the command's report has it.")
+        if self._report is None:
+            self._report = read_report(self._folder.path)
+        if show:
+            print(console_text(self._report, folder=self._folder.path, brief=True))
+        return self._report
+
+    def _listen(self, label: str, began_s: float) -> LaunchConfig:
+        """Start the process that listens."""
+        from loaderdoctor.commands.run.apart import Apart
+        from loaderdoctor.commands.run.listen_options import ListenOptions
+
+        assert self._folder is not None
+        apart = Apart(
+            pid=os.getpid(),
+            options=ListenOptions(
+                label=label,
+                folder=self._folder.path,
+                sums=Path(tempfile.mkdtemp(prefix="loaderdoctor-")),
+                fail_on=(),
+                json_target=None,
+                verbose=False,
+                metrics_file=self._metrics_file,
+                began_s=began_s,
+                shown=False,
+            ),
+        )
+        listener = self._listener = subprocess.Popen(
+            [sys.executable, "-m", "loaderdoctor.commands.run.apart"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": _path_with(package_root())},
+            start_new_session=os.name == "posix",
+        )
+        assert listener.stdin is not None
+        assert listener.stdout is not None
+        listener.stdin.write(msgspec.json.encode(apart, enc_hook=str))
+        listener.stdin.close()
+        told = listener.stdout.read()
+        if not told:
+            raise RunError("monitor: the process that listens did not start; see above.")
+        return msgspec.json.decode(told, type=LaunchConfig)
+
+    def _hear(self) -> None:
+        """On a thread of its own: what is told, until the report is written."""
+        channel = self._channel
+        assert channel is not None
+        while True:
+            try:
+                message = channel.receive(LISTEN_S)
+            except ConnectionLostError:
+                break
+            if isinstance(message, Told):
+                sys.stderr.write(f"loaderdoctor: {message.text}\n")
+            elif isinstance(message, Reported):
+                break
+        self._over.set()
+
+
+def _path_with(root: str) -> str:
+    """PYTHONPATH that finds this package, also where it runs from a checkout."""
+    before = os.environ.get("PYTHONPATH")
+    return root if not before else f"{before}{os.pathsep}{root}"

@@ -1,0 +1,72 @@
+"""`with loaderdoctor.monitor()`: the loop of this process, recorded by another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import loaderdoctor
+from loaderdoctor.errors import UsageError
+
+pytestmark = pytest.mark.slow
+
+# Others may run their tests in this process: hooks of ours are looked for by name.
+NEXT = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
+
+
+def train(n_steps: int) -> list[float]:
+    """Losses of a loop with draws of its own."""
+    torch.manual_seed(3)
+    model = torch.nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(400, 8), torch.randint(0, 2, (400,)))
+    loader = DataLoader(data, batch_size=4, shuffle=True)
+    losses: list[float] = []
+    while len(losses) < n_steps:
+        for x, y in loader:
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+def test_the_loop_is_what_it_was_and_there_is_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = train(800)
+    with loaderdoctor.monitor(
+        output=tmp_path / "run", metrics_file=tmp_path / "metrics.prom"
+    ) as monitor:
+        watched = train(800)
+    assert watched == alone
+    assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is NEXT
+    report = monitor.report(show=False)
+    assert report.command == "run"
+    assert report.run is not None and report.run.complete
+    assert report.run.n_steps == 800
+    assert report.target.startswith("test_monitor.py:")
+    assert (tmp_path / "run" / "report.html").is_file()
+    capsys.readouterr()
+    monitor.report()
+    assert "The whole run" in capsys.readouterr().out
+
+
+def test_only_one_block_at_a_time_is_recorded(tmp_path: Path) -> None:
+    with loaderdoctor.monitor(output=tmp_path / "a"), pytest.raises(UsageError):
+        loaderdoctor.monitor(output=tmp_path / "b").start()
+
+
+def test_no_process_is_left_behind(tmp_path: Path) -> None:
+    own = psutil.Process()
+    before = {p.pid for p in own.children(recursive=True)}
+    monitor = loaderdoctor.monitor(output=tmp_path / "run")
+    with monitor:
+        train(200)
+    left = [p for p in own.children(recursive=True) if p.pid not in before]
+    assert all(p.status() == psutil.STATUS_ZOMBIE for p in left)

@@ -60,6 +60,14 @@ CHANGES: Mapping[Kind, Change] = {
         example=dataset_snippets.SHARDS,
         caution="Needs at least as many shards as workers.",
     ),
+    Kind.SAMPLES_REPEATED: Change(
+        title="Split the stream between the workers",
+        idea="In the dataset's `__iter__`, `torch.utils.data.get_worker_info()` tells the "
+        "worker's `id` and `num_workers`: let each read every `num_workers`-th shard (or sample, "
+        "`itertools.islice(samples, id, None, num_workers)`), from its own on.",
+        example=dataset_snippets.SHARDS,
+        caution="An epoch then has a part of the steps that it has now.",
+    ),
     Kind.SAMPLER_BOUND: Change(
         title="Compute the indices of an epoch in one call",
         idea="Let the sampler draw an epoch's indices in one call of torch and yield them as a "

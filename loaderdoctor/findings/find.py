@@ -63,6 +63,7 @@ from loaderdoctor.findings.rules.starved import (
     workers_just_keep_up,
 )
 from loaderdoctor.findings.rules.storage import cold_storage, many_small_files, memory_short
+from loaderdoctor.findings.rules.streams import samples_repeated
 from loaderdoctor.findings.rules.threads import thread_oversubscription
 
 RULES: tuple[Rule, ...] = (
@@ -101,6 +102,7 @@ RULES: tuple[Rule, ...] = (
     latency_bound_storage,
     bandwidth_bound_storage,
     many_small_reads,
+    samples_repeated,
     memory_short,
     slow_rank,
     pass_before_training,

@@ -56,6 +56,7 @@ class Kind(str, Enum):
     RECOMPILATION = "recompilation"
     AUTOTUNING_EACH_SHAPE = "autotuning-each-shape"
     COMPUTE_DEPENDS_ON_NEW_SHAPES = "compute-depends-on-new-shapes"
+    SAMPLES_REPEATED = "samples-repeated"
     LATENCY_BOUND_STORAGE = "latency-bound-storage"
     BANDWIDTH_BOUND_STORAGE = "bandwidth-bound-storage"
     MANY_SMALL_READS = "many-small-reads"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # Batches of each loader described during warm-up: enough to see whether shapes vary.
 N_DESCRIBED = 4
+MAX_DESCRIBED = 17
 
 RAN_OUT = "the batches of this trial ran out"
 
@@ -131,9 +132,11 @@ class BatchesSeen:
     described: list[tuple[TensorRecord, ...]] = field(default_factory=list)
     kind: str = ""
     lengths: Lengths | None = None
+    fingerprints: list[bytes | None] = field(default_factory=list)
 
     def describe(self, batch: object) -> None:
         """Look at one of them."""
+        from loaderdoctor.instrument.batches.fingerprint import fingerprint
         from loaderdoctor.instrument.batches.padding import Lengths
         from loaderdoctor.instrument.dataset.safety import describe_batch
 
@@ -141,6 +144,18 @@ class BatchesSeen:
         self.kind = type(batch).__name__
         self.lengths = self.lengths or Lengths()
         self.lengths.add(batch)
+        self.fingerprints.append(fingerprint(batch))
+
+    @property
+    def n_equal_first(self) -> int | None:
+        """Batches from the first on that hold the same; None where all did, or it is not known.
+
+        One: the second differs. Where all are alike, nothing tells copies from constant data.
+        """
+        first = self.fingerprints[0] if self.fingerprints else None
+        if first is None:
+            return None
+        return next((i for i, x in enumerate(self.fingerprints) if x != first), None)
 
     @property
     def last(self) -> tuple[TensorRecord, ...]:
@@ -225,6 +240,14 @@ class LoaderState:
         """Whether a second pass over the data is the same data: never true for iterables."""
         return self.record.kind == "map"
 
+    @property
+    def n_described(self) -> int:
+        """First batches that are looked at: of a stream one of each worker, and the next."""
+        workers = self.record.settings.num_workers or 0
+        if self.record.kind != "iterable":
+            return N_DESCRIBED
+        return max(N_DESCRIBED, min(workers + 1, MAX_DESCRIBED))
+
     def full_record(self) -> LoaderRecord:
         """What the report gets: the loader's nature plus what was seen of its batches."""
         return msgspec.structs.replace(
@@ -233,6 +256,7 @@ class LoaderState:
             loop=self.loop,
             steps_per_epoch=self._steps_per_epoch(),
             batch=self.seen.last,
+            n_equal_first=self.seen.n_equal_first,
             batch_type=self.seen.kind,
             shapes_vary=self.seen.shapes_vary,
             padding=self.seen.lengths.record() if self.seen.lengths is not None else None,

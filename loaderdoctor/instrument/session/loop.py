@@ -162,7 +162,7 @@ class Loop:
             loader.replay_buffer.record(batch)
             if shapes is not None:
                 shapes.see(batch)
-        elif loader.n_fetches <= N_DESCRIBED:
+        elif loader.n_fetches <= (N_DESCRIBED if window.fetches else loader.n_described):
             self._describe(loader, batch)
         elif shapes is not None and window.fetches is None:  # nobody times this step
             shapes.glance(batch)

@@ -122,6 +122,8 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     collate_library: str | None = None  # the package whose code it is; None: the user's own
     batch: tuple[TensorRecord, ...] = ()
     batch_type: str = ""
+    # Of its first batches, those that hold the same as the first; None: all seen, or not known.
+    n_equal_first: int | None = None
     shapes_vary: bool = False
     padding: PaddingRecord | None = None  # None: none was seen
     in_background: bool = False  # fetched on another thread than the one that trains

@@ -18,10 +18,14 @@ THRESHOLDS = (650, 9, 8)
 @pytest.fixture(autouse=True)
 def thresholds() -> Iterator[None]:
     before = gc.get_threshold()
+    frozen = gc.get_freeze_count() > 0  # as the whole suite is
+    gc.unfreeze()
     gc.set_threshold(*THRESHOLDS)
     yield
     gc.enable()
     gc.unfreeze()
+    if frozen:
+        gc.freeze()
     gc.set_threshold(*before)
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from loaderdoctor.errors import LoaderdoctorError
+from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.session.messages import Messages
 from loaderdoctor.instrument.session.profiling import (
     EventProbe,
@@ -44,6 +45,9 @@ MIN_WARMUP = 3  # steps after a switch before the loop's own state is steady
 BACKGROUND_WARMUP = 4  # more where a background thread holds batches of the window before
 # A pause shorter than this many steps leaves the queues as they were.
 PAUSE_STEPS = 2.0
+# How long workers may take to fill their queues before a window with ready batches; what they then
+# still make is the window's to bear.
+MAX_FILL_NS = int(3 * NS_PER_S)
 # The loop itself may hold batches that it got before those made ahead: one on a side stream.
 LEAD_STEPS = 2
 
@@ -68,7 +72,7 @@ class Windows:
         self._definition = definition
         self._marks = marks
         self._accumulation = accumulation
-        self._step_ns = step_ns
+        self._step_ns = self._own_step_ns = step_ns
         self._sources = Sources(session, definition, transfers)
         self._switches = Switches(session, self._sources.replay_position)
         self._events_per_step: int | None = None
@@ -168,11 +172,24 @@ class Windows:
             yield from sources.to_real([x for x in sources.train if x not in targets])
             n_ahead = self._whole_cycles(request) + self._n_lead
             sources.use_ready(request, targets, n_ahead)
+            yield from self._let_queues_fill(targets)
             return None, 0
         if request.mode == "trial" and not request.own_batches:
             return sources.open_trial(request, targets), 0
         steady = yield from sources.to_real(sources.train, paused=paused)
         return None, 0 if steady else max(2 * x.queue_length for x in sources.train)
+
+    def _let_queues_fill(self, targets: list[LoaderState]) -> Steps:
+        """Step on while the workers fill their queues: of the CPUs they need the window has less.
+
+        A pool that falls short made a batch a step, so the time of as many steps suffices, and one.
+        """
+        if not self._sources.switched:
+            return
+        n_batches = max((x.queue_length for x in targets if x.workers), default=0)
+        until = perf_counter_ns() + min((n_batches + 1) * self._own_step_ns, MAX_FILL_NS)
+        while n_batches and perf_counter_ns() < until:
+            yield from self._warm_up(1, until)
 
     def _switch_compute(self, request: WindowRequest, deadline: int) -> Steps:
         """Switch the models and optimizers of the loop, and let compilers do their work."""
@@ -288,6 +305,8 @@ class Windows:
         n_steps = self._whole_cycles(request)
         done = yield from self._steps.run(request, n_steps, deadline, profiler)
         self._step_ns = sum(done.host_step_ns) // done.n_steps
+        if request.mode == "plain":
+            self._own_step_ns = self._step_ns
         return done
 
     def _whole_cycles(self, request: WindowRequest) -> int:

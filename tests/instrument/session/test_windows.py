@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import time
 from pathlib import Path
 
 import pytest
@@ -194,3 +196,39 @@ def test_windows_are_whole_worker_cycles() -> None:
     lengths: list[int] = []
     run = watch(counting_loop(loader_of(60, num_workers=3), 2, lengths), request(1, "plain", 10))
     assert run.windows[0].n_steps == 12
+
+
+class Stamped(Slow):
+    """Notes on the clock of all processes when each sample was made."""
+
+    def __init__(self, n: int, ms: float) -> None:
+        super().__init__(n, ms)
+        self.n_made = multiprocessing.Value("q", 0)
+        self.made_ns = multiprocessing.Array("q", 4096)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        sample = super().__getitem__(index)
+        with self.n_made.get_lock():
+            self.made_ns[self.n_made.value] = time.perf_counter_ns()
+            self.n_made.value += 1
+        return sample
+
+
+def test_workers_have_filled_their_queues_before_a_window_with_ready_batches() -> None:
+    data = Stamped(800, 8.0)
+    loader: DataLoader[object] = DataLoader(data, 4, num_workers=1, prefetch_factor=8)
+    trainer = Trainer()
+
+    def loop() -> None:
+        for x, _y in loader:
+            trainer.step(x)
+            time.sleep(0.002)
+
+    run = watch(loop, request(1, "plain"), request(2, "no_input", n_steps=60))
+    plain, ready = run.windows
+    assert ready.status == "ok", ready.reason
+    made_ns = data.made_ns[: data.n_made.value]
+    assert any(plain.start_ns <= at < plain.end_ns for at in made_ns)
+    # Eight batches of four were outstanding, of which 120 ms hold 15 samples; one batch is
+    # forgiven to a worker that got no CPU.
+    assert sum(ready.start_ns <= at < ready.end_ns for at in made_ns) <= 4

@@ -202,6 +202,8 @@ def _rows(
     `way` says what to write where that is no edit of the loader's or the copy's line.
     """
     measured = tried.step if tried is not None else None
+    seen = inconclusive.step if inconclusive is not None else None
+    paired = tried or inconclusive
     first = next(iter(settings.changed()))
 
     def written(name: str) -> Written:
@@ -216,7 +218,8 @@ def _rows(
         caution=lambda name, value: caution if name == first else None,  # said once
         summary=_basis(candidate, inconclusive) if candidate and measured is None else None,
         measured=measured,
-        own_step_ms=tried.own_ms if tried is not None else None,
+        own_step_ms=paired.own_ms if paired is not None else None,
+        seen_step_ms=seen.value if seen is not None else None,
         predicted_step_ms=candidate.predicted_step_ms if candidate is not None else None,
         predicted_from=candidate.predicted_from if candidate is not None else None,
         also=_also(facts, settings),

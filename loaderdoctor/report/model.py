@@ -117,7 +117,10 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class Recommendation(Struct, frozen=True, kw_only=True):
-    """`own_step_ms` is the loop as it is in the rounds of `measured_step_ms`; None: not paired."""
+    """`own_step_ms` is the loop as it is in the rounds of `measured_step_ms`, or of `seen_step_ms`.
+
+    None: not paired.
+    """
 
     setting: str
     from_: Any = msgspec.field(name="from")  # a keyword in Python
@@ -130,6 +133,8 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     summary: str | None = None
     predicted_from: PredictedFrom | None = None  # None: nothing was predicted
     own_step_ms: float | None = None
+    # Tried in too few windows to tell what it gains: what they took. Never with a measured step.
+    seen_step_ms: float | None = None
     also: str | None = None  # what the figures need besides the settings, as code shows
     command: str | None = None  # a line for a shell, where an option of the script sets it
     idea: str | None = None  # in place of code, where none is known to fit the script

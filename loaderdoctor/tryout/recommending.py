@@ -53,6 +53,7 @@ def recommendations(
     summary: str | None,
     measured: Estimate | None,
     own_step_ms: float | None = None,
+    seen_step_ms: float | None = None,
     predicted_step_ms: float | None = None,
     predicted_from: PredictedFrom | None = None,
     also: str | None = None,
@@ -78,6 +79,7 @@ def recommendations(
             caution=caution(name, value),
             summary=summary,
             own_step_ms=own_step_ms,
+            seen_step_ms=seen_step_ms,
             also=also,
         )
         summary = also = None

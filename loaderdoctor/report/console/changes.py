@@ -119,8 +119,8 @@ def _gain(change: Change, step: Step) -> Text:
     more = []
     if (ratio := change.times_as_fast(step.wall_ms)) is not None:
         more.append(f"{fmt.ratio(ratio)} as fast{change.compared(step.wall_ms)}")
-    if first.predicted_step_ms is not None:
-        more.append(f"{fmt.ms(first.predicted_step_ms)} {change.basis}")
+    if (predicted := change.prediction_met()) is not None:
+        more.append(predicted)
     text.append(f" ({'; '.join(more)})" if more else "")
     return text
 

@@ -190,8 +190,8 @@ def _change(change: Change, now_ms: float | None) -> ShownChange:
     notes = []
     if (ratio := change.times_as_fast(now_ms)) is not None:
         notes.append(f"{fmt.ratio(ratio)} as fast{change.compared(now_ms)}")
-    if measured is not None and first.predicted_step_ms is not None:
-        notes.append(f"{fmt.ms(first.predicted_step_ms)} {change.basis}")
+    if (predicted := change.prediction_met()) is not None:
+        notes.append(predicted)
     return ShownChange(
         title=change.title(),
         diffs=tuple(

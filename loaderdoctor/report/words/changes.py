@@ -109,13 +109,48 @@ class Change:
         return ", ".join(dict.fromkeys(said))
 
     def prediction(self) -> str | None:
-        """`2.2 ms a step, predicted by ablation`; None where nothing was."""
-        predicted, untested = self.first.predicted_step_ms, self.first.untested
+        """`at best 2.2 ms a step, predicted by ablation`; None where nothing was.
+
+        Where it was tried in too few windows to tell, what those took stands in its place.
+        """
+        first = self.first
+        predicted, untested = first.predicted_step_ms, first.untested
+        if first.seen_step_ms is not None:
+            beside = f" next to {fmt.ms(first.own_step_ms)} as is" if first.own_step_ms else ""
+            return f"{fmt.ms(first.seen_step_ms)} a step{beside} in too few windows to tell"
         if predicted is None or predicted <= 0.0:  # no step takes no time: then nothing is known
             return untested
-        at_best = "at best " if self.is_code else ""
+        at_best = "at best " if self._is_bound else ""
         said = f"{at_best}{fmt.ms(predicted)} a step, {self.basis}"
         return f"{said}; {untested}" if untested is not None else said
+
+    def prediction_met(self) -> str | None:
+        """What had been predicted, to stand next to what was measured.
+
+        None where the measurement went beyond it: a bound that did not hold tells nothing.
+        """
+        predicted, measured = self.first.predicted_step_ms, self.measured_ms
+        if predicted is None or measured is None or (self._is_bound and measured < predicted):
+            return None
+        at_best = " at best," if self._is_bound else ""
+        return f"{fmt.ms(predicted)}{at_best} {self.basis}"
+
+    @property
+    def predicted_only(self) -> bool:
+        """Whether a prediction is all there is."""
+        first = self.first
+        untried = self.measured_ms is None and first.seen_step_ms is None
+        return first.predicted_step_ms is not None and untried
+
+    @property
+    def _is_bound(self) -> bool:
+        """Whether the prediction is the least that a step may take.
+
+        It counts the rest of the step, batches over workers, and CPU time over CPUs; that workers,
+        the loop and the pinning thread also share caches, memory bandwidth and the queue makes it
+        longer. What threads wait for one another has no such bound.
+        """
+        return all(row.setting != "num_threads" for row in self.rows)
 
     @property
     def basis(self) -> str:
@@ -172,7 +207,7 @@ def vocabulary(changes: Sequence[Change]) -> str | None:
     for change in changes:
         if change.measured_ms is not None:
             used.append(MEASURED)
-        if change.first.predicted_step_ms is not None:
+        if change.prediction_met() is not None or change.predicted_only:
             used.append(change.basis)
     known = [word for word in _MEANINGS if word in used]
     return "; ".join(f"{word}: {_MEANINGS[word]}" for word in known) + "." if known else None

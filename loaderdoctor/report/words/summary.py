@@ -279,6 +279,8 @@ def _first_change(step_ms: float, change: Change, *, inconclusive: bool = False)
         if change.first.untested is not None and prediction is not None:
             return f"To try: {title[:1].lower()}{title[1:]}, {prediction}."
         return f"To change: {title[:1].lower()}{title[1:]}{figure}."
+    if change.first.seen_step_ms is not None:
+        return f"Try {change.words()} again: it took {prediction}."
     how = (
         "it was tried here in too few windows to tell" if inconclusive else "it was not tried here"
     )

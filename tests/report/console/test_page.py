@@ -183,7 +183,10 @@ def test_verdict_names_what_was_not_tried_as_not_tried() -> None:
         "num_workers", 0, 7, measured_step_ms=None, measured_ci_ms=None, predicted_step_ms=1.8
     )
     report = samples.input_bound(recommendations=(untried,))
-    assert "Try num_workers=7 (1.80 ms a step, predicted by ablation)" in report.verdict.summary
+    assert (
+        "Try num_workers=7 (at best 1.80 ms a step, predicted by ablation)"
+        in report.verdict.summary
+    )
     changes = console_text(report).partition("What to change")[2]
     assert "1.80 ms a step, predicted by ablation" in changes
     assert "Every hour" not in console_text(report)

@@ -10,7 +10,7 @@ import pytest
 from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.html.page import html
 from loaderdoctor.report.model import Report, Trial
-from loaderdoctor.report.words.changes import leader_not_advised
+from loaderdoctor.report.words.changes import Change, leader_not_advised, vocabulary
 from tests.report import samples
 from tests.report.samples import recommendation, trial
 
@@ -83,3 +83,33 @@ def test_what_is_advised_needs_none_either() -> None:
     change = recommendation("background", None, "host", measured_step_ms=6.9)
     assert leader_not_advised(diagnosed(NOISY, advised=(change,))) is None
     assert leader_not_advised(samples.healthy()) is None
+
+
+def change_of(**more: Any) -> Change:
+    to = more.pop("to", 4)
+    return Change((recommendation(more.pop("setting", "num_workers"), 0, to, **more),))
+
+
+UNTRIED: dict[str, Any] = {"measured_step_ms": None, "measured_ci_ms": None}
+
+
+def test_what_was_not_tried_is_a_bound_but_for_threads() -> None:
+    predicted = {"predicted_step_ms": 4.0, "predicted_from": "ablation", **UNTRIED}
+    assert change_of(**predicted).prediction() == "at best 4.00 ms a step, predicted by ablation"
+    threads = change_of(setting="num_threads", **predicted).prediction()
+    assert threads == "4.00 ms a step, predicted by ablation"
+
+
+def test_no_bound_stands_above_what_was_measured() -> None:
+    met = change_of(predicted_step_ms=4.0, predicted_from="ablation", measured_step_ms=4.4)
+    assert met.prediction_met() == "4.00 ms at best, predicted by ablation"
+    beaten = change_of(predicted_step_ms=4.0, predicted_from="ablation", measured_step_ms=3.6)
+    assert beaten.prediction_met() is None
+    assert "ablation" not in (vocabulary((beaten,)) or "")
+
+
+def test_what_was_seen_in_too_few_windows_stands_in_place_of_the_prediction() -> None:
+    seen = change_of(
+        predicted_step_ms=4.0, own_step_ms=81.1, seen_step_ms=41.6, **UNTRIED
+    ).prediction()
+    assert seen == "41.6 ms a step next to 81.1 ms as is in too few windows to tell"

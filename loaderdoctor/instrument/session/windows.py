@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep
 from typing import Literal
 
 import msgspec
@@ -48,6 +48,7 @@ PAUSE_STEPS = 2.0
 # How long workers may take to fill their queues before a window with ready batches; what they then
 # still make is the window's to bear.
 MAX_FILL_NS = int(3 * NS_PER_S)
+FILL_POLL_S = 0.02
 # The loop itself may hold batches that it got before those made ahead: one on a side stream.
 LEAD_STEPS = 2
 
@@ -180,16 +181,21 @@ class Windows:
         return None, 0 if steady else max(2 * x.queue_length for x in sources.train)
 
     def _let_queues_fill(self, targets: list[LoaderState]) -> Steps:
-        """Step on while the workers fill their queues: of the CPUs they need the window has less.
+        """Wait while the workers fill their queues: of the CPUs they need the window has less.
 
         A pool that falls short made a batch a step, so the time of as many steps suffices, and one.
+        The loop stands still, or it would use up its epochs; of several ranks none may.
         """
-        if not self._sources.switched:
-            return
+        if not self._sources.switched or any(x.ahead is not None for x in targets):
+            return  # they are filled; or the loader goes on to make the window's batches
         n_batches = max((x.queue_length for x in targets if x.workers), default=0)
         until = perf_counter_ns() + min((n_batches + 1) * self._own_step_ns, MAX_FILL_NS)
-        while n_batches and perf_counter_ns() < until:
-            yield from self._warm_up(1, until)
+        while n_batches and (left_ns := until - perf_counter_ns()) > 0:
+            if self._session.group:
+                yield from self._warm_up(1, until)
+            else:
+                sleep(min(FILL_POLL_S, left_ns / NS_PER_S))
+                self._messages.poll(perf_counter_ns())
 
     def _switch_compute(self, request: WindowRequest, deadline: int) -> Steps:
         """Switch the models and optimizers of the loop, and let compilers do their work."""

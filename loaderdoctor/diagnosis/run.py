@@ -149,6 +149,8 @@ class Diagnosis:
                 most = MAX_ROUNDS if gatherer.deferred else MIN_ROUNDS
                 gatherer.ablate(until=until, with_copy=self._with_copy, most=most)
                 self.analysis = self._analyse(self.evidence)
+                if options.verify and self.verification is None and script_run.ended is None:
+                    self._verify(gatherer, until)  # what one round left open may be clear now
             self._measure_longer(gatherer, seconds)
         if self.verification is not None and script_run.ended is None:
             self._measure_first_advice(seconds)

@@ -5,6 +5,7 @@ Narrow terminals get the same figures.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -137,18 +138,27 @@ def machines_table(cluster: Cluster) -> RenderableType:
 _CLAIM_KEYS = (("claim", "claim"), ("published", "published"), ("ours", "here"), ("verdict", ""))
 
 
-def claims_table(claims: Sequence[Mapping[str, Any]]) -> Table:
-    """Published claims next to our own figures, and whether they agree."""
-    table = Table(box=None, padding=(0, 1), header_style="bright_black", pad_edge=False)
+def claims_table(claims: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Published claims next to our own figures, and whether they agree.
+
+    A reason that several have is said once, below.
+    """
+    reasons = Counter(str(claim["reason"]) for claim in claims if claim.get("reason"))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
     for _, heading in _CLAIM_KEYS:
         table.add_column(heading, overflow="fold")
     for claim in claims:
         cells = [_claim_cell(claim.get(key)) for key, _ in _CLAIM_KEYS]
         cells[-1].stylize(_CLAIM_STYLES.get(cells[-1].plain, ""))
-        if claim.get("reason"):
-            cells[-1].append(f" ({plain(str(claim['reason']))})", style="bright_black")
+        if reasons[reason := str(claim.get("reason") or "")] == 1:
+            cells[-1].append(f" ({plain(reason)})", style="bright_black")
         table.add_row(*cells)
-    return table
+    shared = {
+        f"{claim['verdict']}: {claim['reason']}": None
+        for claim in claims
+        if reasons[str(claim.get("reason") or "")] > 1
+    }
+    return Group(table, *(Text(plain(text), style="bright_black") for text in shared))
 
 
 _CLAIM_STYLES = {"agrees": "green", "disagrees": "yellow"}

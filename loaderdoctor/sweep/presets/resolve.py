@@ -14,6 +14,7 @@ from loaderdoctor.errors import UsageError
 from loaderdoctor.facts.own_settings import meaning, own_settings
 from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.wire.protocol import Observed
+from loaderdoctor.setting_words import heading
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep import grid
 from loaderdoctor.sweep.grid import Means
@@ -24,7 +25,7 @@ KNOWN_AXES = frozenset(field.name for field in fields(Settings))
 # Without an accelerator these change nothing; torch itself only warns.
 _NO_EFFECT_ON_CPU = ("pin_memory", "non_blocking", "cudnn_benchmark")
 _NO_EFFECT = "without an accelerator nothing changes by {names}"
-_DEVICE_IS_CPU = "no accelerator: the thread moves batches nowhere, as background=host"
+_DEVICE_IS_CPU = "no accelerator: the background thread only fetches batches"
 
 NO_MEANS = Means(script=Script())
 
@@ -153,7 +154,7 @@ def fitted(
     if not has_accelerator:
         on = [name for name in _NO_EFFECT_ON_CPU if values.pop(name, False)]
         if on:
-            notes.append(_NO_EFFECT.format(names=" and ".join(on)))
+            notes.append(_NO_EFFECT.format(names=" and ".join(map(heading, on))))
         if values.get("background") == "device":
             values["background"] = "host"
             notes.append(_DEVICE_IS_CPU)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -19,6 +19,7 @@ from loaderdoctor.commands.options import (
     TRIAL_LIMIT,
     GridCommand,
     Seconds,
+    TuneCommand,
     budget,
     engine_options,
     output_options,
@@ -103,8 +104,15 @@ def _run_to_end(script: str, args: tuple[str, ...], options: dict[str, Any]) -> 
     )
 
 
-@cli.command(context_settings=SCRIPT_CONTEXT)
+@cli.command(cls=TuneCommand, context_settings=SCRIPT_CONTEXT)
 @click.option("-m", "as_module", is_flag=True, help="SCRIPT is a module, as in python -m.")
+@click.option(
+    "--tune",
+    type=click.Choice(["on", "exact"]),
+    metavar="[=exact]",
+    help="Set the training loader to what is measured best while it trains; samples and their "
+    "order stay. With =exact no random draw of a worker changes either.",
+)
 @click.option(
     "--profile",
     is_flag=True,
@@ -121,7 +129,9 @@ def _run_to_end(script: str, args: tuple[str, ...], options: dict[str, Any]) -> 
 @torchrun_options
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def run(script: str, args: tuple[str, ...], **options: Any) -> int:
+def run(
+    script: str, args: tuple[str, ...], tune: Literal["on", "exact"] | None, **options: Any
+) -> int:
     """Run SCRIPT to its end, results unchanged, and say what begins to cost meanwhile.
 
     The report at the end is of the whole run. With torchrun's options it runs as several ranks;
@@ -129,7 +139,8 @@ def run(script: str, args: tuple[str, ...], **options: Any) -> int:
     """
     from loaderdoctor.commands.run.command import RunOptions, run
 
-    return run(RunOptions(script=script, args=args, torchrun=torchrun_words(options), **options))
+    torchrun = torchrun_words(options)
+    return run(RunOptions(script=script, args=args, tune=tune or "", torchrun=torchrun, **options))
 
 
 @cli.command(cls=GridCommand, context_settings=SCRIPT_CONTEXT)

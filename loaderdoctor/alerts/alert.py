@@ -18,6 +18,7 @@ Kind = Literal[
     "shm-fills",
     "rank-behind",
     "workers-died",
+    "tuned",
 ]
 
 

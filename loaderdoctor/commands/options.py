@@ -35,6 +35,25 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+class TuneCommand(HelpfulCommand):
+    """A command with `--tune`, which says `exact` only after an equals sign: SCRIPT comes next."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """A bare `--tune` among the options before SCRIPT reads `--tune=on`."""
+        with_value = {
+            name
+            for param in self.params
+            if isinstance(param, click.Option) and not param.is_flag and "--tune" not in param.opts
+            for name in param.opts
+        }
+        args, at = list(args), 0
+        while at < len(args) and args[at].startswith("-") and args[at] != "--":
+            if args[at] == "--tune":
+                args[at] = "--tune=on"
+            at += 2 if args[at] in with_value else 1
+        return super().parse_args(ctx, args)
+
+
 class GridCommand(HelpfulCommand):
     """A command whose `--grid` takes several AXIS=VALUES words, up to the first other word."""
 

@@ -1,11 +1,13 @@
 """`run` in report.json: a whole run, recorded to its end. Seconds and milliseconds by name.
 
-Imports only msgspec: what listens to a run writes this every minute, and stays small.
+Imports little: what listens to a run writes this every minute, and stays small.
 """
 
 from __future__ import annotations
 
 import msgspec
+
+from loaderdoctor.instrument.wire.tuning import TuningRecord
 
 
 class RunAlert(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +77,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     alerts: tuple[RunAlert, ...] = ()
     ranks: tuple[RunRank, ...] = ()
     last_step_ms: tuple[float, ...] = ()
+    tuning: TuningRecord | None = None  # without --tune
     complete: bool = False  # the script has ended; False: it was running when this was written
     how: str | None = None  # it ended, as `Ended.how`
     exit_code: int | None = None

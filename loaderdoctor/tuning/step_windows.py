@@ -17,6 +17,7 @@ from loaderdoctor.settings import Settings
 # the same), which four of them tell a gain of 5 % from.
 WINDOW_MS = 400.0
 MIN_STEPS = 8
+MAX_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +42,22 @@ class StepWindow:
 
 @dataclass(slots=True)
 class Served:
-    """What is known of some settings."""
+    """What is known of some settings: of their last windows and epochs, MAX_KEPT of each."""
 
     windows: list[StepWindow] = field(default_factory=list)
     boundaries_ms: list[float] = field(default_factory=list)  # an epoch's first step, whole
+    pace_ms: float | None = None  # mean step, kept for each step's account
+
+    def add(self, window: StepWindow) -> None:
+        """Another window."""
+        self.windows.append(window)
+        del self.windows[:-MAX_KEPT]
+        self.pace_ms = math.fsum(x.step_ms for x in self.windows) / len(self.windows)
+
+    def add_boundary(self, ms: float) -> None:
+        """Another epoch's first step."""
+        self.boundaries_ms.append(ms)
+        del self.boundaries_ms[:-MAX_KEPT]
 
     def step_ms(self, last: int | None = None) -> Estimate | None:
         """Mean step of its windows (its `last` ones), with its interval; None before the first."""

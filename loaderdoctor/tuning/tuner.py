@@ -22,6 +22,7 @@ from loaderdoctor.tuning.candidates import (
     TunedLoop,
     candidates,
 )
+from loaderdoctor.tuning.costs import Costs
 from loaderdoctor.tuning.outcome import Ask, Outcome, State, Tried, Verdict
 from loaderdoctor.tuning.step_windows import (
     MIN_STEPS,
@@ -33,9 +34,6 @@ from loaderdoctor.tuning.step_windows import (
     queued,
 )
 
-# Of the steps that a run has for sure, what trying may cost: time beyond the best so far.
-MAX_LOST_SHARE = 0.02
-REINVESTED_SHARE = 0.5
 # Shorter by less is not worth a change of settings, and would take long to prove.
 MIN_GAIN_SHARE = 0.02
 # Windows of the loop's own before anything is tried: with four, Student's factor is 3.2.
@@ -44,17 +42,14 @@ MIN_OWN_WINDOWS = 4
 WARM_UP_STEPS = 10
 MIN_WINDOWS = 2
 MAX_WINDOWS = 10
-CONFIRM_WINDOWS = 3
+CONFIRM_WINDOWS = 3  # of each side in a round; so many rounds until it is left unproven:
+MAX_CONFIRMS = 3
 # Margins are widened by this: a trial is looked at after each of its windows, and is one of many.
 # Of 60 simulated trainings that nothing can help, 3 kept a setting for a while (6 without), and
 # none when it was held against the loop's own (`tests/tuning/test_tuner.py` has eight of them).
 WIDENING = 1.5
 # A single window this much longer is no noise: the setting goes at once.
 HOPELESS = 1.5
-# What opening a pool takes, until one was opened: a forked worker 30 ms on two cores, one that is
-# spawned imports torch (3 s).
-FORKED_WORKER_MS = 30.0
-SPAWNED_WORKER_MS = 3000.0
 # A loop that was done is watched on; longer steps and new waits by this much begin a new search.
 SLOWER = 1.25
 
@@ -67,7 +62,9 @@ class Tuner:
         self._loop = loop
         self._refusal = refusal
         self._known: dict[Settings, Served] = {loop.own: Served()}
-        self._wanted = self._best = loop.own
+        self._wanted = self._best = self._serving = loop.own
+        # What is known of `_serving`, of the loop's own and of the best.
+        self._served = self._own = self._best_served = self._known[loop.own]
         self._state: State = "watching"
         self._gathering = Gathering(loop.own, WARM_UP_STEPS)
         self._tried: list[Tried] = []
@@ -76,12 +73,10 @@ class Tuner:
         self._proven = False
         self._n_steps = 0
         self._epoch_at = 0  # steps of this epoch
-        self._lost_ms = 0.0  # of trials that ended
-        self._trial_ms = 0.0  # of the one under way, beyond the best's pace; may be negative
-        self._saved_ms = 0.0
-        self._opening_ms: dict[int, float] = {}  # seen, by number of workers
+        self._costs = Costs()
         self._asked_at: int | None = None  # step behind which `wanted` was asked for; None: served
         self._at_epoch = False  # it was asked for the next epoch
+        self._n_confirms = 0  # rounds next to the loop's own
         self._n_chosen_by = 0  # windows of the best that it was chosen by
         self._own_again: list[StepWindow] = []  # the loop's own, next to the best
         self._best_around: list[StepWindow] = []
@@ -90,106 +85,83 @@ class Tuner:
         """Count a step. The settings to go over to, where others than those asked for before."""
         self._n_steps += 1
         self._epoch_at = 1 if step.first else self._epoch_at + 1
+        served = self._served
+        if step.serving is not self._serving:
+            served = self._served = self._known.setdefault(step.serving, Served())
+            self._serving = step.serving
         self._account(step)
-        served = self._known.setdefault(step.serving, Served())
-        arrived = step.serving == self._wanted and step.settled
+        wanted = self._wanted
+        arrived = step.settled and (step.serving is wanted or step.serving == wanted)
         if not arrived and not self._waits_for_epoch(step):
             return self._cut_short()
         if arrived and self._asked_at is not None:
             self._asked_at, self._at_epoch = None, False
             self._gathering = Gathering(self._wanted, queued(self._wanted))
         if step.first:
-            served.boundaries_ms.append(step.ms)
+            served.add_boundary(step.ms)
         window = self._gathering.add(step)
         if window is None:
             return self._cut_short()
-        served.windows.append(window)
+        served.add(window)
         return self._decide(served) if arrived else None
 
     def failed(self, settings: Settings, reason: str) -> Ask | None:
         """A pool with these failed or was refused, and the one before serves again."""
         self._give_up(settings, "failed", reason)
         if settings == self._best:
-            self._best, self._chosen_at = self._loop.own, None
+            self._choose(self._loop.own, None)
         return self._next()
 
     def outcome(self) -> Outcome:
         """What is known now."""
-        own_ms = self._own_ms
+        own_ms = self._own.pace_ms
         return Outcome(
             state=self._state,
             own=self._loop.own,
             chosen=self._best,
             chosen_at_step=self._chosen_at,
             proven=self._proven,
-            own_ms=self._known[self._loop.own].step_ms(),
-            chosen_ms=self._known[self._best].step_ms(),
+            own_ms=self._own.step_ms(),
+            chosen_ms=self._best_served.step_ms(),
             n_steps=self._n_steps,
-            lost_steps=self._lost_in_all_ms / own_ms if own_ms else 0.0,
-            saved_ms=self._saved_ms,
+            lost_steps=self._costs.lost_ms / own_ms if own_ms else 0.0,
+            saved_ms=self._costs.saved_ms,
             tried=tuple(self._tried),
         )
 
     # ------------------------------------------------------------ what it costs
 
-    @property
-    def _own_ms(self) -> float | None:
-        known = self._known[self._loop.own].step_ms()
-        return None if known is None else known.value
-
-    @property
-    def _best_ms(self) -> float | None:
-        known = self._known[self._best].step_ms(MAX_WINDOWS)
-        return None if known is None else known.value
-
-    @property
-    def _lost_in_all_ms(self) -> float:
-        return self._lost_ms + max(0.0, self._trial_ms)
-
     def _account(self, step: Step) -> None:
-        own, best = self._known[self._loop.own], self._known[self._best]
-        own_ms = own.boundary_ms if step.first else self._own_ms
-        best_ms = best.boundary_ms if step.first else self._best_ms
         if self._state == "watching":
             return
-        changes = self._asked_at is not None or self._wanted != self._best
-        if changes and best_ms is not None and not self._waits_for_epoch(step):
-            self._trial_ms += step.ms - best_ms
-            if self._asked_at == self._n_steps - 1 and not step.first:
-                self._opening_ms[self._wanted.num_workers or 0] = max(0.0, step.ms - best_ms)
-        if own_ms is not None:
-            self._saved_ms += own_ms - step.ms
+        changes = self._asked_at is not None or self._wanted is not self._best
+        self._costs.add(
+            step,
+            own=self._own,
+            best=self._best_served,
+            trial=self._wanted if changes and not self._waits_for_epoch(step) else None,
+            opens=self._asked_at == self._n_steps - 1,
+        )
 
     def _waits_for_epoch(self, step: Step) -> bool:
         """Whether the best serves on until the epoch for which something else was asked."""
         return self._at_epoch and self._asked_at is not None and step.serving == self._best
 
-    def _allowed_ms(self) -> float:
-        """What trying may cost in all, as things are."""
+    def _affordable(self, expected_ms: float = 0.0) -> bool:
         n_sure = self._n_steps
         if self._loop.steps_per_epoch:
             n_sure += max(0, self._loop.steps_per_epoch - self._epoch_at)
-        gained = max(0.0, self._saved_ms + self._lost_in_all_ms)
-        return MAX_LOST_SHARE * n_sure * (self._own_ms or 0.0) + REINVESTED_SHARE * gained
-
-    def _expected_ms(self, settings: Settings, *, at_epoch: bool = False) -> float:
-        """What going over to these takes, before anything is known of their steps."""
-        n = settings.num_workers or 0
-        if at_epoch and self._best.num_workers and not self._best.persistent_workers:
-            n = max(0, n - self._best.num_workers)  # the others are started there anyway
-        if n in self._opening_ms:
-            return self._opening_ms[n]
-        forks = settings.start_method in (None, "fork")
-        return n * (FORKED_WORKER_MS if forks else SPAWNED_WORKER_MS)
+        allowed_ms = self._costs.allowed_ms(n_sure, self._own.pace_ms or 0.0)
+        return self._costs.lost_ms + expected_ms <= allowed_ms
 
     def _cut_short(self) -> Ask | None:
         """End a trial that has become too dear, in the middle of a window."""
         trying = self._state == "trying" and self._wanted != self._best
-        if not trying or self._lost_in_all_ms <= self._allowed_ms():
+        if not trying or self._affordable():
             return None
-        served = self._known.get(self._wanted)
-        if served is None or self._asked_at is not None:
-            return None  # opening it is paid for already
+        best_ms = self._best_served.pace_ms
+        if best_ms is None or not self._costs.goes_on_losing(self._wanted, best_ms):
+            return None
         self._end_trial("too-dear")
         return self._next()
 
@@ -265,11 +237,16 @@ class Tuner:
                 against_ms=self._known[best].step_ms(MAX_WINDOWS),
             )
         )
-        self._lost_ms, self._trial_ms = self._lost_in_all_ms, 0.0
-        self._best, self._chosen_at, self._proven = settings, self._n_steps, False
+        self._costs.end_trial()
+        self._choose(settings, self._n_steps)
         self._n_chosen_by = len(self._known[settings].windows)
         self._given_up.add(settings)
         return self._next()
+
+    def _choose(self, settings: Settings, at_step: int | None) -> None:
+        self._best, self._chosen_at, self._proven = settings, at_step, False
+        self._n_confirms = 0
+        self._best_served = self._known[settings]
 
     def _end_trial(self, verdict: Verdict) -> None:
         self._give_up(self._wanted, verdict)
@@ -289,7 +266,7 @@ class Tuner:
                 reason=reason,
             )
         )
-        self._lost_ms, self._trial_ms = self._lost_in_all_ms, 0.0
+        self._costs.end_trial()
 
     def _next(self) -> Ask | None:
         """The next trial where one is promising and can be paid for; else the best serves on."""
@@ -307,8 +284,8 @@ class Tuner:
             if at_epoch and not self._confirmed:
                 break
             for later in (at_epoch, True):
-                expected = self._lost_in_all_ms + self._expected_ms(settings, at_epoch=later)
-                if expected <= self._allowed_ms():
+                expected = self._costs.opening_ms(settings, self._best if later else None)
+                if self._affordable(expected):
                     self._state = "trying"
                     return self._ask(settings, at_epoch=later)
             return self._rest()
@@ -326,24 +303,26 @@ class Tuner:
         """Whether the best need not be held against the loop's own settings once more."""
         own = self._loop.own
         alone = replace(own, persistent_workers=True)  # epochs' beginnings proved that
-        return self._proven or self._best in (own, alone)
+        tired = self._n_confirms >= MAX_CONFIRMS
+        return self._proven or tired or self._best in (own, alone)
 
     def _begin_confirming(self) -> Ask | None:
         """The loop's own once more, as soon as that is paid for."""
-        own_ms, best_ms, own = self._own_ms, self._best_ms, self._loop.own
+        own = self._loop.own
+        own_ms, best_ms = self._own.pace_ms, self._best_served.pace_ms
         assert own_ms is not None
         assert best_ms is not None
         steps = queued(own) + CONFIRM_WINDOWS * max(MIN_STEPS, WINDOW_MS / own_ms)
         expected = steps * max(0.0, own_ms - best_ms)
-        expected += self._expected_ms(self._best) + self._expected_ms(own)
+        expected += self._costs.opening_ms(self._best) + self._costs.opening_ms(own)
         # Not those that it was chosen by: they are its lucky ones.
         around = self._known[self._best].windows[self._n_chosen_by :]
-        unpaid = self._lost_in_all_ms + expected > self._allowed_ms()
-        if unpaid or len(around) < CONFIRM_WINDOWS:
+        if len(around) < CONFIRM_WINDOWS or not self._affordable(expected):
             return self._rest()
         self._state = "confirming"
-        self._own_again = []
-        self._best_around = around[-CONFIRM_WINDOWS:]
+        self._n_confirms += 1
+        if self._n_confirms == 1:
+            self._own_again, self._best_around = [], around[-CONFIRM_WINDOWS:]
         return self._ask(own)
 
     def _confirm(self, served: Served) -> Ask | None:
@@ -351,20 +330,23 @@ class Tuner:
         again, around = self._own_again, self._best_around
         if self._state == "confirming":
             again.append(served.windows[-1])
-            if len(again) < CONFIRM_WINDOWS:
+            if len(again) < self._n_confirms * CONFIRM_WINDOWS:
                 return None
             self._state = "returning"
             return self._ask(self._best)
         around.append(served.windows[-1])
-        if len(around) < 2 * CONFIRM_WINDOWS:
+        if len(around) < (1 + self._n_confirms) * CONFIRM_WINDOWS:
             return None
         was, now = Served(windows=again).step_ms(), Served(windows=around).step_ms()
         assert was is not None
         assert now is not None
-        self._lost_ms, self._trial_ms = self._lost_in_all_ms, 0.0
-        if was.value - now.value > WIDENING * math.hypot(was.margin, now.margin):
+        self._costs.end_trial()
+        gain = was.value - now.value
+        if gain > WIDENING * math.hypot(was.margin, now.margin):
             self._proven = True
             return self._next()
+        if gain >= MIN_GAIN_SHARE * was.value:
+            return self._next()  # once more; in the end it is kept, and said not to be proven
         self._tried.append(
             Tried(
                 settings=self._best,
@@ -375,7 +357,7 @@ class Tuner:
                 reason="held against the loop's own settings once more",
             )
         )
-        self._best, self._chosen_at = self._loop.own, None
+        self._choose(self._loop.own, None)
         self._state = "done"
         return self._ask(self._best)
 
@@ -388,8 +370,11 @@ class Tuner:
         if recent.value < SLOWER * before.value or recent.low <= before.high:
             return
         self._given_up = {self._best}
-        self._known = {self._loop.own: self._known[self._loop.own]}
-        self._known[self._best] = Served(windows=served.windows[-LAST_WINDOWS:])
+        now = Served()
+        for window in served.windows[-LAST_WINDOWS:]:
+            now.add(window)
+        self._known = {self._loop.own: self._own, self._best: now}
+        self._own, self._served, self._best_served = self._known[self._loop.own], now, now
 
     def _ask(self, settings: Settings, *, at_epoch: bool = False) -> Ask | None:
         if settings == self._wanted:

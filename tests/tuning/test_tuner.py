@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from loaderdoctor.settings import Settings
+from loaderdoctor.tuning.costs import MAX_LOST_SHARE
 from loaderdoctor.tuning.outcome import Outcome
 from loaderdoctor.tuning.step_windows import Step
-from loaderdoctor.tuning.tuner import MAX_LOST_SHARE, Tuner
+from loaderdoctor.tuning.tuner import Tuner
 from tests.tuning.simulated import Machine, SimulatedLoop, best_of, pace
 
 

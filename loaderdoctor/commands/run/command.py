@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -48,6 +48,7 @@ class RunOptions:
     args: tuple[str, ...] = ()
     as_module: bool = False
     profile: bool = False
+    tune: Literal["", "on", "exact"] = ""
     metrics_file: Path | None = None
     fail_on: tuple[str, ...] = ()
     json_target: str | None = None
@@ -83,7 +84,15 @@ def run(options: RunOptions) -> int:
     host = os.environ["MASTER_ADDR"] if here is not None and not rendezvous.same_machine() else None
 
     def configure(listener: ConnectionListener) -> LaunchConfig:
-        return config_of(target, listener, recorded, sums, group=group, profile=options.profile)
+        return config_of(
+            target,
+            listener,
+            recorded,
+            sums,
+            group=group,
+            profile=options.profile,
+            tune=options.tune,
+        )
 
     listening = ListenOptions(
         label=target.label,

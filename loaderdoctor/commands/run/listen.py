@@ -21,6 +21,7 @@ from loaderdoctor.commands.run.metrics import openmetrics
 from loaderdoctor.commands.run.rows import run_row
 from loaderdoctor.commands.run.run_files import Loop, Recorded, RunFiles
 from loaderdoctor.commands.run.teller import Teller
+from loaderdoctor.commands.run.tuned import Tuned
 from loaderdoctor.instrument.command.listener import ConnectionListener
 from loaderdoctor.instrument.command.recorded_run import RecordedRun
 from loaderdoctor.instrument.system.look_around import LookAround
@@ -28,6 +29,7 @@ from loaderdoctor.instrument.wire.protocol import Beat, Observed, WindowDone
 from loaderdoctor.instrument.wire.surroundings import Surroundings
 from loaderdoctor.report.files import RunFolder
 from loaderdoctor.report.run_model import Run
+from loaderdoctor.report.words.tuning import summary
 
 HEAR_S: Final = 0.5
 LOOK_S: Final = 3.0
@@ -68,6 +70,7 @@ class _Listening:
         self._around = LookAround(pid)
         self._job = Job(options.began_s)
         self._teller = Teller(say=None if options.shown else run.say)
+        self._tuned = Tuned()
         self._alerts: list[Alert] = []
         self._look: Surroundings | None = None
         self._due_look_s = self._due_state_s = self._due_minute_s = self._due_metrics_s = 0.0
@@ -78,6 +81,8 @@ class _Listening:
         while not self._run.over:
             for connection, message in self._run.hear(HEAR_S):
                 if isinstance(message, Beat):
+                    if message.tuning is not None and connection.rank <= 0:
+                        self._found(self._tuned.heard(message.tuning, message.n_steps))
                     self._found(self._job.beat(max(0, connection.rank), message))
                 elif isinstance(message, (Observed, WindowDone)):
                     self._write_loops()
@@ -86,6 +91,8 @@ class _Listening:
         if row is not None:
             self._write_loops()
             self._files.state(row)
+        if self._tuned.record is not None:
+            self._teller.say(summary(self._tuned.record))
         # Imported only now: it is most of this program.
         from loaderdoctor.commands.run.report import report_run
 
@@ -147,6 +154,7 @@ class _Listening:
             now_s=time.time(),
             ended=run.ended if run.over else None,
             hosts={c.rank: c.hello.host for c in run.connections if c.hello is not None},
+            tuning=self._tuned.record,
         )
 
     def _write_loops(self) -> None:

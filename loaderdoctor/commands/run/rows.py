@@ -10,6 +10,7 @@ from loaderdoctor.alerts.history import Account, History
 from loaderdoctor.alerts.job import Job
 from loaderdoctor.instrument.wire.log_bins import LogBins
 from loaderdoctor.instrument.wire.protocol import Ended
+from loaderdoctor.instrument.wire.tuning import TuningRecord
 from loaderdoctor.report.run_model import (
     Run,
     RunAlert,
@@ -31,6 +32,7 @@ def run_row(
     now_s: float,
     ended: Ended | None,
     hosts: Mapping[int, str],
+    tuning: TuningRecord | None = None,
 ) -> Run | None:
     """The run so far; None where no beat has come."""
     histories = job.histories
@@ -67,6 +69,7 @@ def run_row(
         ranks=_ranks(histories, hosts) if len(histories) > 1 else (),
         last_step_ms=tuple(ns / NS_PER_MS for ns in job.last_step_ns),
         complete=ended is not None,
+        tuning=tuning,
         how=ended.how if ended is not None else None,
         exit_code=ended.exit_code if ended is not None else None,
     )

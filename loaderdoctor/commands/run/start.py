@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import msgspec
 
@@ -46,6 +46,7 @@ def config_of(
     *,
     group: bool,
     profile: bool,
+    tune: Literal["", "on", "exact"] = "",
 ) -> LaunchConfig:
     """What the process that becomes the script, or each rank of a job, is told."""
     return LaunchConfig(
@@ -61,6 +62,7 @@ def config_of(
         watch=True,
         waits=True,
         profile=profile,
+        tune=tune,
     )
 
 

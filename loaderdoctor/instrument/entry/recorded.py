@@ -28,7 +28,12 @@ def record(session: Session, launch_config: LaunchConfig) -> None:
     def recording(session: Session) -> Recording:
         from loaderdoctor.instrument.recording.recorder import Recorder
 
-        return Recorder(session, trace_path=trace_path)
+        if not launch_config.tune:
+            return Recorder(session, trace_path=trace_path)
+        from loaderdoctor.instrument.recording.loop_tuner import LoopTuner
+
+        tuner = LoopTuner(session, exact=launch_config.tune == "exact")
+        return Recorder(session, trace_path=trace_path, tuner=tuner)
 
     session.record_to_end(recording)
     if launch_config.sums_dir:

@@ -22,6 +22,7 @@ from loaderdoctor.instrument.handover.dataset_marks import marks
 from loaderdoctor.instrument.handover.exactness import Nature, is_torchs, never_reason, refusal
 from loaderdoctor.instrument.handover.index_stream import IndexStream, quiet_draws
 from loaderdoctor.instrument.handover.live_pass import LivePass
+from loaderdoctor.instrument.handover.loops_pass import LoopsPass
 from loaderdoctor.instrument.handover.own_pass import OwnPass
 from loaderdoctor.instrument.handover.pools import DRAWS, OwnRest, Pool, PoolUnfitError, Sample
 from loaderdoctor.instrument.trial.trial_checks import default_start_method, loader_settings
@@ -59,11 +60,15 @@ class LiveLoader:
         fetch_limit_s: float = FETCH_LIMIT_S,
         opening: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         opened: Callable[[DataLoader[Any]], None] = lambda made: None,
+        living: Callable[[], DataLoader[Any] | None] | None = None,
+        like: LiveLoader | None = None,
     ) -> None:
         """`exact`: no sample may come out otherwise, random augmentation in workers included.
 
         `batch` is one batch, for what it takes to queue them. Pools are opened within `opening`,
-        and `opened` gets the loader each is opened from.
+        and `opened` gets the loader each is opened from. `living` finds the loader, or its like
+        where the script holds it no longer than its iterator. `like` is the loader that this one
+        was built in the place of: what is wanted and known goes on.
         """
         self.exact = exact
         self.own = loader_settings(loader)
@@ -72,7 +77,8 @@ class LiveLoader:
         self.wanted = self.own
         self.events: list[Event] = []
         self.failures: dict[Settings, str] = {}
-        self._loader = weakref.ref(loader)
+        self._loader = living or weakref.ref(loader)
+        self._dataset = id(loader.dataset)
         self._has_accelerator = has_accelerator
         self._batch = batch
         self._limit_s = fetch_limit_s
@@ -88,6 +94,8 @@ class LiveLoader:
         # The same for the loader's own workers, of this pass or for good.
         self._own_marks: dict[str, Any] | None = None
         self._waits = False  # for the next pass: what is wanted can't take over within this one
+        if like is not None:
+            self._go_on_as(like)
 
     # ------------------------------------------------------------ asked by the tuner
 
@@ -112,25 +120,28 @@ class LiveLoader:
         """These changes over the loader's own, without what means nothing at 0 workers."""
         whole = settings.over(self.own)
         if not whole.num_workers:
-            return Settings(num_workers=0, pin_memory=whole.pin_memory)
+            whole = Settings(num_workers=0, pin_memory=whole.pin_memory)
+            return settings if settings == whole else whole
         defaults = Settings(
             prefetch_factor=DEFAULT_PREFETCH_FACTOR,
             persistent_workers=False,
             in_order=True,
             start_method=default_start_method(),  # type: ignore[arg-type]  # one of three words
         )
-        return whole.over(defaults)
+        whole = whole.over(defaults)
+        return settings if settings == whole else whole  # the same object is told apart at once
 
-    def want(self, settings: Settings) -> str | None:
+    def want(self, settings: Settings, *, at_epoch: bool = False) -> str | None:
         """Go over to these changes of its own settings as soon as it can be done.
 
-        None, or the reason where it can't; the settings stay what they are then.
+        `at_epoch`: where the next pass begins, not before. None, or the reason where it can't be
+        done; the settings stay what they are then.
         """
         reason = self.refusal(settings)
         whole = self.complete(settings)
         if reason is None and whole != self.wanted:
             self._previous, self.wanted = self.wanted, self.own if whole == self.own else whole
-            self._waits = False
+            self._waits = at_epoch
         return reason
 
     def boundary_reason(self, settings: Settings) -> str | None:
@@ -138,18 +149,43 @@ class LiveLoader:
         return self.nature.boundary_reason(self.complete(settings), exact=self.exact)
 
     @property
+    def now(self) -> LoopsPass | None:
+        """The loop's pass; None between two."""
+        return self._pass() if self._pass is not None else None
+
+    @property
     def serving(self) -> Settings:
         """The settings that made the loop's last batch."""
-        now = self._pass() if self._pass is not None else None
+        now = self.now
         return self.own if now is None else now.serving
 
     @property
     def settled(self) -> bool:
         """Whether the loop's batches come from a pool with the wanted settings, and no other."""
-        now = self._pass() if self._pass is not None else None
+        now = self.now
         return now is not None and now.settled and now.serving == self.wanted
 
+    @property
+    def at_first_batch(self) -> bool:
+        """Whether the loop's last batch was the first of its pass."""
+        now = self.now
+        return now is not None and now.n_given == 1
+
+    @property
+    def took_over(self) -> bool:
+        """Whether passes of this loader are no longer torch's own, for good."""
+        return self._draws is not None
+
     # ------------------------------------------------------------ asked by the loop's iterators
+
+    def adopt(self, own: Any) -> LoopsPass:
+        """The pass that torch's iterator serves and that began before this was asked for."""
+        loader = self._loader()
+        if loader is not None:
+            self._own_marks = marks(loader.dataset)
+        made = LoopsPass(self, None, OwnPass(own) if is_torchs(own) else None)
+        self._pass = weakref.ref(made)
+        return made
 
     def begin_pass(self, open_own: Callable[[], Any]) -> tuple[LoopsPass, Any]:
         """`iter(loader)`: the pass, and torch's iterator where the loop gets that; else None.
@@ -163,7 +199,7 @@ class LiveLoader:
         if self._own_marks is None or not self.own.persistent_workers:
             self._own_marks = marks(loader.dataset)
         self._look_again(loader)
-        if self._draws is None and self.wanted == self.own:
+        if self._draws is None and (self.wanted == self.own or self._lacks_samples):
             own = open_own()
             made = LoopsPass(self, None, OwnPass(own) if is_torchs(own) else None)
             self._pass = weakref.ref(made)
@@ -211,7 +247,7 @@ class LiveLoader:
     def take_over(self, own: Any, seen: OwnPass) -> LivePass | None:
         """Go on with the pass that torch's iterator is in the middle of; None: it stays its own."""
         loader = self._loader()
-        if loader is None or self.wanted_within_pass() is None:
+        if loader is None or self._lacks_samples or self.wanted_within_pass() is None:
             return None
         pool = self.open_pool(self.wanted, int(own._base_seed))
         if pool is None:
@@ -252,6 +288,18 @@ class LiveLoader:
             self.nature.changed_by_loop = True
         if drew:
             self._drew(self.own)
+
+    def _go_on_as(self, like: LiveLoader) -> None:
+        self.events, self.failures = like.events, like.failures
+        self.nature.draws = self.nature.draws or like.nature.draws
+        if like._dataset == self._dataset:
+            self._samples = like._samples
+            self._proven |= like._proven
+        if like.own == self.own and like.wanted is not like.own:
+            self.wanted, self._previous = like.wanted, like._previous
+        elif like.own == self.own:
+            self.own = self.wanted = self._previous = like.own
+        like.close()
 
     # ------------------------------------------------------------ asked by passes
 
@@ -321,6 +369,11 @@ class LiveLoader:
         """A pool made the samples as they were."""
         self._proven.add(settings)
 
+    @property
+    def _lacks_samples(self) -> bool:
+        """Whether what is wanted has to wait for a batch that it can be compared with."""
+        return self._reopens(self.wanted) and not self._samples
+
     def _reopens(self, settings: Settings) -> bool:
         """Whether a pool with these has first to make samples again."""
         return settings not in self._proven and not self.nature.random
@@ -338,43 +391,6 @@ class LiveLoader:
         if not self.nature.random:
             self.nature.draws = ("making a sample",)
             self.events.append(Event(kind="draws", settings=settings))
-
-
-class LoopsPass:
-    """One pass of the loop, torch's own or taken over; held by what the loop iterates."""
-
-    __slots__ = ("__weakref__", "_live", "_own", "_taken")
-
-    def __init__(self, live: LiveLoader, taken: LivePass | None, own: OwnPass | None) -> None:
-        self._live = live
-        self._taken = taken
-        self._own = own
-
-    @property
-    def serving(self) -> Settings:
-        """The settings that made the last batch."""
-        return self._live.own if self._taken is None else self._taken.serving
-
-    @property
-    def settled(self) -> bool:
-        """Whether its batches come from one pool only."""
-        return self._taken is None or self._taken.settled
-
-    def next_batch(self, own: Any) -> Any:
-        """The loop's next batch; `own` is torch's iterator where the loop holds one."""
-        live, taken = self._live, self._taken
-        if taken is None and self._own is not None and live.wanted is not live.own:
-            taken = self._taken = live.take_over(own, self._own)
-        if taken is not None:
-            return taken.next_batch(own)
-        if self._own is None:
-            return next(own)
-        return self._own.next_batch(own, live.saw)
-
-    def close(self) -> None:
-        """The loop has left it."""
-        if self._taken is not None:
-            self._taken.close()
 
 
 def _in_words(error: Exception) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from loaderdoctor.instrument.handover.index_stream import IndexStream
-from loaderdoctor.instrument.handover.pools import OwnRest, Pool
+from loaderdoctor.instrument.handover.pools import OwnRest, Pool, PoolUnfitError
 from loaderdoctor.settings import Settings
 
 
@@ -149,7 +149,9 @@ class LivePass:
         left: list[Any] = []
         for one in self._line[at:]:
             assert isinstance(one, Pool)  # what torch's own iterator has left comes first
-            left += one.close(stuck=True)
+            # Workers that are well end by themselves: one that is killed may hold a lock of the
+            # user's.
+            left += one.close(stuck=not isinstance(error, PoolUnfitError))
         del self._line[at:]
         self._stream.give_back(left)
         made = self._keeper.open_pool(settings, self._seed)

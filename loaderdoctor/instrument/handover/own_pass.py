@@ -57,11 +57,12 @@ class OwnPass:
     """What is known of a pass that one of torch's iterators serves. It keeps no iterator alive."""
 
     def __init__(self, own: Any) -> None:
-        """Begin with an iterator that has given no batch yet."""
-        lead = self._lead = getattr(own, "_send_idx", 0)
+        """From now on, wherever the iterator is in its pass."""
+        self.n_asked = int(own._num_yielded)
         self._in_process = not own._num_workers
-        self.n_asked = 0
-        self._drawn = _Counted(own._sampler_iter, lead, range(lead + 1, lead + N_COMPARED + 1))
+        n_drawn = self.n_asked if self._in_process else int(own._send_idx)
+        self._compared = range(n_drawn + 1, n_drawn + N_COMPARED + 1)
+        self._drawn = _Counted(own._sampler_iter, n_drawn, self._compared)
         own._sampler_iter = self._drawn
         self._marks_after: dict[str, Any] | None = None
 
@@ -78,7 +79,7 @@ class OwnPass:
         """Torch's next batch. Raises what torch and the user's code raise."""
         self.n_asked += 1
         number = self.n_asked
-        if not self._lead < number <= self._lead + N_COMPARED:
+        if number not in self._compared:
             return _FETCH(own)
         changed = self._marks_after is not None and self._marks_after != marks(own._dataset)
         batch = _FETCH(own)

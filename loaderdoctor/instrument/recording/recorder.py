@@ -38,7 +38,8 @@ from loaderdoctor.instrument.session.session import (
 )
 from loaderdoctor.instrument.wire.beats import QueueFill
 from loaderdoctor.instrument.wire.protocol import Beat, WindowRequest
-from loaderdoctor.units import NS_PER_S
+from loaderdoctor.instrument.wire.tuning import TuningRecord
+from loaderdoctor.units import NS_PER_MS, NS_PER_S
 
 BEAT_NS: Final = 2_000_000_000
 # Marks summed up at a time, for loops of very short steps.
@@ -61,8 +62,14 @@ PLAIN_ID, PROFILED_ID, AGAIN_ID = 1, 2, 3
 class Tuner(Protocol):
     """Sets the loader while the run is recorded; called on the training thread."""
 
-    def on_step(self, step_ms: float, *, n_steps: int, at_edge: bool) -> None:
-        """A step ended that took so long; `at_edge`: an epoch may end or begin here."""
+    def begin(self) -> None:
+        """The loop is warm, and recorded from now on."""
+
+    def on_step(self, step_ms: float, *, flags: int) -> None:
+        """A step ended that took so long; `flags` say what it held (`step_marks`)."""
+
+    def news(self) -> TuningRecord | None:
+        """What is to be told; None where nothing is new."""
 
 
 class Recorder:
@@ -106,6 +113,8 @@ class Recorder:
         try:
             now = perf_counter_ns()
             self._open(now)
+            if self._tuner is not None:
+                self._tuner.begin()
             while not session.channel.lost:
                 now = yield
                 session.send(self._beat(now))
@@ -152,7 +161,7 @@ class Recorder:
 
     def _counter(self, window: OpenWindow) -> Callable[[int], bool]:
         """Counts a step at its boundary; False: the driver is to sum up."""
-        marks, session, tuner = self._marks, self._session, self._tuner
+        marks, tuner = self._marks, self._tuner
         add, dry = marks.add, self._dry
         sample_in = SAMPLE_EVERY
 
@@ -165,8 +174,10 @@ class Recorder:
             nonlocal sample_in
             add(now)
             if tuner is not None:
-                took_ms = (now - marks.at[-2]) / 1e6 if len(marks.at) > 1 else 0.0
-                tuner.on_step(took_ms, n_steps=session.n_steps, at_edge=session.at_edge)
+                at = len(marks.at) - 2
+                if at >= 0:
+                    took_ms = (now - marks.at[at]) / NS_PER_MS
+                    tuner.on_step(took_ms, flags=marks.flags.get(at, 0))
             if dry is not None:
                 sample_in -= 1
                 if not sample_in:
@@ -215,6 +226,7 @@ class Recorder:
             minor_faults=minor,
             major_faults=major,
             wall=session.wall.record(session.n_steps),
+            tuning=self._tuner.news() if self._tuner is not None else None,
         )
         self._clocks, self._faults = (cpu_ns, thread_ns), faults
         self._sent_ns, self._due_ns = now, now + BEAT_NS

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from loaderdoctor.instrument.batches.ahead import Ahead
+    from loaderdoctor.instrument.handover.loops_pass import LoopsPass
 
 FEED = "_loaderdoctor_feed"  # attribute of a torch iterator: the Feed of the user's pass
 
@@ -66,6 +67,7 @@ class Feed:
         "at_ns",
         "create_ns",
         "fresh",
+        "handed",
         "iterator",
         "keep_loader",
         "loader",
@@ -95,6 +97,8 @@ class Feed:
         # The torch iterator that supplies real batches if it isn't the one the loop holds. Never
         # that one: a cycle would keep its workers alive until the garbage collector runs.
         self.raw: Any = None
+        # A pass of a loader whose pools can be replaced: it serves all batches then.
+        self.handed: LoopsPass | None = None
         self.n_seen = 0
         self.tainted = False  # something was substituted or thrown away in this pass
         self.fresh = True  # nothing fetched yet
@@ -117,6 +121,10 @@ class Feed:
         Raises StopIteration at the end of the epoch, and whatever the user's dataset raises.
         """
         loader = self.loader
+        if self.handed is not None:
+            batch = self.handed.next_batch(own)
+            self.n_seen += 1
+            return batch
         if loader.substitute.source is not None:
             return self._substituted(own, torch)
         if self.raw is None and own is not None and not self.tainted and not loader.pending_drop:

@@ -147,7 +147,7 @@ class Hooks:
         session, open_iterator = self._session, self._loop.open_iterator
 
         def __iter__(self: Any) -> Any:  # noqa: N807
-            if session.live and not bypassed():
+            if not bypassed() and (session.live or session.registry.taken_over(self)):
                 return open_iterator(self, original)
             iterator = original(self)
             if not session.live:
@@ -173,7 +173,7 @@ class Hooks:
 
         def __next__(self: Any) -> Any:  # noqa: N807
             feed = self.__dict__.get(FEED)
-            if feed is not None and (session.live or feed.tainted):
+            if feed is not None and (session.live or feed.tainted or feed.handed is not None):
                 return fetch(feed, self)
             return original(self)
 

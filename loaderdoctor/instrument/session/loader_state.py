@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from loaderdoctor.instrument.batches.padding import Lengths
     from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer, Source
     from loaderdoctor.instrument.batches.signature import Shapes
+    from loaderdoctor.instrument.handover.live_loader import LiveLoader
 
 # Batches of each loader described during warm-up: enough to see whether shapes vary.
 N_DESCRIBED = 4
@@ -178,6 +179,17 @@ class _Pass(Protocol):
     def iterator(self) -> Callable[[], Any]: ...
 
 
+class Handed(Protocol):
+    """A loader of the training whose pools can be replaced (`recording.loop_tuner`)."""
+
+    @property
+    def took_over(self) -> bool: ...
+
+    def of(self, loader: DataLoader[Any]) -> LiveLoader: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class LoaderState:
     """One DataLoader of the script; re-built at the same place, it stays the same one."""
@@ -202,6 +214,9 @@ class LoaderState:
     n_fetches: int = 0
     passes: Passes = field(default_factory=Passes)
     seen: BatchesSeen = field(default_factory=BatchesSeen)
+
+    # Whose settings may be changed while it is trained with: gives the one for a loader built here.
+    handed: Handed | None = None
 
     def living(self) -> DataLoader[Any] | None:
         """The loader, or while `for x in DataLoader(…)` runs, where nobody holds it, its like."""

@@ -85,6 +85,11 @@ class LoaderRegistry:
             self._by_loader[loader] = state
             return state
 
+    def taken_over(self, loader: DataLoader[Any]) -> bool:
+        """Whether passes over this loader are no longer torch's own, for good."""
+        known = self._by_loader.get(loader)
+        return known is not None and known.handed is not None and known.handed.took_over
+
     def id_of(self, loader: DataLoader[Any]) -> str | None:
         """LoaderRecord.id of a loader of the script; None for one that we opened ourselves."""
         known = self._by_loader.get(loader)
@@ -95,8 +100,12 @@ class LoaderRegistry:
     def spare(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         """`spare_of` a loader of the script, known as that loader."""
         spare = spare_of(loader)
-        self._by_loader[spare] = self.state_of(loader)
+        self.same(spare, self.state_of(loader))
         return spare
+
+    def same(self, loader: DataLoader[Any], state: LoaderState) -> None:
+        """A loader of ours that is known as that of the script's."""
+        self._by_loader[loader] = state
 
     def records(self) -> tuple[LoaderRecord, ...]:
         """All loaders iterated so far, by index."""

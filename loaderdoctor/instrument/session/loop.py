@@ -31,6 +31,8 @@ from loaderdoctor.instrument.wire.records import BoundaryRecord
 if TYPE_CHECKING:
     import torch
 
+    from loaderdoctor.instrument.handover.loops_pass import LoopsPass
+
 MAX_PLACED = 16  # passes of a loader whose place in the code is looked up: training's is in them
 MAX_BOUNDARIES = 1000  # kept for Ended; a loop that re-creates its iterator makes one a step
 
@@ -65,18 +67,25 @@ class Loop:
             and state is definition.clock
         ):
             clock.replaced(start)
-        if state.substitute.source is not None:
-            feed = Feed(state, keep_loader=loader)
-            iterator: Any = LightIterator(feed, self.fetch)
-        else:
+        handed: LoopsPass | None = None
+        iterator: Any = None
+        if state.substitute.source is None:
             with session.window.span("loaderdoctor: create iterator"):
-                iterator = original(loader)
+                if state.handed is None:
+                    iterator = original(loader)
+                else:
+                    handed, iterator = state.handed.of(loader).begin_pass(lambda: original(loader))
+        if iterator is None:
+            feed = Feed(state, keep_loader=loader)
+            iterator = LightIterator(feed, self.fetch)
+        else:
             attributes = getattr(iterator, "__dict__", {})
             if FEED not in attributes:
                 return iterator  # not torch's: a loader class with its own iterator
             # A persistent iterator is re-used for each epoch: a new pass, a new feed.
             spare = session.registry.spare(loader)
             feed = attributes[FEED] = Feed(state, spare=spare, iterator=iterator)
+        feed.handed = handed
         feed.at_ns = start
         feed.create_ns = perf_counter_ns() - start
         state.passes.begin()

@@ -196,8 +196,8 @@ class Session:
     def detach(self) -> None:
         """Remove every hook and let the script run on unwatched.
 
-        Epochs in which batches were substituted still end where the script expects it: for them
-        the hooks of `__iter__` and `__next__` stay, and only count.
+        Epochs in which batches were substituted still end where the script expects it, and a loader
+        that was handed over stays so: for them the hooks of `__iter__` and `__next__` stay.
         """
         self.live = False
         self.workers.stop()
@@ -207,7 +207,8 @@ class Session:
         for loader in self.registry.states:
             loader.substitute.end()
             loader.pending_drop = 0
-        self.hooks.remove(but_epochs=not self.pristine)
+        handed = any(x.handed is not None and x.handed.took_over for x in self.registry.states)
+        self.hooks.remove(but_epochs=handed or not self.pristine)
 
     def disable_in_fork(self) -> None:
         """In a forked child: no hook acts, and the connection stays the parent's."""
@@ -226,6 +227,9 @@ class Session:
         no_loader = how == "script-ended" and not self.registry.states
         self._send_ended("no-loader" if no_loader else how, exit_code, reason)
         self.detach()
+        for loader in self.registry.states:
+            if loader.handed is not None:
+                loader.handed.close()
 
     def _close_driver(self) -> None:
         driver = self.driver

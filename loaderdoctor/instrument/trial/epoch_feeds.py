@@ -172,14 +172,34 @@ def shut_down(iterator: Any, *, stuck: bool) -> None:
         return
     _hide_from_handler(iterator)
     if stuck:  # not to be waited for five seconds each
-        for worker in iterator._workers:
-            worker.kill()
-    iterator._shutdown_workers()
+        _kill(iterator)
+    else:
+        iterator._shutdown_workers()
     # A persistent, pinned iterator is kept in a set of torch's until the process exits.
     with contextlib.suppress(Exception):
         from torch.utils.data import dataloader
 
         dataloader._persistent_workers_atexit.discard(iterator)
+
+
+def _kill(iterator: Any) -> None:
+    """End workers that are stuck or dead, and what served them.
+
+    Not by torch's own way down: it sets an event whose lock a killed worker may have taken with it,
+    and would wait for that for ever.
+    """
+    iterator._shutdown = True
+    for worker in iterator._workers:
+        worker.kill()
+    thread = getattr(iterator, "_pin_memory_thread", None)
+    if thread is not None:
+        iterator._pin_memory_thread_done_event.set()
+        thread.join(CLOSE_LIMIT_S)  # it looks at the event every five seconds
+    for worker in iterator._workers:
+        worker.join(CLOSE_LIMIT_S)
+    for queue_ in (*iterator._index_queues, iterator._worker_result_queue):
+        queue_.cancel_join_thread()
+        queue_.close()
 
 
 def _hide_from_handler(iterator: Any) -> None:

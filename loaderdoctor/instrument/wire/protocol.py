@@ -56,6 +56,7 @@ from loaderdoctor.instrument.wire.records import (
     main_loader,
 )
 from loaderdoctor.instrument.wire.stack_records import StackRecord
+from loaderdoctor.instrument.wire.tuning import TuningRecord
 from loaderdoctor.settings import Settings
 
 # Windows are told apart by their numbers: all who ask for some take them from here.
@@ -309,6 +310,7 @@ class Beat(Message, frozen=True, kw_only=True, omit_defaults=True):
     minor_faults: int | None = None
     major_faults: int | None = None
     wall: WallRecord | None = None  # of the whole run so far
+    tuning: TuningRecord | None = None  # None: not tuned, or nothing new
 
 
 class Note(Message, frozen=True, kw_only=True, omit_defaults=True):

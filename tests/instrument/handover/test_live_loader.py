@@ -403,3 +403,56 @@ def test_a_pass_left_in_its_middle_leaves_no_worker() -> None:
         if step == 5:
             live.want(S(num_workers=2))
     del made, own  # `nothing_is_left` looks for its workers
+
+
+@pytest.mark.parametrize("own", OWN)
+def test_a_pass_that_began_before_is_taken_over_where_it_is(own: str) -> None:
+    def batches(*, tuned: bool) -> list[Any]:
+        torch.manual_seed(3)
+        loader = DataLoader(Squares(), 2, shuffle=True, generator=generator(), **OWN[own])
+        iterator: Any = iter(loader)
+        seen = [next(iterator)[1].tolist() for _ in range(2)]
+        if not tuned:
+            seen += [batch[1].tolist() for batch in iterator]
+        else:
+            live = LiveLoader(loader, exact=True, has_accelerator=False)
+            made = live.adopt(iterator)
+            for step in range(18):
+                seen.append(made.next_batch(iterator)[1].tolist())
+                if step == 3:
+                    assert live.want(S(num_workers=1, prefetch_factor=3)) is None
+            with pytest.raises(StopIteration):
+                made.next_batch(iterator)
+            assert live.serving.prefetch_factor == 3
+            live.close()
+        return [*seen, torch.rand(()).item(), torch.rand((), generator=loader.generator).item()]
+
+    assert batches(tuned=True) == batches(tuned=False)
+
+
+def test_a_loader_built_anew_for_each_epoch_goes_on_with_what_was_wanted() -> None:
+    data = Squares()
+
+    def batches(*, tuned: bool) -> tuple[list[Any], list[int | None]]:
+        torch.manual_seed(3)
+        live: LiveLoader | None = None
+        seen: list[Any] = []
+        served: list[int | None] = []
+        for _ in range(3):
+            loader = DataLoader(data, batch_size=4, shuffle=True, num_workers=1)
+            if not tuned:
+                seen += [batch[1].tolist() for batch in loader]
+                continue
+            live = LiveLoader(loader, exact=True, has_accelerator=False, like=live)
+            made, own = live.begin_pass(lambda: iter(loader))  # noqa: B023 - called at once
+            for step in range(10):
+                seen.append(made.next_batch(own)[1].tolist())
+                served.append(live.serving.num_workers)
+                if step == 5:
+                    live.want(S(num_workers=2))
+            del own, made
+        return [*seen, torch.rand(()).item()], served
+
+    tuned, served = batches(tuned=True)
+    assert tuned == batches(tuned=False)[0]
+    assert served[10:] == [2] * 20

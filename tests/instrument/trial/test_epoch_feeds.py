@@ -74,3 +74,14 @@ def test_an_error_of_the_dataset_is_its_own_though_it_speaks_of_time() -> None:
     with pytest.raises(RuntimeError, match="the request timed out"):
         feed.next()
     shut_down(iterator, stuck=False)
+
+
+def test_workers_that_died_with_a_lock_are_ended_in_bounded_time(nothing_is_left: None) -> None:
+    """A worker asks an event whether it is to end; killed meanwhile, it leaves its lock taken."""
+    iterator: Any = iter(DataLoader(range(64), batch_size=2, num_workers=2))  # type: ignore[arg-type]
+    next(iterator)
+    lock = iterator._workers_done_event._cond
+    assert lock.acquire(timeout=10)  # as the killed worker would have it
+    shut_down(iterator, stuck=True)
+    assert not any(worker.is_alive() for worker in iterator._workers)
+    lock.release()

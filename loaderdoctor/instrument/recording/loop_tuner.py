@@ -1,0 +1,251 @@
+"""Sets the loader of a recorded run: joins the loop, the tuner and the loader's pools.
+
+Runs on the training thread. The tuner (`tuning`) hears of every step and asks for settings; the
+loader (`handover`) goes over to them so that the training stays what it was.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.instrument.handover.live_loader import LiveLoader
+from loaderdoctor.instrument.recording.step_marks import BESIDES, GAP
+from loaderdoctor.instrument.session.feed import bypass
+from loaderdoctor.instrument.session.loader_state import LoaderState
+from loaderdoctor.instrument.session.ranks import place, process_group
+from loaderdoctor.instrument.session.session import Session
+from loaderdoctor.instrument.system.machine import usable_cpus
+from loaderdoctor.instrument.trial.trial_checks import start_method_of
+from loaderdoctor.instrument.wire.tuning import TriedRecord, TuningRecord
+from loaderdoctor.settings import Settings
+from loaderdoctor.tuning.candidates import TunedLoop
+from loaderdoctor.tuning.outcome import Ask
+from loaderdoctor.tuning.step_windows import Step
+from loaderdoctor.tuning.tuner import Tuner
+from loaderdoctor.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+RANKS = (
+    "the training has several processes, and those that wait for one another must go over in the "
+    "same step: each is recorded, none is tuned"
+)
+IN_BACKGROUND = "its batches are fetched on another thread than the one that trains"
+NO_TRAINING = "no training was seen"
+# A pool without a batch for so long is taken for a hang, and the one before serves again.
+FETCH_LIMIT_S = 60.0
+
+
+class HandedLoader:
+    """The `LiveLoader` of a place in the script; another when the script builds it anew."""
+
+    def __init__(self, state: LoaderState, make: Callable[..., LiveLoader]) -> None:
+        self.live: LiveLoader | None = None
+        self._make = make
+        self._for: Callable[[], Any] = lambda: None
+
+    @property
+    def took_over(self) -> bool:
+        """Whether its passes are no longer torch's own, for good."""
+        return self.live is not None and self.live.took_over
+
+    def of(self, loader: DataLoader[Any]) -> LiveLoader:
+        """That of this loader."""
+        live = self.live
+        if live is None or self._for() is not loader:
+            live = self.live = self._make(loader, like=live)
+            self._for = weakref.ref(loader)
+        return live
+
+    def close(self) -> None:
+        """End workers between passes."""
+        if self.live is not None:
+            self.live.close()
+
+
+class LoopTuner:
+    """Of one training process."""
+
+    def __init__(self, session: Session, *, exact: bool) -> None:
+        self._session = session
+        self._exact = exact
+        self._not_tuned: str | None = NO_TRAINING
+        self._state: LoaderState | None = None
+        self._handed: HandedLoader | None = None
+        self._tuner: Tuner | None = None
+        self._began_at = 0
+        self._n_events = 0
+        self._draws = False
+        self._refused: dict[Settings, str | None] = {}
+        self._sent: TuningRecord | None = None
+
+    # ------------------------------------------------------------ beginning
+
+    def begin(self) -> None:
+        """Choose the loader; nothing is changed yet. Once, when the loop is warm."""
+        self._not_tuned = self._begin()
+
+    def _begin(self) -> str | None:
+        session, definition = self._session, self._session.definition
+        if definition is None or not definition.trains:
+            return NO_TRAINING
+        state = self._state = definition.clock
+        if place() is not None or process_group() is not None:
+            return RANKS
+        if definition.tick != "fetch" or state.in_background:
+            return IN_BACKGROUND
+        loader = state.living()
+        feed: Any = state.feed() if state.feed is not None else None
+        if loader is None or feed is None:
+            return "the loader no longer exists"
+        handed = HandedLoader(state, self._live_loader)
+        live = handed.of(loader)
+        if live.never is not None:
+            return live.never
+        own = feed.iterator()
+        if own is not None:
+            feed.handed = live.adopt(own)
+        self._handed = state.handed = handed
+        self._began_at = session.n_steps
+        loop = TunedLoop(
+            own=live.own,
+            n_cpus=max(1, int(usable_cpus())),
+            start_method=start_method_of(live.own),  # type: ignore[arg-type]  # one of three words
+            has_accelerator=session.device is not None,
+            steps_per_epoch=state.limit,
+        )
+        self._tuner = Tuner(loop, self._refusal)
+        return None
+
+    def _live_loader(self, loader: DataLoader[Any], like: LiveLoader | None = None) -> LiveLoader:
+        state = self._state
+        assert state is not None
+        return LiveLoader(
+            loader,
+            exact=self._exact,
+            has_accelerator=self._session.device is not None,
+            batch=state.seen.last,
+            fetch_limit_s=FETCH_LIMIT_S,
+            opening=bypass,
+            opened=lambda made: self._session.registry.same(made, state),
+            living=state.living,
+            like=like,
+        )
+
+    def _refusal(self, settings: Settings) -> str | None:
+        """Asked again and again for the same ones while a trial can't be paid for."""
+        if settings not in self._refused:
+            assert self._handed is not None
+            live = self._handed.live
+            assert live is not None
+            self._refused[settings] = live.refusal(settings)
+        return self._refused[settings]
+
+    # ------------------------------------------------------------ each step
+
+    def on_step(self, step_ms: float, *, flags: int) -> None:
+        """A step ended that took so long; `flags` are those of its marks."""
+        tuner, handed = self._tuner, self._handed
+        if tuner is None or handed is None:
+            return
+        live = handed.live
+        assert live is not None
+        ask = self._hear(live, tuner) if len(live.events) != self._n_events else None
+        wait_ms = self._wait_ms()
+        if not flags & (GAP | BESIDES):
+            now = live.now
+            first = live.at_first_batch
+            if first:
+                step_ms += self._opening_ms()
+            told = tuner.step(
+                Step(
+                    ms=step_ms,
+                    wait_ms=wait_ms,
+                    serving=live.serving,
+                    settled=now is not None and now.settled,
+                    first=first,
+                )
+            )
+            ask = told or ask
+        while ask is not None:
+            reason = live.want(ask.settings, at_epoch=ask.at_epoch)
+            ask = tuner.failed(ask.settings, reason) if reason is not None else None
+
+    def _hear(self, live: LiveLoader, tuner: Tuner) -> Ask | None:
+        ask: Ask | None = None
+        events, self._n_events = live.events[self._n_events :], len(live.events)
+        for event in events:
+            if event.kind == "draws":
+                self._draws = True
+                self._refused.clear()
+            elif event.kind != "switched":
+                ask = tuner.failed(event.settings, event.reason) or ask
+        return ask
+
+    def _wait_ms(self) -> float:
+        """In `__next__` of the loader, for the batch of the step that just ended."""
+        fetches = self._session.window.fetches
+        assert self._state is not None
+        if fetches:
+            for index, start, end, _, _ in reversed(fetches[-4:]):
+                if index == self._state.index:
+                    return (end - start) / NS_PER_MS
+        return 0.0
+
+    def _opening_ms(self) -> float:
+        state = self._state
+        feed: Any = state.feed() if state is not None and state.feed is not None else None
+        return feed.create_ns / NS_PER_MS if feed is not None else 0.0
+
+    # ------------------------------------------------------------ telling
+
+    def news(self) -> TuningRecord | None:
+        """What is to be told; None where nothing is new."""
+        record = self._record()
+        if record == self._sent:
+            return None
+        self._sent = record
+        return record
+
+    def _record(self) -> TuningRecord:
+        name = self._state.id if self._state is not None else ""
+        if self._tuner is None:
+            return TuningRecord(loader=name, exact=self._exact, not_tuned=self._not_tuned)
+        found = self._tuner.outcome()
+        at = found.chosen_at_step
+        chosen = found.chosen != found.own
+        return TuningRecord(
+            loader=name,
+            exact=self._exact,
+            own=found.own,
+            chosen=found.chosen if chosen else None,
+            chosen_at_step=self._began_at + at if chosen and at is not None else None,
+            proven=found.proven,
+            own_ms=_interval(found.own_ms),
+            chosen_ms=_interval(found.chosen_ms) if chosen else None,
+            n_steps=found.n_steps,
+            lost_steps=round(found.lost_steps, 1),
+            saved_s=found.saved_ms / 1e3,
+            draws=self._draws and chosen and not self._exact,
+            tried=tuple(
+                TriedRecord(
+                    settings=x.settings,
+                    verdict=x.verdict,
+                    at_step=self._began_at + x.at_step,
+                    step_ms=x.step_ms.value if x.step_ms is not None else None,
+                    against_ms=x.against_ms.value if x.against_ms is not None else None,
+                    reason=x.reason,
+                )
+                for x in found.tried
+            ),
+        )
+
+
+def _interval(known: Estimate | None) -> tuple[float, float, float] | None:
+    if known is None or not known.bounded:
+        return None
+    return known.value, known.low, known.high

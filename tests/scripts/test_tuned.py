@@ -1,0 +1,43 @@
+"""`run --tune=exact`: batches, losses and weights are those of the script alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.recorded import recorded, unwatched
+from tests.scripts.running import SHAPES
+
+pytestmark = [pytest.mark.scripts, pytest.mark.slow]
+
+N_EPOCHS = "4"
+TRIED = (
+    "plain", "shuffle", "weighted", "distributed", "persistent", "generator", "two-loaders",
+    "resumed", "batch-sampler",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", TRIED)
+def test_a_tuned_training_is_the_training_alone(shape: str, tmp_path: Path) -> None:
+    script = SHAPES / "tuned.py"
+    alone = unwatched(script, shape, N_EPOCHS, cwd=tmp_path)
+    done = recorded(script, shape, N_EPOCHS, cwd=tmp_path, options=["--tune=exact"])
+    assert done.code == alone.returncode == 0, done.stderr
+    assert done.stdout.startswith(alone.stdout)
+    tuning = done.run.tuning
+    assert tuning is not None
+    assert tuning.not_tuned is None
+    # Where no more than it draws ahead can be asked for, or nothing is gained, none need be kept.
+    assert tuning.tried, tuning
+    assert "Tuning" in done.stderr or "goes on with" in done.stderr
+
+
+def test_an_iterable_dataset_is_left_alone_and_the_reason_is_said(tmp_path: Path) -> None:
+    script = SHAPES / "tuned.py"
+    alone = unwatched(script, "iterable", "2", cwd=tmp_path)
+    done = recorded(script, "iterable", "2", cwd=tmp_path, options=["--tune"])
+    assert done.stdout.startswith(alone.stdout)
+    assert done.run.tuning is not None
+    assert "keeps its place" in (done.run.tuning.not_tuned or "")
+    assert "is not tuned" in done.stderr

@@ -22,7 +22,8 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 _COMMANDS: Mapping[str, tuple[str, ...]] = {
     "Measure": ("diagnose", "sweep", "analyze", "run"),
-    "Look at runs": ("view", "compare"),
+    "Act on it": ("apply", "prove"),
+    "Look at runs": ("report", "view", "compare"),
     "What there is": ("recipes", "env"),
 }
 # (what for, command line) of each command.
@@ -53,6 +54,12 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("any trace of torch.profiler", "loaderdoctor analyze run.pt.trace.json.gz"),
         ("one folder with a trace of each rank", "loaderdoctor analyze traces/"),
     ),
+    "apply": (("the advice as a diff of your files",
+               "loaderdoctor apply loaderdoctor-runs/20260102-030405-train"),),
+    "prove": (("does what was promised come true?",
+               "loaderdoctor prove loaderdoctor-runs/20260102-030405-train"),),
+    "report": (("of a run that still goes on, or was killed",
+                "loaderdoctor report loaderdoctor-runs/20260102-030405-train"),),
     "compare": (("did it help, beyond the noise?", "loaderdoctor compare RUN_A RUN_B"),),
     "view": (("in TensorBoard", "loaderdoctor view loaderdoctor-runs/20260102-030405-train"),),
     "recipes": (("one of them, swept", "loaderdoctor sweep --recipe mnist"),),

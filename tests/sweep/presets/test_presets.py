@@ -129,7 +129,7 @@ def test_without_an_accelerator_pinning_changes_nothing_and_resident_is_skipped(
         assert by_name[name][1].same_as == first
         assert by_name[name][1].step_ms == rows[first].step_ms
     assert by_name["7"][1].status == "ok"
-    assert "background=host" in (by_name["7"][1].note or "")
+    assert "the background thread only fetches batches" in (by_name["7"][1].note or "")
     assert by_name["11"][1].status == "skipped"
     assert "accelerator" in (by_name["11"][1].reason or "")
 
@@ -223,7 +223,7 @@ def test_the_console_shows_the_published_table_before_the_claims() -> None:
     text = console_text(report, width=200)
     assert text.index("Trials, as published") < text.index("Published claims")
     assert "70 %, host memory not sampled" in text
-    assert "same as '1' on this machine" in text
+    assert "=: as another row on this machine, run once." in text
 
 
 def test_a_preset_that_is_misspelt_is_refused_with_the_names_of_all() -> None:

@@ -41,3 +41,11 @@ def test_why_storage_is_slow_is_told_apart(how: str, kind: str | None, tmp_path:
     # Of many requests each waits its time, so more readers get more as well.
     also = {"latency-bound-storage"} if how == "pieces" else set()
     assert (done.kinds & slow) - also == ({kind} if kind is not None else set())
+
+
+@pytest.mark.parametrize("how", ["whole", "split"])
+def test_a_stream_that_every_worker_reads_whole_is_told(how: str, tmp_path: Path) -> None:
+    done = diagnose(CAUSES / "streams.py", how, cwd=tmp_path, options=["--no-verify"])
+    assert ("samples-repeated" in done.kinds) is (how == "whole")
+    if how == "whole":
+        assert "get_worker_info()" in done.stdout

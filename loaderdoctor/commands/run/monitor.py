@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
@@ -47,6 +47,8 @@ class monitor:  # noqa: N801 - a context manager, called like a function
 
     output: a new folder for the report and what is written meanwhile.
     metrics_file: kept up to date with the run's figures, as OpenMetrics text.
+    tune: set the training loader to what is measured best while it trains, as `run --tune`;
+    "exact" leaves out what would change random draws in workers.
 
     Under `loaderdoctor run` or `diagnose`, which record the script already, it does nothing. Raises
     UsageError where another block is being recorded, or `output` holds something.
@@ -55,8 +57,16 @@ class monitor:  # noqa: N801 - a context manager, called like a function
     _open: ClassVar[monitor | None] = None
 
     def __init__(
-        self, *, output: str | Path | None = None, metrics_file: str | Path | None = None
+        self,
+        *,
+        output: str | Path | None = None,
+        metrics_file: str | Path | None = None,
+        tune: bool | Literal["exact"] = False,
     ) -> None:
+        if tune not in (False, True, "exact"):
+            raise UsageError(f"monitor: tune={tune!r} is not False, True or 'exact'.")
+        kind: Literal["on", "exact"] = "exact" if tune == "exact" else "on"
+        self._tune: Literal["", "on", "exact"] = kind if tune else ""
         self._output = None if output is None else Path(output)
         self._metrics_file = None if metrics_file is None else Path(metrics_file).absolute()
         self._folder: RunFolder | None = None
@@ -90,7 +100,7 @@ class monitor:  # noqa: N801 - a context manager, called like a function
             return  # from outside
         began_s, label = time.time(), user_site().label
         self._folder = RunFolder.create(label, output=self._output, at=began_s)
-        launch_config = self._listen(label, began_s)
+        launch_config = msgspec.structs.replace(self._listen(label, began_s), tune=self._tune)
         channel = self._channel = Channel.open(launch_config)
         session = self._session = Session(channel, run_dir=Path(launch_config.run_dir))
         record(session, launch_config)
@@ -110,7 +120,7 @@ class monitor:  # noqa: N801 - a context manager, called like a function
             return
         self._session = self._hooks = self._thread = None
         session.script_over("script-failed" if failed else "script-ended", 0)
-        hooks.remove()
+        hooks.remove(but_epochs=session.handed_over)  # a loader stays as it was handed over
         monitor._open = None
         self._over.wait(REPORT_S)
         if self._listener is not None:

@@ -207,8 +207,12 @@ class Session:
         for loader in self.registry.states:
             loader.substitute.end()
             loader.pending_drop = 0
-        handed = any(x.handed is not None and x.handed.took_over for x in self.registry.states)
-        self.hooks.remove(but_epochs=handed or not self.pristine)
+        self.hooks.remove(but_epochs=self.handed_over or not self.pristine)
+
+    @property
+    def handed_over(self) -> bool:
+        """Whether passes of a loader are no longer torch's own, for good."""
+        return any(x.handed is not None and x.handed.took_over for x in self.registry.states)
 
     def disable_in_fork(self) -> None:
         """In a forked child: no hook acts, and the connection stays the parent's."""

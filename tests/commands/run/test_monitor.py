@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import psutil
@@ -70,3 +71,46 @@ def test_no_process_is_left_behind(tmp_path: Path) -> None:
         train(200)
     left = [p for p in own.children(recursive=True) if p.pid not in before]
     assert all(p.status() == psutil.STATUS_ZOMBIE for p in left)
+
+
+class Slow(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples that are waited for."""
+
+    def __len__(self) -> int:
+        return 800
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.002)
+        return torch.full((8,), index / 800)
+
+
+def train_slowly(n_epochs: int) -> list[float]:
+    """What the loop sees of its batches and of its own draws."""
+    torch.manual_seed(3)
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(Slow(), batch_size=4, shuffle=True)
+    seen: list[float] = []
+    for _ in range(n_epochs):
+        for x in loader:
+            loss = torch.nn.functional.dropout(model(x)).mean()
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            seen.append(loss.item())
+    return seen
+
+
+def test_a_loop_in_code_is_tuned_and_stays_what_it_was(tmp_path: Path) -> None:
+    alone = train_slowly(3)
+    with loaderdoctor.monitor(output=tmp_path / "run", tune="exact") as monitor:
+        assert train_slowly(3) == alone
+    run = monitor.report(show=False).run
+    assert run is not None and run.tuning is not None
+    assert run.tuning.not_tuned is None and run.tuning.tried
+    assert not psutil.Process().children()
+
+
+def test_what_tune_can_be_is_said() -> None:
+    with pytest.raises(UsageError, match="tune='fast'"):
+        loaderdoctor.monitor(tune="fast")  # type: ignore[arg-type]

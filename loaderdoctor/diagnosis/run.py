@@ -1,7 +1,6 @@
 """One diagnosis over a script run: evidence within a budget, trials of what may help, the report.
 
-It may be of a script in its own process (`commands.diagnose`) or a loop of this very
-process (`loaderdoctor.api`). What was learned so far is always reportable.
+Of a script's process (`commands.diagnose`) or of this one (`api`); what was learned is reported.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ class Diagnosis:
         self.advised: Advised | None = None  # the winner of the trials, traced
         self.history: MemoryHistory | None = None  # None: not asked for, or not reached
         self.problems: list[str] = []
-        self._on_stage, self._say = on_stage, say or (lambda text: None)
+        self._on_stage, self._say = on_stage or (lambda *_: None), say or (lambda _: None)
         self._verifier: Verifier | None = None
         self._end_s = 0.0  # of the budget, on the clock
         self.interrupted = False
@@ -152,8 +151,7 @@ class Diagnosis:
                 if options.verify and self.verification is None and script_run.ended is None:
                     self._verify(gatherer, until)  # what one round left open may be clear now
             self._measure_longer(gatherer, seconds)
-        if self.verification is not None and script_run.ended is None:
-            self._measure_first_advice(seconds)
+        self._measure_first_advice(seconds)
         if self._ranks is None and not self._replayed:
             self.advised = trace_advised(
                 script_run, self.verification, self._raw, options.profiler, until - self._clock()
@@ -205,12 +203,15 @@ class Diagnosis:
 
     def _measure_first_advice(self, seconds: Allowance) -> None:
         """Where it would still be a prediction, try it on, up to the second cap."""
-        verifier = self._verifier
-        assert verifier is not None
-        known = self.analysis
-        assert known is not None
+        verifier, known = self._verifier, self.analysis
+        if verifier is None or known is None:
+            return
         rows = prescribed_rows(known.facts, known.prescription, self.verification)
         if not rows or rows[0].measured_step_ms is not None or not verifier.undecided:
+            return
+        if isinstance(self._script_run, RepeatedRun):
+            self._script_run.budget_s = seconds.most_budget_s  # may be started again for it
+        if self._script_run.ended is not None:
             return
         self._end_s = seconds.most_s
         self._say(
@@ -221,8 +222,7 @@ class Diagnosis:
         self.verification = verifier.go_on(seconds.most_until_s - self._clock())
 
     def _tell(self, what: str) -> None:
-        if self._on_stage is not None:
-            self._on_stage(what, self.left_s)
+        self._on_stage(what, self.left_s)
 
     def _verify(self, gatherer: Gatherer, until: float) -> None:
         evidence = gatherer.evidence

@@ -25,6 +25,7 @@ def check_complete(done: Diagnosed) -> None:
     assert done.stdout.count("trained\n") == n_runs - 1  # the last one is stopped
 
 
+@slow
 def test_a_script_of_seconds_is_run_again_until_the_answer_is_complete(tmp_path: Path) -> None:
     args = SHAPES / "odd_pace.py", "250", "0.004", "0.004"
     done = diagnose(*args, cwd=tmp_path, budget_s=30, options=["--no-verify"])

@@ -249,6 +249,9 @@ def test_nothing_begins_for_which_the_budget_has_no_time() -> None:
     spent_s = script.now_s - START_S
     assert spent_s <= 10.0 * (1 + STARTING_SHARE)
     assert len(script.runs) > 1
+    run.budget_s = 20.0  # the first advice has to be measured for longer
+    assert run.ended is None
+    assert run.measure(ask(200, 40))
 
 
 def test_starting_again_takes_no_part_of_the_budget_up_to_its_half() -> None:

@@ -121,6 +121,10 @@ PAIRS = [
 ]
 
 
+# One of the loader's own settings, and the others where there is time for them.
+ONE_OWN = [pytest.param(x, marks=[] if x == "none" else [pytest.mark.slow]) for x in OWN]
+
+
 @pytest.mark.parametrize(("shape", "own"), PAIRS)
 def test_batches_and_draws_stay_those_of_the_untuned_loop(shape: str, own: str) -> None:
     def make() -> DataLoader[Any]:
@@ -176,7 +180,7 @@ def exec_noise(sample: tuple[torch.Tensor, int]) -> tuple[torch.Tensor, int]:
 
 
 @pytest.mark.parametrize("data", [Noisy, Hidden])
-@pytest.mark.parametrize("own", OWN)
+@pytest.mark.parametrize("own", ONE_OWN)
 def test_exact_tuning_leaves_out_what_changes_random_samples(own: str, data: type[Squares]) -> None:
     def make() -> DataLoader[Any]:
         return DataLoader(data(), batch_size=4, shuffle=True, **OWN[own])
@@ -287,7 +291,7 @@ class Growing(Squares):
         return torch.full((3,), float(self.stage)), index
 
 
-@pytest.mark.parametrize("own", OWN)
+@pytest.mark.parametrize("own", ONE_OWN)
 @pytest.mark.parametrize("every", [3, 10])
 def test_a_loop_that_changes_its_dataset_gets_what_it_would_have_got(own: str, every: int) -> None:
     def make() -> DataLoader[Any]:
@@ -318,7 +322,7 @@ def kill_a_worker_at(step: int) -> Callable[[int, DataLoader[Any], LiveLoader | 
     return later
 
 
-@pytest.mark.parametrize("own", OWN)
+@pytest.mark.parametrize("own", ONE_OWN)
 def test_a_pool_whose_worker_dies_is_replaced_and_no_sample_is_lost(own: str) -> None:
     def make() -> DataLoader[Any]:
         return DataLoader(Squares(), batch_size=2, shuffle=True, **OWN[own])

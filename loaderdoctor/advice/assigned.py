@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from loaderdoctor.advice.source import Source, called_name
 
@@ -78,6 +78,28 @@ def of_self(source: Source, name: str) -> ast.expr | None:
 def binds(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
     """Whether the function's own code assigns to the name."""
     return any(True for _ in values_of(function, name))
+
+
+def assigns_to(sources: Iterable[Source], path: tuple[str, ...]) -> bool:
+    """Whether the files assign to what the path names, whatever they call what holds it.
+
+    `args.workers = min(args.workers, 4)`: what was parsed is not what is read then.
+    """
+    key = _key(path)
+    for source in sources:
+        for node in ast.walk(source.tree):
+            if not isinstance(node, (ast.Attribute, ast.Subscript)):
+                continue
+            other = _key(path_of(node) or ()) if isinstance(node.ctx, ast.Store) else ()
+            shorter = min(len(key), len(other))
+            if shorter and key[-shorter:] == other[-shorter:]:
+                return True
+    return False
+
+
+def _key(path: tuple[str, ...]) -> tuple[str, ...]:
+    """The path behind what holds all options: `args.workers`, `self.args.workers`."""
+    return path[2:] if path[:1] == ("self",) else path[1:]
 
 
 def default_of(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> ast.expr | None:

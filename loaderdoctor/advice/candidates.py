@@ -13,6 +13,10 @@ from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings, Value
 
+_KEPT_COPIES = (
+    "Workers keep their copy of the dataset: changes the script makes to it between epochs no "
+    "longer reach them."
+)
 # What a prediction rests on: windows with ready batches, or where the step's time was seen to go.
 PredictedFrom = Literal["ablation", "trace"]
 
@@ -123,6 +127,8 @@ class Case:
         in_thread = settings.background in ("host", "device")
         reopens = bool(loader_arguments(settings)) or in_data is True or in_thread
         cautions = [caution] if caution else []
+        if settings.persistent_workers:
+            cautions.append(_KEPT_COPIES)
         if reopens and loader.safety.one_pass:
             reason = loader.safety.one_pass_reason or "its data can't be read twice"
             cautions.append(f"Not tried in this run: {reason}.")

@@ -39,6 +39,8 @@ def rerun(facts: Facts, settings: Settings) -> Rerun | None:
         if value is None:
             continue  # no option's value says "none"
         option = _option_of_argument(facts, name)
+        if option is not None and option.place - 1 > _n_words(facts):
+            continue  # words before it are missing, and not known
         if option is not None and _typed(option, value) is not None:
             found[name] = (option, value)
     script = facts.script
@@ -138,6 +140,10 @@ def _takes_remainder(facts: Facts) -> bool:
     return any("REMAINDER" in x.text or "nargs='...'" in x.text for x in sources_of(facts))
 
 
+def _n_words(facts: Facts) -> int:
+    return len(facts.script.args) if facts.script is not None else 0
+
+
 def _typed(option: Option, value: Value) -> tuple[str, ...] | None:
     """The words of an option with this value; None where it can't be given."""
     if option.kind in ("place", "environment"):
@@ -167,12 +173,7 @@ def _with(
 ) -> list[str]:
     """The words with this option in the place where it stood, else behind them."""
     if option.kind == "place":
-        at = option.place - 1
-        filled = [*words]
-        if at < len(filled):
-            filled[at] = typed[0]
-            return filled
-        return [*filled, typed[0]] if at == len(filled) else filled
+        return [*words[: option.place - 1], typed[0], *words[option.place :]]
     if option.kind == "key":
         key = option.names[0].lstrip("+")
         same = [i for i, w in enumerate(words) if w.lstrip("+").partition("=")[0] == key]

@@ -14,7 +14,7 @@ from loaderdoctor.advice.code import LOADER_DEFAULTS, LOADER_PARAMETERS
 from loaderdoctor.advice.define import define
 from loaderdoctor.advice.fit_settings import fit_settings, rebound
 from loaderdoctor.advice.patch import Editor
-from loaderdoctor.advice.places import Built, built
+from loaderdoctor.advice.places import Built, built, iterated
 from loaderdoctor.advice.source import Source, at_label, called_name, names_in, sources_of
 from loaderdoctor.advice.worked import (
     Wrapping,
@@ -28,7 +28,13 @@ from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.settings import Settings
 
 _LABEL = re.compile(r"^([^\s:]+:\d+)")
+_IMPORTS_VISION = re.compile(r"^\s*(import|from) torchvision", re.MULTILINE)
 EVERY = 100  # steps, where work is to be done rarely
+# Datasets of torchvision that call `self.transform` with the image of a pair.
+_TRANSFORMING = frozenset({
+    "MNIST", "FashionMNIST", "KMNIST", "EMNIST", "QMNIST", "CIFAR10", "CIFAR100",
+    "DatasetFolder", "ImageFolder",
+})  # fmt: skip
 
 Fit = Callable[[Editor, Facts, Finding], None]
 
@@ -82,7 +88,7 @@ def wrapped(facts: Facts, wrapping: Wrapping | None) -> str | None:
 def cached_before(facts: Facts, transform: str) -> str | None:
     """Samples kept as they are before this transform, which is drawn again each time.
 
-    None where the dataset has no name, or its samples are no pairs.
+    None where the dataset has no name or no transform of its own, or its samples are no pairs.
     """
     loader, editor = facts.main_loader, Editor()
     try:
@@ -93,6 +99,8 @@ def cached_before(facts: Facts, transform: str) -> str | None:
         paths = [tensor.path for tensor in loader.batch]
         if not isinstance(dataset, ast.Name) or paths != ["[0]", "[1]"]:
             raise CannotEdit("its dataset has no name, or its samples are no pairs")
+        if not _transforms(facts, loader.dataset):
+            raise CannotEdit("it is not known to call its own transform")
         if "drawn" in made.source.text or not made.source.begins_line(statement):
             raise CannotEdit("there is no line for it")
         code, indent = dataset_snippets.CACHED_BEFORE, made.source.indent(statement)
@@ -106,6 +114,31 @@ def cached_before(facts: Facts, transform: str) -> str | None:
         return editor.patch().printed()
     except CannotEdit:
         return None
+
+
+def _transforms(facts: Facts, name: str) -> bool:
+    """Whether datasets of this class call their `transform`, as far as is known."""
+    sources = sources_of(facts)
+    classes = [
+        node
+        for source in sources
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ClassDef) and node.name == name
+    ]
+    if not classes:
+        return name in _TRANSFORMING and any(_IMPORTS_VISION.search(x.text) for x in sources)
+    return all(
+        any(
+            isinstance(method, ast.FunctionDef)
+            and method.name == "__getitem__"
+            and any(
+                isinstance(x, ast.Attribute) and ast.unparse(x) == "self.transform"
+                for x in ast.walk(method)
+            )
+            for method in node.body
+        )
+        for node in classes
+    )
 
 
 def _over_dataset(editor: Editor, facts: Facts, wrapping: Wrapping) -> None:
@@ -240,9 +273,9 @@ def _work(editor: Editor, facts: Facts, finding: Finding) -> None:
     what = finding.evidence.get("what")
     if what in ("item", "to-host", "metrics", None):
         _without_sync(editor, *place)
-    elif what in ("print", "tracking", "plot", "files", "network", "process", "save"):
-        _rarely(editor, *place)
-    else:
+    elif what in ("print", "tracking", "plot"):
+        _rarely(editor, facts, *place)
+    else:  # what is written, saved or sent may all be needed
         raise CannotEdit("it is no one line's change")
 
 
@@ -259,14 +292,13 @@ def _place(facts: Facts, finding: Finding) -> tuple[Source, int]:
 def _without_sync(editor: Editor, source: Source, line: int) -> None:
     """`total += loss.item()` as `total += loss.detach()`: a sum that stays on the device."""
     for node in ast.walk(source.tree):
-        if not isinstance(node, (ast.AugAssign, ast.Expr)) or node.lineno != line:
+        if not isinstance(node, ast.AugAssign) or node.lineno != line:
             continue
         value = node.value
-        if isinstance(node, ast.Expr):  # losses.append(loss.item())
-            appends = isinstance(value, ast.Call) and called_name(value) == "append"
-            value = value.args[0] if isinstance(value, ast.Call) and appends else value
         if (
-            isinstance(value, ast.Call)
+            isinstance(node.target, ast.Name)
+            and isinstance(node.op, ast.Add)
+            and isinstance(value, ast.Call)
             and isinstance(value.func, ast.Attribute)
             and value.func.attr == "item"
             and not value.args
@@ -277,8 +309,8 @@ def _without_sync(editor: Editor, source: Source, line: int) -> None:
     raise CannotEdit("it is no sum of .item()")
 
 
-def _rarely(editor: Editor, source: Source, line: int) -> None:
-    """A statement of the loop over `enumerate(…)`, under `if step % 100 == 0:`."""
+def _rarely(editor: Editor, facts: Facts, source: Source, line: int) -> None:
+    """A statement of the loop over `enumerate(loader)`, under `if step % 100 == 0:`."""
     statements = [
         x
         for x in ast.walk(source.tree)
@@ -289,10 +321,13 @@ def _rarely(editor: Editor, source: Source, line: int) -> None:
         raise CannotEdit("it is more than a call")
     if not source.begins_line(node):
         raise CannotEdit("it shares its line")
-    for loop in source.loops(node):
-        counted = isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call)
-        if counted and called_name(loop.iter) == "enumerate" and isinstance(loop.target, ast.Tuple):  # type: ignore[arg-type, union-attr]
-            counter = loop.target.elts[0]  # type: ignore[union-attr]
+    # Another loop around it counts folds, or what a batch holds.
+    fed = [x.loop for loader in facts.feeding if (x := iterated(facts, loader)) is not None]
+    around = source.loops(node)
+    for loop in (x for x in fed if x in around):
+        counted = isinstance(loop.iter, ast.Call) and called_name(loop.iter) == "enumerate"
+        if counted and isinstance(loop.target, ast.Tuple):
+            counter = loop.target.elts[0]
             if isinstance(counter, ast.Name):
                 start, end = source.line_start(node), source.line_end(node)
                 indent = source.indent(node)

@@ -24,6 +24,9 @@ class Change:
     caution: str | None = None
 
 
+_SUMS = (
+    "Such a sum is a tensor on the device: call its `.item()` once before NumPy or json gets it."
+)
 CHANGES: Mapping[Kind, Change] = {
     Kind.OVERHEAD_BOUND_LOADER: Change(
         title="Slice whole batches out of memory instead of fetching sample by sample",
@@ -113,6 +116,7 @@ CHANGES: Mapping[Kind, Change] = {
         idea="Add up on the device (`total += loss.detach()`) and call `.item()` once in many "
         "steps.",
         example=loop_snippets.NO_SYNC,
+        caution=_SUMS,
     ),
     Kind.LAUNCH_BOUND: Change(
         title="Launch less: CUDA graphs, fused optimizers, a bigger batch",
@@ -246,16 +250,19 @@ WORK_CHANGES: Mapping[str, Change] = {
         title="Keep sums on the device, read them rarely",
         idea="Keep sums as tensors on the device and call `.item()` once in many steps.",
         example=loop_work_snippets.ON_DEVICE,
+        caution=_SUMS,
     ),
     "to-host": Change(
         title="Compute on the device, copy only the result",
         idea="Keep sums as tensors on the device and call `.item()` once in many steps.",
         example=loop_work_snippets.ON_DEVICE,
+        caution=_SUMS,
     ),
     "metrics": Change(
         title="Compute metrics on whole tensors, or rarely",
         idea="Keep sums as tensors on the device and call `.item()` once in many steps.",
         example=loop_work_snippets.ON_DEVICE,
+        caution=_SUMS,
     ),
     "table": Change(
         title="Make arrays of the table's columns once",

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Sequence
 
 from loaderdoctor.advice.assigned import (
+    assigns_to,
     binds,
     constant,
     default_of,
@@ -195,6 +196,8 @@ class _Finder:
     def _of_path(
         self, source: Source, node: ast.expr, path: tuple[str, ...], depth: int
     ) -> Option | None:
+        if assigns_to(self._sources, path):
+            return None
         root = next(x for x in ast.walk(node) if isinstance(x, ast.Name))
         made = self._held(source, root, path[:-1])
         if made is not None:

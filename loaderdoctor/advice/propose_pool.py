@@ -105,8 +105,6 @@ def kept_workers(case: Case) -> list[Candidate]:
         changes={"persistent_workers": True},
         predicted_ms=max(0.0, step_ms - per_step),
         how=f"the step less {fmt.ms(per_step)} of worker start-up spread over the epoch",
-        caution="Workers keep their copy of the dataset: changes the script makes to it between "
-        "epochs no longer reach them.",
     )
 
 

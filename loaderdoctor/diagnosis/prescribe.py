@@ -280,7 +280,9 @@ def _cautions(best: Compared, prescription: Prescription) -> str | None:
         for c in prescription.candidates
         if c.caution and c.settings.changed().items() <= changed
     )
-    return " ".join(said) or None
+    # A candidate of several changes says what those of one say.
+    whole = [x for x in said if not any(x != other and x in other for other in said)]
+    return " ".join(whole) or None
 
 
 def _covered(candidate: Candidate, rows: Sequence[model.Recommendation]) -> bool:

@@ -238,6 +238,11 @@ def test_the_option_is_advised_with_the_other_words_kept(
         ARGPARSE + LOADER.format("args.unknown"),
         ARGPARSE + "workers = args.workers\nworkers = 2\n" + LOADER.format("workers"),
         ARGPARSE + "for workers in (1, 2):\n    pass\n" + LOADER.format("workers"),
+        ARGPARSE + "args.workers = min(args.workers, 4)\n" + LOADER.format("args.workers"),
+        ARGPARSE + "args.workers //= 2\n" + LOADER.format("args.workers"),
+        ARGPARSE + 'vars(args)["workers"] = 2\n' + LOADER.format("args.workers"),
+        TRAINER + "def half(given):\n    given.workers //= 2\n",
+        HYDRA + "def half(cfg):\n    cfg.data.num_workers //= 2\n",
         "parser = None\nargs = parser.load()\ndata = [0.0]\n" + LOADER.format("args.workers"),
     ],
 )
@@ -245,6 +250,23 @@ def test_what_is_computed_or_not_declared_is_no_option(text: str) -> None:
     facts = started(text)
     assert rerun(facts, NINE) is None
     assert written(facts, NINE).command is None
+
+
+def test_what_is_assigned_to_another_path_leaves_the_option() -> None:
+    text = HYDRA + "def other(cfg):\n    cfg.test.num_workers = 0\n"
+    assert _options(started(text), num_workers=9) == ("data.num_workers=9",)
+    text = TRAINER + "class Other:\n    def f(self):\n        self.workers = 2\n"
+    assert _options(started(text), num_workers=9) == ("--workers 9",)
+
+
+def test_a_word_is_written_in_code_where_those_before_it_are_missing() -> None:
+    text = PLAIN + LOADER.format("int(sys.argv[2]) if len(sys.argv) > 2 else 4")
+    facts = started(text)
+    assert rerun(facts, NINE) is None
+    said = written(facts, NINE)
+    assert said.command is None and "num_workers=9" in said.code
+    again = rerun(started(text, "data"), NINE)
+    assert again is not None and again.command == "python train.py data 9"
 
 
 def test_the_environment_is_set_before_the_command() -> None:

@@ -108,6 +108,9 @@ def test_short_epochs_want_new_workers_to_stay() -> None:
     found = by_settings(loop_loads(loaders=(short,)))
     assert all(s.persistent_workers for s in found if s.num_workers)
     assert not any(s.persistent_workers for s in by_settings(loop_loads()))
+    for settings, one in found.items():
+        copies = "Workers keep their copy of the dataset" in (one.caution or "")
+        assert copies == bool(settings.persistent_workers)
 
 
 def test_kept_workers_gain_their_startup() -> None:

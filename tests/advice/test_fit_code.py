@@ -1,0 +1,105 @@
+"""What is written for a line of the loop's own, and for samples kept before a transform."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loaderdoctor.advice.code_advice import code_advice
+from loaderdoctor.advice.fit_code import cached_before, fitted
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.model import Finding, Kind, Severity
+from tests.advice.printed import SCRIPTS, facts_of, marked
+
+LOOP = """\
+import torch
+from torch.utils.data import DataLoader
+data = [0.0] * 32
+loader = DataLoader(data, batch_size=8)  # train loader
+losses, total, sums = [], 0.0, {"loss": 0.0}
+{fold}:
+    for {step} in {over}:  # train loop
+        loss = x.mean()
+        for i, value in {inner}:
+            {line}  # hot
+"""
+OUTER = "for fold, seed in enumerate((1, 2))"
+
+
+def looping(
+    line: str,
+    *,
+    fold: str = OUTER,
+    step: str = "step, x",
+    over: str = "enumerate(loader)",
+    inner: str = "enumerate(x)",
+) -> Facts:
+    text = LOOP.replace("{line}", line).replace("{fold}", fold).replace("{step}", step)
+    text = text.replace("{over}", over).replace("{inner}", inner)
+    return facts_of(Path("loop.py"), text=text)
+
+
+def of_hot_line(facts: Facts, what: str) -> Finding:
+    assert facts.script is not None
+    (text,) = facts.script.sources.values()
+    return Finding(
+        kind=Kind.WORK_BETWEEN_STEPS, severity=Severity.HIGH, share=0.5, summary="It costs.",
+        evidence={"what": what, "line": f"loop.py:{marked(text, 'hot')} (main)"},
+    )  # fmt: skip
+
+
+def code_for(facts: Facts, what: str) -> str | None:
+    return fitted(facts, of_hot_line(facts, what))
+
+
+@pytest.mark.parametrize("what", ["print", "tracking", "plot"])
+def test_steps_are_counted_by_the_loop_over_the_loader(what: str) -> None:
+    code = code_for(looping("print(loss)"), what)
+    assert code is not None and "if step % 100 == 0:" in code
+    assert code_for(looping("print(loss)", step="x", over="loader"), what) is None
+
+
+@pytest.mark.parametrize("what", ["files", "save", "network", "process"])
+def test_what_leaves_the_process_is_not_made_rare(what: str) -> None:
+    assert code_for(looping("file.write(str(value))"), what) is None
+
+
+def test_a_sum_under_a_plain_name_stays_on_the_device() -> None:
+    facts = looping("total += loss.item()")
+    code = code_for(facts, "item")
+    assert code is not None and "total += loss.detach()" in code
+    (advice,) = code_advice(facts, [of_hot_line(facts, "item")])
+    assert advice.code == code and "tensor" in (advice.caution or "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "losses.append(loss.item())",
+        "loss.item()",
+        'sums["loss"] += loss.item()',
+        "self.total += loss.item()",
+        "total -= loss.item()",
+        "total *= loss.item()",
+    ],
+)
+def test_values_that_are_kept_stay_numbers(line: str) -> None:
+    assert code_for(looping(line), "item") is None
+
+
+def images(old: str = "", new: str = "", dataset: str = "Images") -> Facts:
+    text = (SCRIPTS / "images.py").read_text()
+    assert old in text
+    return facts_of(SCRIPTS / "images.py", text=text.replace(old, new), loader={"dataset": dataset})
+
+
+def test_a_dataset_without_a_transform_of_its_own_is_not_taken_apart() -> None:
+    assert cached_before(images(), "Flip") is not None
+    for other in ("Subset", "ConcatDataset", "CIFAR10"):  # nothing is imported from torchvision
+        assert cached_before(images(dataset=other), "Flip") is None
+    elsewhere = images("return self.transform(self.data[i])", "return self.made(self.data[i])")
+    assert cached_before(elsewhere, "Flip") is None
+    imported = ("import torch\n", "import torch\nimport torchvision\n")
+    assert cached_before(images(*imported, dataset="CIFAR10"), "Flip") is not None
+    assert cached_before(images(*imported, dataset="Subset"), "Flip") is None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -45,36 +46,59 @@ def make_big_trace(recorded: Path, n_events: int, target: Path) -> int:
         about = json.dumps(document, indent=1).removesuffix("\n}")
         out.write(f'{about},\n"traceEvents": [\n')
         out.write(",\n".join(json.dumps(e) for e in named))
-        for event in copies(repeated, n_copies):
-            out.write(",\n")
-            out.write(json.dumps(event))
+        for text in copies(repeated, n_copies):
+            out.write(f",\n{text}")
         out.write("\n]}\n")
     return len(named) + n_copies * len(repeated)
 
 
-def copies(events: list[dict[str, Any]], n_copies: int) -> Iterator[dict[str, Any]]:
-    """The events, then the events later, and so on."""
+def copies(events: list[dict[str, Any]], n_copies: int) -> Iterator[str]:
+    """The text of the events, of the events later, and so on: written once, with places to fill."""
     spans = [e for e in events if e["ph"] == "X"]
     length_us = max(e["ts"] + e["dur"] for e in spans) - min(e["ts"] for e in spans) + GAP_US
     n_steps = len({e["name"] for e in events if e["name"].startswith(STEP)})
+    places: list[tuple[float, float]] = []  # what is written first, and by how much more each time
+    template = ",\n".join(
+        _with_places(event, places, length_us=length_us, n_steps=n_steps) for event in events
+    )
     for n in range(n_copies):
-        for event in events:
-            yield moved(event, n * length_us, n * ID_STRIDE, n * n_steps)
+        yield template % tuple(value + n * by for value, by in places)
 
 
-def moved(event: dict[str, Any], by_us: float, by_id: int, by_steps: int) -> dict[str, Any]:
-    """One event, later and renumbered."""
-    event = {**event, "ts": round(event["ts"] + by_us, 3)}
+_PLACE = re.compile(r'"?@([fd])@"?')
+
+
+def _with_places(
+    event: dict[str, Any], places: list[tuple[float, float]], *, length_us: float, n_steps: int
+) -> str:
+    """One event as text with `%.3f` or `%d` for what moves on: its time, its ids, its step."""
+    event = dict(event)
+    moving: dict[str, tuple[float, float]] = {"ts": (event["ts"], length_us)}
+    event["ts"] = "@f@"
     if isinstance(event.get("id"), int):
-        event["id"] += by_id
+        moving["id"] = (event["id"], ID_STRIDE)
+        event["id"] = "@d@"
     if "args" in event:
         args = event["args"] = dict(event["args"])
         for key in ("correlation", "External id"):
             if args.get(key):
-                args[key] += by_id
+                moving[key] = (args[key], ID_STRIDE)
+                args[key] = "@d@"
     if event["name"].startswith(STEP):
-        event["name"] = f"{STEP}{int(event['name'].removeprefix(STEP)) + by_steps}"
-    return event
+        moving["name"] = (int(event["name"].removeprefix(STEP)), n_steps)
+        event["name"] = f"{STEP}@n@"
+    # In the order of the text, in which a key comes once.
+    order = sorted(moving, key=list(_keys(event)).index)
+    places += [moving[key] for key in order]
+    text = json.dumps(event).replace("%", "%%").replace("@n@", "%d")
+    return _PLACE.sub(lambda found: "%.3f" if found[1] == "f" else "%d", text)
+
+
+def _keys(event: dict[str, Any]) -> Iterator[str]:
+    for key, value in event.items():
+        yield key
+        if key == "args":
+            yield from value
 
 
 def opened(path: Path, mode: str) -> IO[str]:

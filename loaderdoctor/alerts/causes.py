@@ -234,7 +234,7 @@ _OWN: Final[Sequence[tuple[Callable[[Beat], int | None], str, str]]] = (
     (
         lambda b: b.collections.total_ns,
         "collections",
-        "Call gc.freeze() after setting up, or gc.disable() and gc.collect() now and then.",
+        "Call gc.freeze() after the first step, or gc.disable() and gc.collect() now and then.",
     ),
     (
         lambda b: b.thread_cpu_ns,

@@ -266,7 +266,7 @@ class RankWatcher:
                 step=beat.n_steps,
                 text=text,
                 cause="collections",
-                advice="Call gc.freeze() after setting up, or gc.disable() and gc.collect() at "
+                advice="Call gc.freeze() after the first step, or gc.disable() and gc.collect() at "
                 "the end of each epoch.",
             )
         ]

@@ -49,6 +49,7 @@ class RankTrace:
     facts: TraceFacts
     n_malformed: int
     n_other_processes: int
+    n_later_events: int = 0  # left out for want of memory
     start_ns: int  # the trace's beginning, since the epoch
     collectives: Collectives
     communication: Intervals  # exposed, within the steps; ns since the epoch, this rank's clock
@@ -72,6 +73,7 @@ def rank_trace(attributed: Attributed) -> RankTrace:
         facts=facts_of(attributed),
         n_malformed=trace.n_dropped_events,
         n_other_processes=attributed.n_other_processes,
+        n_later_events=trace.n_later_events,
         start_ns=at,
         collectives=_collectives(attributed.rows, at),
         communication=Intervals(communication.starts + at, communication.ends + at),

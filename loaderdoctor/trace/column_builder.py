@@ -7,7 +7,6 @@ What is done here is done for each of millions of events: a pass over a batch's 
 from __future__ import annotations
 
 import struct
-from sys import getsizeof
 from typing import Any
 
 import numpy as np
@@ -35,6 +34,7 @@ from loaderdoctor.trace.events import (
     decode_leniently,
     printable,
 )
+from loaderdoctor.trace.interned import Names, Threads
 from loaderdoctor.trace.source import BYTES_PER_NAME
 
 # Annotations of torch.profiler that the TensorBoard plugin's dialect (and torch < 1.12) files
@@ -42,6 +42,7 @@ from loaderdoctor.trace.source import BYTES_PER_NAME
 _ANNOTATIONS = ("enumerate(DataLoader)", "ProfilerStep#", "Optimizer.")
 # Of these there are millions; others are looked at one by one.
 _PASSED_BY = frozenset([Complete, *(kind for kind in KINDS.values() if issubclass(kind, Unused))])
+MEMORY_EVENT = "[memory]"
 # A petabyte; no memory is as large, and sums stay exact in floats.
 MAX_BYTES = 1 << 50
 MAX_DEVICES = 1024  # of one machine
@@ -77,8 +78,10 @@ class ColumnBuilder:
         self.n_dropped = 0  # malformed: no kind, no usable time, negative duration
         self.n_memory_events = 0
         self.n_unpaired = 0  # begin and end events (ph B, E): torch.profiler writes none
-        self._names = _Names()
-        self._threads = _Threads()
+        self.n_later = 0  # rows that begin at or after `until_ns`, left out
+        self.until_ns: int | None = None  # by the file's clock; None: everything is kept
+        self._names = Names()
+        self._threads = Threads()
         self._parts: dict[str, list[NDArray[Any]]] = {field: [] for field in _FIELDS}
         self._process_names: dict[str, str] = {}
         self._named_bytes = 0  # of the two dicts
@@ -93,7 +96,6 @@ class ColumnBuilder:
             for event in events:
                 if type(event) not in _PASSED_BY:
                     self._count(event)
-        self.n_rows += len(rows)
         ts = _column([e.ts for e in rows], np.float64)
         dur = _column([e.dur for e in rows], np.float64)
         usable = (np.abs(ts) <= _MAX_US) & (dur >= 0) & (dur <= _MAX_US)
@@ -101,8 +103,14 @@ class ColumnBuilder:
             self.n_dropped += int(usable.size - usable.sum())
             rows = [e for e, keep in zip(rows, usable.tolist(), strict=True) if keep]
             ts, dur = ts[usable], dur[usable]
+        if self.until_ns is not None:
+            early = ts * 1000 < self.until_ns
+            self.n_later += int(early.size - early.sum())
+            rows = [e for e, keep in zip(rows, early.tolist(), strict=True) if keep]
+            ts, dur = ts[early], dur[early]
         names = self._names
         category = np.frombuffer(bytes([e.cat.code for e in rows]), np.int8)
+        self.n_rows += len(rows)
         self._put("start_ns", np.rint(ts * 1000).astype(np.int64))
         self._put("length_ns", np.rint(dur * 1000).astype(np.int64))
         self._put("category", category)
@@ -140,6 +148,30 @@ class ColumnBuilder:
         self.is_strict = False
         return decode_leniently(text)
 
+    def keep_earliest(self, n_rows: int) -> bool:
+        """Keep no more rows than this, those that begin first, and of what comes only such.
+
+        A row that begins within what is kept in the end was within what was kept before: none of
+        them is missing, in whatever order the file has them. False, and nothing changed, where
+        more rows begin at the very start.
+        """
+        self.pack()
+        start = self._parts["start_ns"][0]
+        if start.size <= n_rows:
+            return True
+        until = int(np.partition(start, n_rows)[n_rows])
+        early = start < until
+        if not early.any():
+            return False
+        of_kernels = early[self._parts["category"][0] == Category.KERNEL]
+        for field in _FIELDS:
+            kept = of_kernels if field in _OF_KERNELS else early
+            self._parts[field] = [self._parts[field][0][kept]]
+        self.until_ns = until
+        self.n_later += int(early.size - early.sum())
+        self.n_rows = int(early.sum())
+        return True
+
     def pack(self) -> None:
         """Join what batches left, to be sent to another process."""
         for field, dtype in _FIELDS.items():
@@ -176,6 +208,8 @@ class ColumnBuilder:
         order = np.argsort(start, kind="stable")
         start = start[order]
         name = self._take("name")[order]
+        if MEMORY_EVENT in self._names:  # spans of no length, as torch's writer in Python has them
+            self.n_memory_events += int((name == self._names[MEMORY_EVENT]).sum())
         thread = self._take("thread")[order]
         category = self._take("category")
         shapes = self._kernel_shapes(category == Category.KERNEL, order)
@@ -250,7 +284,7 @@ class ColumnBuilder:
 
     def _count(self, event: Event) -> None:
         if isinstance(event, Instant):
-            if event.name == "[memory]":
+            if event.name == MEMORY_EVENT:
                 totals: Memory = event.args
                 self.n_memory_events += 1
                 if totals.device_type != 0:
@@ -299,6 +333,7 @@ class ColumnBuilder:
         return column
 
 
+_OF_KERNELS = ("blocks_per_sm", "occupancy_percent")
 _FIELDS: dict[str, type[np.generic]] = {
     "start_ns": np.int64,
     "length_ns": np.int64,
@@ -310,54 +345,9 @@ _FIELDS: dict[str, type[np.generic]] = {
     "device": np.int32,
     "stream": np.int32,
     "bytes": np.int64,
-    "blocks_per_sm": np.float64,  # this and the next: of kernels only
+    "blocks_per_sm": np.float64,
     "occupancy_percent": np.float64,
 }
-
-
-class _Ids(dict[Any, int]):
-    """Numbers things in the order first seen."""
-
-    def __missing__(self, key: Any) -> int:
-        number = self[key] = len(self)
-        return number
-
-
-class _Names(_Ids):
-    """Names, which may be many and long."""
-
-    def __init__(self) -> None:
-        self.n_bytes = 0
-
-    def __missing__(self, key: Any) -> int:
-        self.n_bytes += BYTES_PER_NAME + 2 * getsizeof(key)
-        return super().__missing__(key)
-
-
-class _Threads:
-    """Numbers threads in the order first seen; by pid, then tid, as ints are found fastest."""
-
-    def __init__(self) -> None:
-        self.keys: list[tuple[int | str, int | str]] = []
-        self._numbers: dict[int | str, dict[int | str, int]] = {}
-
-    def of(self, rows: list[Complete]) -> list[int]:
-        """The number of each row's thread."""
-        numbers = self._numbers
-        try:
-            return [numbers[e.pid][e.tid] for e in rows]
-        except KeyError:
-            for pid, tid in dict.fromkeys((e.pid, e.tid) for e in rows):
-                self.number(pid, tid)
-            return [numbers[e.pid][e.tid] for e in rows]
-
-    def number(self, pid: int | str, tid: int | str) -> int:
-        """The number of a thread, a new one where it was not seen before."""
-        of_process = self._numbers.setdefault(pid, {})
-        if tid not in of_process:
-            of_process[tid] = len(self.keys)
-            self.keys.append((pid, tid))
-        return of_process[tid]
 
 
 _PACKED = {np.int32: "i", np.int64: "q", np.float64: "d"}

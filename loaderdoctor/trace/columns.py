@@ -153,6 +153,8 @@ class Trace:
     n_ranks: int | None
     n_dropped_events: int  # malformed events left out; reported, never silent
     host_name: str | None = None  # the machine it was recorded on, where the file says
+    # Spans that begin after the part that was kept, for want of memory; 0: the trace is whole.
+    n_later_events: int = 0
     n_unpaired_events: int = 0  # begin and end events (ph B, E), not read: torch.profiler has none
     n_memory_events: int = 0  # with `profile_memory`, of any device
     kernel_shapes: KernelShapes | None = None  # None: no kernel says

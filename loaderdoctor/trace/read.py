@@ -21,7 +21,13 @@ from loaderdoctor.trace.columns import Device, LineStackSample, Spans, Text, Tra
 from loaderdoctor.trace.event_batches import EventBatches
 from loaderdoctor.trace.events import decode_strictly, printable
 from loaderdoctor.trace.parts import Parts
-from loaderdoctor.trace.source import DEFAULT_MAX_BYTES, MemoryLimit, OnShare, blocks
+from loaderdoctor.trace.source import (
+    DEFAULT_MAX_BYTES,
+    PART_MAX_BYTES,
+    MemoryLimit,
+    OnShare,
+    blocks,
+)
 
 # 61 bytes each, twice that while they are sorted: 6 GB. A gzip file of a few megabytes can hold as
 # many tiny events, within any sensible limit on text.
@@ -46,23 +52,29 @@ def read_trace(
     max_bytes: int | None = None,
     in_parts: bool = True,
     max_memory_bytes: int | None = None,
+    kept_bytes: int | None = None,
     on_share: OnShare | None = None,
 ) -> Trace:
     """The trace in a .json or .json.gz file (recognised by content), of any device or of none.
 
     `max_bytes` bounds the text after decompression (None: 8 GiB), `max_memory_bytes` what the
-    trace and its analysis will take (None: 50 million spans, whatever they take). Without
+    trace and its analysis will take (None: 50 million spans, whatever they take). Of a trace that
+    takes more than `kept_bytes` the part that comes first in time is kept, as much as they hold,
+    and the rest is counted (`n_later_events`); None: it is whole or refused. Without
     `in_parts` no process is started: for callers that read several traces at a time. `on_share` is
     told now and then how much of the file has been read (0…1). Raises
     TraceError, whose one line says what is wrong with which file, for everything that is not a
     whole trace.
     """
-    limit = DEFAULT_MAX_BYTES if max_bytes is None else max_bytes
     memory = MemoryLimit(max_memory_bytes)
-    if in_parts and (parts := Parts.of(path, limit, memory)):
+    kept = _n_kept(memory, kept_bytes)
+    limit = max_bytes
+    if limit is None:
+        limit = DEFAULT_MAX_BYTES if kept is None else PART_MAX_BYTES
+    if in_parts and not _takes_more(path, kept) and (parts := Parts.of(path, limit, memory)):
         with suppress(TraceError):  # of the whole, read below, positions and reasons are exact
-            return _read(path, parts.blocks(on_share), parts, memory)
-    return _read(path, blocks(path, limit, on_share=on_share), None, memory)
+            return _read(path, parts.blocks(on_share), parts, memory, None)
+    return _read(path, blocks(path, limit, on_share=on_share), None, memory, kept)
 
 
 def with_events(trace: Trace) -> Trace:
@@ -77,7 +89,37 @@ def with_events(trace: Trace) -> Trace:
     )
 
 
-def _read(path: Path, text: Generator[bytes], parts: Parts | None, memory: MemoryLimit) -> Trace:
+# Fewer rows are too little to judge by: some 500 steps that launch 250 kernels are as many.
+MIN_KEPT_ROWS = 500_000
+# Text a row of a trace whose names are short (`launch_bound_tiny`, flows and all): 345 bytes.
+TEXT_BYTES_PER_ROW = 345
+
+
+def _n_kept(memory: MemoryLimit, kept_bytes: int | None) -> int | None:
+    """How many rows may be kept; None where all are, or where too few would be left."""
+    if kept_bytes is None:
+        return None
+    least = kept_bytes if memory.n_bytes is None else min(kept_bytes, memory.n_bytes)
+    n_rows = MemoryLimit(least).n_rows
+    return n_rows if n_rows >= MIN_KEPT_ROWS else None
+
+
+def _takes_more(path: Path, kept: int | None) -> bool:
+    """Whether more rows than may be kept are in this plain file, by its size.
+
+    Then it is read in one: parts are read at a time, and none of them knows what is early.
+    """
+    size = path.stat().st_size if path.is_file() else 0
+    return kept is not None and size > kept * TEXT_BYTES_PER_ROW
+
+
+def _read(
+    path: Path,
+    text: Generator[bytes],
+    parts: Parts | None,
+    memory: MemoryLimit,
+    kept: int | None,
+) -> Trace:
     rows = ColumnBuilder()
     batches = EventBatches(
         path, text, decode_strictly, rows.decode_leniently, max_piece_bytes=memory.piece_bytes
@@ -86,11 +128,16 @@ def _read(path: Path, text: Generator[bytes], parts: Parts | None, memory: Memor
         with closing(text):
             for events in batches:
                 rows.add(events)
+                # Half of it, so that what follows is seldom more again.
+                if kept is not None and rows.n_rows > kept and rows.keep_earliest(kept // 2):
+                    continue
                 _check_size(path, rows, memory)
         if parts is not None:
             parts.append_to(rows, batches.list_end)
             _check_size(path, rows, memory)
         spans, kernel_shapes, origin_us = rows.columns()
+        if rows.until_ns is not None:
+            spans = _without_cut_steps(spans, rows.names(), rows.until_ns - round(origin_us * 1000))
         _check_lengths(path, spans)
     except RecursionError:
         raise TraceError(
@@ -120,6 +167,7 @@ def _read(path: Path, text: Generator[bytes], parts: Parts | None, memory: Memor
         host_name=printable(host, MAX_LABEL_CHARS) if isinstance(host, str) else None,
         n_unpaired_events=rows.n_unpaired,
         n_memory_events=rows.n_memory_events,
+        n_later_events=rows.n_later,
         kernel_shapes=kernel_shapes,
         memory_peaks=rows.memory_peaks(),
         stack_samples=line_stack_samples(about.get("loaderdoctorLooks")),
@@ -129,6 +177,15 @@ def _read(path: Path, text: Generator[bytes], parts: Parts | None, memory: Memor
             is_strict=rows.is_strict,
         ),
     )
+
+
+_STEP = "ProfilerStep#"
+
+
+def _without_cut_steps(spans: Spans, names: tuple[str, ...], until_ns: int) -> Spans:
+    """Less marks of steps that go on behind what was kept: they would look idle there."""
+    step = np.fromiter((name.startswith(_STEP) for name in names), np.bool_, len(names))
+    return spans.where(~(step[spans.name] & (spans.end_ns > until_ns)))
 
 
 def _check_size(path: Path, rows: ColumnBuilder, memory: MemoryLimit) -> None:

@@ -26,6 +26,8 @@ _GZIP_MAGIC = b"\x1f\x8b"
 # 8 GiB of text are about 35 million events of torch.profiler (230 bytes each), some 2 GB as
 # columns; a gzip file can claim a thousand times its size.
 DEFAULT_MAX_BYTES = 8 << 30
+# Where only a part is kept, memory does not grow with the text: an hour of reading.
+PART_MAX_BYTES = 256 << 30
 
 EXPORT_AGAIN = "Export the trace again, or copy it again."
 
@@ -212,6 +214,12 @@ class MemoryLimit:
         if self.n_bytes is None:
             return True
         return BYTES_AT_LEAST + n_rows * BYTES_PER_ROW + other_bytes <= self.n_bytes
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows it holds, names and threads aside."""
+        assert self.n_bytes is not None
+        return max(0, self.n_bytes - BYTES_AT_LEAST) // BYTES_PER_ROW
 
     def share_of(self, n_parts: int) -> MemoryLimit:
         """The limit of each of several readers at a time."""

@@ -15,6 +15,7 @@ from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.commands.analyze.job_traces import Job, read_job, traces_in
 from loaderdoctor.commands.analyze.trace_readers import (
+    KEPT_BYTES,
     EngineName,
     enforced,
     memory_limit,
@@ -156,9 +157,10 @@ def report_of_job(target: str, job: Job) -> tuple[Report, Path]:
 
 def _one(path: Path, options: AnalyzeOptions, rules: tuple[ShareRule, ...], memory: int) -> int:
     with progress(f"Reading {path.name}") as told:
-        trace = read_trace(path, max_memory_bytes=memory, on_share=told)
+        trace = read_trace(path, max_memory_bytes=memory, kept_bytes=KEPT_BYTES, on_share=told)
     attributed = attribute(with_events(trace))
     left_out = (
+        *_later(trace.n_later_events),
         *_malformed(attributed.trace.n_dropped_events),
         *_merged(attributed.n_other_processes),
     )
@@ -174,7 +176,9 @@ def _job(
     attributed = None
     if options.output is not None or options.tensorboard is not None:
         with progress(f"Reading {slow.name}") as told:
-            attributed = attribute(read_trace(slow, max_memory_bytes=memory, on_share=told))
+            attributed = attribute(
+                read_trace(slow, max_memory_bytes=memory, kept_bytes=KEPT_BYTES, on_share=told)
+            )
     return _deliver(slow, attributed, report, options, rules, memory)
 
 
@@ -210,6 +214,17 @@ def _malformed(n_events: int) -> tuple[ReportWarning, ...]:
     return (ReportWarning(kind="malformed-events", text=text),)
 
 
+def _later(n_events: int) -> tuple[ReportWarning, ...]:
+    if not n_events:
+        return ()
+    text = (
+        f"The trace is large: the report is of its first part in time. {n_events:,} events that "
+        f"begin later were left out, so that it takes no more than {KEPT_BYTES / 1e9:.0f} GB of "
+        "memory."
+    )
+    return (ReportWarning(kind="part-of-trace", text=text),)
+
+
 def _merged(n_others: int) -> tuple[ReportWarning, ...]:
     if not n_others:
         return ()
@@ -222,7 +237,8 @@ def _merged(n_others: int) -> tuple[ReportWarning, ...]:
 
 
 def _job_warnings(job: Job, unmatched: bool) -> tuple[ReportWarning, ...]:
-    said = [*_malformed(sum(trace.n_malformed for trace in job.traces))]
+    said = [*_later(max((trace.n_later_events for trace in job.traces), default=0))]
+    said += [*_malformed(sum(trace.n_malformed for trace in job.traces))]
     said += _merged(max((trace.n_other_processes for trace in job.traces), default=0))
     said += [ReportWarning(kind="rank-not-read", text=text) for text in job.problems]
     n_ranks = max((trace.n_ranks or 0 for trace in job.traces), default=0)

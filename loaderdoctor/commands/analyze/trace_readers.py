@@ -49,6 +49,10 @@ MEMORY_PER_GZIP_BYTE = 50.0
 MEMORY_AT_LEAST = 200 << 20
 
 
+# Of a trace that takes more only the first part is kept: 3.7 million spans, of 1.3 GB of text.
+KEPT_BYTES = 2_000_000_000
+
+
 class TraceReader(Protocol):
     """Reads many traces."""
 
@@ -68,7 +72,9 @@ def trace_reader(
 def summary_of(path: Path, max_memory_bytes: int | None = None) -> RankTrace | str:
     """What one trace brings, or why it can't be read. Runs in a process that reads traces."""
     try:
-        trace = read_trace(path, in_parts=False, max_memory_bytes=max_memory_bytes)
+        trace = read_trace(
+            path, in_parts=False, max_memory_bytes=max_memory_bytes, kept_bytes=KEPT_BYTES
+        )
         return rank_trace(attribute(with_events(trace)))
     except LoaderdoctorError as error:
         return str(error)

@@ -159,7 +159,8 @@ class Noise:
         if middle == 0.0:
             return 0.0
         errors = math.fsum(x.error**2 for x in samples) / len(samples) / middle**2
-        return self._variance(BETWEEN**2 + errors) * middle**2
+        # However quiet the run's other windows are, what these show by themselves stays.
+        return max(self._variance(BETWEEN**2 + errors), errors) * middle**2
 
     def _variance(self, recorded: float) -> float:
         """Relative variance of a window: as recorded elsewhere, and as this run has shown it."""

@@ -115,3 +115,9 @@ def test_a_doubling_shows_with_three_noisy_windows() -> None:
     diff = Noise.of([*trials, slow]).difference(list(enumerate(slow)), list(enumerate(trials[0])))
     assert diff is not None
     assert diff.low > 0
+
+
+def test_a_window_that_is_noisy_in_itself_stays_so_among_quiet_ones() -> None:
+    quiet = Noise(variance=1e-4, free=15)
+    # 95 % of its own error of 1.0 at the least.
+    assert quiet.mean(windows([10.0], error=1.0)).margin > 1.8

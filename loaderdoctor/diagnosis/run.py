@@ -207,11 +207,11 @@ class Diagnosis:
         if verifier is None or known is None:
             return
         rows = prescribed_rows(known.facts, known.prescription, self.verification)
-        if not rows or rows[0].measured_step_ms is not None or not verifier.undecided:
-            return
+        if not rows or rows[0].to is None or rows[0].measured_step_ms is not None:
+            return  # without `to` it is a change of code, which no trial measures
         if isinstance(self._script_run, RepeatedRun):
             self._script_run.budget_s = seconds.most_budget_s  # may be started again for it
-        if self._script_run.ended is not None:
+        if self._script_run.ended is not None or not verifier.undecided:
             return
         self._end_s = seconds.most_s
         self._say(

@@ -32,6 +32,9 @@ PARTS: Mapping[str, tuple[Kind, ...]] = {
         Kind.PIN_THREAD_BOUND,
         Kind.COLD_STORAGE,
         Kind.MANY_SMALL_FILES,
+        Kind.LATENCY_BOUND_STORAGE,
+        Kind.BANDWIDTH_BOUND_STORAGE,
+        Kind.MANY_SMALL_READS,
         Kind.MEMORY_SHORT,
     ),
     "copy": (

@@ -152,8 +152,13 @@ def _waiting(facts: Facts) -> _Waiting | None:
 
 
 def _more_readers(facts: Facts, waiting: _Waiting) -> tuple[PoolTrial, float] | None:
-    """The trial of most workers, and what they save (ms) if each gets as much as before."""
-    n, rest = max(1, num_workers(facts) or 0), rest_ms(facts)
+    """The trial of most workers, and what they save (ms) if each gets as much as before.
+
+    None without workers: the first one already gains by overlap, at whatever rate the storage has.
+    """
+    n, rest = num_workers(facts), rest_ms(facts)
+    if not n:
+        return None
     trials = [t for t in facts.pool_trials if t.gain_ms.bounded and t.num_workers >= MIN_MORE * n]
     if not trials or rest is None:
         return None

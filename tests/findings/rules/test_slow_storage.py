@@ -66,6 +66,10 @@ LATENCY = Case(
         "computes": waits(trial(8, 2.6), cpu_share=0.9),
         "half of it": waits(trial(8, 6.5)),
         "as many workers": waits(trial(2, 5.0)),
+        "no workers before": replace(
+            waits(trial(8, 2.6)),
+            loaders=(loader(settings={"num_workers": 0, "prefetch_factor": None}),),
+        ),
         "one window that says nothing": waits(trial(8, 2.6, margin=30.0)),
     },
     missing={"not tried": waits(), "no CPU times": waits(trial(8, 2.6), cpu_share=None)},

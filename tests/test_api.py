@@ -83,9 +83,8 @@ def test_a_watched_pass_prints_its_report(capsys: pytest.CaptureFixture[str]) ->
     assert len(watched) == 200
     assert sum(1 for batch in watched if step(batch)) == 200
     said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith("Input-bound, high loaderdoctor")
+    assert said.startswith("Input-bound, high test_api.py:")
     assert "loader-in-main-process" in said
-    assert "feeds the optimizer at test_api.py:" in said
 
 
 def test_results_of_a_watched_loop_are_those_of_an_unwatched_one() -> None:

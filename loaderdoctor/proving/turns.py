@@ -161,5 +161,5 @@ def _kept(file: Path) -> list[Array]:
     """In order; [] where nothing was kept."""
     if not file.exists():
         return []
-    with np.load(file) as arrays:
+    with np.load(file, allow_pickle=False) as arrays:
         return [arrays[name] for name in arrays.files]

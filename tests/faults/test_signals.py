@@ -45,7 +45,7 @@ def test_a_signal_at_any_moment_leaves_a_report_and_no_process(
         assert done.report is None
         return
     assert done.said.step.wall_ms is not None or moment == "plain"  # the first of all windows
-    assert "loaderdoctor diagnose" in done.stdout
+    assert "All of it: " in done.stdout or "All of it, and" in done.stdout
     assert (done.folder / "report.html").exists()
     if moment in ("plain", "profiled", "no-input", "trial"):
         assert "interrupted" in {w.kind for w in done.said.warnings}

@@ -17,6 +17,9 @@ FORBIDDEN_CALLS = {"eval", "exec", "__import__", "compile"}
 ALLOWED = {
     ("trace/parts.py", "pickle"): "rows from our own forked process, over an anonymous pipe",
     ("instrument/dataset/safety.py", "pickle"): "pickles the user's objects to nowhere",
+    ("advice/guard.py", "compile"): "whether advice compiles in the script; what comes is dropped",
+    ("advice/patch.py", "compile"): "the same",
+    ("instrument/batches/digest.py", "pickle"): "of plain values of a batch, for their hash",
     (
         "instrument/session/window_memory.py",
         "pickle",

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, MapDataP
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset.dataset_code import randomness_of_dataset
 from loaderdoctor.instrument.dataset.iteration import only_seeds
+from loaderdoctor.instrument.handover.dataset_marks import marks
 from loaderdoctor.instrument.trial.trial_checks import check
 from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.settings import Settings
@@ -23,6 +24,11 @@ HANDED_OVER = frozenset(
     {"num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order",
      "start_method"}
 )  # fmt: skip
+
+_UNSEEN = (
+    "its dataset holds more than can be compared from epoch to epoch: workers that are kept would "
+    "miss what the loop changes of it"
+)
 
 
 def never_reason(loader: DataLoader[Any]) -> str | None:
@@ -125,6 +131,9 @@ def refusal(
     reason = nature.refusal(settings, exact=exact)
     if reason is not None or settings == nature.own:
         return reason
+    kept = settings.persistent_workers and not nature.own.persistent_workers
+    if kept and not marks(loader.dataset).whole:
+        return _UNSEEN
     try:
         check(
             loader,

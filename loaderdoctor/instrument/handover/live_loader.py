@@ -9,16 +9,17 @@ Runs in the measuring process, on the thread that fetches.
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch.utils.data import DataLoader
 
 from loaderdoctor.instrument.handover import own_draws
-from loaderdoctor.instrument.handover.dataset_marks import marks
+from loaderdoctor.instrument.handover.dataset_marks import Marks, marks
+from loaderdoctor.instrument.handover.events import Event, Kind
 from loaderdoctor.instrument.handover.exactness import Nature, is_torchs, never_reason, refusal
 from loaderdoctor.instrument.handover.index_stream import IndexStream, quiet_draws
 from loaderdoctor.instrument.handover.live_pass import LivePass
@@ -34,17 +35,6 @@ from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 FETCH_LIMIT_S = 120.0
 # Batches of the loop's own loader that other pools have to make again; the latest are kept.
 N_SAMPLES = 3
-
-Kind = Literal["switched", "failed", "refused", "draws"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """What happened to a loader's settings."""
-
-    kind: Kind
-    settings: Settings  # complete
-    reason: str = ""
 
 
 class LiveLoader:
@@ -90,9 +80,8 @@ class LiveLoader:
         self._pass: weakref.ref[LoopsPass] | None = None
         self._draws: own_draws.OwnDraws | None = None  # once taken over
         self._kept: Pool | None = None  # persistent workers, between passes
-        self._kept_marks: dict[str, Any] = {}  # the dataset, as those workers were started with it
-        # The same for the loader's own workers, of this pass or for good.
-        self._own_marks: dict[str, Any] | None = None
+        self._kept_marks: Marks | None = None  # the dataset, as those workers were started with it
+        self._own_marks: Marks | None = None  # the same for its own, of this pass or for good
         self._waits = False  # for the next pass: what is wanted can't take over within this one
         if like is not None:
             self._go_on_as(like)
@@ -143,6 +132,12 @@ class LiveLoader:
             self._previous, self.wanted = self.wanted, self.own if whole == self.own else whole
             self._waits = at_epoch
         return reason
+
+    def settle(self, settings: Settings) -> None:
+        """Want these for good; the loop's own where they are refused or fail."""
+        if settings == self.own or self.want(settings) is not None:
+            self.wanted, self._waits = self.own, False
+        self._previous = self.own
 
     def boundary_reason(self, settings: Settings) -> str | None:
         """Why these changes can take over only at an epoch's beginning; None: at any batch."""
@@ -268,10 +263,17 @@ class LiveLoader:
 
     def _look_again(self, loader: DataLoader[Any]) -> None:
         """What is wanted may no longer fit: the loop changed the dataset that its workers hold."""
-        nature = self.nature
         if self.wanted == self.own:
             return
+        try:
+            self._look(loader)
+        except Exception as error:  # ours: the loop goes on with its own settings
+            self._not_opened(self.wanted, _in_words(error), "failed")
+            self.wanted = self.own
+
+    def _look(self, loader: DataLoader[Any]) -> None:
         if self.own.num_workers:
+            nature = self.nature
             nature.changed_since_start = marks(loader.dataset) != self._own_marks
             kept = bool(self.own.persistent_workers)
             nature.changed_by_loop |= nature.changed_since_start and kept
@@ -326,6 +328,7 @@ class LiveLoader:
         else:
             self._not_opened(settings, "no batch of its own could be compared", "refused")
             return None
+        is_own = settings == self.own  # waits as torch would: nothing else could serve
         try:
             with self._opening():
                 pool = Pool(
@@ -333,8 +336,8 @@ class LiveLoader:
                     settings,
                     seed=seed,
                     samples=samples,
-                    no_draws=self.exact and not self.nature.random,
-                    limit_s=self._limit_s,
+                    no_draws=self.exact and not self.nature.random and not is_own,
+                    limit_s=(loader.timeout or math.inf) if is_own else self._limit_s,
                     opened=self._opened,
                 )
         except Exception as error:  # no process, no file, no memory; what can't be pickled

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from loaderdoctor.instrument.handover.index_stream import IndexStream
 from loaderdoctor.instrument.handover.pools import OwnRest, Pool, PoolUnfitError
+from loaderdoctor.instrument.trial.epoch_feeds import NoBatchError
 from loaderdoctor.settings import Settings
 
 
@@ -142,6 +143,8 @@ class LivePass:
         if isinstance(pool, OwnRest):
             raise error
         settings = self._keeper.failed(pool.settings, error)
+        if settings is None and isinstance(error, NoBatchError):  # the script's own `timeout`
+            raise RuntimeError(str(error)) from error  # as torch; the batch may still come
         if settings is None:
             pool.skip_failed()
             raise error

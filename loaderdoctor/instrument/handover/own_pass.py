@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 from torch.utils.data import dataloader
 
-from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch
 from loaderdoctor.instrument.batches.digest import digest
-from loaderdoctor.instrument.handover.dataset_marks import marks
+from loaderdoctor.instrument.handover.dataset_marks import Marks, marks
 from loaderdoctor.instrument.handover.draw_watch import states
 from loaderdoctor.instrument.handover.pools import Sample
 
@@ -64,7 +63,7 @@ class OwnPass:
         self._compared = range(n_drawn + 1, n_drawn + N_COMPARED + 1)
         self._drawn = _Counted(own._sampler_iter, n_drawn, self._compared)
         own._sampler_iter = self._drawn
-        self._marks_after: dict[str, Any] | None = None
+        self._marks_after: Marks | None = None
 
     @property
     def n_drawn(self) -> int:
@@ -90,7 +89,7 @@ class OwnPass:
         if index is not None:
             try:
                 sample = Sample(index=index, digest=digest(batch))
-            except UnsupportedBatch:
+            except Exception:  # what can't be compared; the batch is the loop's all the same
                 sample = None
         saw(sample, drew=drew, changed=changed)
         return batch

@@ -6,6 +6,7 @@ loader (`handover`) goes over to them so that the training stays what it was.
 
 from __future__ import annotations
 
+import traceback
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ RANKS = (
 )
 IN_BACKGROUND = "its batches are fetched on another thread than the one that trains"
 NO_TRAINING = "no training was seen"
+INTERNAL_ERROR = "an internal error ended that, and the loop's own settings are back"
 # A pool without a batch for so long is taken for a hang, and the one before serves again.
 FETCH_LIMIT_S = 60.0
 
@@ -148,7 +150,30 @@ class LoopTuner:
     # ------------------------------------------------------------ each step
 
     def on_step(self, step_ms: float, *, flags: int) -> None:
-        """A step ended that took so long; `flags` are those of its marks."""
+        """A step ended that took so long; `flags` are those of its marks. Never raises."""
+        try:
+            self._on_step(step_ms, flags=flags)
+        except Exception:  # ours: this is called from within the user's `next(loader)`
+            self._give_up()
+
+    def end(self) -> None:
+        """Nobody hears of steps any more: what was chosen stays, and nothing that is tried."""
+        tuner, live = self._tuner, self._handed.live if self._handed is not None else None
+        if tuner is None or live is None:
+            return
+        try:
+            live.settle(tuner.outcome().chosen)
+        except Exception:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._session.note("internal-error", traceback.format_exc())
+        self._tuner, self._not_tuned = None, INTERNAL_ERROR
+        live = self._handed.live if self._handed is not None else None
+        if live is not None:
+            live.settle(live.own)
+
+    def _on_step(self, step_ms: float, *, flags: int) -> None:
         tuner, handed = self._tuner, self._handed
         if tuner is None or handed is None:
             return

@@ -68,6 +68,9 @@ class Tuner(Protocol):
     def on_step(self, step_ms: float, *, flags: int) -> None:
         """A step ended that took so long; `flags` say what it held (`step_marks`)."""
 
+    def end(self) -> None:
+        """No step is told of any more; the loop may go on."""
+
     def news(self) -> TuningRecord | None:
         """What is to be told; None where nothing is new."""
 
@@ -122,6 +125,8 @@ class Recorder:
             session.send(self._beat(perf_counter_ns()))
             raise
         finally:
+            if self._tuner is not None:
+                self._tuner.end()
             self._collections.remove()
             session.close_window()
 

@@ -40,8 +40,14 @@ class EpochFeed(Protocol):
         """Stop everything, workers included. `stuck`: don't wait for them first."""
 
 
+class NoBatchError(TimeoutError):
+    """A loader's workers gave no batch within the limit."""
+
+
 class LoaderFeed:
     """A DataLoader's raw iterator; `limit_s` is how long a batch of its workers may take.
+
+    Without an end where it is infinite: workers are looked at now and then all the same.
 
     Workers of a trial are none of the script's: one that is killed must not become an error of
     whatever the training thread does at that moment, as torch's SIGCHLD handler would make it. So
@@ -55,7 +61,7 @@ class LoaderFeed:
             iterator._timeout = min(POLL_S, limit_s)
 
     def next(self) -> Any:
-        """The iterator's next batch. Raises TimeoutError where none comes within the limit."""
+        """The iterator's next batch. Raises NoBatchError where none comes within the limit."""
         deadline = time.monotonic() + self._limit_s
         while (came := self._poll(deadline)) is None:
             pass
@@ -68,7 +74,7 @@ class LoaderFeed:
             if not str(error).startswith(_TIMED_OUT):
                 raise
             if time.monotonic() >= deadline:
-                raise TimeoutError(f"{_TIMED_OUT} {self._limit_s:g} seconds") from error
+                raise NoBatchError(f"{_TIMED_OUT} {self._limit_s:g} seconds") from error
         return None
 
     def end_early(self) -> None:

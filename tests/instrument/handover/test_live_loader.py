@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import random
 import signal
@@ -22,6 +24,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from loaderdoctor.instrument.handover import live_loader
 from loaderdoctor.instrument.handover.live_loader import LiveLoader
 from loaderdoctor.settings import Settings
 from tests.instrument.handover.loops import N_SAMPLES, Log, Squares, looped
@@ -307,6 +310,38 @@ def test_a_loop_that_changes_its_dataset_gets_what_it_would_have_got(own: str, e
     assert looped(make, plan, after_step=later, n_epochs=4).steps == plain.steps
 
 
+class Ordered(Squares):
+    """Reads its samples in an order that the loop changes in place."""
+
+    def __init__(self, n_more: int = 0) -> None:
+        self.order = list(range(N_SAMPLES))
+        self.more = np.zeros(n_more)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return super().__getitem__(self.order[index])
+
+
+@pytest.mark.parametrize("n_more", [0, 1_000_000])
+def test_kept_workers_never_serve_a_dataset_that_was_changed_in_place(n_more: int) -> None:
+    def make() -> DataLoader[Any]:
+        return DataLoader(Ordered(n_more), batch_size=4, num_workers=1)
+
+    def shuffle(loader: DataLoader[Any], epoch: int) -> None:
+        dataset: Any = loader.dataset
+        random.Random(epoch).shuffle(dataset.order)
+
+    plan = {6: S(persistent_workers=True)}
+    plain = looped(make, before_epoch=shuffle)
+    tuned = looped(make, plan, before_epoch=shuffle)
+    assert tuned.steps == plain.steps
+    (reason,) = tuned.reasons
+    if n_more:
+        assert "compared" in (reason or "")
+    else:
+        assert reason is None
+        assert tuned.served[-1].persistent_workers
+
+
 # ------------------------------------------------------------ failures
 
 
@@ -396,6 +431,96 @@ def test_a_pool_that_hangs_is_given_up() -> None:
     log = looped(make, {4: S(num_workers=2)}, n_epochs=1, fetch_limit_s=1.0)
     assert log.steps == looped(make, n_epochs=1).steps
     assert log.kinds == ["switched", "failed", "switched"]
+
+
+@pytest.mark.parametrize(("timeout", "limit_s"), [(0, math.inf), (7, 7)])
+def test_the_loops_own_settings_are_waited_for_and_may_draw(
+    timeout: int, limit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int | None, float, bool]] = []
+
+    def pool(loader: Any, settings: Settings, **given: Any) -> Any:
+        asked.append((settings.num_workers, given["limit_s"], given["no_draws"]))
+        raise OSError("not opened")
+
+    monkeypatch.setattr(live_loader, "Pool", pool)
+    loader = DataLoader(Squares(), 4, num_workers=2, timeout=timeout)
+    live = LiveLoader(loader, exact=True, has_accelerator=False, fetch_limit_s=5.0)
+    other = live.complete(S(num_workers=1))
+    live.proved(other)
+    for settings in (live.own, other):
+        assert live.open_pool(settings, 0) is None
+    assert asked == [(2, limit_s, False), (1, 5.0, True)]
+
+
+def test_a_hidden_draw_of_the_loops_own_workers_is_no_error() -> None:
+    class Late(Squares):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            info = get_worker_info()
+            if info is not None and info.num_workers == 2 and index >= 30:
+                exec_noise(super().__getitem__(index))
+            return super().__getitem__(index)
+
+    def make() -> DataLoader[Any]:
+        return DataLoader(Late(), batch_size=4, num_workers=2)
+
+    tuned = looped(make, {5: S(num_workers=1), 12: S(num_workers=2)})
+    assert tuned.steps == looped(make).steps
+    assert {x.num_workers for x in tuned.served} == {1, 2}
+    assert tuned.served[-1].num_workers == 2
+
+
+def test_the_scripts_own_timeout_ends_a_wait_as_torch_ends_it() -> None:
+    class Slow(Squares):
+        slow = False
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            if self.slow and index == 4:
+                time.sleep(3.0)
+            return super().__getitem__(index)
+
+    data = Slow()
+    loader = DataLoader(data, batch_size=4, num_workers=2, timeout=1)
+    live = LiveLoader(loader, exact=True, has_accelerator=False)
+    made, own = live.begin_pass(lambda: iter(loader))
+    for step in range(8):
+        made.next_batch(own)
+        if step == 5:
+            live.want(S(num_workers=1))
+    assert live.took_over
+    made.close()
+    del own
+    live.want(live.own)
+    data.slow = True
+    made, own = live.begin_pass(lambda: iter(loader))
+    assert own is None
+    made.next_batch(own)
+    with pytest.raises(RuntimeError, match="timed out after 1 seconds"):
+        made.next_batch(own)
+    batch: Any = None
+    while batch is None:  # it still comes, and none is left out
+        with contextlib.suppress(RuntimeError):
+            batch = made.next_batch(own)
+    assert batch[1].tolist() == [4, 5, 6, 7]
+    made.close()
+
+
+def test_a_bug_in_looking_again_leaves_the_loop_its_own_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loader = DataLoader(Squares(), batch_size=4, num_workers=1)
+    live = LiveLoader(loader, exact=True, has_accelerator=False)
+    assert live.want(S(num_workers=2)) is None
+
+    def broken(settings: Settings) -> None:
+        raise AttributeError("a bug")
+
+    monkeypatch.setattr(live, "refusal", broken)
+    _, own = live.begin_pass(lambda: iter(loader))
+    assert own is not None
+    assert live.wanted is live.own
+    assert [event.kind for event in live.events] == ["failed"]
+    del own
 
 
 def test_a_pass_left_in_its_middle_leaves_no_worker() -> None:

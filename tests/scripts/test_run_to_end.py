@@ -14,7 +14,8 @@ from tests.scripts.running import SHAPES, diagnose
 pytestmark = pytest.mark.scripts
 
 
-@pytest.mark.parametrize("n_workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.slow  # the same of `run`, which this option now is, is in test_recorded.py
+@pytest.mark.parametrize("n_workers", ["0", "2"])
 def test_a_run_to_the_end_is_the_unwatched_run_with_a_report(
     n_workers: str, tmp_path: Path
 ) -> None:

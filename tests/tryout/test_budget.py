@@ -17,7 +17,7 @@ from tests.tryout.sweeping import OWN, all_the_same, swept
 
 
 @pytest.mark.parametrize("budget_s", [10.0, 30.0, 60.0, 120.0])
-@pytest.mark.parametrize("step_ms", [0.5, 10.0, 80.0])
+@pytest.mark.parametrize("step_ms", [pytest.param(0.5, marks=pytest.mark.slow), 10.0, 80.0])
 def test_the_budget_is_respected(budget_s: float, step_ms: float, tmp_path: Path) -> None:
     def slower_opening(settings: Settings) -> Truth:
         return Truth(step_ms=step_ms, startup_s=0.1, boundary_ms=100.0)

@@ -83,6 +83,7 @@ def test_what_the_script_has_done_itself_is_left_alone(done: str) -> None:
     assert (gc.get_freeze_count() > 0) is (done == "frozen")
 
 
+@pytest.mark.slow
 def test_collections_of_a_window_are_told_with_it() -> None:
     def loop() -> None:
         trainer = Trainer()

@@ -40,7 +40,6 @@ from loaderdoctor.units import NS_PER_S
 
 # Of the run's time, what goes by before steps are timed: caches fill, workers start.
 WARM_UP_PART = 0.3
-MIN_WARM_UP = 10
 MAX_KEPT_BYTES = 64 * 2**20
 
 
@@ -56,7 +55,6 @@ class _Recorder:
         self._losses: list[Any] = []
         self._step_ns: list[int] = []
         self._first_ns: int | None = None
-        self._n_warm_up = 0
         self._handle: Any = None
         self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, original, ours
         self._pid = os.getpid()
@@ -151,34 +149,36 @@ class _Recorder:
             self._inputs, self._fed, self._losses = None, False, []
             if not self._checking:
                 self._put_back()
-        if self._step_ns:
+        if not self._checking:
             self._step_ns.append(now_ns)
-        else:
-            self._n_warm_up += 1
-            warm = elapsed_s >= WARM_UP_PART * self._config.seconds
-            if warm and not self._checking and self._n_warm_up >= MIN_WARM_UP:
-                self._synchronize()
-                self._step_ns.append(perf_counter_ns())
         if elapsed_s >= self._config.seconds and not self._checking:
             self.finish(stopped=True)
             exit_after_grace()
             raise StopTraining
 
+    def _timed(self) -> tuple[int, ...]:
+        """The ends of steps behind the warm-up, a part of what the run came to, however short."""
+        if not self._step_ns or self._first_ns is None:
+            return ()
+        from_ns = self._first_ns + WARM_UP_PART * (self._step_ns[-1] - self._first_ns)
+        return tuple(ns for ns in self._step_ns if ns >= from_ns)
+
     def finish(self, *, stopped: bool) -> None:
-        """Write what there is. The last step ends when the device has done it."""
+        """Write what there is."""
         if self.over or os.getpid() != self._pid:
             return
         self.over = True
         self._synchronize()
-        if len(self._step_ns) > 1:
-            self._step_ns[-1] = max(self._step_ns[-1], perf_counter_ns() if stopped else 0)
+        if stopped and self._step_ns:
+            self._step_ns[-1] = perf_counter_ns()  # the last step ends when the device has done it
+        timed = self._timed()
         if self._handle is not None:
             self._handle.remove()
         CheckedRun(
             steps=tuple(CheckedStep(inputs=i, loss=_total(losses)) for i, losses in self._steps),
-            step_ns=tuple(self._step_ns),
+            step_ns=timed,
             ended="stopped" if stopped else "script-ended",
-            n_warm_up=self._n_warm_up,
+            n_warm_up=len(self._steps) + len(self._step_ns) - len(timed),
         ).write(self._out)
 
     def _synchronize(self) -> None:

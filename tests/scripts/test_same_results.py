@@ -25,9 +25,8 @@ KINDS = (
 )
 
 
-@pytest.mark.parametrize(
-    "kind", [KINDS[1], *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != KINDS[1])]
-)
+@pytest.mark.slow  # one shape is in the quick tests of test_recorded.py
+@pytest.mark.parametrize("kind", KINDS)
 def test_results_are_those_of_the_unwatched_script(kind: str, tmp_path: Path) -> None:
     alone = unwatched(SHAPES / "hashes.py", kind, cwd=tmp_path)
     done = recorded(SHAPES / "hashes.py", kind, cwd=tmp_path)

@@ -49,11 +49,12 @@ def root_of(script: Path, cwd: Path) -> Path:
 def copied(root: Path, to: Path, *, shared: Sequence[Path] = ()) -> Tree:
     """A copy of `root`, in which folders that are `shared` are links to the user's own.
 
-    Raises UsageError where what is to be copied is larger than `MAX_COPY_BYTES`; the message names
-    the largest folder.
+    `shared` paths are of the working folder. Raises UsageError where one is not within `root`, and
+    where what is to be copied is larger than `MAX_COPY_BYTES`: the message names the largest.
     """
     root = root.resolve()
-    links = {(root / path).resolve() for path in shared}
+    links = {_within(root, path) for path in shared}
+    links = {path for path in links if not links & set(path.parents)}
     sizes: dict[Path, int] = {}
     for file in _files(root, links):
         part = file.relative_to(root).parts
@@ -61,7 +62,7 @@ def copied(root: Path, to: Path, *, shared: Sequence[Path] = ()) -> Tree:
         sizes[top] = sizes.get(top, 0) + file.lstat().st_size
     if sum(sizes.values()) > MAX_COPY_BYTES:
         largest = max(sizes, key=lambda path: sizes[path])
-        name = largest.relative_to(root)
+        name = os.path.relpath(largest)
         raise UsageError(
             f"{root} holds {fmt.n_bytes(sum(sizes.values()))}, most of it in {name}: too much to "
             f"copy. With --share {name} the runs read your own {name}; name there only what the "
@@ -79,6 +80,15 @@ def copied(root: Path, to: Path, *, shared: Sequence[Path] = ()) -> Tree:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(link)
     return Tree(root=root, copy=to)
+
+
+def _within(root: Path, shared: Path) -> Path:
+    """A shared folder as a path in `root`, its own links not followed. Raises UsageError."""
+    path = Path(os.path.abspath(shared))  # noqa: PTH100 - keeps symbolic links
+    folder = path if path.is_relative_to(root) else path.resolve()
+    if not folder.is_relative_to(root) or not folder.is_dir():
+        raise UsageError(f"--share {shared}: no folder within {root}, so there is none to link.")
+    return folder
 
 
 def _files(root: Path, links: set[Path]) -> Iterator[Path]:

@@ -48,7 +48,7 @@ def test_what_is_written_in_the_copy_stays_there(project: Path, tmp_path: Path) 
 
 
 def test_a_shared_folder_is_the_users_own(project: Path, tmp_path: Path) -> None:
-    tree = copied(project, tmp_path / "copy", shared=[Path("data")])
+    tree = copied(project, tmp_path / "copy", shared=[project / "data"])
     assert (tree.copy / "data").resolve() == project / "data"
 
 
@@ -56,6 +56,19 @@ def test_too_much_to_copy_names_the_folder_and_what_to_do(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trees, "MAX_COPY_BYTES", 500)
-    with pytest.raises(UsageError, match="--share data"):
+    with pytest.raises(UsageError, match=r"--share .*data "):
         copied(project, tmp_path / "copy")
-    copied(project, tmp_path / "copy", shared=[Path("data")])
+    copied(project, tmp_path / "copy", shared=[project / "data"])
+
+
+def test_what_is_shared_is_named_from_the_working_folder_and_lies_within(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project)
+    (project / "data" / "more").mkdir()
+    tree = copied(project, tmp_path / "copy", shared=[Path("data"), Path("data/more")])
+    assert (tree.copy / "data").is_symlink()
+    assert sorted(x.name for x in (project / "data").iterdir()) == ["more", "samples.bin"]
+    for nowhere in (Path("nowhere"), tmp_path):
+        with pytest.raises(UsageError, match="--share"):
+            copied(project, tmp_path / "other", shared=[nowhere])

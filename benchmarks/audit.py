@@ -8,7 +8,8 @@ variants are timed in processes of their own (`audit_truth`), then `loaderdoctor
 --no-verify` runs it, then the variants are timed again, so that what drifts is part of the noise.
 Of the false alarms only what gave alarm is timed: an alarm that separate runs confirm is none.
 `--jobs N --cpus-each K` runs N loops at once, each bound to K CPUs of its own, its neighbour too;
-of those on a GPU one at a time.
+of those on a GPU one at a time, or `--on-gpu N` as each other's neighbours. More GPUs: a process
+for each (CUDA_VISIBLE_DEVICES, taskset).
 
 One JSON line a loop goes to stderr, or `--json FILE`; a table to stdout. The exit code is 0 where
 39 of 40 verdicts are right and no high one is false, or where no alarm is false.
@@ -66,11 +67,12 @@ def main() -> int:
     began, rows = time.monotonic(), []
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(args.json.open("w")) if args.json else sys.stderr
-        # Processes that share a GPU take turns on it, for milliseconds each: one at a time.
-        on_gpu = any(loop.device == "cuda" for loop in loops)
+        # Processes that share a GPU take turns on it, for milliseconds each: one at a time, unless
+        # such neighbours are asked for.
+        on_gpu = args.on_gpu if any(loop.device == "cuda" for loop in loops) else 0
         pools = {
             "cpu": stack.enter_context(ThreadPoolExecutor(max(1, args.jobs - on_gpu))),
-            "cuda": stack.enter_context(ThreadPoolExecutor(1)),
+            "cuda": stack.enter_context(ThreadPoolExecutor(max(1, on_gpu))),
         }
         todo = [
             pools[loop.device].submit(in_slot, slots, run, loop, calibration, args)
@@ -96,6 +98,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, help="of each diagnosis, seconds: 20, or 15")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--cpus-each", type=int, help="all, with one job")
+    parser.add_argument("--on-gpu", type=int, default=1, help="of the jobs, at once on the GPU")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="cuda where there is one")
     parser.add_argument(
         "--rounds", type=int, default=3, help="of the truth; one after the diagnosis"

@@ -47,7 +47,7 @@ case $chapter in
         part python3 benchmarks/truth.py --budget "${BUDGET:-15}" --rounds 1 --json "$folder/truth.json" --reports "$folder" ${LOOPS:+--only "$LOOPS"}
         ;;
     advice)
-        part python3 benchmarks/prescription.py --budget "${BUDGET:-30}" --epochs 3 --rounds 1 --json "$folder/advice.json" --runs "$folder/runs" ${SCRIPTS:+--only "$SCRIPTS"}
+        part python3 benchmarks/prescription.py ${SCRIPTS//,/ } --budget "${BUDGET:-30}" --json "$folder/advice.json" --runs "$folder/runs"
         ;;
     audit)
         part python3 benchmarks/audit.py audit --jobs 5 --cpus-each 3 --budget "${BUDGET:-20}" --json "$folder/audit.jsonl" ${ONLY:+--only "$ONLY"}

@@ -1,17 +1,15 @@
-"""What a diagnosis measured for its advice, beside the same advice applied to the script by hand.
+"""What `diagnose` promises is written by `apply` and tested by `prove`: which promises are kept.
 
-    python benchmarks/prescription.py [--only NAME,…] [--budget 45] [--epochs 3] [--rounds 2]
-                                      [--runs FOLDER] [--json FILE]
+    python benchmarks/prescription.py [NAME…] [--budget 20] [--turns 3] [--seconds 8]
+                                      [--at-once 1] [--runs FOLDER] [--json FILE]
 
-For each script of `prescribed/`: `loaderdoctor diagnose`, then every change that its report
-measured is written into a copy of the script (its diffs as text; a thread, a side stream or a
-resident dataset around the loop's loader), and the script and its copy run plainly, in turns,
-without loaderdoctor. A row agrees when the by-hand gain lies within the report's interval widened
-by the spread of the by-hand epochs, or within 10 % of it.
+For each script of `prescribed/`: `loaderdoctor diagnose` in a copy of the script's folder, `apply
+--write` there, `prove` (original and changed script in turns, in fresh processes, on the same
+seed). A row holds where the promised gain lies in the measured interval or within 15 % of the
+measured one (an "at best": where the script became faster, and not by more than that), and where
+the changed script trains on the same batches to the same losses.
 
-Where no setting was shown to help, the first change of code is pasted in as the report shows it.
-The report gives a bound for it; such a row agrees when the script becomes faster, and not by more
-than that.
+--at-once runs that many scripts side by side, each on CPUs (and, in turn, GPUs) of its own.
 """
 
 from __future__ import annotations
@@ -20,274 +18,224 @@ import argparse
 import json
 import os
 import platform
-import re
-import statistics
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
-SCRIPTS = Path(__file__).with_name("prescribed")
-NAMES = (
+HERE = Path(__file__).resolve().parent
+RECIPES = HERE.parent / "recipes"
+SIX = (
     "jpeg_resnet",
+    "mnist_through_pil",
+    "tiny_tensors",
+    "many_small_copies",
     "pageable_big_copy",
-    "tiny_mnist",
-    "lightning_fit",
-    "gpu_prefetcher",
-    "item_every_step",
+    "tokenising_collate",
 )
-TOLERANCE = 0.10  # of the ratio: two runs of one script differ by that much on shared machines
-LOOP = re.compile(r"^(\s+for x, y in )(.+):$", re.MULTILINE)
-EPOCHS = re.compile(r"^for epoch in ", re.MULTILINE)
-BUILT = re.compile(r"^train_loader = DataLoader\(.*\)$", re.MULTILINE)
-
-
-class CannotApplyError(Exception):
-    """A recommendation that this program can't write into the script."""
-
-
-def with_advice(source: str, recommendations: list[dict[str, Any]]) -> str:
-    """The script with every change written in; raises CannotApplyError."""
-    for row in recommendations:
-        removed = [line[2:] for line in row["code"].splitlines() if line.startswith("- ")]
-        added = [line[2:] for line in row["code"].splitlines() if line.startswith("+ ")]
-        if row["setting"] == "cache":  # the class stands before the line that uses it
-            added = [*row["code"].partition("\n- ")[0].splitlines(), *added]
-        if removed and "\n".join(removed) != "\n".join(added):
-            source = _replaced(source, removed, added)
-    for row in recommendations:  # after the diffs, which name the loop's line as it was
-        if not any(line.startswith("- ") for line in row["code"].splitlines()):
-            source = _wrapped(source, row)
-    return source
-
-
-def _replaced(source: str, removed: list[str], added: list[str]) -> str:
-    lines = source.splitlines()
-    want = [line.strip() for line in removed]
-    at = [line.strip() for line in lines]
-    for i in range(len(lines) - len(want) + 1):
-        if at[i : i + len(want)] == want:
-            margin = lines[i][: len(lines[i]) - len(lines[i].lstrip())]
-            shift = len(added[0]) - len(added[0].lstrip())
-            lines[i : i + len(want)] = [margin + line[shift:] for line in added]
-            return "\n".join(lines) + "\n"
-    if all(line.strip() in at for line in added):
-        return source  # a sibling row's diff, which shows the same call, wrote it
-    raise CannotApplyError(f"no such lines in the script: {removed[0]} …")
-
-
-def _wrapped(source: str, row: dict[str, Any]) -> str:
-    name, value = row["setting"], row["to"]
-    # A hint is shown as added lines.
-    code = "\n".join(line.removeprefix("+ ") for line in row["code"].splitlines())
-    if name == "background" and value == "host":
-        before = "from prefetch_generator import BackgroundGenerator\n\n"
-        around = "BackgroundGenerator(iter({loader}), max_prefetch=2)"
-    elif name == "background" and value == "device":
-        before = "from prefetch_generator import BackgroundGenerator\n\n"
-        moved = "([t.to(device, non_blocking=True) for t in batch] for batch in {loader})"
-        around = f"BackgroundGenerator({moved}, max_prefetch=2)"
-    elif name == "side_stream" and value:
-        # The report's own code, but for its last lines, which show how the loop uses it.
-        before = code.split("\nfor images, labels in ")[0] + "\n\n\n"
-        around = "copied_ahead({loader}, device)"
-    elif name == "resident" and value:
-        # Behind the loader whose place it takes, in the script's own loop or a Trainer's.
-        code = code.replace(
-            "loader = OnDevice(loader, device)",
-            'train_loader = OnDevice(train_loader, torch.device("cuda"))',
-        )
-        changed, n = BUILT.subn(lambda m: f"{m[0]}\n\n\n{code}\n\n", source)
-        if not n:
-            raise CannotApplyError(f"{name}: the script builds no train_loader in one line")
-        return changed
-    elif name in ("persistent_workers", "prefetch_factor", "num_workers", "pin_memory"):
-        raise CannotApplyError(f"{name}: the report shows no line of the script to change")
-    else:
-        raise CannotApplyError(f"{name}: a change of code")
-    changed, n = LOOP.subn(lambda m: m[1] + around.format(loader=m[2]) + ":", source)
-    if not n:
-        raise CannotApplyError(f"{name}: the script has no loop of its own")
-    return EPOCHS.sub(before + "for epoch in ", changed, count=1)
-
-
-def pasted(source: str, code: str) -> str:
-    """The script with code that builds `loader` and begins its loop; raises CannotApplyError."""
-    built, loops, body = code.partition("\nfor ")
-    target, _, lines = body.partition(" in loader:")
-    if not loops or not LOOP.search(source):
-        raise CannotApplyError("its code has no loop over a loader, or the script has none")
-    known = ("dataset", "batch_size", "num_workers", "prefetch_factor")
-    before = (
-        "".join(f"{name} = train_loader.{name}\n" for name in known) + "loader = train_loader\n"
-    )
-    begun = [line.strip() for line in lines.splitlines()[1:]]
-
-    def loop(match: re.Match[str]) -> str:
-        margin = match[1].removesuffix("for x, y in ")
-        inner = "".join(f"\n{margin}    {line}" for line in begun)
-        return f"{margin}for {target} in loader:{inner}"
-
-    return EPOCHS.sub(f"{before}{built}\nfor epoch in ", LOOP.sub(loop, source), count=1)
+OTHERS = ("lightning_fit", "gpu_prefetcher", "item_every_step")
+N_IMAGES = 1600
+STEP_LIMIT_S = 400.0  # for one command of ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """Milliseconds per step, one figure for each epoch."""
+class Case:
+    """A script in a folder of its own, and how it is started there."""
 
-    step_ms: list[float]
-
-    @property
-    def value(self) -> float:
-        return statistics.median(self.step_ms)
-
-    @property
-    def spread(self) -> float:
-        """Half the range of the epochs."""
-        return (max(self.step_ms) - min(self.step_ms)) / 2
+    name: str
+    folder: Path  # copied
+    words: tuple[str, ...]  # after `loaderdoctor diagnose`: script and arguments
 
 
-def run_plain(script: Path, n_epochs: int) -> list[float]:
-    environment = dict(os.environ, TIMED_EPOCHS=str(n_epochs), PYTHONPATH=_search_path())
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, env=environment
-    )
-    if done.returncode:
-        raise RuntimeError(f"{script.name} failed:\n{done.stderr[-1500:]}")
-    return list(json.loads(done.stdout.strip().splitlines()[-1])["step_ms"])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one of the scripts that run side by side may use."""
+
+    cpus: tuple[int, ...]
+    gpu: int | None
 
 
-def diagnose(script: Path, budget_s: float, folder: Path) -> dict[str, Any]:
-    target = folder / "report.json"
-    command = [sys.executable, "-m", "loaderdoctor", "diagnose", "--budget", str(budget_s)]
-    command += ["--json", str(target), "--output", str(folder / "run"), str(script)]
-    environment = dict(os.environ, PYTHONPATH=_search_path())
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if not target.exists():
-        raise RuntimeError(f"{script.name}: no report\n{done.stderr[-1500:]}")
-    print(done.stdout, flush=True)
-    report: dict[str, Any] = json.loads(target.read_text())
-    return report
+class StepError(Exception):
+    """A command of ours failed; the message is its last words."""
 
 
-def _search_path() -> str:
-    return os.pathsep.join(filter(None, [str(SCRIPTS), os.environ.get("PYTHONPATH")]))
+def prescribed(name: str) -> Case:
+    """A script of `prescribed/` with the data that it is told of."""
+    data: dict[str, Path] = {"mnist_through_pil": RECIPES / "mnist" / "data"}
+    if name == "jpeg_resnet":
+        sys.path.insert(0, str(RECIPES / "imagefolder"))
+        from cutouts import default_folder, make_cutouts
+
+        data[name] = make_cutouts(default_folder(), N_IMAGES)
+    words = (f"{name}.py", *([str(data[name])] if name in data else []))
+    return Case(name=name, folder=HERE / "prescribed", words=words)
 
 
-def row_of(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    # A copy beside the original: what it imports from its neighbours is found there too.
-    script, edited = SCRIPTS / f"{name}.py", SCRIPTS / f".edited_{name}.py"
-    report = diagnose(script, args.budget, folder)
-    advice = [r for r in report["recommendations"] if r["measured_step_ms"] is not None]
-    # What was measured apart from the first is another way, and not to be added to it.
-    advice = [r for r in advice if r["measured_step_ms"] == advice[0]["measured_step_ms"]]
+def shares(n: int) -> list[Share]:
+    """The machine in `n` equal parts."""
+    cpus, gpus = sorted(os.sched_getaffinity(0)), _n_gpus()
+    each = max(1, len(cpus) // n)
+    return [
+        Share(
+            cpus=tuple(cpus[i * each : (i + 1) * each]) or tuple(cpus),
+            gpu=i % gpus if gpus else None,
+        )
+        for i in range(n)
+    ]
+
+
+def row_of(case: Case, args: argparse.Namespace, share: Share) -> dict[str, Any]:
+    """One script from diagnosis to proof; what was not got is said in `miss`."""
+    with tempfile.TemporaryDirectory(prefix="prescription-") as temporary:
+        kept = args.runs / case.name if args.runs else Path(temporary, "kept")
+        kept.mkdir(parents=True, exist_ok=True)
+        tree = Path(temporary, case.folder.name)
+        shutil.copytree(case.folder, tree)
+        started = time.perf_counter()
+        row: dict[str, Any] = {"script": case.name}
+        try:
+            row |= _through(case, args, share, tree, kept)
+        except StepError as error:
+            row["miss"] = str(error)
+        return row | {"took_s": round(time.perf_counter() - started)}
+
+
+def _through(
+    case: Case, args: argparse.Namespace, share: Share, tree: Path, kept: Path
+) -> dict[str, Any]:
+    run = kept / "run"
+    budget = ["--budget", f"{args.budget:g}", "--output", str(run)]
+    _ours(["diagnose", *budget, *case.words], share, tree, kept / "diagnose.txt")
+    report = json.loads((run / "report.json").read_text())
     row: dict[str, Any] = {
-        "script": name,
         "verdict": f"{report['verdict']['bound']} {report['verdict']['severity']}",
-        "advice": ", ".join(f"{r['setting']}={r['to']}" for r in advice) or "none measured",
-        "report_ms": report["step"]["wall_ms"],
-        "report_ms_ci": report["step"]["wall_ms_ci"],
+        "step_ms": report["step"]["wall_ms"],
     }
-    if advice:
-        row |= {"advised_ms": advice[0]["measured_step_ms"]}
-        row |= {"advised_ci": advice[0]["measured_ci_ms"]}
-    elif report["recommendations"]:
-        in_code = report["recommendations"][0]
-        row |= {"advice": f"(code) {in_code['setting']}", "advised_ci": None}
-        row |= {"advised_ms": in_code["predicted_step_ms"], "bound": True}
-    if row.get("advised_ms") is None:
-        return row
+    if not report["recommendations"]:
+        return row | {"advice": "none"}
     try:
-        if advice:
-            edited.write_text(with_advice(script.read_text(), advice))
-        else:
-            edited.write_text(pasted(script.read_text(), in_code["code"]))
-        before: list[float] = []
-        after: list[float] = []
-        for _ in range(args.rounds):
-            before += run_plain(script, args.epochs)
-            after += run_plain(edited, args.epochs)
-    except CannotApplyError as error:
-        return row | {"not_applied": str(error)}
-    finally:
-        edited.unlink(missing_ok=True)
-    return row | _compared(row, Timed(step_ms=before), Timed(step_ms=after))
+        diff = _ours(["apply", "--write", str(run)], share, tree, kept / "apply.txt")
+        row["diff"] = diff
+        how = ["--turns", str(args.turns), "--seconds", f"{args.seconds:g}"]
+        _ours(["prove", *how, str(run)], share, tree, kept / "prove.txt", fails=(0, 3))
+    except StepError as error:
+        first = report["recommendations"][0]
+        return row | {"advice": first["setting"], "miss": str(error)}
+    proof = json.loads((run / "proofs.json").read_text())[-1]
+    return row | {"advice": proof["changes"], "proof": proof}
 
 
-def _compared(row: dict[str, Any], before: Timed, after: Timed) -> dict[str, Any]:
-    by_hand = before.value / after.value
-    low, high = row["advised_ci"] or (row["advised_ms"], row["advised_ms"])
-    now = row["report_ms"]
-    ours = now / row["advised_ms"]
-    slack = by_hand * (before.spread / before.value + after.spread / after.value)
-    now_low, now_high = row["report_ms_ci"] or (now, now)
-    lowest, highest = now_low / high - slack, now_high / max(low, 1e-9) + slack
-    if row.get("bound"):
-        lowest = 1.0  # faster than it was
-    return {
-        "before_ms": before.value,
-        "before_spread": before.spread,
-        "after_ms": after.value,
-        "after_spread": after.spread,
-        "gain_reported": ours,
-        "gain_by_hand": by_hand,
-        "agrees": lowest < by_hand <= highest or abs(by_hand / ours - 1) <= TOLERANCE,
-    }
+def _ours(
+    words: Sequence[str], share: Share, cwd: Path, output: Path, *, fails: tuple[int, ...] = (0,)
+) -> str:
+    """One command on its share of the machine; its stdout. Raises StepError."""
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(HERE.parent)]))
+    if share.gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = str(share.gpu)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "loaderdoctor", *words],
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, share.cpus),
+    )
+    try:
+        out, error = process.communicate(timeout=STEP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise StepError(f"{words[0]}: not done after {STEP_LIMIT_S:g} s") from None
+    output.write_text(f"{out}\n{error}")
+    if process.returncode not in fails:
+        said = [line for line in error.splitlines() if line.strip()]
+        raise StepError(f"{words[0]}: {' '.join(said[-2:])[-300:]}")
+    return out
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    heads = ("script", "verdict", "advice", "report: now → with it, ms", "by hand, ms")
-    print("| " + " | ".join((*heads, "gain: report", "gain: by hand", "agree")) + " |")
-    print("|---|---|---|---|---|---|---|---|")
+def held(row: dict[str, Any]) -> bool | None:
+    """Whether all was as promised; None: nothing was."""
+    if "miss" in row:
+        return False
+    if "proof" not in row:
+        return None
+    proof = row["proof"]
+    return bool(proof["promise_kept"]) and proof["numerics"] in ("same", "same-within")
+
+
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """As Markdown."""
+    print("| script | verdict | change | step, ms | promised | got | training | held |")
+    print("|---|---|---|---:|---:|---:|---|---|")
     for row in rows:
-        report = f"{row['report_ms']:.2f}"
-        if "advised_ms" in row:
-            low, high = row["advised_ci"] or (None, None)
-            between = f" [{low:.2f}, {high:.2f}]" if low is not None else ""
-            report += f" → {row['advised_ms']:.2f}{between}"
-        hand = reported = gain = "–"
-        agree = row.get("not_applied", "–")
-        if "gain_by_hand" in row:
-            hand = (
-                f"{row['before_ms']:.2f} ± {row['before_spread']:.2f} → "
-                f"{row['after_ms']:.2f} ± {row['after_spread']:.2f}"
-            )
-            reported, gain = f"{row['gain_reported']:.2f}×", f"{row['gain_by_hand']:.2f}×"
-            reported = f"at most {reported}" if row.get("bound") else reported
-            agree = "yes" if row["agrees"] else "**no**"
-        cells = (row["script"], row["verdict"], row["advice"], report, hand, reported, gain, agree)
+        cells = [row["script"], row.get("verdict", "–"), row.get("advice", "–")]
+        proof = row.get("proof")
+        if proof is None:
+            cells += [f"{row['step_ms']:.3g}" if row.get("step_ms") else "–", "–", "–"]
+            cells += [row.get("miss", "–"), "**no**" if "miss" in row else "–"]
+        else:
+            ratio, promised = proof["speed_up"], proof["promised_speed_up"]
+            cells.append(f"{proof['before_ms']['value']:.3g} → {proof['after_ms']['value']:.3g}")
+            at_best = "at best " if proof.get("promise_at_best") else ""
+            cells.append(f"{at_best}{promised:.2f}×" if promised else "–")
+            between = f" [{ratio['low']:.2f}, {ratio['high'] or float('inf'):.2f}]"
+            cells.append(f"{ratio['value']:.2f}×{between}")
+            cells += [proof["training"], "yes" if held(row) else "**no**"]
         print("| " + " | ".join(cells) + " |")
+    promised_rows = [row for row in rows if held(row) is not None]
+    print(f"\n{sum(held(row) is True for row in promised_rows)} of {len(promised_rows)} held.")
 
 
 def main() -> None:
+    """Run what was asked for, side by side where asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", type=lambda text: text.split(","), default=list(NAMES))
-    parser.add_argument("--budget", type=float, default=45.0, help="of each diagnosis, seconds")
-    parser.add_argument("--epochs", type=int, default=3, help="timed epochs of each plain run")
-    parser.add_argument("--rounds", type=int, default=2, help="turns of original and copy")
+    parser.add_argument("names", nargs="*", default=list(SIX), metavar="NAME")
+    parser.add_argument("--budget", type=float, default=20.0, help="of each diagnosis, seconds")
+    parser.add_argument("--turns", type=int, default=3, help="of each proof")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each run of a proof")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N")
     parser.add_argument("--runs", type=Path, help="keep the run folders here")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows = []
-    for name in args.only:
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = args.runs / name if args.runs else Path(temporary)
-            folder.mkdir(parents=True, exist_ok=True)
-            try:
-                rows.append(row_of(name, args, folder))
-            except RuntimeError as error:
-                print(error, file=sys.stderr, flush=True)
-                continue
-        print(json.dumps(rows[-1]), flush=True)
+    cases = [prescribed(name) for name in args.names]
+    free: Queue[Share] = Queue()
+    for share in shares(args.at_once):
+        free.put(share)
+    rows: dict[str, dict[str, Any]] = {}
+
+    def one(case: Case) -> None:
+        share = free.get()
+        try:
+            rows[case.name] = row_of(case, args, share)
+        finally:
+            free.put(share)
+        done = {k: v for k, v in rows[case.name].items() if k not in ("diff", "proof")}
+        print(json.dumps(done), file=sys.stderr, flush=True)
         if args.json:
-            args.json.write_text(json.dumps(rows, indent=1))
-    print_table(rows)
+            args.json.write_text(json.dumps(list(rows.values()), indent=1))
+
+    with ThreadPoolExecutor(args.at_once) as pool:
+        list(pool.map(one, cases))
+    print_table([rows[case.name] for case in cases])
     print(f"\n{machine()}")
 
 
+def _n_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def machine() -> str:
+    """In words, for the table."""
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no accelerator"

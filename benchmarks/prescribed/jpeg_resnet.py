@@ -1,16 +1,11 @@
 """A ResNet on JPEG files of ImageNet's size, with too few workers."""
 
 import sys
-from pathlib import Path
 
 import torch
-from clock import epochs
 from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import datasets, models, transforms
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "recipes" / "imagefolder"))
-from cutouts import default_folder, make_cutouts
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 on_gpu = device.type == "cuda"
@@ -22,13 +17,11 @@ transform = transforms.Compose(
         transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     ]
 )
-images = datasets.ImageFolder(
-    str(make_cutouts(default_folder(), 1600 if on_gpu else 240)), transform
-)
+images = datasets.ImageFolder(sys.argv[1], transform)
 train_loader = DataLoader(images, batch_size=32 if on_gpu else 8, shuffle=True, num_workers=1)
 model = (models.resnet50 if on_gpu else models.resnet18)().to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for epoch in epochs(len(train_loader)):
+for epoch in range(10_000):
     for x, y in train_loader:
         x = x.to(device)
         y = y.to(device)

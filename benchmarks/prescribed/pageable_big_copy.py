@@ -1,7 +1,6 @@
 """Big float batches in pageable memory: the copy to the GPU costs more than the model."""
 
 import torch
-from clock import epochs
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -29,7 +28,7 @@ model = nn.Sequential(
     nn.Linear(512, 10),
 ).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for epoch in epochs(len(train_loader)):
+for epoch in range(10_000):
     for x, y in train_loader:
         x = x.to(device)
         y = y.to(device)

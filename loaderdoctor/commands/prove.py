@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from rich.text import Text
 from loaderdoctor.errors import EXIT_THRESHOLD, UsageError
 from loaderdoctor.instrument.system.machine import gpus, usable_cpus
 from loaderdoctor.proving.advised import advised, script_of, words_of
-from loaderdoctor.proving.judge import Proof
+from loaderdoctor.proving.journal import standing
+from loaderdoctor.proving.judge import Promise, Proof
 from loaderdoctor.proving.page import headline, markdown, rows
 from loaderdoctor.proving.trees import Tree, copied, root_of
 from loaderdoctor.proving.turns import Side, Turns, in_turns
@@ -49,7 +50,8 @@ class _Task:
     cwd: Path
     args: tuple[str, ...]
     change: Callable[[Tree, Side], Side]
-    promised: float | None = None
+    as_it_ran: Mapping[Path, bytes] = field(default_factory=dict)  # files that were written since
+    promise: Promise | None = None
     command: str
 
 
@@ -63,6 +65,9 @@ def prove(options: ProveOptions) -> int:
     root = root_of(task.script, task.cwd)
     with tempfile.TemporaryDirectory(prefix="loaderdoctor-tree-") as folder:
         trees = [copied(root, Path(folder, name), shared=options.share) for name in ("a", "b")]
+        for tree in trees:
+            for path, content in task.as_it_ran.items():
+                tree.here(path).write_bytes(content)
         sides = [_side(tree, task) for tree in trees]
         proof = in_turns(
             sides[0],
@@ -114,7 +119,8 @@ def _of_run(options: ProveOptions) -> _Task:
             f"{wrong[0]!r} is no number of a change. With a script, name the changed one: "
             f"loaderdoctor prove --changed FILE {options.target}"
         )
-    plan = advised(report, [int(word) for word in options.words])
+    applied, before = standing(options.target)
+    plan = advised(report, [int(word) for word in options.words] or applied, as_it_ran=before)
     again = words_of(script, plan.command)
 
     def written(tree: Tree, side: Side) -> Side:
@@ -129,7 +135,8 @@ def _of_run(options: ProveOptions) -> _Task:
         cwd=Path(script.cwd or "."),
         args=words_of(script, None).args,
         change=written,
-        promised=plan.promised,
+        as_it_ran=before,
+        promise=plan.promise,
         command=" ".join(["loaderdoctor prove", str(options.target), *options.words]),
     )
 
@@ -151,7 +158,7 @@ def _show(proof: Proof, task: _Task, options: ProveOptions) -> None:
     """Print it, and write it where it was asked for, and into the run that advised it."""
     console = Console(markup=False, highlight=False)
     console.print(Text(task.title))
-    console.print(Text(headline(proof, promised=task.promised), style="bold"))
+    console.print(Text(headline(proof, promise=task.promise), style="bold"))
     table = Table(box=None, show_header=False, pad_edge=False)
     for row in rows(proof):
         table.add_row(*row)
@@ -163,25 +170,27 @@ def _show(proof: Proof, task: _Task, options: ProveOptions) -> None:
             title=task.title,
             machine=f"{usable_cpus():g} usable CPUs, {devices}.",
             command=task.command,
-            promised=task.promised,
+            promise=task.promise,
         )
         options.markdown.write_text(page, encoding="utf-8")
-    found = record(proof, promised=task.promised)
+    found = record(proof, promise=task.promise)
     if options.json_target is not None:
         options.json_target.write_bytes(msgspec.json.encode(found))
     if options.changed is None and options.target.is_dir():
         _keep(options.target / PROOFS, {"changes": task.title, **found})
 
 
-def record(proof: Proof, *, promised: float | None = None) -> dict[str, object]:
+def record(proof: Proof, *, promise: Promise | None = None) -> dict[str, object]:
     """The proof for programs; an end of an interval that is not known is null."""
     return {
         "schema": "loaderdoctor.proof/1",
         "before_ms": msgspec.to_builtins(proof.before_ms),
         "after_ms": msgspec.to_builtins(proof.after_ms),
         "speed_up": msgspec.to_builtins(proof.speed_up),
-        "promised_speed_up": promised,
-        "promise_kept": proof.keeps(promised),
+        "promised_speed_up": promise.times if promise is not None else None,
+        "promise_at_best": promise.at_best if promise is not None else None,
+        "promise_kept": proof.keeps(promise),
+        "training": proof.words,
         "numerics": proof.numerics,
         "same_batches": proof.same_batches,
         "kept": msgspec.to_builtins(proof.kept),

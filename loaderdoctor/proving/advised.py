@@ -6,9 +6,11 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from loaderdoctor.errors import UsageError
 from loaderdoctor.proving.edits import FileEdit, Hunk, file_edits, hunks
+from loaderdoctor.proving.judge import Promise
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.script import Script
 from loaderdoctor.report.words.changes import Change, changes_of
@@ -24,7 +26,7 @@ class Advised:
     changes: tuple[Change, ...]
     edits: tuple[FileEdit, ...]
     command: str | None  # for a shell; None: as it was started
-    promised: float | None  # times as fast; None: not known, or of several changes together
+    promise: Promise | None  # None: not known, or of several changes together
 
     @property
     def titles(self) -> str:
@@ -50,8 +52,12 @@ def script_of(report: Report) -> Script:
     return report.script
 
 
-def advised(report: Report, numbers: Sequence[int]) -> Advised:
+def advised(
+    report: Report, numbers: Sequence[int], *, as_it_ran: Mapping[Path, bytes] | None = None
+) -> Advised:
     """The changes of these numbers, as "What to change" counts them; without any, the first.
+
+    `as_it_ran`: files that advice was written into since, as they were before.
 
     Raises UsageError for a number that is not there, a change that names no line of the script, and
     files that are no longer as they were.
@@ -77,9 +83,11 @@ def advised(report: Report, numbers: Sequence[int]) -> Advised:
         raise UsageError("These changes set options of the script apart: apply one at a time.")
     return Advised(
         changes=chosen,
-        edits=file_edits([hunk for found in written for hunk in found], script.sources),
+        edits=file_edits(
+            [hunk for found in written for hunk in found], script.sources, as_it_ran or {}
+        ),
         command=next(iter(commands), None),
-        promised=_promised(chosen[0], report) if len(chosen) == 1 else None,
+        promise=_promise(chosen[0], report) if len(chosen) == 1 else None,
     )
 
 
@@ -108,8 +116,14 @@ def _hunks_of(change: Change) -> list[Hunk]:
     return [hunk for code in codes for hunk in hunks(code)]
 
 
-def _promised(change: Change, report: Report) -> float | None:
+def _promise(change: Change, report: Report) -> Promise | None:
     now_ms, predicted_ms = report.step.wall_ms, change.first.predicted_step_ms
-    if change.measured_ms is not None:
-        return change.times_as_fast(now_ms)
-    return now_ms / predicted_ms if now_ms and predicted_ms else None
+    times = change.times_as_fast(now_ms)
+    if times is not None:
+        own_ms, between = change.own_ms(now_ms), change.first.measured_ci_ms
+        if own_ms is None or between is None or between[0] <= 0.0:
+            return Promise(times=times)
+        return Promise(times=times, low=own_ms / between[1], high=own_ms / between[0])
+    if not change.predicted_only or not now_ms or not predicted_ms:
+        return None
+    return Promise(times=now_ms / predicted_ms, at_best=change.is_bound)

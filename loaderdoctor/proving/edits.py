@@ -81,8 +81,12 @@ def hunks(code: str) -> tuple[Hunk, ...]:
     return tuple(found)
 
 
-def file_edits(changes: Sequence[Hunk], sources: Mapping[str, str]) -> tuple[FileEdit, ...]:
+def file_edits(
+    changes: Sequence[Hunk], sources: Mapping[str, str], as_it_ran: Mapping[Path, bytes]
+) -> tuple[FileEdit, ...]:
     """All changes together. `sources`: sha256 of each file's text as it ran, by path.
+
+    `as_it_ran` stands for files that were written since.
 
     Raises UsageError, in one line that says what to do, for a file that is gone or has changed
     since the run, and for changes that meet in one line.
@@ -90,7 +94,10 @@ def file_edits(changes: Sequence[Hunk], sources: Mapping[str, str]) -> tuple[Fil
     by_path: dict[str, list[Hunk]] = {}
     for hunk in dict.fromkeys(changes):
         by_path.setdefault(_path_of(hunk, sources), []).append(hunk)
-    return tuple(_edited(Path(path), sources[path], each) for path, each in by_path.items())
+    return tuple(
+        _edited(Path(path), sources[path], each, as_it_ran.get(Path(path)))
+        for path, each in by_path.items()
+    )
 
 
 def _lines(text: str) -> list[str]:
@@ -109,9 +116,9 @@ def _path_of(hunk: Hunk, sources: Mapping[str, str]) -> str:
     return named[0]
 
 
-def _edited(path: Path, wanted: str, changes: Sequence[Hunk]) -> FileEdit:
+def _edited(path: Path, wanted: str, changes: Sequence[Hunk], as_it_ran: bytes | None) -> FileEdit:
     try:
-        before = path.read_bytes()
+        before = path.read_bytes() if as_it_ran is None else as_it_ran
         text = before.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: can't be read ({error}).") from None

@@ -32,6 +32,16 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What a report said that a change brings: times as fast."""
+
+    times: float
+    low: float | None = None  # of its own interval; None: predicted, or one window
+    high: float | None = None
+    at_best: bool = False  # a bound: no more than this
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
     """The original beside its changed form."""
 
@@ -87,13 +97,21 @@ class Proof:
             return True
         return False if self.speed_up.high < 1.0 else None
 
-    def keeps(self, promised: float | None) -> bool | None:
-        """Whether a promised speed-up was got; None: none was promised, or one turn alone ran."""
-        if promised is None or not self.speed_up.bounded:
+    def keeps(self, promise: Promise | None) -> bool | None:
+        """Whether what was promised was got; None: nothing was promised, or one turn alone ran.
+
+        A bound is kept by any gain that is one, and broken by a gain beyond it: "at best" was wrong
+        then.
+        """
+        got = self.speed_up
+        if promise is None or not got.bounded:
             return None
-        low = min(self.speed_up.low, self.speed_up.value * (1 - TOLERANCE))
-        high = max(self.speed_up.high, self.speed_up.value * (1 + TOLERANCE))
-        return low <= promised <= high or self.speed_up.value > promised
+        low = min(got.low, got.value * (1 - TOLERANCE))
+        high = max(got.high, got.value * (1 + TOLERANCE))
+        if promise.at_best:
+            return promise.times >= low and (self.faster() is True or promise.times <= high)
+        lowest = min(promise.low or promise.times, promise.times)
+        return lowest <= high
 
 
 def step_ms(run: CheckedRun) -> float | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Estimate, interval
-from loaderdoctor.proving.judge import Proof
+from loaderdoctor.proving.judge import Promise, Proof
 
 # An interval that reaches beyond this times the ratio says nothing: two turns have such ones.
 MAX_RATIO_KNOWN = 3.0
 
 
-def headline(proof: Proof, *, promised: float | None = None) -> str:
+def headline(proof: Proof, *, promise: Promise | None = None) -> str:
     """What the change brought, in a sentence."""
     ratio, faster = _ratio(proof.speed_up), proof.faster()
     if faster is None:
@@ -19,10 +19,15 @@ def headline(proof: Proof, *, promised: float | None = None) -> str:
         said = f"{ratio} as fast"
     else:
         said = f"Slower: {ratio} as fast"
-    kept = proof.keeps(promised)
-    if promised is None or kept is None:
+    kept = proof.keeps(promise)
+    if promise is None or kept is None:
         return f"{said}."
-    return f"{said}; {'as' if kept else 'not as'} promised ({fmt.ratio(promised)})."
+    return f"{said}; {'as' if kept else 'not as'} promised ({promised(promise)})."
+
+
+def promised(promise: Promise) -> str:
+    """`3.9x`, `at best 3.9x`."""
+    return f"{'at best ' if promise.at_best else ''}{fmt.ratio(promise.times)}"
 
 
 def rows(proof: Proof) -> list[tuple[str, str]]:
@@ -47,10 +52,10 @@ def rows(proof: Proof) -> list[tuple[str, str]]:
 
 
 def markdown(
-    proof: Proof, *, title: str, machine: str, command: str, promised: float | None
+    proof: Proof, *, title: str, machine: str, command: str, promise: Promise | None
 ) -> str:
     """One page that can go into a pull request."""
-    lines = [f"### {title}", "", headline(proof, promised=promised), "", "| | |", "|---|---|"]
+    lines = [f"### {title}", "", headline(proof, promise=promise), "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in rows(proof)]
     lines += [
         "",

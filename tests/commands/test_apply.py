@@ -8,9 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loaderdoctor.commands.apply import JOURNAL, ApplyOptions, apply, replace_file
+from loaderdoctor.commands.apply import ApplyOptions, apply, replace_file
 from loaderdoctor.errors import UsageError
 from loaderdoctor.proving.advised import advised, words_of
+from loaderdoctor.proving.journal import JOURNAL, standing
 from loaderdoctor.report.files import encode_report, read_report
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.script import Script, text_hash
@@ -134,9 +135,27 @@ def test_numbers_are_those_of_the_list_without_its_ideas(
 def test_a_promise_is_of_one_change_and_measured_where_it_was(run: Path) -> None:
     report = read_report(run)
     assert report.step.wall_ms is not None
-    assert advised(report, []).promised == pytest.approx(report.step.wall_ms / 3.0)
-    assert advised(report, [2]).promised == pytest.approx(report.step.wall_ms / 5.0)
-    assert advised(report, [1, 2]).promised is None
+    measured, predicted = advised(report, []).promise, advised(report, [2]).promise
+    assert measured is not None
+    assert measured.times == pytest.approx(report.step.wall_ms / 3.0)
+    assert measured.low == pytest.approx(report.step.wall_ms / 4.0)
+    assert not measured.at_best
+    assert predicted is not None
+    assert predicted.times == pytest.approx(report.step.wall_ms / 5.0)
+    assert predicted.at_best
+    assert advised(report, [1, 2]).promise is None
+
+
+def test_what_was_applied_is_proven_against_the_file_as_it_ran(run: Path) -> None:
+    apply(ApplyOptions(run=run, numbers=(2,), write=True))
+    numbers, before = standing(run)
+    assert numbers == (2,)
+    assert before == {script_of(run): BEFORE.encode()}
+    plan = advised(read_report(run), numbers, as_it_ran=before)
+    assert plan.edits[0].before == BEFORE.encode()
+    assert plan.edits[0].after == script_of(run).read_bytes()
+    script_of(run).write_text("mine now")
+    assert standing(run) == ((), {})
 
 
 def test_a_report_that_knows_no_files_says_what_to_do(run: Path) -> None:

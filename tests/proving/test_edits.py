@@ -29,7 +29,7 @@ SCRIPT = [
 
 def edited(file: Path, code: str = CODE) -> FileEdit:
     text = file.read_bytes().decode().replace("\r\n", "\n")
-    (edit,) = file_edits(hunks(code), {str(file): text_hash(text)})
+    (edit,) = file_edits(hunks(code), {str(file): text_hash(text)}, {})
     return edit
 
 
@@ -91,10 +91,10 @@ def test_a_file_that_changed_since_the_run_is_never_written(train: Path) -> None
     known = {str(train): text_hash(train.read_text())}
     train.write_text(train.read_text() + "# later\n")
     with pytest.raises(UsageError, match="has changed since the run"):
-        file_edits(hunks(CODE), known)
+        file_edits(hunks(CODE), known, {})
     train.unlink()
     with pytest.raises(UsageError, match="can't be read"):
-        file_edits(hunks(CODE), known)
+        file_edits(hunks(CODE), known, {})
     train.write_text("")
 
 
@@ -107,9 +107,9 @@ def test_changes_that_meet_are_refused_and_the_same_one_twice_is_one(train: Path
 def test_two_files_of_one_name_or_none_are_left_to_the_user(train: Path) -> None:
     known = {str(train): "x", str(train.parent / "other" / "train.py"): "y"}
     with pytest.raises(UsageError, match="read 2 files of that name"):
-        file_edits(hunks(CODE), known)
+        file_edits(hunks(CODE), known, {})
     with pytest.raises(UsageError, match="read 0 files of that name"):
-        file_edits(hunks(CODE), {})
+        file_edits(hunks(CODE), {}, {})
 
 
 def test_the_diff_is_one_that_patch_reads(train: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from loaderdoctor.instrument.wire.checked import CheckedRun, CheckedStep
-from loaderdoctor.proving.judge import MAX_NOISE, Proof, kept, proof, step_ms
+from loaderdoctor.proving.judge import MAX_NOISE, Promise, Proof, kept, proof, step_ms
 from loaderdoctor.proving.page import headline, markdown, rows
 
 N = 30
@@ -76,16 +76,32 @@ def test_a_run_that_is_too_short_to_time_proves_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("promised", "is_kept"),
-    [(2.0, True), (2.25, True), (1.5, True), (3.0, False), (None, None)],
+    ("promise", "is_kept"),
+    [
+        (Promise(times=2.0), True),
+        (Promise(times=2.25), True),
+        (Promise(times=1.5), True),
+        (Promise(times=3.0), False),
+        (Promise(times=3.0, low=2.2, high=4.5), True),  # its own interval reaches what was got
+        (Promise(times=3.0, low=2.6, high=3.6), False),
+        (Promise(times=3.0, at_best=True), True),
+        (Promise(times=2.2, at_best=True), True),
+        (Promise(times=1.5, at_best=True), False),  # "at best" was wrong
+        (None, None),
+    ],
 )
 def test_a_promise_is_kept_within_the_interval_or_its_tolerance_or_exceeded(
-    promised: float | None, is_kept: bool | None
+    promise: Promise | None, is_kept: bool | None
 ) -> None:
     found = proved([10.0, 10.0, 10.0], [5.0, 5.0, 5.0])
-    assert found.keeps(promised) is is_kept
-    if promised is not None:
-        assert ("not as promised" in headline(found, promised=promised)) is not is_kept
+    assert found.keeps(promise) is is_kept
+    if promise is not None:
+        assert ("not as promised" in headline(found, promise=promise)) is not is_kept
+
+
+def test_a_bound_is_not_kept_by_what_gains_nothing() -> None:
+    found = proved([10.0, 10.0, 10.0], [9.0, 10.0, 11.0])
+    assert found.keeps(Promise(times=5.0, at_best=True)) is False
 
 
 def test_same_losses_of_the_same_inputs() -> None:
@@ -137,7 +153,9 @@ def test_losses_that_become_nan_in_both_are_the_same_and_in_one_they_are_not() -
 
 def test_the_page_for_a_pull_request_holds_every_row() -> None:
     found = proved([10.0, 10.0], [5.0, 5.0])
-    page = markdown(found, title="train.py", machine="2 CPUs.", command="prove", promised=2.0)
+    page = markdown(
+        found, title="train.py", machine="2 CPUs.", command="prove", promise=Promise(times=2.0)
+    )
     assert "as promised (2.0×)" in page
     for name, value in rows(found):
         assert f"| {name} | {value} |" in page

@@ -120,7 +120,7 @@ class Change:
             return f"{fmt.ms(first.seen_step_ms)} a step{beside} in too few windows to tell"
         if predicted is None or predicted <= 0.0:  # no step takes no time: then nothing is known
             return untested
-        at_best = "at best " if self._is_bound else ""
+        at_best = "at best " if self.is_bound else ""
         said = f"{at_best}{fmt.ms(predicted)} a step, {self.basis}"
         return f"{said}; {untested}" if untested is not None else said
 
@@ -130,9 +130,9 @@ class Change:
         None where the measurement went beyond it: a bound that did not hold tells nothing.
         """
         predicted, measured = self.first.predicted_step_ms, self.measured_ms
-        if predicted is None or measured is None or (self._is_bound and measured < predicted):
+        if predicted is None or measured is None or (self.is_bound and measured < predicted):
             return None
-        at_best = " at best," if self._is_bound else ""
+        at_best = " at best," if self.is_bound else ""
         return f"{fmt.ms(predicted)}{at_best} {self.basis}"
 
     @property
@@ -143,7 +143,7 @@ class Change:
         return first.predicted_step_ms is not None and untried
 
     @property
-    def _is_bound(self) -> bool:
+    def is_bound(self) -> bool:
         """Whether the prediction is the least that a step may take.
 
         It counts the rest of the step, batches over workers, and CPU time over CPUs; that workers,

@@ -13,6 +13,7 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import MIN_GAIN_SHARE
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.report.model import NotAdvised, Recommendation
+from loaderdoctor.setting_words import capitalised, phrase
 from loaderdoctor.settings import AXES_BY_NAME, Settings, Value
 from loaderdoctor.tryout.ranking import Ranking
 from loaderdoctor.tryout.recommending import recommendations
@@ -90,7 +91,7 @@ def verdict_of_sweep(ranking: Ranking) -> str:
         return "No trial was measured to its end."
     if ranking.recommended is not None:
         label = ranking.results[ranking.recommended].settings.label()
-        return f"{label}: {gain_sentence(ranking)}"
+        return f"{capitalised(label)}: {gain_sentence(ranking)}"
     if ranking.candidate and ranking.gain_ms is not None and ranking.gain_share is not None:
         label = ranking.results[ranking.candidate].settings.label()
         gain = fmt.ms(ranking.gain_ms.value, interval(ranking.gain_ms))
@@ -173,7 +174,7 @@ def nearness_sentence(ranking: Ranking) -> str:
     label = ranking.results[best].settings.label()
     faster = fmt.share(1.0 - fastest.value / one.value)
     if chosen not in ranking.tied_with:
-        return f"{label} is {faster} faster, too little for what more it takes."
+        return f"{capitalised(label)} is {faster} faster, too little for what more it takes."
     return (
         f"It is the simplest of {len(alike) + 1} trials that cannot be told apart; the fastest of "
         f"them, {label}, took {faster} less time, within the noise."
@@ -192,5 +193,7 @@ def _written(name: str, settings: Settings, facts: Facts) -> Written:
         if (AXES_BY_NAME[axis].where == "DataLoader" if in_loader else axis == name)
     }
     found = written(facts, Settings(**part))  # type: ignore[arg-type]
-    without = f"The loop without {name}."
-    return found if found.code or found.idea or found.command else replace(found, idea=without)
+    said = phrase(name, settings.as_dict()[name])
+    if found.code or found.idea or found.command:
+        return found
+    return replace(found, idea=f"In the script: {said}.")  # as what is taken out of the loop

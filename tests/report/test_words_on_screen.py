@@ -77,7 +77,8 @@ def test_every_axis_has_its_words_and_none_is_an_axis_name_of_ours() -> None:
 
 def test_what_is_switched_off_is_said_of_a_change_alone() -> None:
     assert label("side_stream", False) == ""
-    assert phrase("side_stream", False) == "without copies on a CUDA stream apart"
+    assert phrase("side_stream", False) == "copying on the loop's own stream"
+    assert phrase("amp", False) == "no AMP"
     assert phrase("persistent_workers", False) == "persistent_workers=False"
-    assert phrase("background", "off") == "background thread: off"
-    assert Settings(cache=True).label() == "made samples kept in memory"
+    assert phrase("background", "off") == "no background thread"
+    assert Settings(cache=True).label() == "keeping prepared samples in memory"

@@ -15,7 +15,7 @@ from loaderdoctor.advice.candidates import PredictedFrom
 from loaderdoctor.facts.loop import UNLIKE_SHARE
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.report.model import Recommendation, Report, Trial
-from loaderdoctor.setting_words import phrase
+from loaderdoctor.setting_words import capitalised, phrase, together
 from loaderdoctor.settings import AXES_BY_NAME, Settings
 
 MEASURED = "measured here"
@@ -83,16 +83,13 @@ class Change:
         """
         if self.is_code:
             return self.first.setting
-        words = list(dict.fromkeys(phrase(r.setting, r.to) for r in self.rows))
-        together = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} with {words[-1]}"
-        return f"{together} and {self.first.also}" if self.first.also else together
+        also = (self.first.also,) if self.first.also else ()
+        return together(((r.setting, r.to) for r in self.rows), *also)
 
     @property
     def opening(self) -> str:
-        """`words` as a sentence begins: a setting keeps its spelling."""
-        words = self.words()
-        is_code = "=" in words.partition(" ")[0] or "(" in words.partition(" ")[0]
-        return words if is_code else words[:1].upper() + words[1:]
+        """`words` as a sentence begins."""
+        return capitalised(self.words())
 
     def title(self) -> str:
         """As the list of changes has it, with what the loop has now: `num_workers=6 (now 0)`."""
@@ -117,7 +114,7 @@ class Change:
         predicted, untested = first.predicted_step_ms, first.untested
         if first.seen_step_ms is not None:
             beside = f" next to {fmt.ms(first.own_step_ms)} as is" if first.own_step_ms else ""
-            return f"{fmt.ms(first.seen_step_ms)} a step{beside} in too few windows to tell"
+            return f"{fmt.ms(first.seen_step_ms)} a step{beside}, in too few windows to tell"
         if predicted is None or predicted <= 0.0:  # no step takes no time: then nothing is known
             return untested
         at_best = "at best " if self.is_bound else ""
@@ -249,7 +246,7 @@ def leader_not_advised(report: Report) -> str | None:
         return None
     time = fmt.step_ms(leader.step_ms, leader.step_ms_ci)
     return (
-        f"{leader.label} is first among the trials ({time} a step) and not advised: "
+        f"{capitalised(leader.label)} is first among the trials ({time} a step) and not advised: "
         f"{_why(leader, bool(advised))}"
     )
 

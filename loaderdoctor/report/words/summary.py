@@ -241,7 +241,7 @@ def _remedy(
         if shown is None or shown.low <= 0.0:  # one round, or noise: no loader is shown to cost
             return f"{tried}."
         floor = fmt.number(ablation.no_input_ms.value)
-        return f"{tried}; an instant loader would bring it to {floor} ms."
+        return f"{tried}; an instant loader would bring the step to {floor} ms."
     if facts.share("input") is None:
         return _INPUT_UNKNOWN
     if trace_alone(facts) and not any(f.tested for f in findings):
@@ -266,7 +266,7 @@ def _first_change(step_ms: float, change: Change, *, inconclusive: bool = False)
         ratio = change.times_as_fast(step_ms)
         if measured_ms < step_ms and ratio is not None and ratio > 1.0:
             return (
-                f"{change.opening} brings it to {fmt.number(measured_ms)} ms, "
+                f"{change.opening} brings the step to {fmt.number(measured_ms)} ms, "
                 f"{fmt.ratio(ratio)} as fast{change.compared(step_ms)}, {MEASURED}."
             )
         return (
@@ -284,6 +284,7 @@ def _first_change(step_ms: float, change: Change, *, inconclusive: bool = False)
     how = (
         "it was tried here in too few windows to tell" if inconclusive else "it was not tried here"
     )
+    figure = f": {prediction}" if prediction is not None else ""
     return f"Try {change.words()}{figure}; {how}."
 
 

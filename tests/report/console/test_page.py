@@ -184,7 +184,7 @@ def test_verdict_names_what_was_not_tried_as_not_tried() -> None:
     )
     report = samples.input_bound(recommendations=(untried,))
     assert (
-        "Try num_workers=7 (at best 1.80 ms a step, predicted by ablation)"
+        "Try num_workers=7: at best 1.80 ms a step, predicted by ablation;"
         in report.verdict.summary
     )
     changes = console_text(report).partition("What to change")[2]

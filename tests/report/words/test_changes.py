@@ -36,7 +36,7 @@ def test_a_lead_that_may_be_noise_says_so_on_every_first_screen() -> None:
     report = diagnosed(NOISY)
     said = leader_not_advised(report)
     assert said is not None
-    assert said.startswith("background host is first among the trials (7 ± 4 ms a step)")
+    assert said.startswith("Background host is first among the trials (7 ± 4 ms a step)")
     assert "it gained 3 ± 5 ms a step, which may be noise" in said
     before_trials = " ".join(console_text(report).partition("Trials, fastest first")[0].split())
     assert said in before_trials
@@ -59,7 +59,7 @@ def test_each_reason_is_said_in_its_own_words(leader: Trial, why: str) -> None:
 def test_beside_a_change_that_is_slower_in_the_table_it_is_said_too() -> None:
     change = recommendation("num_workers", 0, 2, measured_step_ms=9.0, measured_ci_ms=(8.5, 9.5))
     report = diagnosed(NOISY, advised=(change,))
-    assert "background host is first" in " ".join(console_text(report).split())
+    assert "Background host is first" in " ".join(console_text(report).split())
     sure = tried(HOST, 6.9, gain_ms_ci=(5.0, 9.0))
     said = leader_not_advised(diagnosed(sure, advised=(change,)))
     assert said is not None and "changes less" in said
@@ -112,4 +112,4 @@ def test_what_was_seen_in_too_few_windows_stands_in_place_of_the_prediction() ->
     seen = change_of(
         predicted_step_ms=4.0, own_step_ms=81.1, seen_step_ms=41.6, **UNTRIED
     ).prediction()
-    assert seen == "41.6 ms a step next to 81.1 ms as is in too few windows to tell"
+    assert seen == "41.6 ms a step next to 81.1 ms as is, in too few windows to tell"

@@ -18,7 +18,7 @@ def test_what_was_measured_of_the_loader_stands_for_a_cause() -> None:
     assert "No single cause stands out: making a batch takes 20.0 ms in a worker" in said
     assert "receiving it 0.60 ms" in said
     assert "4 workers idle 70 % of the time" in said
-    assert "No setting was tried; an instant loader would bring it to 7.00 ms." in said
+    assert "No setting was tried; an instant loader would bring the step to 7.00 ms." in said
     assert "No setting tried here" in verdict_sentence("input", "high", facts=facts, n_tried=2)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import queue
 import threading
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.instrument.session.stack_samples import MAX_FRAMES, StackSampler
+from loaderdoctor.instrument.system.living import living
 from loaderdoctor.instrument.wire.protocol import ProfilerSchedule
 from loaderdoctor.instrument.workers.worker_sampling import USER, Place, kind_of, place_of
 
@@ -120,7 +120,7 @@ def refuse_second_profiler(n_steps: int) -> None:
             "the script's own profiler is active; torch allows one at a time. "
             "Take it out of the script for this run."
         )
-    for one in (o for o in gc.get_objects() if issubclass(type(o), profile)):
+    for one in living(profile):
         # Entered but waiting by its schedule: it would start within our window and fail.
         running = one.step_rec_fn is not None
         upcoming = (one.schedule(one.step_num + k) for k in range(1, n_steps + 200))

@@ -7,7 +7,6 @@ fetched without gradients are never the step's where others are.
 
 from __future__ import annotations
 
-import gc
 import threading
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from loaderdoctor.instrument.session.loader_state import LoaderState
 from loaderdoctor.instrument.session.passes import PassLog
 from loaderdoctor.instrument.system.call_sites import Site, user_site
+from loaderdoctor.instrument.system.living import living
 from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -287,5 +287,4 @@ def without_grad() -> bool:
 def optimizer_exists() -> bool:
     from torch.optim import Optimizer
 
-    # type(), not isinstance: lazy proxies answer __class__ by doing work.
-    return any(issubclass(type(o), Optimizer) for o in gc.get_objects())
+    return bool(living(Optimizer))

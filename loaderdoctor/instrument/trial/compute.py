@@ -7,7 +7,6 @@ are as before once it is left, but for what training did to the values meanwhile
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
 from collections.abc import Callable, Collection, Generator
@@ -24,6 +23,7 @@ from torch.nn.modules.module import (
 from torch.optim import Optimizer
 
 from loaderdoctor.errors import TrialRefused
+from loaderdoctor.instrument.system.living import living
 from loaderdoctor.instrument.trial.compute_switches import (
     autocast,
     cast_type,
@@ -203,9 +203,7 @@ class Training:
 
 def optimizers_seen(ids: Collection[int]) -> tuple[Optimizer, ...]:
     """Living optimizers among these ids."""
-    # type(), not isinstance: lazy proxies answer __class__ by doing work.
-    living = [o for o in gc.get_objects() if issubclass(type(o), Optimizer)]
-    return tuple(o for o in living if id(o) in ids)
+    return tuple(o for o in living(Optimizer) if id(o) in ids)
 
 
 class CallObserver:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from audit_loops import LONG_EPOCH, AuditLoop
 
 VARIANTS = ("plain", "ready", "resident", "inside", "bare")
+LEAST_STEPS = 24  # that a variant is timed for: of a slow one, seconds are few
 READY_SHAPES = 700  # batches made before for loops whose shapes are new: a run is shorter
 
 _HEAD = '''"""{about}"""
@@ -156,9 +157,10 @@ class Clock:
         if self.first is None and step >= {warmup}:
             synchronize()
             self.first = step, time.perf_counter()
-        elif self.first and (now - self.first[1] >= {seconds} or step >= {most}):
+            return
+        n = step - self.first[0] if self.first else 0
+        if step >= {most} or n >= {least} and now - self.first[1] >= {seconds}:
             synchronize()
-            n = step - self.first[0]
             ms = (time.perf_counter() - self.first[1]) * 1e3 / n
             print('{{"step_ms": %.4f, "n_steps": %d}}' % (ms, n), flush=True)
             raise SystemExit
@@ -201,7 +203,9 @@ class Calibration:
     cycles_per_ms: float | None = None  # of torch.cuda._sleep
 
 
-WIDTH, CPU_ROWS, GPU_ROWS = 256, 128, 4096
+# Width and rows of the network's layers. On a GPU each runs for far longer than its launch takes
+# (10 to 20 µs where launching is slow): computing is the device's, not the host's.
+SIZES = {"cpu": (256, 128), "cuda": (1024, 8192)}
 
 
 def variants_of(loop: AuditLoop) -> tuple[str, ...]:
@@ -247,14 +251,17 @@ def script_of(
         pinned_or_large = 8 if loop.megabytes else 64
         n_ready = pinned_or_large if loop.shapes == "fixed" else READY_SHAPES
         warmup = -(-max(8, 6 * loop.workers) // loop.period) * loop.period
-        parts.append(_CLOCK.format(warmup=warmup, seconds=seconds, most=READY_SHAPES))
+        parts.append(
+            _CLOCK.format(warmup=warmup, seconds=seconds, least=LEAST_STEPS, most=READY_SHAPES)
+        )
         parts.append(_READY.format(n_ready=n_ready))
     parts.append("\n".join(_main(loop, variant, lasts_s)))
     return "".join(parts)
 
 
 def _net(loop: AuditLoop, calibration: Calibration) -> str:
-    rows = max(1, (GPU_ROWS if loop.device == "cuda" else CPU_ROWS) // loop.batch)
+    width, rows = SIZES[loop.device]
+    rows = max(1, rows // loop.batch)
     if loop.sleeping_kernel:
         forward, backward = (_sleep(loop, calibration, part) for part in (1 / 3, 2 / 3))
         sleeping = _SLEEPING.format(forward=forward, backward=backward)
@@ -265,7 +272,7 @@ def _net(loop: AuditLoop, calibration: Calibration) -> str:
     if unit is None:
         raise ValueError(f"{loop.name} needs a GPU")
     repeats = max(1, round(loop.compute_ms / unit))
-    return _with_plan(loop, _NET.format(width=WIDTH, rows=rows, repeats=repeats, extra=""))
+    return _with_plan(loop, _NET.format(width=width, rows=rows, repeats=repeats, extra=""))
 
 
 def _sleep(loop: AuditLoop, calibration: Calibration, part: float) -> str:

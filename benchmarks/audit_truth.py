@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from audit_loops import AuditLoop, constructed_ms
-from audit_scripts import CPU_ROWS, GPU_ROWS, VARIANTS, WIDTH, Calibration, script_of, variants_of
+from audit_scripts import SIZES, VARIANTS, Calibration, script_of, variants_of
 
 DIFFERENCES = ("input", "copy", "outside", "host")  # of each variant and the next
 DIFFERENCES = ("input", "copy", "outside", "host")  # of each variant and the next
@@ -40,13 +40,16 @@ class Truth:
 
     `between` is the loop's own work between epochs, apart from `outside`. `either` is part of what
     computes and may be called host: plans for new shapes, made in Python, and what a step takes
-    beyond a known time of computing. `noise`: for each cause, half the range of the runs that it
-    is the difference of; for `wall`, of its own.
+    beyond a known time of computing. `either_copy` is part of `copy` and may be called host: work
+    of the loop's own beside which the device would compute if no copy made the host wait for it.
+    `noise`: for each cause, half the range of the differences that it is, round by round (what
+    drifts slowly is in both); for `wall`, of its runs.
     """
 
     wall_ms: float
     shares: dict[str, float]
     either: float
+    either_copy: float
     noise: dict[str, float]
     constructed_ms: float | None = None
 
@@ -80,13 +83,15 @@ def truth_of(loop: AuditLoop, runs: dict[str, list[float]]) -> Truth:
     for name in VARIANTS:
         filled[name] = runs.get(name) or filled[next(reversed(filled))]
     middle = {name: statistics.median(ms) for name, ms in filled.items()}
-    half = {name: half_range(ms) for name, ms in filled.items()}
     wall = middle["plain"]
     pairs = dict(zip(DIFFERENCES, pairwise(VARIANTS), strict=True))
     # A variant that was not run differs in nothing from the one before.
     ms = {cause: middle[a] - middle[b] for cause, (a, b) in pairs.items()}
     noise = {
-        cause: (half[a] + half[b]) / wall if b in runs else 0.0 for cause, (a, b) in pairs.items()
+        cause: half_range([x - y for x, y in zip(filled[a], filled[b], strict=True)]) / wall
+        if b in runs
+        else 0.0
+        for cause, (a, b) in pairs.items()
     }
     ms["between"] = min(loop.between_ms, max(0.0, ms["outside"]))
     ms["outside"] -= ms["between"]
@@ -96,7 +101,12 @@ def truth_of(loop: AuditLoop, runs: dict[str, list[float]]) -> Truth:
         wall_ms=wall,
         shares={cause: ms[cause] / wall for cause in CAUSES},
         either=max(loop.plan_ms, beyond) / wall,
-        noise=noise | {"between": noise["outside"], "wall": half["plain"] / wall},
+        either_copy=(
+            min(max(0.0, loop.within_host_ms - ms["host"]), max(0.0, ms["copy"])) / wall
+            if loop.device == "cuda"
+            else 0.0
+        ),
+        noise=noise | {"between": noise["outside"], "wall": half_range(filled["plain"]) / wall},
         constructed_ms=constructed_ms(loop, middle["ready"] - outside / loop.period, outside),
     )
 
@@ -119,9 +129,10 @@ def calibrate() -> Calibration:
 def _calibrate() -> Calibration:
     import torch
 
-    def of_network(device: str, rows: int, repeats: int) -> float:
-        layer = torch.nn.Linear(WIDTH, WIDTH).to(device)
-        x = torch.ones(rows, WIDTH, device=device)
+    def of_network(device: str, repeats: int) -> float:
+        width, rows = SIZES[device]
+        layer = torch.nn.Linear(width, width).to(device)
+        x = torch.ones(rows, width, device=device)
         times = []
         for _ in range(12):
             began = time.perf_counter()
@@ -134,7 +145,7 @@ def _calibrate() -> Calibration:
             times.append(time.perf_counter() - began)
         return statistics.median(times[2:]) * 1e3 / repeats
 
-    cpu_ms = of_network("cpu", CPU_ROWS, 20)
+    cpu_ms = of_network("cpu", 20)
     if not torch.cuda.is_available():
         return Calibration(cpu_ms=cpu_ms)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -146,7 +157,7 @@ def _calibrate() -> Calibration:
     end.synchronize()
     return Calibration(
         cpu_ms=cpu_ms,
-        gpu_ms=of_network("cuda", GPU_ROWS, 100),
+        gpu_ms=of_network("cuda", 30),
         cycles_per_ms=cycles / start.elapsed_time(end),
     )
 

@@ -107,7 +107,8 @@ def test_truth_is_what_each_variant_saves() -> None:
         batch_ms=30.0, burns=True, host_ms={"after_step": 5.0, "between_epochs": 20.0},
         epoch_steps=10, validates_every=10, validation_batches=1, validation_batch_ms=80.0,
     )  # fmt: skip
-    runs = {"plain": [56.0, 54.0, 55.0], "ready": [25.0], "inside": [15.0], "bare": [10.0]}
+    runs = {"plain": [56.0, 54.0, 55.0]}
+    runs |= {name: [ms] * 3 for name, ms in (("ready", 25.0), ("inside", 15.0), ("bare", 10.0))}
     truth = module("audit_truth").truth_of(loop, runs)
     assert truth.shares == pytest.approx(
         {"input": 30 / 55, "copy": 0.0, "host": 5 / 55, "outside": 8 / 55, "between": 2 / 55}
@@ -128,6 +129,7 @@ def truth_of(*, either: float = 0.0, noise: float = 0.0, **shares: float) -> Any
         wall_ms=100.0,
         shares={cause: shares.get(cause, 0.0) for cause in causes},
         either=either,
+        either_copy=0.0,
         noise=dict.fromkeys((*causes, "wall"), noise),
     )
 

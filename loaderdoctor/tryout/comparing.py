@@ -62,6 +62,7 @@ class Compared:
     own: ByRound = ()  # the loop as it is, in the same rounds
     steps: ByRound = ()
     noise: Noise
+    one_of: int = 1  # so many are compared, and the best is what is told
 
     @property
     def settings(self) -> Settings:
@@ -107,9 +108,13 @@ class Compared:
 
     @property
     def helps(self) -> bool:
-        """Whether the gain is beyond the noise: one round may show it (see `noise`)."""
+        """Whether the gain is beyond the noise: one round may show it (see `noise`).
+
+        Of many settings that change nothing one looks good by chance: the interval is widened for
+        all that are tried (`benchmarks/false_gains.py`).
+        """
         gain = self.gain
-        return gain is not None and gain.low > 0.0
+        return gain is not None and gain.value > gain.margin * _widening_of_gains(self.one_of)
 
     @property
     def hopeless(self) -> bool:
@@ -158,6 +163,7 @@ def compared(trials: Sequence[Trial], boundaries: Boundaries) -> list[Compared]:
             own=tuple((number, own[number]) for number, _ in steps),
             steps=steps,
             noise=noise,
+            one_of=len(timed),
         )
         for trial, steps in timed
     ]
@@ -186,6 +192,12 @@ def widening(n_comparisons: int) -> float:
     """How much wider a 95 % interval must be to hold for all of n comparisons together."""
     normal = NormalDist()
     return normal.inv_cdf(1 - 0.025 / max(1, n_comparisons)) / normal.inv_cdf(0.975)
+
+
+def _widening_of_gains(n_comparisons: int) -> float:
+    """Likewise where only one end is looked at: no loss is claimed of any of them."""
+    normal = NormalDist()
+    return max(1.0, normal.inv_cdf(1 - 0.05 / max(1, n_comparisons)) / normal.inv_cdf(0.975))
 
 
 def simplest(tied: Sequence[tuple[float, Settings]], own: Settings) -> int:

@@ -16,6 +16,7 @@ from loaderdoctor.advice.code import (
     loader_arguments,
 )
 from loaderdoctor.advice.define import define, import_from, statement_below_imports
+from loaderdoctor.advice.fit_collector import collector
 from loaderdoctor.advice.patch import Editor
 from loaderdoctor.advice.places import Built, built, iterated
 from loaderdoctor.advice.source import (
@@ -384,4 +385,5 @@ _AXES = {
     "num_threads": _num_threads,
     "zero_grad_none": _zero_grad,
     "fused_optimizer": _fused,
+    "gc": collector,
 }

@@ -63,12 +63,15 @@ def prove(options: ProveOptions) -> int:
     """
     task = _of_scripts(options) if options.changed is not None else _of_run(options)
     root = root_of(task.script, task.cwd)
+    # A folder to share lies within the copied one, or in a working folder apart from it.
+    shared = [x for x in options.share if not _only_in_cwd(x, root, task.cwd)]
+    apart = [x for x in options.share if x not in shared]
     with tempfile.TemporaryDirectory(prefix="loaderdoctor-tree-") as folder:
-        trees = [copied(root, Path(folder, name), shared=options.share) for name in ("a", "b")]
+        trees = [copied(root, Path(folder, name), shared=shared) for name in ("a", "b")]
         for tree in trees:
             for path, content in task.as_it_ran.items():
                 tree.here(path).write_bytes(content)
-        sides = [_side(tree, task) for tree in trees]
+        sides = [_side(tree, task, apart) for tree in trees]
         proof = in_turns(
             sides[0],
             replace(task.change(trees[1], sides[1]), name="changed"),
@@ -77,6 +80,11 @@ def prove(options: ProveOptions) -> int:
         )
     _show(proof, task, options)
     return 0 if proof.faster() is not False and proof.numerics != "changed" else EXIT_THRESHOLD
+
+
+def _only_in_cwd(path: Path, root: Path, cwd: Path) -> bool:
+    full, folder = path.absolute(), cwd.resolve()
+    return full.resolve().is_relative_to(folder) and not full.is_relative_to(root.resolve())
 
 
 def _of_scripts(options: ProveOptions) -> _Task:
@@ -141,9 +149,21 @@ def _of_run(options: ProveOptions) -> _Task:
     )
 
 
-def _side(tree: Tree, task: _Task) -> Side:
-    inside = task.cwd.resolve().is_relative_to(tree.root)
-    where = tree.here(task.cwd) if inside else tree.copy
+def _side(tree: Tree, task: _Task, shared: Sequence[Path]) -> Side:
+    if task.cwd.resolve().is_relative_to(tree.root):
+        where = tree.here(task.cwd)
+    else:  # where relative paths of its arguments and data begin
+        where = tree.copy.with_name(f"{tree.copy.name}-cwd")
+        try:
+            copied(task.cwd, where, shared=shared)
+        except UsageError:
+            if shared:
+                raise
+            where.mkdir()
+            Console(stderr=True, markup=False).print(
+                f"{task.cwd} is too large to copy: the runs begin in an empty working folder. With "
+                "--share FOLDER it is copied, and that folder is read where it is."
+            )
     script = os.path.relpath(tree.here(task.script), where)
     return Side(
         name="original",
@@ -151,6 +171,7 @@ def _side(tree: Tree, task: _Task) -> Side:
         target=script if task.module is None else task.module,
         args=task.args,
         cwd=where,
+        moved=(tree.root, tree.copy),
     )
 
 
@@ -195,6 +216,7 @@ def record(proof: Proof, *, promise: Promise | None = None) -> dict[str, object]
         "same_batches": proof.same_batches,
         "kept": msgspec.to_builtins(proof.kept),
         "own": msgspec.to_builtins(proof.own),
+        "fixed_draws": msgspec.to_builtins(proof.fixed),
     }
 
 

@@ -17,8 +17,11 @@ MAX_NOISE = 1e-3
 # A promise is kept where it lies in the measured interval, or within this of the measured ratio: by
 # as much two runs of one script differ on shared machines.
 TOLERANCE = 0.15
+# An interval that reaches beyond this times the ratio says nothing: two turns have such ones.
+MAX_RATIO_KNOWN = 3.0
 
-Numerics = Literal["same", "same-within", "changed", "unknown"]
+# "redrawn": other random draws, and with these fixed the same batches and losses.
+Numerics = Literal["same", "same-within", "redrawn", "changed", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +54,28 @@ class Proof:
     kept: Kept
     own: Kept | None  # the original beside itself, in another run; None: it ran once
     max_input_difference: float | None  # of inputs whose hashes differ; None: same, or not kept
+    fixed: Kept | None = None  # both with fixed random draws; None: not needed, or not possible
 
     @property
     def numerics(self) -> Numerics:
         """What the change did to what is trained."""
         difference, noise = self.kept.max_loss_difference, self._noise
+        if self.fixed is not None and self._same_when_fixed:
+            return "redrawn"
         if difference is None or (noise is not None and noise > MAX_NOISE):
             return "unknown"
         if difference == 0.0:
             return "same"
         return "same-within" if difference <= max(MAX_NOISE, 2 * (noise or 0.0)) else "changed"
+
+    @property
+    def _same_when_fixed(self) -> bool:
+        """Whether the same bytes reached the model, and the losses differ by rounding alone."""
+        fixed, noise = self.fixed, self._noise or 0.0
+        if fixed is None or not fixed.n_steps or fixed.n_same_inputs != fixed.n_steps:
+            return False
+        limit = max(MAX_NOISE, 2 * noise) if noise <= MAX_NOISE else MAX_NOISE
+        return fixed.max_loss_difference is not None and fixed.max_loss_difference <= limit
 
     @property
     def _noise(self) -> float | None:
@@ -80,6 +95,8 @@ class Proof:
         if self.same_batches is False and self.max_input_difference is not None:
             said = f"batches within {self.max_input_difference:.1g}"
         numerics = self.numerics
+        if numerics == "redrawn":
+            return "other random draws; with these fixed, same batches and same losses"
         if numerics == "same":
             return f"{said}, same losses"
         if numerics == "same-within":
@@ -106,12 +123,18 @@ class Proof:
         got = self.speed_up
         if promise is None or not got.bounded:
             return None
-        low = min(got.low, got.value * (1 - TOLERANCE))
-        high = max(got.high, got.value * (1 + TOLERANCE))
-        if promise.at_best:
-            return promise.times >= low and (self.faster() is True or promise.times <= high)
+        low, high = got.value * (1 - TOLERANCE), got.value * (1 + TOLERANCE)
         lowest = min(promise.low or promise.times, promise.times)
-        return lowest <= high
+        if promise.at_best:
+            within = low <= promise.times and (self.faster() is True or promise.times <= high)
+        else:
+            within = lowest <= high
+        if within or got.high > MAX_RATIO_KNOWN * got.value:
+            return within or None  # such an interval holds anything
+        if promise.at_best:
+            faster = self.faster() is True or promise.times <= got.high
+            return promise.times >= got.low and faster
+        return lowest <= got.high
 
 
 def step_ms(run: CheckedRun) -> float | None:
@@ -138,6 +161,12 @@ def kept(a: CheckedRun, b: CheckedRun) -> Kept:
     )
 
 
+def agree(compared: Kept) -> bool:
+    """Whether nothing is left to explain: same inputs where they were seen, losses but rounding."""
+    other = compared.n_same_inputs is not None and compared.n_same_inputs < compared.n_steps
+    return not other and (compared.max_loss_difference or 0.0) <= MAX_NOISE
+
+
 def _relative(x: float, y: float) -> float:
     if x == y or (math.isnan(x) and math.isnan(y)):
         return 0.0
@@ -147,9 +176,14 @@ def _relative(x: float, y: float) -> float:
 
 
 def proof(
-    turns: Sequence[tuple[CheckedRun, CheckedRun]], *, max_input_difference: float | None = None
+    turns: Sequence[tuple[CheckedRun, CheckedRun]],
+    *,
+    fixed: tuple[CheckedRun, CheckedRun] | None = None,
+    max_input_difference: float | None = None,
 ) -> Proof | None:
     """Of (original, changed) runs in turns; None where a run has too few steps to time.
+
+    `fixed`: both once more with fixed random draws, where they differ without.
 
     The ratio's interval is of the turns' log ratios: what a machine does slowly it does to both.
     """
@@ -171,4 +205,5 @@ def proof(
         kept=kept(*first),
         own=kept(first[0], turns[1][0]) if len(turns) > 1 else None,
         max_input_difference=max_input_difference,
+        fixed=kept(*fixed) if fixed is not None else None,
     )

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Estimate, interval
-from loaderdoctor.proving.judge import Promise, Proof
-
-# An interval that reaches beyond this times the ratio says nothing: two turns have such ones.
-MAX_RATIO_KNOWN = 3.0
+from loaderdoctor.proving.judge import MAX_RATIO_KNOWN, Promise, Proof
 
 
 def headline(proof: Proof, *, promise: Promise | None = None) -> str:
@@ -20,8 +17,10 @@ def headline(proof: Proof, *, promise: Promise | None = None) -> str:
     else:
         said = f"Slower: {ratio} as fast"
     kept = proof.keeps(promise)
-    if promise is None or kept is None:
+    if promise is None:
         return f"{said}."
+    if kept is None:
+        return f"{said}; too few turns to tell whether as promised ({promised(promise)})."
     return f"{said}; {'as' if kept else 'not as'} promised ({promised(promise)})."
 
 
@@ -39,6 +38,8 @@ def rows(proof: Proof) -> list[tuple[str, str]]:
         ("speed", f"{_ratio(proof.speed_up)}, 95 % of {fmt.count(proof.speed_up.n, 'turn')}"),
         ("training", proof.words),
     ]
+    if proof.numerics == "redrawn" and proof.fixed is not None:
+        compared = proof.fixed
     if compared.n_same_inputs is not None:
         n = compared.n_steps
         shown.append(("model inputs", f"{compared.n_same_inputs} of the first {n} steps identical"))

@@ -35,7 +35,7 @@ class Tree:
 def root_of(script: Path, cwd: Path) -> Path:
     """What to copy: the repository, else the folder that holds both; else the script's own.
 
-    A working folder outside of it is then not copied.
+    A working folder outside of it is then a copy of its own.
     """
     script, cwd = script.resolve(), cwd.resolve()
     for folder in script.parents:
@@ -49,17 +49,19 @@ def root_of(script: Path, cwd: Path) -> Path:
 def copied(root: Path, to: Path, *, shared: Sequence[Path] = ()) -> Tree:
     """A copy of `root`, in which folders that are `shared` are links to the user's own.
 
-    `shared` paths are of the working folder. Raises UsageError where one is not within `root`, and
-    where what is to be copied is larger than `MAX_COPY_BYTES`: the message names the largest.
+    Links that lead out of it are followed: what they lead to is copied like the rest, or shared.
+    Raises UsageError where a shared folder is not within `root`, and where what is to be copied is
+    larger than `MAX_COPY_BYTES`: the message names the largest.
     """
     root = root.resolve()
     links = {_within(root, path) for path in shared}
     links = {path for path in links if not links & set(path.parents)}
+    outward = {path for path in _outward(root, links) if path not in links}
     sizes: dict[Path, int] = {}
-    for file in _files(root, links):
+    for file, size in _sized(root, links, outward):
         part = file.relative_to(root).parts
-        top = root / part[0] if len(part) > 1 else root
-        sizes[top] = sizes.get(top, 0) + file.lstat().st_size
+        top = root / part[0] if len(part) > 1 or file in outward else root
+        sizes[top] = sizes.get(top, 0) + size
     if sum(sizes.values()) > MAX_COPY_BYTES:
         largest = max(sizes, key=lambda path: sizes[path])
         name = os.path.relpath(largest)
@@ -71,7 +73,7 @@ def copied(root: Path, to: Path, *, shared: Sequence[Path] = ()) -> Tree:
 
     def left_out(folder: str, names: list[str]) -> list[str]:
         here = Path(folder).resolve()
-        return [n for n in names if n in LEFT_OUT or here / n in links]
+        return [n for n in names if n in LEFT_OUT or here / n in links or here / n in outward]
 
     shutil.copytree(root, to, symlinks=True, ignore=left_out)
     _point_links_inside(root, to)
@@ -79,6 +81,12 @@ def copied(root: Path, to: Path, *, shared: Sequence[Path] = ()) -> Tree:
         target = to / link.relative_to(root)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(link)
+    for link in sorted(outward):
+        target = to / link.relative_to(root)
+        if link.is_dir():
+            shutil.copytree(link, target, symlinks=True)
+        else:
+            shutil.copy2(link, target)
     return Tree(root=root, copy=to)
 
 
@@ -91,11 +99,40 @@ def _within(root: Path, shared: Path) -> Path:
     return folder
 
 
-def _files(root: Path, links: set[Path]) -> Iterator[Path]:
+def _walk(root: Path, links: set[Path]) -> Iterator[tuple[Path, list[str]]]:
+    """Folders with all their names, but for what is left out; links are names, never entered."""
     for folder, folders, names in os.walk(root):
         here = Path(folder)
         folders[:] = [n for n in folders if n not in LEFT_OUT and here / n not in links]
-        yield from (here / n for n in names)
+        yield here, [*folders, *names]
+
+
+def _outward(root: Path, links: set[Path]) -> Iterator[Path]:
+    """Links to something that is there and lies outside; those to a folder above `root` are not."""
+    for here, names in _walk(root, links):
+        for path in (here / n for n in names):
+            if path.is_symlink() and path.exists():
+                target = path.resolve()
+                if not target.is_relative_to(root) and not root.is_relative_to(target):
+                    yield path
+
+
+def _sized(root: Path, links: set[Path], outward: set[Path]) -> Iterator[tuple[Path, int]]:
+    """Every file that is copied, and its bytes; what lies behind an outward link counts as it."""
+    for here, names in _walk(root, links):
+        for path in (here / n for n in names):
+            if path in outward:
+                yield from ((path, size) for size in _sizes_behind(path))
+            elif path.is_symlink() or not path.is_dir():
+                yield path, path.lstat().st_size
+
+
+def _sizes_behind(link: Path) -> Iterator[int]:
+    if not link.is_dir():
+        yield link.stat().st_size
+        return
+    for folder, _, names in os.walk(link):
+        yield from ((Path(folder) / n).lstat().st_size for n in names)
 
 
 def _point_links_inside(root: Path, to: Path) -> None:

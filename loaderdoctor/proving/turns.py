@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +23,7 @@ from loaderdoctor.instrument.wire.checked import (
     CheckedRun,
     inputs_file,
 )
-from loaderdoctor.proving.judge import Proof, proof
+from loaderdoctor.proving.judge import Proof, agree, kept, proof
 
 Array = NDArray[np.float64]
 
@@ -45,6 +45,7 @@ class Side:
     target: str  # a path relative to `cwd`, or a module's name
     args: tuple[str, ...]
     cwd: Path  # within a copy
+    moved: tuple[Path, Path] | None = None  # the folder that was copied, and its copy
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -75,8 +76,11 @@ def in_turns(original: Side, changed: Side, how: Turns, *, started: Callable[[st
                 done[side.name] = _run(side, out, how)
                 first.setdefault(side.name, out)
             turns.append((done["original"], done["changed"]))
+        fixed = _with_fixed_draws(original, changed, Path(folder), how, turns[0], started)
         found = proof(
-            turns, max_input_difference=_input_difference(first["original"], first["changed"])
+            turns,
+            fixed=fixed,
+            max_input_difference=_input_difference(first["original"], first["changed"]),
         )
     if found is None:
         raise RunError(
@@ -86,7 +90,34 @@ def in_turns(original: Side, changed: Side, how: Turns, *, started: Callable[[st
     return found
 
 
-def _run(side: Side, out: Path, how: Turns) -> CheckedRun:
+def _with_fixed_draws(
+    original: Side,
+    changed: Side,
+    folder: Path,
+    how: Turns,
+    turn: tuple[CheckedRun, CheckedRun],
+    started: Callable[[str], None],
+) -> tuple[CheckedRun, CheckedRun] | None:
+    """Both once more where they differ, with random draws that are the same by construction.
+
+    None where they do not differ, or where one fails so: then nothing is known of it.
+    """
+    if agree(kept(*turn)):
+        return None
+    started("they differ: both again, with every batch's random draws fixed")
+    runs = []
+    for side in (original, changed):
+        out = folder / f"{side.name}-fixed"
+        out.mkdir()
+        try:
+            runs.append(_run(side, out, replace(how, seconds=0.0), fixed_draws=True))
+        except RunError as error:
+            started(str(error))
+            return None
+    return runs[0], runs[1]
+
+
+def _run(side: Side, out: Path, how: Turns, *, fixed_draws: bool = False) -> CheckedRun:
     config = CheckedConfig(
         kind=side.kind,
         target=side.target,
@@ -95,6 +126,8 @@ def _run(side: Side, out: Path, how: Turns) -> CheckedRun:
         seconds=how.seconds,
         n_checked=N_CHECKED,
         seed=how.seed,
+        moved=(str(side.moved[0]), str(side.moved[1])) if side.moved is not None else None,
+        fixed_draws=fixed_draws,
     )
     environment = {
         **os.environ,
@@ -124,6 +157,12 @@ def _run(side: Side, out: Path, how: Turns) -> CheckedRun:
     if run is None or not run.steps:
         raise RunError(
             f"The {side.name} script ended without a training step: no optimizer stepped."
+        )
+    if run.foreign:
+        raise RunError(
+            f"{', '.join(run.foreign[:5])}: imported from your own folder and not from its copy, "
+            "so the change would not have run. Take the import hook that does it away, or the "
+            "editable install (pip uninstall), and prove again."
         )
     return run
 

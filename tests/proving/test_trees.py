@@ -52,6 +52,38 @@ def test_a_shared_folder_is_the_users_own(project: Path, tmp_path: Path) -> None
     assert (tree.copy / "data").resolve() == project / "data"
 
 
+def test_links_that_lead_out_are_followed_so_that_nothing_is_written_through_them(
+    project: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "last.pt").write_text("the user's")
+    (project / "checkpoints").symlink_to("../outside")  # relative: dangling in a copy elsewhere
+    (project / "best.pt").symlink_to(outside / "last.pt")
+    (project / "up").symlink_to("..")
+    (project / "gone").symlink_to("nowhere")
+    tree = copied(project, tmp_path / "deep" / "er" / "copy")
+    for name in ("checkpoints/last.pt", "best.pt"):
+        assert (tree.copy / name).read_text() == "the user's"
+        (tree.copy / name).write_text("overwritten")
+    assert (outside / "last.pt").read_text() == "the user's"
+    shared = copied(project, tmp_path / "other", shared=[project / "checkpoints"])
+    assert (shared.copy / "checkpoints" / "last.pt").samefile(outside / "last.pt")
+
+
+def test_what_lies_behind_a_link_counts(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "large.bin").write_bytes(b"x" * 2000)
+    (project / "store").symlink_to(outside)
+    monkeypatch.setattr(trees, "MAX_COPY_BYTES", 1800)
+    with pytest.raises(UsageError, match=r"--share .*store "):
+        copied(project, tmp_path / "copy")
+    copied(project, tmp_path / "copy", shared=[project / "store"])
+
+
 def test_too_much_to_copy_names_the_folder_and_what_to_do(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,11 +7,12 @@ which their optimizer step ends is kept.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from time import perf_counter_ns
 from types import ModuleType
@@ -19,12 +20,14 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from loaderdoctor.instrument.entry.fixed_draws import FixedDraws
 from loaderdoctor.instrument.entry.main_script import (
     CannotStartError,
     report_exception,
     run_module,
     run_script,
 )
+from loaderdoctor.instrument.entry.moved_modules import CopyFirst
 from loaderdoctor.instrument.session.hooks import ImportWatch
 from loaderdoctor.instrument.session.stopping import StopTraining, exit_after_grace, exit_now
 from loaderdoctor.instrument.system.processes import die_with_parent
@@ -58,13 +61,20 @@ class _Recorder:
         self._handle: Any = None
         self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, original, ours
         self._pid = os.getpid()
+        self._copy: CopyFirst | None = None
         self.over = False
 
     def watch(self) -> None:
         """Hook torch as the script imports it, and seed it there."""
+        if self._config.moved is not None:
+            self._copy = CopyFirst(*self._config.moved)
+            self._copy.install()
+        fixed = FixedDraws(self._config.seed).hooks() if self._config.fixed_draws else {}
         ImportWatch(
             {
+                **fixed,
                 "torch": self._seed,
+                "numpy.random": self._seed_numpy,
                 "torch.nn.modules.module": self._hook_modules,
                 "torch.autograd": self._hook_backward,
                 "torch.optim.optimizer": self._hook_optimizers,
@@ -78,9 +88,9 @@ class _Recorder:
 
     def _seed(self, torch: ModuleType) -> None:
         torch.manual_seed(self._config.seed)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            numpy.random.seed(self._config.seed)
+
+    def _seed_numpy(self, module: ModuleType) -> None:
+        module.seed(self._config.seed)
 
     def _hook_modules(self, module: ModuleType) -> None:
         original = module.Module.__call__
@@ -100,10 +110,13 @@ class _Recorder:
         if os.getpid() != self._pid:
             return
         self._fed = True
-        tensors = list(_tensors(arguments))
-        self._inputs = _hash(tensors)
-        if len(self._steps) < N_KEPT:
-            self._keep(tensors)
+        try:
+            tensors = list(_tensors(arguments))
+            self._inputs = _hash(tensors)
+            if len(self._steps) < N_KEPT:
+                self._keep(tensors)
+        except Exception:  # tensor classes of others: then the inputs were not seen
+            self._inputs = None
 
     def _keep(self, tensors: list[Any]) -> None:
         import numpy as np
@@ -179,6 +192,7 @@ class _Recorder:
             step_ns=timed,
             ended="stopped" if stopped else "script-ended",
             n_warm_up=len(self._steps) + len(self._step_ns) - len(timed),
+            foreign=self._copy.missed() if self._copy is not None else (),
         ).write(self._out)
 
     def _synchronize(self) -> None:
@@ -193,15 +207,34 @@ def _tensors(value: Any) -> Iterator[Any]:
     import torch
 
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
+        yield from _parts(value)
+    elif isinstance(value, Mapping):
         for item in value.values():
             yield from _tensors(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _tensors(item)
-    elif hasattr(value, "data") and isinstance(value.data, dict):  # transformers' BatchEncoding
-        yield from _tensors(value.data)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _tensors(getattr(value, field.name, None))
+
+
+def _parts(tensor: Any) -> Iterator[Any]:
+    """A tensor as ones of plain memory: of a nested one its values and offsets, for instance."""
+    import torch
+
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        yield from _parts(torch._C._functorch.get_unwrapped(tensor))
+    elif tensor.is_nested:
+        if tensor.layout == torch.jagged:
+            yield from (tensor.values(), tensor.offsets())
+        else:
+            yield from tensor.unbind()
+    elif tensor.layout == torch.sparse_coo:
+        held = tensor.coalesce()
+        yield from (held.indices(), held.values())
+    else:
+        yield tensor
 
 
 def _hash(tensors: list[Any]) -> str | None:
@@ -210,9 +243,9 @@ def _hash(tensors: list[Any]) -> str | None:
 
     digest = hashlib.sha256()
     for tensor in tensors:
-        if tensor.layout != torch.strided:
+        if tensor.layout != torch.strided or tensor.device.type == "meta":
             return None
-        plain = tensor.detach().cpu().contiguous()
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         digest.update(f"{tuple(plain.shape)}{plain.dtype}".encode())
         digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest() if tensors else None

@@ -23,6 +23,8 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float  # from the first training step on
     n_checked: int  # training steps whose inputs and losses are recorded, before any is timed
     seed: int
+    moved: tuple[str, str] | None = None  # the folder that was copied, and its copy
+    fixed_draws: bool = False  # every batch drawn with a seed of its own
 
 
 class CheckedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +41,7 @@ class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
     step_ns: tuple[int, ...]
     ended: Literal["stopped", "script-ended"]
     n_warm_up: int  # steps before the timed ones, the checked ones included
+    foreign: tuple[str, ...] = ()  # modules that came from the original although the copy has them
 
     def write(self, folder: Path) -> None:
         """Whole or not at all."""

@@ -1,0 +1,121 @@
+"""Random draws tied to what they are drawn for, so that two forms of a script can be compared.
+
+A change of settings often draws other random numbers and is otherwise the same: workers have seeds
+of their own, workers that are kept draw none at the next epoch, a transform in the training process
+shifts the model's dropout. In such a run each batch is made with generators seeded by its indexes,
+which then are as they were; each pass of a loader begins with generators seeded by how many there
+were before. Only the scripts beside one another are run so, and only for their first steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import random
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+
+class FixedDraws:
+    """Patches torch's loader in this process and, by their `worker_init_fn`, in its workers."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._n_passes = 0
+        self._pass_of: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def hooks(self) -> dict[str, Callable[[ModuleType], None]]:
+        """What to do after the import of which module."""
+        return {
+            "torch.utils.data._utils.fetch": functools.partial(fix_fetch, seed=self._seed),
+            "torch.utils.data.dataloader": self._hook_passes,
+        }
+
+    def _hook_passes(self, module: ModuleType) -> None:
+        base, workers = module._BaseDataLoaderIter, module._MultiProcessingDataLoaderIter
+        next_index, made = base._next_index, workers.__init__
+
+        def _next_index(iterator: Any) -> Any:
+            if self._pass_of.get(iterator) is not iterator._sampler_iter:
+                self._pass_of[iterator] = iterator._sampler_iter
+                self._begin(iterator)
+            return next_index(iterator)
+
+        def __init__(iterator: Any, loader: Any) -> None:  # noqa: N807
+            own = loader.worker_init_fn
+            loader.worker_init_fn = functools.partial(_in_worker, seed=self._seed, own=own)
+            try:
+                made(iterator, loader)
+            finally:
+                loader.worker_init_fn = own
+
+        base._next_index = _next_index
+        workers.__init__ = __init__
+
+    def _begin(self, iterator: Any) -> None:
+        seed = _number(self._seed, "pass", self._n_passes)
+        self._n_passes += 1
+        seed_all(seed)
+        sampler = getattr(iterator._index_sampler, "sampler", iterator._index_sampler)
+        generator = getattr(sampler, "generator", None)
+        if generator is not None and hasattr(generator, "manual_seed"):
+            generator.manual_seed(seed)
+
+
+def fix_fetch(module: ModuleType, *, seed: int) -> None:
+    """From now on each batch of a map-style dataset is drawn with a seed of its own."""
+    fetcher = module._MapDatasetFetcher
+    original = fetcher.fetch
+
+    def fetch(self: Any, index: Any) -> Any:
+        with _kept_generators():
+            seed_all(_number(seed, "batch", index))
+            return original(self, index)
+
+    fetcher.fetch = fetch
+
+
+def _in_worker(worker: int, *, seed: int, own: Callable[[int], object] | None) -> None:
+    """Before the script's own `worker_init_fn`; a forked worker has the patch already."""
+    import torch.utils.data._utils.fetch as module
+
+    if module._MapDatasetFetcher.fetch.__module__ != __name__:
+        fix_fetch(module, seed=seed)
+    if own is not None:
+        own(worker)
+
+
+def seed_all(seed: int) -> None:
+    """Torch's default generator of the CPU, Python's and numpy's own."""
+    import torch
+
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+@contextmanager
+def _kept_generators() -> Iterator[None]:
+    import torch
+
+    numpy = sys.modules.get("numpy")
+    states = torch.default_generator.get_state(), random.getstate()
+    ours = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(states[0])
+        random.setstate(states[1])
+        if numpy is not None and ours is not None:
+            numpy.random.set_state(ours)
+
+
+def _number(*parts: object) -> int:
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

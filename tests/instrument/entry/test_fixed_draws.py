@@ -1,0 +1,81 @@
+"""With fixed draws, what the model is given does not depend on how the loader is set."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LOOP = """
+import hashlib, json, random, sys
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Augmented(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, i):
+        return torch.tensor([i + torch.rand(()).item(), random.random(), np.random.rand()])
+
+
+def noted(worker):
+    print("worker", worker, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    from loaderdoctor.instrument.entry.fixed_draws import FixedDraws
+    from loaderdoctor.instrument.session.hooks import ImportWatch
+
+    settings = json.loads(sys.argv[1])
+    if settings.pop("fixed"):
+        ImportWatch(FixedDraws(0).hooks()).install()
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    loader = DataLoader(Augmented(), batch_size=4, shuffle=True, worker_init_fn=noted, **settings)
+    found = []
+    for epoch in range(2):
+        for batch in loader:
+            dropout = torch.rand(2)  # of the model
+            found.append([batch.tolist(), dropout.tolist()])
+    print(json.dumps(found))
+"""
+
+
+def batches(folder: Path, **settings: object) -> tuple[list[object], str]:
+    script = folder / "loop.py"
+    script.write_text(LOOP)
+    root = str(Path(__file__).parents[3])
+    done = subprocess.run(
+        [sys.executable, str(script), json.dumps(settings)],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": root, "PATH": "", "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.mark.slow
+def test_settings_of_the_loader_change_nothing_when_draws_are_fixed(tmp_path: Path) -> None:
+    own, _ = batches(tmp_path, fixed=True)
+    assert len(own) == 6
+    assert own[0] != own[3]  # the second epoch is shuffled anew
+    for settings in (
+        {"num_workers": 2},
+        {"num_workers": 1, "persistent_workers": True},
+        {"num_workers": 2, "multiprocessing_context": "spawn"},
+    ):
+        found, said = batches(tmp_path, fixed=True, **settings)
+        assert found == own, settings
+        assert "worker 0" in said  # the script's own function ran
+    plain, _ = batches(tmp_path, fixed=False)
+    with_workers, _ = batches(tmp_path, fixed=False, num_workers=2)
+    assert plain != with_workers  # which is what is fixed

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 
 from loaderdoctor.advice.call_edit import CannotEdit
-from loaderdoctor.advice.patch import Editor
+from loaderdoctor.advice.patch import BLANK_LINES, Editor
 from loaderdoctor.advice.source import Source, unknown_names
 
 # Modules that new code may read, under the name it reads them by.
@@ -16,15 +16,32 @@ _MODULES = ("copy", "itertools", "numpy", "os", "torch")
 def define(editor: Editor, source: Source, node: ast.AST, code: str) -> None:
     """Put classes and functions into the module, above the statement that holds the node.
 
-    With the imports they lack. Raises CannotEdit where the script has such a name of its own.
+    With the imports they lack, and two blank lines around as the style guide has it; above comments
+    that stand on the statement. Raises CannotEdit where the script has such a name of its own.
     """
     tree = ast.parse(code)
     new = {x.name for x in tree.body if isinstance(x, (ast.ClassDef, ast.FunctionDef))}
     taken = new & _names(source)
     if taken:
         raise CannotEdit(f"the script has a {', '.join(sorted(taken))} of its own")
-    lines = [*lacking(source, code), code.rstrip()]
-    editor.insert(source, source.line_start(source.top(node)), "\n".join(lines))
+    imports, at = lacking(source, code), _above_comments(source, source.top(node))
+    last = source.imports_end
+    if imports and last is not None and source.line_end(last) <= at:
+        editor.insert(source, source.line_end(last), "\n".join(imports))
+        imports = []
+    text = "\n".join([*imports, *([""] * BLANK_LINES if imports else ()), code.strip()])
+    editor.insert_apart(source, at, text)
+
+
+def _above_comments(source: Source, statement: ast.stmt) -> int:
+    """Where the statement begins, with the comments directly above it."""
+    at = source.line_start(statement)
+    while at:
+        start = source.text.rfind("\n", 0, at - 1) + 1
+        if not source.text[start:at].startswith("#"):
+            break
+        at = start
+    return at
 
 
 def statement_below_imports(editor: Editor, source: Source, lines: Sequence[str]) -> None:

@@ -15,6 +15,8 @@ from loaderdoctor.advice.source import Source, unknown_names
 
 # Lines that two changes have between them at most for both to be shown as one.
 MAX_BETWEEN = 3
+# Around classes and functions of a module, as PEP 8 and linters want them.
+BLANK_LINES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Editor:
 
     def __init__(self) -> None:
         self._edits: dict[Source, list[tuple[int, int, str]]] = {}
+        self._definitions: dict[tuple[Source, int], list[str]] = {}
 
     @property
     def changes(self) -> bool:
@@ -52,6 +55,19 @@ class Editor:
         edit = (at, at, f"{gap}{text.rstrip()}\n")
         if edit not in self._edits.get(source, []):
             self._edits.setdefault(source, []).append(edit)
+
+    def insert_apart(self, source: Source, at: int, text: str) -> None:
+        """As `insert`, of definitions: with blank lines above and below, however many there are."""
+        there = self._definitions.setdefault((source, at), [])
+        if text.strip() in there:
+            return
+        above, below = source.text[:at], source.text[at:]
+        gap = BLANK_LINES + 1 - (len(above) - len(above.rstrip("\n")))
+        gap = max(0, gap) if above.strip() and not there else 0
+        after = BLANK_LINES - (len(below) - len(below.lstrip("\n"))) if below.strip() else 0
+        there.append(text.strip())
+        edit = (at, at, "\n" * gap + text.strip() + "\n" * (1 + max(0, after)))
+        self._edits.setdefault(source, []).append(edit)
 
     def patch(self) -> Patch:
         """All of them together.

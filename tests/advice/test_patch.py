@@ -71,7 +71,8 @@ def test_a_definition_brings_its_imports_and_takes_no_name_that_is_there() -> No
     file, editor = source("from torch import nn\nx = nn\n"), Editor()
     define(editor, file, file.tree.body[1], "class A(torch.nn.Module):\n    n = os.sep")
     after = editor.patch().files[0][1]
-    assert after.startswith("from torch import nn\nimport os\nimport torch\nclass A(")
+    assert after.startswith("from torch import nn\nimport os\nimport torch\n\n\nclass A(")
+    assert after.endswith("n = os.sep\n\n\nx = nn\n")
     with pytest.raises(CannotEdit, match="has a x of its own"):
         define(editor, file, file.tree.body[1], "def x():\n    pass")
 
@@ -107,3 +108,23 @@ def test_a_printed_patch_makes_the_file_that_was_tried(before: list[str], after:
         assert old == new
         return
     assert applied(old, blocks(text)) == new
+
+
+def test_definitions_stand_apart_above_the_comments_of_their_statement() -> None:
+    text = "import os\n\nn = 1\n# The data.\nx = [n]\nprint(x)\n"
+    file, editor = source(text), Editor()
+    define(editor, file, file.tree.body[2], "class A:\n    pass\n")
+    define(editor, file, file.tree.body[2], "class B:\n    pass\n")
+    define(editor, file, file.tree.body[2], "class A:\n    pass\n")
+    assert editor.patch().files[0][1] == (
+        "import os\n\nn = 1\n\n\nclass A:\n    pass\n\n\nclass B:\n    pass\n\n\n"
+        "# The data.\nx = [n]\nprint(x)\n"
+    )
+
+
+def test_blank_lines_that_are_there_are_no_more_than_two() -> None:
+    text = "import os\n\n\nx = os.sep\n"
+    file, editor = source(text), Editor()
+    define(editor, file, file.tree.body[1], "class A:\n    n = torch")
+    after = editor.patch().files[0][1]
+    assert after == ("import os\nimport torch\n\n\nclass A:\n    n = torch\n\n\nx = os.sep\n")

@@ -20,7 +20,7 @@ _PARTS = {
     "communication": "comm.",
     "host": "host",
 }
-KEY = "ms a step; waits: in collectives, for a rank that comes later; comm.: communication"
+KEY = "ms a step; waits: for later ranks, in collectives; comm.: communication"
 
 
 def rank_rows(

@@ -1,14 +1,16 @@
 """The report on one screen: what is wrong, how sure that is, what to do and what it gains.
 
-The whole of it is in the run folder, and printed with --verbose.
+The whole of it is in the run folder, and printed with --verbose. Where a screen is too long
+(several ranks, a doubt, long findings), what the verdict says already goes first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
 from loaderdoctor import format as fmt
@@ -42,6 +44,7 @@ from loaderdoctor.report.words.changes import (
     nothing_is_advised,
 )
 from loaderdoctor.report.words.parts import is_outside
+from loaderdoctor.report.words.summary import names_cause
 from loaderdoctor.setting_words import heading
 
 # More findings, and more changes, than these are counted.
@@ -51,24 +54,73 @@ _IDEAS = 2
 _TRIALS = 10  # of a sweep: the fastest, and the loop as it is
 
 
-def brief_sections(report: Report, folder: Path | None) -> Iterator[RenderableType | None]:
+# A screen that is read at a glance; a sweep's table was asked for and has its place besides.
+SCREEN_LINES = 40
+_SWEEP_LINES = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Detail:
+    """How much of it is said: the defaults are all."""
+
+    told_causes: bool = True  # in a sentence of their own too, if the verdict names them
+    what_if: bool = True  # as bars: the verdict has the first of their figures
+    roomy: bool = True  # a line for each part of the step, and advice for smaller findings
+    findings: bool = True  # in sentences, not by name alone
+
+
+# Tried in this order until the screen is no longer than it may be.
+_DETAILS = (
+    _Detail(),
+    _Detail(told_causes=False),
+    _Detail(told_causes=False, what_if=False),
+    _Detail(told_causes=False, what_if=False, roomy=False),
+    _Detail(told_causes=False, what_if=False, roomy=False, findings=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BriefPage:
+    """The first screen, in as much detail as it has lines for."""
+
+    report: Report
+    folder: Path | None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        most = _SWEEP_LINES if self.report.trials and _is_sweep(self.report) else SCREEN_LINES
+        for detail in _DETAILS:
+            sections = _sections(self.report, self.folder, detail)
+            page = Group(*(section for section in sections if section is not None))
+            if len(console.render_lines(page, options, pad=False)) <= most:
+                break
+        yield page
+
+
+def _is_sweep(report: Report) -> bool:
+    return report.command == "sweep"
+
+
+def _sections(
+    report: Report, folder: Path | None, detail: _Detail
+) -> Iterator[RenderableType | None]:
     """In the order in which they are read; None: nothing to say."""
     published = any(trial.row is not None for trial in report.trials)
     yield verdict(report)
     if published:  # its rows and claims are what was asked
         yield section("Trials, as published", PresetTable(report), cap=None)
     else:
-        yield step(report, brief=True)
+        yield step(report, brief=True, roomy=detail.roomy)
         yield whole_run(report.run, brief=True)
-        yield ablation(report, brief=True) if not is_outside(report) else None
-    if report.trials and report.command == "sweep" and not published:
+        if detail.what_if and not is_outside(report):
+            yield ablation(report, brief=True)
+    if report.trials and _is_sweep(report) and not published:
         yield section("Trials, fastest first", TrialsTable(report, most=_TRIALS), cap=None)
     if report.claims:
         yield section("Published claims", claims_table(report.claims), cap=None)
     if report.ranks:
         yield section("Ranks", RanksTable(report.ranks))
     if not published:
-        yield _findings(report)
+        yield _findings(report, detail)
         yield from _what_to_change(report)
     yield _end(report, folder)
 
@@ -84,7 +136,7 @@ def _what_to_change(report: Report) -> Iterator[RenderableType | None]:
         yield section(IDEAS, *ideas) if ideas else None
 
 
-def _findings(report: Report) -> RenderableType | None:
+def _findings(report: Report, detail: _Detail) -> RenderableType | None:
     found = causes(report.findings)
     if not found:
         return None
@@ -94,13 +146,14 @@ def _findings(report: Report) -> RenderableType | None:
     body: list[RenderableType] = []
     for i, cause in enumerate(found):
         body.append(finding_head(cause.first))
+        told = not detail.told_causes and names_cause(report.verdict.summary, cause.first)
         summary = shortened(cause.first.summary)
-        if not _is_said(summary, report):
+        if detail.findings and not told and not _is_said(summary, report):
             body.append(indented(Text(plain(summary))))
         if cause.aspects:
             kinds = ", ".join(aspect.kind for aspect in cause.aspects)
             body.append(indented(Text(f"the same time seen as: {plain(kinds)}")))
-        if i and cause.first.advice:  # that of the first is what to change
+        if i and cause.first.advice and detail.roomy:  # that of the first is what to change
             advice = shortened(cause.first.advice, most=0)
             body.append(indented(Text.assemble(("→ ", "bold"), plain(advice))))
     if n_left_out:

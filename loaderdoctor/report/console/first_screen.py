@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -58,8 +59,11 @@ def verdict(report: Report) -> RenderableType:
     return Capped(Group(*body), PROSE_WIDTH)
 
 
-def step(report: Report, *, brief: bool = False) -> RenderableType:
-    """The step as a bar with a line for each part. Brief: without what a step is."""
+def step(report: Report, *, brief: bool = False, roomy: bool = True) -> RenderableType:
+    """The step as a bar with a line for each part. Brief: without what a step is.
+
+    Not `roomy`: the parts side by side, without what is hidden.
+    """
     one, shown = report.step, parts_of(report)
     head = Text.assemble(
         (shown.time, "bold" if shown.is_known else ""), f" {shown.unit}" if shown.unit else ""
@@ -72,7 +76,8 @@ def step(report: Report, *, brief: bool = False) -> RenderableType:
         body.append(Text(f"Where the step goes: {fmt.NOT_RECORDED}"))
         return section(shown.title, *body)
     weights = [(*GLYPHS[part.name], part.share or 0.0) for part in shown.parts]
-    body += [Bar(weights, whole=1.0, max_width=_BAR_WIDTH), _legend(shown.parts, brief=brief)]
+    legend = _legend(shown.parts, brief=brief) if roomy else _legend_line(shown.parts)
+    body += [Bar(weights, whole=1.0, max_width=_BAR_WIDTH), legend]
     notes = step_notes(report, brief=brief)
     body += [Text(plain(note), style="bright_black") for note in notes]
     return section(shown.title, *body)
@@ -94,6 +99,16 @@ def _legend(parts: Sequence[Part], *, brief: bool) -> Table:
         elif not brief or part.name != "copy":
             grid.add_row(mark, part.name, "", "", part.text)
     return grid
+
+
+def _legend_line(parts: Sequence[Part]) -> Columns:
+    """Each part that is known, as many in a line as fit."""
+    shown = []
+    for part in parts:
+        if part.share is not None:
+            glyph, style = GLYPHS[part.name]
+            shown.append(Text.assemble((glyph, style), f" {part.name} {part.ms} {part.text}"))
+    return Columns(shown, padding=(0, 2))
 
 
 def ablation(report: Report, *, brief: bool = False) -> RenderableType | None:

@@ -17,7 +17,7 @@ from rich.text import Text
 from loaderdoctor import format as fmt
 from loaderdoctor.format import plain
 from loaderdoctor.report.console.bars import Legible
-from loaderdoctor.report.console.brief import brief_sections
+from loaderdoctor.report.console.brief import BriefPage
 from loaderdoctor.report.console.changes import (
     IDEAS,
     IN_THE_STEP,
@@ -58,8 +58,9 @@ def render_report(
 
     Brief: the answer and what carries it, for a terminal. The rest is in the folder's files.
     """
-    sections = brief_sections(report, folder) if brief else _sections(report, folder)
-    return Legible(Group(*(section for section in sections if section is not None)))
+    if brief:
+        return Legible(BriefPage(report, folder))
+    return Legible(Group(*(x for x in _sections(report, folder) if x is not None)))
 
 
 def console_text(

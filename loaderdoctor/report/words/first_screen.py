@@ -132,8 +132,11 @@ def _as_advised(report: Report) -> WhatIf | None:
 
 
 def _rows(report: Report, ablation: Ablation) -> Iterator[WhatIf]:
+    """Now, without the loader, without copies: to the scale of the step, where they may be one."""
     no_accelerator = report.shares is not None and report.shares.copy is None
-    now = ablation.plain_ms
+    now, step = ablation.plain_ms, report.step
+    is_step = _is_the_step(report, ablation)
+    scale = step.wall_ms / now if is_step and step.wall_ms is not None else 1.0
     for words, value, name, part in (
         ("now", now, "plain_ms", ""),
         ("with an instant loader", ablation.no_input_ms, "no_input_ms", "input_ms"),
@@ -145,15 +148,34 @@ def _rows(report: Report, ablation: Ablation) -> Iterator[WhatIf]:
         is_now = name == "plain_ms"
         differs = cost_ci is None or cost_ci[0] > 0.0
         clear = value is not None and value > 0 and fmt.is_measured_well(value, ci)
+        gain = now / value if clear and differs and value and not is_now else None
+        if is_now and is_step:
+            value, ci = step.wall_ms, step.wall_ms_ci
+        elif value is not None:
+            value, ci = scale * value, (scale * ci[0], scale * ci[1]) if ci is not None else None
         yield WhatIf(
             words=words,
             value_ms=value,
             ci_ms=ci,
             is_now=is_now,
-            gain=now / value if clear and differs and value and not is_now else None,
+            gain=gain,
             applies=value is not None or not (no_accelerator and name == "no_copy_ms"),
             differs=differs,
         )
+
+
+def _is_the_step(report: Report, ablation: Ablation) -> bool:
+    """Whether the loop of the ablation's rounds and the report's step may be one loop in noise.
+
+    Then there is one "now". Where the intervals lie apart the rounds met another loop, as of an
+    epoch's end that is in the one and not in the other, and scaling would multiply that.
+    """
+    step = report.step
+    if step.wall_ms is None or ablation.plain_ms <= 0.0:
+        return False
+    low, high = step.wall_ms_ci or (step.wall_ms, step.wall_ms)
+    own_low, own_high = ablation.ci_ms.get("plain_ms") or (ablation.plain_ms, ablation.plain_ms)
+    return low <= own_high and own_low <= high
 
 
 def what_if_notes(report: Report, *, brief: bool = False) -> tuple[str, ...]:
@@ -169,17 +191,21 @@ def what_if_notes(report: Report, *, brief: bool = False) -> tuple[str, ...]:
         notes.append(ONE_ROUND)
     if any(not row.differs for row in what_if(report)):
         notes.append("“no difference to see”: none that the noise of these rounds allows to see.")
-    shown = fmt.step_ms(ablation.plain_ms, ablation.ci_ms.get("plain_ms")).partition(" ±")[0]
-    step = fmt.step_ms(wall_ms, report.step.wall_ms_ci).partition(" ±")[0]
-    if brief:
-        return tuple(notes)
-    if wall_ms is not None and shown != step and fmt.ms(wall_ms) != fmt.ms(ablation.plain_ms):
-        rounds = fmt.count(ablation.n_rounds, "round")
+    differs = wall_ms is not None and fmt.ms(wall_ms) != fmt.ms(ablation.plain_ms)
+    rounds = fmt.count(ablation.n_rounds, "round")
+    if wall_ms is not None and differs and not _is_the_step(report, ablation):
         slow = any(warning.kind == SLOW_START for warning in report.warnings)
         which = " but its slow first ones" if slow and report.command == "diagnose" else ""
         notes.append(
             f"“now” is of the {rounds} of this comparison alone; {fmt.ms(wall_ms)} above is of "
             f"all windows of the loop as it is{which}."
+        )
+    if brief:
+        return tuple(notes)
+    if differs and _is_the_step(report, ablation):
+        notes.append(
+            f"To the scale of the step above; in the {rounds} of this comparison the loop took "
+            f"{fmt.step_ms(ablation.plain_ms, ablation.ci_ms.get('plain_ms'))}."
         )
     of_step = fmt.is_measured_well(wall_ms, report.step.wall_ms_ci)  # else it is said there
     shown_rows = [row for row in what_if(report) if row.differs]

@@ -13,6 +13,7 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import is_open, trace_alone
 from loaderdoctor.findings.input_parts import cost_beyond_wait, mapping_cost
 from loaderdoctor.findings.model import Finding, Kind, Severity
+from loaderdoctor.report import model
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.words.changes import MEASURED, Change, changes_of
 from loaderdoctor.report.words.no_cause import no_cause
@@ -59,6 +60,7 @@ CAUSES: Mapping[Kind, str] = {
     Kind.GC_PAUSES: "Python's garbage collector stops the loop",
     Kind.SLOW_RANK: "one rank is slower than the others",
 }
+_CAUSE_OF = {kind.value: words for kind, words in CAUSES.items()}  # kinds as report.json has them
 _HOST = (Kind.SYNC_EVERY_STEP, Kind.LAUNCH_BOUND, Kind.WORK_BETWEEN_STEPS, Kind.GC_PAUSES)
 _COPY = (Kind.PIN_INEFFECTIVE, Kind.PAGEABLE_COPY, Kind.BLOCKING_COPY, Kind.COPY_NOT_OVERLAPPED,
          Kind.MANY_SMALL_COPIES, Kind.WIDE_DTYPE_COPY)  # fmt: skip
@@ -149,6 +151,12 @@ def _sentence(
     remedy = _remedy(step_ms, cause, recommendations, facts, findings, n_tried)
     unexplained = no_cause(bound, facts) if cause is None and not threads else ""
     return " ".join(filter(None, (f"{threads}{cost}{because}{where}.", unexplained, remedy)))
+
+
+def names_cause(sentence: str, finding: model.Finding) -> bool:
+    """Whether that verdict gives this finding as its reason."""
+    words = _CAUSE_OF.get(finding.kind)
+    return words is not None and words in sentence
 
 
 def _why(cause: Finding, facts: Facts) -> str:

@@ -16,7 +16,12 @@ from loaderdoctor.report.html.page import html
 from loaderdoctor.report.model import Finding as ReportFinding
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.words.changes import changes_of, vocabulary
-from loaderdoctor.report.words.first_screen import boundary_sentence, evidence_words, what_if_notes
+from loaderdoctor.report.words.first_screen import (
+    boundary_sentence,
+    evidence_words,
+    what_if,
+    what_if_notes,
+)
 from loaderdoctor.report.words.summary import cost_sentence, verdict_sentence
 from loaderdoctor.report.words.verdict import headline
 from tests.findings.builders import with_exposed
@@ -116,14 +121,41 @@ def test_two_figures_for_now_are_told_apart_in_a_clause() -> None:
     wider = {**report.ablation.ci_ms, "plain_ms": (12.1, 14.1)}
     same = msgspec.structs.replace(report.ablation, ci_ms=wider)
     assert what_if_notes(msgspec.structs.replace(report, ablation=same)) == ()
+    apart = {**report.ablation.ci_ms, "plain_ms": (15.0, 15.4)}
     other = msgspec.structs.replace(
-        report, ablation=msgspec.structs.replace(report.ablation, plain_ms=15.2)
+        report, ablation=msgspec.structs.replace(report.ablation, plain_ms=15.2, ci_ms=apart)
     )
     (note,) = what_if_notes(other)
+    assert what_if_notes(other, brief=True) == (note,)
+    assert what_if(other)[0].figure == "15.2 ± 0.2 ms"
     assert "6 rounds of this comparison" in note
     assert "13.1 ms above is of all windows" in note
     assert note in " ".join(console_text(other).split())
     assert "6 rounds of this comparison" in html(other)
+
+
+def test_one_loop_within_noise_has_one_figure_for_now() -> None:
+    report = samples.input_bound()
+    assert report.ablation is not None
+    wide = {**report.ablation.ci_ms, "plain_ms": (12.0, 40.0)}
+    loaded = msgspec.structs.replace(
+        report, ablation=msgspec.structs.replace(report.ablation, plain_ms=26.2, ci_ms=wide)
+    )
+    now, advised, instant, _ = what_if(loaded)
+    assert now.value_ms is not None
+    assert advised.gain is not None
+    assert instant.value_ms is not None
+    assert instant.gain is not None
+    assert now.value_ms == report.step.wall_ms
+    assert advised.value_ms == 2.31
+    assert advised.gain == pytest.approx(now.value_ms / 2.31)
+    assert instant.gain == pytest.approx(26.2 / (report.ablation.no_input_ms or 0.0))
+    assert instant.value_ms == pytest.approx(now.value_ms / instant.gain)
+    assert what_if_notes(loaded, brief=True) == ()
+    (note,) = what_if_notes(loaded)
+    assert note.startswith("To the scale of the step above; in the 6 rounds")
+    shown = console_text(loaded, brief=True)
+    assert "26" not in shown.partition("What it would be")[2].partition("Findings")[0]
 
 
 def test_a_comparison_of_one_round_says_what_its_interval_rests_on() -> None:

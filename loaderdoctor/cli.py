@@ -299,9 +299,10 @@ def report(run: Path, **options: Any) -> int:
 @cli.command(context_settings=CONTEXT)
 @click.option("--write", is_flag=True, help="Write it; never into a file changed since the run.")
 @click.option("--undo", is_flag=True, help="Take back what was written last.")
+@click.option("--prove", "proves", is_flag=True, help="Then try it in a copy, as `prove` does.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("numbers", metavar="[N]…", nargs=-1, type=click.IntRange(min=1))
-def apply(run: Path, numbers: tuple[int, ...], write: bool, undo: bool) -> int:
+def apply(run: Path, numbers: tuple[int, ...], write: bool, undo: bool, proves: bool) -> int:
     """Print a run's advice as a diff of your files; with --write, write it.
 
     N are the numbers of "What to change"; without one, the first. Where an option of the script
@@ -309,7 +310,12 @@ def apply(run: Path, numbers: tuple[int, ...], write: bool, undo: bool) -> int:
     """
     from loaderdoctor.commands.apply import ApplyOptions, apply
 
-    return apply(ApplyOptions(run=run, numbers=numbers, write=write, undo=undo))
+    code = apply(ApplyOptions(run=run, numbers=numbers, write=write, undo=undo))
+    if code or undo or not proves:
+        return code
+    from loaderdoctor.commands.prove import ProveOptions, prove
+
+    return prove(ProveOptions(target=run, words=tuple(str(n) for n in numbers)))
 
 
 @cli.command(context_settings=CONTEXT)

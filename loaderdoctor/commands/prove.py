@@ -19,12 +19,10 @@ from loaderdoctor.proving.advised import advised, script_of, words_of
 from loaderdoctor.proving.journal import standing
 from loaderdoctor.proving.judge import Promise, Proof
 from loaderdoctor.proving.page import headline, markdown, rows
+from loaderdoctor.proving.record import keep, record
 from loaderdoctor.proving.trees import Tree, copied, root_of
 from loaderdoctor.proving.turns import Side, Turns, in_turns
-from loaderdoctor.report.files import read_report, write_bytes
-
-# In the run folder whose advice was proven: what was promised and what was got.
-PROOFS = "proofs.json"
+from loaderdoctor.report.files import read_report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,32 +192,8 @@ def _show(proof: Proof, task: _Task, options: ProveOptions) -> None:
             promise=task.promise,
         )
         options.markdown.write_text(page, encoding="utf-8")
-    found = record(proof, promise=task.promise)
+    found = record(proof, changes=task.title, promise=task.promise)
     if options.json_target is not None:
         options.json_target.write_bytes(msgspec.json.encode(found))
     if options.changed is None and options.target.is_dir():
-        _keep(options.target / PROOFS, {"changes": task.title, **found})
-
-
-def record(proof: Proof, *, promise: Promise | None = None) -> dict[str, object]:
-    """The proof for programs; an end of an interval that is not known is null."""
-    return {
-        "schema": "loaderdoctor.proof/1",
-        "before_ms": msgspec.to_builtins(proof.before_ms),
-        "after_ms": msgspec.to_builtins(proof.after_ms),
-        "speed_up": msgspec.to_builtins(proof.speed_up),
-        "promised_speed_up": promise.times if promise is not None else None,
-        "promise_at_best": promise.at_best if promise is not None else None,
-        "promise_kept": proof.keeps(promise),
-        "training": proof.words,
-        "numerics": proof.numerics,
-        "same_batches": proof.same_batches,
-        "kept": msgspec.to_builtins(proof.kept),
-        "own": msgspec.to_builtins(proof.own),
-        "fixed_draws": msgspec.to_builtins(proof.fixed),
-    }
-
-
-def _keep(file: Path, one: dict[str, object]) -> None:
-    before: Sequence[object] = msgspec.json.decode(file.read_bytes()) if file.exists() else ()
-    write_bytes(file, msgspec.json.format(msgspec.json.encode([*before, one]), indent=2))
+        keep(options.target, found)

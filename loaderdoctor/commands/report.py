@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import click
 import msgspec
 
 from loaderdoctor.commands.output import check_json_target, deliver, exit_code, share_rules
@@ -23,6 +24,7 @@ from loaderdoctor.instrument.wire.protocol import (
     WindowDone,
     WindowRequest,
 )
+from loaderdoctor.proving.record import kept_proofs
 from loaderdoctor.report.files import read_report
 from loaderdoctor.report.model import Report
 
@@ -43,6 +45,8 @@ def report(options: ReportOptions) -> int:
     check_json_target(options.json_target)
     found = _report_in(options.run)
     deliver(found, json_target=options.json_target, folder=options.run, verbose=options.verbose)
+    for proven in kept_proofs(options.run) if options.json_target != "-" else ():
+        click.echo(f"Proven: {proven.sentence}")
     return exit_code(found, rules)
 
 

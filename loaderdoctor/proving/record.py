@@ -1,0 +1,112 @@
+"""A proof for programs, and as the run folder keeps it: what was promised, and what was got."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+
+from loaderdoctor import format as fmt
+from loaderdoctor.errors import UsageError
+from loaderdoctor.estimate import Estimate
+from loaderdoctor.proving.judge import Kept, Promise, Proof
+from loaderdoctor.report.files import write_bytes
+
+# In the run folder whose advice was proven; the oldest first.
+PROOFS = "proofs.json"
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """An estimate; an end of its interval that is not known is null."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    n: int = 1
+
+
+class ProofRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One proof."""
+
+    changes: str
+    before_ms: Figure
+    after_ms: Figure
+    speed_up: Figure
+    training: str = ""  # the verdict on what was kept, in words
+    numerics: str = "unknown"
+    same_batches: bool | None = None
+    promised_speed_up: float | None = None
+    promise_at_best: bool | None = None
+    promise_kept: bool | None = None
+    kept: dict[str, float | None] | None = None
+    own: dict[str, float | None] | None = None
+    fixed_draws: dict[str, float | None] | None = None
+    schema: str = "loaderdoctor.proof/1"
+
+    @property
+    def sentence(self) -> str:
+        """`num_workers=3 (now 0): promised 1.8×, got 1.7× [1.6, 1.8]; same batches …`."""
+        got, times = self.speed_up, self.promised_speed_up
+        between = "" if got.low is None or got.high is None else f" [{got.low:.2f}, {got.high:.2f}]"
+        said = f"got {fmt.ratio(got.value)}{between}"
+        if times is not None:
+            at_best = "at best " if self.promise_at_best else ""
+            missed = ", not as promised" if self.promise_kept is False else ""
+            said = f"promised {at_best}{fmt.ratio(times)}, {said}{missed}"
+        return "; ".join(filter(None, (f"{self.changes}: {said}", self.training)))
+
+
+def record(proof: Proof, *, changes: str, promise: Promise | None = None) -> ProofRecord:
+    """The proof as it is kept and as `--json` writes it."""
+    return ProofRecord(
+        changes=changes,
+        before_ms=_figure(proof.before_ms),
+        after_ms=_figure(proof.after_ms),
+        speed_up=_figure(proof.speed_up),
+        training=proof.words,
+        numerics=proof.numerics,
+        same_batches=proof.same_batches,
+        promised_speed_up=promise.times if promise is not None else None,
+        promise_at_best=promise.at_best if promise is not None else None,
+        promise_kept=proof.keeps(promise),
+        kept=_compared(proof.kept),
+        own=_compared(proof.own),
+        fixed_draws=_compared(proof.fixed),
+    )
+
+
+def keep(run: Path, one: ProofRecord) -> None:
+    """Add it to those of the run folder."""
+    text = msgspec.json.format(msgspec.json.encode([*kept_proofs(run), one]), indent=2)
+    write_bytes(run / PROOFS, text)
+
+
+def kept_proofs(run: Path) -> list[ProofRecord]:
+    """The oldest first; [] where nothing was proven. Raises UsageError for a torn file."""
+    file = run / PROOFS
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=list[ProofRecord])
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{file}: can't be read ({error}).") from None
+
+
+def _figure(estimate: Estimate) -> Figure:
+    low, high = (x if math.isfinite(x) else None for x in (estimate.low, estimate.high))
+    return Figure(value=estimate.value, low=low, high=high, n=estimate.n)
+
+
+def _compared(found: Kept | None) -> dict[str, float | None] | None:
+    if found is None:
+        return None
+    difference = found.max_loss_difference
+    return {
+        "n_steps": found.n_steps,
+        "n_same_inputs": found.n_same_inputs,
+        "max_loss_difference": difference
+        if difference is None or math.isfinite(difference)
+        else None,
+        "first_differing_step": found.first_differing_step,
+    }

@@ -122,7 +122,7 @@ def validation_bound() -> model.Report:
         share=wall.outside_share,
         loader="train.py:57",
         summary="36.4 of 49.5 ms a training step lie outside the steps. Validation (train.py:57), "
-        "36.4 ms: 182 ms every 5 steps, 12 seen.",
+        "36.4 ms: 182 ms every 5 steps, seen 12 times.",
         evidence={"what": "validation", "seconds_each": 0.182, "every_n_steps": 5},
         advice="Give the loader of train.py:57 workers (num_workers): a pass waits 89 % of its "
         "time for batches. Validate less often, or on part of the data.",
@@ -157,7 +157,7 @@ def ladder() -> model.Report:
         recommendations=(),
         not_advised=(),
         claims=(
-            {"claim": "up to 'AMP': 144 % of the baseline's samples/s", "published": "144 %",
+            {"claim": "samples/s with 'AMP' (baseline 100 %)", "published": "144 %",
              "ours": "98 %", "verdict": "disagrees"},
             {"claim": "AMP halves GPU memory", "published": "2.51 → 1.32 GB", "ours": None,
              "verdict": "not testable here", "reason": "needs an accelerator"},

@@ -133,14 +133,14 @@ def named(part: Seen) -> str:
 
 
 def outside_words(part: Seen) -> str:
-    """`0.26 s every 4 steps, 12 seen`."""
+    """`0.26 s every 4 steps, seen 12 times`."""
     if part.at_epoch_end:
         often = "at an epoch's end"
     elif part.every_steps is None:
         return f"{fmt.seconds(part.seconds)}, seen once"
     else:
         often = _every(part.every_steps)
-    return f"{fmt.seconds(part.seconds)} {often}, {part.n} seen"
+    return f"{fmt.seconds(part.seconds)} {often}, seen {fmt.count(part.n, 'time')}"
 
 
 def _every(n_steps: float) -> str:

@@ -6,7 +6,7 @@ The whole of it is in the run folder, and printed with --verbose. Where a screen
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from loaderdoctor import format as fmt
+from loaderdoctor.findings.model import Kind
 from loaderdoctor.format import plain
 from loaderdoctor.report.console.bars import Capped
 from loaderdoctor.report.console.changes import (
@@ -146,14 +147,17 @@ def _findings(report: Report, detail: _Detail) -> RenderableType | None:
     body: list[RenderableType] = []
     for i, cause in enumerate(found):
         body.append(finding_head(cause.first))
-        told = not detail.told_causes and names_cause(report.verdict.summary, cause.first)
+        told = _is_the_verdict(cause.first, report) or (
+            not detail.told_causes and names_cause(report.verdict.summary, cause.first)
+        )
         summary = shortened(cause.first.summary)
         if detail.findings and not told and not _is_said(summary, report):
             body.append(indented(Text(plain(summary))))
         if cause.aspects:
             kinds = ", ".join(aspect.kind for aspect in cause.aspects)
             body.append(indented(Text(f"the same time seen as: {plain(kinds)}")))
-        if i and cause.first.advice and detail.roomy:  # that of the first is what to change
+        # What to change says that of the verdict's own cause.
+        if (i or not _is_answer(cause.first, report)) and cause.first.advice and detail.roomy:
             advice = shortened(cause.first.advice, most=0)
             body.append(indented(Text.assemble(("→ ", "bold"), plain(advice))))
     if n_left_out:
@@ -182,7 +186,7 @@ def _changes(report: Report) -> Iterator[RenderableType]:
         yield Text(plain(leads))
     elif every:
         pass
-    elif (advice := _first_advice(report.findings)) is not None:
+    elif (advice := _first_advice(report)) is not None:
         if not _is_said(advice, report):
             yield Text(plain(advice))
     elif (nothing := nothing_is_advised(report)) is not None and not _is_said(nothing, report):
@@ -192,8 +196,25 @@ def _changes(report: Report) -> Iterator[RenderableType]:
         yield Text(f"not advised here: {plain(names)}", style="bright_black")
 
 
-def _first_advice(findings: Sequence[Finding]) -> str | None:
-    return next((finding.advice for finding in findings if finding.advice), None)
+def _first_advice(report: Report) -> str | None:
+    """What to do about the verdict's own cause; that of another finding stands below it."""
+    return next((f.advice for f in report.findings[:1] if _is_answer(f, report)), None)
+
+
+def _is_the_verdict(finding: Finding, report: Report) -> bool:
+    """Whether the verdict was written from it, figures, place and all."""
+    return is_outside(report) and finding.kind == Kind.TIME_OUTSIDE_STEPS.value
+
+
+def _is_answer(finding: Finding, report: Report) -> bool:
+    """Whether the verdict is about this finding."""
+    said = report.verdict.summary
+    return (
+        names_cause(said, finding)
+        or _is_said(finding.summary, report)
+        or (finding.advice is not None and finding.advice in said)
+        or is_outside(report)
+    )
 
 
 def _end(report: Report, folder: Path | None) -> RenderableType:
@@ -203,6 +224,10 @@ def _end(report: Report, folder: Path | None) -> RenderableType:
     at = f"{plain(str(folder))}/report.html, or " if folder is not None else ""
     where = Text(f"All of it{warnings}: {at}--verbose", style="bright_black", overflow="fold")
     lines: list[RenderableType] = [Text(""), where]
+    for loader in report.loaders:
+        if "#" in loader.id and _is_said(loader.id, report):
+            said = f"{loader.id}: loader {loader.id.rpartition('#')[2]} of that line"
+            lines.append(Text(plain(said), style="bright_black"))
     what_for = meaning(report)
     if what_for and not is_outside(report):
         lines.append(Text(what_for, style="bold"))

@@ -186,7 +186,14 @@ def nothing_helps(report: Report) -> str:
     )
     if faster:
         return "No change of settings is shown to help: what was faster was not confirmed."
-    return "No change of settings is known to help."
+    return f"No change of settings is known to help.{_to_settle(report)}"
+
+
+def _to_settle(report: Report) -> str:
+    """What to do about an uncertain verdict, where it does not say so itself."""
+    if report.verdict.severity != "uncertain" or "--budget" in report.verdict.summary:
+        return ""
+    return " To know more: run it again with nothing else running, or longer (--budget 120)."
 
 
 def nothing_is_advised(report: Report) -> str | None:

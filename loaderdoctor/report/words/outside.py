@@ -31,10 +31,12 @@ def outside_cost(wall: WallFacts) -> str:
     """How much lies outside the steps, what and where, next to the step itself."""
     known = [part for part in wall.outside if part.ms_per_step]
     listed = "; ".join(_named(part) for part in known[:_MOST_NAMED])
+    if len(known) == 1:  # then its milliseconds are those of all
+        listed = f"{named(known[0])}, {outside_words(known[0])}"
     return (
-        f"{fmt.number(wall.total_ms)} ms a training step, of which {fmt.number(wall.outside_ms)} "
-        f"outside the steps ({fmt.share(wall.outside_share)}): {listed}. The step itself takes "
-        f"{fmt.number(wall.own_ms)} ms."
+        f"A training step takes {fmt.number(wall.total_ms)} ms, {fmt.number(wall.outside_ms)} of "
+        f"them outside the step itself ({fmt.share(wall.outside_share)}): {listed}. The step "
+        f"itself takes {fmt.number(wall.own_ms)} ms."
     )
 
 
@@ -70,7 +72,7 @@ def share_words(finding: Finding) -> str:
 
 
 def _named(part: OutsideFacts | Outside) -> str:
-    """`validation (train.py:57) 36.4 ms, 0.2 s every 5 steps, 40 seen`."""
+    """`validation (train.py:57) 36.4 ms, 0.2 s every 5 steps, seen 40 times`."""
     return f"{named(part)} {fmt.ms(part.ms_per_step)}, {outside_words(part)}"
 
 

@@ -53,15 +53,33 @@ def headline(report: Report) -> tuple[str, str]:
         only_reads = not report.trains and not report.calls_model
         return "No training seen" if only_reads else _BOUND_WORDS["unknown"], ""
     bound = _BOUND_WORDS[verdict.bound] + ("" if report.trains else " inference")
+    if verdict.bound == "outside":
+        bound += _mostly(report)
     if verdict.severity != "uncertain":
+        if verdict.severity != "none" and not _is_largest(report):
+            bound = f"Partly {bound[:1].lower()}{bound[1:]}"
         how = _if_nothing(report) if verdict.severity == "none" else verdict.severity
         return bound, how
     if verdict.bound == "outside":  # certain but for how long it takes the next time
-        return _BOUND_WORDS["outside"], "seen once"
+        return bound, "seen once"
     known = largest_part(report.shares)
     if known is None or known[0] == verdict.bound or known[1] < _MOST:
         return f"Perhaps {bound.lower()}", "uncertain"
     return f"{TAKES[known[0]]} {fmt.share(known[1])}", f"{verdict.bound} uncertain"
+
+
+def _mostly(report: Report) -> str:
+    """What takes most of the time outside the steps, where that has a name."""
+    parts = [part for part in report.wall.outside if part.ms_per_step] if report.wall else []
+    largest = max(parts, key=lambda part: part.ms_per_step or 0.0, default=None)
+    return f": {largest.what}" if largest is not None and largest.what != "other" else ""
+
+
+def _is_largest(report: Report) -> bool:
+    """Whether the bound is what takes most: nobody calls a step that computes input-bound."""
+    known = largest_part(report.shares)
+    own = getattr(report.shares, report.verdict.bound, None)
+    return known is None or own is None or own >= known[1]
 
 
 def _if_nothing(report: Report) -> str:

@@ -47,9 +47,9 @@ CASES = (
         },
         says=(
             "55.0 of 65.0 ms a training step lie outside the steps",
-            "Validation (train.py:9), 40.0 ms: 200 ms every 5 steps, 12 seen",
-            "saving (train.py:30), 10.0 ms: 1.00 s every 100 steps, 3 seen",
-            "other work of the loop, 5.00 ms: 500 ms at an epoch's end, 2 seen",
+            "Validation (train.py:9), 40.0 ms: 200 ms every 5 steps, seen 12 times",
+            "saving (train.py:30), 10.0 ms: 1.00 s every 100 steps, seen 3 times",
+            "other work of the loop, 5.00 ms: 500 ms at an epoch's end, seen 2 times",
             "larger batches",
             "Save less often",
         ),
@@ -111,9 +111,9 @@ def test_a_finding_of_the_step_is_no_graver_than_its_part_of_all_the_time() -> N
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        (VALIDATION, "200 ms every 5 steps, 12 seen"),
-        (replace(VALIDATION, every_steps=4.7), "200 ms every 4.70 steps, 12 seen"),
-        (replace(SAVING, every_steps=1, in_steps=True), "1.00 s each step, 3 seen"),
+        (VALIDATION, "200 ms every 5 steps, seen 12 times"),
+        (replace(VALIDATION, every_steps=4.7), "200 ms every 4.70 steps, seen 12 times"),
+        (replace(SAVING, every_steps=1, in_steps=True), "1.00 s each step, seen 3 times"),
         (ONCE, "200 ms, seen once"),
     ],
 )

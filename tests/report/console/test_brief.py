@@ -130,3 +130,56 @@ def test_a_change_that_an_option_makes_is_outlined_with_it() -> None:
     assert ". Run it with `-j 7`." in text
     alone = brief(samples.input_bound(recommendations=(row,)))
     assert "Run it with `-j 7`.\n     python train.py -j 7\n" in alone
+
+
+def test_what_mostly_computes_is_bound_in_part_only() -> None:
+    assert brief(samples.cpu_only()).startswith("Partly input-bound, moderate   train.py\n")
+    assert brief(samples.input_bound()).startswith("Input-bound, high   train.py\n")
+
+
+def test_advice_of_another_finding_stands_below_it_and_is_not_the_answer() -> None:
+    other = replace(
+        samples.IN_MAIN, kind=Kind.PASS_BEFORE_TRAINING, severity=Severity.LOW, share=None,
+        summary="8 s went by before training began.", advice="Compute it once.",
+    )  # fmt: skip
+    text = brief(samples.input_bound(findings=(other,), recommendations=(), not_advised=()))
+    found, _, to_change = text.partition("What to change")
+    assert "    → Compute it once.\n" in found
+    assert "Compute it once" not in to_change
+
+
+def test_an_uncertain_verdict_says_what_would_settle_it() -> None:
+    assert "or longer (--budget 120)" in " ".join(brief(samples.uncertain()).split())
+    settled = " ".join(brief(samples.uncertain(unsettled="Give it a larger --budget.")).split())
+    assert "--budget 120" not in settled
+
+
+def test_the_number_of_a_loader_is_explained_where_it_is_read() -> None:
+    report = samples.validation_bound()
+    second = structs.replace(report.loaders[0], id="train.py:57#2")
+    said = report.verdict.summary.replace("train.py:57", "train.py:57#2")
+    verdict = structs.replace(report.verdict, summary=said)
+    shown = structs.replace(report, loaders=(second,), verdict=verdict)
+    assert "\ntrain.py:57#2: loader 2 of that line\n" in brief(shown)
+    assert "loader 2 of" not in brief(structs.replace(shown, verdict=report.verdict))
+
+
+@pytest.mark.parametrize("n_warnings", [0, 1])
+def test_a_long_screen_leaves_out_what_the_verdict_says_first(n_warnings: int) -> None:
+    slow = replace(
+        samples.IN_MAIN, kind=Kind.SLOW_RANK, summary="Rank 1 is late in every step. " * 7,
+        advice="Look at what this rank reads.", share=0.7, loader=None, evidence={"rank": 1},
+    )  # fmt: skip
+    report = structs.replace(
+        samples.several_ranks(),
+        findings=samples.input_bound(findings=(samples.IN_MAIN, slow)).findings,
+        warnings=(BUSY,) * n_warnings,
+    )
+    text = brief(report)
+    assert len(text.splitlines()) <= LINES
+    assert "What it would be" not in text
+    assert "slow-rank" in text
+    assert "The training process makes every batch itself" not in text
+    assert "num_workers=7, persistent_workers=True)" in text  # code is never left out
+    assert "beware: " in text
+    assert "What it would be" in console_text(report, width=COLUMNS, folder=FOLDER)

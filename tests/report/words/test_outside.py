@@ -34,18 +34,21 @@ def report(wall: WallFacts | None = WALL, bound: str = "outside", severity: str 
 def test_the_verdict_counts_all_the_time_and_names_the_place() -> None:
     said = verdict_sentence("outside", "high", facts=healthy(wall=WALL))
     assert said.startswith(
-        "50.0 ms a training step, of which 40.0 outside the steps (80 %): "
-        "validation (train.py:9) 40.0 ms, 200 ms every 5 steps, 12 seen. The step itself takes "
+        "A training step takes 50.0 ms, 40.0 of them outside the step itself (80 %): "
+        "validation (train.py:9), 200 ms every 5 steps, seen 12 times. The step itself takes "
         "10.0 ms."
     )
     assert cost_sentence("outside", "high", healthy(wall=WALL)) == said
-    assert headline(report()) == ("Outside the steps", "high")
+    assert headline(report()) == ("Outside the steps: validation", "high")
 
 
 def test_what_was_seen_once_says_so() -> None:
     wall = replace(WALL, outside=(replace(VALIDATION, n=1),))
     assert "seen once only" in verdict_sentence("outside", "uncertain", facts=healthy(wall=wall))
-    assert headline(report(wall, severity="uncertain")) == ("Outside the steps", "seen once")
+    assert headline(report(wall, severity="uncertain")) == (
+        "Outside the steps: validation",
+        "seen once",
+    )
 
 
 def test_another_verdict_is_followed_by_what_lies_outside() -> None:

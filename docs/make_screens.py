@@ -1,0 +1,60 @@
+"""Draws every kind of answer as its readers get it, to be looked at: terminal, desk and phone.
+
+    python docs/make_screens.py FOLDER [RUN …]
+
+Without runs of the small reports that the golden files show. Each becomes NAME-80.png and
+NAME-140.png (a terminal of so many columns), NAME-desk.png, NAME-phone.png and NAME-phone-dark.png
+(report.html). Read each for fifteen seconds and say in one sentence what is wrong and what to do;
+what you can't say is what to mend. Needs Chromium.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests are part of no package
+from docs.make_picture import picture
+from loaderdoctor.report.files import read_report
+from loaderdoctor.report.html.page import html
+from loaderdoctor.report.model import Report
+from tests.report.browser import Page, browser
+from tests.report.console.test_page import REPORTS
+
+TERMINALS = (80, 140)  # columns
+SCREENS = {"desk": (1280, False), "phone": (390, False), "phone-dark": (390, True)}
+
+
+def named_reports(runs: list[Path]) -> Iterator[tuple[str, Report, str]]:
+    """(name, report, its page): of run folders, or of the golden files' reports."""
+    for run in runs:
+        written = run / "report.html"
+        report = read_report(run)
+        page = written.read_text(encoding="utf-8") if written.exists() else html(report)
+        yield run.name, report, page
+    if not runs:
+        for name, make in REPORTS.items():
+            yield name, make(), html(make())
+
+
+def draw(page: Page, name: str, report: Report, written: str, folder: Path) -> None:
+    """All pictures of one report."""
+    for columns in TERMINALS:
+        drawn = folder / f"{name}-{columns}.svg"
+        drawn.write_text(picture(report, f"loaderdoctor, {columns} columns", columns=columns))
+        page.open(drawn, width=12 * columns + 40)
+        page.picture(drawn.with_suffix(".png"))
+    source = folder / f"{name}.html"
+    source.write_text(written, encoding="utf-8")
+    for screen, (width, dark) in SCREENS.items():
+        page.open(source, width=width, dark=dark)
+        page.picture(folder / f"{name}-{screen}.png")
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.mkdir(parents=True, exist_ok=True)
+    with browser() as opened:
+        for name, report, written in named_reports([Path(run) for run in sys.argv[2:]]):
+            draw(opened, name, report, written, target)

@@ -207,6 +207,19 @@ def test_the_page_has_a_line_for_every_room_and_no_other() -> None:
     assert listed == tree, f"docs/architecture.md lacks {tree - listed}, has {listed - tree}"
 
 
+def test_every_module_that_the_page_names_is_there() -> None:
+    named = set(re.findall(r"`([a-z]\w*(?:/\w+)+(?:\.py|/)?)`", PAGE.read_text()))
+    named -= {"loaderdoctor/a/b/name.py", "tests/a/b/test_name.py"}  # how tests are named
+    roots = PACKAGE, PACKAGE / "instrument", PACKAGE.parent
+    gone = {
+        name
+        for name in named
+        if not any((root / name).exists() or (root / f"{name}.py").exists() for root in roots)
+    }
+    assert not gone
+    assert len(named) > 50
+
+
 def test_modules_stay_small() -> None:
     long = {
         name: n for name, p in modules().items() if (n := len(p.read_text().splitlines())) > 400

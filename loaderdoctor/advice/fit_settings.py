@@ -307,16 +307,6 @@ def _device(facts: Facts) -> ast.expr | None:
 # Switches, and what the optimizer is told.
 
 
-def _switch(*lines: str) -> object:
-    def write(editor: Editor, facts: Facts, value: Value) -> None:
-        sources = sources_of(facts)
-        if not sources:
-            raise CannotEdit("the script is not known")
-        statement_below_imports(editor, sources[0], [x.format(value=value) for x in lines])
-
-    return write
-
-
 def _tf32(editor: Editor, facts: Facts, value: Value) -> None:
     precision = "high" if value else "highest"
     _lines(editor, facts, f'torch.set_float32_matmul_precision("{precision}")',

@@ -6,6 +6,7 @@ import fcntl
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,10 @@ from hypothesis import settings
 # An example takes as long as the machine lets it: what else runs is no failure of what is tested.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+
+# Hundreds of processes start here: none need compile our modules again, nor pytest these tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell that starts a job in the background without job control has it ignore Ctrl-C, and children
 # inherit that: tests that interrupt a command would then wait for nothing.

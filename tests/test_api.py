@@ -19,7 +19,7 @@ import loaderdoctor
 from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.instrument.session.hooks import Hooks
 
-pytestmark = pytest.mark.alone
+alone = pytest.mark.alone
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -76,6 +76,7 @@ def _leaves_nothing_behind() -> Any:
     assert not [t for t in threading.enumerate() if t.name == "loaderdoctor"]
 
 
+@alone
 def test_a_watched_pass_prints_its_report(capsys: pytest.CaptureFixture[str]) -> None:
     loader = DataLoader(Waiting(800), 4)
     _, step = trainer()
@@ -98,6 +99,7 @@ def test_results_of_a_watched_loop_are_those_of_an_unwatched_one() -> None:
     assert run(lambda loader: loader) == run(loaderdoctor.watch)
 
 
+@alone
 def test_a_block_may_hold_several_short_epochs_and_write_a_run_folder(tmp_path: Path) -> None:
     with loaderdoctor.watching(ablation=True, budget_s=8, output=tmp_path / "run") as watched:
         loader = DataLoader(Waiting(40), 4)

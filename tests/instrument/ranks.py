@@ -10,15 +10,26 @@ from pathlib import Path
 
 import psutil
 
+from tests.descent import DESCENT
+
 # In the environment of what a test starts, and so of all that comes of it.
 MARK = "LOADERDOCTOR_TEST"
-TRAIN = """
+TRAIN = (
+    """
 import sys, time
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
+"""
+    + DESCENT
+    + """
+class Averaged(torch.nn.Linear):
+    # Gradients averaged by hand; torch's own class loads the compiler, see `Descent`.
+    def average(self):
+        for parameter in self.parameters():
+            dist.all_reduce(parameter.grad)
 
 class Slow(Dataset):
     def __init__(self, sample_s):
@@ -29,25 +40,32 @@ class Slow(Dataset):
         time.sleep(self.sample_s)
         return torch.randn(64), index % 10
 
-def train(sample_s=(0.001, 0.004), n_epochs=50, after_step=None):
+def train(sample_s=(0.001, 0.004), n_epochs=50, after_step=None, how="by hand"):
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     dataset = Slow(sample_s[rank])
     loader = DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset))
-    model = DistributedDataParallel(torch.nn.Linear(64, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model = Averaged(64, 10)
+    if how == "ddp":
+        model = DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    else:
+        optimizer = Descent(model.parameters())
     n = 0
     for _ in range(n_epochs):
         for x, y in loader:
             loss = torch.nn.functional.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()
+            if how == "by hand":
+                model.average()
             optimizer.step()
             n += 1
             if after_step:
                 after_step(rank, n)
     dist.destroy_process_group()
 """
+)
 
 
 def children_of_test(folder: Path) -> list[int]:

@@ -11,15 +11,20 @@ from typing import Any
 
 import pytest
 
+from tests.descent import DESCENT
+
 alone = pytest.mark.alone
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 # Samples that wait, as from storage: workers overlap the waiting, whatever the machine is doing.
-SLOW_LOADER = """\
+SLOW_LOADER = (
+    """\
 import time
 import torch
 from torch.utils.data import DataLoader, Dataset
-
+"""
+    + DESCENT
+    + """
 
 class Waiting(Dataset):
     def __len__(self):
@@ -32,7 +37,7 @@ class Waiting(Dataset):
 
 def main():
     model = torch.nn.Linear(8, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = Descent(model.parameters())
     loader = DataLoader(Waiting(), batch_size=4, shuffle=True)
     for epoch in range(100_000):
         for x, y in loader:
@@ -45,6 +50,7 @@ def main():
 if __name__ == "__main__":
     main()
 """
+)
 
 
 def loaderdoctor(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -67,7 +73,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str, 
     done = loaderdoctor(
         "sweep",
         *("--grid", "num_workers=0,4", "persistent_workers=true"),
-        *("--budget", "18", "--output", "run", "--json", "-"),
+        *("--budget", "9", "--output", "run", "--json", "-"),
         "train.py",
         cwd=folder,
     )

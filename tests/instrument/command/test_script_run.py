@@ -19,12 +19,16 @@ from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.launch_config import Target
 from loaderdoctor.instrument.command.script_run import ScriptRun
 from loaderdoctor.instrument.wire.protocol import Observed, Progress
+from tests.descent import DESCENT
 from tests.instrument.watched import request
 
-HEAD = """
+HEAD = (
+    f"""
 import hashlib, os, sys, time
 import torch
 from torch.utils.data import DataLoader, Dataset
+{DESCENT}"""
+    + """
 
 class Noise(Dataset):
     def __len__(self):
@@ -39,12 +43,12 @@ class Batch:
 def collate(samples):
     return Batch(samples)
 
-def train(n_epochs, n_workers=0, method=None, cls=DataLoader, sleep=0.0):
+def train(n_epochs, n_workers=0, method=None, cls=DataLoader, sleep=0.0, optimizer=Descent):
     torch.manual_seed(3)
     loader = cls(Noise(), 4, shuffle=True, num_workers=n_workers, collate_fn=collate,
                  multiprocessing_context=method)
     model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = optimizer(model.parameters())
     losses = []
     for _ in range(n_epochs):
         for n, batch in enumerate(loader):
@@ -58,6 +62,7 @@ def train(n_epochs, n_workers=0, method=None, cls=DataLoader, sleep=0.0):
     data = str(losses) + str([p.tolist() for p in model.parameters()])
     print("result", len(losses), hashlib.sha256(data.encode()).hexdigest(), flush=True)
 """
+)
 
 
 def script(folder: Path, body: str) -> Target:
@@ -110,7 +115,7 @@ def one_run(tmp_path_factory: pytest.TempPathFactory) -> OneRun:
         patch.delenv("OMP_NUM_THREADS", raising=False)
         patch.delenv("MKL_NUM_THREADS", raising=False)
         with ScriptRun(target, folder / "run") as script_run:
-            observed = script_run.wait_observed(60.0, on_event=told)
+            observed = script_run.wait_observed(180.0, on_event=told)
             asked = [request(1, mode, 3) for mode in ("plain", "no_input")]
             modes = [script_run.measure([one])[0].mode for one in asked]
             script_run.stop()
@@ -128,18 +133,18 @@ def test_a_run_to_the_end_is_bit_for_bit_the_unwatched_run(
     n_workers: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     method = "'fork'" if n_workers else None
-    target = script(tmp_path, f"train(8, {n_workers}, {method})")
+    target = script(tmp_path, f"train(8, {n_workers}, {method}, optimizer=torch.optim.Adam)")
     unwatched = started_unwatched(target)
     capfd.readouterr()
     with ScriptRun(target, tmp_path / "run") as script_run:
-        script_run.wait_observed(60)
+        script_run.wait_observed(180)
         done = script_run.measure(
             [
                 request(1, "plain", drop_batches=False),
                 request(2, "profiled", trace_path=str(tmp_path / "trace.json")),
                 request(3, "plain"),
             ],
-            timeout_s=60,
+            timeout_s=180,
         )
         script_run.stop(to_end=True)
         ended = script_run.ended
@@ -186,13 +191,16 @@ def test_classes_of_the_script_reach_workers_of_every_start_method(
 @pytest.mark.parametrize(
     "body",
     [
-        """
-        while True:
-            try:
-                train(1000)
-            except Exception:
-                pass
-        """,
+        pytest.param(
+            """
+            while True:
+                try:
+                    train(1000)
+                except Exception:
+                    pass
+            """,
+            marks=pytest.mark.slow,
+        ),
         """
         while True:
             try:
@@ -210,8 +218,8 @@ def test_classes_of_the_script_reach_workers_of_every_start_method(
 )
 def test_stop_ends_a_script_that_catches_everything(body: str, tmp_path: Path) -> None:
     with ScriptRun(script(tmp_path, body), tmp_path / "run") as script_run:
-        script_run.wait_observed(60)
-        script_run.measure([request(1, "no_input")], timeout_s=60)
+        script_run.wait_observed(180)
+        script_run.measure([request(1, "no_input")], timeout_s=180)
         pids = tree(script_run)
         script_run.stop()
     assert script_run.ended is not None
@@ -227,7 +235,7 @@ def test_a_script_that_cleans_up_after_stop_may_finish_it(tmp_path: Path) -> Non
         open({str(tmp_path / "cleaned")!r}, "w").close()
     """
     with ScriptRun(script(tmp_path, body), tmp_path / "run") as script_run:
-        script_run.wait_observed(60)
+        script_run.wait_observed(180)
         script_run.stop()
     assert (tmp_path / "cleaned").exists()
 
@@ -246,8 +254,8 @@ def test_os_exit_in_the_middle_of_a_window_loses_no_finished_window(tmp_path: Pa
     train(100, cls=Counted)
     """
     with ScriptRun(script(tmp_path, body), tmp_path / "run") as script_run:
-        script_run.wait_observed(60)
-        done = script_run.measure([request(1, "plain"), request(2, "plain", 500)], timeout_s=60)
+        script_run.wait_observed(180)
+        done = script_run.measure([request(1, "plain"), request(2, "plain", 500)], timeout_s=180)
         ended = script_run.ended
     assert [w.id for w in done] == [1]
     assert ended is not None
@@ -274,8 +282,8 @@ def test_a_script_that_fails_in_a_window_shows_its_own_traceback(
     unwatched = started_unwatched(target)
     capfd.readouterr()
     with ScriptRun(target, tmp_path / "run") as script_run:
-        script_run.wait_observed(60)
-        done = script_run.measure([request(1, "plain", 500)], timeout_s=60)
+        script_run.wait_observed(180)
+        done = script_run.measure([request(1, "plain", 500)], timeout_s=180)
         ended = script_run.ended
     assert ended is not None
     assert (ended.how, ended.exit_code) == ("script-failed", 1)
@@ -291,7 +299,7 @@ def test_a_killed_run_is_told_with_its_signal(tmp_path: Path) -> None:
         ScriptRun(script(tmp_path, body), tmp_path / "run") as script_run,
         pytest.raises(RunError, match="SIGKILL"),
     ):
-        script_run.wait_observed(60)
+        script_run.wait_observed(180)
 
 
 def test_a_script_that_never_trains_is_given_up_in_time(tmp_path: Path) -> None:
@@ -311,7 +319,7 @@ from pathlib import Path
 from loaderdoctor.instrument.command.script_run import ScriptRun
 from loaderdoctor.instrument.command.launch_config import Target
 with ScriptRun(Target(script=sys.argv[1]), Path(sys.argv[2])) as script_run:
-    script_run.wait_observed(60)
+    script_run.wait_observed(180)
     process = script_run._process
     print("ready", process.pid, *(p.pid for p in process.descendants()), flush=True)
     script_run._pump(60)

@@ -14,8 +14,6 @@ from tests.instrument.watched import (
     watch,
 )
 
-pytestmark = pytest.mark.alone
-
 
 def test_hooks_leave_nothing_behind() -> None:
     before = {name: dataloader.DataLoader.__dict__[name] for name in ("__init__", "__iter__")}

@@ -22,9 +22,10 @@ from tests.instrument.watched import (
     watch,
 )
 
-pytestmark = pytest.mark.alone
+alone = pytest.mark.alone
 
 
+@alone
 def test_no_input_takes_the_loader_out_and_plain_brings_it_back() -> None:
     loader: DataLoader[object] = DataLoader(Slow(64, 5.0), 4)
     lengths: list[int] = []
@@ -42,6 +43,7 @@ def test_no_input_takes_the_loader_out_and_plain_brings_it_back() -> None:
     assert lengths == [16] * 5
 
 
+@alone
 def test_a_trial_is_a_loader_with_other_settings_under_the_same_loop() -> None:
     loader: DataLoader[object] = DataLoader(Slow(200, 5.0), 4)
     lengths: list[int] = []
@@ -60,6 +62,7 @@ def test_a_trial_is_a_loader_with_other_settings_under_the_same_loop() -> None:
     assert lengths == [50] * 3
 
 
+@alone
 def test_a_trials_own_epochs_end_inside_steps_that_say_so() -> None:
     # Epochs of 10 batches: a window of 30 steps crosses three ends of the trial's own data, each
     # of which starts two workers anew.
@@ -100,6 +103,7 @@ def test_a_trial_that_crashes_is_a_result() -> None:
     assert lengths == [60, 60]
 
 
+@alone
 def test_only_the_named_loader_is_replaced() -> None:
     fast, slow = loader_of(80), DataLoader(Slow(160, 4.0), 2)
     trainer = Trainer()
@@ -121,6 +125,7 @@ def test_only_the_named_loader_is_replaced() -> None:
     assert mean_ms(without_slow) < 0.7 * mean_ms(without_fast)
 
 
+@alone
 def test_a_background_thread_gets_substituted_batches_too() -> None:
     from prefetch_generator import BackgroundGenerator
 
@@ -214,6 +219,7 @@ class Stamped(Slow):
         return sample
 
 
+@alone
 def test_workers_have_filled_their_queues_before_a_window_with_ready_batches() -> None:
     data = Stamped(800, 8.0)
     loader: DataLoader[object] = DataLoader(data, 4, num_workers=1, prefetch_factor=8)

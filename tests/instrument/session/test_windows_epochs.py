@@ -21,7 +21,7 @@ from tests.instrument.watched import (
     watch,
 )
 
-pytestmark = pytest.mark.alone
+alone = pytest.mark.alone
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
@@ -51,6 +51,7 @@ def test_short_epochs_are_measured_from_their_start() -> None:
     assert set(lengths) == {6}
 
 
+@alone
 def test_an_epoch_boundary_is_inside_its_step_and_validation_is_not() -> None:
     train: DataLoader[object] = DataLoader(Slow(40, 1.0), 4)
     val = loader_of(2)
@@ -95,6 +96,7 @@ def test_an_iterator_made_each_step_is_a_boundary_in_each_step() -> None:
     assert without.status == "ok"
 
 
+@alone
 def test_recreating_workers_each_step_costs_nothing_without_input() -> None:
     loop = with_a_new_iterator_each_step(loader_of(10, num_workers=1), n_steps=40)
     run = watch(loop, request(1, "plain", 5), request(2, "no_input", 5))

@@ -199,7 +199,6 @@ def test_a_subset_has_its_samples_timed_and_loading_without_batches_works(record
     assert (log.batches.n_samples[unbatched] == 1).all()
 
 
-@pytest.mark.alone
 def test_cpu_time_tells_spinning_from_sleeping(records: Path) -> None:
     list(cases.loader(cases.Spinning(), num_workers=1))
     list(cases.loader(cases.Sleeping(sleep_s=0.006), num_workers=1))
@@ -239,7 +238,6 @@ def test_looks_at_a_worker_fall_on_code_that_keeps_the_interpreter(records: Path
     assert parsing > 0.4 * total  # it takes nine tenths; looks at the usual turns found a quarter
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("n_workers", [0, 1])
 def test_each_transform_is_timed_and_the_pipeline_is_left_as_it_was(
     tmp_path: Path, n_workers: int
@@ -254,10 +252,17 @@ def test_each_transform_is_timed_and_the_pipeline_is_left_as_it_was(
     assert cases.same(plain, recorded)
     assert dataset.transform.transforms is transforms
     assert type(transforms) is list
-    times = {t.name: (t.total_ns / t.n_samples, t.n_samples) for t in log.transforms}
-    assert set(times) == {"Shift #1", "Shift #2"}
-    assert times["Shift #2"][0] > 2 * times["Shift #1"][0]
-    assert times["Shift #2"][1] == 64 // 8
+    assert {t.name for t in log.transforms} == {"Shift #1", "Shift #2"}
+    # A run of more than half a second tells them more than once.
+    ns, n = (
+        {
+            name: sum(getattr(t, field) for t in log.transforms if t.name == name)
+            for name in ("Shift #1", "Shift #2")
+        }
+        for field in ("total_ns", "n_samples")
+    )
+    assert ns["Shift #2"] > 2 * ns["Shift #1"]
+    assert n == {"Shift #1": 64 // 8, "Shift #2": 64 // 8}
 
 
 def test_at_no_workers_batches_are_recorded_in_the_training_process(records: Path) -> None:

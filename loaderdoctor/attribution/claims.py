@@ -187,11 +187,13 @@ def _within_idle(
     """Input and copies no larger than the time in which no kernel runs, but for what is shown.
 
     Kernels take as long with the profiler as without. What the rounds show by their intervals
-    stands all the same: a loader may compute on the device, too.
+    stands all the same: a loader may compute on the device, too. Of copies it does not where the
+    GPU serves other processes as well: a copy that gives up a turn costs what they make of it.
     """
     if trace is None or not trace.has_accelerator or not trace.kernels.busy_ms:
         return found, copies
     busy_ms = trace.kernels.busy_ms - (trace.kernels.communication_ms or 0.0)
+    busy_ms += trace.kernels.held_up_ms
     idle_ms = max(0.0, step.value - busy_ms)
     high_ms = max(0.0, step.high - busy_ms) if step.bounded else idle_ms
     limit = Estimate(value=idle_ms, low=idle_ms, high=high_ms, n=step.n)
@@ -201,7 +203,10 @@ def _within_idle(
             return part
         return replace(_at_most(part, replace(limit, value=max(idle_ms, part.low))), low=part.low)
 
-    return bounded(found), bounded(copies)
+    copies = bounded(copies)
+    if copies is not None and copies.bounded and trace.shared_gpu:
+        copies = replace(copies, low=0.0)
+    return bounded(found), copies
 
 
 def _rest(step: Estimate, part: Estimate | None, measured: Estimate | None) -> Estimate | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts, CpuFacts, StepFacts
+from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.instrument.wire.protocol import WindowDone
@@ -170,9 +171,22 @@ def machine_notes(facts: Facts) -> tuple[tuple[str, str], ...]:
         found.append(("core-contention", core_contention(facts.ablation)))
     if (busy := _busy_machine(facts)) is not None:
         found.append(("busy-machine", busy))
+    if facts.trace is not None and facts.trace.shared_gpu:
+        found.append(("shared-gpu", shared_gpu_note(facts.trace)))
     if (unsteady := _unsteady(facts)) is not None:
         found.append(("not-steady", unsteady))
     return tuple(found)
+
+
+def shared_gpu_note(trace: TraceFacts) -> str:
+    """The warning of a trace whose GPU served another process as well."""
+    held_up_ms = trace.kernels.held_up_ms
+    return (
+        f"Another process computes on this GPU: for {held_up_ms:.1f} of {trace.wall_ms:.1f} ms a "
+        f"step ({100 * held_up_ms / trace.wall_ms:.0f} %) it stood still though work was waiting. "
+        "That time counts as other; what copies cost can't be told from their waiting for a turn, "
+        "so no verdict rests on it. Measure on a GPU of its own (nvidia-smi lists who uses it)."
+    )
 
 
 def _busy_machine(facts: Facts) -> str | None:

@@ -67,17 +67,21 @@ def with_accelerator(
     copy_calls: Intervals,
     getting: Intervals | None,
     recorded: Intervals,
+    held_up: Intervals = EMPTY,
 ) -> Partition:
-    """Kernel that is no collective > collective > H2D copy > input > host.
+    """Kernel that is no collective > collective > copy itself > held up > copy call > input > host.
 
     `kernels` holds memsets and D2D copies too. `copy_calls` is when the training thread is inside
     the runtime call of an H2D copy or its stream sync: only where the accelerator idles does it
-    count. `recorded` is when the host was recorded: idle time outside it is nobody's (`other`).
+    count. `recorded` is when the host was recorded: idle time outside it is nobody's (`other`), and
+    so is `held_up`, in which the accelerator had work and served another process.
     """
     left = window
     compute, left = _take(left, kernels)
     communication, left = _take(left, collectives)
-    copy, left = _take(left, copies.union(copy_calls))
+    elsewhere = held_up.subtract(copies)
+    copy, left = _take(left, copies.union(copy_calls).subtract(elsewhere))
+    elsewhere, left = _take(left, elsewhere)
     got, left = _take(left, EMPTY if getting is None else getting)
     host, left = _take(left, recorded)
     return Partition(
@@ -87,7 +91,7 @@ def with_accelerator(
         copy=copy,
         input=None if getting is None else got,
         host=host,
-        other=left,
+        other=left.union(elsewhere),
     )
 
 

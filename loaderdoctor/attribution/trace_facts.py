@@ -12,6 +12,7 @@ from loaderdoctor.attribution.copies import CopyRows, copy_facts, copy_rows
 from loaderdoctor.attribution.distortion import profiler_facts, without_profiler
 from loaderdoctor.attribution.fetches import Fetches, fetches_of, silence_at
 from loaderdoctor.attribution.gpu import compute_facts, gpu_facts
+from loaderdoctor.attribution.held_up import held_up
 from loaderdoctor.attribution.host import host_hotspots
 from loaderdoctor.attribution.identity import Partition, with_accelerator, without_accelerator
 from loaderdoctor.attribution.launches import kernel_facts, launch_calls, sync_facts
@@ -43,6 +44,7 @@ class DeviceWork:
     kernels: Intervals  # no collectives; with memsets and copies within a device
     collectives: Intervals
     busy: Intervals  # either
+    held_up: Intervals  # nothing of this process, though it has work: another one's turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ def attribute(trace: Trace) -> Attributed:
             copy_calls=copies.on_host,
             getting=fetches.getting if _input_known(rows, fetches, copies) else None,
             recorded=_recorded(rows),
+            held_up=work.held_up,
         )
     else:
         partition = without_accelerator(
@@ -120,7 +123,12 @@ def _device_work(rows: Rows) -> DeviceWork:
     own = (kernel & ~collective) | (category == Category.MEMSET)
     own |= (category == Category.MEMCPY) & flags.d2d[name]
     kernels, collectives = rows.intervals(device[own]), rows.intervals(device[collective])
-    return DeviceWork(kernels=kernels, collectives=collectives, busy=kernels.union(collectives))
+    return DeviceWork(
+        kernels=kernels,
+        collectives=collectives,
+        busy=kernels.union(collectives),
+        held_up=held_up(rows),
+    )
 
 
 def _computing(rows: Rows) -> Intervals:
@@ -212,7 +220,10 @@ def facts_of(attributed: Attributed, *, num_workers: int | None = None) -> Trace
         copies=(
             copy_facts(rows, copies, clock, partition, busy) if partition.copy is not None else ()
         ),
-        kernels=kernel_facts(rows, clock, partition, has_accelerator=trace.has_accelerator),
+        kernels=replace(
+            kernel_facts(rows, clock, partition, has_accelerator=trace.has_accelerator),
+            held_up_ms=clock.ms_per_step(attributed.work.held_up.intersect(clock.window).total_ns),
+        ),
         syncs=sync_facts(
             rows, copies, clock, busy, partition.host, has_accelerator=trace.has_accelerator
         ),

@@ -90,6 +90,9 @@ class KernelFacts:
     busy_ms: float  # union over streams and devices, per step
     mean_us: float | None
     communication_ms: float | None  # per step
+    held_up_ms: float = (
+        0.0  # per step, idle though launched work was waiting: another process's turn
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +141,11 @@ class HostFacts:
     profiler: ProfilerFacts | None = None  # None: no op was recorded
 
 
+# Of the time, held up by another process: below, no time or verdict changes by it. None was seen in
+# any trace of a GPU that one process had to itself.
+SHARED_GPU_SHARE = 0.01
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFacts:
     """What one trace says. Times per step are means over its steps."""
@@ -163,6 +171,11 @@ class TraceFacts:
     few_steps: Mapping[str, Estimate] = field(default_factory=dict)
     ranges: tuple[RangeFacts, ...] = ()  # the user's own, costliest first
     n_ranges_left_out: int = 0
+
+    @property
+    def shared_gpu(self) -> bool:
+        """Whether another process takes turns on the accelerator, as far as times go."""
+        return self.wall_ms > 0 and self.kernels.held_up_ms >= SHARED_GPU_SHARE * self.wall_ms
 
 
 # What is known of the accelerator's use: each device, busy time and its idle gaps, ranges.

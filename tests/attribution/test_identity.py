@@ -46,7 +46,7 @@ def parts(partition: Partition) -> list[set[int]]:
     ]
 
 
-@given(sets, sets, sets, sets, sets, st.one_of(st.none(), sets), sets)
+@given(sets, sets, sets, sets, sets, st.one_of(st.none(), sets), sets, sets)
 def test_each_instant_goes_to_the_first_share_that_claims_it(
     window: Intervals,
     kernels: Intervals,
@@ -55,6 +55,7 @@ def test_each_instant_goes_to_the_first_share_that_claims_it(
     calls: Intervals,
     getting: Intervals | None,
     recorded: Intervals,
+    held_up: Intervals,
 ) -> None:
     partition = with_accelerator(
         window=window,
@@ -64,13 +65,15 @@ def test_each_instant_goes_to_the_first_share_that_claims_it(
         copy_calls=calls,
         getting=getting,
         recorded=recorded,
+        held_up=held_up,
     )
+    others = instants(held_up) - instants(copies)
     claims = [
         instants(kernels),
         instants(collectives),
-        instants(copies) | instants(calls),
-        instants(getting),
-        instants(recorded),
+        (instants(copies) | instants(calls)) - others,
+        instants(getting) - others,
+        instants(recorded) - others,
     ]
     expected: list[set[int]] = [set() for _ in range(6)]
     for t in instants(window):

@@ -10,6 +10,7 @@ from typing import Final
 
 from loaderdoctor.advice.trace_advice import trace_advice
 from loaderdoctor.attribution.combine import facts_of_trace
+from loaderdoctor.attribution.cpu import shared_gpu_note
 from loaderdoctor.attribution.ranks import compare, slowest, without_peer_wait
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.attribution.verdict import judge_trace
@@ -116,7 +117,7 @@ def report_of_facts(
         target=target,
         judged=Judged(bound=bound, severity=severity, findings=findings),
         tried=Tried(recommendations=_advised(of_trace, findings, bound, elsewhere)),
-        notes=RunNotes(warnings=warnings),
+        notes=RunNotes(warnings=(*warnings, *_shared_gpu(facts))),
     )
 
 
@@ -223,6 +224,12 @@ def _later(n_events: int) -> tuple[ReportWarning, ...]:
         "memory."
     )
     return (ReportWarning(kind="part-of-trace", text=text),)
+
+
+def _shared_gpu(facts: TraceFacts) -> tuple[ReportWarning, ...]:
+    if not facts.shared_gpu:
+        return ()
+    return (ReportWarning(kind="shared-gpu", text=shared_gpu_note(facts)),)
 
 
 def _merged(n_others: int) -> tuple[ReportWarning, ...]:

@@ -1,6 +1,6 @@
-"""What `loaderdoctor run` costs a step, and whether its memory grows. No GPU.
+"""What `loaderdoctor run` costs a step, and whether its memory grows.
 
-    python benchmarks/run_overhead.py [--pairs 300]
+    python benchmarks/run_overhead.py [--pairs 300] [--device cuda]
     python benchmarks/run_overhead.py --long 1000000
 
 One loop over a DataLoader without workers, recorded; blocks of 50 steps with the hooks at work and
@@ -56,14 +56,15 @@ class Nobody:
         self.lost = True
 
 
-def loop(n_steps: int, each: Callable[[int], None]) -> None:
+def loop(n_steps: int, each: Callable[[int], None], device: str) -> None:
     """Train; `each` is told after each step how many there were."""
-    model = torch.nn.Linear(4, 2)
+    model = torch.nn.Linear(4, 2).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = TensorDataset(torch.randn(8192, 4), torch.randint(0, 2, (8192,)))
     n = 0
     while n < n_steps:
-        for x, y in DataLoader(data, 8, shuffle=True):
+        for batch in DataLoader(data, 8, shuffle=True, pin_memory=device != "cpu"):
+            x, y = (part.to(device, non_blocking=True) for part in batch)
             optimizer.zero_grad()
             torch.autograd.backward(torch.nn.functional.cross_entropy(model(x), y))
             optimizer.step()
@@ -71,7 +72,7 @@ def loop(n_steps: int, each: Callable[[int], None]) -> None:
             each(n)
 
 
-def recorded(n_steps: int, each: Callable[[int, Session], None]) -> None:
+def recorded(n_steps: int, each: Callable[[int, Session], None], device: str) -> None:
     """The same, recorded."""
     with tempfile.TemporaryDirectory() as folder:
         link = Nobody()
@@ -81,14 +82,14 @@ def recorded(n_steps: int, each: Callable[[int, Session], None]) -> None:
         hooks.watch()
         session.workers.start()
         try:
-            loop(n_steps, lambda n: each(n, session))
+            loop(n_steps, lambda n: each(n, session), device)
         finally:
             session.script_over("script-ended", 0)
             hooks.remove()
         assert link.n_beats, "the loop was never recorded"
 
 
-def compare(n_pairs: int) -> None:
+def compare(n_pairs: int, device: str) -> None:
     """Blocks in turns, and their differences."""
     rng = random.Random(0)
     differences: list[float] = []
@@ -110,7 +111,7 @@ def compare(n_pairs: int) -> None:
         session.live = on
         since = thread_time_ns()
 
-    recorded(WARM_STEPS + 2 * BLOCK * (n_pairs + 1), each)
+    recorded(WARM_STEPS + 2 * BLOCK * (n_pairs + 1), each, device)
     found = sorted(differences)
     n = len(found)
     off = round(0.98 * n**0.5)
@@ -119,7 +120,7 @@ def compare(n_pairs: int) -> None:
           f"{median(found) / 20:.2f} % of a step of 2 ms")  # fmt: skip
 
 
-def long(n_steps: int) -> None:
+def long(n_steps: int, device: str) -> None:
     """Resident memory over many steps."""
     process = psutil.Process(os.getpid())
 
@@ -128,7 +129,7 @@ def long(n_steps: int) -> None:
             gc.collect()
             print(f"{n:>10,} steps  {process.memory_info().rss / 1e6:7.1f} MB", flush=True)
 
-    recorded(n_steps, each)
+    recorded(n_steps, each, device)
 
 
 def main() -> None:
@@ -136,12 +137,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=300)
     parser.add_argument("--long", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.long:
-        long(options.long)
+        long(options.long, options.device)
     else:
-        compare(options.pairs)
+        compare(options.pairs, options.device)
 
 
 if __name__ == "__main__":

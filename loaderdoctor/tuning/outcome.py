@@ -44,6 +44,8 @@ class Outcome:
     own_ms: Estimate | None
     chosen_ms: Estimate | None
     n_steps: int
-    lost_steps: float  # to trying, in steps of the loop's own pace
+    lost_steps: float  # to trying, in steps of the pace that the run has
+    lost_ms: float
+    run_ms: float  # since tuning began
     saved_ms: float  # against the loop's own pace, of the steps that were made; trying included
     tried: tuple[Tried, ...]

@@ -4,9 +4,9 @@
 
 It is told of every step and answers with settings to go over to. A setting is kept where its steps
 are shorter by an interval above zero and by what is worth a change; it is dropped as soon as it
-can't be. What trying may cost in all is limited: MAX_LOST_SHARE of the steps that the run has for
-sure, and half of what was gained already. Before the end the loop's own settings serve a few
-windows again, so that a machine that became faster meanwhile is not taken for a gain.
+can't be. What trying may cost in all is limited: MAX_LOST_SHARE of the time that the run takes for
+sure. Before the end the loop's own settings serve a few windows again, as soon as that is paid for,
+so that a machine that became faster meanwhile is not taken for a gain.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Tuner:
 
     def outcome(self) -> Outcome:
         """What is known now."""
-        own_ms = self._own.pace_ms
+        run_ms = self._costs.run_ms
         return Outcome(
             state=self._state,
             own=self._loop.own,
@@ -124,7 +124,9 @@ class Tuner:
             own_ms=self._own.step_ms(),
             chosen_ms=self._best_served.step_ms(),
             n_steps=self._n_steps,
-            lost_steps=self._costs.lost_ms / own_ms if own_ms else 0.0,
+            lost_steps=self._costs.lost_ms * self._n_steps / run_ms if run_ms else 0.0,
+            lost_ms=self._costs.lost_ms,
+            run_ms=run_ms,
             saved_ms=self._costs.saved_ms,
             tried=tuple(self._tried),
         )
@@ -132,6 +134,7 @@ class Tuner:
     # ------------------------------------------------------------ what it costs
 
     def _account(self, step: Step) -> None:
+        self._costs.run_ms += step.ms
         if self._state == "watching":
             return
         changes = self._asked_at is not None or self._wanted is not self._best
@@ -147,18 +150,16 @@ class Tuner:
         """Whether the best serves on until the epoch for which something else was asked."""
         return self._at_epoch and self._asked_at is not None and step.serving == self._best
 
-    def _affordable(self, expected_ms: float = 0.0) -> bool:
-        n_sure = self._n_steps
-        if self._loop.steps_per_epoch:
-            n_sure += max(0, self._loop.steps_per_epoch - self._epoch_at)
-        allowed_ms = self._costs.allowed_ms(n_sure, self._own.pace_ms or 0.0)
-        return self._costs.lost_ms + expected_ms <= allowed_ms
+    def _affordable(self, expected_ms: float, *, planned: bool = True) -> bool:
+        n_more = max(0, (self._loop.steps_per_epoch or 0) - self._epoch_at)
+        best_ms = self._best_served.pace_ms or 0.0
+        return expected_ms <= self._costs.left_ms(n_more, best_ms, planned=planned)
 
     def _cut_short(self) -> Ask | None:
         """End a trial that has become too dear, in the middle of a window."""
         trying = self._state == "trying" and self._wanted != self._best
-        if not trying or self._affordable():
-            return None
+        if not trying or self._affordable(self._costs.opening_ms(self._best), planned=False):
+            return None  # it would have to be gone back from
         best_ms = self._best_served.pace_ms
         if best_ms is None or not self._costs.goes_on_losing(self._wanted, best_ms):
             return None
@@ -285,6 +286,7 @@ class Tuner:
                 break
             for later in (at_epoch, True):
                 expected = self._costs.opening_ms(settings, self._best if later else None)
+                expected += self._costs.opening_ms(self._best)  # where it is no better
                 if self._affordable(expected):
                     self._state = "trying"
                     return self._ask(settings, at_epoch=later)

@@ -130,15 +130,21 @@ class SimulatedLoop:
             pool.free_at[worker] = begins + self._fetch_ms() * crowded
             pool.ready.append(max([pool.free_at[worker], *pool.ready[-1:]]))
 
-    def tuned(self, n_steps: int, **more: object) -> tuple[Tuner, list[Step]]:
-        """Run with a tuner."""
+    def tuned(
+        self,
+        n_steps: int,
+        *,
+        refusal: Callable[[Settings], str | None] = lambda settings: None,
+        each: Callable[[Tuner, Step], None] | None = None,
+    ) -> tuple[Tuner, list[Step]]:
+        """Run with a tuner; `each` sees it after each step."""
         loop = TunedLoop(
             own=self.own,
             n_cpus=self.machine.n_cpus,
             has_accelerator=self.machine.has_accelerator,
             steps_per_epoch=self.steps_per_epoch,
         )
-        tuner = Tuner(loop, more.get("refusal", lambda settings: None))  # type: ignore[arg-type]
+        tuner = Tuner(loop, refusal)
         steps = []
         for _ in range(n_steps):
             step = self.step()
@@ -149,6 +155,8 @@ class SimulatedLoop:
             wanted = tuner.step(step) or wanted
             if wanted is not None:
                 self.wanted, self.at_epoch = wanted.settings, wanted.at_epoch
+            if each is not None:
+                each(tuner, step)
         return tuner, steps
 
 

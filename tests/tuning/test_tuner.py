@@ -42,7 +42,7 @@ LOOPS: dict[str, tuple[Machine, Settings, float]] = {
     "two-cpus": (Machine(compute_ms=10, fetch_ms=12, n_cpus=2), NONE, 12.0),
 }
 EPOCH = 500
-N_EPOCHS = 10
+N_EPOCHS = 60  # of a few minutes: what was gained pays for no trial
 
 
 def tuned(name: str, seed: int, n_steps: int) -> tuple[Outcome, list[Step], Machine, Settings]:
@@ -61,20 +61,25 @@ def test_by_the_end_of_the_second_epoch_the_pace_is_within_5_percent_of_the_best
     assert pace(machine, outcome.chosen, EPOCH, 1_000) <= 1.05 * LOOPS[name][2], outcome
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 @pytest.mark.parametrize("name", LOOPS)
 def test_trying_costs_at_most_what_is_allowed_and_the_end_is_proven(name: str, seed: int) -> None:
-    outcome, steps, machine, own = tuned(name, seed, N_EPOCHS * EPOCH)
-    # `lost_steps` are of the loop's own pace, which is the longer one.
-    own_ms = pace(machine, own, EPOCH)
-    lost_ms = outcome.lost_steps * own_ms
-    gained_ms = own_ms * len(steps) - sum(step.ms for step in steps)
-    assert lost_ms <= MAX_LOST_SHARE * own_ms * len(steps) + 0.5 * max(0.0, gained_ms)
-    assert outcome.lost_steps <= MAX_LOST_SHARE * len(steps) * 2
+    machine, own, best_ms = LOOPS[name]
+    machine = Machine(**{**{k: v for k, v in vars(machine).items() if k != "random"}, "seed": seed})
+    steps: list[Step] = []
+
+    def each(tuner: Tuner, step: Step) -> None:
+        steps.append(step)
+        if len(steps) % EPOCH == 0:  # the training may be over
+            lost_ms = tuner.outcome().lost_ms
+            assert lost_ms <= MAX_LOST_SHARE * sum(step.ms for step in steps)
+
+    tuner, _ = SimulatedLoop(machine, own, EPOCH).tuned(N_EPOCHS * EPOCH, each=each)
+    outcome = tuner.outcome()
     assert outcome.state == "done"
     assert outcome.proven
     late = [step.ms for step in steps[-EPOCH:]]
-    assert sum(late) / EPOCH <= 1.05 * LOOPS[name][2]
+    assert sum(late) / EPOCH <= 1.05 * best_ms
 
 
 def test_a_long_epoch_is_tuned_within_its_first_twentieth() -> None:
@@ -154,7 +159,7 @@ def test_a_loop_that_begins_to_wait_later_is_tuned_then() -> None:
 
 
 def test_what_is_said_to_be_saved_is_what_was_saved() -> None:
-    outcome, steps, machine, own = tuned("too-few-workers", 0, N_EPOCHS * EPOCH)
+    outcome, steps, machine, own = tuned("too-few-workers", 0, 10 * EPOCH)
     whole_ms = pace(machine, own, EPOCH) * len(steps)
     saved = whole_ms - sum(step.ms for step in steps)
     assert outcome.saved_ms == pytest.approx(saved, rel=0.1)

@@ -67,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"trace", "attribution", "command", "report", "tryout", "cluster"}
     | {"recipes"},
 }
-DRIVERS = {"commands", "cli", "api", "__main__"}  # these may import anything
+DRIVERS = {"commands", "cli", "api", "callbacks", "__main__"}  # these may import anything
 # Rooms of the measuring process that a command starts without torch.
 TORCH_FREE = {"wire", "system", "command"}
 # In them, what only the measuring process imports.

@@ -68,7 +68,13 @@ def share_rules(texts: Sequence[str]) -> tuple[ShareRule, ...]:
 
 
 def exit_code(report: Report, rules: Sequence[ShareRule]) -> int:
-    """3 where a rule holds (said on stderr), else 0."""
+    """3 where a rule holds (said on stderr), else 0; what was not recorded is said too."""
+    for rule in rules:
+        if share_of(report, rule.share) is None:
+            sys.stderr.write(
+                f"loaderdoctor: --fail-on {rule.text}: {rule.share} was not recorded, so this was "
+                "not judged\n"
+            )
     broken = [rule for rule in rules if rule.holds(report)]
     for rule in broken:
         value = fmt.share(share_of(report, rule.share))

@@ -64,3 +64,13 @@ def test_stdin_and_signals_are_the_scripts(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.stdout.startswith("1 True piped\n"), done.stderr
+
+
+@pytest.mark.slow
+def test_a_share_is_not_passed_where_no_loop_was_seen(tmp_path: Path) -> None:
+    script = tmp_path / "no_loop.py"
+    script.write_text("print('done')\n")
+    done = recorded(script, cwd=tmp_path, options=["--fail-on", "input>20%"])
+    assert done.code == 1
+    assert "--fail-on was not judged" in done.stderr
+    assert recorded(script, cwd=tmp_path).code == 0

@@ -92,6 +92,7 @@ def run(options: RunOptions) -> int:
             group=group,
             profile=options.profile,
             tune=options.tune,
+            judged=bool(options.fail_on),
         )
 
     listening = ListenOptions(

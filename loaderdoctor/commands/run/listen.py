@@ -16,7 +16,7 @@ from typing import Final
 
 from loaderdoctor.alerts.alert import Alert
 from loaderdoctor.alerts.job import Job
-from loaderdoctor.commands.run.listen_options import ListenOptions
+from loaderdoctor.commands.run.listen_options import ListenOptions, unjudged
 from loaderdoctor.commands.run.metrics import openmetrics
 from loaderdoctor.commands.run.rows import run_row
 from loaderdoctor.commands.run.run_files import Loop, Recorded, RunFiles
@@ -51,6 +51,7 @@ def listen(options: ListenOptions, listener: ConnectionListener, pid: int) -> No
         code = _Listening(options, run, pid).to_end()
     except Exception:  # ours: the run goes on, and whoever waits for the report is let go
         sys.stderr.write(f"loaderdoctor: the report failed:\n{traceback.format_exc()}")
+        code = unjudged(options)
     finally:
         with suppress(OSError, ValueError):
             sys.stdout.flush()

@@ -7,6 +7,7 @@ and writes; the loop's results stay what they are.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from loaderdoctor.instrument.command.measuring_process import package_root
 from loaderdoctor.instrument.entry.forks import disable_in_forks
 from loaderdoctor.instrument.entry.recorded import REPORT_S, record
 from loaderdoctor.instrument.session.hooks import Hooks
+from loaderdoctor.instrument.session.ranks import place, process_group
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.system.call_sites import user_site
 from loaderdoctor.instrument.wire.channel import (
@@ -50,8 +52,10 @@ class monitor:  # noqa: N801 - a context manager, called like a function
     tune: set the training loader to what is measured best while it trains, as `run --tune`;
     "exact" leaves out what would change random draws in workers.
 
-    Under `loaderdoctor run` or `diagnose`, which record the script already, it does nothing. Raises
-    UsageError where another block is being recorded, or `output` holds something.
+    Of several ranks it records the first. Under `loaderdoctor run` or `diagnose`, which record the
+    script already, it does nothing; where the process that listens can't be had, it says so and the
+    loop goes on unrecorded. Raises UsageError where another block is being recorded, or `output`
+    holds something.
     """
 
     _open: ClassVar[monitor | None] = None
@@ -96,12 +100,17 @@ class monitor:  # noqa: N801 - a context manager, called like a function
             raise UsageError("monitor: a block can be recorded once; make a new one.")
         if monitor._open is not None:
             raise UsageError("monitor: another loop of this process is being recorded.")
-        if Hooks.active is not None:
-            return  # from outside
+        here = place() or (process_group() if "torch" in sys.modules else None)
+        if Hooks.active is not None or (here is not None and here[0] > 0):
+            return  # recorded from outside, or told of the first rank
         began_s, label = time.time(), user_site().label
-        self._folder = RunFolder.create(label, output=self._output, at=began_s)
-        launch_config = msgspec.structs.replace(self._listen(label, began_s), tune=self._tune)
-        channel = self._channel = Channel.open(launch_config)
+        folder = RunFolder.create(label, output=self._output, at=began_s)
+        heard = self._listen(folder, label, began_s)
+        if heard is None:
+            folder.discard_if_empty()
+            return
+        self._folder, (launch_config, channel) = folder, heard
+        self._channel = channel
         session = self._session = Session(channel, run_dir=Path(launch_config.run_dir))
         record(session, launch_config)
         monitor._open = self
@@ -140,18 +149,20 @@ class monitor:  # noqa: N801 - a context manager, called like a function
             print(console_text(self._report, folder=self._folder.path, brief=True))
         return self._report
 
-    def _listen(self, label: str, began_s: float) -> LaunchConfig:
-        """Start the process that listens."""
+    def _listen(
+        self, folder: RunFolder, label: str, began_s: float
+    ) -> tuple[LaunchConfig, Channel] | None:
+        """Start the process that listens; None where it can't be had, which is said."""
         from loaderdoctor.commands.run.apart import Apart
         from loaderdoctor.commands.run.listen_options import ListenOptions
 
-        assert self._folder is not None
+        sums = Path(tempfile.mkdtemp(prefix="loaderdoctor-"))
         apart = Apart(
             pid=os.getpid(),
             options=ListenOptions(
                 label=label,
-                folder=self._folder.path,
-                sums=Path(tempfile.mkdtemp(prefix="loaderdoctor-")),
+                folder=folder.path,
+                sums=sums,
                 fail_on=(),
                 json_target=None,
                 verbose=False,
@@ -167,14 +178,35 @@ class monitor:  # noqa: N801 - a context manager, called like a function
             env={**os.environ, "PYTHONPATH": _path_with(package_root())},
             start_new_session=os.name == "posix",
         )
-        assert listener.stdin is not None
-        assert listener.stdout is not None
-        listener.stdin.write(msgspec.json.encode(apart, enc_hook=str))
-        listener.stdin.close()
-        told = listener.stdout.read()
-        if not told:
-            raise RunError("monitor: the process that listens did not start; see above.")
-        return msgspec.json.decode(told, type=LaunchConfig)
+        heard: list[tuple[LaunchConfig, Channel]] = []
+
+        def call() -> None:
+            with suppress(OSError, EOFError, ValueError, msgspec.MsgspecError):
+                assert listener.stdin is not None
+                assert listener.stdout is not None
+                with listener.stdin as asked:
+                    asked.write(msgspec.json.encode(apart, enc_hook=str))
+                told = listener.stdout.read()  # it closes its end once all is said
+                config = msgspec.json.decode(told, type=LaunchConfig)
+                config = msgspec.structs.replace(config, tune=self._tune)
+                heard.append((config, Channel.open(config)))
+
+        # Apart, because neither the pipe nor the connection can be waited for with a limit.
+        calling = threading.Thread(target=call, name="loaderdoctor-start", daemon=True)
+        calling.start()
+        calling.join(START_S)
+        if heard:
+            return heard[0]
+        late = calling.is_alive()
+        listener.kill()
+        calling.join(END_S)
+        shutil.rmtree(sums, ignore_errors=True)
+        why = f"did not answer within {START_S:.0f} s" if late else "did not start"
+        sys.stderr.write(
+            f"loaderdoctor: the process that listens {why}: this loop goes on unrecorded.\n"
+        )
+        self._listener = None
+        return None
 
     def _hear(self) -> None:
         """On a thread of its own: what is told, until the report is written."""

@@ -9,11 +9,12 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
 from loaderdoctor.commands.output import deliver, exit_code, share_rules, write_run
+from loaderdoctor.commands.run.listen_options import ListenOptions, unjudged
 from loaderdoctor.commands.run.run_files import RECORDED
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import RunError
@@ -26,9 +27,6 @@ from loaderdoctor.report.model import Report
 from loaderdoctor.report.run_model import Run
 from loaderdoctor.tryout.ablating import LoopEvidence
 from loaderdoctor.tryout.windows import sizes
-
-if TYPE_CHECKING:
-    from loaderdoctor.commands.run.listen_options import ListenOptions
 
 # What the windows of a run are sized by: nothing depends on it but the sizes that are never used.
 BUDGET_S = 45.0
@@ -43,7 +41,7 @@ def report_run(options: ListenOptions, run: RecordedRun, row: Run | None) -> int
             sys.stderr.write(f"loaderdoctor: {error}\n")
         else:
             run.say(str(error))
-        return 0
+        return unjudged(options)
     write_run(RunFolder(options.folder), diagnosis, report, at=options.began_s)
     if not options.shown:
         shutil.rmtree(options.folder / RECORDED, ignore_errors=True)

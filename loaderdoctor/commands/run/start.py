@@ -47,6 +47,7 @@ def config_of(
     group: bool,
     profile: bool,
     tune: Literal["", "on", "exact"] = "",
+    judged: bool = False,
 ) -> LaunchConfig:
     """What the process that becomes the script, or each rank of a job, is told."""
     return LaunchConfig(
@@ -63,6 +64,7 @@ def config_of(
         waits=True,
         profile=profile,
         tune=tune,
+        judged=judged,
     )
 
 

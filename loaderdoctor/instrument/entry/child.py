@@ -23,7 +23,7 @@ from loaderdoctor.instrument.entry.main_script import (
     run_script,
     waits_for_threads,
 )
-from loaderdoctor.instrument.entry.recorded import REPORT_S, record, reported
+from loaderdoctor.instrument.entry.recorded import record, verdict
 from loaderdoctor.instrument.entry.spawned import Spawner
 from loaderdoctor.instrument.entry.stdin_watch import StdinWatch
 from loaderdoctor.instrument.session import ranks
@@ -89,7 +89,8 @@ def _recorded(launch_config: LaunchConfig) -> int:
     try:
         channel = Channel.open(launch_config)
     except (OSError, EOFError):
-        return _script(launch_config)[1]  # nobody listens
+        code = _script(launch_config)[1]  # nobody listens
+        return code or (verdict(None, launch_config) if launch_config.waits else 0)
     session = _session(channel, launch_config)
     record(session, launch_config)
     Hooks(session).watch()
@@ -106,8 +107,8 @@ def _recorded(launch_config: LaunchConfig) -> int:
     session.script_over(how, code, reason)
     if not launch_config.waits:
         return code
-    verdict = reported(channel, REPORT_S)
-    return code or verdict or 0
+    passed = verdict(channel, launch_config)
+    return code or passed
 
 
 def _run(launch_config: LaunchConfig, session: Session) -> int:

@@ -13,7 +13,7 @@ from typing import NoReturn
 import msgspec
 
 from loaderdoctor.instrument.command.measuring_process import bootstrap
-from loaderdoctor.instrument.entry.recorded import REPORT_S, reported
+from loaderdoctor.instrument.entry.recorded import verdict
 from loaderdoctor.instrument.system.processes import die_with_parent, outlive_terminal_reads
 from loaderdoctor.instrument.wire.channel import (
     CHANNEL_VARIABLE,
@@ -63,7 +63,6 @@ def _recorded(launch_config: LaunchConfig) -> NoReturn:
         code = 1
         raise
     finally:
-        verdict = None
         if channel is not None:
             failed = code not in (0, None)
             channel.send(
@@ -73,5 +72,5 @@ def _recorded(launch_config: LaunchConfig) -> NoReturn:
                     n_steps=0,
                 )
             )
-            verdict = reported(channel, REPORT_S)
-    sys.exit(verdict or 0)
+        passed = verdict(channel, launch_config)
+    sys.exit(passed)

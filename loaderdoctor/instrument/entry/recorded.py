@@ -6,10 +6,12 @@ Nothing here imports torch, or numpy: what these read of the environment, the sc
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from loaderdoctor.errors import EXIT_RUN_FAILED
 from loaderdoctor.instrument.wire.channel import Channel, ConnectionLostError, LaunchConfig
 from loaderdoctor.instrument.wire.protocol import Reported
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 TRACE = "baseline.json"
 # For the report: some seconds, and more of a long trace.
 REPORT_S = 120.0
+UNJUDGED = "loaderdoctor: --fail-on was not judged: there is no report of this run.\n"
 
 
 def record(session: Session, launch_config: LaunchConfig) -> None:
@@ -40,8 +43,20 @@ def record(session: Session, launch_config: LaunchConfig) -> None:
         session.workers.sums_folder = Path(launch_config.sums_dir) / str(os.getpid())
 
 
-def reported(channel: Channel, timeout_s: float) -> int | None:
-    """The command's exit code, once its report is written; None where that never comes."""
+def verdict(channel: Channel | None, launch_config: LaunchConfig) -> int:
+    """The command's exit code, once its report is written. `channel`: None where nobody listens.
+
+    Without a report nothing has passed that it was to judge: that is said, and is no success.
+    """
+    code = _reported(channel, REPORT_S) if channel is not None else None
+    if code is None and launch_config.judged:
+        sys.stderr.write(UNJUDGED)
+        return EXIT_RUN_FAILED
+    return code or 0
+
+
+def _reported(channel: Channel, timeout_s: float) -> int | None:
+    """None where it never comes."""
     end_s = monotonic() + timeout_s
     while monotonic() < end_s:
         try:

@@ -42,6 +42,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     watch: bool = False  # record the whole run, change nothing; see `recording`
     sums_dir: str = ""  # `watch`: of sums that workers keep; each process has its own below it
     waits: bool = False  # `watch`: for the report, at its end
+    judged: bool = False  # `watch`: the report decides on the exit code; without one it is not 0
     profile: bool = False  # `watch`: some steps with the profiler first
     tune: Literal["", "on", "exact"] = ""  # `watch`: and set the loader
 

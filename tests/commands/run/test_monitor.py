@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import loaderdoctor
-from loaderdoctor.errors import UsageError
+from loaderdoctor.commands.run import monitor as monitor_module
+from loaderdoctor.errors import RunError, UsageError
 
 pytestmark = pytest.mark.slow
 
@@ -71,6 +72,23 @@ def test_no_process_is_left_behind(tmp_path: Path) -> None:
         train(200)
     left = [p for p in own.children(recursive=True) if p.pid not in before]
     assert all(p.status() == psutil.STATUS_ZOMBIE for p in left)
+
+
+@pytest.mark.parametrize("body", ["import time\ntime.sleep(600)\n", "raise SystemExit(1)\n"])
+def test_a_listener_that_cannot_be_had_leaves_the_loop_alone(
+    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = tmp_path / "loaderdoctor" / "commands" / "run"
+    fake.mkdir(parents=True)
+    (fake / "apart.py").write_text(body)
+    monkeypatch.chdir(tmp_path)  # python -m looks here first
+    monkeypatch.setattr(monitor_module, "START_S", 1.0)
+    with loaderdoctor.monitor(output=tmp_path / "run") as monitor:
+        assert len(train(100)) == 100
+    assert "this loop goes on unrecorded" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(RunError):
+        monitor.report()
 
 
 class Slow(torch.utils.data.Dataset[torch.Tensor]):

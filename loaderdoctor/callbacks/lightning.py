@@ -1,0 +1,54 @@
+"""`Trainer(callbacks=[LightningMonitor()])`: records `fit`, for lightning and pytorch_lightning."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from loaderdoctor.callbacks.recording import Recording
+
+# Both may be installed, and are two packages of the same code: the one that is in use already.
+if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+    from pytorch_lightning import Callback
+else:
+    try:
+        from lightning.pytorch import Callback
+    except ModuleNotFoundError:
+        from pytorch_lightning import Callback
+
+if TYPE_CHECKING:
+    from loaderdoctor.report.model import Report
+
+
+class LightningMonitor(Callback):  # type: ignore[misc]  # untyped where it is not installed
+    """Records each `trainer.fit`, as `loaderdoctor.monitor` does a block; options are the same.
+
+    Of several ranks only the first is recorded; `loaderdoctor run` records all of them.
+    """
+
+    def __init__(
+        self,
+        *,
+        output: str | Path | None = None,
+        metrics_file: str | Path | None = None,
+        tune: bool | Literal["exact"] = False,
+    ) -> None:
+        self._recording = Recording(output=output, metrics_file=metrics_file, tune=tune)
+
+    def report(self, *, show: bool = True) -> Report:
+        """The report of the last `fit`; prints it unless `show` is False. Raises RunError."""
+        return self._recording.report(show=show)
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Lightning is about to fit, validate, test or predict."""
+        if stage == "fit" and trainer.global_rank == 0:
+            self._recording.begin()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """It has ended."""
+        self._recording.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """It was ended by an exception; `teardown` is not called then."""
+        self._recording.end(failed=True)

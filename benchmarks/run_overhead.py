@@ -1,12 +1,14 @@
 """What `loaderdoctor run` costs a step, and whether its memory grows.
 
-    python benchmarks/run_overhead.py [--pairs 300] [--device cuda]
+    python benchmarks/run_overhead.py [--pairs 300] [--device cuda] [--tune watching|serving]
     python benchmarks/run_overhead.py --long 1000000
 
-One loop over a DataLoader without workers, recorded; blocks of 50 steps with the hooks at work and
-without take turns, in random order within each pair. Printed: the median of the pairs' differences
-in CPU time of the thread, microseconds a step (other programs can't stretch that much). With --long
-that many recorded steps in a row, and the resident memory of this process at each tenth of them.
+A loop over a DataLoader without workers, recorded, and the same loop that nobody watches take turns
+in blocks of 50 steps, in random order within each pair. Printed: the median of the pairs'
+differences in CPU time of the thread, microseconds a step (other programs can't stretch that much).
+With --tune as `run --tune` between its trials: torch's own iterator serves (watching), or another
+pool does (serving; one worker on either side). With --long that many recorded steps in a row, and
+the resident memory of this process at each tenth of them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import gc
 import os
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import thread_time_ns
@@ -25,11 +29,13 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from loaderdoctor.instrument.recording.loop_tuner import LoopTuner
 from loaderdoctor.instrument.recording.recorder import Recorder
 from loaderdoctor.instrument.session.hooks import Hooks
 from loaderdoctor.instrument.session.session import Session
 from loaderdoctor.instrument.wire.channel import ToChild
 from loaderdoctor.instrument.wire.protocol import Beat, FromRun, Observed
+from loaderdoctor.settings import Settings
 
 BLOCK = 50
 WARM_STEPS = 4000
@@ -56,62 +62,83 @@ class Nobody:
         self.lost = True
 
 
-def loop(n_steps: int, each: Callable[[int], None], device: str) -> None:
-    """Train; `each` is told after each step how many there were."""
+def loop(device: str, *, n_workers: int) -> Iterator[None]:
+    """Train without an end, in epochs that outlast what is measured; a step for each `next`."""
     model = torch.nn.Linear(4, 2).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = TensorDataset(torch.randn(8192, 4), torch.randint(0, 2, (8192,)))
-    n = 0
-    while n < n_steps:
-        for batch in DataLoader(data, 8, shuffle=True, pin_memory=device != "cpu"):
+    pins = device != "cpu"
+    while True:
+        for batch in DataLoader(data, 8, shuffle=True, num_workers=n_workers, pin_memory=pins):
             x, y = (part.to(device, non_blocking=True) for part in batch)
             optimizer.zero_grad()
             torch.autograd.backward(torch.nn.functional.cross_entropy(model(x), y))
             optimizer.step()
-            n += 1
-            each(n)
+            yield
 
 
-def recorded(n_steps: int, each: Callable[[int, Session], None], device: str) -> None:
-    """The same, recorded."""
+class Held(LoopTuner):
+    """Tunes as ever, but asks for nothing; `serving`: another pool serves instead."""
+
+    def __init__(self, session: Session, *, serving: bool) -> None:
+        super().__init__(session, exact=True)
+        self._serving = serving
+
+    def _refusal(self, settings: Settings) -> str | None:
+        return "held for a benchmark"
+
+    def begin(self) -> None:
+        """The loop is warm."""
+        super().begin()
+        assert self._not_tuned is None, self._not_tuned
+        if self._serving:
+            assert self._handed is not None
+            assert self._handed.live is not None
+            live = self._handed.live
+            assert live.want(replace(live.own, prefetch_factor=4)) is None
+
+
+@contextmanager
+def recording(tune: str) -> Iterator[tuple[Session, Nobody]]:
+    """Loops are recorded meanwhile."""
     with tempfile.TemporaryDirectory() as folder:
         link = Nobody()
         session = Session(link, run_dir=Path(folder))
-        session.record_to_end(Recorder)
+        session.record_to_end(
+            lambda session: Recorder(
+                session, tuner=Held(session, serving=tune == "serving") if tune else None
+            )
+        )
         hooks = Hooks(session)
         hooks.watch()
         session.workers.start()
         try:
-            loop(n_steps, lambda n: each(n, session), device)
+            yield session, link
         finally:
             session.script_over("script-ended", 0)
             hooks.remove()
         assert link.n_beats, "the loop was never recorded"
 
 
-def compare(n_pairs: int, device: str) -> None:
-    """Blocks in turns, and their differences."""
+def compare(n_pairs: int, device: str, tune: str) -> None:
+    """A recorded loop and one that is not, in blocks by turns, and the blocks' differences."""
+    n_workers = 1 if tune == "serving" else 0
     rng = random.Random(0)
     differences: list[float] = []
-    pair: dict[bool, int] = {}
-    since = 0
-    on = True
-
-    def each(n: int, session: Session) -> None:
-        nonlocal since, on
-        if n < WARM_STEPS or n % BLOCK:
-            return
-        now = thread_time_ns()
-        if since:
-            pair[on] = now - since
-            if len(pair) == 2:
-                differences.append((pair[True] - pair[False]) / BLOCK / 1e3)
-                pair.clear()
-        on = (not on) if pair else rng.random() < 0.5
-        session.live = on
-        since = thread_time_ns()
-
-    recorded(WARM_STEPS + 2 * BLOCK * (n_pairs + 1), each, device)
+    with recording(tune) as (session, _):
+        loops = {True: loop(device, n_workers=n_workers), False: loop(device, n_workers=n_workers)}
+        for _ in range(WARM_STEPS):
+            next(loops[True])
+        for _ in range(n_pairs):
+            took = {}
+            for watched in rng.sample((True, False), 2):
+                session.live = watched
+                began = thread_time_ns()
+                for _ in range(BLOCK):
+                    next(loops[watched])
+                took[watched] = thread_time_ns() - began
+            session.live = True
+            differences.append((took[True] - took[False]) / BLOCK / 1e3)
     found = sorted(differences)
     n = len(found)
     off = round(0.98 * n**0.5)
@@ -123,13 +150,11 @@ def compare(n_pairs: int, device: str) -> None:
 def long(n_steps: int, device: str) -> None:
     """Resident memory over many steps."""
     process = psutil.Process(os.getpid())
-
-    def each(n: int, session: Session) -> None:
-        if n % (n_steps // 10) == 0:
-            gc.collect()
-            print(f"{n:>10,} steps  {process.memory_info().rss / 1e6:7.1f} MB", flush=True)
-
-    recorded(n_steps, each, device)
+    with recording(""):
+        for n, _ in zip(range(1, n_steps + 1), loop(device, n_workers=0), strict=False):
+            if n % (n_steps // 10) == 0:
+                gc.collect()
+                print(f"{n:>10,} steps  {process.memory_info().rss / 1e6:7.1f} MB", flush=True)
 
 
 def main() -> None:
@@ -138,12 +163,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=300)
     parser.add_argument("--long", type=int, default=0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--tune", choices=["watching", "serving"], default="")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.long:
         long(options.long, options.device)
     else:
-        compare(options.pairs, options.device)
+        compare(options.pairs, options.device, options.tune)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from loaderdoctor.estimate import Estimate, mean
 from loaderdoctor.settings import Settings
@@ -20,9 +21,8 @@ MIN_STEPS = 8
 MAX_KEPT = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One step: from the batch before to this one."""
+class Step(NamedTuple):
+    """One step: from the batch before to this one. A tuple, since the loop makes one a step."""
 
     ms: float
     wait_ms: float  # of it, getting the batch

@@ -155,18 +155,6 @@ class LiveLoader:
         return self.own if now is None else now.serving
 
     @property
-    def settled(self) -> bool:
-        """Whether the loop's batches come from a pool with the wanted settings, and no other."""
-        now = self.now
-        return now is not None and now.settled and now.serving == self.wanted
-
-    @property
-    def at_first_batch(self) -> bool:
-        """Whether the loop's last batch was the first of its pass."""
-        now = self.now
-        return now is not None and now.n_given == 1
-
-    @property
     def took_over(self) -> bool:
         """Whether passes of this loader are no longer torch's own, for good."""
         return self._draws is not None

@@ -180,22 +180,19 @@ class LoopTuner:
         live = handed.live
         assert live is not None
         ask = self._hear(live, tuner) if len(live.events) != self._n_events else None
-        wait_ms = self._wait_ms()
         if not flags & (GAP | BESIDES):
             now = live.now
-            first = live.at_first_batch
+            first = now is not None and now.n_given == 1
             if first:
                 step_ms += self._opening_ms()
-            told = tuner.step(
-                Step(
-                    ms=step_ms,
-                    wait_ms=wait_ms,
-                    serving=live.serving,
-                    settled=now is not None and now.settled,
-                    first=first,
-                )
+            step = Step(
+                ms=step_ms,
+                wait_ms=self._wait_ms(),
+                serving=live.own if now is None else now.serving,
+                settled=now is not None and now.settled,
+                first=first,
             )
-            ask = told or ask
+            ask = tuner.step(step) or ask
         while ask is not None:
             reason = live.want(ask.settings, at_epoch=ask.at_epoch)
             ask = tuner.failed(ask.settings, reason) if reason is not None else None

@@ -157,7 +157,7 @@ class Recorder:
         session = self._session
         window = session.window = OpenWindow()
         window.clock = self._marks
-        window.fetches = []
+        window.fetches, window.fetch_cpu = [], False
         window.count = self._counter(window)
         self._marks.add(now)
         self._sent_ns, self._due_ns = now, now + BEAT_NS

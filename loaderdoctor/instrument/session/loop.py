@@ -136,13 +136,15 @@ class Loop:
         passes = session.passes
         if passes is not None:
             passes.fetching()
-        cpu_ns = thread_time_ns()
+        cpu_ns = thread_time_ns() if window.fetch_cpu else 0
         try:
             batch = feed.take(own, session.originals)
         except StopIteration:
             self._ran_out(feed, start)
             raise
-        end, cpu_ns = perf_counter_ns(), thread_time_ns() - cpu_ns
+        end = perf_counter_ns()
+        if cpu_ns:
+            cpu_ns = thread_time_ns() - cpu_ns
         window = session.window  # again: another thread may have opened one meanwhile
         crossed = bool(loader.substitute.epochs) and loader.substitute.crossed()
         if crossed and loader.role == "train" and window.clock is not None:

@@ -42,6 +42,7 @@ class OpenWindow:
     # While steps are timed: (loader index, start, end, thread), ns of CLOCK_MONOTONIC, and the CPU
     # time of that thread meanwhile.
     fetches: list[tuple[int, int, int, int, int]] | None = None
+    fetch_cpu: bool = True  # False: not asked for that CPU time, two system calls of 2 us
     boundaries: list[BoundaryRecord] = field(default_factory=list)
     # Counts a step at its boundary (ns) in the driver's place; False: it has to be woken.
     count: Callable[[int], bool] | None = None

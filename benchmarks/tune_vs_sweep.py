@@ -1,0 +1,175 @@
+"""`run --tune` beside the best setting that `sweep` finds, on five loops.
+
+    python benchmarks/tune_vs_sweep.py [--jobs 1] [--only 'waits, no workers'] [--steps 500]
+
+Each loop is swept over a grid of workers and pinning; run with the best of them written into the
+script; and run as it is under `run --tune=exact`, for four epochs each. Told: the pace of the tuned
+run's last two epochs against the same epochs of the script with the best setting, whether that is
+within 5 %, and what trying cost. `--jobs` splits this machine's CPUs among so many loops at a time,
+each on its own ones; two of the loops take a GPU where there is one. About 150 s a loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).parent
+LOOP = HERE / "tuned_loop.py"
+LOOPS = (
+    "waits, no workers",
+    "waits, one worker",
+    "burns, no workers",
+    "instant, workers",
+    "large, pageable",
+)
+ON_GPU = ("waits, one worker", "large, pageable")  # one GPU each where there are two
+N_EPOCHS = 4
+WITHIN = 1.05
+LIMIT_S = 300.0
+
+
+def run(words: list[str], kind: str, cpus: set[int], settings: dict[str, Any] | None = None) -> str:
+    """Standard output of a command on these CPUs."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SETTINGS": json.dumps(settings or {})}
+    n_gpus = torch.cuda.device_count()
+    on = ON_GPU.index(kind) % n_gpus if kind in ON_GPU and n_gpus else None
+    environment["CUDA_VISIBLE_DEVICES"] = "" if on is None else str(on)
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    )
+    done = subprocess.run(
+        [sys.executable, *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        preexec_fn=lambda: os.sched_setaffinity(0, cpus),
+    )
+    if done.returncode:
+        raise RuntimeError(f"{words[:4]}: {done.stderr[-600:]}")
+    return done.stdout
+
+
+def times(out: str) -> list[float]:
+    """The script's own: milliseconds a step of each epoch."""
+    line = next(x for x in out.splitlines() if x.startswith('{"step_ms"'))
+    found: list[float] = json.loads(line)["step_ms"]
+    return found
+
+
+def late(step_ms: list[float]) -> float:
+    """Behind the second epoch."""
+    return sum(step_ms[2:]) / len(step_ms[2:])
+
+
+def row_of(kind: str, n_steps: int, budget_s: float, cpus: set[int]) -> dict[str, Any]:
+    """One loop: swept, run with the best, and tuned."""
+    command = ["-m", "loaderdoctor"]
+    script = [str(LOOP), kind, str(n_steps)]
+    workers = sorted({0, 1, 2, 3, 4, len(cpus) - 1, len(cpus), 2 * len(cpus)})
+    pins = ["pin_memory=false,true"] if kind.startswith("large") else []
+    with tempfile.TemporaryDirectory() as folder:
+        swept = Path(folder) / "sweep"
+        grid = [f"num_workers={','.join(map(str, workers))}", *pins]
+        run(
+            [*command, "sweep", "--grid", *grid, "--budget", f"{budget_s:g}", "--no-ablation",
+             "--once", "--output", str(swept), *script, "100000"],
+            kind, cpus,
+        )  # fmt: skip
+        report = json.loads((swept / "report.json").read_text())
+        best = report["trials"][report["best"]["trial"]]["settings"] if report["best"] else {}
+        keep = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
+        best = {k: v for k, v in best.items() if k in keep and v is not None}
+        own = late(times(run([*script, str(N_EPOCHS)], kind, cpus)))
+        fixed = late(times(run([*script, str(N_EPOCHS)], kind, cpus, best)))
+        tuned = Path(folder) / "tuned"
+        out = run(
+            [*command, "run", "--tune=exact", "--output", str(tuned), *script, str(N_EPOCHS)],
+            kind,
+            cpus,
+        )
+        said = json.loads((tuned / "report.json").read_text())["run"]["tuning"]
+    chosen = said.get("chosen") or {}
+    return {
+        "loop": kind,
+        "cpus": len(cpus),
+        "own_ms": own,
+        "best": best,
+        "best_ms": fixed,
+        "chosen": {k: v for k, v in chosen.items() if said["own"].get(k) != v and k in keep},
+        "epochs_ms": times(out),
+        "tuned_ms": late(times(out)),
+        "lost_share": said.get("lost_steps", 0.0) / max(1, said.get("n_steps", 0)),
+    }
+
+
+def text(row: dict[str, Any]) -> str:
+    """As a row of a table."""
+    holds = row["tuned_ms"] <= WITHIN * row["best_ms"]
+    cells = [
+        row["loop"],
+        row["cpus"],
+        f"{row['own_ms']:.2f}",
+        f"{row['best_ms']:.2f}",
+        _settings(row["best"]),
+        f"{row['tuned_ms']:.2f}",
+        _settings(row["chosen"]),
+        f"{row['tuned_ms'] / row['best_ms'] - 1:+.1%}{'' if holds else ' NOT within 5 %'}",
+        f"{row['lost_share']:.1%}",
+        " ".join(f"{x:.1f}" for x in row["epochs_ms"]),
+    ]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _settings(settings: dict[str, Any]) -> str:
+    return " ".join(f"{k}={v}" for k, v in settings.items()) or "its own"
+
+
+def main() -> int:
+    """Print a row for each loop; 1 where one is not within 5 %."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=500, help="of an epoch")
+    parser.add_argument("--budget", type=float, default=30.0, help="seconds of each sweep")
+    parser.add_argument("--only", action="append", choices=LOOPS)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    cpus = sorted(os.sched_getaffinity(0))
+    each = len(cpus) // options.jobs
+    free: Queue[set[int]] = Queue()
+    for i in range(options.jobs):
+        free.put(set(cpus[i * each : (i + 1) * each]))
+
+    def one(kind: str) -> dict[str, Any]:
+        mine = free.get()
+        try:
+            return row_of(kind, options.steps, options.budget, mine)
+        finally:
+            free.put(mine)
+
+    heads = ("loop", "CPUs", "own ms", "best ms", "sweep's best", "tuned ms", "tune chose",
+             "tuned / best", "lost", "epochs, ms a step")  # fmt: skip
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}", flush=True)
+    rows = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for row in pool.map(one, options.only or LOOPS):
+            print(text(row), flush=True)
+            rows.append(row)
+    if options.json is not None:
+        options.json.write_text(json.dumps(rows, indent=1))
+    return int(any(row["tuned_ms"] > WITHIN * row["best_ms"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,6 +13,7 @@ Kind = Literal[
     "faster",
     "drift",
     "stalls",
+    "pauses",
     "collections",
     "memory-fills",
     "shm-fills",

@@ -15,6 +15,7 @@ from loaderdoctor.alerts.alert import Alert
 from loaderdoctor.alerts.causes import Cause, Stretch, cause_of
 from loaderdoctor.alerts.change_points import Change, DriftWatch, Effect, LevelWatch
 from loaderdoctor.alerts.history import Account
+from loaderdoctor.alerts.pauses import PauseWatch
 from loaderdoctor.alerts.recurring import Recurrence, RecurrenceWatch, SeenStall
 from loaderdoctor.instrument.wire.beats import Block, Stall
 from loaderdoctor.instrument.wire.protocol import Beat
@@ -41,6 +42,7 @@ GC_SHARE: Final = 0.02
 GC_LONG_NS: Final = 50_000_000
 GC_MIN: Final = 3
 STALL_SHARE: Final = 0.02  # of the time, in stalls that recur
+ROUNDS: Final = 1.5  # times what a worker takes for a batch: no longer period is its rhythm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,7 @@ class RankWatcher:
     def __init__(self) -> None:
         self._pace, self._drift = LevelWatch(PACE), DriftWatch(DRIFT)
         self._input = LevelWatch(INPUT, floor_share=0.0, floor=0.01)
-        self._stalls = RecurrenceWatch()
+        self._stalls, self._pauses = RecurrenceWatch(), PauseWatch()
         self._beats: deque[Beat] = deque(maxlen=KEPT_BEATS)
         self._looks: deque[Surroundings] = deque(maxlen=KEPT_BEATS)
         # (block number, its end, its step), for when a change began.
@@ -68,6 +70,7 @@ class RankWatcher:
         self._pending: list[_Pending] = []
         self._told_at_ns: deque[int] = deque(maxlen=16)
         self._gc_told = self._bound_told = False
+        self._median_ms: float | None = None  # of the last block
         self._offset_s = 0.0  # from CLOCK_MONOTONIC to seconds since the epoch
 
     def beat(self, beat: Beat, account: Account) -> list[Alert]:
@@ -80,6 +83,7 @@ class RankWatcher:
             self._add_share(account.input_share, beat.end_ns, beat.n_steps)
         found = [a for stall in beat.stalls if (a := self._add_stall(stall)) is not None]
         found += self._collections(beat) + self._died(beat) + self._bound(beat)
+        found += self._pauses.beat(beat)
         return found + self._settled(beat.end_ns)
 
     def look(self, look: Surroundings) -> list[Alert]:
@@ -92,6 +96,7 @@ class RankWatcher:
     def _add_block(self, block: Block, beat: Beat) -> None:
         self._n_blocks += 1
         self._blocks.append((self._n_blocks, block.end_ns, block.step))
+        self._median_ms = block.median_ns / NS_PER_MS
         mean_ms = block.total_ns / block.n / NS_PER_MS
         change, drift = self._pace.add(mean_ms), self._drift.add(mean_ms)
         if change is not None:
@@ -215,7 +220,9 @@ class RankWatcher:
     # ------------------------------------------------------------ stalls
 
     def _add_stall(self, stall: Stall) -> Alert | None:
-        usual_ms = self._pace.level or 0.0
+        usual_ms = self._pace.level or self._median_ms
+        if usual_ms is None:
+            return None
         excess_ms = max(0.0, stall.took_ns / NS_PER_MS - usual_ms)
         if not excess_ms:
             return None
@@ -234,6 +241,8 @@ class RankWatcher:
             return None
         if recurrence.gc_share > 0.5:
             return None  # told as such
+        if self._is_the_pools_rhythm(recurrence):
+            return None
         words = _stall_words(recurrence)
         return Alert(
             kind="stalls",
@@ -243,6 +252,18 @@ class RankWatcher:
             cause=words[1],
             advice=words[2],
         )
+
+    def _is_the_pools_rhythm(self, recurrence: Recurrence) -> bool:
+        """Whether the loop waits once a round of its workers, all of whom give at once.
+
+        That is a loader too slow for the step, whatever the batch: input, and no stall.
+        """
+        workers = self._beats[-1].workers
+        if workers is None or not workers.n_batches or (recurrence.wait_share or 0.0) <= 0.5:
+            return False
+        if recurrence.unit == "steps":
+            return recurrence.period <= workers.n_alive
+        return recurrence.period <= ROUNDS * workers.make_ns / workers.n_batches / NS_PER_S
 
     def _collections(self, beat: Beat) -> list[Alert]:
         since = beat.end_ns - GC_WINDOW_S * NS_PER_S

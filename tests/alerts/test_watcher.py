@@ -98,6 +98,17 @@ def test_stalls_that_recur_are_told_with_their_period(waits: bool, cause: str | 
     assert alert.cause == cause
 
 
+def test_workers_that_give_all_at_once_are_no_stalls() -> None:
+    # Four workers begin together, take 80 ms each, and the loop waits for the first of each round.
+    rhythm = Phase(n_steps=2000, step_ms=5.0, stall_every=4, stall_ms=60.0, batch_ms=80.0)
+    assert {a.kind for a in play([rhythm])} <= {"input-bound"}
+
+
+def test_a_stall_before_the_pace_is_known_is_told_by_what_it_adds() -> None:
+    alert = next(a for a in play([Phase(n_steps=400, stall_every=20, stall_ms=900.0)]))
+    assert "takes 90" in alert.text  # and not 1,000
+
+
 def test_long_collections_are_named() -> None:
     alert = only(play([STEADY, Phase(n_steps=400, gc_ms=300.0)]))
     assert (alert.kind, alert.cause) == ("collections", "collections")

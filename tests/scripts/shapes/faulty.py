@@ -1,5 +1,7 @@
 # A loop whose storage becomes slow, or that leaks, collects, stalls: argv[1] says what; [2] steps.
 import gc
+import io
+import os
 import sys
 import time
 
@@ -30,6 +32,19 @@ class Data(Dataset):
         return torch.full((8,), index % 5 / 5.0), index % 2
 
 
+class Checkpoint:
+    def __getstate__(self):
+        time.sleep(0.3)
+        return {}
+
+
+def began():
+    """Tell whoever asked when the fault begins."""
+    if "FAULT_FILE" in os.environ:
+        with open(os.environ["FAULT_FILE"], "w") as file:
+            file.write(repr(time.time()))
+
+
 def main():
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 2)
@@ -37,7 +52,17 @@ def main():
     made = [[i] for i in range(2_000_000)] if WHAT == "collections" else []
     total = 0.0
     loader = DataLoader(Data(), BATCH, num_workers=1)
+    others = DataLoader(torch.utils.data.Subset(Data(), range(160)), BATCH)
     for step, (x, y) in enumerate(loader):
+        if step == (0 if WHAT == "leak" else FROM):
+            began()
+        if WHAT == "checkpoint" and step >= FROM and step % 100 == 0:
+            torch.save(Checkpoint(), io.BytesIO())
+        if WHAT == "validation" and step >= FROM and step % 100 == 0:
+            with torch.no_grad():
+                for other, _ in others:
+                    model(other)
+                    time.sleep(0.01)
         loss = torch.nn.functional.cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()

@@ -214,7 +214,10 @@ def sweep(target: tuple[str, ...], **options: Any) -> int:
 @output_options
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
 def analyze(traces: tuple[Path, ...], **options: Any) -> int:
-    """Attribute any torch.profiler trace (.json or .json.gz), or a folder of a job's ranks."""
+    """Say where the step goes in any torch.profiler trace (.json, .json.gz).
+
+    A folder is taken as one job, with a trace of each rank. Nothing is written unless asked for.
+    """
     from loaderdoctor.commands.analyze.command import AnalyzeOptions, analyze
 
     return analyze(AnalyzeOptions(traces=traces, **options))
@@ -240,7 +243,14 @@ def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
     type=click.Path(path_type=Path, dir_okay=False),
     help="The changed script, in the folder of the other. It runs under the other's name.",
 )
-@click.option("--turns", "n_turns", type=click.IntRange(2, 20), default=3, show_default=True)
+@click.option(
+    "--turns",
+    "n_turns",
+    type=click.IntRange(2, 20),
+    default=3,
+    show_default=True,
+    help="Runs of each, one after the other.",
+)
 @click.option(
     "--seconds", type=Seconds(), default=12, show_default=True, help="Of training, for each run."
 )

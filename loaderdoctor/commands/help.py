@@ -41,6 +41,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "run": (
         ("the whole training, results unchanged", "loaderdoctor run train.py --lr 0.1"),
+        ("and the loader's best settings found meanwhile", "loaderdoctor run --tune train.py"),
         ("and its figures for Prometheus", "loaderdoctor run --metrics-file out.prom train.py"),
     ),
     "sweep": (
@@ -54,13 +55,25 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("any trace of torch.profiler", "loaderdoctor analyze run.pt.trace.json.gz"),
         ("one folder with a trace of each rank", "loaderdoctor analyze traces/"),
     ),
-    "apply": (("the advice as a diff of your files",
-               "loaderdoctor apply loaderdoctor-runs/20260102-030405-train"),),
-    "prove": (("does what was promised come true?",
-               "loaderdoctor prove loaderdoctor-runs/20260102-030405-train"),),
+    "apply": (
+        ("the first advice as a diff of your files",
+         "loaderdoctor apply loaderdoctor-runs/20260102-030405-train"),
+        ("the second, written", "loaderdoctor apply --write loaderdoctor-runs/… 2"),
+        ("and taken back", "loaderdoctor apply --undo loaderdoctor-runs/…"),
+    ),
+    "prove": (
+        ("does what was promised come true?",
+         "loaderdoctor prove loaderdoctor-runs/20260102-030405-train"),
+        ("is my own change faster, and trains the same?",
+         "loaderdoctor prove --changed fast.py train.py --lr 0.1"),
+    ),
     "report": (("of a run that still goes on, or was killed",
                 "loaderdoctor report loaderdoctor-runs/20260102-030405-train"),),
-    "compare": (("did it help, beyond the noise?", "loaderdoctor compare RUN_A RUN_B"),),
+    "compare": (
+        ("did it help, beyond the noise?", "loaderdoctor compare RUN_A RUN_B"),
+        ("in CI: exit 3 where it is slower",
+         "loaderdoctor compare --fail-on-regression RUN_A RUN_B"),
+    ),
     "view": (("in TensorBoard", "loaderdoctor view loaderdoctor-runs/20260102-030405-train"),),
     "recipes": (("one of them, swept", "loaderdoctor sweep --recipe mnist"),),
     "env": (("what this machine offers", "loaderdoctor env"),),
@@ -115,7 +128,7 @@ class Commands(click.Group):
         _write_examples("loaderdoctor", formatter)
         shell = os.path.basename(os.environ.get("SHELL", "bash")) or "bash"  # noqa: PTH119
         shell = shell if shell in ("bash", "zsh", "fish") else "bash"
-        with formatter.section("Tab completion"):
+        with formatter.section("Tab completion, as a line of the shell's start-up file"):
             formatter.write(" " * formatter.current_indent + completion_line(shell) + "\n")
 
 

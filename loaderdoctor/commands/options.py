@@ -216,8 +216,8 @@ TRIAL_LIMIT = click.option(
     "trial_limit_s",
     type=Seconds(),
     metavar="SECONDS",
-    help="A trial that takes longer at a time hangs.  [default: 4 times what was planned, and a "
-    "batch of it 120 s]",
+    help="A trial that takes longer at a time counts as hung.  [default: 4 times what was "
+    "planned, and a batch of it 120 s]",
 )
 
 

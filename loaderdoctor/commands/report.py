@@ -25,7 +25,7 @@ from loaderdoctor.instrument.wire.protocol import (
     WindowRequest,
 )
 from loaderdoctor.proving.record import kept_proofs
-from loaderdoctor.report.files import read_report
+from loaderdoctor.report.files import NAME_A_RUN, read_report
 from loaderdoctor.report.model import Report
 
 
@@ -54,7 +54,7 @@ def _report_in(folder: Path) -> Report:
     if (folder / "report.json").is_file():
         return read_report(folder)
     if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder.")
+        raise UsageError(f"{folder}: not a folder. {NAME_A_RUN}")
     try:
         recorded, row = read_recorded(folder)
     except msgspec.MsgspecError as error:

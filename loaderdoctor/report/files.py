@@ -34,6 +34,7 @@ from loaderdoctor.errors import RunError, UsageError
 from loaderdoctor.report.model import SCHEMA, Report
 
 RUNS = "loaderdoctor-runs"
+NAME_A_RUN = "Name a run folder of loaderdoctor or its report.json."
 # Runs are no part of the user's repository. Written with the folder, never into one that is there:
 # who wants runs in git deletes or changes it.
 IGNORED = "# Made by loaderdoctor: git leaves the runs out.\n*\n"
@@ -280,11 +281,13 @@ def decode_report(text: bytes, *, source: Path) -> Report:
         if head.schema != SCHEMA:
             raise UsageError(
                 f"{source}: has schema {head.schema[:40]!a}, and this version reads {SCHEMA!r}."
+                if head.schema
+                else f"{source}: not a loaderdoctor report (it names no schema). {NAME_A_RUN}"
             )
         return msgspec.json.decode(text, type=Report)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         reason = ascii(str(error))[1:-1][:_REASON_LENGTH]
-        raise UsageError(f"{source}: not a loaderdoctor report ({reason}).") from None
+        raise UsageError(f"{source}: not a loaderdoctor report ({reason}). {NAME_A_RUN}") from None
 
 
 def read_report(run: Path) -> Report:
@@ -300,8 +303,7 @@ def read_report(run: Path) -> Report:
         return decode_report(text, source=source)
     except OSError as error:
         raise UsageError(
-            f"{source}: can't be read ({error.strerror or error}). "
-            "Name a run folder of loaderdoctor or its report.json."
+            f"{source}: can't be read ({error.strerror or error}). {NAME_A_RUN}"
         ) from None
 
 

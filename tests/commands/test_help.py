@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -63,3 +65,27 @@ def test_the_completion_that_help_names_is_there(shell: str) -> None:
         check=False,
     )
     assert "diagnose" in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("pr", "prove"), ("diagnose --bud", "--budget"), ("sweep --search a", "auto")],
+)
+def test_bash_completes_what_was_begun(words: str, completed: str, tmp_path: Path) -> None:
+    command = tmp_path / "loaderdoctor"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m loaderdoctor "$@"\n')
+    command.chmod(0o755)
+    script = (
+        f"{completion_line('bash')}; COMP_WORDS=(loaderdoctor {words}); "
+        f"COMP_CWORD={len(words.split())}; _loaderdoctor_completion loaderdoctor; "
+        'echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [completed]

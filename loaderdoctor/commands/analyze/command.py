@@ -15,6 +15,7 @@ from loaderdoctor.attribution.ranks import compare, slowest, without_peer_wait
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.commands.analyze.job_traces import Job, read_job, traces_in
+from loaderdoctor.commands.analyze.trace_checks import check_trace
 from loaderdoctor.commands.analyze.trace_readers import (
     KEPT_BYTES,
     EngineName,
@@ -69,6 +70,8 @@ def analyze(options: AnalyzeOptions) -> int:
     """
     rules = share_rules(options.fail_on)
     check_json_target(options.json_target)
+    for path in options.traces:
+        check_trace(path)
     is_folder = any(path.is_dir() for path in options.traces)
     paths = tuple(
         found

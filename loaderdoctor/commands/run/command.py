@@ -69,7 +69,7 @@ def run(options: RunOptions) -> int:
         module=options.script if options.as_module else None,
         args=options.args,
     )
-    target.check()
+    target.check("run")
     if options.metrics_file is not None and not options.metrics_file.absolute().parent.is_dir():
         raise UsageError(f"--metrics-file {options.metrics_file}: not a file in a folder there is.")
     here = None if options.torchrun else place()

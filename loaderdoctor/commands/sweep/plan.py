@@ -148,7 +148,7 @@ def resolve(options: SweepOptions) -> Target:
         script = Script(module=name, args=tuple(args))
     else:
         script = Script(script=name, args=tuple(args))
-    script.check()
+    script.check("sweep")
     return Target(name=script.label, script=script, axes=tuple(AXES_BY_NAME))
 
 

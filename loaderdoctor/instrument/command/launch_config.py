@@ -34,12 +34,15 @@ class Target:
     args: tuple[str, ...] = ()
     n_ranks: int = 1  # more: so many processes of it, as one job by torch's own launcher
 
-    def check(self) -> None:
-        """Raise UsageError where there is no such script, or it can't be one."""
+    def check(self, command: str = "diagnose") -> None:
+        """Raise UsageError where there is no such script, or it can't be one.
+
+        `command` is the one that was asked for.
+        """
         if (self.script is None) == (self.module is None):
             raise UsageError("name either a script or, with -m, a module to run.")
         if self.script is not None:
-            check_script(Path(self.script))
+            check_script(Path(self.script), command)
 
     @property
     def label(self) -> str:

@@ -27,11 +27,17 @@ _USUAL = ("train.py", "main.py", "run.py")
 _SPAWNS = ("spawn", "forkserver")
 
 
-def check_script(path: Path) -> None:
-    """Raise UsageError where `path` can't be a script that trains, with what to give instead."""
+def check_script(path: Path, command: str = "diagnose") -> None:
+    """Raise UsageError where `path` can't be a script that trains, with what to give instead.
+
+    `command` is the one that was asked for, and is named in what to type.
+    """
     name = str(path)
     if path.is_dir():
+        scripts = sorted(path.glob("*.py"))
         inside = next((path / usual for usual in _USUAL if (path / usual).is_file()), None)
+        if inside is None and len(scripts) == 1:
+            inside = scripts[0]
         if inside is not None:
             raise UsageError(f"{name}: a folder. Did you mean {inside}?")
         raise UsageError(f"{name}: a folder. Give the script in it, as {path / _USUAL[0]}.")
@@ -50,9 +56,9 @@ def check_script(path: Path) -> None:
             _refuse_data(path)
         raise UsageError(
             f"{name}: a configuration. Give the script that reads it, and what you give that "
-            f"behind it: loaderdoctor diagnose train.py --config {name}"
+            f"behind it: loaderdoctor {command} train.py --config {name}"
         )
-    _check_source(path)
+    _check_source(path, command)
 
 
 def _refuse_data(path: Path) -> None:
@@ -63,14 +69,14 @@ def _refuse_data(path: Path) -> None:
     raise UsageError(f"{path}: too large for a script. Give the script that trains.")
 
 
-def _check_source(path: Path) -> None:
+def _check_source(path: Path, command: str) -> None:
     try:
         with tokenize.open(path) as file:
             text = file.read()
     except (SyntaxError, UnicodeDecodeError, OSError):
         return  # Python says it better
     if path.suffix in _SHELLS or _SHEBANG.match(text):
-        raise UsageError(f"{path}: a shell script. {_started_by(text)}")
+        raise UsageError(f"{path}: a shell script. {_started_by(text, command)}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about its strings: Python says so when it runs
@@ -81,7 +87,7 @@ def _check_source(path: Path) -> None:
         raise UsageError(
             f"{path}: not Python ({error}). Give the Python script that trains."
         ) from None
-    _check_relative_imports(path, tree)
+    _check_relative_imports(path, tree, command)
     _check_main_guard(path, tree)
 
 
@@ -93,7 +99,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _started_by(text: str) -> str:
+def _started_by(text: str, command: str) -> str:
     """The command to give instead, from the first line that starts Python."""
     for line in text.replace("\\\n", " ").splitlines():
         try:
@@ -104,11 +110,11 @@ def _started_by(text: str) -> str:
             if re.fullmatch(r"(?:\S*/)?python[\d.]*", word):
                 given = words[i + 1 :]
                 if given[:1] and not given[0].startswith("-c"):
-                    return f"Give what it starts: loaderdoctor diagnose {shlex.join(given)}"
-    return "Give the Python script that it starts: loaderdoctor diagnose train.py …"
+                    return f"Give what it starts: loaderdoctor {command} {shlex.join(given)}"
+    return f"Give the Python script that it starts: loaderdoctor {command} train.py …"
 
 
-def _check_relative_imports(path: Path, tree: ast.Module) -> None:
+def _check_relative_imports(path: Path, tree: ast.Module, command: str) -> None:
     """A file of a package that imports its neighbours runs as a module alone."""
     levels = [
         node.level for node in tree.body if isinstance(node, ast.ImportFrom) and node.level > 0
@@ -126,7 +132,7 @@ def _check_relative_imports(path: Path, tree: ast.Module) -> None:
     at = "" if folder == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
     raise UsageError(
         f"{path}: imports from its own package (`from .`), which a file alone has not. Run it as "
-        f"a module: {at}loaderdoctor diagnose -m {'.'.join(parts)}"
+        f"a module: {at}loaderdoctor {command} -m {'.'.join(parts)}"
     )
 
 

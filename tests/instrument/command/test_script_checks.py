@@ -57,6 +57,24 @@ def test_files_of_other_kinds_name_their_way_out(
     assert said in refusal(path)
 
 
+def test_the_command_that_was_asked_for_is_the_one_to_type(tmp_path: Path) -> None:
+    for name, text in (
+        ("c.yaml", "lr: 1\n"),
+        ("go.sh", "python t.py\n"),
+        ("p/t.py", "from . import x"),
+    ):
+        path = written(tmp_path, name, text)
+        with pytest.raises(UsageError, match="loaderdoctor run "):
+            check_script(path, "run")
+
+
+def test_a_folder_with_one_script_names_it(tmp_path: Path) -> None:
+    path = written(tmp_path, "fit.py", "pass\n")
+    assert f"Did you mean {path}?" in refusal(tmp_path)
+    written(tmp_path, "model.py", "pass\n")
+    assert "Give the script in it" in refusal(tmp_path)
+
+
 def test_a_folder_names_the_script_in_it(tmp_path: Path) -> None:
     assert "Give the script in it" in refusal(tmp_path)
     path = written(tmp_path, "train.py", "pass\n")

@@ -6,15 +6,16 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
 from loaderdoctor.errors import UsageError
-from loaderdoctor.proving.advised import advised, script_of
-from loaderdoctor.proving.journal import journal_of, note, read_journal, write_journal
+from loaderdoctor.proving.advised import Advised, advised, script_of
+from loaderdoctor.proving.journal import journal_of, note, read_journal, standing, write_journal
 from loaderdoctor.report.files import read_report
+from loaderdoctor.report.model import Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ def apply(options: ApplyOptions) -> int:
     if options.undo:
         return _undo(options.run)
     report = read_report(options.run)
-    plan = advised(report, options.numbers)
+    plan = _on_top(report, options) or advised(report, options.numbers)
     root = Path(script_of(report).cwd or ".")
     for edit in plan.edits:
         click.echo(edit.diff(root), nl=False)
@@ -53,6 +54,27 @@ def apply(options: ApplyOptions) -> int:
         proves = f"loaderdoctor prove {options.run}{_numbers(options.numbers)} tests it in a copy"
         click.echo(f"{more if plan.edits else ''}{proves}", err=True)
     return 0
+
+
+def _on_top(report: Report, options: ApplyOptions) -> Advised | None:
+    """The changes together with those that are written already; None where none are.
+
+    Raises UsageError where there is nothing left to write.
+    """
+    applied, before = standing(options.run)
+    wanted = options.numbers or (1,)
+    new = [number for number in wanted if number not in applied]
+    if not applied or not before:
+        return None
+    if not new:
+        raise UsageError(
+            f"Change {', '.join(str(n) for n in wanted)} is written already; "
+            f"loaderdoctor apply --undo {options.run} takes it back."
+        )
+    plan = advised(report, new, as_it_ran=before)
+    both = advised(report, [*applied, *new], as_it_ran=before)
+    edits = (replace(edit, before=edit.path.read_bytes()) for edit in both.edits)
+    return replace(plan, edits=tuple(edit for edit in edits if edit.before != edit.after))
 
 
 def replace_file(path: Path, content: bytes) -> None:

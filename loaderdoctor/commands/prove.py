@@ -24,6 +24,12 @@ from loaderdoctor.proving.trees import Tree, copied, root_of
 from loaderdoctor.proving.turns import Side, Turns, in_turns
 from loaderdoctor.report.files import read_report
 
+# What torch's launcher tells a job of one process. Port 0: any that is free.
+_ONE_RANK = {
+    "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "ROLE_RANK": "0",
+    "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProveOptions:
@@ -50,6 +56,7 @@ class _Task:
     change: Callable[[Tree, Side], Side]
     as_it_ran: Mapping[Path, bytes] = field(default_factory=dict)  # files that were written since
     promise: Promise | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)  # of both
     command: str
 
 
@@ -132,7 +139,7 @@ def _of_run(options: ProveOptions) -> _Task:
     def written(tree: Tree, side: Side) -> Side:
         for edit in plan.edits:
             tree.here(edit.path).write_bytes(edit.after)
-        return replace(side, args=again.args, environment=again.environment)
+        return replace(side, args=again.args, environment={**side.environment, **again.environment})
 
     return _Task(
         title=plan.titles,
@@ -142,6 +149,7 @@ def _of_run(options: ProveOptions) -> _Task:
         args=words_of(script, None).args,
         change=written,
         as_it_ran=before,
+        environment=_ONE_RANK if script.launched else {},
         promise=plan.promise,
         command=" ".join(["loaderdoctor prove", str(options.target), *options.words]),
     )
@@ -169,6 +177,7 @@ def _side(tree: Tree, task: _Task, shared: Sequence[Path]) -> Side:
         target=script if task.module is None else task.module,
         args=task.args,
         cwd=where,
+        environment=task.environment,
         moved=(tree.root, tree.copy),
     )
 

@@ -77,7 +77,7 @@ def advised(
         if not found and not any(row.command for row in change.rows):
             raise UsageError(
                 f"{change.title()}: the report knows no line of yours for it, or it belongs to an "
-                "installed package. Write it by hand."
+                f"installed package. Write it by hand.{_others(listed)}"
             )
     if len(commands) > 1:
         raise UsageError("These changes set options of the script apart: apply one at a time.")
@@ -109,6 +109,18 @@ def words_of(script: Script, command: str | None) -> Words:
             "forms by hand, with `loaderdoctor prove --changed`."
         )
     return words
+
+
+def _others(listed: Sequence[Change]) -> str:
+    """Which of the report's changes can be written, where any can."""
+    can = [
+        str(number)
+        for number, change in enumerate(listed, 1)
+        if _hunks_of(change) or any(row.command for row in change.rows)
+    ]
+    if not can:
+        return ""
+    return f" Of this report's changes, {', '.join(can)} can be written."
 
 
 def _hunks_of(change: Change) -> list[Hunk]:

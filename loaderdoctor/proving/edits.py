@@ -93,7 +93,7 @@ def file_edits(
     """
     by_path: dict[str, list[Hunk]] = {}
     for hunk in dict.fromkeys(changes):
-        by_path.setdefault(_path_of(hunk, sources), []).append(hunk)
+        by_path.setdefault(_path_of(hunk, sources, as_it_ran), []).append(hunk)
     return tuple(
         _edited(Path(path), sources[path], each, as_it_ran.get(Path(path)))
         for path, each in by_path.items()
@@ -106,8 +106,19 @@ def _lines(text: str) -> list[str]:
     return [x for pair in zip(parts[::2], [*parts[1::2], ""], strict=True) if (x := "".join(pair))]
 
 
-def _path_of(hunk: Hunk, sources: Mapping[str, str]) -> str:
+def _has(path: Path, hunk: Hunk, as_it_ran: bytes | None) -> bool:
+    try:
+        text = (path.read_bytes() if as_it_ran is None else as_it_ran).decode("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    there = _LINE_END.split(text)[::2][hunk.line - 1 : hunk.end - 1]
+    return [x.rstrip() for x in there] == [x.rstrip() for x in hunk.old]
+
+
+def _path_of(hunk: Hunk, sources: Mapping[str, str], as_it_ran: Mapping[Path, bytes]) -> str:
     named = [x for x in sources if PurePath(x.replace("\\", "/")).name == hunk.name]
+    if len(named) > 1:  # the one that has these lines there
+        named = [x for x in named if _has(Path(x), hunk, as_it_ran.get(Path(x)))] or named
     if len(named) != 1:
         raise UsageError(
             f"{hunk.name}: the run read {len(named)} files of that name of yours; write this "

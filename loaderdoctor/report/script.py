@@ -19,6 +19,7 @@ class Script(Struct, frozen=True, kw_only=True):
     cwd: str
     n_ranks: int
     sources: dict[str, str]  # `text_hash` of each, by path
+    launched: bool = False  # by torch's launcher
 
 
 def script_of(record: ScriptRecord | None) -> Script | None:
@@ -31,6 +32,7 @@ def script_of(record: ScriptRecord | None) -> Script | None:
         args=masked(record.args),
         cwd=record.cwd,
         n_ranks=record.n_ranks,
+        launched=record.launched,
         sources={path: text_hash(text) for path, text in record.sources.items()},
     )
 

@@ -98,11 +98,30 @@ def test_changes_are_written_together_and_taken_back(run: Path) -> None:
         apply(ApplyOptions(run=run, undo=True))
 
 
-def test_a_second_write_is_refused_and_a_later_edit_is_not_undone(run: Path) -> None:
+def test_a_second_change_is_written_on_top_of_the_first_and_each_is_taken_back(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     apply(ApplyOptions(run=run, write=True))
+    capsys.readouterr()
+    apply(ApplyOptions(run=run, numbers=(2,), write=True))
+    out = capsys.readouterr().out
+    assert "-for x in loader:" in out
+    assert "num_workers" not in out.replace(" loader = DataLoader(ds, num_workers=2)", "")
+    assert script_of(run).read_text() == AFTER.replace("in loader:", "in tqdm(loader):")
+    assert standing(run)[0] == (1, 2)
+    with pytest.raises(UsageError, match="Change 1 is written already"):
+        apply(ApplyOptions(run=run, write=True))
+    apply(ApplyOptions(run=run, undo=True))
+    assert script_of(run).read_text() == AFTER
+    apply(ApplyOptions(run=run, undo=True))
+    assert script_of(run).read_text() == BEFORE
+
+
+def test_a_later_edit_is_neither_written_over_nor_undone(run: Path) -> None:
+    apply(ApplyOptions(run=run, write=True))
+    script_of(run).write_text("mine now")
     with pytest.raises(UsageError, match="has changed since the run"):
         apply(ApplyOptions(run=run, numbers=(2,), write=True))
-    script_of(run).write_text("mine now")
     with pytest.raises(UsageError, match="nothing was taken back"):
         apply(ApplyOptions(run=run, undo=True))
     assert script_of(run).read_text() == "mine now"

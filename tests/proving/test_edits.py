@@ -106,6 +106,10 @@ def test_changes_that_meet_are_refused_and_the_same_one_twice_is_one(train: Path
 
 def test_two_files_of_one_name_or_none_are_left_to_the_user(train: Path) -> None:
     known = {str(train): "x", str(train.parent / "other" / "train.py"): "y"}
+    with pytest.raises(UsageError, match="has changed since"):  # the one that has these lines
+        file_edits(hunks(CODE), known, {})
+    (train.parent / "other").mkdir()
+    (train.parent / "other" / "train.py").write_text(train.read_text())
     with pytest.raises(UsageError, match="read 2 files of that name"):
         file_edits(hunks(CODE), known, {})
     with pytest.raises(UsageError, match="read 0 files of that name"):

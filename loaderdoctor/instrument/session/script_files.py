@@ -26,6 +26,7 @@ def script_of(launch_config: LaunchConfig, *, n_ranks: int = 1) -> ScriptRecord:
         args=launch_config.args,
         n_ranks=n_ranks,
         cwd=str(Path.cwd()),
+        launched="TORCHELASTIC_RUN_ID" in os.environ,
     )
 
 

@@ -101,6 +101,7 @@ class ScriptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     n_ranks: int = 1  # processes that run it as one job
     cwd: str = ""  # where it was started
     sources: dict[str, str] = {}  # text by path, the main script first
+    launched: bool = False  # by torch's launcher, which sets RANK and its kin
 
 
 class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,0 +1,429 @@
+"""Public training scripts, unmodified, diagnosed beside what separate runs say of them.
+
+    python benchmarks/public_scripts.py CLONES [--only NAME,…] [--jobs N --cpus-each K]
+                                        [--budget 30] [--json FILE] [--device cpu|cuda] [--advice]
+
+CLONES holds clones of pytorch/examples, pytorch/vision and huggingface/pytorch-image-models under
+the names of public_cases.py (`examples`, `vision`, `pytorch-image-models`); nothing is fetched, and
+the clones are not written to. Data are made in a temporary folder (public_data.py).
+
+For each script: a run as it is and then with ready batches (public_truth.py, no loaderdoctor in
+it), `loaderdoctor diagnose`, and that run again. A row is right where the script did not break
+that works alone, the verdict's bound is one that the truth allows, and the input share lies within
+5 points of the truth or within the noise of both. The scripts' own meters, where they have any, are
+those of the runs as they are. With --advice the first advice that an option of the script carries
+out is followed: the script runs with it, beside itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import queue
+import re
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from public_cases import CASES, EXCLUDED, Case
+from public_data import MAKERS
+from public_truth import Ended, InputTruth, Timing, end, end_all, started, timed_run, truth_of
+
+POINTS = 0.05
+HIGH, MODERATE = 0.20, 0.05  # of the step: below, input can't be called so
+MARGIN = 0.03  # or the noise
+KEPT = 0.15  # a promise is kept where the change gives what was said within this
+GRACE_S = 240.0  # a diagnosis beyond its budget, twice: imports, data, the second cap
+OURS_BROKE = re.compile(r"defect of loaderdoctor|File \".*/loaderdoctor/", re.IGNORECASE)
+
+
+class Prepared:
+    """A script in a folder of its own, with its data: what to run and where."""
+
+    def __init__(self, case: Case, clones: Path, data: Path, work: Path, device: str) -> None:
+        source = clones / case.clone / case.folder
+        if not (source / case.script).exists():
+            raise FileNotFoundError(f"{source / case.script}")
+        self.folder = work / (source.name or case.name)
+        if case.files:
+            self.folder.mkdir(parents=True)
+            for name in case.files:
+                shutil.copy(source / name, self.folder)
+        else:
+            shutil.copytree(source, self.folder, symlinks=True)
+        for path, maker in case.at.items():
+            target = self.folder / path
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target)
+            target.symlink_to(data / maker, target_is_directory=True)
+        args = case.gpu_args if device == "cuda" and case.gpu_args is not None else case.args
+        places = {name: str(data / name) for name in MAKERS}
+        self.args = [arg.format(**places) for arg in args]
+        self.script = case.script
+        self.env = dict(os.environ) | {k: v.format(**places) for k, v in case.env.items()}
+        package = str(Path(__file__).parents[1])
+        paths = [package, str(clones / case.clone / case.path) if case.path else ""]
+        self.env["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [*paths, os.environ.get("PYTHONPATH")])
+        )
+        if device == "cpu":
+            self.env["CUDA_VISIBLE_DEVICES"] = ""
+        for script in case.before:
+            subprocess.run(
+                [sys.executable, script], cwd=self.folder, env=self.env, check=True,
+                capture_output=True,
+            )  # fmt: skip
+
+    def command(self, args: Sequence[str] | None = None) -> list[str]:
+        return [sys.executable, self.script, *(self.args if args is None else args)]
+
+
+def made(case: Case, data: Path, device: str, lock: threading.Lock) -> None:
+    """Make what the case needs, each once, under the names that arguments use."""
+    args = case.gpu_args if device == "cuda" and case.gpu_args is not None else case.args
+    text = " ".join([*args, *case.env.values()])
+    for name in MAKERS:
+        if "{" + name + "}" in text or name in case.at.values():
+            with lock:
+                if not (data / name).exists():
+                    (data / name).symlink_to(MAKERS[name](data / "made"), target_is_directory=True)
+
+
+def diagnosed(
+    prepared: Prepared, work: Path, budget_s: float
+) -> tuple[dict[str, Any] | None, Ended]:
+    target = work / "report.json"
+    command = [sys.executable, "-m", "loaderdoctor", "diagnose", "--budget", str(budget_s)]
+    command += ["--json", str(target), "--output", str(work / "run"), prepared.script]
+    began = time.monotonic()
+    with (work / "diagnose.txt").open("w") as out:
+        process = started(
+            [*command, *prepared.args], cwd=prepared.folder, env=prepared.env, output=out
+        )
+        try:
+            process.wait(2 * budget_s + GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+        code = process.poll()
+        end(process)
+    output = (work / "diagnose.txt").read_text(errors="replace")
+    report = json.loads(target.read_text()) if target.exists() else None
+    return report, Ended(code=code, output=output, seconds=time.monotonic() - began)
+
+
+def row_of(case: Case, clones: Path, data: Path, work: Path, args: argparse.Namespace) -> Any:
+    prepared = Prepared(case, clones, data, work, args.device)
+    runs: dict[str, list[Timing]] = {"plain": [], "ready": [], "changed": []}
+    plain_output = ""
+    ended: Ended | None = None
+
+    def run(script_args: Sequence[str] | None = None) -> None:
+        nonlocal plain_output, ended
+        plain, ready, one = timed_run(
+            prepared.command(script_args), cwd=prepared.folder, env=prepared.env,
+            folder=work / f"timed-{time.monotonic_ns()}", seconds=args.seconds,
+            ready=script_args is None and not case.own_loop,
+        )  # fmt: skip
+        if plain is not None:
+            runs["plain" if script_args is None else "changed"].append(plain)
+        if ready is not None:
+            runs["ready"].append(ready)
+        if script_args is None:
+            plain_output, ended = plain_output + one.output, one
+
+    for _ in range(args.rounds):
+        run()
+    report, ours = diagnosed(prepared, work, args.budget)
+    row: dict[str, Any] = {"name": case.name, "args": prepared.args, "took_s": ours.seconds}
+    advice = first_option(report, prepared) if args.advice and report else None
+    for _ in range(args.rounds):
+        if advice is not None:
+            run(advice["args"])
+        if not args.truth_before:
+            run()
+    truth = None
+    if runs["plain"] and runs["ready"]:
+        truth = truth_of(runs["plain"], runs["ready"])
+        row["truth"] = asdict(truth) | {"share": truth.share}
+    row |= {"runs": {name: [asdict(t) for t in some] for name, some in runs.items()}}
+    row["meters"] = meters_in(case, plain_output)
+    row["exit"] = {"theirs": ended.code if ended else None, "ours": ours.code}
+    if report is not None:
+        row["said"] = said_by(report)
+    if advice is not None and runs["changed"] and runs["plain"]:
+        row["advice"] = advice | kept(advice, runs)
+    row["why"] = why_wrong(case, row, truth, ended, ours)
+    if row["why"]:
+        row["tail"] = ours.output[-1500:]
+    return row
+
+
+def said_by(report: dict[str, Any]) -> dict[str, Any]:
+    step, ablation = report["step"], report["ablation"] or {}
+    seen = ablation.get("seen_ms") or {}
+    interval = (ablation.get("ci_ms") or {}).get("input_ms")
+    wall_ms = step["wall_ms"]
+    return {
+        "bound": report["verdict"]["bound"],
+        "severity": report["verdict"]["severity"],
+        "summary": report["verdict"]["summary"],
+        "step_ms": wall_ms,
+        "input": (report["shares"] or {}).get("input"),
+        "noise": (interval[1] - interval[0]) / 2 / wall_ms if interval and wall_ms else 0.0,
+        "wait_ms": (seen.get("wait") or [None])[0],
+        "findings": [f"{f['kind']} {f['severity']}" for f in report["findings"]],
+        "warnings": [w["kind"] for w in report["warnings"]],
+        "advice": [r["summary"] for r in report["recommendations"]][:3],
+        "promises": [
+            {k: r.get(k) for k in ("setting", "to", "measured_step_ms", "predicted_step_ms")}
+            for r in report["recommendations"]
+        ],
+    }
+
+
+def first_option(report: dict[str, Any], prepared: Prepared) -> dict[str, Any] | None:
+    """The first advice that the script's own options carry out, and what was promised of it."""
+    for row in report["recommendations"]:
+        words = shlex.split(row.get("command") or "")
+        at = [i for i, word in enumerate(words) if Path(word).name == Path(prepared.script).name]
+        if not at:
+            continue
+        now_ms = row.get("own_step_ms") or report["step"]["wall_ms"]
+        promised_ms = row["measured_step_ms"] or row["predicted_step_ms"]
+        return {
+            "args": words[at[0] + 1 :],
+            "option": row.get("idea") or f"{row['setting']}={row['to']}",
+            "now_ms": now_ms,
+            "promised_ms": promised_ms,
+            "promised_ci_ms": row.get("measured_ci_ms"),
+            "measured": row["measured_step_ms"] is not None,
+            "bound": bool(row.get("predicted_from")),
+        }
+    return None
+
+
+def kept(advice: dict[str, Any], runs: dict[str, list[Timing]]) -> dict[str, Any]:
+    """What following it gave, and whether that is what was promised."""
+    before = statistics.mean(one.step_ms for one in runs["plain"])
+    after = statistics.mean(one.step_ms for one in runs["changed"])
+    ok = abs(after / advice["promised_ms"] - 1) <= KEPT if advice["promised_ms"] else False
+    return {"by_hand_before_ms": before, "by_hand_ms": after, "kept": ok}
+
+
+def meters_in(case: Case, output: str) -> dict[str, float] | None:
+    """What the script printed of itself: the mean of its steps but the first few, ms."""
+    if case.meters is None:
+        return None
+    found = {}
+    for name, pattern in (("step_ms", case.meters.step), ("wait_ms", case.meters.wait)):
+        values = [float(value) for value in re.findall(pattern, output)]
+        if len(values) < 3:
+            return None
+        found[name] = 1e3 * statistics.mean(values[min(5, len(values) // 2) :])
+    return found
+
+
+def why_wrong(
+    case: Case, row: dict[str, Any], truth: InputTruth | None, theirs: Ended | None, ours: Ended
+) -> list[str]:
+    """What is not right; nothing: all is."""
+    wrong = []
+    if theirs is not None and theirs.code not in (None, 0):
+        return [f"the script itself fails here: {last_line(theirs.output)}"]
+    if OURS_BROKE.search(ours.output):
+        wrong.append("a defect of loaderdoctor is told")
+    if ours.code != 0 or "said" not in row:
+        wrong.append(f"exit code {ours.code}: {last_line(ours.output)}")
+    if "said" not in row:
+        return wrong
+    said = row["said"]
+    if case.own_loop:
+        if said["bound"] in ("input", "copy"):
+            wrong.append("called input- or copy-bound, but its batches come from no loader")
+        return wrong
+    if truth is None:
+        return [*wrong, "no truth: no loop was seen"]
+    slack = max(POINTS, truth.noise + said["noise"])
+    needed = {"high": HIGH, "moderate": MODERATE}.get(said["severity"])
+    margin = max(MARGIN, truth.noise + said["noise"])
+    if said["bound"] == "input" and needed is not None and truth.share < needed - margin:
+        wrong.append(f"false {said['severity']}")
+    if said["bound"] not in ("input", None, "none") and truth.share > 0.5 + slack:
+        wrong.append(f"bound: input, not {said['bound']}")
+    if said["bound"] in (None, "none"):
+        wrong.append("no verdict")
+    off = (said["input"] or 0.0) - truth.share
+    if abs(off) > slack:
+        wrong.append(f"input {100 * off:+.0f} points")
+    return wrong
+
+
+def last_line(output: str) -> str:
+    return next((line for line in reversed(output.splitlines()) if line.strip()), "")[:200]
+
+
+HEADS = (
+    "script", "ms a step: truth / said", "input %: truth / said", "noise %",
+    "wait, ms: its meters / stopwatch / said", "verdict", "findings", "",
+)  # fmt: skip
+
+
+def cells_of(row: dict[str, Any]) -> list[str]:
+    def number(value: float | None, scale: float = 1.0) -> str:
+        return "–" if value is None else f"{scale * value:.1f}"
+
+    truth, said, meters = row.get("truth") or {}, row.get("said") or {}, row.get("meters") or {}
+    plain = (row.get("runs") or {}).get("plain") or []
+    step_ms = truth.get("step_ms") or (plain[0]["step_ms"] if plain else None)
+    verdict = f"{said['bound']} {said['severity']}" if said else "–"
+    why = "; ".join(row["why"])
+    return [
+        f"`{row['name']}`",
+        f"{number(step_ms)} / {number(said.get('step_ms'))}",
+        f"{number(truth.get('share'), 100)} / {number(said.get('input'), 100)}",
+        number(truth.get("noise"), 100),
+        " / ".join(number(of.get("wait_ms")) for of in (meters, truth, said)),
+        verdict,
+        ", ".join(kind.split()[0] for kind in said.get("findings", ())) or "–",
+        f"**{why}**" if why else "ok",
+    ]
+
+
+def print_tables(rows: list[dict[str, Any]]) -> None:
+    print("| " + " | ".join(HEADS) + " |")
+    print("|---|---:|---:|---:|---:|---|---|---|")
+    for row in rows:
+        print("| " + " | ".join(cells_of(row)) + " |")
+    advised = [row for row in rows if row.get("advice")]
+    if advised:
+        print("\n| script | option | said: now → promised, ms | by hand, ms | kept |")
+        print("|---|---|---:|---:|---|")
+    for row in advised:
+        of = row["advice"]
+        how = "measured" if of["measured"] else "at best"
+        print(
+            f"| `{row['name']}` | {of['option']} | {of['now_ms']:.1f} → "
+            f"{of['promised_ms'] or 0:.1f} ({how}) | "
+            f"{of['by_hand_before_ms']:.1f} → {of['by_hand_ms']:.1f} | "
+            f"{'yes' if of['kept'] else '**no**'} |"
+        )
+
+
+def in_slot(
+    slots: queue.Queue[list[int]], case: Case, data: Path, lock: threading.Lock,
+    args: argparse.Namespace,
+) -> dict[str, Any]:  # fmt: skip
+    """One case's row, by processes bound to a free slot's CPUs: children inherit this thread's."""
+    cpus = slots.get()
+    os.sched_setaffinity(threading.get_native_id(), cpus)
+    try:
+        with tempfile.TemporaryDirectory(prefix=f"public-{case.name}-") as folder:
+            work = args.keep / case.name if args.keep else Path(folder)
+            if args.keep:
+                shutil.rmtree(work, ignore_errors=True)
+                work.mkdir(parents=True)
+            made(case, data, args.device, lock)
+            row: dict[str, Any] = row_of(case, args.clones.resolve(), data, work, args)
+            return row
+    except (OSError, subprocess.SubprocessError) as error:
+        return {"name": case.name, "why": [f"not run: {str(error)[-200:]}"]}
+    finally:
+        slots.put(cpus)
+
+
+def stop(*_: object) -> None:
+    end_all()
+    os._exit(143)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("clones", type=Path)
+    parser.add_argument("--only", help="names, separated by commas")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--cpus-each", type=int, help="all, with one job")
+    parser.add_argument("--budget", type=float, default=30.0, help="of each diagnosis, seconds")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each run of the truth")
+    parser.add_argument("--rounds", type=int, default=1, help="of the truth, before and after")
+    parser.add_argument(
+        "--truth-before", action="store_true", help="no truth after the diagnosis, to save time"
+    )
+    parser.add_argument("--advice", action="store_true", help="follow the first advice by hand")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--json", type=Path, help="a line for each script")
+    parser.add_argument("--data", type=Path, help="keep made data here")
+    parser.add_argument("--keep", type=Path, help="keep run folders and output here")
+    args = parser.parse_args()
+    if args.jobs > 1 and not args.cpus_each:
+        parser.error("--jobs needs --cpus-each")
+    return args
+
+
+def main() -> int:
+    args = parse()
+    names = args.only.split(",") if args.only else [case.name for case in CASES]
+    unknown = set(names) - {case.name for case in CASES}
+    if unknown:
+        raise SystemExit(f"no script named {', '.join(sorted(unknown))}")
+    cases, left_out = [], dict(EXCLUDED)
+    for case in CASES:
+        missing = [name for name in case.needs if importlib.util.find_spec(name) is None]
+        if args.device not in case.on:
+            left_out[case.name] = f"not on {args.device}"
+        elif missing:
+            left_out[case.name] = f"needs {', '.join(missing)}, not installed"
+        elif case.name in names:
+            cases.append(case)
+    cpus = sorted(os.sched_getaffinity(0))
+    each = args.cpus_each or len(cpus)
+    slots: queue.Queue[list[int]] = queue.Queue()
+    for i in range(args.jobs):
+        slots.put(cpus[i * each : (i + 1) * each] or cpus)
+    began, rows = time.monotonic(), []
+    signal.signal(signal.SIGTERM, stop)
+    with contextlib.ExitStack() as stack:
+        data = args.data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="public-")))
+        data.mkdir(parents=True, exist_ok=True)
+        pool = stack.enter_context(ThreadPoolExecutor(args.jobs))
+        lock = threading.Lock()
+        todo = [pool.submit(in_slot, slots, case, data.resolve(), lock, args) for case in cases]
+        for done in as_completed(todo):
+            rows.append(done.result())
+            print(f"{rows[-1]['name']}: {'; '.join(rows[-1]['why']) or 'ok'}", file=sys.stderr)
+            if args.json:
+                with args.json.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
+    order = {case.name: i for i, case in enumerate(CASES)}
+    rows.sort(key=lambda row: order[row["name"]])
+    print_tables(rows)
+    if not args.only:
+        print()
+        for name, why in left_out.items():
+            print(f"- left out: `{name}`: {why}")
+    n_ok = sum(not row["why"] for row in rows)
+    load = os.getloadavg()[0]
+    print(f"\n{n_ok} of {len(rows)} right; {args.device}, {each} CPUs each, load {load:.1f}, "
+          f"{time.monotonic() - began:.0f} s")  # fmt: skip
+    return 0 if n_ok == len(rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

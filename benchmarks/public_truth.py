@@ -1,0 +1,192 @@
+"""What waiting for batches truly costs a script: it runs as it is, and with ready batches.
+
+One process of its own does both, one after the other, with `stopwatch/` on its path and nothing of
+loaderdoctor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import statistics
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TextIO
+
+STOPWATCH = Path(__file__).with_name("stopwatch")
+PLAIN, READY = 0, 2  # the stopwatch's states
+WARM_UP = 3  # steps, in each state
+LEAST_STEPS = 6
+N_BLOCKS = 4
+RUNNING: set[subprocess.Popen[bytes]] = set()
+START_LIMIT_S = 240.0  # to the first step: imports and data on a busy machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Of one run: mean milliseconds a step and of waiting for its batch.
+
+    Steps are those of iterators during which an optimizer stepped, and begin with the call of
+    `iter` in every epoch but the first. `blocks_ms` are the means of the run's quarters.
+    """
+
+    step_ms: float
+    wait_ms: float
+    blocks_ms: tuple[float, ...]
+    n_steps: int
+    n_epochs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a process ended: its exit code, None where it was stopped here, and what it printed."""
+
+    code: int | None
+    output: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputTruth:
+    """Of all runs: milliseconds a step as it is and with ready batches, and the input's share."""
+
+    step_ms: float
+    ready_ms: float
+    wait_ms: float
+    noise: float  # of the share: twice the standard error of the difference of the blocks' means
+
+    @property
+    def share(self) -> float:
+        return 1.0 - self.ready_ms / self.step_ms
+
+
+def truth_of(plain: Sequence[Timing], ready: Sequence[Timing]) -> InputTruth:
+    step_ms = statistics.mean(one.step_ms for one in plain)
+    squares = [_error_ms(runs) ** 2 for runs in (plain, ready)]
+    return InputTruth(
+        step_ms=step_ms,
+        ready_ms=statistics.mean(one.step_ms for one in ready),
+        wait_ms=statistics.mean(one.wait_ms for one in plain),
+        noise=2 * sum(squares) ** 0.5 / step_ms,
+    )
+
+
+def _error_ms(runs: Sequence[Timing]) -> float:
+    blocks = [ms for one in runs for ms in one.blocks_ms]
+    within = statistics.stdev(blocks) / len(blocks) ** 0.5 if len(blocks) > 1 else 0.0
+    means = [one.step_ms for one in runs]
+    between = statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else 0.0
+    return max(within, between)
+
+
+def timed_run(
+    command: Sequence[str],
+    *,
+    cwd: Path,
+    env: Mapping[str, str],
+    folder: Path,
+    seconds: float,
+    ready: bool,
+) -> tuple[Timing | None, Timing | None, Ended]:
+    """Run `command` as it is for `seconds`, then with ready batches as long, or to its end.
+
+    None where a loop was not seen in that state.
+    """
+    folder.mkdir(parents=True)
+    path = os.pathsep.join(filter(None, [str(STOPWATCH), env.get("PYTHONPATH")]))
+    env = {**env, "PYTHONPATH": path, "STOPWATCH": str(folder), "PYTHONUNBUFFERED": "1"}
+    if ready:
+        env["STOPWATCH_READY"] = str(seconds)
+    last = READY if ready else PLAIN
+    began = time.monotonic()
+    first: float | None = None
+    with (folder / "output").open("w") as out:
+        process = started(command, cwd=cwd, env=env, output=out)
+        while process.poll() is None:
+            time.sleep(0.2)
+            now = time.monotonic()
+            if first is None and timing_in(folder, last, least=1):
+                first = now
+            if now - began > START_LIMIT_S or (first is not None and now - first > seconds):
+                break
+        code = process.poll()
+        end(process)
+    output = (folder / "output").read_text(errors="replace")
+    ended = Ended(code=code, output=output, seconds=time.monotonic() - began)
+    return timing_in(folder, PLAIN), timing_in(folder, READY) if ready else None, ended
+
+
+def started(
+    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: TextIO
+) -> subprocess.Popen[bytes]:
+    """A process in a group of its own, ended by `end` or `end_all`."""
+    process = subprocess.Popen(
+        command, cwd=cwd, env=env, stdout=output, stderr=output, start_new_session=True
+    )
+    RUNNING.add(process)
+    return process
+
+
+def end_all() -> None:
+    """All that `started` started and `end` has not ended."""
+    for process in list(RUNNING):
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """The process and all that it started."""
+    RUNNING.discard(process)
+    for signal_number, wait_s in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal_number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(wait_s)
+
+
+def timing_in(folder: Path, state: int, *, least: int = LEAST_STEPS) -> Timing | None:
+    """Of the process with the most steps in that state; None where fewer than `least` are left."""
+    found = [
+        timing
+        for file in folder.glob("*.txt")
+        if (timing := timing_of(file.read_text(), state, least=least))
+    ]
+    return max(found, key=lambda timing: timing.n_steps, default=None)
+
+
+def timing_of(text: str, state: int, *, least: int = LEAST_STEPS) -> Timing | None:
+    """Of one process's lines: the steps in `state` of iterators that train, but the first few."""
+    rows: dict[int, list[tuple[int, float, float, int]]] = defaultdict(list)
+    for line in text.splitlines()[: None if text.endswith("\n") else -1]:
+        iterator, _, asked, got, n_steps, its = line.split()
+        rows[int(iterator)].append((int(its), float(asked), float(got), int(n_steps)))
+    steps: list[tuple[float, float]] = []
+    n_epochs = 0
+    for lines in rows.values():
+        if len(lines) < 3 or lines[-1][3] == lines[0][3]:
+            continue
+        n_epochs += 1
+        (_, called, *_), events = lines[0], lines[1:]
+        for i, (one, after) in enumerate(pairwise(events)):
+            if one[0] != state or after[0] != state or (i == 0 and n_epochs == 1):
+                continue
+            begin = called if i == 0 else one[1]
+            steps.append((after[1] - begin, one[2] - begin))
+    steps = steps[WARM_UP:]
+    if len(steps) < least:
+        return None
+    all_ms = [1e3 * step for step, _ in steps]
+    edges = [len(all_ms) * i // N_BLOCKS for i in range(N_BLOCKS + 1)]
+    blocks = [all_ms[a:b] for a, b in pairwise(edges) if b > a]
+    return Timing(
+        step_ms=statistics.mean(all_ms),
+        wait_ms=1e3 * statistics.mean(wait for _, wait in steps),
+        blocks_ms=tuple(statistics.mean(block) for block in blocks),
+        n_steps=len(steps),
+        n_epochs=n_epochs,
+    )

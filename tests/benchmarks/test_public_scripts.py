@@ -1,0 +1,192 @@
+"""The truth beside which public scripts are judged: from the stopwatch's lines, and its process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import struct
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+public_cases, public_data, public_scripts, public_truth = (
+    importlib.import_module(f"public_{name}") for name in ("cases", "data", "scripts", "truth")
+)
+sys.path.remove(str(BENCHMARKS))
+PLAIN, READY = public_truth.PLAIN, public_truth.READY
+timing_of, truth_of = public_truth.timing_of, public_truth.truth_of
+why_wrong = public_scripts.why_wrong
+FINE = public_truth.Ended(code=None, output="", seconds=1.0)
+DONE = public_truth.Ended(code=0, output="", seconds=1.0)
+
+
+def lines_of(step_s: float, wait_s: float, *, n: int, state: int, iterator: int = 1) -> str:
+    """An iterator's lines: every step takes `step_s`, of which it waits `wait_s`."""
+    text = f"{iterator} -1 0.0 0.0 0 {state}\n"
+    for i in range(n):
+        text += f"{iterator} {i} {i * step_s:.6f} {i * step_s + wait_s:.6f} {i} {state}\n"
+    return text
+
+
+def test_steps_and_waits_come_from_the_time_between_two_askings() -> None:
+    timing = timing_of(lines_of(0.050, 0.020, n=41, state=PLAIN), PLAIN)
+    assert timing is not None
+    assert timing.step_ms == pytest.approx(50)
+    assert timing.wait_ms == pytest.approx(20)
+    assert timing.n_steps == 36  # the first epoch's first, and the warm-up, are left out
+    assert timing_of(lines_of(0.050, 0.020, n=41, state=PLAIN), READY) is None
+
+
+def test_a_loader_without_training_is_not_a_loop() -> None:
+    text = lines_of(0.050, 0.020, n=41, state=PLAIN)
+    validation = "".join(
+        " ".join([*line.split()[:4], "7", "0"]) + "\n" for line in text.splitlines()
+    )
+    assert timing_of(validation, PLAIN) is None
+
+
+def test_later_epochs_begin_with_the_call_of_iter() -> None:
+    second = "".join(
+        f"2 {i} {10 + 0.05 * i + (0.4 if i >= 0 else 0.05):.6f} {10.42 + 0.05 * i:.6f} {50 + i} 0\n"
+        for i in range(-1, 30)
+    )
+    both = lines_of(0.050, 0.020, n=30, state=PLAIN) + second
+    timing = timing_of(both, PLAIN)
+    assert timing is not None
+    assert timing.n_epochs == 2
+    assert timing.step_ms > 52  # 450 ms of the second epoch's first step
+
+
+def timing_like(step_ms: float, wait_ms: float = 0.0, spread: float = 0.0) -> Any:
+    blocks = tuple(step_ms * (1 + spread * sign) for sign in (-1, 1, -1, 1))
+    return public_truth.Timing(
+        step_ms=step_ms, wait_ms=wait_ms, blocks_ms=blocks, n_steps=40, n_epochs=1
+    )
+
+
+def test_the_share_is_what_ready_batches_save_and_its_noise_what_runs_differ_by() -> None:
+    quiet = truth_of([timing_like(100)], [timing_like(60)])
+    assert quiet.share == pytest.approx(0.4)
+    assert quiet.noise == 0.0
+    noisy = truth_of([timing_like(100, spread=0.2)], [timing_like(60, spread=0.2)])
+    assert noisy.noise > 0.1
+
+
+def said(bound: str, share: float, noise: float = 0.0) -> dict[str, Any]:
+    return {"said": {"bound": bound, "severity": "high", "input": share, "noise": noise}}
+
+
+CASE = public_cases.Case(name="x", clone="examples", folder="x")
+FED = truth_of([timing_like(100)], [timing_like(99)])
+STARVED = truth_of([timing_like(100)], [timing_like(30)])
+
+
+@pytest.mark.parametrize(
+    ("row", "truth", "wrong"),
+    [
+        (said("compute", 0.02), FED, []),
+        (said("input", 0.70), STARVED, []),
+        (said("input", 0.40), FED, ["false high", "input +39 points"]),
+        (said("compute", 0.10), STARVED, ["bound: input, not compute", "input -60 points"]),
+        (said("none", 0.70), STARVED, ["no verdict"]),
+    ],
+)
+def test_a_row_is_wrong_where_bound_or_share_are(row: Any, truth: Any, wrong: list[str]) -> None:
+    assert why_wrong(CASE, row, truth, FINE, DONE) == wrong
+
+
+def test_what_breaks_under_us_alone_is_ours_and_what_breaks_anyway_is_not() -> None:
+    broken = public_truth.Ended(code=1, output="Traceback\nValueError: no", seconds=1.0)
+    assert why_wrong(CASE, said("compute", 0.0), FED, FINE, broken) == [
+        "exit code 1: ValueError: no"
+    ]
+    (theirs,) = why_wrong(CASE, {}, None, broken, broken)
+    assert theirs.startswith("the script itself fails")
+    ours = public_truth.Ended(code=0, output="This is a defect of loaderdoctor", seconds=1.0)
+    assert why_wrong(CASE, said("compute", 0.0), FED, FINE, ours)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "step_ms", "wait_ms"),
+    [
+        ("imagenet", "Epoch: [0][  7/125]\tTime  0.175 (  0.326)\tData  0.024 (  0.1)", 175, 24),
+        ("timm-train", "Train: 0 [ 1/9] Time: 0.186s,  688.1/s (0.2s, 1/s)  Data: 0.012 (0.02)",
+         186, 12),
+        ("torchvision-classification", "Epoch: [0] [3/9] eta: 0:01 time: 0.250  data: 0.0300  max",
+         250, 30),
+    ],
+)  # fmt: skip
+def test_the_scripts_own_meters_are_read(
+    name: str, line: str, step_ms: float, wait_ms: float
+) -> None:
+    (case,) = (case for case in public_cases.CASES if case.name == name)
+    assert public_scripts.meters_in(case, "\n".join([line] * 8)) == {
+        "step_ms": pytest.approx(step_ms),
+        "wait_ms": pytest.approx(wait_ms),
+    }
+
+
+def test_each_row_has_as_many_cells_as_the_table() -> None:
+    assert len(public_scripts.cells_of({"name": "x", "why": ["not run"]})) == 8
+
+
+def test_names_are_unique_and_what_is_left_out_says_why() -> None:
+    assert len({case.name for case in public_cases.CASES}) == len(public_cases.CASES)
+    assert all(public_cases.EXCLUDED.values())
+
+
+def test_digits_are_repeated_as_an_idx_file() -> None:
+    idx = b"\0\0\x08\x01" + struct.pack(">I", 3) + b"\x01\x02\x03"
+    assert (
+        public_data._repeated(idx, 2)
+        == b"\0\0\x08\x01" + struct.pack(">I", 6) + b"\x01\x02\x03" * 2
+    )
+
+
+SCRIPT = """
+    import time
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.arange(80.0).reshape(20, 4)), batch_size=2)
+    for epoch in range(3):
+        seen = []
+        for (x,) in loader:
+            seen.append(int(x[0, 0]) // 8)
+            model(x).sum().backward()
+            optimizer.step()
+            time.sleep(0.01)
+        print(*seen)
+"""
+
+
+def test_a_script_gets_ready_batches_once_they_are_due_and_epochs_keep_their_length(
+    tmp_path: Path,
+) -> None:
+    script, folder = tmp_path / "script.py", tmp_path / "log"
+    script.write_text(textwrap.dedent(SCRIPT))
+    folder.mkdir()
+    env = os.environ | {
+        "PYTHONPATH": str(BENCHMARKS / "stopwatch"),
+        "STOPWATCH": str(folder),
+        "STOPWATCH_READY": "0",
+    }
+    done = subprocess.run(
+        [sys.executable, str(script)], env=env, check=True, capture_output=True, text=True
+    )
+    first, *later = done.stdout.split("\n")[:3]
+    assert [int(n) for n in first.split()[:3]] == [0, 1, 2]  # as they are, to the third step
+    assert len({*first.split()[3:]} | {n for line in later for n in line.split()}) == 4
+    assert [len(line.split()) for line in (first, *later)] == [10, 10, 10]
+    (file,) = folder.glob("*.txt")
+    states = [int(line.split()[5]) for line in file.read_text().splitlines()]
+    assert states.count(1) == 4
+    assert states == sorted(states)

@@ -145,7 +145,7 @@ def row_of(case: Case, clones: Path, data: Path, work: Path, args: argparse.Name
         if ready is not None:
             runs["ready"].append(ready)
         if script_args is None:
-            plain_output, ended = plain_output + one.output, one
+            plain_output, ended = plain_output + one.output[: one.plain], one
 
     for _ in range(args.rounds):
         run()

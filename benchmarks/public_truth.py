@@ -45,11 +45,15 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a process ended: its exit code, None where it was stopped here, and what it printed."""
+    """How a process ended: its exit code, None where it was stopped here, and what it printed.
+
+    `plain`: so many characters of it before batches were made ready.
+    """
 
     code: int | None
     output: str
     seconds: float
+    plain: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +110,14 @@ def timed_run(
     last = READY if ready else PLAIN
     began = time.monotonic()
     first: float | None = None
+    plain = 0
     with (folder / "output").open("w") as out:
         process = started(command, cwd=cwd, env=env, output=out)
         while process.poll() is None:
             time.sleep(0.2)
             now = time.monotonic()
+            if not any(_replaced(file) for file in folder.glob("*.txt")):
+                plain = (folder / "output").stat().st_size
             if first is None and timing_in(folder, last, least=1):
                 first = now
             if now - began > START_LIMIT_S or (first is not None and now - first > seconds):
@@ -118,8 +125,12 @@ def timed_run(
         code = process.poll()
         end(process)
     output = (folder / "output").read_text(errors="replace")
-    ended = Ended(code=code, output=output, seconds=time.monotonic() - began)
+    ended = Ended(code=code, output=output, seconds=time.monotonic() - began, plain=plain)
     return timing_in(folder, PLAIN), timing_in(folder, READY) if ready else None, ended
+
+
+def _replaced(file: Path) -> bool:
+    return " 1\n" in file.read_text()  # the state of a batch that is kept
 
 
 def started(

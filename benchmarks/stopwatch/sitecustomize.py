@@ -6,9 +6,9 @@ Where STOPWATCH names a folder, each `next` of a DataLoader writes a line to the
     <iterator> <number> <asked at, s> <got at, s> <optimizer steps so far> <state>
 
 Number -1 is the call of `iter`. State 0 is the script as it is. STOPWATCH_READY=S: S seconds after
-the third step the next few batches of each loader are kept (state 1), its workers end, and from
-then on the kept ones are handed out in turn (state 2): the loop computes as it would with a loader
-that costs nothing. No part of loaderdoctor is involved.
+the third step, and after 12 more at least, the next few batches of each loader are kept (state 1),
+its workers end, and from then on the kept ones are handed out in turn (state 2): the loop computes
+as it would with a loader that costs nothing. No part of loaderdoctor is involved.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, TextIO
 FLUSH_S = 0.25
 KEPT = 4  # batches handed out in turn
 FIRST_STEP = 3  # the seconds begin with it
+LEAST_STEPS = 12  # as it is, however slow
 PLAIN, KEEPING, READY = 0, 1, 2
 
 
@@ -55,6 +56,8 @@ class Log:
     def replaces(self) -> bool:
         """Whether ready batches are due."""
         if self.ready_after_s is None or self.began is None:
+            return False
+        if self.n_steps < FIRST_STEP + LEAST_STEPS:
             return False
         return time.perf_counter() - self.began > self.ready_after_s
 

@@ -44,12 +44,14 @@ class Case:
     needs: tuple[str, ...] = ()  # packages beside torch and torchvision
     meters: Meters | None = None
     own_loop: bool = False
+    options: dict[str, str] = field(default_factory=dict)  # of settings, where they are plain
     on: tuple[str, ...] = ("cpu", "cuda")
 
 
 IMAGENET = Meters(step=r"Time +([\d.]+) \(", wait=r"Data +([\d.]+) \(")
 TIMM_METERS = Meters(step=r"Time: ([\d.]+)s", wait=r"Data: ([\d.]+) \(")
 REFERENCE = Meters(step=r"time: ([\d.]+) ", wait=r"data: ([\d.]+) ")
+WORKERS = {"num_workers": "-j"}
 MNIST_AT = {"../data": "mnist"}
 TIMM = "--data-dir {many_photos} --num-classes 10 --epochs 100"
 VIT = " --model vit_tiny_patch16_224 --aa rand-m9-mstd0.5-inc1 --mixup 0.2"
@@ -62,6 +64,7 @@ CASES = (
         args=words("{photos} -a mobilenet_v3_small -b 8 -j 2 -p 1"),
         gpu_args=words("{many_photos} -a resnet50"),
         meters=IMAGENET,
+        options=WORKERS,
     ),
     Case(
         name="imagenet-dummy",
@@ -70,6 +73,7 @@ CASES = (
         args=words("--dummy -a squeezenet1_1 -b 8 -j 2 -p 1"),
         gpu_args=words("--dummy -a resnet50"),
         meters=IMAGENET,
+        options=WORKERS,
     ),
     Case(name="mnist", clone="examples", folder="mnist", args=words("--epochs 100"), at=MNIST_AT),
     Case(
@@ -185,6 +189,7 @@ CASES = (
         ),
         gpu_args=words("--data-path {many_photos} --model resnet50"),
         meters=REFERENCE,
+        options=WORKERS,
     ),
     Case(
         name="torchvision-segmentation",
@@ -197,6 +202,7 @@ CASES = (
         ),
         gpu_args=words("--data-path {voc} --dataset voc --model lraspp_mobilenet_v3_large"),
         meters=REFERENCE,
+        options=WORKERS,
     ),
     Case(
         name="torchvision-similarity",
@@ -219,6 +225,7 @@ CASES = (
         gpu_args=words(TIMM),
         needs=("huggingface_hub", "safetensors", "yaml"),
         meters=TIMM_METERS,
+        options=WORKERS | {"pin_memory": "--pin-mem"},
     ),
     Case(
         name="timm-train-vit",
@@ -231,6 +238,7 @@ CASES = (
         gpu_args=words(TIMM + VIT + " --amp"),
         needs=("huggingface_hub", "safetensors", "yaml"),
         meters=TIMM_METERS,
+        options=WORKERS | {"pin_memory": "--pin-mem"},
     ),
 )
 

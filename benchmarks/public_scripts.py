@@ -151,7 +151,7 @@ def row_of(case: Case, clones: Path, data: Path, work: Path, args: argparse.Name
         run()
     report, ours = diagnosed(prepared, work, args.budget)
     row: dict[str, Any] = {"name": case.name, "args": prepared.args, "took_s": ours.seconds}
-    advice = first_option(report, prepared) if args.advice and report else None
+    advice = first_option(case, report, prepared) if args.advice and report else None
     for _ in range(args.rounds):
         if advice is not None:
             run(advice["args"])
@@ -197,25 +197,34 @@ def said_by(report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def first_option(report: dict[str, Any], prepared: Prepared) -> dict[str, Any] | None:
+def first_option(case: Case, report: dict[str, Any], prepared: Prepared) -> dict[str, Any] | None:
     """The first advice that the script's own options carry out, and what was promised of it."""
     for row in report["recommendations"]:
-        words = shlex.split(row.get("command") or "")
-        at = [i for i, word in enumerate(words) if Path(word).name == Path(prepared.script).name]
-        if not at:
+        args = args_with(case, row, prepared)
+        if args is None:
             continue
-        now_ms = row.get("own_step_ms") or report["step"]["wall_ms"]
-        promised_ms = row["measured_step_ms"] or row["predicted_step_ms"]
         return {
-            "args": words[at[0] + 1 :],
-            "option": row.get("idea") or f"{row['setting']}={row['to']}",
-            "now_ms": now_ms,
-            "promised_ms": promised_ms,
+            "args": args,
+            "option": f"{row['setting']}={row['to']}",
+            "told": bool(row.get("command")),
+            "now_ms": row.get("own_step_ms") or report["step"]["wall_ms"],
+            "promised_ms": row["measured_step_ms"] or row["predicted_step_ms"],
             "promised_ci_ms": row.get("measured_ci_ms"),
             "measured": row["measured_step_ms"] is not None,
-            "bound": bool(row.get("predicted_from")),
         }
     return None
+
+
+def args_with(case: Case, row: dict[str, Any], prepared: Prepared) -> list[str] | None:
+    """The arguments that the report gives for an advice, or those of the option known here."""
+    words = shlex.split(row.get("command") or "")
+    at = [i for i, word in enumerate(words) if Path(word).name == Path(prepared.script).name]
+    if at:
+        return words[at[0] + 1 :]
+    option = case.options.get(row["setting"])
+    if option is None:
+        return None
+    return [*prepared.args, option, *([] if row["to"] is True else [str(row["to"])])]
 
 
 def kept(advice: dict[str, Any], runs: dict[str, list[Timing]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import TextIO
 
 STOPWATCH = Path(__file__).with_name("stopwatch")
 PLAIN, READY = 0, 2  # the stopwatch's states
-WARM_UP = 3  # steps, in each state
+WARM_UP = 3  # steps, in each state, and those whose batches were made before the first of them
 LEAST_STEPS = 6
 N_BLOCKS = 4
 RUNNING: set[subprocess.Popen[bytes]] = set()
@@ -130,7 +130,9 @@ def timed_run(
 
 
 def _replaced(file: Path) -> bool:
-    return " 1\n" in file.read_text()  # the state of a batch that is kept
+    """Whether batches are kept there, or handed out again."""
+    rows = (line.split() for line in file.read_text().splitlines())
+    return any(row[1:2] != ["-1"] and row[5:] == ["1"] for row in rows)
 
 
 def started(
@@ -177,18 +179,19 @@ def timing_of(text: str, state: int, *, least: int = LEAST_STEPS) -> Timing | No
         iterator, _, asked, got, n_steps, its = line.split()
         rows[int(iterator)].append((int(its), float(asked), float(got), int(n_steps)))
     steps: list[tuple[float, float]] = []
-    n_epochs = 0
+    n_epochs, skip = 0, WARM_UP
     for lines in rows.values():
         if len(lines) < 3 or lines[-1][3] == lines[0][3]:
             continue
         n_epochs += 1
-        (_, called, *_), events = lines[0], lines[1:]
+        (n_prefetched, called, *_), events = lines[0], lines[1:]
+        skip = max(skip, WARM_UP + n_prefetched) if state == PLAIN else WARM_UP
         for i, (one, after) in enumerate(pairwise(events)):
             if one[0] != state or after[0] != state or (i == 0 and n_epochs == 1):
                 continue
             begin = called if i == 0 else one[1]
             steps.append((after[1] - begin, one[2] - begin))
-    steps = steps[WARM_UP:]
+    steps = steps[skip:]
     if len(steps) < least:
         return None
     all_ms = [1e3 * step for step, _ in steps]

@@ -5,10 +5,11 @@ Where STOPWATCH names a folder, each `next` of a DataLoader writes a line to the
 
     <iterator> <number> <asked at, s> <got at, s> <optimizer steps so far> <state>
 
-Number -1 is the call of `iter`. State 0 is the script as it is. STOPWATCH_READY=S: S seconds after
-the third step, and after 12 more at least, the next few batches of each loader are kept (state 1),
-its workers end, and from then on the kept ones are handed out in turn (state 2): the loop computes
-as it would with a loader that costs nothing. No part of loaderdoctor is involved.
+Number -1 is the call of `iter`; its last column says how many batches workers prefetch. State 0 is
+the script as it is. STOPWATCH_READY=S: S seconds after the first steps (three, and those that begin
+with prefetched batches), and after 12 more at least, the next few batches of each loader are kept
+(state 1), its workers end, and from then on the kept ones are handed out in turn (state 2): the
+loop computes as it would with a loader that costs nothing. No part of loaderdoctor is involved.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Log:
         self.folder = folder
         self.ready_after_s = ready_after_s
         self.began: float | None = None
+        self.n_prefetched = 0
         self.pid = 0
         self.file: TextIO | None = None
         self.n_steps = 0
@@ -50,14 +52,14 @@ class Log:
 
     def stepped(self, *_: object) -> None:
         self.n_steps += 1
-        if self.n_steps == FIRST_STEP:
+        if self.n_steps == FIRST_STEP + self.n_prefetched:
             self.began = time.perf_counter()
 
     def replaces(self) -> bool:
         """Whether ready batches are due."""
         if self.ready_after_s is None or self.began is None:
             return False
-        if self.n_steps < FIRST_STEP + LEAST_STEPS:
+        if self.n_steps < FIRST_STEP + self.n_prefetched + LEAST_STEPS:
             return False
         return time.perf_counter() - self.began > self.ready_after_s
 
@@ -77,7 +79,9 @@ class Timed:
         except TypeError:
             self.length = None  # a stream: kept batches go on
         self.inner = begin(loader) if len(self.kept) < KEPT else None
-        log.add(self.me, -1, asked, time.perf_counter(), READY if self.inner is None else PLAIN)
+        if log.began is None:
+            log.n_prefetched = max(log.n_prefetched, prefetched(loader))
+        log.add(self.me, -1, asked, time.perf_counter(), prefetched(loader))
 
     def __iter__(self) -> Timed:
         return self
@@ -106,6 +110,10 @@ class Timed:
         if self.length is not None and self.number >= self.length:
             raise StopIteration
         return self.kept[self.number % len(self.kept)]
+
+
+def prefetched(loader: Any) -> int:
+    return int(loader.num_workers * (loader.prefetch_factor or 0))
 
 
 def install(folder: str, ready_after_s: float | None) -> None:

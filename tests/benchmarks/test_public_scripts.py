@@ -28,7 +28,7 @@ DONE = public_truth.Ended(code=0, output="", seconds=1.0)
 
 def lines_of(step_s: float, wait_s: float, *, n: int, state: int, iterator: int = 1) -> str:
     """An iterator's lines: every step takes `step_s`, of which it waits `wait_s`."""
-    text = f"{iterator} -1 0.0 0.0 0 {state}\n"
+    text = f"{iterator} -1 0.0 0.0 0 0\n"
     for i in range(n):
         text += f"{iterator} {i} {i * step_s:.6f} {i * step_s + wait_s:.6f} {i} {state}\n"
     return text
@@ -41,6 +41,20 @@ def test_steps_and_waits_come_from_the_time_between_two_askings() -> None:
     assert timing.wait_ms == pytest.approx(20)
     assert timing.n_steps == 36  # the first epoch's first, and the warm-up, are left out
     assert timing_of(lines_of(0.050, 0.020, n=41, state=PLAIN), READY) is None
+
+
+def test_steps_that_begin_with_prefetched_batches_do_not_count() -> None:
+    fast = lines_of(0.01, 0.005, n=8, state=PLAIN)
+    shifted = "".join(
+        f"1 {i + 7} {0.07 + 0.1 * i:.4f} {0.12 + 0.1 * i:.4f} {i + 7} 0\n" for i in range(1, 30)
+    )
+    text = fast + shifted
+    few = timing_of(text, PLAIN)
+    none = timing_of(text.replace("1 -1 0.0 0.0 0 0", "1 -1 0.0 0.0 0 8"), PLAIN)
+    assert few is not None
+    assert none is not None
+    assert few.step_ms < 95
+    assert none.step_ms == pytest.approx(100)
 
 
 def test_a_loader_without_training_is_not_a_loop() -> None:
@@ -187,6 +201,7 @@ def test_a_script_gets_ready_batches_once_they_are_due_and_epochs_keep_their_len
     assert [len(line) for line in (first, *later)] == [10, 10, 10]
     assert len(set(later[1])) == 4
     (file,) = folder.glob("*.txt")
-    states = [int(line.split()[5]) for line in file.read_text().splitlines()]
+    rows = [line.split() for line in file.read_text().splitlines()]
+    states = [int(row[5]) for row in rows if row[1] != "-1"]
     assert states.count(1) == 4
     assert states == sorted(states)

@@ -64,11 +64,13 @@ class Workload:
             "dataset.record_length": self.record_bytes,
             "dataset.record_length_stdev": 0,
             "dataset.num_files_eval": 0,
+            "dataset.generation_buffer_size": 10_000_000,  # of random bytes for each file
             "reader.data_loader": "pytorch",
             "reader.batch_size": self.batch_size,
             "reader.read_threads": self.n_workers,
             "train.computation_time": self.compute_s,
             "workflow.checkpoint": False,
+            "checkpoint.model_size": 1_000_000,  # made up at every start, written or not
             "workflow.evaluation": False,
         } | self.extra
 

@@ -315,6 +315,9 @@ def cells_of(row: dict[str, Any]) -> list[str]:
 
 
 def print_tables(rows: list[dict[str, Any]]) -> None:
+    """Markdown, in the order of the cases."""
+    order = [case.name for case in CASES]
+    rows = sorted(rows, key=lambda row: order.index(row["name"]))
     print("| " + " | ".join(HEADS) + " |")
     print("|---|---:|---:|---:|---:|---|---|---|")
     for row in rows:
@@ -365,7 +368,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("clones", type=Path)
+    parser.add_argument("clones", type=Path, nargs="?")
+    parser.add_argument("--tables", type=Path, nargs="+", help="of such JSON files; run nothing")
     parser.add_argument("--only", help="names, separated by commas")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--cpus-each", type=int, help="all, with one job")
@@ -383,11 +387,16 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if args.jobs > 1 and not args.cpus_each:
         parser.error("--jobs needs --cpus-each")
+    if (args.clones is None) == (args.tables is None):
+        parser.error("either CLONES or --tables")
     return args
 
 
 def main() -> int:
     args = parse()
+    if args.tables:
+        print_tables([json.loads(line) for file in args.tables for line in file.open()])
+        return 0
     names = args.only.split(",") if args.only else [case.name for case in CASES]
     unknown = set(names) - {case.name for case in CASES}
     if unknown:
@@ -420,8 +429,6 @@ def main() -> int:
             if args.json:
                 with args.json.open("a") as file:
                     file.write(json.dumps(rows[-1]) + "\n")
-    order = {case.name: i for i, case in enumerate(CASES)}
-    rows.sort(key=lambda row: order[row["name"]])
     print_tables(rows)
     if not args.only:
         print()

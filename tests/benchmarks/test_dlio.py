@@ -1,0 +1,50 @@
+"""DLIO's utilisation as benchmarks/dlio.py reads it, and what it asks DLIO for."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+dlio = importlib.import_module("dlio")
+sys.path.remove(str(BENCHMARKS))
+
+
+def epoch(first_s: float) -> dict[str, object]:
+    """Eleven steps of 100 ms, 40 of which compute; the first one takes longer."""
+    steps = {"compute": {"block1": [0.04] * 11}, "proc": {"block1": [first_s] + [0.1] * 10}}
+    return {"au": {"block1": 40.0}, **steps}
+
+
+def test_the_first_epoch_is_left_out_and_first_steps_are_counted(tmp_path: Path) -> None:
+    found = {"1": epoch(9.0), "2": epoch(0.1), "3": epoch(1.2), "hostname": "x"}
+    (tmp_path / "0_output.json").write_text(json.dumps(found))
+    own, whole = dlio.utilisations(tmp_path)
+    assert own == [0.4, 0.4]
+    assert whole == [pytest.approx(0.4), pytest.approx(0.44 / 2.2)]
+
+
+def test_every_workload_has_steps_and_asks_for_the_pytorch_loader() -> None:
+    for workload in dlio.WORKLOADS:
+        asked = workload.overrides(Path("x"))
+        assert workload.n_steps >= 20
+        assert asked["reader.data_loader"] == asked["framework"] == "pytorch"
+        assert asked["workflow.checkpoint"] is False
+
+
+def test_where_no_tensorflow_is_an_empty_module_stands_in(tmp_path: Path) -> None:
+    found = dlio.Dlio(None, tmp_path, tmp_path)
+    stands_in = (tmp_path / "standin").exists()
+    assert stands_in == (importlib.util.find_spec("tensorflow") is None)
+    assert (str(tmp_path / "standin") in found.env["PYTHONPATH"]) == stands_in
+
+
+def test_a_row_tells_what_failed() -> None:
+    line = dlio.line({"name": "x", "error": "x: DLIO fails\nValueError: no", "agrees": False})
+    assert "ValueError: no" in line
+    assert "**no**" in line

@@ -25,7 +25,16 @@ def _below_one(value: int | None) -> bool:
     return value is not None and value < 1
 
 
-_MADE_BY_LOADER = {"resident", "portion", "cache", "storage", "augment", "fields", "uint8"}
+_MADE_BY_LOADER = {
+    "resident",
+    "portion",
+    "cache",
+    "batched",
+    "storage",
+    "augment",
+    "fields",
+    "uint8",
+}
 # Why settings mean nothing together, and where that is so; the first that holds is told.
 _RULES: tuple[tuple[str, Callable[[Settings], object]], ...] = (
     ("prefetch_factor must be at least 1", lambda s: _below_one(s.prefetch_factor)),
@@ -60,6 +69,7 @@ _RULES: tuple[tuple[str, Callable[[Settings], object]], ...] = (
 _EXCLUDED = (
     ("resident", {"cache", "fields", "uint8"}, "resident batches are on the device already"),
     ("cache", {"storage"}, "cached samples are not read from storage"),
+    ("batched", {"fields"}, "a batch that is indexed as a whole has all of its inputs"),
     ("fields", {"uint8", "batch_size"}, "fields takes the other inputs from the loop's own"),
 )
 

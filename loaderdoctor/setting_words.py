@@ -65,6 +65,11 @@ READINGS: Mapping[str, Reading] = {
         without="making samples each time",
         title="samples in memory",
     ),
+    "batched": Reading(
+        on="making whole batches by one indexing call",
+        without="fetching samples one by one",
+        title="batched indexing",
+    ),
     "storage": Reading(
         title="disk",
         values={

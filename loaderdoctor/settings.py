@@ -46,6 +46,7 @@ class Settings:
     # Data: what is read, from where, and what is made of it.
     portion: float | None = None  # 0 < portion <= 1: the first samples of the dataset only
     cache: bool | None = None  # samples kept in host memory as they were first made
+    batched: bool | None = None  # a batch in one indexing call, no samples and no collating
     storage: str | None = None  # original | cold | tmpfs | a folder on another disk
     synthetic: bool | None = None  # ready batches, no loading at all: the upper bound
     augment: str | None = None  # on | off | no-NAME: that transform of a Compose left out
@@ -232,6 +233,7 @@ AXES: tuple[Axis, ...] = (
     Axis(name="keep_iterator", kind="bool", where="dataset"),
     Axis(name="portion", kind="share", where="dataset", probe="always"),
     Axis(name="cache", kind="bool", where="dataset"),
+    Axis(name="batched", kind="bool", where="dataset"),
     Axis(
         name="storage",
         kind="text",

@@ -123,7 +123,7 @@ class Case:
             return []
         whole = settings.over(loader.settings)
         threads_and_workers = whole.background not in (None, "off") and bool(whole.num_workers)
-        in_data = settings.resident or settings.cache or settings.uint8
+        in_data = settings.resident or settings.cache or settings.uint8 or settings.batched
         in_thread = settings.background in ("host", "device")
         reopens = bool(loader_arguments(settings)) or in_data is True or in_thread
         cautions = [caution] if caution else []

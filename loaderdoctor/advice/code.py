@@ -45,6 +45,8 @@ _ARGUMENTS: dict[str, tuple[str, Value]] = {
     "start_method": ("multiprocessing_context", None),
     "batch_size": ("batch_size", 1),
 }
+# Axes that change what the loader is given, or what is put around it, at its call.
+AROUND_LOADER = ("cache", "batched")
 LOADER_DEFAULTS: dict[str, Value] = {**dict(_ARGUMENTS.values()), "timeout": 0}
 # What torch takes at num_workers=0: with anything else it raises, if only at the first batch.
 _WITHOUT_WORKERS: dict[str, Value] = {
@@ -115,6 +117,17 @@ class Written:
             code="\n".join(edit.diff() for edit in exact),
             idea=" ".join(dict.fromkeys(edit.after for edit in hints)) or None,
         )
+
+
+def written_together(settings: Settings, name: str) -> Settings:
+    """Of these settings those that one change of code makes, `name` among them.
+
+    Arguments of the loader and what is put around it, or its dataset, change one call.
+    """
+    if name not in _ARGUMENTS and name not in AROUND_LOADER:
+        return Settings(**{name: settings.as_dict()[name]})  # type: ignore[arg-type]
+    call = (*_ARGUMENTS, *AROUND_LOADER)
+    return Settings(**{k: v for k, v in settings.changed().items() if k in call})  # type: ignore[arg-type]
 
 
 def loader_arguments(changes: Settings) -> dict[str, Value]:

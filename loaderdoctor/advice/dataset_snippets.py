@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 SLICING = """\
 class Batches(torch.utils.data.Dataset):
     def __init__(self, *tensors):
@@ -31,6 +33,44 @@ class WholeBatches(torch.utils.data.Dataset):  # a batch in one indexing call
         return list(self.dataset[indices])
 def as_it_is(batch):
     return batch"""
+
+_ROWS = """\
+class Rows(torch.utils.data.Dataset):  # a batch in one indexing call for each array
+    def __init__(self, dataset):
+        self.dataset = dataset
+        self.columns = {columns}
+        some = list(range(0, len(dataset), len(dataset) // 64 + 1))
+        own = torch.utils.data.default_collate([dataset[i] for i in some])
+        assert all(torch.equal(a, b) for a, b in {pairs}), "not rows"
+    def __len__(self):
+        return len(self.dataset)
+    def __getitem__(self, index):
+        return self.dataset[index]
+    def __getitems__(self, indices):
+        rows = self.columns
+        return {batch}
+def as_it_is(batch):
+    return batch"""
+
+
+def row_batches(columns: Sequence[tuple[str, str, str]]) -> str:
+    """Whole batches of these: for each tensor its path in a batch, its array's name, and a cast.
+
+    Paths are those of a list or a dict of tensors, or of a tensor alone.
+    """
+    held = "".join(f"            torch.as_tensor(dataset.{name}),\n" for _, name, _ in columns)
+    taken = [f"rows[{i}][indices]{cast}" for i, (_, _, cast) in enumerate(columns)]
+    names = [path[1:-1] for path, _, _ in columns]
+    if names == [""]:
+        pairs, batch = "[(self.__getitems__(some), own)]", taken[0]
+    elif all(name.startswith("'") for name in names):
+        pairs = "zip(self.__getitems__(some).values(), own.values())"
+        batch = ", ".join(f"{name}: {one}" for name, one in zip(names, taken, strict=True))
+        batch = f"{{{batch}}}"
+    else:
+        pairs, batch = "zip(self.__getitems__(some), own)", f"[{', '.join(taken)}]"
+    return _ROWS.format(columns=f"[\n{held}        ]", pairs=pairs, batch=batch)
+
 
 SLICED = """\
 class Sliced(torch.utils.data.Dataset):

@@ -6,8 +6,6 @@ import ast
 import re
 from collections.abc import Callable, Mapping
 
-import msgspec
-
 from loaderdoctor.advice import dataset_snippets, loop_snippets
 from loaderdoctor.advice.call_edit import CannotEdit, Expression, with_arguments
 from loaderdoctor.advice.code import LOADER_DEFAULTS, LOADER_PARAMETERS
@@ -19,8 +17,9 @@ from loaderdoctor.advice.source import Source, at_label, called_name, names_in, 
 from loaderdoctor.advice.worked import (
     Wrapping,
     from_array,
+    over_call,
     over_own_line,
-    with_dataset,
+    rows,
     without_workers,
 )
 from loaderdoctor.facts.whole import Facts
@@ -65,10 +64,10 @@ def _made(facts: Facts) -> Built:
 def _whole_batches(editor: Editor, facts: Facts, finding: Finding) -> None:
     """A TensorDataset gives a whole batch in one indexing call."""
     loader = facts.main_loader
-    if loader is None or (loader.dataset, loader.collate) != ("TensorDataset", "default_collate"):
+    wrapping = rows(loader)
+    if wrapping is None or loader is None or loader.dataset != "TensorDataset":  # not tried
         raise CannotEdit("its samples are no rows of tensors")
-    code = dataset_snippets.WHOLE_BATCHES
-    _over_dataset(editor, facts, Wrapping(code=code, dataset="WholeBatches({})", slices=True))
+    _over_dataset(editor, facts, wrapping)
 
 
 def wrapped(facts: Facts, wrapping: Wrapping | None) -> str | None:
@@ -147,9 +146,7 @@ def _over_dataset(editor: Editor, facts: Facts, wrapping: Wrapping) -> None:
     if made.dataset is None:
         raise CannotEdit("its dataset is not to be read")
     call = made.source.code(made.call)
-    alone = msgspec.structs.replace(loader, code=call, id="call:1")
-    dataset = wrapping.dataset.format(made.source.code(made.dataset))
-    edit = with_dataset(alone, dataset, collate="as_it_is" if wrapping.slices else None)
+    edit = over_call(loader, call, wrapping.over(made.source.code(made.dataset)), wrapping)
     if edit is None:
         raise CannotEdit("the call can't be changed safely")
     after = without_workers(loader, edit.after) if wrapping.slices else edit.after

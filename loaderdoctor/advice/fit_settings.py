@@ -8,6 +8,7 @@ from collections.abc import Collection
 from loaderdoctor.advice import loop_snippets
 from loaderdoctor.advice.call_edit import CannotEdit, with_arguments
 from loaderdoctor.advice.code import (
+    AROUND_LOADER,
     LOADER_DEFAULTS,
     LOADER_PARAMETERS,
     TRAINING_ARGUMENTS,
@@ -17,6 +18,7 @@ from loaderdoctor.advice.code import (
 )
 from loaderdoctor.advice.define import define, import_from, statement_below_imports
 from loaderdoctor.advice.fit_collector import collector
+from loaderdoctor.advice.fit_wrapping import define_wrapping, wrapped_call
 from loaderdoctor.advice.patch import Editor
 from loaderdoctor.advice.places import Built, built, iterated
 from loaderdoctor.advice.source import (
@@ -47,7 +49,7 @@ def fit_settings(
     """
     by_hand = None
     arguments = {k: v for k, v in loader_arguments(settings).items() if k not in without}
-    if arguments:
+    if arguments or any(settings.as_dict()[name] for name in AROUND_LOADER):
         by_hand = _loaders(editor, facts, settings, arguments)
     if settings.non_blocking:
         _transfers(editor, facts)
@@ -59,7 +61,7 @@ def fit_settings(
 
 _IN_CALLS = (
     "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "in_order",
-    "start_method", "batch_size", "non_blocking",
+    "start_method", "batch_size", "non_blocking", *AROUND_LOADER,
 )  # fmt: skip
 
 
@@ -91,6 +93,9 @@ def _loaders(
             continue
         done.add(made.call)
         text = edited_call(made, arguments)
+        if len(done) == 1:
+            define_wrapping(editor, made, loader, settings)
+        text = wrapped_call(made, loader, settings, text)
         if loader.id in once:
             try:
                 _moved_out(editor, made, text)

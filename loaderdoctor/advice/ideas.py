@@ -339,6 +339,7 @@ _ON: Mapping[str, str] = {
     "keep_iterator": "Give the loader a batch sampler that goes on from epoch to epoch, make one "
     "iterator, and take `itertools.islice(batches, n)` of it in each epoch.",
     "cache": "Wrap the dataset in one that keeps a list of its samples.",
+    "batched": CHANGES[Kind.OVERHEAD_BOUND_LOADER].idea,
     "uint8": CHANGES[Kind.WIDE_DTYPE_COPY].idea,
     "storage": "Copy the data to {value} and give the script that folder.",
     "amp": "Forward pass and loss under `torch.autocast(device.type, dtype=torch.bfloat16)`.",

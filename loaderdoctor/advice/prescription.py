@@ -13,7 +13,13 @@ from dataclasses import replace
 from loaderdoctor.advice.candidates import Candidate, Case, CodeAdvice, NotAdvised, Prescription
 from loaderdoctor.advice.code import edits_for
 from loaderdoctor.advice.code_advice import code_advice
-from loaderdoctor.advice.propose_data import copying, in_code, not_advised_in_code, resident
+from loaderdoctor.advice.propose_data import (
+    batched,
+    copying,
+    in_code,
+    not_advised_in_code,
+    resident,
+)
 from loaderdoctor.advice.propose_pool import (
     background_thread,
     collector,
@@ -90,6 +96,7 @@ def candidates(facts: Facts, findings: Iterable[Finding]) -> tuple[Candidate, ..
         *kept_workers(case),
         *no_workers(case),
         *other_order(case),
+        *batched(case),
         *resident(case),
         *background_thread(case),
         *fewer_workers(case),

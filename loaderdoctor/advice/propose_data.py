@@ -9,6 +9,7 @@ from loaderdoctor import format as fmt
 from loaderdoctor.advice.candidates import Candidate, Case, CodeAdvice, NotAdvised
 from loaderdoctor.advice.routes import fits_in_memory, random_transforms
 from loaderdoctor.advice.safety import dataset_bytes, start_method
+from loaderdoctor.advice.worked import rows
 from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import rest_ms
@@ -35,6 +36,9 @@ MAKING = (
     Kind.COLD_STORAGE,
     Kind.GIL_CONTENTION,
 )
+
+# Findings that whole batches answer: the price of samples one by one, and of stacking them.
+_BY_SAMPLE = (Kind.OVERHEAD_BOUND_LOADER, Kind.COLLATE_BOUND)
 
 _PINNED: dict[str, Value] = {"pin_memory": True, "non_blocking": True}
 _ONE_MORE_BATCH = "Keeps one more batch in device memory."
@@ -155,6 +159,38 @@ def resident(case: Case) -> list[Candidate]:
         caution=f"Takes {fmt.n_bytes(held)} of device memory. Random augmentation in the dataset "
         "would be frozen: move it to the device.",
     )
+
+
+def batched(case: Case) -> list[Candidate]:
+    """Whole batches by one indexing call, where samples seem to be rows of what is in memory.
+
+    Whether they are, a trial compares first: what is refused there is said with its reason.
+    """
+    facts, loader = case.facts, case.loader
+    kinds = [kind for kind in _BY_SAMPLE if _one_by_one(case, kind)]
+    explained = [ms for kind in kinds if (ms := case.explained_ms(kind)) is not None]
+    step_ms, explained_ms = facts.step_ms, max(explained, default=None)
+    if not kinds or step_ms is None or explained_ms is None:
+        return []
+    if loader.kind != "map" or (rows(loader) is None and loader.dataset != "Subset"):
+        return []
+    return case.propose(
+        *kinds,
+        changes={"batched": True, "num_workers": 0},
+        predicted_ms=max(rest_ms(facts) or 0.0, step_ms - explained_ms),
+        how=f"the step less the {fmt.ms(explained_ms)} of samples fetched one by one, at best",
+        caution="The dataset is read by its arrays: code of its __getitem__ no longer runs.",
+    )
+
+
+def _one_by_one(case: Case, kind: Kind) -> bool:
+    """Whether this was found, of samples that take what Python takes and of torch's collating."""
+    finding = case.found.get(kind)
+    if finding is None or case.explained_ms(kind) is None:
+        return False
+    if kind is Kind.COLLATE_BOUND:
+        return finding.evidence.get("collate") == "default_collate"
+    return finding.evidence.get("sample_us") is not None
 
 
 def in_code(case: Case, ways: Iterable[CodeAdvice]) -> list[Candidate]:

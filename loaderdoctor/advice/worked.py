@@ -7,10 +7,12 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from loaderdoctor.advice import dataset_snippets
 from loaderdoctor.advice.call_edit import parsed_call, span_of
 from loaderdoctor.advice.code import CodeEdit, edit_loader_call, loader_call
-from loaderdoctor.instrument.wire.records import LoaderRecord, StoreRecord
+from loaderdoctor.instrument.wire.records import LoaderRecord, StoreRecord, TensorRecord
 from loaderdoctor.settings import Settings
 
 _LOADER = "\nloader = DataLoader("
@@ -27,6 +29,58 @@ class Wrapping:
     code: str  # what defines it
     dataset: str  # what the loader is given; braces stand for the dataset as written
     slices: bool = False  # whole batches: collated by `as_it_is`, without workers
+
+    def over(self, dataset: str) -> str:
+        """What the loader is given, of the dataset as written."""
+        return self.dataset.format(dataset)
+
+
+def rows(loader: LoaderRecord | None) -> Wrapping | None:
+    """Whole batches, where samples are rows of tensors or arrays that the dataset holds.
+
+    None where which these are is not known: two have rows of one shape, or none has.
+    """
+    if loader is None or loader.collate != "default_collate" or loader.kind != "map":
+        return None
+    if loader.dataset == "TensorDataset":
+        code = dataset_snippets.WHOLE_BATCHES
+        return Wrapping(code=code, dataset="WholeBatches({})", slices=True)
+    found = columns(loader)
+    if found is None:
+        return None
+    return Wrapping(code=dataset_snippets.row_batches(found), dataset="Rows({})", slices=True)
+
+
+def columns(loader: LoaderRecord) -> tuple[tuple[str, str, str], ...] | None:
+    """For each tensor of a batch its path, the attribute whose rows it holds, and a cast.
+
+    By the shapes alone: that they are its rows, a trial has to show.
+    """
+    found = []
+    one_level = all(t.path.count("[") == bool(t.path) and "." not in t.path for t in loader.batch)
+    if not one_level or loader.batch_type not in ("list", "dict", "Tensor"):
+        return None
+    for tensor in loader.batch:
+        alike = [s for s in loader.stores if _may_hold(s, tensor)]
+        if len(alike) != 1:
+            return None
+        same = alike[0].dtype == tensor.dtype or alike[0].kind == "list"
+        found.append((tensor.path, alike[0].path, "" if same else f".to(torch.{tensor.dtype})"))
+    return tuple(found) or None
+
+
+def _may_hold(store: StoreRecord, tensor: TensorRecord) -> bool:
+    if store.path.startswith("dataset."):  # a part of its samples, in another order
+        return False
+    if store.kind == "list":
+        return len(tensor.shape) == 1 and (store.entry, tensor.dtype) == ("int", "int64")
+    return store.kind in ("tensor", "array") and store.shape[1:] == tensor.shape[1:]
+
+
+def over_call(loader: LoaderRecord, call: str, dataset: str, wrapping: Wrapping) -> CodeEdit | None:
+    """The loader's call over a wrapped dataset; None where it can't be changed safely."""
+    alone = msgspec.structs.replace(loader, code=call, id="call:1")
+    return with_dataset(alone, dataset, collate="as_it_is" if wrapping.slices else None)
 
 
 def from_array(loader: LoaderRecord | None) -> Wrapping | None:
@@ -88,7 +142,7 @@ def over_own_line(loader: LoaderRecord | None, wrapping: Wrapping) -> str | None
 
     None where it isn't, or can't be changed safely.
     """
-    dataset = wrapping.dataset.format(dataset_source(loader))
+    dataset = wrapping.over(dataset_source(loader))
     edit = with_dataset(loader, dataset, collate="as_it_is" if wrapping.slices else None)
     if edit is None or loader is None:
         return None

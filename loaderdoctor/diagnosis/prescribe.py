@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 from loaderdoctor.advice.candidates import Candidate, CodeAdvice, Prescription
-from loaderdoctor.advice.code import Written, loader_arguments
+from loaderdoctor.advice.code import Written, written_together
 from loaderdoctor.advice.writing import written as written_for
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.diagnosis.verify import Verification
@@ -59,7 +60,7 @@ def prescribed_rows(
     for candidate in untried:
         if not candidate.live and candidate.settings.changed() and not _covered(candidate, rows):
             rows += _rows(facts, candidate.settings, candidate, None, candidate.caution)
-    advice = _advice(facts, prescription, verification)
+    advice = _unanswered(_advice(facts, prescription, verification), rows, seen)
     worth_ms = MODERATE_SHARE * (facts.step_ms or 0.0)
     quick = {a.title for a in advice if a.one_line and (a.bound_ms or 0.0) >= worth_ms}
     outside = [
@@ -140,6 +141,23 @@ def _advice(
     )
 
 
+def _unanswered(
+    advice: Sequence[CodeAdvice], rows: Sequence[model.Recommendation], tried: Sequence[Compared]
+) -> list[CodeAdvice]:
+    """Advice without what a setting says already, or a trial has decided.
+
+    Of what was refused the idea stays: the code would not have done what was meant.
+    """
+    said = {row.setting for row in rows}
+    said |= {n for t in tried if t.decided and not t.refused for n in t.settings.changed()}
+    refused = {n for t in tried if t.refused and not t.in_code for n in t.settings.changed()}
+    return [
+        replace(a, code=None) if a.axis in refused else a
+        for a in advice
+        if a.kind is None or a.axis is None or a.axis not in said
+    ]
+
+
 def samples_vary(prescription: Prescription, verification: Verification | None) -> bool:
     """Whether samples differ each time: by a trial that compared some, else by the code."""
     tried = verification.tried if verification is not None else ()
@@ -209,7 +227,7 @@ def _rows(
     def written(name: str) -> Written:
         if way is not None:
             return written_of(way)
-        return written_for(facts, _only(settings, name))
+        return written_for(facts, written_together(settings, name))
 
     return recommendations(
         settings,
@@ -258,14 +276,6 @@ def _slower(candidate: Candidate, facts: Facts) -> bool:
 
 def _worse(tried: Compared) -> bool:
     return tried.gain is not None and tried.gain.value <= 0.0
-
-
-def _only(settings: Settings, name: str) -> Settings:
-    """For one row's code: all loader arguments share one call, so they are shown together."""
-    if name in loader_arguments(settings):
-        together = {k: v for k, v in settings.changed().items() if k in loader_arguments(settings)}
-        return Settings(**together)  # type: ignore[arg-type]
-    return Settings(**{name: settings.as_dict()[name]})  # type: ignore[arg-type]
 
 
 def _prediction(settings: Settings, prescription: Prescription) -> Candidate | None:

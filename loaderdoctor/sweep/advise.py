@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from loaderdoctor import format as fmt
-from loaderdoctor.advice.code import Written
+from loaderdoctor.advice.code import Written, written_together
 from loaderdoctor.advice.writing import written
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.facts.own_settings import own_settings
@@ -30,6 +30,7 @@ _CAUTIONS = {
     "resident": "the whole dataset stays in device memory, and random augmentation of the dataset "
     "is applied once only",
     "cache": "every sample stays in host memory, and random augmentation is applied once only",
+    "batched": "the rows are looked up in the arrays as they are when the loader is made",
     "storage": "the copy takes its size of memory or disk, and has to be kept up to date",
     "gc": "objects that refer to each other in a circle stay in memory until gc.collect()",
     "uint8": "floats are made on the device: whatever reads the batch before must expect bytes",
@@ -186,13 +187,7 @@ def _written(name: str, settings: Settings, facts: Facts) -> Written:
 
     Settings of the loader change one call together; each other setting has lines of its own.
     """
-    in_loader = AXES_BY_NAME[name].where == "DataLoader"
-    part = {
-        axis: value
-        for axis, value in settings.changed().items()
-        if (AXES_BY_NAME[axis].where == "DataLoader" if in_loader else axis == name)
-    }
-    found = written(facts, Settings(**part))  # type: ignore[arg-type]
+    found = written(facts, written_together(settings, name))
     said = phrase(name, settings.as_dict()[name])
     if found.code or found.idea or found.command:
         return found

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loaderdoctor.advice.code import loader_arguments
+from loaderdoctor.advice.code import written_together
 from loaderdoctor.advice.code_advice import code_advice
 from loaderdoctor.advice.fit_code import cached_before
 from loaderdoctor.advice.source import unknown_names
@@ -17,7 +17,7 @@ from loaderdoctor.advice.writing import written
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.report import model
-from loaderdoctor.settings import AXES_BY_NAME, Settings
+from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.recommending import recommendations
 from tests.advice.printed import applied, blocks, facts_of, finding, printed, scripts
 
@@ -32,6 +32,9 @@ SETTINGS = (
     Settings(resident=True),
     Settings(cudnn_benchmark=True, tf32=True),
     Settings(num_threads=2),
+    Settings(batched=True, num_workers=0),
+    Settings(cache=True, batched=True, num_workers=0),
+    Settings(cache=True),
     Settings(zero_grad_none=True, fused_optimizer=True),
 )
 # Names that no example may bring into a script that has none of them.
@@ -40,22 +43,11 @@ STOCK = ("batch_size=256", "batch_size=64", "tokenizer", "texts", "root")
 
 def rows_of(facts: Facts, settings: Settings) -> list[model.Recommendation]:
     """What a diagnosis recommends where these settings did best."""
-    in_call = loader_arguments(settings)
-
-    def part(name: str) -> Settings:
-        together = AXES_BY_NAME[name].where == "DataLoader" and in_call
-        names = [
-            n
-            for n in settings.changed()
-            if (AXES_BY_NAME[n].where == "DataLoader" if together else n == name)
-        ]
-        return Settings(**{n: settings.as_dict()[n] for n in names})  # type: ignore[arg-type]
-
     return list(
         recommendations(
             settings,
             own={},
-            written=lambda name: written(facts, part(name)),
+            written=lambda name: written(facts, written_together(settings, name)),
             caution=lambda name, value: None,
             summary=None,
             measured=None,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from msgspec import structs
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -213,3 +214,56 @@ def test_whatever_the_samples_two_runs_of_an_example_agree() -> None:
     chance = random.Random(1)
     old: Any = [(torch.full((2,), chance.random()), k) for k in range(cases.N)]
     same_batches(written(sliced(record()), train_set=old)["loader"], old)
+
+
+@pytest.mark.parametrize("form", ["list", "dict", "Tensor"])
+def test_rows_of_the_datasets_own_arrays_make_its_batches(form: str) -> None:
+    class Held(Dataset[Any]):
+        def __init__(self) -> None:
+            self.images = numpy.random.default_rng(0).normal(size=(64, 3, 4))
+            self.labels = [i * 7 % 10 for i in range(64)]
+
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, i: int) -> Any:
+            x = torch.from_numpy(self.images[i]).float()
+            made = {"dict": {"x": x, "y": self.labels[i]}, "Tensor": x}
+            return made.get(form, (x, self.labels[i]))
+
+    paths = {"dict": ("['x']", "['y']"), "Tensor": ("",)}.get(form, ("[0]", "[1]"))
+    kinds = (((16, 3, 4), "float32"), ((16,), "int64"))
+    batch = tuple(
+        TensorRecord(path=path, shape=shape, dtype=dtype, n_bytes=4)
+        for path, (shape, dtype) in zip(paths, kinds, strict=False)
+    )
+    held = Held()
+    known = structs.replace(
+        record(held), dataset="Held", collate="default_collate", batch=batch, batch_type=form
+    )
+    wrapping = worked.rows(known)
+    assert wrapping is not None
+    scope = written(worked.over_own_line(known, wrapping), train_set=held)
+    same_batches(scope["loader"], held)
+    held.images[7] += 1  # they are looked up as they are
+    same_batches(scope["loader"], held)
+
+
+def test_rows_are_not_guessed() -> None:
+    x = TensorRecord(path="[0]", shape=(16, 4), dtype="float32", n_bytes=256)
+
+    class Two(Dataset[Any]):
+        def __init__(self) -> None:
+            self.a, self.b = torch.zeros(9, 4), torch.ones(9, 4)
+
+        def __len__(self) -> int:
+            return 9
+
+    two = structs.replace(
+        record(Two()), dataset="Two", collate="default_collate", batch=(x,), batch_type="list"
+    )
+    assert worked.rows(two) is None  # either may be meant
+    one = structs.replace(two, stores=two.stores[:1])
+    assert worked.rows(one) is not None
+    assert worked.rows(structs.replace(one, batch_type="Named")) is None
+    assert worked.rows(structs.replace(one, collate="pad")) is None

@@ -21,6 +21,7 @@ from tests.instrument.opening import opened
 # the axes in them: other data and samples, other ways to fetch, other ways to the device.
 SAME_DATA = (
     Settings(cache=True),
+    Settings(cache=True, batched=True),
     Settings(storage="cold"),
     Settings(storage="tmpfs"),
     Settings(storage="original"),

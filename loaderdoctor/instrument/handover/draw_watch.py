@@ -5,22 +5,10 @@ Runs where batches are made. Reading the states takes about 20 µs a batch.
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-
-def states() -> tuple[Any, ...]:
-    """Of Python's, NumPy's and torch's global generators in this process; equal if none drew."""
-    numpy: Any = sys.modules.get("numpy")
-    legacy: tuple[Any, ...] = ()
-    if numpy is not None:
-        name, keys, *rest = numpy.random.get_state()
-        legacy = (name, keys.tobytes(), *rest)
-    return random.getstate(), legacy, torch.get_rng_state().numpy().tobytes()
+from loaderdoctor.instrument.dataset.draws import states
 
 
 class WatchedCollate:

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from torch.utils.data import dataloader
 
 from loaderdoctor.instrument.batches.digest import digest
+from loaderdoctor.instrument.dataset.draws import states
 from loaderdoctor.instrument.handover.dataset_marks import Marks, marks
-from loaderdoctor.instrument.handover.draw_watch import states
 from loaderdoctor.instrument.handover.pools import Sample
 
 # Batches compared in each pass: a hash costs about a millisecond a megabyte.

@@ -32,6 +32,7 @@ from loaderdoctor.instrument.dataset.dataset_files import (
     tmpfs_place,
 )
 from loaderdoctor.instrument.dataset.one_input import making_only
+from loaderdoctor.instrument.dataset.rows import as_it_is, kept_batches, row_batches
 from loaderdoctor.instrument.dataset.transforms import Normaliser, as_bytes, without_augmentation
 from loaderdoctor.instrument.system import page_cache
 from loaderdoctor.instrument.trial.synthetic import OneField
@@ -43,6 +44,8 @@ Note = Callable[[str, str], None]  # (kind, text): something the report must say
 KEEP_CACHE_S = 1.0
 # More of the dataset's pages still in memory than this after they were dropped: not cold.
 MAX_WARM_SHARE = 0.10
+# Samples in a batch that is compared, where a sampler of the script's own makes the batches.
+N_IN_BATCH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +111,9 @@ def trial_data(
             lambda: as_bytes(data.dataset, _collate_of(loader)),
         )
         data = replace(data, dataset=dataset, normalise=normalise)
-    if settings.cache:
+    if settings.batched:
+        data = _batched(loader, data, settings, made, note, cache_limit_s)
+    elif settings.cache:
         dataset = _cached(loader, data.dataset, settings, made, note, cache_limit_s)
         data = replace(data, dataset=dataset)
     if settings.portion is not None and settings.portion < 1:
@@ -202,6 +207,31 @@ def _cached(
     if cached.fill_s > KEEP_CACHE_S or limit_s is not None:
         made.datasets[key] = cached
     return cached
+
+
+def _batched(
+    loader: DataLoader[Any],
+    data: TrialData,
+    settings: Settings,
+    made: _Made,
+    note: Note,
+    limit_s: float | None,
+) -> TrialData:
+    """Whole batches of the dataset's rows; with `cache`, of its samples as they were first made."""
+    if loader.batch_sampler is None:
+        raise TrialRefused("the loader makes no batches of samples (batch_size=None)")
+    size = settings.batch_size or loader.batch_size or N_IN_BATCH
+    # What is made is kept while the loop's loader is: a dataset changed in place is read anew by
+    # its arrays, one whose arrays are exchanged is not.
+    key = (id(data.dataset), loader.collate_fn, settings.cache, limit_s is not None, "batched")
+
+    def whole() -> Any:
+        if not settings.cache:
+            return row_batches(data.dataset, loader.collate_fn, size)
+        kept = _cached(loader, data.dataset, settings, _Made(), note, limit_s)
+        return kept_batches(kept, loader.collate_fn, size)
+
+    return replace(data, dataset=_once(made, key, whole), collate=as_it_is)
 
 
 def _one_input(

@@ -54,11 +54,17 @@ class CodeAdvice:
     bound_ms: float | None  # at most this much of a step can be gained; None: not known
     predicted_from: PredictedFrom | None  # where the bound comes from; None: not known
     caution: str | None = None
-    axis: str | None = None  # the axis that tries it in the running loop, where one does
+    # The axis that tries it in the running loop, where one does; `cache+batched`: both together.
+    axis: str | None = None
     keeps_samples: bool = False  # each is made once: no dataset may be so whose samples vary
     command: str | None = None  # a line for a shell that does it
     one_line: bool = False  # a line or two, where others rewrite a dataset or the loop
     evidence: str | None = None  # a sentence: what was recorded that speaks for it
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The axes that try it; none where nothing does."""
+        return frozenset(self.axis.split("+")) if self.axis is not None else frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +130,7 @@ class Case:
         whole = settings.over(loader.settings)
         threads_and_workers = whole.background not in (None, "off") and bool(whole.num_workers)
         in_data = settings.resident or settings.cache or settings.uint8 or settings.batched
-        in_thread = settings.background in ("host", "device")
+        in_thread = bool(settings.threads) or settings.background in ("host", "device")
         reopens = bool(loader_arguments(settings)) or in_data is True or in_thread
         cautions = [caution] if caution else []
         if settings.persistent_workers:

@@ -39,6 +39,7 @@ MAKING = (
 
 # Findings that whole batches answer: the price of samples one by one, and of stacking them.
 _BY_SAMPLE = (Kind.OVERHEAD_BOUND_LOADER, Kind.COLLATE_BOUND)
+_BY_ARRAYS = "The dataset is read by its arrays: code of its __getitem__ no longer runs."
 
 _PINNED: dict[str, Value] = {"pin_memory": True, "non_blocking": True}
 _ONE_MORE_BATCH = "Keeps one more batch in device memory."
@@ -179,7 +180,7 @@ def batched(case: Case) -> list[Candidate]:
         changes={"batched": True, "num_workers": 0},
         predicted_ms=max(rest_ms(facts) or 0.0, step_ms - explained_ms),
         how=f"the step less the {fmt.ms(explained_ms)} of samples fetched one by one, at best",
-        caution="The dataset is read by its arrays: code of its __getitem__ no longer runs.",
+        caution=None if loader.dataset in ("TensorDataset", "Subset") else _BY_ARRAYS,
     )
 
 
@@ -195,19 +196,23 @@ def _one_by_one(case: Case, kind: Kind) -> bool:
 
 def in_code(case: Case, ways: Iterable[CodeAdvice]) -> list[Candidate]:
     """The routes that an axis can try: samples kept in memory, batches scaled as a whole."""
-    kinds = tuple(kind for kind in MAKING if kind in case.found)
     step_ms = case.facts.step_ms
-    if not kinds or step_ms is None:
+    if step_ms is None:
         return []
     made = []
     for way in ways:
-        if way.axis is None or way.bound_ms is None:
+        slices = "batched" in way.axes
+        kinds = [kind for kind in (*MAKING, *(_BY_SAMPLE if slices else ())) if kind in case.found]
+        if not kinds or not way.axes or way.bound_ms is None:
             continue
-        if way.axis == "cache" and why_not_cached(case.facts, case.loader) is not None:
+        if "cache" in way.axes and why_not_cached(case.facts, case.loader) is not None:
             continue
         made += case.propose(
             *kinds,
-            changes={way.axis: True},
+            changes={
+                **dict.fromkeys(sorted(way.axes), True),
+                **({"num_workers": 0} if slices else {}),
+            },
             predicted_ms=max(rest_ms(case.facts) or 0.0, step_ms - way.bound_ms),
             how=f"the step less the {fmt.ms(way.bound_ms)} that this part of a batch costs it",
             caution=way.caution,

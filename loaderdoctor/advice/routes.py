@@ -170,6 +170,16 @@ def batchwise_transforms(facts: Facts) -> tuple[str, ...]:
     return tuple(names[len(names) - n :])
 
 
+def decoding_share(facts: Facts) -> float:
+    """The part of making a batch in which files are opened and decoded, outside Python's lock.
+
+    0 where too few stack samples show it.
+    """
+    lines = facts.workers.lines if facts.workers is not None else ()
+    hotspots = tuple(s for line in lines if (s := _decoding(line)) is not None)
+    return sum(x.share for x in hotspots) if seen_enough(hotspots) else 0.0
+
+
 def fits_in_memory(facts: Facts) -> bool | None:
     """Whether all samples may be kept in host memory; None where a size is not known."""
     held = dataset_bytes(facts)
@@ -223,6 +233,7 @@ def _slices(making: _Making) -> CodeAdvice | None:
         f"A sample takes {fmt.ms(making.sample_ms)} to make, collating a batch "
         f"{fmt.ms(making.workers.collate_ms)}.",
         caution="Each sample is made once: what its dataset draws at random is drawn once.",
+        axis="cache+batched",
         keeps_samples=True,
         replaces=Kind.OVERHEAD_BOUND_LOADER,
     )

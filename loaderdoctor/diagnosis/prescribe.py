@@ -50,7 +50,7 @@ def prescribed_rows(
     for helpful in _in_code(verification):
         match = _prediction(helpful.settings, prescription)
         caution = match.caution if match is not None else None
-        way = next((w for w in prescription.routes if w.axis in helpful.settings.changed()), None)
+        way = next((w for w in prescription.routes if w.axes == _of_data(helpful.settings)), None)
         rows += _rows(facts, helpful.settings, match, helpful, caution, way=way)
     if not settings_help and untried and not any(t.decided for t in seen if not t.in_code):
         first = min(untried, key=lambda c: c.settings not in inconclusive)
@@ -117,17 +117,16 @@ def _advice(
     # What looked better and was not shown to be is still advice, with its bound. A dataset that
     # refused to be cached must not be; other changes may still be made by hand.
     decided = {
-        name
+        _of_data(t.settings)
         for t in (verification.tried if verification is not None else ())
         if t.in_code and t.decided and not t.promising
-        for name in t.settings.changed()
-        if not t.refused or name == "cache"
+        if not t.refused or t.settings.cache
     }
     varies = samples_vary(prescription, verification)
     ways = [
         way
         for way in prescription.routes
-        if way.axis not in decided and not (way.keeps_samples and varies)
+        if way.axes not in decided and not (way.keeps_samples and varies)
     ]
     replaced = {way.kind for way in ways}
     both = [*ways, *(a for a in prescription.advice if a.one_line or a.kind not in replaced)]
@@ -161,10 +160,16 @@ def _unanswered(
 def samples_vary(prescription: Prescription, verification: Verification | None) -> bool:
     """Whether samples differ each time: by a trial that compared some, else by the code."""
     tried = verification.tried if verification is not None else ()
-    cached = [t for t in tried if t.in_code and t.settings.cache]
+    cached = [t for t in tried if t.in_code and _of_data(t.settings) == {"cache"}]
+    cached = cached or [t for t in tried if t.in_code and t.settings.cache]
     if any(t.refused for t in cached):
         return True
     return bool(prescription.randomness) and not any(t.steps for t in cached)
+
+
+def _of_data(settings: Settings) -> frozenset[str]:
+    """The axes of a change of the dataset; batches in memory are made without workers."""
+    return frozenset(settings.changed()) - {"num_workers"}
 
 
 def _drawn_once(randomness: tuple[str, ...]) -> str:

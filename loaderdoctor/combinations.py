@@ -42,6 +42,19 @@ _RULES: tuple[tuple[str, Callable[[Settings], object]], ...] = (
         "resident leaves nothing for workers or a background thread to do",
         lambda s: s.resident and (s.num_workers or _background(s)),
     ),
+    ("threads must be at least 1", lambda s: _below_one(s.threads)),
+    (
+        "threads take the place of workers, so num_workers must be 0 with them",
+        lambda s: s.threads and s.num_workers,
+    ),
+    (
+        "threads read ahead already: a background thread has nothing to do",
+        lambda s: s.threads and _background(s),
+    ),
+    (
+        "resident leaves nothing for threads to do",
+        lambda s: s.resident and s.threads,
+    ),
     (
         "resident copies nothing, so pinning, non_blocking and side_stream mean nothing",
         lambda s: s.resident and (s.side_stream or s.pin_memory or s.non_blocking),
@@ -58,7 +71,10 @@ _RULES: tuple[tuple[str, Callable[[Settings], object]], ...] = (
     ("num_threads must be at least 1", lambda s: _below_one(s.num_threads)),
     (
         "synthetic batches are ready: nothing is left for the loader to do",
-        lambda s: s.synthetic and (_active(s) & _MADE_BY_LOADER or s.num_workers or _background(s)),
+        lambda s: (
+            s.synthetic
+            and (_active(s) & _MADE_BY_LOADER or s.num_workers or s.threads or _background(s))
+        ),
     ),
     (
         "fields leaves copying to the loop: side_stream and background=device can't do it",

@@ -186,6 +186,26 @@ def _shared_handles(change: Change) -> Hazard | None:
     )
 
 
+def _threads(change: Change) -> Hazard | None:
+    """Threads share what a dataset has open, and one stream can't be cut between them."""
+    if not change.settings.threads:
+        return None
+    if change.iterable:
+        return Hazard(
+            setting="threads",
+            reason=f"{change.dataset or 'the dataset'} is an iterable one: it is one stream, which "
+            "threads can't share.",
+        )
+    handles = change.safety.open_handles
+    if not handles:
+        return None
+    return Hazard(
+        setting="threads",
+        reason=f"the dataset holds open files ({', '.join(handles[:3])}) that threads would share, "
+        "so their reads would mix.",
+    )
+
+
 def _unpicklable(change: Change) -> Hazard | None:
     other = change.settings.start_method is not None
     asked = change.alongside or change.first_workers or other
@@ -282,6 +302,7 @@ RULES: tuple[Callable[[Change], Hazard | None], ...] = (
     _unsharded,
     _device_tensors,
     _shared_handles,
+    _threads,
     _unpicklable,
     _main_runs_again,
     _shared_memory,

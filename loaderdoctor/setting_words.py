@@ -45,6 +45,7 @@ READINGS: Mapping[str, Reading] = {
         },
         unsaid=("off",),
     ),
+    "threads": Reading(title="loading threads"),
     "non_blocking": Reading(spelling="non_blocking"),
     "side_stream": Reading(
         on="copying on a separate CUDA stream",
@@ -156,6 +157,8 @@ def phrase(name: str, value: Value) -> str:
         return f"the first {100 * value:g} % of the data"
     if reading.values is not None and value in reading.values:
         return reading.values[value]
+    if name == "threads":
+        return f"{value} loading thread{'s' if value != 1 else ''} in place of workers"
     if name == "augment":
         return f"no {str(value).removeprefix('no-')}"
     return f"{reading.other} {value}".strip()

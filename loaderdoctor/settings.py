@@ -39,6 +39,7 @@ class Settings:
     in_order: bool | None = None
     start_method: StartMethod | None = None
     background: Background | None = None
+    threads: int | None = None  # of the training process, in place of workers
     non_blocking: bool | None = None
     side_stream: bool | None = None
     resident: bool | None = None
@@ -116,7 +117,7 @@ class Settings:
 _OF_PROCESS = {"num_threads", "gc"}
 # Values of an axis that leave the loop as it is.
 _IDLE = (False, "off", "original", "on", "all", "none", "automatic", 1.0)
-_FROM_ONE = ("prefetch_factor", "batch_size", "num_threads")
+_FROM_ONE = ("prefetch_factor", "batch_size", "num_threads", "threads")
 _MAX_DIGITS = 12  # more than anything here counts; Python refuses to read very long numbers
 
 
@@ -217,6 +218,7 @@ AXES: tuple[Axis, ...] = (
         choices=("off", "host", "device"),
         where="loop",
     ),
+    Axis(name="threads", kind="int", where="loop"),
     Axis(
         name="non_blocking",
         kind="bool",

@@ -55,6 +55,10 @@ AT_BOTH_MOMENTS: dict[str, Change] = {
     # With 512 MiB that must stay free, and 4 x 40 for the workers.
     "takes about 250 MiB": change(room=replace(ROOM, available_bytes=750 * MIB)),
     "needs about 178 open files": change(room=replace(ROOM, open_files_limit=177)),
+    "that threads would share": change(
+        Settings(threads=2), safety=SafetyRecord(open_handles=("index",))
+    ),
+    "one stream": change(Settings(threads=2), iterable=True),
     "more than half": change(
         Settings(resident=True), room=replace(ROOM, device_memory_bytes=2**33)
     ),

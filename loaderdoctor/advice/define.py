@@ -10,7 +10,10 @@ from loaderdoctor.advice.patch import BLANK_LINES, Editor
 from loaderdoctor.advice.source import Source, unknown_names
 
 # Modules that new code may read, under the name it reads them by.
-_MODULES = ("copy", "itertools", "numpy", "os", "torch")
+_MODULES = {
+    **{m: m for m in ("copy", "itertools", "numpy", "os", "torch")},
+    "concurrent": "concurrent.futures",
+}
 
 
 def define(editor: Editor, source: Source, node: ast.AST, code: str) -> None:
@@ -72,7 +75,11 @@ def import_from(editor: Editor, source: Source, module: str, name: str) -> None:
 def lacking(source: Source, code: str) -> list[str]:
     """The imports that this code needs and the file does not have."""
     needed = unknown_names(code)
-    return [f"import {m}" for m in _MODULES if m in needed and source.imports(m) != m]
+    return [
+        f"import {module}"
+        for name, module in _MODULES.items()
+        if name in needed and source.imports(name) != name
+    ]
 
 
 def _names(source: Source) -> set[str]:

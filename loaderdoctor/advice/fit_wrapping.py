@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from loaderdoctor.advice import loop_snippets
 from loaderdoctor.advice.call_edit import CannotEdit
 from loaderdoctor.advice.define import define
 from loaderdoctor.advice.patch import Editor
@@ -14,21 +15,30 @@ from loaderdoctor.settings import Settings
 def define_wrapping(editor: Editor, made: Built, loader: LoaderRecord, settings: Settings) -> None:
     """The classes that `wrapped_call` reads, above the call. Raises CannotEdit."""
     wrapping = _wrapping(loader, settings)
-    if wrapping is not None:
-        define(editor, made.source, made.call, wrapping.code)
+    codes = [wrapping.code] if wrapping is not None else []
+    codes += [loop_snippets.THREADS] if settings.threads else []
+    if codes:
+        define(editor, made.source, made.call, "\n".join(codes))
 
 
 def wrapped_call(made: Built, loader: LoaderRecord, settings: Settings, text: str) -> str:
-    """The call `text` over a dataset of ours, where the settings ask for one. Raises CannotEdit."""
+    """The call `text` with what the settings ask for around its dataset, and around it.
+
+    Raises CannotEdit.
+    """
     wrapping = _wrapping(loader, settings)
-    if wrapping is None:
-        return text
-    if made.dataset is None:
-        raise CannotEdit("its dataset is not to be read")
-    edit = over_call(loader, text, wrapping.over(made.source.code(made.dataset)), wrapping)
-    if edit is None:
-        raise CannotEdit("the call can't be changed safely")
-    return edit.after
+    if wrapping is not None:
+        if made.dataset is None:
+            raise CannotEdit("its dataset is not to be read")
+        edit = over_call(loader, text, wrapping.over(made.source.code(made.dataset)), wrapping)
+        if edit is None:
+            raise CannotEdit("the call can't be changed safely")
+        text = edit.after
+    if settings.threads:
+        if loader.batch_size is None:
+            raise CannotEdit("what makes its batches is not known")
+        text = f"Threads({text}, {settings.threads})"
+    return text
 
 
 def _wrapping(loader: LoaderRecord, settings: Settings) -> Wrapping | None:

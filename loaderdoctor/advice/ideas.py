@@ -332,6 +332,9 @@ FEWER_BYTES = Change(
 _ON: Mapping[str, str] = {
     "background": "`BackgroundGenerator(iter(loader), max_prefetch=2)` of the package "
     "prefetch_generator, in place of the loader in the loop's `for`.",
+    "threads": "`num_workers=0`, and a ThreadPoolExecutor of {value} threads that makes the "
+    "batches in order: `collate_fn([dataset[i] for i in indices])` for each list of "
+    "`loader.batch_sampler`.",
     "side_stream": "Copy the next batch on a `torch.cuda.Stream()` of its own while this one "
     "computes, let the computing stream wait for it, and `record_stream` its tensors.",
     "resident": "Collate the whole dataset into one batch on the device, once, and index that "

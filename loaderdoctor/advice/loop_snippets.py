@@ -120,6 +120,36 @@ class Kept:  # batches are collated once, and come in another order in each epoc
         for i in torch.randperm(len(self.batches)).tolist():
             yield self.batches[i]"""
 
+THREADS = """\
+class Threads:  # the loader's own batches, in its order, made by threads of this process
+    def __init__(self, loader, n):
+        self.loader, self.n = loader, n
+    def __getattr__(self, name):  # dataset, sampler, …
+        return getattr(self.__dict__["loader"], name)
+    def __len__(self):
+        return len(self.loader)
+    def made(self, indices):
+        dataset, several = self.loader.dataset, getattr(self.loader.dataset, "__getitems__", None)
+        batch = self.loader.collate_fn(
+            several(indices) if several else [dataset[i] for i in indices]
+        )
+        if self.loader.pin_memory:
+            batch = torch.utils.data._utils.pin_memory.pin_memory(batch)
+        return batch
+    def __iter__(self):
+        # As iter(loader) draws, so that a shuffled order stays what it was.
+        torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
+        pool, ahead = concurrent.futures.ThreadPoolExecutor(self.n), []
+        try:
+            for indices in self.loader.batch_sampler:
+                ahead.append(pool.submit(self.made, indices))
+                if len(ahead) > 2 * self.n:
+                    yield ahead.pop(0).result()
+            while ahead:
+                yield ahead.pop(0).result()
+        finally:
+            pool.shutdown(cancel_futures=True)"""
+
 SHARED_BUFFERS = """\
 class Slots:  # around the batch sampler: each batch with its buffer
     def __init__(self, batches, n):

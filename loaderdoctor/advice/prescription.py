@@ -26,6 +26,7 @@ from loaderdoctor.advice.propose_pool import (
     fewer_threads,
     fewer_workers,
     kept_workers,
+    loading_threads,
     more_workers,
     no_workers,
     other_order,
@@ -99,6 +100,7 @@ def candidates(facts: Facts, findings: Iterable[Finding]) -> tuple[Candidate, ..
         *batched(case),
         *resident(case),
         *background_thread(case),
+        *loading_threads(case),
         *fewer_workers(case),
         *process,
     ]

@@ -6,6 +6,7 @@ import math
 
 from loaderdoctor import format as fmt
 from loaderdoctor.advice.candidates import Candidate, Case
+from loaderdoctor.advice.routes import decoding_share
 from loaderdoctor.findings.capacity import (
     MAX_WAITING_CPU_SHARE,
     pool_ms,
@@ -40,6 +41,25 @@ _LOOP_KINDS = (
     Kind.DATASET_FORMAT_BOUND,
     Kind.SAMPLER_BOUND,
     Kind.MANY_SMALL_FILES,
+)
+# Loading in threads is tried with one for each CPU.
+MIN_THREADS, MAX_THREADS = 2, 16
+# What threads may undo: the loop making its batches, and the price of processes.
+_IN_THREADS = (
+    Kind.LOADER_IN_MAIN_PROCESS,
+    Kind.OVERHEAD_BOUND_LOADER,
+    Kind.BATCH_PAGE_FAULTS,
+)
+# Of making a batch, what must be seen to leave the interpreter lock before a loop's own samples are
+# tried in threads: a trial takes seconds of the budget.
+MIN_UNLOCKED_SHARE = 0.3
+_IN_THREAD_CAUTION = (
+    "The dataset is then called by several threads at once: what it changes of itself must bear "
+    "that."
+)
+_THREADS_DRAW = (
+    " Random transforms draw from the training process's own generators, in no fixed order: the "
+    "same distribution, not repeatable by a seed."
 )
 _UNCOLLECTED = (
     "Objects that refer to each other in a circle stay in memory until gc.collect() is called: "
@@ -212,6 +232,39 @@ def fewer_workers(case: Case) -> list[Candidate]:
                 how=f"{why}; what that gains, only a trial tells",
             )
     return out
+
+
+def loading_threads(case: Case) -> list[Candidate]:
+    """Threads of the training process in place of workers, or of the loop itself."""
+    loader, machine = case.loader, case.facts.machine
+    kinds = [kind for kind in _IN_THREADS if _threads_may_help(case, kind)]
+    if not kinds or loader.kind != "map" or loader.batch_size is None or machine is None:
+        return []
+    n = max(MIN_THREADS, min(MAX_THREADS, math.floor(machine.usable_cpus)))
+    changes: dict[str, Value] = {"threads": n, "num_workers": 0}
+    if loader.settings.background not in (None, "off"):
+        changes["background"] = "off"
+    drawn = loader.randomness or loader.augmentations
+    return case.propose(
+        *kinds,
+        changes=changes,
+        predicted_ms=None,
+        how="what the interpreter lock leaves to threads beside the loop, only a trial tells",
+        caution=_IN_THREAD_CAUTION + (_THREADS_DRAW if drawn else ""),
+    )
+
+
+def _threads_may_help(case: Case, kind: Kind) -> bool:
+    finding, workers = case.found.get(kind), case.facts.workers
+    if finding is None or case.explained_ms(kind) is None:
+        return False
+    if kind is Kind.OVERHEAD_BOUND_LOADER:  # handing over, not Python's own time
+        return finding.evidence.get("receive_ms_per_batch") is not None
+    if kind is not Kind.LOADER_IN_MAIN_PROCESS:
+        return True
+    share = workers.cpu_share if workers is not None else None
+    waits = share is not None and share < MAX_WAITING_CPU_SHARE
+    return waits or decoding_share(case.facts) >= MIN_UNLOCKED_SHARE
 
 
 def fewer_threads(case: Case) -> list[Candidate]:

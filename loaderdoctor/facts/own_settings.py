@@ -81,6 +81,7 @@ def meaning(settings: Settings, own: Settings) -> Settings:
         in_order=full.in_order is not False or not workers,
         start_method=full.start_method if workers else None,
         background=full.background or "off",
+        threads=full.threads,
         non_blocking=bool(full.non_blocking),
         side_stream=bool(full.side_stream),
         resident=bool(full.resident),

@@ -427,9 +427,35 @@ def test_rows_in_memory_are_tried_as_whole_batches_without_workers() -> None:
     assert Kind.OVERHEAD_BOUND_LOADER in {f.kind for f in find(facts)}
     one = by_settings(facts)[Settings(batched=True, num_workers=0)]
     assert one.live and not one.in_code and one.predicted_step_ms == pytest.approx(3.0)
-    assert "at best" in one.prediction and "no longer runs" in (one.caution or "")
+    assert "at best" in one.prediction
 
 
 def test_what_may_be_no_rows_is_not_tried_as_whole_batches() -> None:
     for facts in (tiny_samples(collate="pad"), tiny_samples(dataset="Mine"), loop_loads()):
         assert not any(s.batched for s in by_settings(facts))
+
+
+def test_threads_are_tried_where_processes_cost_more_than_they_bring() -> None:
+    handed_over = with_exposed(
+        input_=0.3,
+        loaders=(loader(settings={"num_workers": 1}),),
+        workers=workers(
+            n_workers=1, batch_ms=0.4, fetch_ms=0.1, collate_ms=0.3, idle_share=0.9, receive_ms=2.0
+        ),
+        machine=machine(usable_cpus=6.0),
+    )
+    assert Kind.OVERHEAD_BOUND_LOADER in {f.kind for f in find(handed_over)}
+    threads = [c for s, c in by_settings(handed_over).items() if s.threads]
+    (one,) = threads
+    assert one.settings == Settings(threads=6, num_workers=0) and one.predicted_step_ms is None
+    assert "several threads at once" in (one.caution or "")
+
+
+@pytest.mark.parametrize(("cpu_share", "tried"), [(0.95, False), (0.2, True)])
+def test_the_loops_own_samples_are_tried_in_threads_where_they_leave_the_lock(
+    cpu_share: float, tried: bool
+) -> None:
+    facts = loop_loads(
+        workers=workers(n_workers=0, batch_ms=7.0, cores=(), cpu_share=cpu_share),
+    )
+    assert any(s.threads for s in by_settings(facts)) == tried

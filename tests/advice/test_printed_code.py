@@ -35,6 +35,7 @@ SETTINGS = (
     Settings(batched=True, num_workers=0),
     Settings(cache=True, batched=True, num_workers=0),
     Settings(cache=True),
+    Settings(threads=4, num_workers=0),
     Settings(zero_grad_none=True, fused_optimizer=True),
 )
 # Names that no example may bring into a script that has none of them.

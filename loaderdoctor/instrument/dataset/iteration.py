@@ -52,6 +52,11 @@ def shards_itself(loader: DataLoader[Any]) -> bool:
         loader.worker_init_fn, _WORKER_NAMES | {"dataset"}
     ):
         return True
+    return asks_for_worker(dataset)
+
+
+def asks_for_worker(dataset: object) -> bool:
+    """Whether code of the dataset, or of what it holds, asks which worker it is in."""
     return any(_mentions(part, _WORKER_NAMES) for part in _parts(dataset, 0, set()))
 
 

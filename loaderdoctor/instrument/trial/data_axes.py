@@ -31,6 +31,7 @@ from loaderdoctor.instrument.dataset.dataset_files import (
     redirected,
     tmpfs_place,
 )
+from loaderdoctor.instrument.dataset.loading_threads import check_threads
 from loaderdoctor.instrument.dataset.one_input import making_only
 from loaderdoctor.instrument.dataset.rows import as_it_is, kept_batches, row_batches
 from loaderdoctor.instrument.dataset.transforms import Normaliser, as_bytes, without_augmentation
@@ -66,6 +67,7 @@ class _Made:
 
     datasets: dict[tuple[object, ...], Any] = field(default_factory=dict)
     copies: dict[str, DiskCopy] = field(default_factory=dict)
+    borne: set[tuple[object, ...]] = field(default_factory=set)  # what threads may read
 
 
 # By the id of the dataset: loaders are often built again each epoch, and datasets that compare by
@@ -122,6 +124,8 @@ def trial_data(
         data = replace(data, batch_size=_batch_size(loader, settings.batch_size))
     if settings.fields not in (None, "all"):
         data = _one_input(data, settings, made, note, forks=forks)
+    if settings.threads:
+        _borne_by_threads(loader, data, settings.threads, made, note)
     return data
 
 
@@ -232,6 +236,16 @@ def _batched(
         return kept_batches(kept, loader.collate_fn, size)
 
     return replace(data, dataset=_once(made, key, whole), collate=as_it_is)
+
+
+def _borne_by_threads(
+    loader: DataLoader[Any], data: TrialData, n: int, made: _Made, note: Note
+) -> None:
+    """Raises TrialRefused where threads would not make the same batches. Looked at once."""
+    key = (id(data.dataset), loader.collate_fn, n, "threads")
+    if key not in made.borne:
+        check_threads(loader, n, note, dataset=data.dataset, collate=data.collate)
+        made.borne.add(key)
 
 
 def _one_input(

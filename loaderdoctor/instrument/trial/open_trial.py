@@ -33,6 +33,7 @@ from loaderdoctor.instrument.trial.epochs import EpochSource
 from loaderdoctor.instrument.trial.main_guard import AsIfGuarded
 from loaderdoctor.instrument.trial.on_device import ResidentSource, SideStreamSource
 from loaderdoctor.instrument.trial.synthetic import FieldSource, SyntheticSource, first_batch
+from loaderdoctor.instrument.trial.thread_feed import ThreadFeed
 from loaderdoctor.instrument.trial.trial_checks import check, loader_settings, start_method_of
 from loaderdoctor.instrument.wire.records import TensorRecord, TransferRecord
 from loaderdoctor.settings import Settings
@@ -196,7 +197,12 @@ def _epochs(
 
     def open_feed() -> EpochFeed:
         with guard.starting() if guard is not None else contextlib.nullcontext():
-            feed = LoaderFeed(open_iter(loader), loader.timeout)
+            opened = open_iter(loader)
+            feed: EpochFeed = (
+                ThreadFeed(opened, effective.threads, fetch_limit_s)
+                if effective.threads
+                else LoaderFeed(opened, loader.timeout)
+            )
         if effective.background in (None, "off"):
             return feed
         return BackgroundFeed(feed, prepare, fetch_limit_s, context)
@@ -209,7 +215,7 @@ def _epochs(
 
     return EpochSource(
         open_feed,
-        cycle=max(1, loader.num_workers),
+        cycle=max(1, loader.num_workers, effective.threads or 0),
         after=after,
         loader_id=loader_id,
         before_epoch=data.before_epoch,

@@ -81,7 +81,7 @@ def _change(
             pickle_error=parts.error,
             cuda_tensors=parts.cuda_tensors,
             unsharded_iterable=iterable and workers > 1 and not shards_itself(loader),
-            open_handles=open_handles(loader.dataset) if workers else (),
+            open_handles=open_handles(loader.dataset) if workers or settings.threads else (),
             one_pass=one_pass is not None,
             one_pass_reason=one_pass,
         ),

@@ -84,6 +84,8 @@ _RULES: tuple[tuple[str, Callable[[Settings], object]], ...] = (
 # An axis, those that mean nothing next to it, and why.
 _EXCLUDED = (
     ("resident", {"cache", "fields", "uint8"}, "resident batches are on the device already"),
+    ("packed", {"resident", "synthetic"}, "their batches are ready"),
+    ("packed", {"fields", "uint8"}, "packed batches are unpacked on the device"),
     ("cache", {"storage"}, "cached samples are not read from storage"),
     ("batched", {"fields"}, "a batch that is indexed as a whole has all of its inputs"),
     ("fields", {"uint8", "batch_size"}, "fields takes the other inputs from the loop's own"),

@@ -52,6 +52,11 @@ READINGS: Mapping[str, Reading] = {
         without="copying on the loop's own stream",
         title="separate stream",
     ),
+    "packed": Reading(
+        on="copying the small tensors of a batch as one",
+        without="copying each tensor of a batch alone",
+        title="one packed copy",
+    ),
     "resident": Reading(
         on="keeping the whole dataset on the device",
         without="keeping the dataset off the device",

@@ -42,6 +42,7 @@ class Settings:
     threads: int | None = None  # of the training process, in place of workers
     non_blocking: bool | None = None
     side_stream: bool | None = None
+    packed: bool | None = None  # the small tensors of a batch are copied as one
     resident: bool | None = None
     keep_iterator: bool | None = None  # one iterator, and its workers, serve all epochs
     # Data: what is read, from where, and what is made of it.
@@ -231,6 +232,7 @@ AXES: tuple[Axis, ...] = (
         needs_accelerator=True,
         where="loop",
     ),
+    Axis(name="packed", kind="bool", needs_accelerator=True, where="loop"),
     Axis(name="resident", kind="bool", needs_accelerator=True, where="loop"),
     Axis(name="keep_iterator", kind="bool", where="dataset"),
     Axis(name="portion", kind="share", where="dataset", probe="always"),

@@ -20,7 +20,7 @@ from loaderdoctor.advice.define import define, import_from, statement_below_impo
 from loaderdoctor.advice.fit_collector import collector
 from loaderdoctor.advice.fit_wrapping import define_wrapping, wrapped_call
 from loaderdoctor.advice.patch import Editor
-from loaderdoctor.advice.places import Built, built, iterated
+from loaderdoctor.advice.places import Built, built, flat_dict, iterated, moved_to
 from loaderdoctor.advice.source import (
     Loop,
     Source,
@@ -30,7 +30,6 @@ from loaderdoctor.advice.source import (
     sources_of,
 )
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings, Value
 
 _BUILT_ONCE = "# once, before the loop over the epochs:"
@@ -95,7 +94,7 @@ def _loaders(
         text = edited_call(made, arguments)
         if len(done) == 1:
             define_wrapping(editor, made, loader, settings)
-        text = wrapped_call(made, loader, settings, text)
+        text = wrapped_call(facts, made, loader, settings, text)
         if loader.id in once:
             try:
                 _moved_out(editor, made, text)
@@ -247,12 +246,12 @@ def _background(editor: Editor, facts: Facts, value: Value) -> None:
 def _side_stream(editor: Editor, facts: Facts, value: Value) -> None:
     loader = facts.main_loader
     at = iterated(facts, loader) if loader is not None else None
-    device = _device(facts)
+    device = moved_to(facts)
     if loader is None or at is None or device is None or value is not True:
         raise CannotEdit("the loop, or its device, was not found in the script")
     if not all(at.source.bound_before(name, at.loop) for name in names_in(device)):
         raise CannotEdit("the device is not known where the loop begins")
-    define(editor, at.source, at.loop, loop_snippets.copied_ahead(as_dict=_is_dict(loader)))
+    define(editor, at.source, at.loop, loop_snippets.copied_ahead(as_dict=flat_dict(loader)))
     text = f"copied_ahead({at.source.code(at.loader)}, {ast.unparse(device)})"
     editor.replace(at.source, at.source.span(at.loader), text)
 
@@ -260,10 +259,10 @@ def _side_stream(editor: Editor, facts: Facts, value: Value) -> None:
 def _resident(editor: Editor, facts: Facts, value: Value) -> None:
     loader = facts.main_loader
     made = built(facts, loader) if loader is not None else None
-    device = _device(facts)
+    device = moved_to(facts)
     if loader is None or made is None or made.name is None or device is None or value is not True:
         raise CannotEdit("the loader, or its device, has no name in the script")
-    if _is_dict(loader) or len(facts.feeding) > 1:
+    if flat_dict(loader) or len(facts.feeding) > 1:
         raise CannotEdit("its batches are no lists of tensors")
     if loader.sampler not in ("RandomSampler", "SequentialSampler"):
         raise CannotEdit("its sampler draws otherwise")
@@ -283,30 +282,6 @@ def rebound(editor: Editor, made: Built, value: str) -> None:
         raise CannotEdit("the loader has no name in the script")
     line = f"{made.source.indent(holder)}{made.name} = {value}"
     editor.insert(made.source, made.source.line_end(holder), line)
-
-
-def _is_dict(loader: LoaderRecord) -> bool:
-    """Whether batches are dicts. Raises CannotEdit where they are neither lists nor dicts."""
-    paths = [tensor.path for tensor in loader.batch]
-    if paths and all(path.startswith("['") and path.count("[") == 1 for path in paths):
-        return True
-    if paths and all(path.startswith("[") and path.count("[") == 1 for path in paths):
-        return False
-    raise CannotEdit("its batches are neither lists nor dicts of tensors")
-
-
-def _device(facts: Facts) -> ast.expr | None:
-    """What the loop moves its batches to, as it writes it."""
-    sources = sources_of(facts)
-    for transfer in facts.transfers:
-        place = at_label(sources, transfer.site)
-        if place is None or transfer.call != "to":
-            continue
-        source, line = place
-        for call in source.calls():
-            if called_name(call) == "to" and call.lineno == line and call.args:
-                return call.args[0]
-    return None
 
 
 # Switches, and what the optimizer is told.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+
 from loaderdoctor.advice import loop_snippets
-from loaderdoctor.advice.call_edit import CannotEdit
+from loaderdoctor.advice.call_edit import CannotEdit, Expression, parsed_call, with_arguments
+from loaderdoctor.advice.code import LOADER_DEFAULTS, LOADER_PARAMETERS
 from loaderdoctor.advice.define import define
 from loaderdoctor.advice.patch import Editor
-from loaderdoctor.advice.places import Built
+from loaderdoctor.advice.places import Built, flat_dict, moved_to
+from loaderdoctor.advice.source import names_in
 from loaderdoctor.advice.worked import CACHED, Wrapping, over_call, rows, sliced
+from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings
 
@@ -16,12 +21,15 @@ def define_wrapping(editor: Editor, made: Built, loader: LoaderRecord, settings:
     """The classes that `wrapped_call` reads, above the call. Raises CannotEdit."""
     wrapping = _wrapping(loader, settings)
     codes = [wrapping.code] if wrapping is not None else []
+    codes += [loop_snippets.packed(as_dict=flat_dict(loader))] if settings.packed else []
     codes += [loop_snippets.THREADS] if settings.threads else []
     if codes:
         define(editor, made.source, made.call, "\n".join(codes))
 
 
-def wrapped_call(made: Built, loader: LoaderRecord, settings: Settings, text: str) -> str:
+def wrapped_call(
+    facts: Facts, made: Built, loader: LoaderRecord, settings: Settings, text: str
+) -> str:
     """The call `text` with what the settings ask for around its dataset, and around it.
 
     Raises CannotEdit.
@@ -34,11 +42,40 @@ def wrapped_call(made: Built, loader: LoaderRecord, settings: Settings, text: st
         if edit is None:
             raise CannotEdit("the call can't be changed safely")
         text = edit.after
+    if settings.packed:
+        text = _packing(text)
     if settings.threads:
         if loader.batch_size is None:
             raise CannotEdit("what makes its batches is not known")
         text = f"Threads({text}, {settings.threads})"
+    if settings.packed:
+        text = f"OneCopy({text}, {_device(facts, made, loader)})"
     return text
+
+
+def _packing(text: str) -> str:
+    """The loader's call with its collate function in another."""
+    call = parsed_call(text)
+    own = next((k.value for k in call.keywords if k.arg == "collate_fn"), None) if call else None
+    collate = "torch.utils.data.default_collate" if own is None else ast.unparse(own)
+    after, _ = with_arguments(
+        text,
+        {"collate_fn": Expression(f"Packing({collate})")},
+        parameters=LOADER_PARAMETERS,
+        defaults=LOADER_DEFAULTS,
+    )
+    return after
+
+
+def _device(facts: Facts, made: Built, loader: LoaderRecord) -> str:
+    """Where the loop moves all tensors of its batches. Raises CannotEdit where it is not all."""
+    moved = {transfer.path for transfer in facts.transfers}
+    device = moved_to(facts)
+    if device is None or not {tensor.path for tensor in loader.batch} <= moved:
+        raise CannotEdit("the loop was not seen to move all tensors of a batch to one device")
+    if not all(made.source.bound_before(name, made.call) for name in names_in(device)):
+        raise CannotEdit("the device is not known where the loader is built")
+    return ast.unparse(device)
 
 
 def _wrapping(loader: LoaderRecord, settings: Settings) -> Wrapping | None:

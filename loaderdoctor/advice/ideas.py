@@ -337,6 +337,8 @@ _ON: Mapping[str, str] = {
     "`loader.batch_sampler`.",
     "side_stream": "Copy the next batch on a `torch.cuda.Stream()` of its own while this one "
     "computes, let the computing stream wait for it, and `record_stream` its tensors.",
+    "packed": "Let the collate function join the small tensors of a batch into one of bytes, copy "
+    "that, and take it apart on the device.",
     "resident": "Collate the whole dataset into one batch on the device, once, and index that "
     "with `torch.randperm(n, device=device).split(batch_size)`.",
     "keep_iterator": "Give the loader a batch sampler that goes on from epoch to epoch, make one "

@@ -150,6 +150,50 @@ class Threads:  # the loader's own batches, in its order, made by threads of thi
         finally:
             pool.shutdown(cancel_futures=True)"""
 
+_PACKED = """\
+class Packed:  # the tensors of a batch as one of bytes, and where each lies in it
+    def __init__(self, data, places, others):
+        self.data, self.places, self.others = data, places, others
+    def pin_memory(self):  # DataLoader calls it where pin_memory=True
+        return Packed(self.data.pin_memory(), self.places, self.others)
+    def to(self, device):  # one copy; each tensor is a view of it
+        data, batch = self.data.to(device, non_blocking=True), self.others.copy()
+        for name, dtype, shape, start in self.places:
+            tensor = torch.empty(0, dtype=dtype, device=data.device)
+            start //= tensor.element_size()
+            batch[name] = tensor.set_(data.untyped_storage(), start, shape)
+        return batch
+class Packing:  # a collate function around another
+    def __init__(self, collate):
+        self.collate = collate
+    def __call__(self, samples):
+        batch, parts, places, end = self.collate(samples), [], [], 0
+        others = batch.copy()
+        for name, tensor in {items}:
+            if isinstance(tensor, torch.Tensor):
+                others[name] = None
+                places.append((name, tensor.dtype, tuple(tensor.shape), end))
+                gap = -tensor.nbytes % 64  # each begins where kernels may read it at once
+                parts += [tensor.reshape(-1).view(torch.uint8), torch.zeros(gap, dtype=torch.uint8)]
+                end += tensor.nbytes + gap
+        return Packed(torch.cat(parts), places, others)
+class OneCopy:  # batches as they were, on the device
+    def __init__(self, loader, device):
+        self.loader, self.device = loader, device
+    def __getattr__(self, name):
+        return getattr(self.__dict__["loader"], name)
+    def __len__(self):
+        return len(self.loader)
+    def __iter__(self):
+        for packed in self.loader:
+            yield packed.to(self.device)"""
+
+
+def packed(*, as_dict: bool) -> str:
+    """Classes around a collate function and a loader, whose batches are dicts or lists."""
+    return _PACKED.format(items="batch.items()" if as_dict else "enumerate(batch)")
+
+
 SHARED_BUFFERS = """\
 class Slots:  # around the batch sampler: each batch with its buffer
     def __init__(self, batches, n):

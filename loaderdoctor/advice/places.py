@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from loaderdoctor.advice.call_edit import CannotEdit
 from loaderdoctor.advice.source import Source, at_label, called_name, sources_of
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.records import LoaderRecord
@@ -137,3 +138,27 @@ def _leaf(node: ast.expr) -> ast.expr | None:
             return None
         node = node.args[0]
     return node if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else None
+
+
+def flat_dict(loader: LoaderRecord) -> bool:
+    """Whether batches are dicts. Raises CannotEdit where they are neither lists nor dicts."""
+    paths = [tensor.path for tensor in loader.batch]
+    if paths and all(path.startswith("['") and path.count("[") == 1 for path in paths):
+        return True
+    if paths and all(path.startswith("[") and path.count("[") == 1 for path in paths):
+        return False
+    raise CannotEdit("its batches are neither lists nor dicts of tensors")
+
+
+def moved_to(facts: Facts) -> ast.expr | None:
+    """What the loop moves its batches to, as it writes it."""
+    sources = sources_of(facts)
+    for transfer in facts.transfers:
+        place = at_label(sources, transfer.site)
+        if place is None or transfer.call != "to":
+            continue
+        source, line = place
+        for call in source.calls():
+            if called_name(call) == "to" and call.lineno == line and call.args:
+                return call.args[0]
+    return None

@@ -18,6 +18,7 @@ from loaderdoctor.advice.propose_data import (
     copying,
     in_code,
     not_advised_in_code,
+    packed,
     resident,
 )
 from loaderdoctor.advice.propose_pool import (
@@ -98,6 +99,7 @@ def candidates(facts: Facts, findings: Iterable[Finding]) -> tuple[Candidate, ..
         *no_workers(case),
         *other_order(case),
         *batched(case),
+        *packed(case),
         *resident(case),
         *background_thread(case),
         *loading_threads(case),

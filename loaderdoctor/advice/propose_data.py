@@ -39,6 +39,7 @@ MAKING = (
 
 # Findings that whole batches answer: the price of samples one by one, and of stacking them.
 _BY_SAMPLE = (Kind.OVERHEAD_BOUND_LOADER, Kind.COLLATE_BOUND)
+MIN_PACKED = 2  # copies of a batch, or there is nothing to pack
 _BY_ARRAYS = "The dataset is read by its arrays: code of its __getitem__ no longer runs."
 
 _PINNED: dict[str, Value] = {"pin_memory": True, "non_blocking": True}
@@ -159,6 +160,22 @@ def resident(case: Case) -> list[Candidate]:
         else "the step without its loader",
         caution=f"Takes {fmt.n_bytes(held)} of device memory. Random augmentation in the dataset "
         "would be frozen: move it to the device.",
+    )
+
+
+def packed(case: Case) -> list[Candidate]:
+    """Many small copies as one, of pinned memory."""
+    step_ms, explained_ms = case.facts.step_ms, case.explained_ms(Kind.MANY_SMALL_COPIES)
+    n = len(case.facts.transfers)
+    if step_ms is None or explained_ms is None or n < MIN_PACKED:
+        return []
+    left_ms = explained_ms / n
+    return case.propose(
+        Kind.MANY_SMALL_COPIES,
+        changes={"packed": True, **_PINNED},
+        predicted_ms=step_ms - explained_ms + left_ms,
+        how=f"the step less the {fmt.ms(explained_ms)} of {n} copies, plus one of them, at best",
+        caution="Batches are on the device as the loop gets them.",
     )
 
 

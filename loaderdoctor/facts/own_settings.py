@@ -85,6 +85,7 @@ def meaning(settings: Settings, own: Settings) -> Settings:
         non_blocking=bool(full.non_blocking),
         side_stream=bool(full.side_stream),
         resident=bool(full.resident),
+        packed=bool(full.packed),
         **{
             axis.name: None if value is None or axis.is_idle(value) else value
             for axis in AXES

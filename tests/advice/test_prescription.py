@@ -459,3 +459,17 @@ def test_the_loops_own_samples_are_tried_in_threads_where_they_leave_the_lock(
         workers=workers(n_workers=0, batch_ms=7.0, cores=(), cpu_share=cpu_share),
     )
     assert any(s.threads for s in by_settings(facts)) == tried
+
+
+def test_many_small_copies_are_tried_as_one() -> None:
+    copied = tuple(transfer(path=f"['x{i}']", n_bytes=64) for i in range(8))
+    small = copy_facts(
+        n_per_step=40.0, median_bytes=256.0, busy_ms_per_step=0.2, exposed_ms_per_step=0.6
+    )
+    facts = healthy(trace=trace(copies=(small,), host_exposed_ms=1.0), transfers=copied)
+    (finding,) = [f for f in find(facts) if f.kind is Kind.MANY_SMALL_COPIES]
+    (one,) = [c for s, c in by_settings(facts).items() if s.packed]
+    assert finding.share is not None and one.predicted_step_ms is not None
+    assert one.predicted_step_ms == pytest.approx(10.0 - 10.0 * finding.share * 7 / 8)
+    alone = replace(facts, transfers=copied[:1])
+    assert not any(s.packed for s in by_settings(alone))

@@ -36,6 +36,7 @@ SETTINGS = (
     Settings(cache=True, batched=True, num_workers=0),
     Settings(cache=True),
     Settings(threads=4, num_workers=0),
+    Settings(packed=True, pin_memory=True, non_blocking=True),
     Settings(zero_grad_none=True, fused_optimizer=True),
 )
 # Names that no example may bring into a script that has none of them.

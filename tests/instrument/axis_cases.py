@@ -46,6 +46,9 @@ SAME_ON_DEVICE = (
     Settings(background="device"),
     Settings(side_stream=True, pin_memory=True),
     Settings(side_stream=True, pin_memory=True, num_workers=2),
+    Settings(packed=True),
+    Settings(packed=True, pin_memory=True, non_blocking=True, num_workers=2),
+    Settings(packed=True, side_stream=True, pin_memory=True),
     Settings(resident=True),
     Settings(cache=True, side_stream=True, pin_memory=True),
 )

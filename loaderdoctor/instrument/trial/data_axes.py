@@ -23,6 +23,7 @@ from torch.utils.data import (
 )
 
 from loaderdoctor.errors import TrialRefused
+from loaderdoctor.instrument.batches.packing import PackingCollate
 from loaderdoctor.instrument.dataset.cached import CachedDataset
 from loaderdoctor.instrument.dataset.dataset_files import (
     DiskCopy,
@@ -31,6 +32,7 @@ from loaderdoctor.instrument.dataset.dataset_files import (
     redirected,
     tmpfs_place,
 )
+from loaderdoctor.instrument.dataset.draws import put_back
 from loaderdoctor.instrument.dataset.loading_threads import check_threads
 from loaderdoctor.instrument.dataset.one_input import making_only
 from loaderdoctor.instrument.dataset.rows import as_it_is, kept_batches, row_batches
@@ -67,7 +69,7 @@ class _Made:
 
     datasets: dict[tuple[object, ...], Any] = field(default_factory=dict)
     copies: dict[str, DiskCopy] = field(default_factory=dict)
-    borne: set[tuple[object, ...]] = field(default_factory=set)  # what threads may read
+    checked: set[tuple[object, ...]] = field(default_factory=set)  # whose batches were compared
 
 
 # By the id of the dataset: loaders are often built again each epoch, and datasets that compare by
@@ -126,6 +128,8 @@ def trial_data(
         data = _one_input(data, settings, made, note, forks=forks)
     if settings.threads:
         _borne_by_threads(loader, data, settings.threads, made, note)
+    if settings.packed:
+        data = _packed(loader, data, made)
     return data
 
 
@@ -243,9 +247,25 @@ def _borne_by_threads(
 ) -> None:
     """Raises TrialRefused where threads would not make the same batches. Looked at once."""
     key = (id(data.dataset), loader.collate_fn, n, "threads")
-    if key not in made.borne:
+    if key not in made.checked:
         check_threads(loader, n, note, dataset=data.dataset, collate=data.collate)
-        made.borne.add(key)
+        made.checked.add(key)
+
+
+def _packed(loader: DataLoader[Any], data: TrialData, made: _Made) -> TrialData:
+    """Small tensors as one; a batch is compared here, and the first of every process there."""
+    key = (id(data.dataset), loader.collate_fn, "packed")
+    if key not in made.checked and not isinstance(data.dataset, IterableDataset):
+        dataset, several = data.dataset, getattr(data.dataset, "__getitems__", None)
+        indices = list(range(min(len(dataset), data.batch_size or N_IN_BATCH)))
+        with put_back():
+            if loader.batch_sampler is None:
+                samples = dataset[0]
+            else:
+                samples = several(indices) if several else [dataset[i] for i in indices]
+            PackingCollate(data.collate)(samples)
+        made.checked.add(key)
+    return replace(data, collate=PackingCollate(data.collate))
 
 
 def _one_input(

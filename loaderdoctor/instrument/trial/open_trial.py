@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.h2d import ToDevice
+from loaderdoctor.instrument.batches.packing import MovedSource, PackedToDevice
 from loaderdoctor.instrument.batches.replay_buffer import ReplaySource, Source
 from loaderdoctor.instrument.dataset.transforms import (
     NormalisedSource,
@@ -140,6 +141,8 @@ def _wrappers(
         wrappers.append(lambda s: SideStreamSource(s, to_device))
     elif normalise is not None and effective.background != "device":
         wrappers.append(lambda s: NormalisedSource(s, normalise, to_device))
+    elif settings.packed and to_device is not None and effective.background != "device":
+        wrappers.append(lambda s: MovedSource(s, to_device))
     return wrappers
 
 
@@ -149,11 +152,17 @@ def _to_device(
     """What moves batches where the trial does so itself; None where the loop does."""
     if device is None:
         return None
-    asked = settings.resident or settings.side_stream or settings.background == "device"
+    asked = (
+        settings.resident
+        or settings.side_stream
+        or settings.packed
+        or settings.background == "device"
+    )
     if not transfers and (asked or settings.uint8):
         raise TrialRefused("the loop was not seen to copy anything of its batch to the device")
     if asked or settings.uint8 or settings.fields not in (None, "all"):
-        return ToDevice(device, transfers, non_blocking=_non_blocking(settings, transfers))
+        to_device = ToDevice(device, transfers, non_blocking=_non_blocking(settings, transfers))
+        return PackedToDevice(to_device) if settings.packed else to_device
     return None
 
 
@@ -163,7 +172,7 @@ def measure_boundary(source: Source) -> int:
     Shutdown or reset of its workers, its new iterator and first batch. 0 for recorded batches.
     Raises StopIteration where its data is at an end, TypeError for a source not opened here.
     """
-    if isinstance(source, (SideStreamSource, NormalisedSource, FieldSource)):
+    if isinstance(source, (SideStreamSource, NormalisedSource, MovedSource, FieldSource)):
         return measure_boundary(source.inner)
     if isinstance(source, (EpochSource, ResidentSource)):
         return source.boundary_ns()

@@ -1,0 +1,223 @@
+"""`packed`: the small tensors of a batch travel as one, and are views of it on the device.
+
+Packed where the batch is collated (in a worker, into shared memory), so that a queue, the
+pin-memory thread and the copy each handle one tensor. A view has a version of its own: what the
+loop writes into one does not count as a change of the others.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from loaderdoctor.errors import TrialRefused
+from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, tensors
+from loaderdoctor.instrument.batches.digest import digest
+from loaderdoctor.instrument.batches.h2d import ToDevice, raw_to
+from loaderdoctor.instrument.batches.replay_buffer import Source
+
+# Larger tensors travel alone: packing copies them once more, and their copies are not the many.
+MAX_SMALL_BYTES = 2**20
+MIN_SMALL = 2  # of them in a batch, or there is nothing to pack
+# Kernels read rows of 16 bytes at once, allocators align to 64 and more.
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a tensor of the batch lies in the packed one."""
+
+    path: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    at: int  # bytes
+
+    def view(self, packed: Tensor) -> Tensor:
+        """The tensor, over the memory of `packed`, wherever that is."""
+        item = torch.empty(0, dtype=self.dtype, device=packed.device)
+        return item.set_(packed.untyped_storage(), self.at // item.element_size(), self.shape)  # type: ignore[call-overload, no-any-return]
+
+
+@dataclass(slots=True)
+class PackedBatch:
+    """A batch whose small tensors are in `packed`; in `rest` slots stand in their places."""
+
+    packed: Tensor  # bytes
+    rest: Any
+
+    def pin_memory(self) -> PackedBatch:
+        """As DataLoader asks of a type of its own: everything pinned."""
+        return PackedBatch(self.packed.pin_memory(), _mapped(self.rest, _pinned))
+
+    def host(self) -> Any:
+        """The batch, in the memory where it lies."""
+        return _mapped(self.rest, lambda x: x.view(self.packed) if isinstance(x, Slot) else x)
+
+
+class PackingCollate:
+    """The collate function, and its batches packed. Its first batch in each process is compared."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+        self._compared = False
+
+    def __call__(self, samples: Any) -> PackedBatch:
+        """Collate and pack. Raises TrialRefused where that is not the batch as it was."""
+        batch = self._collate(samples)
+        made = pack(batch)
+        if not self._compared:
+            _require_equal(batch, made)
+            self._compared = True
+        return made
+
+
+def pack(batch: Any) -> PackedBatch:
+    """The batch with its small tensors in one. Raises TrialRefused."""
+    paths = {id(tensor): path for path, tensor in _tensors(batch)}
+    found: list[Tensor] = []
+    slots: list[Slot] = []
+    end = 0
+
+    def slot(node: Any) -> Any:
+        nonlocal end
+        if not isinstance(node, Tensor) or not _is_small(node):
+            return node
+        found.append(node)
+        slots.append(Slot(paths.get(id(node), ""), node.dtype, tuple(node.shape), at=end))
+        end += -(-node.nbytes // ALIGNMENT) * ALIGNMENT
+        return slots[-1]
+
+    rest = _mapped(batch, slot)
+    packed = _memory(end)
+    gaps = torch.zeros(ALIGNMENT, dtype=torch.uint8)
+    parts = []
+    for tensor in found:
+        parts.append(tensor.reshape(-1).view(torch.uint8))
+        if short := -tensor.nbytes % ALIGNMENT:
+            parts.append(gaps[:short])
+    if parts:
+        torch.cat(parts, out=packed)
+    return PackedBatch(packed, rest)
+
+
+class PackedToDevice(ToDevice):
+    """Moves what the loop moves: of the packed tensors all with one copy."""
+
+    def __init__(self, to_device: ToDevice) -> None:
+        self.__dict__.update(vars(to_device))
+
+    def move(self, batch: Any) -> tuple[Any, list[Tensor]]:
+        """The batch as the loop expects it, and the new tensors."""
+        if not isinstance(batch, PackedBatch):
+            return super().move(batch)
+        whole = raw_to(batch.packed, self.device, non_blocking=self.non_blocking)
+        moved: list[Tensor] = [whole]
+        paths = {id(tensor): path for path, tensor in _tensors(batch.rest)}
+
+        def place(node: Any) -> Any:
+            if isinstance(node, Slot):
+                here = node.view(batch.packed)
+                if not self.moves(node.path, here):
+                    return here
+                moved.append(node.view(whole))
+                return moved[-1]
+            if isinstance(node, Tensor) and self.moves(paths.get(id(node), ""), node):
+                moved.append(raw_to(node, self.device, non_blocking=self.non_blocking))
+                return moved[-1]
+            return node
+
+        return _mapped(batch.rest, place), moved
+
+
+class MovedSource:
+    """Batches of `inner`, moved as they are handed to the loop."""
+
+    def __init__(self, inner: Source, to_device: ToDevice) -> None:
+        self.inner, self._to_device = inner, to_device
+
+    @property
+    def startup_ns(self) -> int | None:
+        """The inner source's."""
+        return self.inner.startup_ns
+
+    def next_batch(self) -> Any:
+        """A batch as the loop expects it."""
+        return self._to_device.move(self.inner.next_batch())[0]
+
+    def drop(self, n: int) -> int:
+        """As the inner source."""
+        return self.inner.drop(n)
+
+    def close(self) -> None:
+        """Close the inner source."""
+        self.inner.close()
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return (
+        type(tensor) is Tensor
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+        and not tensor.is_quantized
+        and not (tensor.is_conj() or tensor.is_neg())
+        and tensor.nbytes <= MAX_SMALL_BYTES
+    )
+
+
+def _memory(n_bytes: int) -> Tensor:
+    """Uninitialised bytes; in a worker shared with the training process, as torch collates."""
+    if get_worker_info() is None:
+        return torch.empty(n_bytes, dtype=torch.uint8)
+    shared: Any = torch.UntypedStorage
+    return torch.empty(0, dtype=torch.uint8).set_(shared._new_shared(n_bytes))
+
+
+def _require_equal(batch: Any, made: PackedBatch) -> None:
+    slots = [x for x in _leaves(made.rest) if isinstance(x, Slot)]
+    if len(slots) < MIN_SMALL:
+        raise TrialRefused(
+            f"a batch has {len(slots)} small tensors in host memory: there is nothing to pack"
+        )
+    try:
+        same = digest(made.host()) == digest(batch)
+    except UnsupportedBatch as error:
+        raise TrialRefused(f"its batches can't be compared: {error}") from error
+    if not same:
+        raise TrialRefused("its batches are no plain lists, tuples and dicts of tensors")
+
+
+def _tensors(batch: Any) -> list[tuple[str, Tensor]]:
+    try:
+        return tensors(batch)
+    except UnsupportedBatch as error:
+        raise TrialRefused(str(error)) from error
+
+
+def _leaves(batch: Any) -> list[Any]:
+    found: list[Any] = []
+    _mapped(batch, found.append)
+    return found
+
+
+def _mapped(node: Any, leaf: Callable[[Any], Any]) -> Any:
+    """A new tree of the plain containers, its leaves as `leaf` gives them; all else is a leaf."""
+    kind = type(node)
+    if kind is list or kind is tuple:
+        return kind([_mapped(x, leaf) for x in node])
+    if isinstance(node, tuple) and hasattr(kind, "_fields"):
+        return kind(*[_mapped(x, leaf) for x in node])
+    if kind is dict or kind is OrderedDict:
+        return kind((key, _mapped(x, leaf)) for key, x in node.items())
+    return leaf(node)
+
+
+def _pinned(node: Any) -> Any:
+    return node.pin_memory() if isinstance(node, Tensor) else node

@@ -22,6 +22,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -60,6 +61,7 @@ USER = {
 N_IMAGES = 1600
 MAX_LISTED = 6  # changes that are tried to be written, in the report's order
 STEP_LIMIT_S = 400.0  # for one command of ours
+RUNNING: set[subprocess.Popen[str]] = set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +201,8 @@ def _ours(
     words: Sequence[str], share: Share, cwd: Path, output: Path, *, fails: tuple[int, ...] = (0,)
 ) -> str:
     """One command on its share of the machine; its stdout. Raises StepError."""
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(HERE.parent)]))
+    path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
+    environment = dict(os.environ, PYTHONPATH=path)
     if share.gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(share.gpu)
     process = subprocess.Popen(
@@ -211,12 +214,15 @@ def _ours(
         text=True,
         preexec_fn=lambda: os.sched_setaffinity(0, share.cpus),
     )
+    RUNNING.add(process)
     try:
         out, error = process.communicate(timeout=STEP_LIMIT_S)
     except subprocess.TimeoutExpired:
         process.terminate()  # it ends what it started
         process.communicate()
         raise StepError(f"{words[0]}: not done after {STEP_LIMIT_S:g} s") from None
+    finally:
+        RUNNING.discard(process)
     output.write_text(f"{out}\n{error}")
     if process.returncode not in fails:
         said = [line for line in error.splitlines() if line.strip()]
@@ -292,6 +298,15 @@ def run_all(cases: Sequence[Case], args: argparse.Namespace) -> list[dict[str, A
     for share in shares(args.at_once):
         free.put(share)
     rows: dict[str, dict[str, Any]] = {}
+
+    def cut_short(*_: object) -> None:
+        for process in list(RUNNING):
+            process.terminate()
+        print_table([rows[case.name] for case in cases if case.name in rows])
+        print("\nCut short: the other scripts were not done.", flush=True)
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, cut_short)
 
     def one(case: Case) -> None:
         share = free.get()

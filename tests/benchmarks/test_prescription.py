@@ -1,0 +1,89 @@
+"""The table of promises: which rows hold, which are misses, what is proven of several."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import prescription  # type: ignore[import-not-found]
+
+PROOF = {
+    "changes": "num_workers=2 (now 0)",
+    "before_ms": {"value": 10.0},
+    "after_ms": {"value": 5.0},
+    "speed_up": {"value": 2.0, "low": 1.9, "high": None},
+    "promised_speed_up": 2.1,
+    "promise_at_best": False,
+    "promise_kept": True,
+    "numerics": "redrawn",
+    "training": "other random draws",
+}
+
+
+@pytest.fixture
+def row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """One script through commands that answer at once; change 1 can't be written, 2 can."""
+
+    def of(proof: dict[str, Any] | None, *, advises: bool = True) -> dict[str, Any]:
+        def answer(words: list[str], *_: Any, **__: Any) -> str:
+            if words[0] == "diagnose":
+                run = Path(words[words.index("--output") + 1])
+                run.mkdir(parents=True)
+                report = {
+                    "verdict": {"bound": "input", "severity": "high"},
+                    "step": {"wall_ms": 10.0},
+                    "recommendations": [{"setting": "x"}] if advises else [],
+                }
+                (run / "report.json").write_text(json.dumps(report))
+            if words[0] == "apply" and words[-1] == "1":
+                raise prescription.StepError("apply: belongs to an installed package")
+            if words[0] == "prove":
+                assert words[-1] == "2"
+                if proof is None:
+                    raise prescription.StepError("prove: The changed script failed")
+                (Path(words[-2]) / "proofs.json").write_text(json.dumps([proof]))
+            return ""
+
+        monkeypatch.setattr(prescription, "_ours", answer)
+        (tmp_path / "scripts").mkdir(exist_ok=True)
+        case = prescription.Case(name="a", folder=tmp_path / "scripts", words=("a.py",))
+        args = argparse.Namespace(runs=None, budget=20.0, turns=3, seconds=2.0)
+        share = prescription.Share(cpus=(0,), gpu=None)
+        found: dict[str, Any] = prescription.row_of(case, args, share)
+        return found
+
+    return of
+
+
+def test_a_row_holds_where_the_promise_and_the_losses_do(
+    row: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = row(PROOF)
+    assert prescription.held(good) is True
+    assert prescription.held(row(PROOF | {"promise_kept": False})) is False
+    assert prescription.held(row(PROOF | {"promise_kept": None})) is False
+    assert prescription.held(row(PROOF | {"numerics": "changed"})) is False
+    failed, silent = row(None), row(PROOF, advises=False)
+    assert prescription.held(failed) is False
+    assert prescription.held(silent) is None
+    prescription.print_table([good, failed, silent])
+    out = capsys.readouterr().out
+    assert "| 1 by hand; num_workers=2 (now 0) | 10 → 5 | 2.10× | 2.00× [1.90, inf] |" in out
+    assert "The changed script failed | **no** |" in out
+    assert "1 of 2 held." in out
+
+
+def test_the_machine_is_divided_without_overlap() -> None:
+    parts = prescription.shares(2)
+    assert len(parts) == 2
+    assert all(part.cpus for part in parts)
+    if len(prescription.os.sched_getaffinity(0)) >= 2:
+        assert not set(parts[0].cpus) & set(parts[1].cpus)

@@ -252,7 +252,7 @@ def compare(before: Path, after: Path, fail_on_regression: bool) -> int:
     help="Runs of each, one after the other.",
 )
 @click.option(
-    "--seconds", type=Seconds(), default=12, show_default=True, help="Of training, for each run."
+    "--seconds", type=Seconds(), default=12, show_default=True, help="Of timing, in each run."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="What torch begins with.")
 @click.option(

@@ -54,7 +54,7 @@ class Turns:
     """How often and how long."""
 
     n_turns: int = 3
-    seconds: float = 12.0  # from the first training step of each run
+    seconds: float = 12.0  # of timing in each run, behind the checked steps
     seed: int = 0
 
 

@@ -44,6 +44,10 @@ from loaderdoctor.units import NS_PER_S
 # Of the run's time, what goes by before steps are timed: caches fill, workers start.
 WARM_UP_PART = 0.3
 MAX_KEPT_BYTES = 64 * 2**20
+# Steps of a second: fewer are compared once they have taken this long, and some are always timed.
+CHECKING_S = 20.0
+MIN_CHECKED = 5
+MIN_TIMED = 10
 
 
 class _Recorder:
@@ -58,6 +62,7 @@ class _Recorder:
         self._losses: list[Any] = []
         self._step_ns: list[int] = []
         self._first_ns: int | None = None
+        self._checking = True
         self._handle: Any = None
         self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, original, ours
         self._pid = os.getpid()
@@ -81,10 +86,6 @@ class _Recorder:
             }
         ).install()
         random.seed(self._config.seed)
-
-    @property
-    def _checking(self) -> bool:
-        return len(self._steps) < self._config.n_checked
 
     def _seed(self, torch: ModuleType) -> None:
         torch.manual_seed(self._config.seed)
@@ -160,20 +161,29 @@ class _Recorder:
         if self._checking:
             self._steps.append((self._inputs, self._losses))
             self._inputs, self._fed, self._losses = None, False, []
-            if not self._checking:
+            n = len(self._steps)
+            slow = n >= MIN_CHECKED and elapsed_s > CHECKING_S
+            if n >= self._config.n_checked or slow:
+                self._checking = False
                 self._put_back()
         if not self._checking:
             self._step_ns.append(now_ns)
-        if elapsed_s >= self._config.seconds and not self._checking:
+        if not self._checking and self._timed_enough(now_ns):
             self.finish(stopped=True)
             exit_after_grace()
             raise StopTraining
 
+    def _timed_enough(self, now_ns: int) -> bool:
+        elapsed_s = (now_ns - self._step_ns[0]) / NS_PER_S
+        n_timed = MIN_TIMED if self._config.seconds > 0.0 else 0
+        return elapsed_s >= self._config.seconds and len(self._step_ns) > n_timed
+
     def _timed(self) -> tuple[int, ...]:
-        """The ends of steps behind the warm-up, a part of what the run came to, however short."""
-        if not self._step_ns or self._first_ns is None:
+        """The ends of steps behind the warm-up, a part of what came after the checked ones."""
+        if not self._step_ns:
             return ()
-        from_ns = self._first_ns + WARM_UP_PART * (self._step_ns[-1] - self._first_ns)
+        first_ns, last_ns = self._step_ns[0], self._step_ns[-1]
+        from_ns = first_ns + WARM_UP_PART * (last_ns - first_ns)
         return tuple(ns for ns in self._step_ns if ns >= from_ns)
 
     def finish(self, *, stopped: bool) -> None:

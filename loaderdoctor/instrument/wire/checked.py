@@ -20,7 +20,7 @@ class CheckedConfig(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     args: tuple[str, ...]
     out: str  # folder for `CheckedRun` and the inputs that are kept
-    seconds: float  # from the first training step on
+    seconds: float  # of timing, from the last checked step on
     n_checked: int  # training steps whose inputs and losses are recorded, before any is timed
     seed: int
     moved: tuple[str, str] | None = None  # the folder that was copied, and its copy

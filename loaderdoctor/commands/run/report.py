@@ -11,11 +11,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
-
 from loaderdoctor.commands.output import deliver, exit_code, share_rules, write_run
 from loaderdoctor.commands.run.listen_options import ListenOptions, unjudged
 from loaderdoctor.commands.run.run_files import RECORDED
+from loaderdoctor.commands.run.whole_run import with_whole_run
 from loaderdoctor.diagnosis.run import Diagnosis, DiagnosisOptions
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.endings import nothing_measured, raise_if_broken
@@ -84,7 +83,8 @@ def report_of(run: Reportable, row: Run | None, folder: Path) -> tuple[Report, D
     )
     diagnosis.evidence = evidence_of(observed, run.windows)
     report = diagnosis.report()
-    return msgspec.structs.replace(report, command="run", run=row), diagnosis
+    facts = diagnosis.analysis.facts if diagnosis.analysis is not None else None
+    return with_whole_run(report, row, facts), diagnosis
 
 
 def evidence_of(observed: Observed, windows: Iterable[WindowDone]) -> LoopEvidence:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -12,6 +12,7 @@ from loaderdoctor.format import plain
 from loaderdoctor.report.console.first_screen import section
 from loaderdoctor.report.run_model import Run
 from loaderdoctor.report.words import run as words
+from loaderdoctor.report.words import tuning as tuning_words
 
 _BRIEF_ALERTS = 4
 
@@ -35,6 +36,7 @@ def _body(run: Run, *, brief: bool) -> Iterator[RenderableType]:
             yield Text(times)
         if len(run.epochs) > 1:
             yield _epochs(run)
+    yield from _tuning(run, brief=brief)
     shown = run.alerts[:_BRIEF_ALERTS] if brief else run.alerts
     for alert in shown:
         yield Text.assemble(("● ", "yellow"), plain(words.alert_line(alert)))
@@ -42,10 +44,24 @@ def _body(run: Run, *, brief: bool) -> Iterator[RenderableType]:
         yield Text(f"and {len(run.alerts) - len(shown)} more", style="bright_black")
 
 
+def _tuning(run: Run, *, brief: bool) -> Iterator[RenderableType]:
+    """What was tried and what came of it; the lines to write are under what to change."""
+    if run.tuning is None:
+        return
+    yield Text(plain(tuning_words.summary(run.tuning)))
+    if run.tuning.tried and not brief:
+        yield _table(tuning_words.TRIED_HEADINGS, tuning_words.tried_rows(run.tuning))
+
+
 def _epochs(run: Run) -> RenderableType:
+    return _table(words.EPOCH_HEADINGS, words.epoch_rows(run.epochs))
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
+    """Figures to the right, words to the left."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
-    for heading in words.EPOCH_HEADINGS:
-        table.add_column(heading, justify="right")
-    for row in words.epoch_rows(run.epochs):
-        table.add_row(*row)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in ("tried", "") else "right")
+    for row in rows:
+        table.add_row(*(plain(cell) for cell in row))
     return table

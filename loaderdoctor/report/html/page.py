@@ -17,7 +17,7 @@ from loaderdoctor.report.html.chart import Table
 from loaderdoctor.report.html.figures import HtmlExtras, charts_of
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.ranks import outliers_first, rank_columns
-from loaderdoctor.report.words import gpu, run, trials
+from loaderdoctor.report.words import gpu, run, trials, tuning
 from loaderdoctor.report.words.brief import trust_sentence
 from loaderdoctor.report.words.changes import (
     Change,
@@ -107,7 +107,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(fmt=fmt, gpu=gpu, run_words=run)
+    made.globals.update(fmt=fmt, gpu=gpu, run_words=run, tuning_words=tuning)
     made.filters.update(
         evidence=evidence_words,
         share_words=share_words,

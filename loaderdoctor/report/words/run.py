@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from loaderdoctor import format as fmt
+from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
+from loaderdoctor.report.model import Verdict
 from loaderdoctor.report.run_model import Run, RunAlert, RunEpoch, RunTime
 
 # (field of RunTime, words, colour of the page): in the order of the time line, bottom up.
@@ -19,6 +21,9 @@ PARTS = (
 LEVELS = "▁▂▃▄▅▆▇█"
 MAX_ROWS = 12
 _LINE = 60
+# Less says nothing of a run.
+_MIN_STEPS = 100
+_MIN_S = 2.0
 
 
 def lead(run: Run) -> str:
@@ -49,6 +54,36 @@ def went_to(time: RunTime) -> str:
     if time.gc_s >= 0.005 * time.recorded_s:
         text += f"; garbage collection {fmt.seconds(time.gc_s)} within these"
     return text
+
+
+def judged(run: Run) -> Verdict | None:
+    """What the whole run says of its loader, where nothing else does; None of too short a one."""
+    time, share = run.time, run.input_share
+    if share is None or time.n_steps < _MIN_STEPS or time.recorded_s < _MIN_S:
+        return None
+    of = f"of the {fmt.seconds(time.recorded_s)} that were recorded ({fmt.share(share)})"
+    late = _since_tuned(run)
+    if late is not None:
+        of += f", and {fmt.share(late)} since the loader was tuned"
+    if share < MODERATE_SHARE:
+        text = f"Waiting for batches took hardly any {of}; --profile records what else costs."
+        return Verdict(bound="unknown", severity="none", summary=text)
+    why = "" if run.tuning is not None else " `loaderdoctor diagnose` says why, and what helps."
+    return Verdict(
+        bound="input",
+        severity="high" if share >= HIGH_SHARE else "moderate",
+        summary=f"Waiting for batches took {fmt.seconds(time.input_s)} {of}.{why}",
+    )
+
+
+def _since_tuned(run: Run) -> float | None:
+    """Share of waiting in what came behind the last change of the loader's settings."""
+    if run.tuning is None or run.tuning.chosen is None:
+        return None
+    at_s = max((a.at_s for a in run.alerts if a.kind == "tuned"), default=run.took_s)
+    behind = [row.time for row in run.timeline if row.start_s >= at_s]
+    recorded_s = sum(time.recorded_s for time in behind)
+    return sum(time.input_s for time in behind) / recorded_s if recorded_s > 0 else None
 
 
 def step_times(run: Run) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loaderdoctor import format as fmt
 from loaderdoctor.instrument.wire.tuning import TuningRecord
-from loaderdoctor.settings import Settings
+from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
 EXACT = "Batches and their order are those of the untuned run, bit for bit."
 ORDER = "Samples and their order are those of the untuned run."
@@ -12,6 +12,20 @@ DRAWS = (
     "Workers draw other random numbers for the same samples than untuned (the same distribution); "
     "--tune=exact leaves such settings out."
 )
+
+_AS_TORCH = {
+    "prefetch_factor": DEFAULT_PREFETCH_FACTOR,
+    "persistent_workers": False,
+    "in_order": True,
+}
+_CAME_OF_IT = {
+    "kept": "kept",
+    "slower": "no faster",
+    "not-separable": "no difference shown",
+    "too-dear": "given up: trying it on would have cost too much",
+    "failed": "failed",
+    "refused": "not tried",
+}
 
 
 def left_alone(tuning: TuningRecord) -> str:
@@ -55,5 +69,33 @@ def summary(tuning: TuningRecord) -> str:
 
 def change(own: Settings, chosen: Settings) -> str:
     """What differs; all that is set of the loader's own where nothing does."""
-    differs = {k: v for k, v in chosen.changed().items() if own.as_dict()[k] != v}
-    return Settings(**differs).label() if differs else chosen.label()  # type: ignore[arg-type]
+    differs = to_write(own, chosen)
+    return differs.label() if differs.changed() else chosen.label()
+
+
+def to_write(own: Settings, chosen: Settings) -> Settings:
+    """The arguments that bring a loader from `own` to `chosen`, both complete."""
+    known = own.as_dict()
+    differs = {k: v for k, v in chosen.changed().items() if known[k] != v}
+    if not own.num_workers:  # what torch does anyway, once there are workers
+        for name, value in chosen.changed().items():
+            if name == "start_method" or _AS_TORCH.get(name) == value:
+                differs.pop(name, None)
+    return Settings(**differs)  # type: ignore[arg-type]
+
+
+TRIED_HEADINGS = ("tried", "a step", "before", "at step", "")
+
+
+def tried_rows(tuning: TuningRecord) -> list[tuple[str, str, str, str, str]]:
+    """(setting, its step, the best one's before it, when, what came of it), in order."""
+    return [
+        (
+            change(tuning.own, one.settings),
+            fmt.ms(one.step_ms),
+            fmt.ms(one.against_ms),
+            f"{one.at_step:,}",
+            _CAME_OF_IT[one.verdict] + (f": {one.reason}" if one.reason else ""),
+        )
+        for one in tuning.tried
+    ]

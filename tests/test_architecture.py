@@ -45,7 +45,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "trial": MEASURED | {"system", "workers", "batches", "dataset", "hazards"},
     "handover": MEASURED | {"system", "workers", "batches", "dataset", "trial"},
     "session": MEASURED | {"system", "workers", "batches", "dataset", "trial", "handover"},
-    "recording": MEASURED | {"system", "workers", "trial", "session", "handover", "tuning"},
+    "recording": MEASURED
+    | {"system", "workers", "batches", "trial", "session", "handover", "tuning"},
     "entry": MEASURED
     | {"system", "command", "workers", "batches", "dataset", "trial"}
     | {"handover", "session", "recording"},

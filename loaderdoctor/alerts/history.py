@@ -32,11 +32,13 @@ class Account:
     other_s: float = 0.0  # between epochs and beside steps, and no such pass
     gc_s: float = 0.0  # within the others
     waited_s: float = 0.0  # in `__next__`, hidden or not
+    copy_s: float | None = None  # of the step, copies that its work waits for; None: not seen
 
     def add(self, other: Account) -> None:
         """Both together."""
         for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+            mine, more = getattr(self, one.name), getattr(other, one.name)
+            setattr(self, one.name, mine if more is None else (mine or 0) + more)
 
     @property
     def input_share(self) -> float | None:
@@ -77,6 +79,7 @@ class History:
         self.last_beat_s: float | None = None
         self._row_s = FIRST_ROW_S
         self._dry = (0, 0.0)  # sampled steps so far, and the seconds of them
+        self._copied = (0, 0.0)  # the same of copies
         self._outside = (0.0, 0.0)
 
     def beat(self, beat: Beat) -> Account:
@@ -107,13 +110,17 @@ class History:
         saving_s = min(saving_s, outside_s - validation_s)
         steps_s = sums.steps_ns / NS_PER_S
         input_s = min(steps_s, self._exposed_s(beat))
+        copy_s = self._copied_s(beat)
+        if copy_s is not None:
+            copy_s = min(copy_s, steps_s - input_s)
         starts_s = sums.starts_ns / NS_PER_S
         recorded_s = (beat.end_ns - beat.start_ns) / NS_PER_S
         counted_s = steps_s + starts_s + outside_s
         return Account(
             recorded_s=recorded_s,
             n_steps=sums.n_steps,
-            step_s=steps_s - input_s,
+            step_s=steps_s - input_s - (copy_s or 0.0),
+            copy_s=copy_s,
             input_s=input_s,
             starts_s=starts_s,
             validation_s=validation_s,
@@ -134,6 +141,16 @@ class History:
         if beat.dry.n_sampled:
             return beat.dry.dry_ns / beat.dry.n_sampled * sums.n_steps / NS_PER_S
         return dry_s / n * sums.n_steps if n else 0.0
+
+    def _copied_s(self, beat: Beat) -> float | None:
+        """What copies held up, from sampled steps; None where none were seen so far."""
+        if beat.dry is None:
+            return None
+        n, copy_s = self._copied = (
+            self._copied[0] + beat.dry.n_copied,
+            self._copied[1] + beat.dry.copy_ns / NS_PER_S,
+        )
+        return copy_s / n * beat.sums.n_steps if n else None
 
     def _known_outside(self, wall: WallRecord | None) -> tuple[float, float]:
         if wall is None:

@@ -35,6 +35,7 @@ class RunTime(msgspec.Struct, frozen=True, kw_only=True):
     other_s: float
     gc_s: float
     waited_s: float
+    copy_s: float | None = None  # copies that the step's own work waits for; None: not recorded
 
 
 class RunEpoch(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,6 +42,7 @@ def parts(account: Account) -> float:
     return (
         account.step_s
         + account.input_s
+        + (account.copy_s or 0.0)
         + account.starts_s
         + account.validation_s
         + account.saving_s
@@ -89,3 +90,16 @@ def test_quantiles_are_known_to_nine_percent() -> None:
     for q in (0.5, 0.9, 0.99, 0.999):
         assert bins.quantile_ns(q) == pytest.approx(float(np.quantile(took, q)), rel=0.09)
     assert LogBins().quantile_ns(0.5) is None
+
+
+def test_copies_of_sampled_steps_are_a_part_of_the_steps_and_none_where_none_were_seen() -> None:
+    history = History(1000.0)
+    nothing = history.beat(beat(0, dry=Dry(n_sampled=8, dry_ns=0)))
+    assert nothing.copy_s is None
+    copied = history.beat(beat(1, dry=Dry(n_sampled=8, dry_ns=0, n_copied=10, copy_ns=30_000_000)))
+    assert copied.copy_s == pytest.approx(0.3)  # 3 ms in each of 100 steps
+    assert copied.step_s == pytest.approx(0.9)
+    assert history.total.copy_s == pytest.approx(0.3)
+    assert parts(copied) == pytest.approx(copied.recorded_s)
+    whole = history.beat(beat(2, dry=Dry(n_sampled=8, n_copied=1, copy_ns=NS)))
+    assert whole.step_s == pytest.approx(0.0)  # never more than the steps

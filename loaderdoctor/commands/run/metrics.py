@@ -29,6 +29,7 @@ def openmetrics(run: Run, look: Surroundings | None) -> str:
         {
             '{to="step"}': time.step_s,
             '{to="input"}': time.input_s,
+            '{to="copy"}': time.copy_s,
             '{to="epoch_start"}': time.starts_s,
             '{to="validation"}': time.validation_s,
             '{to="saving"}': time.saving_s,

@@ -52,6 +52,12 @@ class DryProbe:
             pair[1].record(self._stream(self._device))
             self._open.append(pair)
 
+    def cancel(self) -> None:
+        """It had none: the epoch was over."""
+        pair, self._now = self._now, None
+        if pair is not None:
+            self._spare.append(pair)
+
     def take(self) -> Dry:
         """Those that are done since the last call."""
         n = dry_ns = 0

@@ -12,8 +12,9 @@ import sys
 import time
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import msgspec
 import numpy as np
 
 from loaderdoctor.instrument.recording import queue_fill
@@ -36,10 +37,13 @@ from loaderdoctor.instrument.session.session import (
     ScriptOverError,
     Session,
 )
-from loaderdoctor.instrument.wire.beats import QueueFill
+from loaderdoctor.instrument.wire.beats import Dry, QueueFill
 from loaderdoctor.instrument.wire.protocol import Beat, WindowRequest
 from loaderdoctor.instrument.wire.tuning import TuningRecord
 from loaderdoctor.units import NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    from loaderdoctor.instrument.recording.copies import CopyProbe
 
 BEAT_NS: Final = 2_000_000_000
 # Marks summed up at a time, for loops of very short steps.
@@ -89,6 +93,7 @@ class Recorder:
         self._collections = CollectionTimes()
         self._workers = WorkersReader(session.workers.sums_folder)
         self._dry: DryProbe | None = None
+        self._copies: CopyProbe | None = None
         self._due_ns = 0
         self._sent_ns = 0
         self._clocks = (0, 0)  # CPU time at the last beat: process, thread
@@ -106,7 +111,9 @@ class Recorder:
         session.workers.flush()
         session.workers.sums_only()
         if session.device is not None and definition.tick == "fetch":
-            self._dry = DryProbe(session.device)
+            from loaderdoctor.instrument.recording.copies import CopyProbe
+
+            self._dry, self._copies = DryProbe(session.device), CopyProbe(session.device)
         cycle = windows.batches_per_cycle(None)
         n = math.ceil(BLOCK_NS / max(1, windows.step_ns))
         n = min(MAX_BLOCK, max(MIN_BLOCK, n))
@@ -128,6 +135,8 @@ class Recorder:
             if self._tuner is not None:
                 self._tuner.end()
             self._collections.remove()
+            if self._copies is not None:
+                self._copies.end()
             session.close_window()
 
     def _first(self, step_ns: int) -> list[WindowRequest]:
@@ -167,23 +176,33 @@ class Recorder:
     def _counter(self, window: OpenWindow) -> Callable[[int], bool]:
         """Counts a step at its boundary; False: the driver is to sum up."""
         marks, tuner = self._marks, self._tuner
-        add, dry = marks.add, self._dry
+        add, dry, copies = marks.add, self._dry, self._copies
         sample_in = SAMPLE_EVERY
+        sampled = False
 
         def fetched(batch: Any) -> None:
+            nonlocal sampled
             window.watch_batch = None
-            if dry is not None:
+            if dry is not None and copies is not None:
                 dry.after_fetch()
+                copies.begin()
+                sampled = True
 
         def count(now: int) -> bool:
-            nonlocal sample_in
+            nonlocal sample_in, sampled
             add(now)
+            if sampled and copies is not None:
+                sampled = False
+                copies.end()
             if tuner is not None:
                 at = len(marks.at) - 2
                 if at >= 0:
                     took_ms = (now - marks.at[at]) / NS_PER_MS
                     tuner.on_step(took_ms, flags=marks.flags.get(at, 0))
             if dry is not None:
+                if window.watch_batch is fetched:  # the fetch before this one found no batch
+                    window.watch_batch = None
+                    dry.cancel()
                 sample_in -= 1
                 if not sample_in:
                     sample_in = SAMPLE_EVERY
@@ -225,7 +244,7 @@ class Recorder:
             collections=collections,
             workers=self._workers.take(),
             queue=self._queue(),
-            dry=self._dry.take() if self._dry is not None else None,
+            dry=self._on_device(),
             main_cpu_ns=cpu_ns - self._clocks[0],
             thread_cpu_ns=thread_ns - self._clocks[1],
             minor_faults=minor,
@@ -249,6 +268,12 @@ class Recorder:
             for loader, start, end, thread, _ in fetches
             if loader in of_step and thread == definition.thread
         ]
+
+    def _on_device(self) -> Dry | None:
+        if self._dry is None or self._copies is None:
+            return None
+        n_copied, copy_ns = self._copies.take()
+        return msgspec.structs.replace(self._dry.take(), n_copied=n_copied, copy_ns=copy_ns)
 
     def _queue(self) -> QueueFill | None:
         definition = self._session.definition

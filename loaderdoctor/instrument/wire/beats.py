@@ -76,6 +76,9 @@ class Dry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     n_sampled: int = 0
     dry_ns: int = 0
+    # Steps whose copies to it were seen, and how long these held up the step's own stream.
+    n_copied: int = 0
+    copy_ns: int = 0
 
 
 class QueueFill(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

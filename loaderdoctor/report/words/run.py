@@ -13,9 +13,10 @@ from loaderdoctor.report.run_model import Run, RunAlert, RunEpoch, RunTime
 PARTS = (
     ("step_s", "steps", "compute"),
     ("input_s", "waiting for batches", "input"),
+    ("copy_s", "copying to the device", "copy"),
     ("starts_s", "epochs' starts", "fetch"),
     ("validation_s", "other loaders (validation)", "communication"),
-    ("saving_s", "saving", "copy"),
+    ("saving_s", "saving", "host"),
     ("other_s", "other work between steps", "other"),
 )
 LEVELS = "▁▂▃▄▅▆▇█"
@@ -39,7 +40,7 @@ def lead(run: Run) -> str:
 def parts(time: RunTime) -> Iterator[tuple[str, str, float]]:
     """(words, colour, share 0…1) of what took any time."""
     for name, words, colour in PARTS:
-        seconds = getattr(time, name)
+        seconds = getattr(time, name) or 0.0
         if time.recorded_s > 0 and seconds >= 0.0005 * time.recorded_s:
             yield words, colour, seconds / time.recorded_s
 

@@ -6,7 +6,7 @@ Each loop is swept over a grid of workers and pinning; run with the best of them
 script; and run as it is under `run --tune=exact`, for four epochs each. Told: the pace of the tuned
 run's last two epochs against the same epochs of the script with the best setting, whether that is
 within 5 %, and what trying cost. `--jobs` splits this machine's CPUs among so many loops at a time,
-each on its own ones; two of the loops take a GPU where there is one. About 150 s a loop.
+each on its own ones; two of the loops take a GPU each, where there are any. About 150 s a loop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOOPS = (
     "instant, workers",
     "large, pageable",
 )
-ON_GPU = ("waits, one worker", "large, pageable")  # one GPU each where there are two
+ON_GPU = ("large, pageable", "waits, one worker")  # a GPU of its own each, as far as there are any
 N_EPOCHS = 4
 WITHIN = 1.05
 LIMIT_S = 300.0
@@ -42,9 +42,8 @@ LIMIT_S = 300.0
 def run(words: list[str], kind: str, cpus: set[int], settings: dict[str, Any] | None = None) -> str:
     """Standard output of a command on these CPUs."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "SETTINGS": json.dumps(settings or {})}
-    n_gpus = torch.cuda.device_count()
-    on = ON_GPU.index(kind) % n_gpus if kind in ON_GPU and n_gpus else None
-    environment["CUDA_VISIBLE_DEVICES"] = "" if on is None else str(on)
+    mine = gpus()[ON_GPU.index(kind) :] if kind in ON_GPU else []
+    environment["CUDA_VISIBLE_DEVICES"] = mine[0] if mine else ""
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     )
@@ -59,6 +58,14 @@ def run(words: list[str], kind: str, cpus: set[int], settings: dict[str, Any] | 
     if done.returncode:
         raise RuntimeError(f"{words[:4]}: {done.stderr[-600:]}")
     return done.stdout
+
+
+def gpus() -> list[str]:
+    """Those that the caller lets us use, by the names that it gives them."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name for name in given.split(",") if name]
+    return [str(i) for i in range(torch.cuda.device_count())]
 
 
 def times(out: str) -> list[float]:

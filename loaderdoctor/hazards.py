@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loaderdoctor import format as fmt
 from loaderdoctor.instrument.wire.records import SafetyRecord
@@ -80,6 +80,9 @@ class Change:
     n_new: int  # workers to be started in all, beyond those of now
     shared_bytes: int = 0  # CPU tensors of the dataset, moved into /dev/shm by spawn
     pickled_bytes: int = 0  # what each spawned worker holds of the dataset
+    container_bytes: int = 0  # of the dataset's Python objects, which workers copy one by one
+    container: str | None = None  # the largest: "samples, a list of 2,000,000"
+    worker_bytes: int | None = None  # what a worker of now has to itself; None: none was seen
     dataset_bytes: int | None = None  # all samples, as the loop gets them
 
     @property
@@ -115,6 +118,25 @@ class Change:
         )
 
     @property
+    def worker_needs_bytes(self) -> int:
+        """What one more worker takes in the end, once it has read the whole dataset.
+
+        Forked workers share the dataset until they read it: reading a Python object writes its
+        reference count, and so copies its page. Spawned ones have all of it from the start.
+        """
+        if not self.forks:
+            return SPAWNED_WORKER_BYTES + max(self.pickled_bytes, self.container_bytes)
+        return max(FORKED_WORKER_BYTES + self.container_bytes, self.worker_bytes or 0)
+
+    @property
+    def still_grows_bytes(self) -> int:
+        """What workers of now will take besides, until they have read the whole dataset."""
+        if self.alongside or not self.forks:
+            return 0
+        left = self.worker_needs_bytes - (self.worker_bytes or FORKED_WORKER_BYTES)
+        return max(0, left) * self.had * max(1, len(self.batches))
+
+    @property
     def grown(self) -> str:
         """The setting that makes the pool grow."""
         return "num_workers" if self.wanted or self.alongside else "prefetch_factor"
@@ -134,6 +156,27 @@ class Change:
 def hazard(change: Change) -> Hazard | None:
     """The first thing that speaks against this change; None where nothing known does."""
     return next((found for rule in RULES if (found := rule(change)) is not None), None)
+
+
+def most_that_fit(change: Change) -> int:
+    """The most workers, no more than asked for, that this machine has room for."""
+    return next((n for n in range(change.n, 0, -1) if fits(_with_workers(change, n))), 0)
+
+
+def fits(change: Change) -> bool:
+    """Whether memory, /dev/shm and open files suffice, as far as they are known."""
+    return all(rule(change) is None for rule in _ROOM)
+
+
+def _with_workers(change: Change, n: int) -> Change:
+    """The same with another number of workers."""
+    more = n if change.alongside else max(0, n - change.had)
+    return replace(
+        change,
+        settings=replace(change.settings, num_workers=n),
+        whole=replace(change.whole, num_workers=n),
+        n_new=more * max(1, len(change.batches)),
+    )
 
 
 def _one_pass(change: Change) -> Hazard | None:
@@ -255,16 +298,27 @@ def _memory(change: Change) -> Hazard | None:
     available = change.room.available_bytes
     if available is None or not (change.pool_grows or change.settings.pin_memory):
         return None
-    per_worker = FORKED_WORKER_BYTES if change.forks else SPAWNED_WORKER_BYTES
     needed = change.in_shm_bytes * (2 if change.whole.pin_memory else 1)
-    needed += change.n_new * (per_worker + (0 if change.forks else change.pickled_bytes))
+    needed += change.n_new * change.worker_needs_bytes + change.still_grows_bytes
     needed *= change.room.n_ranks
     if needed + max(MIN_AVAILABLE_BYTES, (1 - MAX_SHARE_OF_ROOM) * available) <= available:
         return None
     return Hazard(
         setting=change.grown if change.pool_grows else "pin_memory",
         reason=f"it takes about {fmt.n_bytes(needed)} of host memory{_of_ranks(change)} and "
-        f"{fmt.n_bytes(available)} are available: the run would swap or be killed.",
+        f"{fmt.n_bytes(available)} are available: the run would swap or be killed."
+        f"{_copied(change)}",
+    )
+
+
+def _copied(change: Change) -> str:
+    """What most of it is, where that can be changed."""
+    if change.container is None or 2 * change.container_bytes < change.worker_needs_bytes:
+        return ""
+    how = "copies as it reads them" if change.forks else "gets a copy of"
+    return (
+        f" Each worker {how} the dataset's Python objects, {fmt.n_bytes(change.container_bytes)} "
+        f"({change.container}): arrays, tensors or Arrow tables in their place would be shared."
     )
 
 
@@ -310,3 +364,4 @@ RULES: tuple[Callable[[Change], Hazard | None], ...] = (
     _descriptors,
     _device_memory,
 )
+_ROOM = (_shared_memory, _memory, _descriptors)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loaderdoctor.hazards import RULES, Change, FeedBatch, Room, hazard
+from loaderdoctor.hazards import RULES, Change, FeedBatch, Room, fits, hazard, most_that_fit
 from loaderdoctor.instrument.wire.records import SafetyRecord
 from loaderdoctor.settings import Settings
 
@@ -141,3 +141,56 @@ def test_ranks_of_one_machine_share_its_memory_and_start_as_many_workers_each() 
     found = hazard(replace(tight, room=replace(tight.room, n_ranks=8)))
     assert found is not None
     assert "of host memory of 8 ranks" in found.reason
+
+
+def test_forked_workers_come_to_copy_the_datasets_python_objects() -> None:
+    # 90 MiB of batches, 4 x (40 + 600) of workers, 4096 less a tenth are there.
+    heavy = change(container_bytes=600 * MIB, container="samples, a list of 9,000,000 (str)")
+    assert hazard(replace(heavy, room=replace(ROOM, available_bytes=4096 * MIB))) is None
+    found = hazard(replace(heavy, room=replace(ROOM, available_bytes=2600 * MIB)))
+    assert found is not None
+    assert "it takes about 2.59 GiB of host memory" in found.reason
+    assert "600 MiB (samples, a list of 9,000,000 (str)): arrays, tensors" in found.reason
+    assert hazard(change(room=replace(ROOM, available_bytes=2600 * MIB))) is None
+
+
+def test_what_workers_were_seen_to_take_counts_where_it_is_more() -> None:
+    tight = replace(ROOM, available_bytes=2600 * MIB)
+    assert hazard(change(room=tight, worker_bytes=100 * MIB)) is None
+    assert hazard(change(room=tight, worker_bytes=700 * MIB)) is not None
+
+
+def test_workers_of_now_go_on_growing_but_for_what_they_have_copied() -> None:
+    eight = Settings(num_workers=8)
+    more = change(
+        eight, had=4, whole=eight, n_new=4, container_bytes=600 * MIB, start_method="fork"
+    )
+    assert more.still_grows_bytes == 4 * 600 * MIB
+    assert replace(more, worker_bytes=640 * MIB).still_grows_bytes == 0
+    assert replace(more, start_method="spawn").still_grows_bytes == 0
+    assert replace(more, alongside=True).still_grows_bytes == 0  # with or without a trial
+
+
+@pytest.mark.parametrize("alongside", [False, True])
+@pytest.mark.parametrize(
+    ("room", "expected"),
+    [
+        ({}, 8),
+        ({"shm_free_bytes": 120 * MIB}, 4),  # 2 x 5 + 1 batches of 10 MiB are more than 108
+        ({"available_bytes": 1310 * MIB}, 3),  # 70 + 3 x 240, and 512 that stay free
+        ({"open_files_limit": 128 + 26}, 2),  # 8 each, and 2 tensors of 5 batches
+        ({"available_bytes": 400 * MIB}, 0),
+    ],
+)
+def test_the_most_workers_that_fit(room: dict[str, int], expected: int, alongside: bool) -> None:
+    eight = Settings(num_workers=8)
+    wanted = change(
+        eight,
+        whole=eight,
+        n_new=8,
+        container_bytes=200 * MIB,
+        room=replace(ROOM, **room),
+        alongside=alongside,
+    )
+    assert most_that_fit(wanted) == expected
+    assert fits(wanted) is (expected == 8)

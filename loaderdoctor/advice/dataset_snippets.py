@@ -175,6 +175,19 @@ sizes = torch.tensor([len(row) for row in rows])
 ends = sizes.cumsum(0)
 row = flat[ends[index] - sizes[index] : ends[index]]"""
 
+SHARED_ENTRIES = """\
+class Entries:  # any entries as bytes in one array: workers read it and copy nothing of it
+    def __init__(self, entries):
+        data = [pickle.dumps(entry, -1) for entry in entries]
+        self.ends = numpy.cumsum([len(one) for one in data])
+        self.data = numpy.frombuffer(b"".join(data), dtype=numpy.uint8)
+    def __len__(self):
+        return len(self.ends)
+    def __getitem__(self, index):
+        begin = self.ends[index - 1] if index % len(self) else 0
+        return pickle.loads(self.data[begin : self.ends[index]])
+dataset.samples = Entries(dataset.samples)  # before the DataLoader is made"""
+
 COLUMNS = """\
 class Columns(torch.utils.data.Dataset):
     def __init__(self, frame, features, label):  # once: arrays of the columns

@@ -71,6 +71,15 @@ CHANGES: Mapping[Kind, Change] = {
         example=dataset_snippets.SHARDS,
         caution="An epoch then has a part of the steps that it has now.",
     ),
+    Kind.WORKERS_COPY_DATASET: Change(
+        title="Keep the dataset's entries where reading them copies nothing",
+        idea="Numbers and strings as arrays (`numpy.array`, `pyarrow.array`), anything else "
+        "pickled into one array of bytes with where each entry begins, before the DataLoader is "
+        "made.",
+        example=dataset_snippets.SHARED_ENTRIES,
+        caution="Each entry read is made anew: some microseconds, and what the dataset changes in "
+        "it is not kept.",
+    ),
     Kind.SAMPLER_BOUND: Change(
         title="Compute the indices of an epoch in one call",
         idea="Let the sampler draw an epoch's indices in one call of torch and yield them as a "

@@ -8,13 +8,13 @@ from dataclasses import replace
 from loaderdoctor import format as fmt
 from loaderdoctor.advice.candidates import Candidate, Case, CodeAdvice, NotAdvised
 from loaderdoctor.advice.routes import fits_in_memory, random_transforms
-from loaderdoctor.advice.safety import dataset_bytes, start_method
 from loaderdoctor.advice.worked import rows
 from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.capacity import rest_ms
 from loaderdoctor.findings.exposure import has_accelerator, num_workers
 from loaderdoctor.findings.input_parts import making_cost
+from loaderdoctor.findings.loader_change import dataset_bytes, start_method
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings, Value

@@ -9,6 +9,7 @@ from loaderdoctor.advice.candidates import Candidate, Case
 from loaderdoctor.advice.routes import decoding_share
 from loaderdoctor.findings.capacity import (
     MAX_WAITING_CPU_SHARE,
+    fed_workers,
     pool_ms,
     stall_cost,
     worker_limit,
@@ -72,7 +73,11 @@ _OTHER_SUMS = (
 
 
 def more_workers(case: Case) -> list[Candidate]:
-    """The worker count the arithmetic asks for, capped by the machine, and its neighbours."""
+    """The worker count the arithmetic asks for, capped by the machine, and its neighbours.
+
+    Where memory has room for fewer than the CPUs feed, the count that would not fit comes last: it
+    is refused, with the reason.
+    """
     facts = case.facts
     kinds = tuple(k for k in _WORKER_KINDS if k in case.found)
     needed, limit = workers_needed(facts), worker_limit(facts)
@@ -89,13 +94,20 @@ def more_workers(case: Case) -> list[Candidate]:
         if _startup_matters(case, predicted_ms):
             changes["persistent_workers"] = True
         if limit is not None and needed > limit:
-            how += f"; {needed} workers would keep up, this machine feeds about {limit}"
+            has = "feeds about" if limit == fed_workers(facts) else "has memory for"
+            how += f"; {needed} workers would keep up, this machine {has} {limit}"
         out += case.propose(
             *kinds,
             changes=changes,
             predicted_ms=predicted_ms,
             how=how,
             caution=_in_all(case, count),
+        )
+    fed = min(needed, fed_workers(facts) or needed)
+    if cap < fed:
+        predicted_ms, how = pool_ms(facts, fed)
+        out += case.propose(
+            *kinds, changes={"num_workers": fed}, predicted_ms=predicted_ms, how=how
         )
     return out
 

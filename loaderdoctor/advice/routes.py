@@ -16,7 +16,6 @@ from loaderdoctor.advice.candidates import CodeAdvice
 from loaderdoctor.advice.fit_code import cached_before, wrapped
 from loaderdoctor.advice.fit_lines import line_change
 from loaderdoctor.advice.ideas import CHANGES, FORMAT_CHANGES
-from loaderdoctor.advice.safety import dataset_bytes
 from loaderdoctor.advice.worked import dataset_name
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
@@ -26,6 +25,7 @@ from loaderdoctor.findings.exposure import Cost, num_workers
 from loaderdoctor.findings.formats import conversion
 from loaderdoctor.findings.input_parts import cost_beyond_wait, making_cost
 from loaderdoctor.findings.line_names import seen, seen_enough, where
+from loaderdoctor.findings.loader_change import dataset_bytes
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.findings.rules.overhead import MAX_OVERHEAD_SAMPLE_MS
 from loaderdoctor.instrument.wire.records import LoaderRecord

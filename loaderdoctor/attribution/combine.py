@@ -16,6 +16,7 @@ from loaderdoctor.facts.loop_lines import LoopLineFacts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.facts.worker_memory import WorkerMemoryFacts
 from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.instrument.wire.protocol import Observed
 from loaderdoctor.instrument.wire.records import Environment
@@ -167,6 +168,7 @@ def facts_of_run(
     observed: Observed,
     loop_lines: LoopLineFacts | None = None,
     wall: WallFacts | None = None,
+    worker_memory: WorkerMemoryFacts | None = None,
 ) -> Facts:
     """Everything known about one run, with the best shares and the profiler's overhead."""
     environment = observed.environment
@@ -205,6 +207,7 @@ def facts_of_run(
         before_training=observed.before_training,
         script=observed.script,
         wall=wall,
+        worker_memory=worker_memory,
     )
 
 

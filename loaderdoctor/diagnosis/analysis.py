@@ -16,6 +16,7 @@ from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.attribution.wall import wall_facts
+from loaderdoctor.attribution.worker_memory import worker_memory_facts
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts.loop import NO_TRIALS, LoopTrials
@@ -85,6 +86,7 @@ def analyse(
             has_accelerator=evidence.observed.device is not None,
         ),
         wall=wall_facts(evidence.wall, step),
+        worker_memory=worker_memory_facts(evidence.all_plain, log),
     )
     facts = replace(facts, ranks=ranks, thread_trials=tried.threads, pool_trials=tried.pools)
     bound, severity = judge_run(facts)

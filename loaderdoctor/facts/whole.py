@@ -16,6 +16,7 @@ from loaderdoctor.facts.loop import (
 from loaderdoctor.facts.loop_lines import LoopLineFacts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.facts.worker_memory import WorkerMemoryFacts
 from loaderdoctor.facts.workers import EdgeFacts, WorkerFacts
 from loaderdoctor.instrument.wire.records import (
     ComputeRecord,
@@ -88,6 +89,7 @@ class Facts:
     before_training: tuple[PassRecord, ...] = ()
     wall: WallFacts | None = None  # None: only steps were recorded
     script: ScriptRecord | None = None  # None: not started by us
+    worker_memory: WorkerMemoryFacts | None = None  # None: no workers, or not recorded
 
     @property
     def has_steps(self) -> bool:

@@ -15,7 +15,9 @@ from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.findings.exposure import Cost, exposed, input_cost, num_workers, pool_size
-from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR
+from loaderdoctor.findings.loader_change import change_of
+from loaderdoctor.hazards import most_that_fit
+from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
 # A worker that waits for storage most of the time still burns some CPU (decoding, pickling,
 # the queue's thread): it is never taken for free.
@@ -160,6 +162,29 @@ def workers_needed(facts: Facts) -> int | None:
 
 
 def worker_limit(facts: Facts) -> int | None:
+    """The most workers, for each loader, that this machine feeds and has memory for.
+
+    None where the machine is not known (a trace from elsewhere).
+    """
+    fed = fed_workers(facts)
+    if fed is None:
+        return None
+    return max(1, min(fed, most_workers(facts, fed)))
+
+
+def most_workers(facts: Facts, n: int) -> int:
+    """The most of `n` workers for each loader that memory, /dev/shm and open files suffice for.
+
+    No fewer than there are now: those are the user's own.
+    """
+    loader = facts.main_loader
+    have = num_workers(facts) or 0
+    if loader is None or n <= have:
+        return n
+    return max(have, most_that_fit(change_of(facts, loader, Settings(num_workers=n))))
+
+
+def fed_workers(facts: Facts) -> int | None:
     """The most workers this machine feeds next to the training process itself, for each loader.
 
     Usable CPUs less what that process keeps busy at the step within reach; more workers where they

@@ -65,6 +65,7 @@ from loaderdoctor.findings.rules.starved import (
 from loaderdoctor.findings.rules.storage import cold_storage, many_small_files, memory_short
 from loaderdoctor.findings.rules.streams import samples_repeated
 from loaderdoctor.findings.rules.threads import thread_oversubscription
+from loaderdoctor.findings.rules.worker_memory import worker_memory_grows, workers_copy_dataset
 
 RULES: tuple[Rule, ...] = (
     main_guard_missing,
@@ -104,6 +105,8 @@ RULES: tuple[Rule, ...] = (
     many_small_reads,
     samples_repeated,
     memory_short,
+    workers_copy_dataset,
+    worker_memory_grows,
     slow_rank,
     pass_before_training,
     recompilation,

@@ -51,6 +51,8 @@ class Kind(str, Enum):
     COLD_STORAGE = "cold-storage"
     MANY_SMALL_FILES = "many-small-files"
     MEMORY_SHORT = "memory-short"
+    WORKERS_COPY_DATASET = "workers-copy-dataset"
+    WORKER_MEMORY_GROWS = "worker-memory-grows"
     SLOW_RANK = "slow-rank"
     PASS_BEFORE_TRAINING = "pass-before-training"
     RECOMPILATION = "recompilation"

@@ -19,7 +19,7 @@ from loaderdoctor.facts.workers import WorkerFacts
 from loaderdoctor.findings.line_names import seen_enough, spread_words
 from loaderdoctor.findings.model import Finding, Tested
 from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
-from loaderdoctor.report import gpu_model, model
+from loaderdoctor.report import gpu_model, model, pool_memory
 from loaderdoctor.report.files import plain_value
 from loaderdoctor.report.script import script_of
 from loaderdoctor.report.wall import Cpu, Outside, Wall
@@ -127,7 +127,7 @@ def build_report(
         findings=tuple(_finding(finding) for finding in judged.findings),
         recommendations=tuple(tried.recommendations),
         not_advised=tuple(tried.not_advised),
-        trials=tuple(tried.trials),
+        trials=tuple(pool_memory.with_forecast(facts, trial) for trial in tried.trials),
         best=tried.best,
         claims=tuple(dict(claim) for claim in tried.claims),
         ranks=tuple(notes.ranks),

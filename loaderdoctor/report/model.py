@@ -164,6 +164,10 @@ class Trial(Struct, frozen=True, kw_only=True):
     gpu_peak_reserved_bytes: int | None = None
     host_bytes: int | None = None
     tensor_peak_bytes: int | None = None  # without an accelerator: what one step's tensors took
+    # Pages that only its workers have: as seen, and what they may come to once each has read the
+    # whole dataset.
+    workers_bytes: int | None = None
+    workers_forecast_bytes: int | None = None
     trace: str | None = None
     n_windows: int = 0
     window_ms: tuple[float, ...] = ()

@@ -17,6 +17,7 @@ from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.timeline import timelines_of_window
 from loaderdoctor.attribution.trace_facts import attribute, facts_of
 from loaderdoctor.attribution.wall import wall_facts
+from loaderdoctor.attribution.worker_memory import worker_memory_facts
 from loaderdoctor.attribution.workers import worker_facts
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts.loop import StepFacts
@@ -175,7 +176,16 @@ class SweepEvidence:
             workers=self.workers,
             observed=self.observed,
             wall=wall_facts(self.ablated.wall, step) if self.ablated is not None else None,
+            worker_memory=worker_memory_facts(self._own_windows(), self.log),
         )
+
+    def _own_windows(self) -> list[WindowDone]:
+        """Of the loop with its own settings, so far."""
+        if self.sweep is None:
+            return []
+        outcome = self.sweep.outcome
+        own = (m.window for trial in outcome.trials[:1] for m in trial.measurements)
+        return [*outcome.plain, *own]
 
     def trial_shares(self, ranking: Ranking, facts: Facts) -> dict[int, Shares]:
         """Where the step goes under each traced trial's settings, by index; 0 as in `facts`.

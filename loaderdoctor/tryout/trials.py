@@ -96,6 +96,7 @@ class Resources:
     gpu_peak_reserved_bytes: int | None = None
     host_bytes: int | None = None
     tensor_peak_bytes: int | None = None
+    workers_bytes: int | None = None  # pages that only its workers have, of all of them
 
     @staticmethod
     def of(windows: Sequence[WindowDone]) -> Resources:
@@ -103,6 +104,9 @@ class Resources:
         startups = [w.startup_ns for w in windows if w.startup_ns is not None]
         return Resources(
             startup_s=fmean(startups) / NS_PER_S if startups else None,
+            workers_bytes=_largest(
+                [w.pool_memory.unique_bytes if w.pool_memory else None for w in windows]
+            ),
             **{name: _largest([getattr(w, name) for w in windows]) for name in PEAKS},
         )
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from loaderdoctor.advice.prescription import candidates, not_advised, prescribe
 from loaderdoctor.advice.safety import why_unsafe
 from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.capacity import fed_workers, worker_limit, workers_needed
 from loaderdoctor.findings.find import find
+from loaderdoctor.instrument.wire.records import ContainerRecord
 from loaderdoctor.settings import Settings
 from tests.findings.builders import IMAGE, loader, machine, step, with_exposed, workers
 
@@ -146,3 +150,20 @@ def test_the_size_of_shared_memory_grows_with_workers_prefetch_and_batch() -> No
     assert why_unsafe(facts, Settings(num_workers=8)) is None
     assert why_unsafe(facts, Settings(num_workers=8, prefetch_factor=8)) is not None
     assert IMAGE.n_bytes * 32 > 300 * 1000**2
+
+
+def test_workers_that_would_not_fit_are_replaced_by_the_most_that_do() -> None:
+    """Before advice: 8 CPUs feed them, memory has room for three that copy the dataset's list."""
+    samples = ContainerRecord(path="samples", kind="list", n=9_000_000, n_bytes=2 * 1024**3)
+    facts = no_workers(memory_available_bytes=9 * 1024**3)
+    record = msgspec.structs.replace(facts.loaders[0], containers=(samples,))
+    facts = replace(facts, loaders=(record,), workers=workers(n_workers=0, batch_ms=20.0, cores=()))
+    assert (workers_needed(facts), fed_workers(facts), worker_limit(facts)) == (7, 9, 3)
+    given = prescribe(facts, find(facts))
+    counts = {c.settings.num_workers for c in given.candidates}
+    assert max(n for n in counts if n) == 3
+    refused = next(x for x in given.not_advised if x.settings.num_workers == 7)
+    assert "14.5 GiB of host memory" in refused.reason
+    assert "samples, a list of 9,000,000" in refused.reason
+    chosen = next(c for c in given.candidates if c.settings.num_workers == 3)
+    assert "this machine has memory for 3" in chosen.prediction

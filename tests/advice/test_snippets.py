@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -128,3 +131,13 @@ def test_resident_batches_hold_every_sample_once() -> None:
 
 def _indented(code: str) -> str:
     return "\n".join(f"    {line}" for line in code.splitlines())
+
+
+def test_entries_in_one_array_read_as_they_were() -> None:
+    entries: list[Any] = [("a.jpg", 1), {"box": [2.5]}, "words", None]
+    dataset = SimpleNamespace(samples=list(entries))
+    run(dataset_snippets.SHARED_ENTRIES, dataset=dataset, pickle=pickle, numpy=numpy)
+    assert len(dataset.samples) == 4
+    assert [dataset.samples[i] for i in range(4)] == entries
+    assert list(dataset.samples) == entries  # it ends where the list did
+    assert [dataset.samples[-i] for i in range(1, 5)] == entries[::-1]

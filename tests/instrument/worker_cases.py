@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -234,3 +235,22 @@ def error_of(source: DataLoader[Any]) -> Exception | None:
     except RuntimeError as raised:  # torch tells of a dead worker when the signal comes, here too
         error = error or raised
     return error
+
+
+class Keeping(Dataset[Any]):
+    """Keeps what it made, in an attribute and behind a cached method; `sizes` stays as it is."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, int] = {}
+        self.sizes = [1, 2, 3]
+
+    def __len__(self) -> int:
+        return 96
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019  # that it keeps them is the point
+    def square(self, index: int) -> int:
+        return index * index
+
+    def __getitem__(self, index: int) -> int:
+        self.kept[index] = index
+        return self.square(index % 40)

@@ -11,10 +11,10 @@ from loaderdoctor.findings.capacity import (
     cpu_cores_used,
     cpu_saturated,
     cpus_words,
+    fed_workers,
     pool_falls_short_ms,
     rest_ms,
     wanted_cpu_share,
-    worker_limit,
 )
 from loaderdoctor.findings.exposure import input_cost, loader_id, num_workers
 from loaderdoctor.findings.input_parts import contention_cost, making_cost
@@ -130,7 +130,7 @@ def no_more_workers(sentence: str) -> Prediction:
 
 def _fills_the_cpus(facts: Facts, n_workers: int) -> bool:
     """Whether a pool that computes, rather than waits, has all the workers the CPUs can feed."""
-    share, limit = wanted_cpu_share(facts), worker_limit(facts)
+    share, limit = wanted_cpu_share(facts), fed_workers(facts)
     if share is None or limit is None:
         return False
     return share >= MAX_WAITING_CPU_SHARE and n_workers >= limit

@@ -15,6 +15,7 @@ from loaderdoctor.findings.capacity import (
     batch_ms,
     cpu_saturated,
     cpus_words,
+    fed_workers,
     main_cpu_ms,
     may_explain,
     pool_falls_short_ms,
@@ -95,8 +96,8 @@ def too_few_workers(facts: Facts) -> Finding | None:
     cost, workers = input_cost(facts), facts.workers
     if not n or not short or cost is None or workers is None:
         return None
-    needed, limit = workers_needed(facts), worker_limit(facts)
-    if limit is not None and n >= limit:
+    needed, limit, fed = workers_needed(facts), worker_limit(facts), fed_workers(facts)
+    if fed is not None and n >= fed:
         return None
     explained = cost.part(short)
     if explained.share < MODERATE_SHARE:
@@ -125,7 +126,8 @@ def too_few_workers(facts: Facts) -> Finding | None:
             "cpu_share": workers.cpu_share,
             **hot_evidence(facts),
         },
-        predictions=(_more_workers(facts, n),),
+        # Where memory has no room for more, that is said where they are not advised.
+        predictions=(_more_workers(facts, n),) if limit is None or limit > n else (),
     )
 
 

@@ -54,6 +54,8 @@ def safety(loader: DataLoader[Any]) -> SafetyRecord:
         open_handles=open_handles(loader.dataset),
         one_pass=reason is not None,
         one_pass_reason=reason,
+        pickled_bytes=parts.n_bytes,
+        shared_bytes=parts.shared_bytes,
     )
 
 

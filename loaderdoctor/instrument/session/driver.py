@@ -224,6 +224,7 @@ def _optimizer_rate(session: Session) -> float | None:
 
 def _check_safety(session: Session) -> None:
     """What speaks against changing each loader of the step; foreign code, so anything may fail."""
+    from loaderdoctor.instrument.dataset.containers import containers
     from loaderdoctor.instrument.dataset.dataset_code import (
         normalisation,
         randomness_of_dataset,
@@ -245,6 +246,7 @@ def _check_safety(session: Session) -> None:
                 "augmentations": augmentations(loader.dataset),
                 "randomness": randomness_of_dataset(loader.dataset),
                 "stores": stores(loader.dataset),
+                "containers": containers(loader.dataset),
                 "file_systems": file_systems(loader.dataset),
                 "clients": clients(),
                 "normalisation": normalisation(loader.dataset),

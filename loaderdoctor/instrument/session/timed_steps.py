@@ -5,6 +5,7 @@ Also the one kind of window without steps: the loader alone, while the loop stan
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable, Generator
 from time import perf_counter_ns
@@ -25,9 +26,14 @@ from loaderdoctor.instrument.session.switches import Switches
 from loaderdoctor.instrument.session.window_memory import Timed
 from loaderdoctor.instrument.system import memory
 from loaderdoctor.instrument.system.cpu_use import CpuMeter
-from loaderdoctor.instrument.system.host_memory import host_bytes
+from loaderdoctor.instrument.system.host_memory import host_bytes, unique_bytes
 from loaderdoctor.instrument.wire.protocol import SCRIPT_ENDED, WindowDone, WindowRequest
-from loaderdoctor.instrument.wire.records import CopyRecord, CpuRecord, FetchRecord
+from loaderdoctor.instrument.wire.records import (
+    CopyRecord,
+    CpuRecord,
+    FetchRecord,
+    PoolMemoryRecord,
+)
 
 if TYPE_CHECKING:
     from loaderdoctor.instrument.batches.replay_buffer import Source
@@ -49,6 +55,7 @@ class TimedSteps:
         marks: DeviceMarks | None,
     ) -> None:
         self.script_over = False  # it ended within a window
+        self._own_pids: frozenset[int] = frozenset()  # of workers, at the last window but trials
         self._session = session
         self._messages = messages
         self._sources = sources
@@ -181,11 +188,22 @@ class TimedSteps:
             cpu=cpu,
             pages=loader.pages.record(),
             host_bytes=self._host_bytes() if request.host_memory else None,
+            pool_memory=self._pool_memory(request) if request.host_memory else None,
             gpu_peak_allocated_bytes=peaks.allocated_bytes if peaks is not None else None,
             gpu_peak_reserved_bytes=peaks.reserved_bytes if peaks is not None else None,
             copies=copies,
             wall=session.wall.record(session.n_steps),
         )
+
+    def _pool_memory(self, request: WindowRequest) -> PoolMemoryRecord | None:
+        """Of the loop's own workers; in a trial of those that were started for it."""
+        pids = _worker_pids()
+        if request.mode == "trial":
+            pids -= self._own_pids
+        else:
+            self._own_pids = pids
+        sizes = [(pid, n) for pid in sorted(pids) if (n := unique_bytes(pid)) is not None]
+        return PoolMemoryRecord(by_pid=tuple(sizes)) if sizes else None
 
     def _host_bytes(self) -> int | None:
         try:
@@ -193,6 +211,16 @@ class TimedSteps:
         except Exception as error:  # /proc of a worker that just ended
             self._session.note("memory-not-recorded", f"{type(error).__name__}: {error}")
             return None
+
+
+def _worker_pids() -> frozenset[int]:
+    """Of the worker processes that this one has started: daemons, as all of DataLoader's are.
+
+    The set is only looked at: `multiprocessing.active_children` would also collect those that have
+    ended, which is the script's business.
+    """
+    children = list(getattr(multiprocessing.process, "_children", ()))
+    return frozenset(x.pid for x in children if x.daemon and x.pid is not None)
 
 
 def samples_per_batch(loader: LoaderState, request: WindowRequest) -> float:

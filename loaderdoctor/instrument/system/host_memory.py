@@ -40,6 +40,17 @@ def bytes_of(processes: Sequence[psutil.Process], proc: Path = ROOT / "proc") ->
     return sum(_rss_bytes(process) for process in alive)
 
 
+def unique_bytes(pid: int, proc: Path = ROOT / "proc") -> int | None:
+    """What would be free if this process alone ended: pages that no other one has (USS).
+
+    None where it is gone, or the system does not tell.
+    """
+    sizes = _rollup(proc / str(pid) / "smaps_rollup")
+    if sizes is None:
+        return None
+    return sum(n for name, n in sizes.items() if name.startswith("Private_"))
+
+
 def _tree(pid: int) -> list[psutil.Process]:
     try:
         root = psutil.Process(pid)
@@ -56,16 +67,22 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def _pss_bytes(path: Path) -> int | None:
-    """`Pss:` of a smaps_rollup file, which is in KiB."""
+    sizes = _rollup(path)
+    return sizes.get("Pss") if sizes is not None else None
+
+
+def _rollup(path: Path) -> dict[str, int] | None:
+    """Bytes by name of a smaps_rollup file, which is in KiB; None where it can't be read."""
     try:
         text = path.read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) >= 2 and words[0] == "Pss:" and words[1].isdigit():
-            return int(words[1]) * 1024
-    return None
+    rows = (line.split() for line in text.splitlines())
+    return {
+        words[0].removesuffix(":"): int(words[1]) * 1024
+        for words in rows
+        if len(words) >= 3 and words[2] == "kB" and words[1].isdigit()
+    }
 
 
 def _rss_bytes(process: psutil.Process) -> int:

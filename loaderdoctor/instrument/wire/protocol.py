@@ -48,6 +48,7 @@ from loaderdoctor.instrument.wire.records import (
     LoaderRecord,
     PageRecord,
     PassRecord,
+    PoolMemoryRecord,
     ReadyRecord,
     ScriptRecord,
     SnapshotRecord,
@@ -269,6 +270,7 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     cpu: CpuRecord | None = None  # who else used the CPUs
     pages: PageRecord | None = None  # of all batches thrown away so far
     host_bytes: int | None = None  # PSS of the process tree, else RSS sum
+    pool_memory: PoolMemoryRecord | None = None  # at its end; None: no workers, or not told
     gpu_peak_allocated_bytes: int | None = None
     gpu_peak_reserved_bytes: int | None = None
     tensor_peak_bytes: int | None = None  # the most that tensors in host memory grew in one step

@@ -63,6 +63,17 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     entry: str = ""  # of a list, what the first entry is: "list of 784 int", "str"
 
 
+class ContainerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An attribute of a dataset that holds many Python objects, which forked workers copy."""
+
+    path: str  # "samples", "dataset.samples": from the loader's dataset
+    kind: str  # "list", "dict", …
+    n: int  # entries
+    n_bytes: int  # what a worker that has read all of them has copied
+    entry: str = ""  # what one is: "str", "tuple of str, int"
+    n_objects: int = 1  # of its own that an entry is made of: as many pages may be copied for it
+
+
 class Normalisation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a dataset's Normalize takes off and divides by, per channel."""
 
@@ -81,6 +92,8 @@ class SafetyRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     one_pass: bool = False  # can't be re-opened without losing data (iterable, stateful sampler)
     one_pass_reason: str | None = None
     guard_missing: str | None = None  # the main guard with what of the script belongs under it
+    pickled_bytes: int = 0  # what each spawned worker would hold of the dataset; 0: not known
+    shared_bytes: int = 0  # of CPU tensors, which spawn moves into /dev/shm, once for all
 
 
 class PaddingRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -131,6 +144,7 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     augmentations: tuple[str, ...] = ()  # transforms of a Compose that may be left out, by name
     randomness: tuple[str, ...] = ()  # functions of the dataset's code that draw at random
     stores: tuple[StoreRecord, ...] = ()  # what samples are made from, as far as known
+    containers: tuple[ContainerRecord, ...] = ()  # of Python objects, largest first
     # Kinds of the file systems its paths lie on ("nfs4"), and loaded clients of object stores.
     file_systems: tuple[str, ...] = ()
     clients: tuple[str, ...] = ()
@@ -283,6 +297,27 @@ class CpuRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # Of all other threads that hold the interpreter at times: CPU time, and ready without a CPU.
     python_ns: int | None = None
     python_waited_ns: int | None = None
+
+
+class PoolMemoryRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What each worker process has to itself: pages that no other process has."""
+
+    by_pid: tuple[tuple[int, int], ...]  # (pid, bytes), at least one
+
+    @property
+    def n(self) -> int:
+        """Workers."""
+        return len(self.by_pid)
+
+    @property
+    def unique_bytes(self) -> int:
+        """Of all of them."""
+        return sum(n for _, n in self.by_pid)
+
+    @property
+    def largest_bytes(self) -> int:
+        """Of the one that has most."""
+        return max(n for _, n in self.by_pid)
 
 
 class PageRecord(msgspec.Struct, frozen=True, kw_only=True):

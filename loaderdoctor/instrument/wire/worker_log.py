@@ -133,6 +133,8 @@ class ProcessRecord:
     # Of its life, the main thread stood ready in a run queue with no CPU free (0…1, Linux).
     run_wait_share: float | None = None
     reads: ReadCount | None = None  # None: not told by the system, or no batch between two looks
+    # Containers of the dataset that became longer: attribute path, entries at first and at last.
+    grown: tuple[tuple[str, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,6 +144,8 @@ class _Raw:
                 process.setdefault("run_wait", (more["described_ns"], more["run_wait_ns"]))
             if more.get("reads") is not None:
                 process.setdefault("first_reads", more["reads"])
+            if more.get("held") is not None:
+                process.setdefault("first_held", more["held"])
             process.update(more)
             process["native_threads"] = max((n for n in native if n is not None), default=None)
         elif kind == Kind.ITERATOR:
@@ -328,6 +330,13 @@ def _reads(value: dict[str, Any]) -> ReadCount | None:
     )
 
 
+def _grown(value: dict[str, Any]) -> tuple[tuple[str, int, int], ...]:
+    """Of the dataset's containers those that became longer, most first."""
+    first, last = value.get("first_held") or {}, value.get("held") or {}
+    grown = ((str(name), int(first.get(name, 0)), int(n)) for name, n in last.items())
+    return tuple(sorted((x for x in grown if x[2] > x[1]), key=lambda x: x[1] - x[2]))
+
+
 def _process(value: dict[str, Any]) -> ProcessRecord:
     cores = value.get("cores")
     return _typed(
@@ -344,4 +353,5 @@ def _process(value: dict[str, Any]) -> ProcessRecord:
         native_threads=value.get("native_threads"),
         run_wait_share=_run_wait_share(value),
         reads=_reads(value),
+        grown=_grown(value),
     )

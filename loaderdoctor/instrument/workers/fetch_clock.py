@@ -251,13 +251,13 @@ class _FetcherHooks:
     """What is patched in this process, so that it can be undone."""
 
     def __init__(self) -> None:
-        self.on_create: Callable[[FetchClock], None] | None = None
+        self.on_create: Callable[[FetchClock, object], None] | None = None
         self.active = False
         self._depth = 0
         self._original: Any = None
         self._patched: Any = None
 
-    def install(self, on_create: Callable[[FetchClock], None] | None) -> None:
+    def install(self, on_create: Callable[[FetchClock, object], None] | None) -> None:
         self.on_create = on_create
         self._depth = 0
         self.active = True
@@ -291,7 +291,7 @@ class _FetcherHooks:
             fetcher.__dict__[CLOCK_KEY] = clock
             # A fetcher made while another is being made belongs to a loader inside a dataset.
             if self.on_create is not None and self._depth == 0:
-                self.on_create(clock)
+                self.on_create(clock, fetcher.dataset)
             return fetcher
 
         return create_fetcher

@@ -16,12 +16,13 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from torch.utils.data._utils import pin_memory as torch_pin
 from torch.utils.data._utils import worker as torch_worker
 
@@ -41,6 +42,7 @@ from loaderdoctor.instrument.workers.fetch_clock import (
 )
 from loaderdoctor.instrument.workers.loop_arguments import find_argument, find_queues
 from loaderdoctor.instrument.workers.worker_sampling import LineSampler, python_threads
+from loaderdoctor.instrument.workers.worker_state import state
 
 # Native thread pools start with first use: they are counted after this many batches, then again
 # at twice as many, and so on.
@@ -154,6 +156,8 @@ class WorkerWrapper:
 
     def __init__(self, writer: RecordWriter, serial: int, worker: int) -> None:
         self._writer = writer
+        # What the worker fetches from, once it has a fetcher; not kept alive.
+        self._dataset: Callable[[], object] = _nothing
         self._serial = serial
         self._worker = worker
         self._epoch = 0
@@ -201,9 +205,11 @@ class WorkerWrapper:
             time.sleep(0.001)
         self._writer.flush()  # the feeder thread may still send: the file stays open
 
-    def _use(self, clock: FetchClock) -> None:
+    def _use(self, clock: FetchClock, dataset: object) -> None:
         if not self._making:  # else a loader inside the user's dataset
             self._clock = clock
+            with suppress(TypeError):  # a list, which holds nothing by name
+                self._dataset = weakref.ref(dataset)
             self._lines.report_transforms_of(clock, self._serial)
 
     def _getting(self, get: Callable[..., Any]) -> Callable[..., Any]:
@@ -336,15 +342,15 @@ class WorkerWrapper:
         self._writer.add_json(
             Kind.PROCESS,
             {
-                "cores": _affinity(),
-                "torch_threads": torch.get_num_threads(),
-                "native_threads": _native_threads(),
-                "run_wait_ns": _run_wait_ns(),
-                "reads": _reads(self._n_batches),
+                **state(self._n_batches, self._dataset()),
                 "described_ns": time.perf_counter_ns(),
                 **more,
             },
         )
+
+
+def _nothing() -> None:
+    return None
 
 
 def _outcome(data: Any) -> Outcome:
@@ -352,40 +358,3 @@ def _outcome(data: Any) -> Outcome:
     if name == "ExceptionWrapper":
         return Outcome.ERROR
     return Outcome.EXHAUSTED if name == "_IterableDatasetStopIteration" else Outcome.OK
-
-
-def _affinity() -> list[int] | None:
-    if not hasattr(os, "sched_getaffinity"):  # macOS, Windows
-        return None
-    return sorted(os.sched_getaffinity(0))
-
-
-def _run_wait_ns() -> int | None:
-    """How long this process's main thread has stood in a run queue: ready, and no CPU free."""
-    try:
-        return int(Path("/proc/self/schedstat").read_text().split()[1])
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def _reads(n_batches: int) -> list[int] | None:
-    """Batches made so far, and what this process has read: bytes, calls, bytes from a disk.
-
-    Of files, pipes and sockets that are read like files; not by `recv`, nor through a mapping.
-    """
-    try:
-        rows = Path("/proc/self/io").read_text().split()
-        counts = dict(zip(rows[::2], map(int, rows[1::2]), strict=True))
-        return [n_batches, *(counts[name] for name in ("rchar:", "syscr:", "read_bytes:"))]
-    except (OSError, KeyError, ValueError):
-        return None
-
-
-def _native_threads() -> int | None:
-    """Threads of this process that Python did not start: pools of BLAS, OpenMP, codecs."""
-    try:
-        there = {int(task.name) for task in Path("/proc/self/task").iterdir()}
-    except (OSError, ValueError):
-        return None
-    python_threads.update(t.native_id for t in threading.enumerate() if t.native_id is not None)
-    return len(there - python_threads)

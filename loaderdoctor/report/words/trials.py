@@ -127,8 +127,17 @@ def trial_columns(trials: Sequence[Trial]) -> list[TrialColumn]:
             heading="reserved", read=lambda t, _: _bytes(t.gpu_peak_reserved_bytes), rank=9
         ),
         TrialColumn(heading="host memory", read=lambda t, _: _bytes(t.host_bytes), rank=3),
+        TrialColumn(heading="workers' own", read=_of_workers, rank=10),
     ]
     return [c for c in columns if any(c.read(t, 1.0) not in ("", "–") for t in trials)]
+
+
+def _of_workers(trial: Trial, _: float | None) -> str:
+    """`182 MiB of 1.20 GiB`: what they have to themselves, and what they may come to."""
+    seen, forecast = trial.workers_bytes, trial.workers_forecast_bytes
+    if seen is None:
+        return "–"
+    return _bytes(seen) if forecast is None else f"{_bytes(seen)} of {_bytes(forecast)}"
 
 
 def _share_reader(name: str) -> ReadCell:

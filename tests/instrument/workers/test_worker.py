@@ -436,3 +436,13 @@ def test_what_workers_read_for_a_batch_is_counted(records: Path, tmp_path: Path)
         assert 200_000 <= reads.n_bytes / reads.n_batches < 220_000
         assert 200 <= reads.n_calls / reads.n_batches < 240
         assert reads.disk_bytes <= reads.n_bytes
+
+
+def test_containers_of_the_dataset_that_grow_in_a_worker_are_named(records: Path) -> None:
+    loader = cases.loader(cases.Keeping(), num_workers=2, batch_size=4)
+    for _ in loader:
+        pass
+    grown = [p.grown for p in finished(records).processes if p.role == "worker"]
+    assert len(grown) == 2
+    assert all([name for name, _, _ in one] == ["kept", "square()"] for one in grown)
+    assert sum(last - first for ((_, first, last), _) in grown) == len(cases.Keeping())

@@ -69,6 +69,7 @@ def _of_work(finding: Finding) -> Change | None:
 
 # Their share is of the step's own work, which no ablation touches.
 _COMPUTING = (Kind.TF32_OFF, Kind.GRAD_NOT_SET_TO_NONE, Kind.PADDING_WASTE)
+_OF_STREAMS = (Kind.SAMPLES_REPEATED, Kind.IDLE_WORKERS, Kind.UNEVEN_SHARDS)
 
 
 def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, ...]:
@@ -88,6 +89,8 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
             continue  # only where ready batches proved that the CPU is the limit
         if finding.evidence.get("threads_of") == "loop":
             continue  # a setting answers it
+        if finding.kind in _OF_STREAMS and _of_library(facts):
+            continue  # the library splits them: the finding says how, in its words
         bound_ms = _bound_ms(finding, facts)
         computing = finding.kind in _COMPUTING
         source: PredictedFrom = "ablation" if measured and not computing else "trace"
@@ -106,6 +109,11 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
             )
         )
     return tuple(out)
+
+
+def _of_library(facts: Facts) -> bool:
+    loader = facts.main_loader
+    return loader is not None and loader.stream is not None
 
 
 def _bound_ms(finding: Finding, facts: Facts) -> float | None:

@@ -12,6 +12,7 @@ from loaderdoctor.attribution.combine import facts_of_run
 from loaderdoctor.attribution.loop_stacks import loop_line_facts
 from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.ranks import without_peer_wait
+from loaderdoctor.attribution.shards import shard_facts
 from loaderdoctor.attribution.step import step_facts, usable
 from loaderdoctor.attribution.trace_facts import Attributed, attribute, facts_of
 from loaderdoctor.attribution.verdict import judge_run
@@ -20,6 +21,7 @@ from loaderdoctor.attribution.worker_memory import worker_memory_facts
 from loaderdoctor.attribution.workers import other_worker_facts, worker_facts
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.facts.loop import NO_TRIALS, LoopTrials
+from loaderdoctor.facts.shards import ShardFacts
 from loaderdoctor.facts.shares import Bound, VerdictSeverity
 from loaderdoctor.facts.whole import Facts, RankFacts
 from loaderdoctor.facts.workers import WorkerFacts
@@ -88,7 +90,13 @@ def analyse(
         wall=wall_facts(evidence.wall, step),
         worker_memory=worker_memory_facts(evidence.all_plain, log),
     )
-    facts = replace(facts, ranks=ranks, thread_trials=tried.threads, pool_trials=tried.pools)
+    facts = replace(
+        facts,
+        ranks=ranks,
+        thread_trials=tried.threads,
+        pool_trials=tried.pools,
+        shards=_shards(log, evidence),
+    )
     bound, severity = judge_run(facts)
     findings = find(facts)
     return Analysis(
@@ -160,6 +168,17 @@ def _workers(log: WorkerLog | None, evidence: LoopEvidence) -> WorkerFacts | Non
         sampled_in=[(start_ns, end_ns, ()) for start_ns, end_ns in _unprofiled(evidence)],
         loaders=evidence.observed.loaders,
     )
+
+
+def _shards(log: WorkerLog | None, evidence: LoopEvidence) -> ShardFacts | None:
+    """Of epochs before anything but the loop's own batches was measured."""
+    if log is None:
+        return None
+    others = [w for r in evidence.rounds for w in (r.no_input, r.no_copy) if w is not None]
+    if evidence.profiled is not None:
+        others.append(evidence.profiled)
+    first_ns = min((w.start_ns for w in others if w.start_ns), default=None)
+    return shard_facts(log, evidence.observed.main_loader, until_ns=first_ns)
 
 
 def _unprofiled(evidence: LoopEvidence) -> list[tuple[int, int]]:

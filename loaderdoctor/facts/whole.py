@@ -14,6 +14,7 @@ from loaderdoctor.facts.loop import (
     WallFacts,
 )
 from loaderdoctor.facts.loop_lines import LoopLineFacts
+from loaderdoctor.facts.shards import ShardFacts
 from loaderdoctor.facts.shares import Hidden, Shares
 from loaderdoctor.facts.trace import TraceFacts
 from loaderdoctor.facts.worker_memory import WorkerMemoryFacts
@@ -89,6 +90,7 @@ class Facts:
     before_training: tuple[PassRecord, ...] = ()
     wall: WallFacts | None = None  # None: only steps were recorded
     script: ScriptRecord | None = None  # None: not started by us
+    shards: ShardFacts | None = None  # None: no stream, or no epoch of it was seen whole
     worker_memory: WorkerMemoryFacts | None = None  # None: no workers, or not recorded
 
     @property

@@ -63,7 +63,11 @@ from loaderdoctor.findings.rules.starved import (
     workers_just_keep_up,
 )
 from loaderdoctor.findings.rules.storage import cold_storage, many_small_files, memory_short
-from loaderdoctor.findings.rules.streams import samples_repeated
+from loaderdoctor.findings.rules.streams import (
+    samples_repeated,
+    shuffle_collapsed,
+    uneven_shards,
+)
 from loaderdoctor.findings.rules.threads import thread_oversubscription
 from loaderdoctor.findings.rules.worker_memory import worker_memory_grows, workers_copy_dataset
 
@@ -104,6 +108,8 @@ RULES: tuple[Rule, ...] = (
     bandwidth_bound_storage,
     many_small_reads,
     samples_repeated,
+    uneven_shards,
+    shuffle_collapsed,
     memory_short,
     workers_copy_dataset,
     worker_memory_grows,
@@ -193,6 +199,17 @@ OVERRULES: tuple[Overrule, ...] = (
         winner=Kind.IDLE_WORKERS,
         losers=(Kind.TOO_FEW_WORKERS,),
         reason="more workers would idle too",
+    ),
+    Overrule(
+        winner=Kind.IDLE_WORKERS,
+        losers=(Kind.UNEVEN_SHARDS,),
+        reason="workers without any shard are the extreme of it, and said as such",
+    ),
+    Overrule(
+        winner=Kind.UNEVEN_SHARDS,
+        losers=(Kind.TOO_FEW_WORKERS,),
+        reason="more workers would share the same shards",
+        min_part=0.5,
     ),
     Overrule(
         winner=Kind.PIN_THREAD_BOUND,

@@ -59,6 +59,8 @@ class Kind(str, Enum):
     AUTOTUNING_EACH_SHAPE = "autotuning-each-shape"
     COMPUTE_DEPENDS_ON_NEW_SHAPES = "compute-depends-on-new-shapes"
     SAMPLES_REPEATED = "samples-repeated"
+    UNEVEN_SHARDS = "uneven-shards"
+    SHUFFLE_COLLAPSED = "shuffle-collapsed"
     LATENCY_BOUND_STORAGE = "latency-bound-storage"
     BANDWIDTH_BOUND_STORAGE = "bandwidth-bound-storage"
     MANY_SMALL_READS = "many-small-reads"

@@ -36,6 +36,7 @@ from loaderdoctor.findings.exposure import (
 )
 from loaderdoctor.findings.line_names import hot_evidence, hot_sentence
 from loaderdoctor.findings.model import Finding, Kind, Prediction, Severity
+from loaderdoctor.findings.stream_words import more_shards
 
 
 def loader_in_main_process(facts: Facts) -> Finding | None:
@@ -219,8 +220,7 @@ def idle_workers(facts: Facts) -> Finding | None:
             "input_ms_per_step": cost.ms,
             "step_ms": cost.step_ms,
         },
-        advice="Give every worker its own shards (get_worker_info() in __iter__), or use as many "
-        f"workers as there are shards ({busy}).",
+        advice=more_shards(loader.stream if loader is not None else None, busy),
     )
 
 

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
+from loaderdoctor import format as fmt
+from loaderdoctor.facts.shards import ShardFacts
+from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.model import Finding, Kind, Severity
+from loaderdoctor.findings.exposure import input_cost
+from loaderdoctor.findings.model import EvidenceValue, Finding, Kind, Severity
+from loaderdoctor.findings.stream_words import even_shards, split_by_worker
+from loaderdoctor.instrument.wire.records import LoaderRecord
+
+# After this part of an epoch it is told how many workers still had data.
+_LATE = 0.75
+# Two batches of one label each come by chance where there are few labels; four of at least eight
+# samples do not.
+MIN_BATCHES_SEEN = 4
 
 
 def samples_repeated(facts: Facts) -> Finding | None:
@@ -32,5 +46,134 @@ def samples_repeated(facts: Facts) -> Finding | None:
             "times its steps."
         ),
         evidence={"num_workers": n, "equal_batches": loader.n_equal_first},
-        advice="Split the stream in __iter__ by get_worker_info(), or use one worker.",
+        advice=split_by_worker(loader.stream),
     )
+
+
+def uneven_shards(facts: Facts) -> Finding | None:
+    """Some workers come to the end of their shards early, and the rest of an epoch waits for few.
+
+    Decides on: batches of each worker and when it ended, in an epoch seen whole; else the number of
+    shards that a library's dataset deals out whole, taken for alike. What it explains is the idle
+    part of the workers' time, where the loop waits for them.
+    Abstains: map-style datasets, no epoch seen whole and the number of shards not known, or
+    batches dealt out evenly.
+    Fooled by: an epoch in which another program held some of the workers up.
+    """
+    loader, cost = facts.main_loader, input_cost(facts)
+    n = (loader.settings.num_workers or 0) if loader is not None else 0
+    if loader is None or cost is None or loader.kind != "iterable" or n < 2:
+        return None
+    seen = facts.shards
+    n_shards = loader.stream.n_shards if loader.stream is not None else None
+    if seen is not None and len(seen.batches) == n:
+        if max(seen.batches) <= min(seen.batches) + 1:
+            return None  # who ended first was only the fastest
+        lost, words, evidence = seen.lost_share, _as_seen(seen), _evidence_of(seen)
+    elif n_shards is not None and n_shards >= n:
+        most = math.ceil(n_shards / n)
+        lost = 1.0 - n_shards / (n * most)
+        words = (
+            f"{n_shards} shards are dealt out whole to {n} workers: {n_shards - n * (most - 1)} of "
+            f"them read {most}, the others {most - 1}, and have nothing to do while the last ones "
+            "are read, if shards are of one size."
+        )
+        evidence = {}
+    else:
+        return None
+    part = cost.part(lost * cost.step_ms)
+    if part.share < MODERATE_SHARE:
+        return None
+    return Finding(
+        kind=Kind.UNEVEN_SHARDS,
+        severity=part.severity,
+        share=part.share,
+        loader=loader.id,
+        summary=f"{words} The loop waits {cost.of_step}.",
+        evidence={
+            "num_workers": n,
+            "n_shards": n_shards,
+            "idle_share_of_workers": lost,
+            **evidence,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+        advice=even_shards(loader.stream, n),
+    )
+
+
+def _as_seen(seen: ShardFacts) -> str:
+    n, left = len(seen.batches), seen.left_at(_LATE)
+    return (
+        f"Shards are of unlike size: of {fmt.count(sum(seen.batches), 'batch', 'batches')} of an "
+        f"epoch one worker made {max(seen.batches):,} and another {min(seen.batches):,}. The first "
+        f"had no more data after {fmt.share(min(seen.ended_s) / seen.epoch_s)} of it, and "
+        f"{left} of {n} {fmt.verb(left, 'make')} the last quarter: workers idle "
+        f"{fmt.share(seen.lost_share)} of their time."
+    )
+
+
+def _evidence_of(seen: ShardFacts) -> dict[str, EvidenceValue]:
+    return {
+        "batches_by_worker": tuple(float(n) for n in seen.batches),
+        "ended_s_by_worker": seen.ended_s,
+        "epoch_s": seen.epoch_s,
+        "n_epochs": seen.n_epochs,
+    }
+
+
+def shuffle_collapsed(facts: Facts) -> Finding | None:
+    """Each batch holds samples of one label: the data comes in the order in which it was stored.
+
+    Decides on: the labels in the first batches (a one-dimensional tensor of integers that is named
+    like labels, or the second of a pair): all alike within each batch, others in other batches.
+    Abstains: no such tensor, fewer than four batches seen, or one label in all of them.
+    Fooled by: batches that are made of one label each on purpose, as some metric learning is.
+    """
+    loader = facts.main_loader
+    seen = loader.labels if loader is not None else None
+    if loader is None or seen is None or seen.n_batches < MIN_BATCHES_SEEN:
+        return None
+    if seen.n_of_one_label < seen.n_batches or seen.n_labels < 2:
+        return None
+    stored = loader.kind == "map" and loader.sampler == "SequentialSampler"
+    if loader.kind != "iterable" and not stored:
+        return None  # a sampler of the user's own chose them
+    return Finding(
+        kind=Kind.SHUFFLE_COLLAPSED,
+        severity=Severity.MODERATE,
+        share=None,  # of the step it is none: of what the model learns
+        loader=loader.id,
+        summary=(
+            f"The data is not shuffled: each of the first {seen.n_batches} batches holds one label "
+            f"only in {seen.path}, {seen.n_labels} of them in all. "
+            + (
+                "The loader reads the dataset in its stored order."
+                if stored
+                else "A worker reads one shard after another, in their stored order."
+            )
+        ),
+        evidence={
+            "labels": seen.path,
+            "n_batches": seen.n_batches,
+            "n_labels": seen.n_labels,
+            "num_workers": loader.settings.num_workers,
+        },
+        advice=_shuffled(loader),
+    )
+
+
+def _shuffled(loader: LoaderRecord) -> str:
+    """The line that shuffles it, in its library's own words."""
+    if loader.kind == "map":
+        return "DataLoader(…, shuffle=True)."
+    library = loader.stream.library if loader.stream is not None else None
+    return {
+        "datasets": "dataset.shuffle(seed=…, buffer_size=10_000), a buffer larger than a shard.",
+        "webdataset": "Shuffle shards and samples: WebDataset(urls, shardshuffle=100)"
+        ".shuffle(10_000), a buffer larger than a shard.",
+        "litdata": "litdata.StreamingDataset(…, shuffle=True).",
+        "streaming": "StreamingDataset(…, shuffle=True).",
+        None: "Keep a buffer of samples from several shards in __iter__ and draw from it, or "
+        "shuffle once when the shards are written.",
+    }[library]

@@ -14,6 +14,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
+from loaderdoctor.instrument.dataset.stream_library import splits_itself
+
 # Iterators of the standard library: what they gave is gone.
 _SPENT_MODULES = frozenset({"itertools", "queue", "_queue", "socket", "_socket", "asyncio"})
 # Attributes that an `__iter__` may change without losing its place.
@@ -42,6 +44,7 @@ def one_pass_reason(loader: DataLoader[Any]) -> str | None:
 def shards_itself(loader: DataLoader[Any]) -> bool:
     """Whether code of the iterable dataset, or the worker_init_fn, asks which worker it is in."""
     dataset: object = loader.dataset
+    by_library = splits_itself(dataset)
     if isinstance(dataset, IterDataPipe):
         from torch.utils.data.graph import traverse_dps
 
@@ -52,11 +55,15 @@ def shards_itself(loader: DataLoader[Any]) -> bool:
         loader.worker_init_fn, _WORKER_NAMES | {"dataset"}
     ):
         return True
+    if by_library is False:
+        return False  # its code names workers for other reasons too
     return asks_for_worker(dataset)
 
 
 def asks_for_worker(dataset: object) -> bool:
     """Whether code of the dataset, or of what it holds, asks which worker it is in."""
+    if splits_itself(dataset):
+        return True
     return any(_mentions(part, _WORKER_NAMES) for part in _parts(dataset, 0, set()))
 
 

@@ -232,6 +232,7 @@ def _check_safety(session: Session) -> None:
     )
     from loaderdoctor.instrument.dataset.places import clients, file_systems
     from loaderdoctor.instrument.dataset.safety import safety
+    from loaderdoctor.instrument.dataset.stream_library import stream_of
     from loaderdoctor.instrument.dataset.transforms import augmentations
     from loaderdoctor.instrument.trial.main_guard import guard_code
 
@@ -247,6 +248,7 @@ def _check_safety(session: Session) -> None:
                 "randomness": randomness_of_dataset(loader.dataset),
                 "stores": stores(loader.dataset),
                 "containers": containers(loader.dataset),
+                "stream": stream_of(loader.dataset),
                 "file_systems": file_systems(loader.dataset),
                 "clients": clients(),
                 "normalisation": normalisation(loader.dataset),

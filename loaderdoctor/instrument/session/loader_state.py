@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from loaderdoctor.instrument.batches.ahead import Ahead
+    from loaderdoctor.instrument.batches.labels import Labels
     from loaderdoctor.instrument.batches.padding import Lengths
     from loaderdoctor.instrument.batches.replay_buffer import ReplayBuffer, Source
     from loaderdoctor.instrument.batches.signature import Shapes
@@ -134,10 +135,12 @@ class BatchesSeen:
     kind: str = ""
     lengths: Lengths | None = None
     fingerprints: list[bytes | None] = field(default_factory=list)
+    labels: Labels | None = None
 
     def describe(self, batch: object) -> None:
         """Look at one of them."""
         from loaderdoctor.instrument.batches.fingerprint import fingerprint
+        from loaderdoctor.instrument.batches.labels import Labels
         from loaderdoctor.instrument.batches.padding import Lengths
         from loaderdoctor.instrument.dataset.safety import describe_batch
 
@@ -146,6 +149,8 @@ class BatchesSeen:
         self.lengths = self.lengths or Lengths()
         self.lengths.add(batch)
         self.fingerprints.append(fingerprint(batch))
+        self.labels = self.labels or Labels()
+        self.labels.add(batch)
 
     @property
     def n_equal_first(self) -> int | None:
@@ -275,6 +280,7 @@ class LoaderState:
             batch_type=self.seen.kind,
             shapes_vary=self.seen.shapes_vary,
             padding=self.seen.lengths.record() if self.seen.lengths is not None else None,
+            labels=self.seen.labels.record() if self.seen.labels is not None else None,
             in_background=self.in_background,
         )
 

@@ -74,6 +74,23 @@ class ContainerRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     n_objects: int = 1  # of its own that an entry is made of: as many pages may be copied for it
 
 
+class LabelsRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What looks like labels, in the first batches of a loader."""
+
+    path: str  # "[1]", "['label']"
+    n_batches: int  # looked at
+    n_of_one_label: int  # of them, those whose samples all have the same
+    n_labels: int  # different ones in these
+
+
+class StreamRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A dataset of a library that streams shards."""
+
+    library: Literal["datasets", "webdataset", "litdata", "streaming"]
+    n_shards: int | None = None  # where a worker reads whole ones; None: not so, or not known
+    splits: bool = True  # whether workers share them
+
+
 class Normalisation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a dataset's Normalize takes off and divides by, per channel."""
 
@@ -144,6 +161,8 @@ class LoaderRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     augmentations: tuple[str, ...] = ()  # transforms of a Compose that may be left out, by name
     randomness: tuple[str, ...] = ()  # functions of the dataset's code that draw at random
     stores: tuple[StoreRecord, ...] = ()  # what samples are made from, as far as known
+    labels: LabelsRecord | None = None  # None: nothing looks like them
+    stream: StreamRecord | None = None  # None: of no library that is known
     containers: tuple[ContainerRecord, ...] = ()  # of Python objects, largest first
     # Kinds of the file systems its paths lie on ("nfs4"), and loaded clients of object stores.
     file_systems: tuple[str, ...] = ()

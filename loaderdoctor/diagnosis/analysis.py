@@ -9,6 +9,7 @@ from typing import Any
 from loaderdoctor.advice.candidates import Prescription
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.attribution.combine import facts_of_run
+from loaderdoctor.attribution.gpu_limits import gpu_limit_facts
 from loaderdoctor.attribution.loop_stacks import loop_line_facts
 from loaderdoctor.attribution.pictures import tracks
 from loaderdoctor.attribution.ranks import without_peer_wait
@@ -96,6 +97,7 @@ def analyse(
         thread_trials=tried.threads,
         pool_trials=tried.pools,
         shards=_shards(log, evidence),
+        gpu_limits=gpu_limit_facts(evidence.steady),
     )
     bound, severity = judge_run(facts)
     findings = find(facts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from loaderdoctor.facts.gpu_limits import GpuLimitFacts
 from loaderdoctor.facts.loop import (
     AblationFacts,
     MachineFacts,
@@ -90,6 +91,7 @@ class Facts:
     before_training: tuple[PassRecord, ...] = ()
     wall: WallFacts | None = None  # None: only steps were recorded
     script: ScriptRecord | None = None  # None: not started by us
+    gpu_limits: GpuLimitFacts | None = None  # None: no NVIDIA GPU, or NVML not installed
     shards: ShardFacts | None = None  # None: no stream, or no epoch of it was seen whole
     worker_memory: WorkerMemoryFacts | None = None  # None: no workers, or not recorded
 

@@ -37,6 +37,7 @@ from loaderdoctor.findings.rules.copies import (
     wide_dtype_copy,
 )
 from loaderdoctor.findings.rules.garbage import gc_pauses
+from loaderdoctor.findings.rules.gpu_limits import gpu_throttled
 from loaderdoctor.findings.rules.host import launch_bound, sync_every_step
 from loaderdoctor.findings.rules.loop_work import work_between_steps
 from loaderdoctor.findings.rules.main_guard import main_guard_missing
@@ -119,6 +120,7 @@ RULES: tuple[Rule, ...] = (
     autotuning_each_shape,
     compute_depends_on_new_shapes,
     gc_pauses,
+    gpu_throttled,
     data_parallel,
     tf32_off,
     grad_not_set_to_none,

@@ -12,6 +12,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 import msgspec
+import torch
 
 from loaderdoctor.errors import LoaderdoctorError
 from loaderdoctor.instrument.session.collection_count import CollectionCount
@@ -26,6 +27,7 @@ from loaderdoctor.instrument.session.switches import Switches
 from loaderdoctor.instrument.session.window_memory import Timed
 from loaderdoctor.instrument.system import memory
 from loaderdoctor.instrument.system.cpu_use import CpuMeter
+from loaderdoctor.instrument.system.gpu_clocks import GpuLimits
 from loaderdoctor.instrument.system.host_memory import host_bytes, unique_bytes
 from loaderdoctor.instrument.wire.protocol import SCRIPT_ENDED, WindowDone, WindowRequest
 from loaderdoctor.instrument.wire.records import (
@@ -55,6 +57,7 @@ class TimedSteps:
         marks: DeviceMarks | None,
     ) -> None:
         self.script_over = False  # it ended within a window
+        self._limits: GpuLimits | None = None
         self._own_pids: frozenset[int] = frozenset()  # of workers, at the last window but trials
         self._session = session
         self._messages = messages
@@ -80,6 +83,8 @@ class TimedSteps:
         if request.mode != "trial":
             memory.reset_gpu_peaks(self._session.device)
         compiles = CompileCount()
+        limits = self._gpu_limits()
+        held_before = limits.counters() if limits is not None else None
         meter = CpuMeter(self._session.channel.n_above)
         clock = self._start_clock(n_steps)
         if profiler is None and not (self._switches.watch_each_step or self._sources.substituting):
@@ -91,6 +96,7 @@ class TimedSteps:
             collections = garbage.stop()
         fetches = window.end_timing()
         cpu = meter.since()
+        held = limits.since(held_before) if limits is not None else None
         compiled = compiles.since()
         if clock.n_steps == 0:
             raise WindowFailedError(reason or "no step ended in this window")
@@ -98,7 +104,19 @@ class TimedSteps:
             raise WindowFailedError(copies.reason)
         answered = copies.counts() if copies is not None else None
         done = self._figures(request, reason, clock.finish(), fetches, cpu, answered)
-        return msgspec.structs.replace(done, compiles=compiled, collections=collections)
+        return msgspec.structs.replace(
+            done, compiles=compiled, collections=collections, gpu_limits=held
+        )
+
+    def _gpu_limits(self) -> GpuLimits | None:
+        """NVML's counters of the GPU trained on, opened at the first window; None without one."""
+        device = self._session.device
+        if device is None or device.type != "cuda" or torch.version.hip is not None:
+            return None
+        if self._limits is None:
+            uuid = getattr(torch.cuda.get_device_properties(device), "uuid", "")
+            self._limits = GpuLimits(str(uuid))
+        return self._limits
 
     def _start_clock(self, n_steps: int) -> StepClock:
         """The window's own clock; the first step begins now."""

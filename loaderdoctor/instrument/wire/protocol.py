@@ -57,6 +57,7 @@ from loaderdoctor.instrument.wire.records import (
     main_loader,
 )
 from loaderdoctor.instrument.wire.stack_records import StackRecord
+from loaderdoctor.instrument.wire.surroundings import GpuLimitRecord
 from loaderdoctor.instrument.wire.tuning import TuningRecord
 from loaderdoctor.settings import Settings
 
@@ -271,6 +272,7 @@ class WindowDone(Message, frozen=True, kw_only=True, omit_defaults=True):
     pages: PageRecord | None = None  # of all batches thrown away so far
     host_bytes: int | None = None  # PSS of the process tree, else RSS sum
     pool_memory: PoolMemoryRecord | None = None  # at its end; None: no workers, or not told
+    gpu_limits: GpuLimitRecord | None = None  # None: no NVML, or not told
     gpu_peak_allocated_bytes: int | None = None
     gpu_peak_reserved_bytes: int | None = None
     tensor_peak_bytes: int | None = None  # the most that tensors in host memory grew in one step

@@ -40,3 +40,17 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     shm_free_bytes: int | None = None
     swap_used_bytes: int | None = None
     gpus: tuple[GpuLook, ...] = ()
+
+
+class GpuLimitRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What held the training GPU's clock down within a window, by NVML's own counters."""
+
+    wall_ns: int  # between the two readings
+    power_ns: int | None = None  # at its power limit
+    thermal_ns: int | None = None  # too hot
+    board_ns: int | None = None  # the board's supply, or the hardware's own brake
+    sm_mhz: int | None = None  # at the window's end
+    max_sm_mhz: int | None = None
+    temperature_c: int | None = None
+    limit_w: float | None = None  # in force
+    max_limit_w: float | None = None  # the most that may be set

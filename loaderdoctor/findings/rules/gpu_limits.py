@@ -1,0 +1,89 @@
+"""A GPU that computes more slowly than it could, for its power limit, heat, or its board."""
+
+from __future__ import annotations
+
+from loaderdoctor import format as fmt
+from loaderdoctor.facts.gpu_limits import GpuLimitFacts
+from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.exposure import severity
+from loaderdoctor.findings.model import Finding, Kind, Severity
+
+# Of the time. An H200 in dense products was held by its power limit for 99 % of it, at 1515 of
+# 1980 MHz; lightly used or idle for none, whatever its clock then was.
+MIN_HELD_SHARE = 0.2
+# Clocks are read once a window, and go in steps of 15 MHz.
+MIN_SLOWED_SHARE = 0.05
+
+
+def gpu_throttled(facts: Facts) -> Finding | None:
+    """The GPU's clock is held down while it computes, by its power limit, heat or its board.
+
+    Decides on: NVML's counters of the time in which each limit held the clock down, over plain
+    windows, and the clock at their ends. What it explains is at most the part of computing that the
+    highest clock would save.
+    Abstains: no NVML (package nvidia-ml-py), a GPU that does not count, or a share of computing
+    that is not known. A clock that is low because the GPU has little to do is counted by none of
+    these limits.
+    Fooled by: kernels bound by memory, which a higher clock would not shorten.
+    """
+    held = facts.gpu_limits
+    computing = facts.share("compute")
+    if held is None or computing is None or held.share < MIN_HELD_SHARE:
+        return None
+    if held.slowed_share < MIN_SLOWED_SHARE:
+        return None
+    share = held.slowed_share * min(1.0, computing)
+    if share < MODERATE_SHARE:
+        return None
+    as_built = held.limit == "power" and not held.limit_lowered
+    return Finding(
+        kind=Kind.GPU_THROTTLED,
+        severity=Severity.LOW if as_built else severity(share),
+        share=share,
+        summary=(
+            f"The GPU is held down by {_what(held)} for {fmt.share(held.share)} of the time: "
+            f"{held.sm_mhz:.0f} of {held.max_sm_mhz:.0f} MHz. Kernels bound by its clock would "
+            f"take up to {fmt.share(held.slowed_share)} less at the highest."
+        ),
+        evidence={
+            "limit": held.limit,
+            "held_share": held.share,
+            "sm_mhz": held.sm_mhz,
+            "max_sm_mhz": held.max_sm_mhz,
+            "temperature_c": held.temperature_c,
+            "power_limit_w": held.limit_w,
+            "max_power_limit_w": held.max_limit_w,
+            "step_ms": facts.step_ms,
+        },
+        advice=_advice(held),
+    )
+
+
+def _what(held: GpuLimitFacts) -> str:
+    if held.limit == "heat":
+        at = f" ({held.temperature_c:.0f} °C)" if held.temperature_c is not None else ""
+        return f"heat{at}"
+    if held.limit == "board":
+        return "its board (power supply or brake)"
+    return (
+        f"its power limit ({held.limit_w:.0f} W)" if held.limit_w is not None else "its power limit"
+    )
+
+
+def _advice(held: GpuLimitFacts) -> str:
+    if held.limit == "heat":
+        return (
+            "Look at its cooling and at what else heats the machine: nvidia-smi -q -d TEMPERATURE."
+        )
+    if held.limit == "board":
+        return "Look at its power supply: nvidia-smi -q -d PERFORMANCE tells which brake is on."
+    if held.limit_lowered and held.max_limit_w is not None:
+        return (
+            f"The limit is set below the {held.max_limit_w:.0f} W that this GPU may take: "
+            "nvidia-smi -pl raises it, where power and cooling allow it."
+        )
+    return (
+        "It computes as fast as its power allows, and nothing is wrong with it: only less work a "
+        "step (lower precision, fewer bytes moved) takes less."
+    )

@@ -20,6 +20,7 @@ from loaderdoctor.findings.exposure import input_cost, loader_id, num_workers
 from loaderdoctor.findings.input_parts import contention_cost, making_cost
 from loaderdoctor.findings.line_names import hot_evidence, hot_sentence
 from loaderdoctor.findings.model import Finding, Kind, Prediction
+from loaderdoctor.findings.storage_words import helps, where
 
 
 def cpu_saturated_workers(facts: Facts) -> Finding | None:
@@ -97,8 +98,9 @@ def storage_bound_workers(facts: Facts) -> Finding | None:
         loader=loader_id(facts),
         summary=(
             f"The {fmt.count(n, 'worker')} {fmt.verb(n, 'spend')} {fmt.share(waiting)} of each "
-            f"batch's {fmt.ms(workers.batch_ms)} waiting (storage, network), not computing, and "
-            f"the loop waits {cost.of_step}. Faster storage, packed files or a cache help."
+            f"batch's {fmt.ms(workers.batch_ms)} waiting (storage, network), not "
+            f"computing{where(facts)}, and the loop waits {cost.of_step}. Faster storage, packed "
+            "files or a cache help."
         ),
         predictions=(
             Prediction(
@@ -119,7 +121,8 @@ def storage_bound_workers(facts: Facts) -> Finding | None:
             "input_ms_per_step": cost.ms,
             "step_ms": cost.step_ms,
         },
-        advice="Keep the data on faster storage, pack small files, or cache samples in memory.",
+        advice="Keep the data on faster storage, pack small files, or cache samples in memory."
+        + helps(facts),
     )
 
 

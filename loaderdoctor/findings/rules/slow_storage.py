@@ -18,6 +18,7 @@ from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE, main_cpu_ms, r
 from loaderdoctor.findings.exposure import Cost, loader_id, num_workers
 from loaderdoctor.findings.input_parts import making_cost
 from loaderdoctor.findings.model import EvidenceValue, Finding, Kind
+from loaderdoctor.findings.storage_words import cached, helps, where
 
 # More workers must be this many times as many, or noise says as much as they do.
 MIN_MORE = 1.5
@@ -66,8 +67,9 @@ def latency_bound_storage(facts: Facts) -> Finding | None:
         facts,
         Kind.LATENCY_BOUND_STORAGE,
         waiting,
-        f"Reading waits for each request{_where(facts)}, {fmt.ms(waiting.wait_ms)} a batch"
-        f"{_reads_words(waiting.workers)}, and not for bandwidth: {_measured(facts, trial)}.",
+        f"Reading waits for each request{where(facts)}, {fmt.ms(waiting.wait_ms)} a batch"
+        f"{_reads_words(facts, waiting.workers)}, and not for bandwidth: "
+        f"{_measured(facts, trial)}.",
         {"num_workers_tried": trial.num_workers, "part_of_ideal": part},
         "Keep more requests in flight: more workers, or a thread pool in the dataset's "
         "__getitems__; and ask for more at once, as packed shards do.",
@@ -97,9 +99,9 @@ def bandwidth_bound_storage(facts: Facts) -> Finding | None:
         facts,
         Kind.BANDWIDTH_BOUND_STORAGE,
         waiting,
-        f"The storage gives all it has{_where(facts)}{about}: {_measured(facts, trial)}. Making "
+        f"The storage gives all it has{where(facts)}{about}: {_measured(facts, trial)}. Making "
         f"a batch waits {fmt.ms(waiting.wait_ms)} of its {fmt.ms(waiting.workers.batch_ms)}"
-        f"{_reads_words(waiting.workers)}.",
+        f"{_reads_words(facts, waiting.workers)}.",
         {
             "num_workers_tried": trial.num_workers,
             "part_of_ideal": part,
@@ -133,7 +135,7 @@ def many_small_reads(facts: Facts) -> Finding | None:
         Kind.MANY_SMALL_READS,
         waiting,
         f"A sample is read in {calls / samples:,.0f} pieces of {fmt.n_bytes(size)}"
-        f"{_where(facts)}, {fmt.ms(waiting.wait_ms / calls)} each: {fmt.ms(waiting.wait_ms)} of "
+        f"{where(facts)}, {fmt.ms(waiting.wait_ms / calls)} each: {fmt.ms(waiting.wait_ms)} of "
         f"the {fmt.ms(waiting.workers.batch_ms)} that a batch takes.",
         {"reads_per_sample": calls / samples, "bytes_per_read": size},
         "Ask for more at once: read a file whole, open it with a larger buffer "
@@ -196,19 +198,12 @@ def _measured(facts: Facts, trial: PoolTrial) -> str:
     )
 
 
-def _where(facts: Facts) -> str:
-    """On which file system, where only one is known and it says something."""
-    loader = facts.main_loader
-    if loader is None or len(loader.file_systems) != 1:
-        return f" ({loader.clients[0]})" if loader is not None and len(loader.clients) == 1 else ""
-    return f" ({fmt.plain(loader.file_systems[0])})"
-
-
-def _reads_words(workers: WorkerFacts) -> str:
+def _reads_words(facts: Facts, workers: WorkerFacts) -> str:
     reads = workers.reads
     if reads is None or reads.bytes_per_batch < MIN_KNOWN_BYTES:
         return ""
-    return f" for {fmt.n_bytes(reads.bytes_per_batch)} in {reads.calls_per_batch:,.0f} reads"
+    read = f" for {fmt.n_bytes(reads.bytes_per_batch)} in {reads.calls_per_batch:,.0f} reads"
+    return read + cached(facts)
 
 
 def _finding(
@@ -237,5 +232,5 @@ def _finding(
             "input_ms_per_step": cost.ms,
             "step_ms": cost.step_ms,
         },
-        advice=advice,
+        advice=advice + helps(facts),
     )

@@ -13,6 +13,7 @@ from loaderdoctor.findings.exposure import copy_cost, exposed, input_cost, loade
 from loaderdoctor.findings.input_parts import making_cost
 from loaderdoctor.findings.line_names import at, line_evidence, seen, seen_enough
 from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.findings.storage_words import helps
 from loaderdoctor.hazards import MIN_AVAILABLE_BYTES
 
 # A disk and the page cache differ by several times. Half as much again is what imports, first
@@ -125,7 +126,7 @@ def many_small_files(facts: Facts) -> Finding | None:
             "step_ms": cost.step_ms,
         },
         advice="Pack the samples into a few large files that are read in order (LMDB, webdataset, "
-        "TFRecord), or copy them to local storage.",
+        "TFRecord), or copy them to local storage." + helps(facts),
     )
 
 

@@ -31,4 +31,6 @@ def file_system(path: str, mounts: str | None = None) -> str | None:
         below = real == point or real.startswith(point.rstrip("/") + "/")
         if below and len(point) >= len(best):  # of two on one place the later covers the other
             best, kind = point, fields[2]
+            if kind == "fuse" and fields[0].replace("-", "").isalnum():
+                kind = f"fuse.{fields[0]}"  # "mountpoint-s3": named by what is mounted alone
     return kind

@@ -60,7 +60,7 @@ LATENCY = Case(
     share=0.8,
     severity=Severity.HIGH,
     evidence={"num_workers_tried": 8, "reads_per_batch": 128.0, "page_cache_share": 0.0},
-    says=("each request (nfs4)", "num_workers=8", "requests in flight"),
+    says=("each request (nfs4: NFS)", "num_workers=8", "requests in flight"),
     silent={
         "no more for more readers": waits(trial(8, 9.9)),
         "computes": waits(trial(8, 2.6), cpu_share=0.9),
@@ -80,7 +80,7 @@ BANDWIDTH = Case(
     share=0.8,
     severity=Severity.HIGH,
     evidence={"num_workers_tried": 8, "bytes_per_s": 6.4e8},
-    says=("gives all it has (nfs4), about 610 MiB a second", "num_workers=8", "fewer bytes"),
+    says=("gives all it has (nfs4: NFS), about 610 MiB a second", "num_workers=8", "fewer bytes"),
     silent={
         "each reader gets as much": waits(trial(8, 2.6)),
         "half of it": waits(trial(8, 6.5)),

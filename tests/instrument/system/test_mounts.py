@@ -16,6 +16,8 @@ tmpfs /data/scratch tmpfs rw 0 0
 sshfs#host: /my\\040disk fuse.sshfs rw 0 0
 overlay /twice overlay rw 0 0
 s3 /twice fuse.s3fs rw 0 0
+mountpoint-s3 /objects fuse ro 0 0
+/dev/fuse /odd fuse ro 0 0
 broken
 """
 
@@ -30,6 +32,8 @@ broken
         ("/data/scratch/x", "tmpfs"),
         ("/my disk/x", "fuse.sshfs"),
         ("/twice/x", "fuse.s3fs"),
+        ("/objects/x", "fuse.mountpoint-s3"),
+        ("/odd/x", "fuse"),
     ],
 )
 def test_the_deepest_mount_tells_and_of_two_on_one_place_the_later(path: str, kind: str) -> None:

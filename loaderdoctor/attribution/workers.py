@@ -98,6 +98,7 @@ def _facts(chosen: Selection, n_steps: int, sampled_in: Sequence[Selection]) -> 
     start_ns, end_ns = chosen.start_ns, chosen.end_ns
     datasets = {i.dataset for i in chosen.iterators}
     making_ns = batches.end_ns - batches.begin_ns
+    collecting_ms, full_collections = _collecting(chosen) if chosen.n_workers else (None, None)
     split = batches.collate_ns >= 0
     fetch_end_ns = np.where(split, batches.collate_ns, batches.end_ns)
     durations = log.samples.duration_ns[np.isin(log.samples.batch, chosen.rows)]
@@ -146,7 +147,19 @@ def _facts(chosen: Selection, n_steps: int, sampled_in: Sequence[Selection]) -> 
         run_wait_share=_run_wait_share(chosen) if in_workers else None,
         receive_ms=_receive_ms(chosen) if in_workers else None,
         reads=_reads(chosen) if in_workers else None,
+        collecting_ms=collecting_ms,
+        full_collections=full_collections,
     )
+
+
+def _collecting(chosen: Selection) -> tuple[float | None, float | None]:
+    """Milliseconds and full collections a batch, over what these workers told of their life."""
+    counts = [w.collected for w in chosen.workers if w.collected is not None]
+    n_batches = sum(c.n_batches for c in counts)
+    if not n_batches:
+        return None, None
+    ms = sum(c.ns for c in counts) / NS_PER_MS / n_batches
+    return ms, sum(c.n_full for c in counts) / n_batches
 
 
 def _reads(chosen: Selection) -> ReadFacts | None:

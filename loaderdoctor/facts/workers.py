@@ -90,6 +90,9 @@ class WorkerFacts:
     # asking for the next. None: no workers, or their deliveries were not recorded.
     receive_ms: float | None = None
     reads: ReadFacts | None = None  # None: no workers, or the system does not count
+    # Of making a batch, Python's garbage collector in the worker; how many full ones a batch.
+    collecting_ms: float | None = None  # None: no workers, or not recorded
+    full_collections: float | None = None
 
     @property
     def waiting_share(self) -> float | None:

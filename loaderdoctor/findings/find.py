@@ -36,7 +36,7 @@ from loaderdoctor.findings.rules.copies import (
     pin_ineffective,
     wide_dtype_copy,
 )
-from loaderdoctor.findings.rules.garbage import gc_pauses
+from loaderdoctor.findings.rules.garbage import gc_in_workers, gc_pauses
 from loaderdoctor.findings.rules.gpu_limits import gpu_throttled
 from loaderdoctor.findings.rules.host import launch_bound, sync_every_step
 from loaderdoctor.findings.rules.loop_work import work_between_steps
@@ -120,6 +120,7 @@ RULES: tuple[Rule, ...] = (
     autotuning_each_shape,
     compute_depends_on_new_shapes,
     gc_pauses,
+    gc_in_workers,
     gpu_throttled,
     data_parallel,
     tf32_off,

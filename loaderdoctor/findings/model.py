@@ -65,6 +65,7 @@ class Kind(str, Enum):
     BANDWIDTH_BOUND_STORAGE = "bandwidth-bound-storage"
     MANY_SMALL_READS = "many-small-reads"
     GC_PAUSES = "gc-pauses"
+    GC_IN_WORKERS = "gc-in-workers"
     GPU_THROTTLED = "gpu-throttled"
     DATA_PARALLEL = "data-parallel"
     TF32_OFF = "tf32-off"

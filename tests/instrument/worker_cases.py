@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import random
@@ -254,3 +255,14 @@ class Keeping(Dataset[Any]):
     def __getitem__(self, index: int) -> int:
         self.kept[index] = index
         return self.square(index % 40)
+
+
+class Collected(Dataset[Any]):
+    """Has the garbage collected for each sample."""
+
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> int:
+        gc.collect()
+        return index

@@ -6,7 +6,8 @@ from loaderdoctor import format as fmt
 from loaderdoctor.facts.loop import CollectionFacts
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.exposure import has_accelerator, host_share, severity
+from loaderdoctor.findings.exposure import has_accelerator, host_share, loader_id, severity
+from loaderdoctor.findings.input_parts import making_cost
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 
 # Below a moderate share, pauses count where they make steps twice as long: several of them, and no
@@ -15,6 +16,8 @@ MIN_DOUBLED_SHARE = 0.01
 MIN_DOUBLED = 3
 # What a line asks for is the cause where it is most of what collecting takes.
 MOSTLY = 0.5
+# Of making a batch: less is what any Python that makes objects pays.
+MIN_BATCH_SHARE = 0.1
 # The first step of an optimizer loads 900 more modules of torch (2.14): of 316,000 objects there
 # are then, 135,000 would be missed by freezing before it.
 _FREEZE = (
@@ -70,6 +73,48 @@ def gc_pauses(facts: Facts) -> Finding | None:
         },
         advice=_advice(seen) + (_RANKS if n_ranks > 1 else ""),
         predictions=() if asked_for(seen) else (_manual(share, step_ms),),
+    )
+
+
+def gc_in_workers(facts: Facts) -> Finding | None:
+    """Python's garbage collector takes a good part of the workers' time for making batches.
+
+    Decides on: time in collections as each worker's collector tells it / time of making a batch,
+    and the exposed input time that making batches explains.
+    Abstains: no workers, not recorded, or the pool keeps up with the step.
+    Fooled by: collections while a worker waits for its next index, which cost nothing: few, since
+    nothing is made then.
+    """
+    workers, cost = facts.workers, making_cost(facts)
+    if workers is None or cost is None or not workers.collecting_ms or workers.batch_ms <= 0:
+        return None
+    of_batch = min(1.0, workers.collecting_ms / workers.batch_ms)
+    part = cost.part(cost.ms * of_batch)
+    if of_batch < MIN_BATCH_SHARE or part.share < MODERATE_SHARE:
+        return None
+    full = workers.full_collections or 0.0
+    every = f", a full collection every {fmt.number(1 / full)} batches" if 0 < full < 1 else ""
+    return Finding(
+        kind=Kind.GC_IN_WORKERS,
+        severity=part.severity,
+        share=part.share,
+        loader=loader_id(facts),
+        summary=(
+            f"Python's garbage collector takes {fmt.ms(workers.collecting_ms)} of the "
+            f"{fmt.ms(workers.batch_ms)} that a worker needs for a batch{every}, while the loop "
+            f"waits {cost.of_step}. It looks at every list, dict and object of the dataset again "
+            "and again, and in forked workers copies their memory by that."
+        ),
+        evidence={
+            "collecting_ms_per_batch": workers.collecting_ms,
+            "full_collections_per_batch": full,
+            "batch_ms": workers.batch_ms,
+            "collecting_share_of_batch": of_batch,
+            "input_ms_per_step": cost.ms,
+            "step_ms": cost.step_ms,
+        },
+        advice="gc.collect(); gc.freeze() once the dataset is there and before the workers start: "
+        "what it holds is never looked at again. Or a worker_init_fn that calls gc.disable().",
     )
 
 

@@ -117,6 +117,15 @@ class ReadCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CollectedCount:
+    """What Python's garbage collector did in a worker while it made these batches."""
+
+    n_batches: int
+    n_full: int
+    ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRecord:
     """A process that recorded: a worker, or the training process (`worker` -1)."""
 
@@ -133,6 +142,7 @@ class ProcessRecord:
     # Of its life, the main thread stood ready in a run queue with no CPU free (0…1, Linux).
     run_wait_share: float | None = None
     reads: ReadCount | None = None  # None: not told by the system, or no batch between two looks
+    collected: CollectedCount | None = None  # None: not recorded, or no batch between two looks
     # Containers of the dataset that became longer: attribute path, entries at first and at last.
     grown: tuple[tuple[str, int, int], ...] = ()
 

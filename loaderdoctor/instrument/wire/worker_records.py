@@ -34,6 +34,7 @@ from loaderdoctor.instrument.wire.worker_log import (
     MAIN_PROCESS,
     Batches,
     BatchSpans,
+    CollectedCount,
     IteratorRecord,
     LineCount,
     ProcessRecord,
@@ -144,6 +145,8 @@ class _Raw:
                 process.setdefault("run_wait", (more["described_ns"], more["run_wait_ns"]))
             if more.get("reads") is not None:
                 process.setdefault("first_reads", more["reads"])
+            if more.get("collected") is not None:
+                process.setdefault("first_collected", more["collected"])
             if more.get("held") is not None:
                 process.setdefault("first_held", more["held"])
             process.update(more)
@@ -279,7 +282,7 @@ _SENSELESS = (
     StructError, msgspec.MsgspecError, OSError,
 )  # fmt: skip
 _REASON_LENGTH = 200
-Record = TypeVar("Record", ProcessRecord, LineCount, TransformTime, ReadCount)
+Record = TypeVar("Record", ProcessRecord, LineCount, TransformTime, ReadCount, CollectedCount)
 
 
 def _typed(kind: type[Record], **values: Any) -> Record:
@@ -330,6 +333,15 @@ def _reads(value: dict[str, Any]) -> ReadCount | None:
     )
 
 
+def _collected(value: dict[str, Any]) -> CollectedCount | None:
+    """Between the first and the last time that the process described itself."""
+    first, last = value.get("first_collected"), value.get("collected")
+    if first is None or last is None or last[0] <= first[0]:
+        return None
+    n_batches, n_full, ns = (b - a for a, b in zip(first, last, strict=True))
+    return _typed(CollectedCount, n_batches=n_batches, n_full=n_full, ns=ns)
+
+
 def _grown(value: dict[str, Any]) -> tuple[tuple[str, int, int], ...]:
     """Of the dataset's containers those that became longer, most first."""
     first, last = value.get("first_held") or {}, value.get("held") or {}
@@ -353,5 +365,6 @@ def _process(value: dict[str, Any]) -> ProcessRecord:
         native_threads=value.get("native_threads"),
         run_wait_share=_run_wait_share(value),
         reads=_reads(value),
+        collected=_collected(value),
         grown=_grown(value),
     )

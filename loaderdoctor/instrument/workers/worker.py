@@ -42,7 +42,7 @@ from loaderdoctor.instrument.workers.fetch_clock import (
 )
 from loaderdoctor.instrument.workers.loop_arguments import find_argument, find_queues
 from loaderdoctor.instrument.workers.worker_sampling import LineSampler, python_threads
-from loaderdoctor.instrument.workers.worker_state import state
+from loaderdoctor.instrument.workers.worker_state import Collecting, state
 
 # Native thread pools start with first use: they are counted after this many batches, then again
 # at twice as many, and so on.
@@ -158,6 +158,7 @@ class WorkerWrapper:
         self._writer = writer
         # What the worker fetches from, once it has a fetcher; not kept alive.
         self._dataset: Callable[[], object] = _nothing
+        self._collecting = Collecting()
         self._serial = serial
         self._worker = worker
         self._epoch = 0
@@ -342,7 +343,7 @@ class WorkerWrapper:
         self._writer.add_json(
             Kind.PROCESS,
             {
-                **state(self._n_batches, self._dataset()),
+                **state(self._n_batches, self._dataset(), self._collecting),
                 "described_ns": time.perf_counter_ns(),
                 **more,
             },

@@ -5,8 +5,10 @@ Asked after its start, after 4, 8, 16 … batches and at its end: a fraction of 
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,29 @@ MAX_DEPTH = 3  # datasets that wrap one another
 _CONTAINERS = (list, dict, set, deque, bytearray)
 
 
-def state(n_batches: int, dataset: object) -> dict[str, Any]:
+class Collecting:
+    """Counts what Python's garbage collector does in this worker, by a callback of its own."""
+
+    def __init__(self) -> None:
+        self.n_full = 0
+        self.ns = 0
+        self._began_ns = 0
+        gc.callbacks.append(self._called)
+
+    def _called(self, phase: str, info: dict[str, Any]) -> None:
+        now = time.perf_counter_ns()
+        if phase == "start":
+            self._began_ns = now
+        elif self._began_ns:
+            self.ns += now - self._began_ns
+            self.n_full += info["generation"] == 2
+            self._began_ns = 0
+
+
+def state(n_batches: int, dataset: object, collecting: Collecting) -> dict[str, Any]:
     """As it is recorded; None for what the system does not tell."""
     return {
+        "collected": [n_batches, collecting.n_full, collecting.ns],
         "cores": _affinity(),
         "torch_threads": torch.get_num_threads(),
         "native_threads": _native_threads(),

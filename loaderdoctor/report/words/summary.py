@@ -39,6 +39,7 @@ CAUSES: Mapping[Kind, str] = {
     Kind.WORKERS_SHARE_A_CORE: "the workers share one core",
     Kind.THREAD_OVERSUBSCRIPTION: "more threads run than there are CPUs",
     Kind.IDLE_WORKERS: "some workers have nothing to do",
+    Kind.GC_IN_WORKERS: "Python's garbage collector stops the workers",
     Kind.UNEVEN_SHARDS: "some workers come to the end of their shards early",
     Kind.GIL_CONTENTION: "a loading thread holds the interpreter that the loop needs",
     Kind.BATCH_PAGE_FAULTS: "the loop maps each batch's new shared memory page by page",

@@ -10,8 +10,8 @@ from loaderdoctor.facts.loop import CollectionFacts
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind, Severity
-from loaderdoctor.findings.rules.garbage import gc_pauses
-from tests.findings.builders import healthy, shares
+from loaderdoctor.findings.rules.garbage import gc_in_workers, gc_pauses
+from tests.findings.builders import healthy, shares, with_exposed, workers
 from tests.findings.case import Case, check_fires, check_silent
 
 SEEN = CollectionFacts(
@@ -110,3 +110,40 @@ def test_both_ways_to_spare_the_steps_are_tried_and_none_where_a_line_asks() -> 
 def test_lines_that_collections_fall_into_are_not_the_cause() -> None:
     kinds = {x.kind for x in find(collecting())}
     assert Kind.GC_PAUSES in kinds
+
+
+def in_workers(collecting_ms: float | None = 8.0, *, input_: float = 0.6, **more: Any) -> Facts:
+    """Four workers that take 40 ms a batch: 6 of 10 ms a step."""
+    pool = workers(
+        batch_ms=40.0, collecting_ms=collecting_ms, full_collections=0.25, idle_share=0.0, **more
+    )
+    return replace(with_exposed(input_=input_), workers=pool)
+
+
+IN_WORKERS = Case(
+    rule=gc_in_workers,
+    ill=in_workers(),
+    share=0.12,
+    severity=Severity.MODERATE,
+    evidence={"collecting_ms_per_batch": 8.0, "collecting_share_of_batch": 0.2},
+    says=(
+        "8.00 ms of the 40.0 ms that a worker needs",
+        "a full collection every 4.00 batches",
+        "gc.freeze()",
+    ),
+    silent={
+        "little of a batch": in_workers(2.0),
+        "none": in_workers(0.0),
+        "the loop does not wait": in_workers(input_=0.0),
+        "the pool keeps up": in_workers(input_=0.02),
+    },
+    missing={
+        "not recorded": in_workers(None),
+        "no workers recorded": replace(in_workers(), workers=None),
+    },
+)
+
+
+def test_gc_in_workers() -> None:
+    check_fires(IN_WORKERS)
+    check_silent(IN_WORKERS)

@@ -446,3 +446,16 @@ def test_containers_of_the_dataset_that_grow_in_a_worker_are_named(records: Path
     assert len(grown) == 2
     assert all([name for name, _, _ in one] == ["kept", "square()"] for one in grown)
     assert sum(last - first for ((_, first, last), _) in grown) == len(cases.Keeping())
+
+
+def test_collections_in_a_worker_are_counted_and_its_collector_is_left_as_it_was(
+    records: Path,
+) -> None:
+    loader = cases.loader(cases.Collected(), num_workers=1, batch_size=4)
+    for _ in loader:
+        pass
+    (counted,) = [p.collected for p in finished(records).processes if p.role == "worker"]
+    assert counted is not None
+    # Asked for once a sample; the first batches are before the first look.
+    assert counted.n_full >= 4 * counted.n_batches > 0
+    assert counted.ns > 0

@@ -80,10 +80,11 @@ def binds(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
     return any(True for _ in values_of(function, name))
 
 
-def assigns_to(sources: Iterable[Source], path: tuple[str, ...]) -> bool:
+def assigns_to(sources: Iterable[Source], path: tuple[str, ...], *, one_rank: bool) -> bool:
     """Whether the files assign to what the path names, whatever they call what holds it.
 
-    `args.workers = min(args.workers, 4)`: what was parsed is not what is read then.
+    `args.workers = min(args.workers, 4)`: what was parsed is not what is read then. With
+    `one_rank`, what is done only where there are several (`if args.distributed:`) is not done.
     """
     key = _key(path)
     for source in sources:
@@ -92,9 +93,32 @@ def assigns_to(sources: Iterable[Source], path: tuple[str, ...]) -> bool:
                 continue
             other = _key(path_of(node) or ()) if isinstance(node.ctx, ast.Store) else ()
             shorter = min(len(key), len(other))
-            if shorter and key[-shorter:] == other[-shorter:]:
+            if not shorter or key[-shorter:] != other[-shorter:]:
+                continue
+            if not (one_rank and _of_several_ranks(source, node)):
                 return True
     return False
+
+
+def _of_several_ranks(source: Source, node: ast.AST) -> bool:
+    """Whether it stands in the body of `if args.distributed:` or of `if world_size > 1:`."""
+    parent = source.parents.get(node)
+    while parent is not None:
+        if isinstance(parent, ast.If) and node in parent.body:
+            tests = parent.test.values if isinstance(parent.test, ast.BoolOp) else [parent.test]
+            every = not isinstance(parent.test, ast.BoolOp) or isinstance(parent.test.op, ast.And)
+            if any(map(_says_several, tests)) if every else all(map(_says_several, tests)):
+                return True
+        node, parent = parent, source.parents.get(parent)
+    return False
+
+
+def _says_several(test: ast.expr) -> bool:
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Gt):
+        path, limit = path_of(test.left), test.comparators[0]
+        return path is not None and path[-1] == "world_size" and ast.unparse(limit) == "1"
+    path = path_of(test)
+    return path is not None and path[-1] == "distributed"
 
 
 def _key(path: tuple[str, ...]) -> tuple[str, ...]:

@@ -97,7 +97,10 @@ def _option_of_argument(facts: Facts, name: str) -> Option | None:
         unpacked = node is None
         if node is None:
             node = _unpacked(made.source, made.call, name)
-        option = option_of(sources, made.source, node) if node is not None else None
+        option = None
+        if node is not None:
+            one_rank = facts.script is not None and facts.script.n_ranks == 1
+            option = option_of(sources, made.source, node, one_rank=one_rank)
         if option is not None and unpacked and "hydra" in made.source.text:
             # The configuration may not have this key yet: `++` sets it either way.
             option = replace(option, names=tuple(f"++{key}" for key in option.names))

@@ -28,14 +28,20 @@ MAX_DEPTH = 8
 _GETENV = ("os.environ.get", "environ.get", "os.getenv", "getenv")
 
 
-def option_of(sources: Sequence[Source], source: Source, node: ast.expr) -> Option | None:
-    """The option whose value, unchanged, this expression is; None where there is none."""
-    return _Finder(sources).of(source, node, 0)
+def option_of(
+    sources: Sequence[Source], source: Source, node: ast.expr, *, one_rank: bool = False
+) -> Option | None:
+    """The option whose value, unchanged, this expression is; None where there is none.
+
+    `one_rank`: the script ran as one, so what it does for several was not done.
+    """
+    return _Finder(sources, one_rank).of(source, node, 0)
 
 
 class _Finder:
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[Source], one_rank: bool) -> None:
         self._sources = sources
+        self._one_rank = one_rank
 
     def of(self, source: Source, node: ast.expr, depth: int) -> Option | None:
         if depth > MAX_DEPTH:
@@ -196,7 +202,7 @@ class _Finder:
     def _of_path(
         self, source: Source, node: ast.expr, path: tuple[str, ...], depth: int
     ) -> Option | None:
-        if assigns_to(self._sources, path):
+        if assigns_to(self._sources, path, one_rank=self._one_rank):
             return None
         root = next(x for x in ast.walk(node) if isinstance(x, ast.Name))
         made = self._held(source, root, path[:-1])

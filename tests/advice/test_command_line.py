@@ -259,6 +259,31 @@ def test_what_is_assigned_to_another_path_leaves_the_option() -> None:
     assert _options(started(text), num_workers=9) == ("--workers 9",)
 
 
+@pytest.mark.parametrize(
+    ("test", "n_ranks", "is_option"),
+    [
+        ("args.distributed", 1, True),
+        ("args.distributed", 2, False),
+        ("torch.cuda.is_available() and args.distributed", 1, True),
+        ("args.world_size > 1", 1, True),
+        ("torch.cuda.is_available() or args.distributed", 1, False),
+        ("not args.distributed", 1, False),
+        ("args.data", 1, False),
+    ],
+)
+def test_what_is_computed_for_several_ranks_leaves_the_option_of_one(
+    test: str, n_ranks: int, is_option: bool
+) -> None:
+    text = ARGPARSE + f"if {test}:\n    if args.data:\n        args.workers //= 2\n"
+    facts = started(text + LOADER.format("args.workers"), n_ranks=n_ranks)
+    assert _options(facts, num_workers=9) == (("-j 9",) if is_option else None)
+
+
+def test_what_is_computed_where_there_is_one_rank_is_no_option() -> None:
+    text = ARGPARSE + "if args.distributed:\n    pass\nelse:\n    args.workers //= 2\n"
+    assert _options(started(text + LOADER.format("args.workers")), num_workers=9) is None
+
+
 def test_a_word_is_written_in_code_where_those_before_it_are_missing() -> None:
     text = PLAIN + LOADER.format("int(sys.argv[2]) if len(sys.argv) > 2 else 4")
     facts = started(text)

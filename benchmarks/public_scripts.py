@@ -179,12 +179,14 @@ def said_by(report: dict[str, Any]) -> dict[str, Any]:
     seen = ablation.get("seen_ms") or {}
     interval = (ablation.get("ci_ms") or {}).get("input_ms")
     wall_ms = step["wall_ms"]
+    shares, bound = report["shares"] or {}, report["verdict"]["bound"]
     return {
-        "bound": report["verdict"]["bound"],
+        "bound": bound,
         "severity": report["verdict"]["severity"],
         "summary": report["verdict"]["summary"],
         "step_ms": wall_ms,
-        "input": (report["shares"] or {}).get("input"),
+        "bound_share": shares.get(bound) if bound in ("copy", "host") else None,
+        "input": shares.get("input"),
         "noise": (interval[1] - interval[0]) / 2 / wall_ms if interval and wall_ms else 0.0,
         "wait_ms": (seen.get("wait") or [None])[0],
         "findings": [f"{f['kind']} {f['severity']}" for f in report["findings"]],
@@ -273,7 +275,8 @@ def why_wrong(
     margin = max(MARGIN, truth.noise + said["noise"])
     if said["bound"] == "input" and needed is not None and truth.share < needed - margin:
         wrong.append(f"false {said['severity']}")
-    if said["bound"] not in ("input", None, "none") and truth.share > 0.5 + slack:
+    own = said.get("bound_share") or 0.0
+    if said["bound"] not in ("input", None, "none") and truth.share - slack > max(MODERATE, own):
         wrong.append(f"bound: input, not {said['bound']}")
     if said["bound"] in (None, "none"):
         wrong.append("no verdict")

@@ -92,12 +92,14 @@ def test_the_share_is_what_ready_batches_save_and_its_noise_what_runs_differ_by(
     assert noisy.noise > 0.1
 
 
-def said(bound: str, share: float, noise: float = 0.0) -> dict[str, Any]:
-    return {"said": {"bound": bound, "severity": "high", "input": share, "noise": noise}}
+def said(bound: str, share: float, host: float | None = None) -> dict[str, Any]:
+    row = {"bound": bound, "severity": "high", "input": share, "noise": 0.0, "bound_share": host}
+    return {"said": row}
 
 
 CASE = public_cases.Case(name="x", clone="examples", folder="x")
 FED = truth_of([timing_like(100)], [timing_like(99)])
+MIXED = truth_of([timing_like(100)], [timing_like(82)])
 STARVED = truth_of([timing_like(100)], [timing_like(30)])
 
 
@@ -109,6 +111,8 @@ STARVED = truth_of([timing_like(100)], [timing_like(30)])
         (said("input", 0.40), FED, ["false high", "input +39 points"]),
         (said("compute", 0.10), STARVED, ["bound: input, not compute", "input -60 points"]),
         (said("none", 0.70), STARVED, ["no verdict"]),
+        (said("host", 0.15), MIXED, ["bound: input, not host"]),
+        (said("host", 0.15, host=0.3), MIXED, []),  # the larger cause
     ],
 )
 def test_a_row_is_wrong_where_bound_or_share_are(row: Any, truth: Any, wrong: list[str]) -> None:

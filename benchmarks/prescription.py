@@ -78,7 +78,7 @@ class Share:
     """What one of the scripts that run side by side may use."""
 
     cpus: tuple[int, ...]
-    gpu: int | None
+    gpu: str | None  # as CUDA_VISIBLE_DEVICES names it
 
 
 class StepError(Exception):
@@ -115,7 +115,7 @@ def public_scripts(names: Sequence[str], clones: Path, temporary: Path) -> list[
         images.mkdir(exist_ok=True)
         (images / part).symlink_to(make_cutouts(default_folder(), n))
     data = str(images)
-    device = "cuda" if _n_gpus() else "cpu"
+    device = "cuda" if _gpus() else "cpu"
     every = {
         "imagenet": ("examples/imagenet", "main.py", "-a", "resnet18", "-j", "1", "-b", "32", data),
         "timm": (
@@ -136,12 +136,12 @@ def public_scripts(names: Sequence[str], clones: Path, temporary: Path) -> list[
 
 def shares(n: int) -> list[Share]:
     """The machine in `n` equal parts."""
-    cpus, gpus = sorted(os.sched_getaffinity(0)), _n_gpus()
+    cpus, gpus = sorted(os.sched_getaffinity(0)), _gpus()
     each = max(1, len(cpus) // n)
     return [
         Share(
             cpus=tuple(cpus[i * each : (i + 1) * each]) or tuple(cpus),
-            gpu=i % gpus if gpus else None,
+            gpu=gpus[i % len(gpus)] if gpus else None,
         )
         for i in range(n)
     ]
@@ -204,7 +204,7 @@ def _ours(
     path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
     environment = dict(os.environ, PYTHONPATH=path)
     if share.gpu is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = str(share.gpu)
+        environment["CUDA_VISIBLE_DEVICES"] = share.gpu
     process = subprocess.Popen(
         [sys.executable, "-m", "loaderdoctor", *words],
         cwd=cwd,
@@ -324,10 +324,13 @@ def run_all(cases: Sequence[Case], args: argparse.Namespace) -> list[dict[str, A
     return [rows[case.name] for case in cases]
 
 
-def _n_gpus() -> int:
+def _gpus() -> list[str]:
+    """Those that this process may use, in its own caller's names."""
     import torch
 
-    return torch.cuda.device_count()
+    n = torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",")[:n] if visible else [str(i) for i in range(n)]
 
 
 def machine() -> str:

@@ -81,6 +81,16 @@ def test_a_row_holds_where_the_promise_and_the_losses_do(
     assert "1 of 2 held." in out
 
 
+def test_gpus_are_those_that_the_caller_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert [part.gpu for part in prescription.shares(3)] == ["3", "5", "3"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert [part.gpu for part in prescription.shares(2)] == ["0", "1"]
+
+
 def test_the_machine_is_divided_without_overlap() -> None:
     parts = prescription.shares(2)
     assert len(parts) == 2

@@ -3,9 +3,10 @@
     python docs/make_screens.py FOLDER [RUN …]
 
 Without runs of the small reports that the golden files show. Each becomes NAME-80.png and
-NAME-140.png (a terminal of so many columns), NAME-desk.png, NAME-phone.png and NAME-phone-dark.png
-(report.html). Read each for fifteen seconds and say in one sentence what is wrong and what to do;
-what you can't say is what to mend. Needs Chromium.
+NAME-140.png (a terminal of so many columns), and NAME-desk.png, NAME-desk-dark.png, NAME-phone.png
+and NAME-phone-dark.png (report.html as far as two screens show it). Read each for fifteen seconds
+and say in one sentence what is wrong and what to do; what you can't say is what to mend. Needs
+Chromium.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ from tests.report.browser import Page, browser
 from tests.report.console.test_page import REPORTS
 
 TERMINALS = (80, 140)  # columns
-SCREENS = {"desk": (1280, False), "phone": (390, False), "phone-dark": (390, True)}
+SCREENS = {  # width and height in pixels, and whether the reader's system is dark
+    "desk": (1280, 1600, False),
+    "desk-dark": (1280, 1600, True),
+    "phone": (390, 1688, False),
+    "phone-dark": (390, 1688, True),
+}
 
 
 def named_reports(runs: list[Path]) -> Iterator[tuple[str, Report, str]]:
@@ -47,9 +53,9 @@ def draw(page: Page, name: str, report: Report, written: str, folder: Path) -> N
         page.picture(drawn.with_suffix(".png"))
     source = folder / f"{name}.html"
     source.write_text(written, encoding="utf-8")
-    for screen, (width, dark) in SCREENS.items():
-        page.open(source, width=width, dark=dark)
-        page.picture(folder / f"{name}-{screen}.png")
+    for screen, (width, height, dark) in SCREENS.items():
+        page.open(source, width=width, height=height, dark=dark)
+        page.picture(folder / f"{name}-{screen}.png", whole=False)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from loaderdoctor import format as fmt
 from loaderdoctor.commands.analyze.command import AnalyzeOptions, analyze
-from loaderdoctor.report.charts.subjects import workers_by_prefetch
+from loaderdoctor.report.charts.subjects import step_bars, workers_by_prefetch
 from loaderdoctor.report.html.figures import HtmlExtras, charts_of
 from loaderdoctor.report.html.page import html
 from loaderdoctor.report.model import Report
@@ -96,7 +97,7 @@ def test_every_kind_of_report_becomes_a_page_that_says_its_verdict(name: str) ->
 def test_the_answer_stands_before_everything_else() -> None:
     text = words(html(samples.input_bound()))
     order = ["Input-bound", "Waiting for the loader costs", "The step", "What it would be",
-             "Findings", "What to change", "How it was measured", "Environment"]  # fmt: skip
+             "What to change", "Findings", "How it was measured", "Environment"]  # fmt: skip
     places = [text.index(part) for part in order]
     assert places == sorted(places)
 
@@ -260,3 +261,23 @@ def test_nothing_is_imported_for_the_page_before_it_is_written() -> None:
 
 def test_extras_are_optional() -> None:
     assert html(samples.healthy()) == html(samples.healthy(), HtmlExtras())
+
+
+def test_outside_the_steps_what_if_is_said_to_be_of_the_step() -> None:
+    report = samples.input_bound()
+    outside = msgspec.structs.replace(
+        report, verdict=msgspec.structs.replace(report.verdict, bound="outside")
+    )
+    assert "What the step itself would be" in words(html(outside))
+    assert "What the step itself would be" not in words(html(report))
+
+
+def test_steps_of_other_batch_sizes_are_drawn_for_as_many_samples() -> None:
+    trials = (samples.trial("as is", 192.0), samples.trial("batch 128", 961.0, cost_ms=240.25))
+    report = msgspec.structs.replace(samples.sweep(), trials=trials, best=None)
+    own, larger = step_bars(report, (("as is", 0), ("batch 128", 1)))
+    assert (own.value, larger.value) == (192.0, 240.25)
+    assert larger.interval == pytest.approx((0.98 * 240.25, 1.02 * 240.25))
+    assert larger.text.startswith("240 ")
+    assert "for as many samples" in words(html(report))
+    assert "for as many samples" not in words(html(samples.sweep()))

@@ -112,7 +112,7 @@ def _times(report: Report, members: Sequence[int]) -> tuple[tuple[Bar, ...], str
     epochs = []
     for bar, trial in zip(bars, trials, strict=True):
         epoch_s, ci = trial.epoch_s or 0.0, bar.interval
-        scale = epoch_s / (trial.step_ms or 1.0)
+        scale = epoch_s / (trial.compared_ms or 1.0)  # bars are for as many samples
         interval = (ci[0] * scale, ci[1] * scale) if ci is not None else None
         text = fmt.seconds(epoch_s)
         epochs.append(replace(bar, value=epoch_s, interval=interval, text=text, fill="plain"))

@@ -124,21 +124,31 @@ Labelled = Sequence[tuple[str, int]]  # how a row is called, and which trial it 
 
 
 def step_bars(report: Report, rows: Labelled) -> tuple[Bar, ...]:
-    """Step times of trials, with their intervals and marks."""
+    """Step times of trials, with their intervals and marks: for as many samples each."""
     return tuple(_step_bar(report, label, index) for label, index in rows)
 
 
 def _step_bar(report: Report, label: str, index: int) -> Bar:
     trial, mark = report.trials[index], trial_mark(report, index)[0]
-    text = fmt.ms(trial.step_ms, trial.step_ms_ci) if is_clear(trial) else UNCLEAR
+    compared_ms, ci = trial.compared_ms or 0.0, trial.step_ms_ci
+    if trial.step_ms and ci is not None:
+        ci = (ci[0] * compared_ms / trial.step_ms, ci[1] * compared_ms / trial.step_ms)
+    text = fmt.ms(compared_ms, ci) if is_clear(trial) else UNCLEAR
     fill = next((f for word, f in _FILLS.items() if word in mark), "mark" if not index else "plain")
     return Bar(
         label=fmt.plain(label),
-        value=trial.step_ms or 0.0,
+        value=compared_ms,
         text=f"{text}  {mark}" if mark else text,
         fill=fill,
-        interval=trial.step_ms_ci,
+        interval=ci,
     )
+
+
+def time_note(report: Report) -> str:
+    """What the bars of `step_bars` measure."""
+    unlike = any(trial.step_ms != trial.compared_ms for trial in report.trials)
+    samples = ", for as many samples as the loop's own step has" if unlike else ""
+    return f"Milliseconds a step{samples}, fastest first; whiskers are 95 % intervals."
 
 
 def time_legend(report: Report) -> Iterator[tuple[str, str]]:

@@ -20,6 +20,7 @@ from loaderdoctor.report.words.first_screen import (
     step_notes,
     what_if,
     what_if_notes,
+    what_if_title,
 )
 from loaderdoctor.report.words.outside import share_words
 from loaderdoctor.report.words.parts import Part, parts_of
@@ -130,7 +131,7 @@ def ablation(report: Report, *, brief: bool = False) -> RenderableType | None:
         gain = fmt.ratio(row.gain) if row.gain is not None else ""
         grid.add_row(row.words, row.figure, bar, gain)
     notes = [Text(plain(note), style="bright_black") for note in what_if_notes(report, brief=brief)]
-    return section("What it would be", grid, *notes)
+    return section(what_if_title(report), grid, *notes)
 
 
 def findings(found: Sequence[Finding]) -> RenderableType | None:

@@ -24,6 +24,7 @@ from loaderdoctor.report.charts.subjects import (
     share_stacks,
     step_bars,
     time_legend,
+    time_note,
     workers_by_prefetch,
 )
 from loaderdoctor.report.gpu_model import GpuBusy
@@ -207,14 +208,14 @@ def _trials(report: Report) -> Iterator[Chart]:
     alike = report.by_hardware[0][2] if report.trials else ()  # unlike machines are not compared
     ran = [(i, t) for i, t in enumerate(report.trials) if t.status == "ok" and t.step_ms]
     ran = [(i, t) for i, t in ran if i in alike]
-    ran.sort(key=lambda item: (not is_clear(item[1]), item[1].step_ms or 0.0))
+    ran.sort(key=lambda item: (not is_clear(item[1]), item[1].compared_ms or 0.0))
     if len(ran) < 2:
         return
     rows = [(f"#{i} · {trial.label}", i) for i, trial in ran]
     chart = Chart(
         name="trial-times",
         title="Step time by settings",
-        note="Milliseconds a step, fastest first; whiskers are 95 % intervals.",
+        note=time_note(report),
         legend=tuple(time_legend(report)),
     )
     yield drawn(chart, Bars(bars=step_bars(report, rows)))

@@ -34,6 +34,7 @@ from loaderdoctor.report.words.first_screen import (
     step_notes,
     what_if,
     what_if_notes,
+    what_if_title,
 )
 from loaderdoctor.report.words.outside import share_words
 from loaderdoctor.report.words.parts import parts_of
@@ -82,6 +83,7 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
             step_notes=step_notes(report),
             other_loaders=other_loader_sentences(report),
             what_if=_what_if(report),
+            what_if_title=what_if_title(report),
             what_if_notes=what_if_notes(report),
             changes=tuple(_change(change, report.step.wall_ms) for change in changes),
             vocabulary=vocabulary(changes),

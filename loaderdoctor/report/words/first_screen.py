@@ -178,6 +178,11 @@ def _is_the_step(report: Report, ablation: Ablation) -> bool:
     return low <= own_high and own_low <= high
 
 
+def what_if_title(report: Report) -> str:
+    """The heading: whose figures these are, where the verdict is about what lies outside."""
+    return "What the step itself would be" if is_outside(report) else "What it would be"
+
+
 def what_if_notes(report: Report, *, brief: bool = False) -> tuple[str, ...]:
     """What must be known of these figures: few rounds, and another "now" than the step's.
 

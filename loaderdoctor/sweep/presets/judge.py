@@ -20,6 +20,9 @@ SAME = 0.05
 # An effect of at least this part of the published one agrees with it.
 PART = 0.5
 
+# Why a claim is not judged: the rows have no interval.
+ONE_WINDOW = "one window only"
+
 
 def not_testable(reason: str) -> Judged:
     return Judged(verdict="not testable here", reason=reason)
@@ -32,7 +35,7 @@ def faster(change: Change, *, published: float | None = None) -> Judged:
         return not_testable(change.reason or "not measured")
     ours = words(change)
     if not estimate.bounded:
-        return Judged(verdict="not separable from noise", ours=ours, reason="one window only")
+        return Judged(verdict="not separable from noise", ours=ours, reason=ONE_WINDOW)
     if estimate.low > -EQUAL:
         return Judged(verdict="disagrees", ours=ours)
     if estimate.high >= 0 or estimate.value > -EQUAL:

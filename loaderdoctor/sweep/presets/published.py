@@ -13,6 +13,7 @@ from loaderdoctor.report.model import ReportWarning
 from loaderdoctor.report.model import Trial as TrialRow
 from loaderdoctor.settings import Settings
 from loaderdoctor.sweep.presets.figures import Figures
+from loaderdoctor.sweep.presets.judge import ONE_WINDOW
 from loaderdoctor.sweep.presets.loading import LOADER, LOADER_ONLY, MODEL
 from loaderdoctor.sweep.presets.model import Preset
 from loaderdoctor.sweep.presets.resolve import note_of
@@ -124,7 +125,9 @@ def claims_sentence(preset: Preset, claims: Sequence[Mapping[str, Any]]) -> str 
         fmt.count(counts[verdict], *text) for verdict, text in words.items() if counts[verdict]
     ]
     number = fmt.count(len(claims), "published claim")
-    return f"{number} of {preset.name}: {', '.join(parts)}."
+    once = sum(claim.get("reason") == ONE_WINDOW for claim in claims)
+    more = " Rows were measured once only: give a larger --budget." if once else ""
+    return f"{number} of {preset.name}: {', '.join(parts)}.{more}"
 
 
 def shortened_row(preset: Preset) -> tuple[ReportWarning, ...]:

@@ -68,6 +68,7 @@ class _Detail:
     what_if: bool = True  # as bars: the verdict has the first of their figures
     roomy: bool = True  # a line for each part of the step, and advice for smaller findings
     findings: bool = True  # in sentences, not by name alone
+    others: bool = True  # changes and ideas next to the first, not their number alone
 
 
 # Tried in this order until the screen is no longer than it may be.
@@ -77,6 +78,7 @@ _DETAILS = (
     _Detail(told_causes=False, what_if=False),
     _Detail(told_causes=False, what_if=False, roomy=False),
     _Detail(told_causes=False, what_if=False, roomy=False, findings=False),
+    _Detail(told_causes=False, what_if=False, roomy=False, findings=False, others=False),
 )
 
 
@@ -122,13 +124,15 @@ def _sections(
         yield section("Ranks", RanksTable(report.ranks))
     if not published:
         yield _findings(report, detail)
-        yield from _what_to_change(report)
+        yield from _what_to_change(report, detail)
     yield _end(report, folder)
 
 
-def _what_to_change(report: Report) -> Iterator[RenderableType | None]:
+def _what_to_change(report: Report, detail: _Detail) -> Iterator[RenderableType | None]:
     """First what the verdict speaks of: outside the steps, that is no setting of the loader."""
-    changes, ideas = list(_changes(report)), idea_lines(report, most=_IDEAS)
+    changes, ideas = list(_changes(report, detail)), idea_lines(report, most=_IDEAS)
+    if changes and not detail.others and not is_outside(report):
+        ideas = []
     if is_outside(report):
         yield section("What to change", *ideas) if ideas else None
         yield section(IN_THE_STEP, *changes) if changes else None
@@ -169,19 +173,24 @@ def _is_said(summary: str, report: Report) -> bool:
     return summary in report.verdict.summary
 
 
-def _changes(report: Report) -> Iterator[RenderableType]:
+def _changes(report: Report, detail: _Detail) -> Iterator[RenderableType]:
     """The change that the verdict speaks of in full, the others by name."""
     every = changes_of(report.recommendations)
     changes = [change for change in every if not change.is_idea]
+    n_ideas = 0 if detail.others else len(every) - len(changes)
     leads = leader_not_advised(report)
     if changes:
         in_full = 0 if is_outside(report) else 1
         for change in changes[:in_full]:
             yield from change_lines(1, change, report.step)
-        for number, change in enumerate(changes[in_full:_CHANGES], 1 + in_full):
+        most = _CHANGES if detail.others or not in_full else 1
+        for number, change in enumerate(changes[in_full:most], 1 + in_full):
             yield change_outline(number, change, report.step)
-        if len(changes) > _CHANGES:
-            yield Text(f"and {len(changes) - _CHANGES} more", style="bright_black")
+        more = [f"{len(changes) - most} more"] if len(changes) > most else []
+        if n_ideas and in_full:
+            more.append(fmt.count(n_ideas, "idea"))
+        if more:
+            yield Text(f"and {', and '.join(more)}", style="bright_black")
     elif leads is not None:
         yield Text(plain(leads))
     elif every:

@@ -183,3 +183,17 @@ def test_a_long_screen_leaves_out_what_the_verdict_says_first(n_warnings: int) -
     assert "num_workers=7, persistent_workers=True)" in text  # code is never left out
     assert "beware: " in text
     assert "What it would be" in console_text(report, width=COLUMNS, folder=FOLDER)
+
+
+def test_other_changes_and_ideas_are_counted_where_the_code_is_long() -> None:
+    code = "train.py:41\n" + "\n".join(f"+ line_{i} = {i}" for i in range(24))
+    first = samples.recommendation("cache", None, True, code=code)
+    second = samples.recommendation("num_workers", 0, 2, measured_step_ms=4.0)
+    idea = samples.recommendation("Slice batches", None, None, code="", measured_step_ms=None,
+                                  measured_ci_ms=None, idea="Index the array.")  # fmt: skip
+    text = brief(samples.input_bound(recommendations=(first, second, idea)))
+    assert "and 1 more, and 1 idea\n" in text
+    assert "line_23 = 23" in text
+    assert "Index the array" not in text
+    short = brief(samples.input_bound(recommendations=(samples.CHANGES[0], second, idea)))
+    assert "Index the array" in short

@@ -36,6 +36,16 @@ READINGS: Mapping[str, Reading] = {
     "pin_memory": Reading(spelling="pin_memory"),
     "in_order": Reading(spelling="in_order"),
     "start_method": Reading(spelling="multiprocessing_context"),
+    "worker_cpus": Reading(
+        title="workers' CPUs",
+        values={
+            "inherited": "workers on the CPUs of the training process",
+            "all": "letting workers use all CPUs",
+            "apart": "binding each worker to a CPU",
+            "numa": "binding workers to NUMA nodes in turns",
+        },
+        unsaid=("inherited",),
+    ),
     "background": Reading(
         title="background thread",
         values={

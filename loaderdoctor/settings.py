@@ -17,6 +17,7 @@ from loaderdoctor.setting_words import Value as Value  # of which settings are m
 Background = Literal["off", "host", "device"]
 Collector = Literal["automatic", "frozen", "manual"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
+WorkerCpus = Literal["inherited", "all", "apart", "numa"]
 Parallel = Literal["none", "data_parallel", "ddp"]
 
 DEFAULT_PREFETCH_FACTOR = 2  # torch's own, for num_workers > 0
@@ -38,6 +39,7 @@ class Settings:
     pin_memory: bool | None = None
     in_order: bool | None = None
     start_method: StartMethod | None = None
+    worker_cpus: WorkerCpus | None = None  # which CPUs the workers run on
     background: Background | None = None
     threads: int | None = None  # of the training process, in place of workers
     non_blocking: bool | None = None
@@ -117,7 +119,7 @@ class Settings:
 
 _OF_PROCESS = {"num_threads", "gc"}
 # Values of an axis that leave the loop as it is.
-_IDLE = (False, "off", "original", "on", "all", "none", "automatic", 1.0)
+_IDLE = (False, "off", "original", "on", "all", "none", "automatic", "inherited", 1.0)
 _FROM_ONE = ("prefetch_factor", "batch_size", "num_threads", "threads")
 _MAX_DIGITS = 12  # more than anything here counts; Python refuses to read very long numbers
 
@@ -211,6 +213,12 @@ AXES: tuple[Axis, ...] = (
         name="start_method",
         kind="choice",
         choices=("fork", "spawn", "forkserver"),
+        needs_workers=True,
+    ),
+    Axis(
+        name="worker_cpus",
+        kind="choice",
+        choices=("inherited", "all", "apart", "numa"),
         needs_workers=True,
     ),
     Axis(

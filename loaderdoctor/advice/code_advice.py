@@ -28,6 +28,14 @@ _ONE_LINE = (Kind.WORKERS_SHARE_A_CORE, Kind.THREAD_OVERSUBSCRIPTION)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
+# The axes that try a change, by its title.
+_TRIED_BY = {
+    CHANGES[Kind.OVERHEAD_BOUND_LOADER].title: "batched",
+    CHANGES[Kind.WORKERS_SHARE_A_CORE].title: "worker_cpus",
+    CHANGES[Kind.MANY_SMALL_COPIES].title: "packed",
+}
+
+
 def _change(finding: Finding) -> Change | None:
     """By the kind, and of conversions by the format that was recognised."""
     library = finding.evidence.get("collate_library")
@@ -100,7 +108,7 @@ def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, 
                 title=change.title,
                 idea=change.idea,
                 code=fitted(facts, finding),
-                axis="batched" if change is CHANGES[Kind.OVERHEAD_BOUND_LOADER] else None,
+                axis=_TRIED_BY.get(change.title),
                 command=_command(finding, facts),
                 one_line=finding.kind in _ONE_LINE,
                 bound_ms=bound_ms,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 
 from loaderdoctor.advice import loop_snippets
 from loaderdoctor.advice.call_edit import CannotEdit, Expression, parsed_call, with_arguments
@@ -16,6 +17,13 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings
 
+# Functions for worker_init_fn, by the value of `worker_cpus`, and their names.
+_INITS: Mapping[str | None, tuple[str, str]] = {
+    "all": (loop_snippets.ALL_CPUS, "all_cpus"),
+    "apart": (loop_snippets.OWN_CPU, "own_cpu"),
+    "numa": (loop_snippets.OWN_NODE, "own_node"),
+}
+
 
 def define_wrapping(editor: Editor, made: Built, loader: LoaderRecord, settings: Settings) -> None:
     """The classes that `wrapped_call` reads, above the call. Raises CannotEdit."""
@@ -23,6 +31,8 @@ def define_wrapping(editor: Editor, made: Built, loader: LoaderRecord, settings:
     codes = [wrapping.code] if wrapping is not None else []
     codes += [loop_snippets.packed(as_dict=flat_dict(loader))] if settings.packed else []
     codes += [loop_snippets.THREADS] if settings.threads else []
+    if settings.worker_cpus in _INITS:
+        codes.append(_INITS[settings.worker_cpus][0])
     if codes:
         define(editor, made.source, made.call, "\n".join(codes))
 
@@ -44,6 +54,10 @@ def wrapped_call(
         text = edit.after
     if settings.packed:
         text = _packing(text)
+    if settings.worker_cpus in _INITS:
+        if made.unpacks or made.keyword("worker_init_fn") is not None:
+            raise CannotEdit("it has a worker_init_fn, or may have one")
+        text = _with(text, "worker_init_fn", _INITS[settings.worker_cpus][1])
     if settings.threads:
         if loader.batch_size is None:
             raise CannotEdit("what makes its batches is not known")
@@ -58,9 +72,14 @@ def _packing(text: str) -> str:
     call = parsed_call(text)
     own = next((k.value for k in call.keywords if k.arg == "collate_fn"), None) if call else None
     collate = "torch.utils.data.default_collate" if own is None else ast.unparse(own)
+    return _with(text, "collate_fn", f"Packing({collate})")
+
+
+def _with(text: str, argument: str, source: str) -> str:
+    """The loader's call with that argument, as source text."""
     after, _ = with_arguments(
         text,
-        {"collate_fn": Expression(f"Packing({collate})")},
+        {argument: Expression(source)},
         parameters=LOADER_PARAMETERS,
         defaults=LOADER_DEFAULTS,
     )

@@ -350,6 +350,8 @@ FEWER_BYTES = Change(
 _ON: Mapping[str, str] = {
     "background": "`BackgroundGenerator(iter(loader), max_prefetch=2)` of the package "
     "prefetch_generator, in place of the loader in the loop's `for`.",
+    "worker_cpus": "A `worker_init_fn` that calls `os.sched_setaffinity(0, cpus)` with the CPUs "
+    "of that worker.",
     "threads": "`num_workers=0`, and a ThreadPoolExecutor of {value} threads that makes the "
     "batches in order: `collate_fn([dataset[i] for i in indices])` for each list of "
     "`loader.batch_sampler`.",

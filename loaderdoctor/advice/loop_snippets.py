@@ -102,6 +102,23 @@ ALL_CPUS = """\
 def all_cpus(worker_id):  # undoes what an import did to the CPU affinity
     os.sched_setaffinity(0, range(os.cpu_count()))"""
 
+OWN_CPU = """\
+def own_cpu(worker_id):
+    cpus = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cpus[worker_id % len(cpus)]})"""
+
+OWN_NODE = """\
+def own_node(worker_id):  # workers on the NUMA nodes in turns
+    folder, nodes = "/sys/devices/system/node", []
+    for name in sorted(os.listdir(folder)):
+        if name.startswith("node"):
+            with open(f"{folder}/{name}/cpulist") as file:
+                parts = [part.split("-") for part in file.read().strip().split(",") if part]
+            cpus = {n for part in parts for n in range(int(part[0]), int(part[-1]) + 1)}
+            nodes.append(cpus & os.sched_getaffinity(0))
+    nodes = [cpus for cpus in nodes if cpus]
+    os.sched_setaffinity(0, nodes[worker_id % len(nodes)])"""
+
 PIN_METHOD_LINES = (
     "def pin_memory(self):  # DataLoader calls it where pin_memory=True",
     "    for name, value in list(vars(self).items()):",

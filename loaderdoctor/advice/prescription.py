@@ -22,6 +22,7 @@ from loaderdoctor.advice.propose_data import (
     resident,
 )
 from loaderdoctor.advice.propose_pool import (
+    all_cpus,
     background_thread,
     collector,
     fewer_threads,
@@ -102,6 +103,7 @@ def candidates(facts: Facts, findings: Iterable[Finding]) -> tuple[Candidate, ..
         *packed(case),
         *resident(case),
         *background_thread(case),
+        *all_cpus(case),
         *loading_threads(case),
         *fewer_workers(case),
         *process,

@@ -11,6 +11,7 @@ from loaderdoctor.findings.capacity import (
     MAX_WAITING_CPU_SHARE,
     fed_workers,
     pool_ms,
+    reachable_ms,
     stall_cost,
     worker_limit,
     workers_needed,
@@ -244,6 +245,19 @@ def fewer_workers(case: Case) -> list[Candidate]:
                 how=f"{why}; what that gains, only a trial tells",
             )
     return out
+
+
+def all_cpus(case: Case) -> list[Candidate]:
+    """Workers that share a core, on all CPUs again."""
+    step_ms, explained_ms = case.facts.step_ms, case.explained_ms(Kind.WORKERS_SHARE_A_CORE)
+    if step_ms is None or explained_ms is None or not case.loader.settings.num_workers:
+        return []
+    return case.propose(
+        Kind.WORKERS_SHARE_A_CORE,
+        changes={"worker_cpus": "all"},
+        predicted_ms=max(reachable_ms(case.facts) or 0.0, step_ms - explained_ms),
+        how=f"the step less the {fmt.ms(explained_ms)} that sharing a core explains, at best",
+    )
 
 
 def loading_threads(case: Case) -> list[Candidate]:

@@ -80,6 +80,7 @@ def meaning(settings: Settings, own: Settings) -> Settings:
         pin_memory=bool(full.pin_memory),
         in_order=full.in_order is not False or not workers,
         start_method=full.start_method if workers else None,
+        worker_cpus=full.worker_cpus if workers and full.worker_cpus != "inherited" else None,
         background=full.background or "off",
         threads=full.threads,
         non_blocking=bool(full.non_blocking),

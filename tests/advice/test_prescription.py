@@ -361,6 +361,8 @@ def test_no_more_is_promised_of_other_cores_than_they_can_do(cpus: float, saved_
     advice = {a.kind: a for a in prescribe(facts, find(facts)).advice}
     found = advice[Kind.WORKERS_SHARE_A_CORE].bound_ms
     assert found == pytest.approx(saved_ms, abs=0.01)
+    tried = by_settings(facts)[Settings(worker_cpus="all")]
+    assert tried.predicted_step_ms == pytest.approx(10.0 - saved_ms, abs=0.01)
 
 
 def test_transforms_go_to_the_device_only_where_ready_batches_proved_the_cpu_the_limit() -> None:

@@ -36,6 +36,7 @@ from loaderdoctor.instrument.trial.on_device import ResidentSource, SideStreamSo
 from loaderdoctor.instrument.trial.synthetic import FieldSource, SyntheticSource, first_batch
 from loaderdoctor.instrument.trial.thread_feed import ThreadFeed
 from loaderdoctor.instrument.trial.trial_checks import check, loader_settings, start_method_of
+from loaderdoctor.instrument.trial.worker_cpus import OnCpus, cpu_sets
 from loaderdoctor.instrument.wire.records import TensorRecord, TransferRecord
 from loaderdoctor.settings import Settings
 
@@ -259,6 +260,9 @@ def _new_loader(
     }
     if loader.pin_memory_device and effective.pin_memory:
         arguments["pin_memory_device"] = loader.pin_memory_device
+    if workers and effective.worker_cpus not in (None, "inherited"):
+        sets = cpu_sets(effective.worker_cpus)
+        arguments["worker_init_fn"] = OnCpus(sets, loader.worker_init_fn)
     if workers:
         arguments |= {
             "timeout": loader.timeout or fetch_limit_s,

@@ -42,6 +42,10 @@ _RULES: tuple[tuple[str, Callable[[Settings], object]], ...] = (
         "resident leaves nothing for workers or a background thread to do",
         lambda s: s.resident and (s.num_workers or _background(s)),
     ),
+    (
+        "a background thread takes batches as workers send them: buffers are not used again there",
+        lambda s: s.reuse_buffers and _background(s),
+    ),
     ("threads must be at least 1", lambda s: _below_one(s.threads)),
     (
         "threads take the place of workers, so num_workers must be 0 with them",
@@ -85,6 +89,7 @@ _RULES: tuple[tuple[str, Callable[[Settings], object]], ...] = (
 _EXCLUDED = (
     ("resident", {"cache", "fields", "uint8"}, "resident batches are on the device already"),
     ("packed", {"resident", "synthetic"}, "their batches are ready"),
+    ("reuse_buffers", {"packed", "fields"}, "a buffer holds a batch as it was collated"),
     ("packed", {"fields", "uint8"}, "packed batches are unpacked on the device"),
     ("cache", {"storage"}, "cached samples are not read from storage"),
     ("batched", {"fields"}, "a batch that is indexed as a whole has all of its inputs"),

@@ -55,6 +55,11 @@ READINGS: Mapping[str, Reading] = {
         },
         unsaid=("off",),
     ),
+    "reuse_buffers": Reading(
+        on="handing batches over in buffers that are used again",
+        without="handing batches over in new shared memory",
+        title="used buffers",
+    ),
     "threads": Reading(title="loading threads"),
     "non_blocking": Reading(spelling="non_blocking"),
     "side_stream": Reading(

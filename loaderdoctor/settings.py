@@ -41,6 +41,7 @@ class Settings:
     start_method: StartMethod | None = None
     worker_cpus: WorkerCpus | None = None  # which CPUs the workers run on
     background: Background | None = None
+    reuse_buffers: bool | None = None  # workers write into shared memory that stays mapped
     threads: int | None = None  # of the training process, in place of workers
     non_blocking: bool | None = None
     side_stream: bool | None = None
@@ -227,6 +228,7 @@ AXES: tuple[Axis, ...] = (
         choices=("off", "host", "device"),
         where="loop",
     ),
+    Axis(name="reuse_buffers", kind="bool", needs_workers=True, where="loop"),
     Axis(name="threads", kind="int", where="loop"),
     Axis(
         name="non_blocking",

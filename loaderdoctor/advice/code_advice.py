@@ -33,6 +33,7 @@ _TRIED_BY = {
     CHANGES[Kind.OVERHEAD_BOUND_LOADER].title: "batched",
     CHANGES[Kind.WORKERS_SHARE_A_CORE].title: "worker_cpus",
     CHANGES[Kind.MANY_SMALL_COPIES].title: "packed",
+    CHANGES[Kind.BATCH_PAGE_FAULTS].title: "reuse_buffers",
 }
 
 

@@ -253,15 +253,7 @@ def _kept_batches(editor: Editor, facts: Facts, finding: Finding) -> None:
 
 
 def _reused_buffers(editor: Editor, facts: Facts, finding: Finding) -> None:
-    """A loader whose workers write into shared tensors that are used again."""
-    made, loader = _made(facts), facts.main_loader
-    assert loader is not None
-    lists = [t.path.startswith("[") and not t.path.startswith("['") for t in loader.batch]
-    plain = loader.collate == "default_collate" and loader.kind == "map" and not loader.shapes_vary
-    if made.holder is None or not lists or not all(lists) or not plain:
-        raise CannotEdit("its batches are no lists of tensors of one shape")
-    define(editor, made.source, made.holder, loop_snippets.SHARED_BUFFERS)
-    rebound(editor, made, f"Reused({made.name})")
+    fit_settings(editor, facts, Settings(reuse_buffers=True))
 
 
 def _work(editor: Editor, facts: Facts, finding: Finding) -> None:

@@ -275,6 +275,20 @@ def _resident(editor: Editor, facts: Facts, value: Value) -> None:
     rebound(editor, made, f"OnDevice({made.name}, {ast.unparse(device)})")
 
 
+def _reused_buffers(editor: Editor, facts: Facts, value: Value) -> None:
+    """A loader whose workers write into shared tensors that are used again."""
+    loader = facts.main_loader
+    made = built(facts, loader) if loader is not None else None
+    if loader is None or made is None:
+        raise CannotEdit("the loader's call is not in the script")
+    lists = [t.path.startswith("[") and not t.path.startswith("['") for t in loader.batch]
+    plain = loader.collate == "default_collate" and loader.kind == "map" and not loader.shapes_vary
+    if made.holder is None or not lists or not all(lists) or not plain:
+        raise CannotEdit("its batches are no lists of tensors of one shape")
+    define(editor, made.source, made.holder, loop_snippets.SHARED_BUFFERS)
+    rebound(editor, made, f"Reused({made.name})")
+
+
 def rebound(editor: Editor, made: Built, value: str) -> None:
     """`loader = VALUE` behind the statement that names the loader. Raises CannotEdit."""
     holder = made.holder
@@ -350,6 +364,7 @@ _AXES = {
     "background": _background,
     "side_stream": _side_stream,
     "resident": _resident,
+    "reuse_buffers": _reused_buffers,
     "tf32": _tf32,
     "cudnn_benchmark": _cudnn_benchmark,
     "num_threads": _num_threads,

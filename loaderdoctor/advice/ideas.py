@@ -352,6 +352,7 @@ _ON: Mapping[str, str] = {
     "prefetch_generator, in place of the loader in the loop's `for`.",
     "worker_cpus": "A `worker_init_fn` that calls `os.sched_setaffinity(0, cpus)` with the CPUs "
     "of that worker.",
+    "reuse_buffers": CHANGES[Kind.BATCH_PAGE_FAULTS].idea,
     "threads": "`num_workers=0`, and a ThreadPoolExecutor of {value} threads that makes the "
     "batches in order: `collate_fn([dataset[i] for i in indices])` for each list of "
     "`loader.batch_sampler`.",

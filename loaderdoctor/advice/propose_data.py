@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from loaderdoctor import format as fmt
 from loaderdoctor.advice.candidates import Candidate, Case, CodeAdvice, NotAdvised
+from loaderdoctor.advice.ideas import CHANGES
 from loaderdoctor.advice.routes import fits_in_memory, random_transforms
 from loaderdoctor.advice.worked import rows
 from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
@@ -48,7 +49,13 @@ _ONE_MORE_BATCH = "Keeps one more batch in device memory."
 
 def copying(case: Case) -> list[Candidate]:
     """Copies that the step need not wait for: each with what it answers."""
-    return [*_pinned(case), *_non_blocking(case), *_side_stream(case), *_mapped_elsewhere(case)]
+    return [
+        *_pinned(case),
+        *_non_blocking(case),
+        *_side_stream(case),
+        *_mapped_elsewhere(case),
+        *_mapped_once(case),
+    ]
 
 
 def _pinned(case: Case) -> list[Candidate]:
@@ -114,6 +121,24 @@ def _mapped_elsewhere(case: Case) -> list[Candidate]:
         changes=_PINNED,
         predicted_ms=step_ms - mapped_ms,
         how=f"the step less {fmt.ms(mapped_ms)} of mapping batches, left to the pin-memory thread",
+    )
+
+
+def _mapped_once(case: Case) -> list[Candidate]:
+    """Batches in shared memory that stays mapped, of forked workers."""
+    step_ms, mapped_ms = case.facts.step_ms, case.explained_ms(Kind.BATCH_PAGE_FAULTS)
+    loader = case.loader
+    forks = start_method(case.facts, loader.settings) in (None, "fork")
+    if step_ms is None or not mapped_ms or not loader.settings.num_workers:
+        return []
+    if loader.kind != "map" or not forks:
+        return []
+    return case.propose(
+        Kind.BATCH_PAGE_FAULTS,
+        changes={"reuse_buffers": True},
+        predicted_ms=step_ms - mapped_ms,
+        how=f"the step less the {fmt.ms(mapped_ms)} of mapping batches, at best",
+        caution=CHANGES[Kind.BATCH_PAGE_FAULTS].caution,
     )
 
 

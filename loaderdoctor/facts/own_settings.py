@@ -82,6 +82,7 @@ def meaning(settings: Settings, own: Settings) -> Settings:
         start_method=full.start_method if workers else None,
         worker_cpus=full.worker_cpus if workers and full.worker_cpus != "inherited" else None,
         background=full.background or "off",
+        reuse_buffers=bool(full.reuse_buffers) and workers > 0,
         threads=full.threads,
         non_blocking=bool(full.non_blocking),
         side_stream=bool(full.side_stream),

@@ -29,6 +29,7 @@ _CAUTIONS = {
     "keep_iterator": "workers never see a dataset that is changed between epochs",
     "resident": "the whole dataset stays in device memory, and random augmentation of the dataset "
     "is applied once only",
+    "reuse_buffers": "the buffers stay in shared memory, and workers must be forked",
     "worker_cpus": "workers that are bound can't move to CPUs that are free",
     "packed": "batches are on the device as the loop gets them",
     "threads": "the dataset is called by several threads at once, which share the interpreter lock "

@@ -53,11 +53,11 @@ class PackedBatch:
 
     def pin_memory(self) -> PackedBatch:
         """As DataLoader asks of a type of its own: everything pinned."""
-        return PackedBatch(self.packed.pin_memory(), _mapped(self.rest, _pinned))
+        return PackedBatch(self.packed.pin_memory(), mapped(self.rest, _pinned))
 
     def host(self) -> Any:
         """The batch, in the memory where it lies."""
-        return _mapped(self.rest, lambda x: x.view(self.packed) if isinstance(x, Slot) else x)
+        return mapped(self.rest, lambda x: x.view(self.packed) if isinstance(x, Slot) else x)
 
 
 class PackingCollate:
@@ -79,22 +79,36 @@ class PackingCollate:
 
 def pack(batch: Any) -> PackedBatch:
     """The batch with its small tensors in one. Raises TrialRefused."""
+    found, rest, end = slots_of(batch, max_bytes=MAX_SMALL_BYTES)
+    packed = _memory(end)
+    packed_into(packed, found)
+    return PackedBatch(packed, rest)
+
+
+def slots_of(batch: Any, *, max_bytes: int | None) -> tuple[list[Tensor], Any, int]:
+    """Dense tensors of the batch, the batch with slots in their places, and the bytes in all.
+
+    Those above `max_bytes` stay. Raises TrialRefused.
+    """
     paths = {id(tensor): path for path, tensor in _tensors(batch)}
     found: list[Tensor] = []
-    slots: list[Slot] = []
     end = 0
 
     def slot(node: Any) -> Any:
         nonlocal end
-        if not isinstance(node, Tensor) or not _is_small(node):
+        if not isinstance(node, Tensor) or not _is_dense(node):
+            return node
+        if max_bytes is not None and node.nbytes > max_bytes:
             return node
         found.append(node)
-        slots.append(Slot(paths.get(id(node), ""), node.dtype, tuple(node.shape), at=end))
-        end += -(-node.nbytes // ALIGNMENT) * ALIGNMENT
-        return slots[-1]
+        at, end = end, end - (-node.nbytes // ALIGNMENT) * ALIGNMENT
+        return Slot(paths.get(id(node), ""), node.dtype, tuple(node.shape), at)
 
-    rest = _mapped(batch, slot)
-    packed = _memory(end)
+    return found, mapped(batch, slot), end
+
+
+def packed_into(packed: Tensor, found: list[Tensor]) -> None:
+    """Write the bytes of these tensors into `packed`, each where its slot says."""
     gaps = torch.zeros(ALIGNMENT, dtype=torch.uint8)
     parts = []
     for tensor in found:
@@ -103,7 +117,6 @@ def pack(batch: Any) -> PackedBatch:
             parts.append(gaps[:short])
     if parts:
         torch.cat(parts, out=packed)
-    return PackedBatch(packed, rest)
 
 
 class PackedToDevice(ToDevice):
@@ -132,7 +145,7 @@ class PackedToDevice(ToDevice):
                 return moved[-1]
             return node
 
-        return _mapped(batch.rest, place), moved
+        return mapped(batch.rest, place), moved
 
 
 class MovedSource:
@@ -159,7 +172,7 @@ class MovedSource:
         self.inner.close()
 
 
-def _is_small(tensor: Tensor) -> bool:
+def _is_dense(tensor: Tensor) -> bool:
     return (
         type(tensor) is Tensor
         and tensor.is_cpu
@@ -168,7 +181,6 @@ def _is_small(tensor: Tensor) -> bool:
         and not tensor.requires_grad
         and not tensor.is_quantized
         and not (tensor.is_conj() or tensor.is_neg())
-        and tensor.nbytes <= MAX_SMALL_BYTES
     )
 
 
@@ -203,19 +215,19 @@ def _tensors(batch: Any) -> list[tuple[str, Tensor]]:
 
 def _leaves(batch: Any) -> list[Any]:
     found: list[Any] = []
-    _mapped(batch, found.append)
+    mapped(batch, found.append)
     return found
 
 
-def _mapped(node: Any, leaf: Callable[[Any], Any]) -> Any:
+def mapped(node: Any, leaf: Callable[[Any], Any]) -> Any:
     """A new tree of the plain containers, its leaves as `leaf` gives them; all else is a leaf."""
     kind = type(node)
     if kind is list or kind is tuple:
-        return kind([_mapped(x, leaf) for x in node])
+        return kind([mapped(x, leaf) for x in node])
     if isinstance(node, tuple) and hasattr(kind, "_fields"):
-        return kind(*[_mapped(x, leaf) for x in node])
+        return kind(*[mapped(x, leaf) for x in node])
     if kind is dict or kind is OrderedDict:
-        return kind((key, _mapped(x, leaf)) for key, x in node.items())
+        return kind((key, mapped(x, leaf)) for key, x in node.items())
     return leaf(node)
 
 

@@ -24,6 +24,7 @@ from torch.utils.data import (
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.packing import PackingCollate
+from loaderdoctor.instrument.batches.reuse import ReusingCollate, ring_for
 from loaderdoctor.instrument.dataset.cached import CachedDataset
 from loaderdoctor.instrument.dataset.dataset_files import (
     DiskCopy,
@@ -39,7 +40,7 @@ from loaderdoctor.instrument.dataset.rows import as_it_is, kept_batches, row_bat
 from loaderdoctor.instrument.dataset.transforms import Normaliser, as_bytes, without_augmentation
 from loaderdoctor.instrument.system import page_cache
 from loaderdoctor.instrument.trial.synthetic import OneField
-from loaderdoctor.settings import Settings
+from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
 Note = Callable[[str, str], None]  # (kind, text): something the report must say
 
@@ -130,6 +131,8 @@ def trial_data(
         _borne_by_threads(loader, data, settings.threads, made, note)
     if settings.packed:
         data = _packed(loader, data, made)
+    if settings.reuse_buffers:
+        data = _in_ring(loader, data, settings, forks=forks)
     return data
 
 
@@ -256,16 +259,43 @@ def _packed(loader: DataLoader[Any], data: TrialData, made: _Made) -> TrialData:
     """Small tensors as one; a batch is compared here, and the first of every process there."""
     key = (id(data.dataset), loader.collate_fn, "packed")
     if key not in made.checked and not isinstance(data.dataset, IterableDataset):
-        dataset, several = data.dataset, getattr(data.dataset, "__getitems__", None)
-        indices = list(range(min(len(dataset), data.batch_size or N_IN_BATCH)))
         with put_back():
-            if loader.batch_sampler is None:
-                samples = dataset[0]
-            else:
-                samples = several(indices) if several else [dataset[i] for i in indices]
-            PackingCollate(data.collate)(samples)
+            PackingCollate(data.collate)(_first_samples(loader, data))
         made.checked.add(key)
     return replace(data, collate=PackingCollate(data.collate))
+
+
+def _first_samples(loader: DataLoader[Any], data: TrialData) -> Any:
+    """What the collate function gets for a first batch of a map-style dataset."""
+    dataset: Any = data.dataset
+    if loader.batch_sampler is None:
+        return dataset[0]
+    indices = list(range(min(len(dataset), data.batch_size or N_IN_BATCH)))
+    several = getattr(dataset, "__getitems__", None)
+    return several(indices) if several else [dataset[i] for i in indices]
+
+
+def _in_ring(
+    loader: DataLoader[Any], data: TrialData, settings: Settings, *, forks: bool
+) -> TrialData:
+    """Batches in shared buffers that are used again; their size is that of a first batch."""
+    if not forks:
+        raise TrialRefused("workers that are not forked don't inherit the buffers")
+    if isinstance(data.dataset, IterableDataset):
+        raise TrialRefused("of an iterable dataset no batch can be made to see how large they are")
+    own = loader.num_workers if settings.num_workers is None else settings.num_workers
+    ahead = settings.prefetch_factor or loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR
+    with put_back():
+        batch = data.collate(_first_samples(loader, data))
+    ring = ring_for(batch, own, ahead)
+    before = data.before_epoch
+
+    def new_epoch() -> None:
+        ring.new_epoch()
+        if before is not None:
+            before()
+
+    return replace(data, collate=ReusingCollate(data.collate, ring), before_epoch=new_epoch)
 
 
 def _one_input(

@@ -18,6 +18,7 @@ from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.h2d import ToDevice
 from loaderdoctor.instrument.batches.packing import MovedSource, PackedToDevice
 from loaderdoctor.instrument.batches.replay_buffer import ReplaySource, Source
+from loaderdoctor.instrument.batches.reuse import ArrivedSource
 from loaderdoctor.instrument.dataset.transforms import (
     NormalisedSource,
     Normaliser,
@@ -129,6 +130,9 @@ def _wrappers(
     `whole`: a batch with all of its inputs, where the loader makes one only; else None.
     """
     wrappers: list[Callable[[Source], Source]] = []
+    # 0. Out of the buffers of the workers.
+    if settings.reuse_buffers:
+        wrappers.append(ArrivedSource)
     # 1. Recorded batches are the loader's: this one reads a few and closes it.
     if settings.synthetic:
         wrappers.append(lambda s: SyntheticSource(s, note))
@@ -167,13 +171,16 @@ def _to_device(
     return None
 
 
+_AROUND = (ArrivedSource, SideStreamSource, NormalisedSource, MovedSource, FieldSource)
+
+
 def measure_boundary(source: Source) -> int:
     """Nanoseconds of one epoch boundary of this source beyond a steady fetch; drops batches.
 
     Shutdown or reset of its workers, its new iterator and first batch. 0 for recorded batches.
     Raises StopIteration where its data is at an end, TypeError for a source not opened here.
     """
-    if isinstance(source, (SideStreamSource, NormalisedSource, MovedSource, FieldSource)):
+    if isinstance(source, _AROUND):
         return measure_boundary(source.inner)
     if isinstance(source, (EpochSource, ResidentSource)):
         return source.boundary_ns()

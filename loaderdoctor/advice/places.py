@@ -93,6 +93,9 @@ def built(facts: Facts, loader: LoaderRecord) -> Built | None:
 def iterated(facts: Facts, loader: LoaderRecord) -> Iterated | None:
     """Where the loop takes its batches: as it was seen, else the one place that names it."""
     sources = sources_of(facts)
+    made = built(facts, loader)
+    builder = made.source.function(made.call) if made is not None else None
+    by = builder.name if builder is not None else None
     if loader.loop is not None and (found := at_label(sources, loader.loop)) is not None:
         source, line = found
         loops = [
@@ -100,15 +103,14 @@ def iterated(facts: Facts, loader: LoaderRecord) -> Iterated | None:
             for x in _fors(source)
             if x.iter.lineno <= line <= (x.iter.end_lineno or x.iter.lineno)
         ]
-        return _iterated(source, loops)
-    made = built(facts, loader)
+        return _iterated(source, loops, by)
     if made is None:
         return None
     if made.name is None:
         inline = [x for x in _fors(made.source) if made.call in ast.walk(x.iter)]
-        return _iterated(made.source, inline)
+        return _iterated(made.source, inline, by)
     name = made.name
-    return _iterated(made.source, [x for x in _fors(made.source) if _leaf_is(made, x, name)])
+    return _iterated(made.source, [x for x in _fors(made.source) if _leaf_is(made, x, name)], by)
 
 
 def _fors(source: Source) -> Iterator[ast.For | ast.AsyncFor]:
@@ -118,21 +120,26 @@ def _fors(source: Source) -> Iterator[ast.For | ast.AsyncFor]:
 
 
 def _leaf_is(made: Built, loop: ast.For | ast.AsyncFor, name: str) -> bool:
-    leaf = _leaf(loop.iter)
+    leaf = _leaf(loop.iter, None)
     return leaf is not None and made.source.code(leaf) == name
 
 
-def _iterated(source: Source, loops: Sequence[ast.For | ast.AsyncFor]) -> Iterated | None:
+def _iterated(
+    source: Source, loops: Sequence[ast.For | ast.AsyncFor], builder: str | None
+) -> Iterated | None:
     if len(loops) != 1:
         return None
-    leaf = _leaf(loops[0].iter)
+    leaf = _leaf(loops[0].iter, builder)
     return None if leaf is None else Iterated(source, leaf, loops[0])
 
 
-def _leaf(node: ast.expr) -> ast.expr | None:
-    """The loader in what wraps it; None where that can't be told (`zip` of several)."""
+def _leaf(node: ast.expr, builder: str | None) -> ast.expr | None:
+    """The loader in what wraps it; None where that can't be told (`zip` of several).
+
+    `builder`: the function that builds it, whose arguments are none.
+    """
     while isinstance(node, ast.Call) and node.args:
-        if called_name(node).endswith("DataLoader"):
+        if called_name(node).endswith("DataLoader") or called_name(node) == builder:
             return node
         if called_name(node) == "zip" or isinstance(node.args[0], ast.Starred):
             return None

@@ -55,6 +55,7 @@ class Proof:
     own: Kept | None  # the original beside itself, in another run; None: it ran once
     max_input_difference: float | None  # of inputs whose hashes differ; None: same, or not kept
     fixed: Kept | None = None  # both with fixed random draws; None: not needed, or not possible
+    draws_fixed: bool = True  # False: not all of them could be
 
     @property
     def numerics(self) -> Numerics:
@@ -62,6 +63,8 @@ class Proof:
         difference, noise = self.kept.max_loss_difference, self._noise
         if self.fixed is not None and self._same_when_fixed:
             return "redrawn"
+        if not self.draws_fixed:
+            return "unknown"
         if difference is None or (noise is not None and noise > MAX_NOISE):
             return "unknown"
         if difference == 0.0:
@@ -97,6 +100,11 @@ class Proof:
         numerics = self.numerics
         if numerics == "redrawn":
             return "other random draws; with these fixed, same batches and same losses"
+        if not self.draws_fixed:
+            return (
+                f"{said}: batches are made in a thread beside the loop, whose random draws can't "
+                "be fixed, so nothing else is known"
+            )
         if numerics == "same":
             return f"{said}, same losses"
         if numerics == "same-within":
@@ -206,4 +214,5 @@ def proof(
         own=kept(first[0], turns[1][0]) if len(turns) > 1 else None,
         max_input_difference=max_input_difference,
         fixed=kept(*fixed) if fixed is not None else None,
+        draws_fixed=fixed is None or all(run.draws_fixed for run in fixed),
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from loaderdoctor.instrument.wire.checked import CheckedRun, CheckedStep
-from loaderdoctor.proving.judge import MAX_NOISE, Promise, Proof, kept, proof, step_ms
+from loaderdoctor.proving.judge import MAX_NOISE, Promise, Proof, agree, kept, proof, step_ms
 from loaderdoctor.proving.page import headline, markdown, rows
 
 N = 30
@@ -122,6 +123,31 @@ def test_a_change_of_what_is_trained_is_told_with_the_step() -> None:
     found = proved([10.0, 10.0], [5.0, 5.0], losses=other)
     assert found.numerics == "changed"
     assert found.words.endswith("changes numerics: losses differ from step 2 on")
+
+
+def redrawn(fixed: tuple[CheckedRun, CheckedRun]) -> Proof:
+    other = tuple(2.0 / (i + 1) for i in range(N))
+    turns = [(run(10.0), run(5.0, losses=other, inputs="other")) for _ in range(2)]
+    found = proof(turns, fixed=fixed)
+    assert found is not None
+    assert not agree(found.kept)
+    return found
+
+
+def test_other_random_draws_are_told_from_other_numerics() -> None:
+    found = redrawn((run(1.0), run(1.0)))
+    assert found.numerics == "redrawn"
+    assert found.words == "other random draws; with these fixed, same batches and same losses"
+    assert ("model inputs", "30 of the first 30 steps identical") in rows(found)
+    still = redrawn((run(1.0), run(1.0, inputs="other")))
+    assert still.numerics == "changed"
+
+
+def test_draws_that_cannot_be_fixed_leave_it_open() -> None:
+    beside = msgspec.structs.replace(run(1.0, inputs="other"), draws_fixed=False)
+    found = redrawn((run(1.0), beside))
+    assert found.numerics == "unknown"
+    assert "in a thread beside the loop" in found.words
 
 
 def test_a_script_that_differs_from_itself_proves_nothing_of_its_losses() -> None:

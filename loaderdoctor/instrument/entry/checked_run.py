@@ -67,6 +67,7 @@ class _Recorder:
         self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, original, ours
         self._pid = os.getpid()
         self._copy: CopyFirst | None = None
+        self._fixed: FixedDraws | None = None
         self.over = False
 
     def watch(self) -> None:
@@ -74,7 +75,9 @@ class _Recorder:
         if self._config.moved is not None:
             self._copy = CopyFirst(*self._config.moved)
             self._copy.install()
-        fixed = FixedDraws(self._config.seed).hooks() if self._config.fixed_draws else {}
+        if self._config.fixed_draws:
+            self._fixed = FixedDraws(self._config.seed)
+        fixed = self._fixed.hooks() if self._fixed is not None else {}
         ImportWatch(
             {
                 **fixed,
@@ -202,6 +205,7 @@ class _Recorder:
             step_ns=timed,
             ended="stopped" if stopped else "script-ended",
             n_warm_up=len(self._steps) + len(self._step_ns) - len(timed),
+            draws_fixed=self._fixed is None or not self._fixed.beside,
             foreign=self._copy.missed() if self._copy is not None else (),
         ).write(self._out)
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import random
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,14 +28,26 @@ class FixedDraws:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._n_passes = 0
+        self.beside = False  # whether batches were made in a thread beside the loop
         self._pass_of: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def hooks(self) -> dict[str, Callable[[ModuleType], None]]:
         """What to do after the import of which module."""
         return {
-            "torch.utils.data._utils.fetch": functools.partial(fix_fetch, seed=self._seed),
+            "torch.utils.data._utils.fetch": self._hook_fetch,
             "torch.utils.data.dataloader": self._hook_passes,
         }
+
+    def _hook_fetch(self, module: ModuleType) -> None:
+        fix_fetch(module, seed=self._seed)
+        fixed, process = module._MapDatasetFetcher.fetch, os.getpid()
+
+        def fetch(fetcher: Any, index: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                self.beside = self.beside or os.getpid() == process
+            return fixed(fetcher, index)
+
+        module._MapDatasetFetcher.fetch = fetch
 
     def _hook_passes(self, module: ModuleType) -> None:
         base, workers = module._BaseDataLoaderIter, module._MultiProcessingDataLoaderIter

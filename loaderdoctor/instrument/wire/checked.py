@@ -41,6 +41,9 @@ class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
     step_ns: tuple[int, ...]
     ended: Literal["stopped", "script-ended"]
     n_warm_up: int  # steps before the timed ones, the checked ones included
+    # Of a run with fixed draws: whether they were. In a thread beside the loop they can't be, whose
+    # draws of the same generators come whenever they come.
+    draws_fixed: bool = True
     foreign: tuple[str, ...] = ()  # modules that came from the original although the copy has them
 
     def write(self, folder: Path) -> None:

@@ -1,0 +1,57 @@
+"""Where a loop takes its batches: the loader, and not what it is built of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loaderdoctor.advice.places import iterated
+from loaderdoctor.advice.writing import written
+from loaderdoctor.settings import Settings
+from tests.advice.printed import applied, blocks, facts_of
+
+BUILT = """import torch
+from torch.utils.data import DataLoader
+
+def get_loader({parameters}):
+    return DataLoader({dataset}, batch_size=2, shuffle=True)  # train loader
+
+rows = list(range(8))
+for epoch in range(3):
+    for batch in {loop}:  # train loop
+        print(batch)
+"""
+
+
+@pytest.mark.parametrize(
+    ("parameters", "dataset", "loop"),
+    [
+        ("data", "data", "get_loader(rows)"),
+        ("n", "list(range(n))", "get_loader(32)"),
+        ("", "rows", "enumerate(get_loader())"),
+        ("data", "data", "enumerate(get_loader(rows))"),
+    ],
+)
+def test_a_call_that_builds_the_loader_is_the_loader(
+    parameters: str, dataset: str, loop: str
+) -> None:
+    text = BUILT.format(parameters=parameters, dataset=dataset, loop=loop)
+    facts = facts_of(Path("train.py"), text=text)
+    assert facts.main_loader is not None
+    at = iterated(facts, facts.main_loader)
+    assert at is not None
+    call = loop.removeprefix("enumerate(").removesuffix(")") if "enum" in loop else loop
+    assert at.source.code(at.loader) == call
+    after = applied(text, blocks(written(facts, Settings(background="host")).code))
+    assert f"BackgroundGenerator(iter({call}), max_prefetch=2)" in after
+
+
+def test_what_wraps_a_loader_is_looked_through() -> None:
+    text = BUILT.format(parameters="data", dataset="data", loop="enumerate(progress(loader))")
+    text = text.replace("for epoch", "progress = iter\nloader = get_loader(rows)\nfor epoch")
+    facts = facts_of(Path("train.py"), text=text)
+    assert facts.main_loader is not None
+    at = iterated(facts, facts.main_loader)
+    assert at is not None
+    assert at.source.code(at.loader) == "loader"

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import json
 import os
 import signal
 import sys
+import tempfile
+import uuid
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -37,12 +42,47 @@ def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "dist", "no") == "load":
         config.option.dist = "loadfile"
         config.option.loadscopereorder = False  # keep the order below
+    if hasattr(config.option, "testrunuid"):
+        config.option.testrunuid = config.option.testrunuid or uuid.uuid4().hex
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `-n`, what must run alone comes last: until then all workers are busy."""
     if hasattr(config, "workerinput"):
         items.sort(key=_alone)
+        told = _told(config.workerinput["testrunuid"])
+        own = told.with_suffix(f".{os.getpid()}")
+        own.write_text(json.dumps([item.nodeid for item in items if _alone(item)]))
+        own.replace(told)
+
+
+@pytest.hookimpl(optionalhook=True)  # of xdist, in the process that hands tests to the workers
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """By file; but what runs alone is handed out apart, or a worker would wait in mid-file."""
+    if config.option.dist != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    scheduler = LoadFileScheduling(config, log)
+    file_of = scheduler._split_scope
+
+    @cache
+    def alone() -> frozenset[str]:  # asked when all workers have collected
+        return frozenset(json.loads(_told(config.option.testrunuid).read_text()))
+
+    scheduler._split_scope = lambda nodeid: file_of(nodeid) + ALONE * (nodeid in alone())
+    return scheduler
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    run = getattr(session.config.option, "testrunuid", None)
+    if run and not hasattr(session.config, "workerinput"):
+        _told(run).unlink(missing_ok=True)
+
+
+def _told(run: str) -> Path:
+    """Where workers tell which tests run alone: of marks the scheduler knows nothing."""
+    return Path(tempfile.gettempdir()) / f"loaderdoctor-tests-{run}.json"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -20,6 +20,7 @@ import msgspec
 import psutil
 
 from loaderdoctor.report.model import Report, Trial
+from tests.descent import DESCENT
 
 MARK = "LOADERDOCTOR_TEST"
 TIMEOUT_S = 240.0
@@ -31,7 +32,7 @@ SCRIPT = """
 import os, signal, sys, time
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
-
+{descent}
 {fault}
 
 class Samples(Dataset):
@@ -49,7 +50,7 @@ class Samples(Dataset):
 if __name__ == "__main__":
     loader = DataLoader(Samples(), batch_size=4, num_workers={workers}, {options})
     model = torch.nn.Linear({width}, 10)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = Descent(model.parameters())
     n = 0
     print("loaded", flush=True)
     fault("loaded", 0)
@@ -71,7 +72,9 @@ def script(
 ) -> Path:
     """Write the script into `folder`."""
     path = folder / "train.py"
-    path.write_text(SCRIPT.format(fault=fault, workers=workers, width=width, options=options))
+    path.write_text(
+        SCRIPT.format(descent=DESCENT, fault=fault, workers=workers, width=width, options=options)
+    )
     return path
 
 

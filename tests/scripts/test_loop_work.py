@@ -14,7 +14,7 @@ LOOP_WORK = HERE / "loop_work"
 
 
 def diagnosed(what: str, tmp_path: Path) -> Diagnosed:
-    done = diagnose(LOOP_WORK / "work.py", what, cwd=tmp_path, options=["--no-verify"], budget_s=20)
+    done = diagnose(LOOP_WORK / "work.py", what, cwd=tmp_path, options=["--no-verify"], budget_s=60)
     assert done.code == 0, done.stderr
     return done
 
@@ -60,7 +60,7 @@ def test_a_heavy_model_has_no_work_between_its_steps(tmp_path: Path) -> None:
 
 
 def test_a_replay_buffer_without_a_loader_is_named_by_its_line(tmp_path: Path) -> None:
-    done = diagnose(LOOP_WORK / "replay.py", cwd=tmp_path, budget_s=20)
+    done = diagnose(LOOP_WORK / "replay.py", cwd=tmp_path, budget_s=60)
     assert done.code == 0, done.stderr
     assert "--with-stack" not in done.stdout
     finding = done.finding("work-between-steps")

@@ -41,3 +41,15 @@ def test_an_iterable_dataset_is_left_alone_and_the_reason_is_said(tmp_path: Path
     assert done.run.tuning is not None
     assert "keeps its place" in (done.run.tuning.not_tuned or "")
     assert "is not tuned" in done.stderr
+
+
+def test_ranks_are_recorded_and_none_is_tuned_which_is_said_once(tmp_path: Path) -> None:
+    script = SHAPES / "ranks_wait.py"
+    done = recorded(
+        script, "200", "0.01", cwd=tmp_path, options=["--tune", "--nproc-per-node", "2"]
+    )
+    assert done.code == 0, done.stderr
+    assert done.stderr.count("The loader is not tuned: the training has several processes") == 1
+    assert done.run.tuning is not None
+    assert not done.run.tuning.tried
+    assert [r.n_steps for r in done.run.ranks] == [200, 200]

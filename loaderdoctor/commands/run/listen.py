@@ -92,7 +92,7 @@ class _Listening:
         if row is not None:
             self._write_loops()
             self._files.state(row)
-        if self._tuned.record is not None:
+        if self._tuned.record is not None and self._tuned.record.not_tuned is None:
             self._teller.say(summary(self._tuned.record))
         # Imported only now: it is most of this program.
         from loaderdoctor.commands.run.report import report_run

@@ -96,7 +96,8 @@ class LoopTuner:
         if definition is None or not definition.trains:
             return NO_TRAINING
         state = self._state = definition.clock
-        if place() is not None or process_group() is not None:
+        group = process_group()
+        if place() is not None or (group is not None and group[1] > 1):
             return RANKS
         if definition.tick != "fetch" or state.in_background:
             return IN_BACKGROUND

@@ -37,11 +37,12 @@ def _body(run: Run, *, brief: bool) -> Iterator[RenderableType]:
         if len(run.epochs) > 1:
             yield _epochs(run)
     yield from _tuning(run, brief=brief)
-    shown = run.alerts[:_BRIEF_ALERTS] if brief else run.alerts
+    alerts = [a for a in run.alerts if not (brief and a.kind == "tuned")]  # said above, as a whole
+    shown = alerts[:_BRIEF_ALERTS] if brief else alerts
     for alert in shown:
         yield Text.assemble(("● ", "yellow"), plain(words.alert_line(alert)))
-    if len(run.alerts) > len(shown):
-        yield Text(f"and {len(run.alerts) - len(shown)} more", style="bright_black")
+    if len(alerts) > len(shown):
+        yield Text(f"and {len(alerts) - len(shown)} more", style="bright_black")
 
 
 def _tuning(run: Run, *, brief: bool) -> Iterator[RenderableType]:

@@ -14,22 +14,33 @@ from loaderdoctor.report.words.run import judged
 from loaderdoctor.report.words.tuning import DRAWS, to_write
 from loaderdoctor.tryout.recommending import recommendations
 
+TUNED = frozenset(
+    {
+        "num_workers",
+        "prefetch_factor",
+        "persistent_workers",
+        "pin_memory",
+        "in_order",
+        "start_method",
+    }
+)
+
 
 def with_whole_run(report: Report, run: Run | None, facts: Facts | None) -> Report:
     """The report of a run; `facts` are those of the first window, None where there were none."""
     report = msgspec.structs.replace(report, command="run", run=run)
     if run is None:
         return report
-    if report.verdict.bound == "unknown":
-        verdict = judged(run)
-        if verdict is not None:
-            report = msgspec.structs.replace(report, verdict=verdict)
-    if run.tuning is None or run.tuning.chosen is None or facts is None:
+    tuned = run.tuning is not None and run.tuning.chosen is not None
+    verdict = judged(run)
+    if verdict is not None and (tuned or report.verdict.bound == "unknown"):
+        report = msgspec.structs.replace(report, verdict=verdict)
+    if run.tuning is None or not tuned or facts is None:
         return report
-    rows = _tuned(facts, run.tuning)
-    names = {row.setting for row in rows}
-    others = [row for row in report.recommendations if row.setting not in names]
-    return msgspec.structs.replace(report, recommendations=(*rows, *others))
+    # What the first window had predicted of these settings, the run has measured since.
+    others = [row for row in report.recommendations if row.setting not in TUNED]
+    rows = (*_tuned(facts, run.tuning), *others)
+    return msgspec.structs.replace(report, recommendations=rows)
 
 
 def _tuned(facts: Facts, tuning: TuningRecord) -> tuple[Recommendation, ...]:

@@ -118,6 +118,10 @@ def test_what_was_tuned_is_told_row_by_row_with_the_line_to_write() -> None:
     assert (row.setting, row.from_, row.to) == ("num_workers", 0, 3)
     assert (row.own_step_ms, row.measured_step_ms) == (22.0, 5.0)
     assert row.code or row.idea
+    before = with_whole_run(input_bound(), whole, facts())
+    measured = [r for r in before.recommendations if r.setting in ("num_workers", "pin_memory")]
+    assert [(r.setting, r.to) for r in measured] == [("num_workers", 3)]
+    assert "since the loader was tuned" in before.verdict.summary  # not what was predicted
     text = console_text(report)
     assert "Tuning" in html(report) and "no faster" in html(report)
     for words in ("goes on with num_workers=3:", "num_workers=6", "no faster", "20 of 4000 steps"):

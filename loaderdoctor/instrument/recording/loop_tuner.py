@@ -211,12 +211,12 @@ class LoopTuner:
 
     def _wait_ms(self) -> float:
         """In `__next__` of the loader, for the batch of the step that just ended."""
-        fetches = self._session.window.fetches
-        assert self._state is not None
-        if fetches:
-            for index, start, end, _, _ in reversed(fetches[-4:]):
-                if index == self._state.index:
-                    return (end - start) / NS_PER_MS
+        fetches, state = self._session.window.fetches, self._state
+        if not fetches or state is None:
+            return 0.0
+        for fetch in reversed(fetches):  # the last one, but where other loaders were read
+            if fetch[0] == state.index:
+                return (fetch[2] - fetch[1]) / NS_PER_MS
         return 0.0
 
     def _opening_ms(self) -> float:

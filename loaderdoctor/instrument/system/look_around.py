@@ -147,12 +147,12 @@ class LookAround:
         pause_s = max(MEMORY_EVERY_S, self._memory_took_s / MAX_MEMORY_SHARE)
         if now - self._memory_at_s < pause_s:
             return None, None
-        self._memory_at_s = now
+        self._memory_at_s, cpu_s = now, time.thread_time()
         proc = self._root / "proc"
         wanted = set(workers)
         of_workers = bytes_of([p for p in processes if p.pid in wanted], proc)
         rest = bytes_of([p for p in processes if p.pid not in wanted], proc)
-        self._memory_took_s = time.monotonic() - now
+        self._memory_took_s = time.thread_time() - cpu_s  # on a busy machine the rest is waiting
         known = [n for n in (of_workers, rest) if n is not None]
         return of_workers, sum(known) if known else None
 

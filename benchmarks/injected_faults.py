@@ -128,7 +128,7 @@ def judged(
     after_s = named[0] - began_s
     step_s = whole["time"]["recorded_s"] / max(1, whole["time"]["n_steps"])
     row |= {"seconds": after_s, "steps": after_s / step_s}
-    return {**row, "holds": after_s <= SECONDS or after_s / step_s <= STEPS}
+    return {**row, "holds": after_s >= 0 and (after_s <= SECONDS or after_s / step_s <= STEPS)}
 
 
 def _lines(path: Path) -> list[str]:

@@ -25,6 +25,9 @@ MAX_REFERENCE: Final = 256
 # Groups in a row that must be beyond, by how many are known: two of few may be a rare mode of the
 # series (a slow step in twenty) that has not come yet.
 N_BEYOND: Final = ((64, 2), (24, 3), (0, 4))
+# So many times the least change that is told (a step twice as long) is no rare mode.
+HUGE: Final = 10.0
+N_HUGE: Final = 2
 # The level that a change left and came back to within so many blocks: an excursion, which the next
 # changes have to exceed.
 EXCURSION_BLOCKS: Final = 400
@@ -125,10 +128,17 @@ class LevelWatch:
             known.extend(scale.beyond)
             scale.beyond.clear()
         scale.beyond.append(group)
-        if len(scale.beyond) < next(n for least, n in N_BEYOND if values.size >= least):
+        if len(scale.beyond) < self._needed(scale, values.size, level):
             return None
         at = self._n - scale.width * len(scale.beyond) + 1
         return Change(at=at, before=level, after=float(np.median(scale.beyond)))
+
+    def _needed(self, scale: _Scale, n_known: int, level: float) -> int:
+        """Groups in a row that settle it."""
+        huge = HUGE * self._effect.of(level)
+        if all(abs(group - level) >= huge for group in scale.beyond):
+            return N_HUGE
+        return next(n for least, n in N_BEYOND if n_known >= least)
 
     def _limit(self, values: np.ndarray, level: float) -> float:
         """How far a group may be from the level by chance."""

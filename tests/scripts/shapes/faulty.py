@@ -54,7 +54,7 @@ def main():
     loader = DataLoader(Data(), BATCH, num_workers=1)
     others = DataLoader(torch.utils.data.Subset(Data(), range(160)), BATCH)
     for step, (x, y) in enumerate(loader):
-        if step == (0 if WHAT == "leak" else FROM):
+        if step == (0 if WHAT in ("leak", "shard") else FROM):
             began()
         if WHAT == "checkpoint" and step >= FROM and step % 100 == 0:
             torch.save(Checkpoint(), io.BytesIO())

@@ -41,13 +41,24 @@ from typing import Any
 
 from public_cases import CASES, EXCLUDED, Case
 from public_data import MAKERS
-from public_truth import Ended, InputTruth, Timing, end, end_all, started, timed_run, truth_of
+from public_truth import (
+    START_LIMIT_S,
+    Ended,
+    InputTruth,
+    Timing,
+    end,
+    end_all,
+    started,
+    timed_run,
+    truth_of,
+)
 
 POINTS = 0.05
 HIGH, MODERATE = 0.20, 0.05  # of the step: below, input can't be called so
 MARGIN = 0.03  # or the noise
 KEPT = 0.15  # a promise is kept where the change gives what was said within this
 GRACE_S = 240.0  # a diagnosis beyond its budget, twice: imports, data, the second cap
+OWN_LOOP_S = 20.0  # a script without a loader runs alone for so long, to see whether it runs
 OURS_BROKE = re.compile(r"defect of loaderdoctor|File \".*/loaderdoctor/", re.IGNORECASE)
 
 
@@ -139,6 +150,7 @@ def row_of(case: Case, clones: Path, data: Path, work: Path, args: argparse.Name
             prepared.command(script_args), cwd=prepared.folder, env=prepared.env,
             folder=work / f"timed-{time.monotonic_ns()}", seconds=args.seconds,
             ready=script_args is None and not case.own_loop,
+            start_limit_s=OWN_LOOP_S if case.own_loop else START_LIMIT_S,
         )  # fmt: skip
         if plain is not None:
             runs["plain" if script_args is None else "changed"].append(plain)

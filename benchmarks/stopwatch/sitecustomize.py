@@ -14,6 +14,7 @@ loop computes as it would with a loader that costs nothing. No part of loaderdoc
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
@@ -49,6 +50,10 @@ class Log:
         if got - self.flushed > FLUSH_S:
             self.file.flush()
             self.flushed = got
+
+    def flush(self) -> None:
+        if self.pid == os.getpid() and self.file is not None:
+            self.file.flush()
 
     def stepped(self, *_: object) -> None:
         self.n_steps += 1
@@ -121,6 +126,7 @@ def install(folder: str, ready_after_s: float | None) -> None:
     from torch.utils.data import DataLoader
 
     log = Log(folder, ready_after_s)
+    atexit.register(log.flush)
     register_optimizer_step_post_hook(log.stepped)
     begin = DataLoader.__iter__
 

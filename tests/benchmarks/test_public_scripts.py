@@ -186,6 +186,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow  # a process that imports torch
 def test_a_script_gets_ready_batches_once_they_are_due_and_epochs_keep_their_length(
     tmp_path: Path,
 ) -> None:

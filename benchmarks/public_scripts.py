@@ -187,10 +187,10 @@ def row_of(case: Case, clones: Path, data: Path, work: Path, args: argparse.Name
 
 
 def said_by(report: dict[str, Any]) -> dict[str, Any]:
-    step, ablation = report["step"], report["ablation"] or {}
+    ablation = report["ablation"] or {}
     seen = ablation.get("seen_ms") or {}
     interval = (ablation.get("ci_ms") or {}).get("input_ms")
-    wall_ms = step["wall_ms"]
+    wall_ms = (report["step"] or {}).get("wall_ms")
     shares, bound = report["shares"] or {}, report["verdict"]["bound"]
     return {
         "bound": bound,
@@ -221,7 +221,7 @@ def first_option(case: Case, report: dict[str, Any], prepared: Prepared) -> dict
             "args": args,
             "option": f"{row['setting']}={row['to']}",
             "told": bool(row.get("command")),
-            "now_ms": row.get("own_step_ms") or report["step"]["wall_ms"],
+            "now_ms": row.get("own_step_ms") or (report["step"] or {}).get("wall_ms"),
             "promised_ms": row["measured_step_ms"] or row["predicted_step_ms"],
             "promised_ci_ms": row.get("measured_ci_ms"),
             "measured": row["measured_step_ms"] is not None,
@@ -370,6 +370,8 @@ def in_slot(
             return row
     except (OSError, subprocess.SubprocessError) as error:
         return {"name": case.name, "why": [f"not run: {str(error)[-200:]}"]}
+    except (KeyError, TypeError, ValueError) as error:  # a report that is read wrong
+        return {"name": case.name, "why": [f"not judged: {error!r}"]}
     finally:
         slots.put(cpus)
 

@@ -208,6 +208,7 @@ def facts_of_run(
         script=observed.script,
         wall=wall,
         worker_memory=worker_memory,
+        subnormals=observed.subnormals,
     )
 
 

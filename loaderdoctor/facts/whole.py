@@ -28,6 +28,7 @@ from loaderdoctor.instrument.wire.records import (
     TransferRecord,
     main_loader,
 )
+from loaderdoctor.instrument.wire.subnormals import SubnormalRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +92,7 @@ class Facts:
     before_training: tuple[PassRecord, ...] = ()
     wall: WallFacts | None = None  # None: only steps were recorded
     script: ScriptRecord | None = None  # None: not started by us
+    subnormals: SubnormalRecord | None = None  # None: none, an accelerator, or not looked for
     gpu_limits: GpuLimitFacts | None = None  # None: no NVIDIA GPU, or NVML not installed
     shards: ShardFacts | None = None  # None: no stream, or no epoch of it was seen whole
     worker_memory: WorkerMemoryFacts | None = None  # None: no workers, or not recorded

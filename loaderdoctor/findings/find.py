@@ -69,6 +69,7 @@ from loaderdoctor.findings.rules.streams import (
     shuffle_collapsed,
     uneven_shards,
 )
+from loaderdoctor.findings.rules.subnormals import subnormal_numbers
 from loaderdoctor.findings.rules.threads import thread_oversubscription
 from loaderdoctor.findings.rules.worker_memory import worker_memory_grows, workers_copy_dataset
 
@@ -122,6 +123,7 @@ RULES: tuple[Rule, ...] = (
     gc_pauses,
     gc_in_workers,
     gpu_throttled,
+    subnormal_numbers,
     data_parallel,
     tf32_off,
     grad_not_set_to_none,

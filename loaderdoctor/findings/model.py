@@ -66,6 +66,7 @@ class Kind(str, Enum):
     MANY_SMALL_READS = "many-small-reads"
     GC_PAUSES = "gc-pauses"
     GC_IN_WORKERS = "gc-in-workers"
+    SUBNORMAL_NUMBERS = "subnormal-numbers"
     GPU_THROTTLED = "gpu-throttled"
     DATA_PARALLEL = "data-parallel"
     TF32_OFF = "tf32-off"

@@ -27,6 +27,7 @@ from loaderdoctor.instrument.system.memory import allocator, fault_us
 from loaderdoctor.instrument.trial.trial_checks import default_start_method
 from loaderdoctor.instrument.wire.protocol import Begin, Observed, Reported, Stop, Told
 from loaderdoctor.instrument.wire.records import ComputeRecord, Environment, TransferRecord
+from loaderdoctor.instrument.wire.subnormals import SubnormalRecord
 from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def drive(session: Session, now: int) -> Driver:
             calls_model=definition.calls_model,
             before_training=session.before_training,
             script=with_sources(session.script),
+            subnormals=_subnormals(session) if device is None else None,
         )
     )
     if session.recording is not None:
@@ -200,6 +202,16 @@ def _seen(session: Session, watch: ComputeWatch) -> ComputeRecord | None:
         return watch.record()
     except Exception as error:
         session.note("compute-not-watched", f"{type(error).__name__}: {error}")
+        return None
+
+
+def _subnormals(session: Session) -> SubnormalRecord | None:
+    from loaderdoctor.instrument.session.subnormals import subnormals
+
+    try:
+        return subnormals()
+    except Exception as error:  # the state of an optimizer of the user's own making
+        session.note("subnormals-not-looked-for", f"{type(error).__name__}: {error}")
         return None
 
 

@@ -57,6 +57,7 @@ from loaderdoctor.instrument.wire.records import (
     main_loader,
 )
 from loaderdoctor.instrument.wire.stack_records import StackRecord
+from loaderdoctor.instrument.wire.subnormals import SubnormalRecord
 from loaderdoctor.instrument.wire.surroundings import GpuLimitRecord
 from loaderdoctor.instrument.wire.tuning import TuningRecord
 from loaderdoctor.settings import Settings
@@ -225,6 +226,7 @@ class Observed(Message, frozen=True, kw_only=True, omit_defaults=True):
     calls_model: bool | None = None  # where it does not train: a model is called; None: not seen
     before_training: tuple[PassRecord, ...] = ()
     script: ScriptRecord | None = None  # None: a loop of a console or a notebook
+    subnormals: SubnormalRecord | None = None  # None: none, an accelerator, or not looked for
 
     @property
     def main_loader(self) -> LoaderRecord | None:

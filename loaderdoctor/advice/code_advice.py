@@ -78,7 +78,7 @@ def _of_work(finding: Finding) -> Change | None:
 
 # Their share is of the step's own work, which no ablation touches.
 _COMPUTING = (Kind.TF32_OFF, Kind.GRAD_NOT_SET_TO_NONE, Kind.PADDING_WASTE)
-_OF_STREAMS = (Kind.SAMPLES_REPEATED, Kind.IDLE_WORKERS, Kind.UNEVEN_SHARDS)
+_OF_STREAMS = (Kind.SAMPLES_REPEATED, Kind.IDLE_WORKERS)
 
 
 def code_advice(facts: Facts, findings: Iterable[Finding]) -> tuple[CodeAdvice, ...]:

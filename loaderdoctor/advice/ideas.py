@@ -71,15 +71,6 @@ CHANGES: Mapping[Kind, Change] = {
         example=dataset_snippets.SHARDS,
         caution="An epoch then has a part of the steps that it has now.",
     ),
-    Kind.UNEVEN_SHARDS: Change(
-        title="Deal the stream out evenly",
-        idea="In the dataset's `__iter__`, let each worker read every `num_workers`-th sample in "
-        "place of whole shards (`itertools.islice(samples, id, None, num_workers)`), or write many "
-        "shards of one size: several for each worker.",
-        example=dataset_snippets.SHARDS,
-        caution="A worker then reads past the samples of the others: cheap within a file, not "
-        "where each has to be decoded.",
-    ),
     Kind.WORKERS_COPY_DATASET: Change(
         title="Keep the dataset's entries where reading them copies nothing",
         idea="Numbers and strings as arrays (`numpy.array`, `pyarrow.array`), anything else "

@@ -140,38 +140,42 @@ def _edited(path: Path, wanted: str, changes: Sequence[Hunk], as_it_ran: bytes |
             f"{path} has changed since the run: its lines may be others. Run the diagnosis again."
         )
     usual = max(set(ends[:-1]), key=ends.count, default="\n")
-    reached = len(lines) + 1
-    for hunk in sorted(changes, key=lambda x: (x.line, x.end), reverse=True):
-        if hunk.end > reached:
-            raise UsageError(
-                f"{path.name}:{hunk.line}: two of these changes meet there; apply one, then run "
-                "the diagnosis again."
-            )
+    cores: list[tuple[int, int, tuple[str, ...]]] = []
+    for hunk in changes:
         start = hunk.line - 1
         there = [line.rstrip() for line in lines[start : start + len(hunk.old)]]
         if there != [line.rstrip() for line in hunk.old]:
             raise UsageError(f"{path}:{hunk.line}: not the lines that the run read.")
-        kept = slice(start, start + len(hunk.old))
-        lines[kept], ends[kept] = _as_they_were(lines[kept], ends[kept], hunk, usual)
-        reached = hunk.line
+        cores += (core for core in _cores(hunk) if core not in cores)
+    reached = 0
+    for start, end, _ in sorted(cores, key=lambda core: core[:2]):
+        if start < reached:
+            raise UsageError(
+                f"{path.name}:{start + 1}: two of these changes meet there; apply one, then run "
+                "the diagnosis again."
+            )
+        reached = end
+    # From the end on; what is inserted in one place stays in the order in which it is listed.
+    for _, (start, end, new) in sorted(
+        enumerate(cores), key=lambda item: (*item[1][:2], item[0]), reverse=True
+    ):
+        kept = ends[start:end] if len(new) == end - start else [usual] * len(new)
+        lines[start:end], ends[start:end] = new, kept
+    ends = [x or usual for x in ends[:-1]] + [""]
     after = "".join(line + end for line, end in zip(lines, ends, strict=True))
     return FileEdit(path=path, before=before, after=after.encode("utf-8"))
 
 
-def _as_they_were(
-    there: Sequence[str], ends: Sequence[str], hunk: Hunk, usual: str
-) -> tuple[list[str], list[str]]:
-    """The new lines with their ends; those that stay keep theirs, and blanks before it.
+def _cores(hunk: Hunk) -> list[tuple[int, int, tuple[str, ...]]]:
+    """What is replaced, as first and last index, and by what: lines that stay are no part of it.
 
-    No report prints either. The last line of a file may have no end.
+    They keep their ends, and blanks before them, which no report prints. Lines may stand for where
+    new ones go, as two changes may say of one place.
     """
+    start = hunk.line - 1
     matcher = difflib.SequenceMatcher(None, hunk.old, hunk.new, autojunk=False)
-    lines: list[str] = []
-    new_ends: list[str] = []
-    for kind, a, b, c, d in matcher.get_opcodes():
-        same = kind == "equal"
-        lines += there[a:b] if same else hunk.new[c:d]
-        new_ends += ends[a:b] if same else [usual] * (d - c)
-    if ends and not ends[-1] and new_ends:
-        new_ends = [x or usual for x in new_ends[:-1]] + [""]
-    return lines, new_ends
+    return [
+        (start + a, start + b, hunk.new[c:d])
+        for kind, a, b, c, d in matcher.get_opcodes()
+        if kind != "equal"
+    ]

@@ -124,3 +124,14 @@ def test_the_diff_is_one_that_patch_reads(train: Path) -> None:
     assert "\\ No newline at end of file" in edited(train, "train.py:1\n- a = 1\n+ a = 2").diff(
         train.parent
     )
+
+
+def test_two_changes_may_put_lines_in_one_place(train: Path) -> None:
+    both = (
+        "train.py:1\n+ import gc\n  import torch\n"
+        "train.py:1\n+ import copy\n  import torch\ntrain.py:5\n- for batch in loader:\n"
+        "+ for batch in ahead(loader):"
+    )
+    after = edited(train, both).after.decode()
+    assert after.replace("\r\n", "\n").startswith("import gc\nimport copy\nimport torch\n")
+    assert "for batch in ahead(loader):" in after

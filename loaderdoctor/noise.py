@@ -22,12 +22,16 @@ from loaderdoctor.estimate import Estimate, t95
 
 # What a window's mean is off by beyond what its steps tell, as a part of it, where nothing of the
 # run says so yet; and what that is worth, in windows: little, since machines differ more than
-# windows of one do (heavy tails). With these two, intervals of one to four rounds hold the truth in
-# 93 to 98 % of draws from the recorded and simulated series of `benchmarks/coverage.py`, pooled;
-# on the quietest of them more often, beside other programs that come and go (half of all steps of
-# a window, or none) less.
-BETWEEN = 0.035
+# windows of one do (heavy tails). With these two and `IN_ROUND`, intervals of one to four rounds
+# hold the truth in 93 to 97 % of draws from the recorded series of `benchmarks/coverage.py`,
+# pooled; on the quietest of them more often, beside other programs that come and go (half of all
+# steps of a window, or none) less.
+BETWEEN = 0.045
 RECORDED_DF = 2
+# Windows of one round are close in time and share what is slow: of what two of them vary, each by
+# itself, so much is left in their difference. At 1 intervals of differences hold the truth in up
+# to 98.2 % of draws, at 0.5 in as few as 93.2, here in 94 to 97.
+IN_ROUND = 0.7
 # Weight of what the trials of a run show of one another's spread, in windows (a moderated t
 # interval: G. K. Smyth, "Linear models and empirical Bayes methods", 2004, whose data-driven values
 # are mostly between 3 and 5). A trial that is noisier than the rest keeps most of its own noise.
@@ -141,7 +145,7 @@ class Noise:
         if len(common) >= 2:
             pairs = [(in_a[n], in_b[n]) for n in common]
             prior = self._prior([x for x, _ in pairs]) + self._prior([y for _, y in pairs])
-            return self._estimate([x.value - y.value for x, y in pairs], prior=prior)
+            return self._estimate([x.value - y.value for x, y in pairs], prior=IN_ROUND * prior)
         one, other = self.mean(list(in_a.values())), self.mean(list(in_b.values()))
         n = min(one.n, other.n)
         errors = [x.margin / t95(self.weight + x.n - 1) for x in (one, other)]

@@ -32,13 +32,13 @@ def around(value: float, margin: float) -> Estimate:
     return Estimate.around(value, margin, n=5)
 
 
-def test_precise_windows_decide_by_the_difference_itself() -> None:
-    slower = {1: around(0.2, 0.1), 2: around(0.4, 0.1), 3: around(0.1, 0.9)}
+def test_what_is_slower_by_more_than_noise_and_a_twentieth_is_not_equally_fast() -> None:
+    slower = {1: around(0.2, 0.1), 2: around(0.8, 0.1), 3: around(0.6, 0.1)}
     assert equally_fast(10.0, slower, wider=1.5) == {1, 3}
 
 
 def test_noise_that_explains_a_difference_makes_none_of_it() -> None:
-    slower = {1: around(0.2, 1.0), 2: around(1.6, 1.0), 3: around(3.0, 0.1)}
+    slower = {1: around(0.2, 1.0), 2: around(1.9, 1.0), 3: around(3.0, 0.1)}
     assert equally_fast(10.0, slower, wider=1.5) == {1, 2}
 
 

@@ -210,7 +210,7 @@ class Diagnosis:
         if not rows or rows[0].to is None or rows[0].measured_step_ms is not None:
             return  # without `to` it is a change of code, which no trial measures
         if isinstance(self._script_run, RepeatedRun):
-            self._script_run.budget_s = seconds.most_budget_s  # may be started again for it
+            self._script_run.extend(seconds.most_budget_s)  # may be started again for it
         if self._script_run.ended is not None or not verifier.undecided:
             return
         self._end_s = seconds.most_s

@@ -86,6 +86,7 @@ class RepeatedRun:
     _now: _Begun | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
     _starting_s: float = 0.0  # spent on all starts but the first
+    _most_free_s: float | None = None  # of it, what may be free at most; None: a part of the budget
     _measuring_since_s: float | None = None
     _stopped: bool = False
     _enough: bool = False  # no other run is wanted
@@ -207,7 +208,12 @@ class RepeatedRun:
 
     def measuring_clock(self) -> float:
         """Seconds that count towards the budget: starting again does not, up to a part of it."""
-        return self.clock() - min(self._starting_s, STARTING_SHARE * self.budget_s)
+        return self.clock() - self._free_s(self._starting_s)
+
+    def extend(self, budget_s: float) -> None:
+        """Measure until so many seconds, longer than before: no further start is free."""
+        self._most_free_s = self._free_s(self._starting_s)
+        self.budget_s = budget_s
 
     def reopen(self) -> RepeatedRun:
         """Start again after a trial took the script down. Raises RunError."""
@@ -255,8 +261,12 @@ class RepeatedRun:
         since = self._measuring_since_s
         if since is None:
             return float("inf")
-        free_s = min(self._starting_s + to_warm_s, STARTING_SHARE * self.budget_s)
-        return since + self.budget_s + free_s
+        return since + self.budget_s + self._free_s(self._starting_s + to_warm_s)
+
+    def _free_s(self, starting_s: float) -> float:
+        """Of seconds spent on starting, those that do not count towards the budget."""
+        most_s = self._most_free_s
+        return min(starting_s, STARTING_SHARE * self.budget_s if most_s is None else most_s)
 
     # ------------------------------------------------------------ the next run
 

@@ -249,9 +249,26 @@ def test_nothing_begins_for_which_the_budget_has_no_time() -> None:
     spent_s = script.now_s - START_S
     assert spent_s <= 10.0 * (1 + STARTING_SHARE)
     assert len(script.runs) > 1
-    run.budget_s = 20.0  # the first advice has to be measured for longer
+    run.extend(20.0)  # the first advice has to be measured for longer
     assert run.ended is None
     assert run.measure(ask(200, 40))
+
+
+def test_a_longer_budget_gives_no_more_starts_for_nothing() -> None:
+    script = Script(n_steps=100)
+    run = repeated(script, budget_s=10.0)
+    while run.ended is None:
+        run.measure(ask(100, 40))
+    free_s = script.now_s - run.measuring_clock()
+    assert free_s <= STARTING_SHARE * 10.0
+    run.extend(20.0)
+    before_s = script.now_s - run.measuring_clock()
+    n_runs = len(script.runs)
+    while run.ended is None:
+        run.measure(ask(100, 40))
+    assert len(script.runs) > n_runs
+    assert script.now_s - run.measuring_clock() == pytest.approx(before_s)
+    assert script.now_s - START_S <= 20.0 + STARTING_SHARE * 10.0
 
 
 def test_starting_again_takes_no_part_of_the_budget_up_to_its_half() -> None:

@@ -106,8 +106,10 @@ def without_profiler(trace: TraceFacts, own_ms: float | None = None) -> Shares:
     paced = parts["input"] is not None and workers_set_the_pace(trace)
     # Getting a batch is the same thread's, and exposed the more the later it gets to it.
     also = ("input",) if trace.has_accelerator and not paced else ()
+    # Where the loop works between two ops, nothing is recorded that would take time.
+    silent = {"host": work_between(trace)[0] / wall_ms}
     for name in ("host", *also) if trace.has_accelerator else ("host", "compute"):
-        taken = min(left, parts[name] or 0.0)
+        taken = min(left, max(0.0, (parts[name] or 0.0) - silent.get(name, 0.0)))
         parts[name] = (parts[name] or 0.0) - taken
         left -= taken
     if paced:

@@ -21,6 +21,9 @@ from loaderdoctor.facts.whole import Facts
 # Fewer steps say nothing about a mean whose noise is a few percent.
 MIN_STEPS = 5
 MOST_OF_STEP = 0.5
+# Recording that takes this much of a step hides waits worth a verdict: a pool that is just as fast
+# as the recorded step holds the loop up by as much of it without.
+HIDING_SHARE = 0.2
 # Ties go to the earlier one.
 _FED: tuple[Literal["input", "copy", "communication"], ...] = ("input", "copy", "communication")
 
@@ -35,6 +38,10 @@ def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
     batches: a host verdict that rests on it is uncertain. Of few steps the lower ends of their
     shares bear the severity. Where worker processes set the pace, what else the step waits for only
     shortens the wait for them.
+
+    Workers make batches as fast as ever while the loop is recorded: where that slows it much, those
+    that keep up with it may yet be too slow for it otherwise, and a host verdict is no more than
+    moderate.
     """
     shares = without_profiler(trace)
     low = few_steps_low(trace, shares)
@@ -49,9 +56,17 @@ def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
     if bound != "host" or severity != "high":
         return bound, severity
     surely, perhaps = host_bounds(trace)
-    if surely >= HIGH_SHARE:
+    if surely >= HIGH_SHARE and not recording_hides_waits(trace):
         return bound, severity
     return (bound, "moderate") if perhaps >= HIGH_SHARE else ("compute", "uncertain")
+
+
+def recording_hides_waits(trace: TraceFacts) -> bool:
+    """Whether recording likely slows the loop so much that worker processes got time to spare."""
+    profiler = trace.host.profiler
+    if trace.fetching.kind not in ("multi-process", "mixed") or profiler is None:
+        return False
+    return profiler.likely_ms >= HIDING_SHARE * trace.wall_ms
 
 
 def few_steps_low(trace: TraceFacts, shares: Shares) -> dict[str, float]:

@@ -109,6 +109,7 @@ def test_a_host_verdict_that_the_profiler_may_have_made_is_moderate_or_none() ->
     unsure = host_of(0.45, many)
     assert judge_trace(unsure) == ("host", "moderate")
     # Launches bear it out: 900 ops take 4.5 ms at the least, the kernels 0.6 ms.
+    unsure = changed(unsure, fetch_kind="single-process")
     short = changed(unsure, kernel_busy_ms=0.6, mean_kernel_us=3.0)
     assert judge_trace(short) == ("host", "high")
     # So does one long silence a step.
@@ -122,6 +123,31 @@ def test_a_host_verdict_that_the_profiler_may_have_made_is_moderate_or_none() ->
     assert judge_trace(few) == ("compute", "uncertain")
     # What is left after the most that recording can take needs nothing else.
     assert judge_trace(host_of(0.45, profiler(50, 0.1, 0.2, 0.5))) == ("host", "moderate")
+
+
+def test_workers_that_keep_up_with_a_recorded_loop_may_be_too_slow_for_it_otherwise() -> None:
+    """Launches bear a host verdict out, and still the loop may wait for its workers then."""
+    slowed = profiler(900, 0.9, 2.0, 4.0)  # a fifth of the 10 ms
+    short = changed(host_of(0.45, slowed), kernel_busy_ms=0.6, mean_kernel_us=3.0)
+    assert judge_trace(short) == ("host", "moderate")
+    assert judge_trace(changed(short, profiler=profiler(900, 0.9, 1.0, 4.0))) == ("host", "high")
+    assert judge_trace(changed(short, fetch_kind="single-process")) == ("host", "high")
+
+
+def test_recording_takes_nothing_of_a_silence_between_two_ops() -> None:
+    """So where a copy drained the accelerator before one, all of it is what the copy costs."""
+    copy = copy_facts(exposed_ms_per_step=0.1, idle_after_ms_per_step=1.5)
+    silence = HostHotspot(
+        name="Python between aten::to and aten::mm", ms_per_step=1.5, n_per_step=1
+    )
+    seen = trace(
+        shares=shares(copy=0.01, host=0.15), host_exposed_ms=1.5, copies=(copy,),
+        profiler=profiler(500, 1.0, 2.0, 4.0), host_hotspots=(silence,),
+    )  # fmt: skip
+    assert without_profiler(seen).copy == pytest.approx(0.16, abs=0.01)
+    assert judge_trace(seen) == ("copy", "moderate")
+    # Ops one after another in its place: recording is most of them.
+    assert (without_profiler(changed(seen, host_hotspots=())).copy or 0.0) < 0.05
 
 
 def steps_of(waits_us: tuple[float, ...]) -> TraceFacts:

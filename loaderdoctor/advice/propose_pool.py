@@ -90,7 +90,7 @@ def more_workers(case: Case) -> list[Candidate]:
     counts = {target, min(cap, math.ceil(1.5 * target)), max(1, target // 2)}
     out = []
     for count in sorted(c for c in counts if c > (case.loader.settings.num_workers or 0)):
-        predicted_ms, how = pool_ms(facts, count)
+        predicted_ms, how = pool_ms(facts, count, at_best=True)
         changes: dict[str, Value] = {"num_workers": count}
         if _startup_matters(case, predicted_ms):
             changes["persistent_workers"] = True
@@ -162,7 +162,7 @@ def other_order(case: Case) -> list[Candidate]:
     facts, have = case.facts, case.loader.settings
     if Kind.HEAD_OF_LINE_STALL not in case.found or not have.num_workers:
         return []
-    predicted_ms, how = pool_ms(facts, have.num_workers, in_order=False)
+    predicted_ms, how = pool_ms(facts, have.num_workers, in_order=False, at_best=True)
     stall = stall_cost(facts)
     if predicted_ms is not None and facts.step_ms is not None and stall is not None:
         # Workers started again, an uneven pace: another order saves none of those.
@@ -199,7 +199,7 @@ def background_thread(case: Case) -> list[Candidate]:
     on = have.background in ("host", "device")
     if Kind.GIL_CONTENTION in case.found and on:
         n = min(workers_needed(facts) or 1, worker_limit(facts) or 1)
-        predicted_ms, how = pool_ms(facts, n)
+        predicted_ms, how = pool_ms(facts, n, at_best=True)
         changes: dict[str, Value] = {"background": "off", "num_workers": n}
         return case.propose(
             Kind.GIL_CONTENTION, changes=changes, predicted_ms=predicted_ms, how=how
@@ -209,7 +209,7 @@ def background_thread(case: Case) -> list[Candidate]:
         return []
     share = facts.workers.cpu_share if facts.workers is not None else None
     if share is not None and share < MAX_WAITING_CPU_SHARE:
-        predicted_ms, how = pool_ms(facts, 1)
+        predicted_ms, how = pool_ms(facts, 1, at_best=True)
     else:
         predicted_ms = None
         how = "it overlaps what releases the interpreter lock; how much that is, only a trial tells"

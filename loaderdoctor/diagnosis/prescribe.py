@@ -243,10 +243,21 @@ def _rows(
         measured=measured,
         own_step_ms=paired.own_ms if paired is not None else None,
         seen_step_ms=seen.value if seen is not None else None,
-        predicted_step_ms=candidate.predicted_step_ms if candidate is not None else None,
+        predicted_step_ms=_in_its_rounds(candidate, paired, facts),
         predicted_from=candidate.predicted_from if candidate is not None else None,
         also=_also(facts, settings),
     )
+
+
+def _in_its_rounds(
+    candidate: Candidate | None, tried: Compared | None, facts: Facts
+) -> float | None:
+    """Its prediction at the pace that the loop had while it was tried, milliseconds."""
+    predicted = candidate.predicted_step_ms if candidate is not None else None
+    own_ms = tried.own_ms if tried is not None else None
+    if predicted is None or not own_ms or not facts.step_ms:
+        return predicted
+    return predicted * own_ms / facts.step_ms
 
 
 def _also(facts: Facts, settings: Settings) -> str | None:

@@ -71,8 +71,9 @@ def test_a_trace_alone_has_no_settings_to_change() -> None:
 def test_workers_are_batch_cost_over_the_rest_of_the_step_and_its_neighbours() -> None:
     found = by_settings(loop_loads())
     assert {s.num_workers for s in found if s.num_workers} == {1, 3, 5}
-    assert found[Settings(num_workers=3)].predicted_step_ms == pytest.approx(3.0)
-    assert found[Settings(num_workers=1)].predicted_step_ms == pytest.approx(7.0)
+    # By the lower ends: of the rest, 3 ms ± 0.1, and of the step that the batch is a part of.
+    assert found[Settings(num_workers=3)].predicted_step_ms == pytest.approx(2.9)
+    assert found[Settings(num_workers=1)].predicted_step_ms == pytest.approx(0.99 * 7.0)
     best = proposed(loop_loads())[0]
     assert best.settings == Settings(num_workers=3)
     assert best.edits[0].after == (
@@ -84,8 +85,8 @@ def test_workers_are_batch_cost_over_the_rest_of_the_step_and_its_neighbours() -
 def test_workers_that_burn_cpu_are_capped_by_the_usable_cpus() -> None:
     found = by_settings(loop_loads(machine=machine(usable_cpus=2.0)))
     assert {s.num_workers for s in found if s.num_workers} == {1, 2}
-    # 10.0 ms of CPU time (step and batch together) on two CPUs, whatever the pool.
-    assert found[Settings(num_workers=2)].predicted_step_ms == pytest.approx(5.0)
+    # 10.0 ms ± 1 % of CPU time (step and batch together) on two CPUs, whatever the pool.
+    assert found[Settings(num_workers=2)].predicted_step_ms == pytest.approx(0.99 * 5.0)
     assert found[Settings(num_workers=2)].prediction == (
         "the CPU time of a step and its batch spread over 2 usable CPUs, the limit here; 3 workers "
         "would keep up, this machine feeds about 2"
@@ -262,7 +263,7 @@ def test_a_large_dataset_is_not_kept_on_the_device() -> None:
 
 def test_a_stall_is_answered_with_any_order_or_a_longer_queue() -> None:
     found = by_settings(with_exposed(input_=0.6, workers=workers(head_of_line_ms=5.5)))
-    assert found[Settings(in_order=False)].predicted_step_ms == pytest.approx(5.0)
+    assert found[Settings(in_order=False)].predicted_step_ms == pytest.approx(0.99 * 5.0)
     assert "reproducible" in (found[Settings(in_order=False)].caution or "")
     assert found[Settings(prefetch_factor=4)].predicted_step_ms is None
     assert list(found)[-1] == Settings(prefetch_factor=4)
@@ -289,7 +290,8 @@ def test_more_workers_are_not_promised_to_end_a_stall() -> None:
 def test_a_background_thread_is_tried_wherever_the_loop_makes_its_batches() -> None:
     thread = Settings(background="host")
     sleeps = workers(n_workers=0, batch_ms=7.0, cpu_share=0.05, cores=())
-    assert by_settings(loop_loads(workers=sleeps))[thread].predicted_step_ms == pytest.approx(7.0)
+    found = by_settings(loop_loads(workers=sleeps))
+    assert found[thread].predicted_step_ms == pytest.approx(0.99 * 7.0)
     burns = by_settings(loop_loads())[thread]
     assert burns.predicted_step_ms is None  # what releases the lock, only a trial tells
     assert burns.live

@@ -73,6 +73,13 @@ def test_what_was_seen_once_and_looked_faster_stays_a_prediction_that_says_so() 
     assert "(1) took 4.3 ms a step next to 5 as is: too few" in (rows[0].summary or "")
 
 
+def test_a_prediction_follows_the_pace_of_the_rounds_in_which_it_was_tried() -> None:
+    """The step took 10 ms when its parts were measured; a busier machine makes all of it slower."""
+    rows = prescribed(compared_(settings=FOUR, plain_ms=[15.0], step_ms=[13.0]))
+    assert rows[0].predicted_step_ms == pytest.approx(4.0 * 15.0 / 10.0)
+    assert rows[0].own_step_ms == pytest.approx(15.0)
+
+
 def test_what_was_seen_once_and_looked_slower_is_not_recommended() -> None:
     rows = prescribed(compared_(settings=FOUR, plain_ms=[7.0], step_ms=[7.5]))
     assert [r.to for r in rows] == [6]  # the one that was not tried

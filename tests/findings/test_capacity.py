@@ -1,0 +1,64 @@
+"""What a pool of workers brings a step to: by the mean, and at best."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from loaderdoctor.facts.loop import CpuFacts
+from loaderdoctor.facts.whole import Facts
+from loaderdoctor.findings.capacity import LEAST_OF_INTERVAL, pool_ms
+from tests.findings.builders import estimate, loader, step, with_exposed, workers
+
+
+def two_short(**more: object) -> Facts:
+    """Two workers that take 40 ms for a batch each; the rest of the 10 ms step is 2."""
+    facts = with_exposed(
+        input_=0.8,
+        loaders=(loader(settings={"num_workers": 2}),),
+        workers=workers(n_workers=2, batch_ms=40.0, cpu_share=0.1, idle_share=0.0),
+        step=step(worker_cpu_cores=0.2, main_cpu_cores=0.1),
+    )
+    return replace(facts, **more)  # type: ignore[arg-type]
+
+
+def test_at_best_is_never_above_the_mean() -> None:
+    facts = two_short()
+    for n in (1, 2, 4, 8, 32):
+        (mean, _), (least, _) = pool_ms(facts, n), pool_ms(facts, n, at_best=True)
+        assert mean is not None and least is not None
+        assert 0 < least <= mean
+
+
+def test_what_workers_queue_for_a_cpu_is_not_in_what_a_batch_takes_at_best() -> None:
+    """On a machine that others use too, a batch takes longer than it has to."""
+    crowded = workers(n_workers=2, batch_ms=40.0, cpu_share=0.1, idle_share=0.0, run_wait_share=0.5)
+    facts = two_short(workers=crowded)
+    assert pool_ms(facts, 4)[0] == pytest.approx(10.0)
+    assert pool_ms(facts, 4, at_best=True)[0] == pytest.approx(0.99 * 5.0)
+
+
+def test_nor_is_what_a_loop_that_makes_its_own_batches_stood_without_a_cpu() -> None:
+    cpu = CpuFacts(
+        other_cores=1.0, waiting_threads=0.3, train_wait_share=0.25, throttled_share=None
+    )
+    facts = with_exposed(
+        input_=0.8,
+        loaders=(loader(settings={"num_workers": 0, "prefetch_factor": None}),),
+        workers=None,
+        step=step(raw_wait_ms=8.0, worker_cpu_cores=None, cpu=cpu),
+    )
+    assert pool_ms(facts, 1)[0] == pytest.approx(8.0)
+    assert pool_ms(facts, 1, at_best=True)[0] == pytest.approx(0.99 * 0.75 * 8.0)
+
+
+def test_the_rest_of_the_step_counts_by_the_lower_end_of_its_interval() -> None:
+    facts = two_short()
+    assert facts.ablation is not None
+    noisy = replace(facts.ablation, no_input_ms=estimate(2.0, 0.6))
+    assert pool_ms(two_short(ablation=noisy), 32, at_best=True)[0] == pytest.approx(1.4)
+    # One short window tells next to nothing: half of what it showed still says something.
+    blind = replace(facts.ablation, no_input_ms=estimate(2.0, 5.0))
+    at_best = pool_ms(two_short(ablation=blind), 32, at_best=True)[0]
+    assert at_best == pytest.approx(max(LEAST_OF_INTERVAL * 2.0, 0.99 * 40.0 / 32))

@@ -196,7 +196,9 @@ def what_if_notes(report: Report, *, brief: bool = False) -> tuple[str, ...]:
         notes.append(ONE_ROUND)
     if any(not row.differs for row in what_if(report)):
         notes.append("“no difference to see”: none that the noise of these rounds allows to see.")
-    differs = wall_ms is not None and fmt.ms(wall_ms) != fmt.ms(ablation.plain_ms)
+    own = fmt.step_ms(ablation.plain_ms, ablation.ci_ms.get("plain_ms"))
+    shown = fmt.step_ms(wall_ms, report.step.wall_ms_ci).partition(" ±")[0]
+    differs = own.partition(" ±")[0] != shown and fmt.ms(wall_ms) != fmt.ms(ablation.plain_ms)
     rounds = fmt.count(ablation.n_rounds, "round")
     if wall_ms is not None and differs and not _is_the_step(report, ablation):
         slow = any(warning.kind == SLOW_START for warning in report.warnings)
@@ -210,7 +212,7 @@ def what_if_notes(report: Report, *, brief: bool = False) -> tuple[str, ...]:
     if differs and _is_the_step(report, ablation):
         notes.append(
             f"To the scale of the step above; in the {rounds} of this comparison the loop took "
-            f"{fmt.step_ms(ablation.plain_ms, ablation.ci_ms.get('plain_ms'))}."
+            f"{own}."
         )
     of_step = fmt.is_measured_well(wall_ms, report.step.wall_ms_ci)  # else it is said there
     shown_rows = [row for row in what_if(report) if row.differs]

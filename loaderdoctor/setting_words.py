@@ -56,7 +56,7 @@ READINGS: Mapping[str, Reading] = {
         unsaid=("off",),
     ),
     "reuse_buffers": Reading(
-        on="handing batches over in buffers that are used again",
+        on="handing batches over in reused buffers",
         without="handing batches over in new shared memory",
         title="used buffers",
     ),
@@ -178,7 +178,7 @@ def phrase(name: str, value: Value) -> str:
     if reading.values is not None and value in reading.values:
         return reading.values[value]
     if name == "threads":
-        return f"{value} loading thread{'s' if value != 1 else ''} in place of workers"
+        return f"loading in {value} thread{'s' if value != 1 else ''} instead of workers"
     if name == "augment":
         return f"no {str(value).removeprefix('no-')}"
     return f"{reading.other} {value}".strip()

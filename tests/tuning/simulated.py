@@ -181,7 +181,7 @@ def best_of(machine: Machine, own: Settings, steps_per_epoch: int) -> tuple[Sett
             in_order=True,
             start_method="fork",
         )
-        for n in range(1, machine.n_cpus + 1)
+        for n in range(1, 2 * machine.n_cpus + 1)
         for k in (2, 4, 8)
         for w in (False, True)
         for p in (False, True)

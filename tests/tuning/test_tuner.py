@@ -34,6 +34,11 @@ LOOPS: dict[str, tuple[Machine, Settings, float]] = {
     "instant-batches-in-workers": (Machine(compute_ms=5, fetch_ms=0.3, n_cpus=2), workers(4), 5.0),
     "more-workers-than-cpus": (Machine(compute_ms=5, fetch_ms=8, n_cpus=2), workers(8), 7.5),
     "slow-storage": (Machine(compute_ms=10, fetch_ms=60, cpu_share=0.1), workers(1), 10.03),
+    "storage-beside-two-cpus": (
+        Machine(compute_ms=6, fetch_ms=24, cpu_share=0.02, n_cpus=2),
+        NONE,
+        6.02,
+    ),
     "pageable": (
         Machine(compute_ms=10, fetch_ms=30, copy_ms=3, has_accelerator=True),
         workers(2),

@@ -32,7 +32,7 @@ from loaderdoctor.report.run_model import Run
 from loaderdoctor.report.words.tuning import summary
 
 HEAR_S: Final = 0.5
-LOOK_S: Final = 2.0  # eleven of them name a leak within half a minute
+LOOK_S: Final = 1.5  # eleven of them name a leak within half a minute
 MAX_LOOK_SHARE: Final = 0.01  # of this process's time, where a run has hundreds of processes
 METRICS_S: Final = 5.0
 STATE_S: Final = 10.0

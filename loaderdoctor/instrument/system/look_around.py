@@ -29,7 +29,7 @@ from loaderdoctor.units import NS_PER_S
 
 # Asking for the memory of processes of 40 GB took the kernel 20 ms each: at most this share.
 MAX_MEMORY_SHARE: Final = 0.01
-MEMORY_EVERY_S: Final = 1.9  # each look, where that costs so little
+MEMORY_EVERY_S: Final = 1.4  # each look, where that costs so little
 
 
 class LookAround:

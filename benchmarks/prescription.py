@@ -235,7 +235,7 @@ def held(row: dict[str, Any]) -> bool | None:
     if "miss" in row:
         return False
     if "proof" not in row:
-        return None
+        return False if row.get("by_hand") else None  # changes that could not be written
     proof = row["proof"]
     return bool(proof["promise_kept"]) and proof["numerics"] in (
         "same",

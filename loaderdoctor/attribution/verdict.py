@@ -53,6 +53,8 @@ def judge_trace(trace: TraceFacts) -> tuple[Bound, VerdictSeverity]:
     if trace.n_steps and paced and waits >= HIGH_SHARE:
         return "input", shown_severity(waits, low.get("input"))
     bound, severity = verdict_from_shares(shares, low, enough_steps=trace.n_steps > 0)
+    if bound == "copy" and trace.shared_gpu:  # it may have waited for the GPU's turn
+        return bound, "uncertain"
     if bound != "host" or severity != "high":
         return bound, severity
     surely, perhaps = host_bounds(trace)

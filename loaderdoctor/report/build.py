@@ -372,6 +372,9 @@ def _environment(environment: Environment | None) -> dict[str, Any]:
 
 def _unexplained(facts: Facts) -> tuple[model.ReportWarning, ...]:
     other = facts.share("other")
+    trace = facts.trace
+    if other is not None and trace is not None and trace.shared_gpu:
+        other -= trace.kernels.held_up_ms / trace.wall_ms  # another process had it
     if other is None or other <= MAX_OTHER_SHARE:
         return ()
     if facts.share("compute") is None and facts.share("host") is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +14,11 @@ from loaderdoctor.attribution.verdict import judge_trace
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import AblationFacts
 from loaderdoctor.facts.trace import TraceFacts
+from loaderdoctor.trace.read import read_trace
 from tests.attribution.build import H2D_PAGEABLE, TraceBuilder
 from tests.findings.builders import healthy
 
+TRACES = Path(__file__).parents[2] / "traces"
 STEP = 10_000  # µs
 
 
@@ -57,6 +60,19 @@ def test_a_blocking_copy_may_have_taken_the_time_itself() -> None:
     facts = loop_of(launched=6_050, copy=True)
     assert facts.kernels.held_up_ms == 0.0
     assert facts.shares.copy == pytest.approx(0.3, abs=0.02)
+
+
+def test_two_processes_on_one_gpu() -> None:
+    """Recorded on an H200 beside another training; the batches are of 16 MB, not pinned."""
+    facts = trace_facts(read_trace(Path(__file__).with_name("two_on_one_gpu.pt.trace.json.gz")))
+    assert facts.kernels.held_up_ms == pytest.approx(2.65, abs=0.05)
+    assert facts.shared_gpu
+    assert judge_trace(facts) == ("copy", "uncertain")
+
+
+@pytest.mark.parametrize("path", sorted(TRACES.glob("*.gz")), ids=lambda p: p.name.split(".")[0])
+def test_a_gpu_of_ones_own_never_stands_still_with_work(path: Path) -> None:
+    assert trace_facts(read_trace(path)).kernels.held_up_ms == 0.0
 
 
 def test_no_verdict_of_copies_rests_on_a_shared_gpu() -> None:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Estimate, Interval, interval
 from loaderdoctor.facts.loop import AblationFacts, Mechanisms, StepFacts, WallFacts
 from loaderdoctor.facts.shares import Bound, Shares, VerdictSeverity
@@ -21,6 +20,7 @@ from loaderdoctor.findings.model import Finding, Tested
 from loaderdoctor.instrument.wire.records import Environment, LoaderRecord
 from loaderdoctor.report import gpu_model, model, pool_memory
 from loaderdoctor.report.files import plain_value
+from loaderdoctor.report.own_warnings import warnings_of
 from loaderdoctor.report.script import script_of
 from loaderdoctor.report.wall import Cpu, Outside, Wall
 from loaderdoctor.report.words.gpu import epoch_sentence, idle_gaps_sentence
@@ -29,8 +29,6 @@ from loaderdoctor.report.words.method import method_sentences
 from loaderdoctor.report.words.summary import verdict_sentence
 
 Mirror = TypeVar("Mirror", bound=msgspec.Struct)
-# DESIGN: more than 2 % of the step in no share is a defect of ours, and the report says so.
-MAX_OTHER_SHARE = 0.02
 
 _CLOCK_DEFINITIONS = {
     "device": "a profiler step of the trace, as the accelerator reached it",
@@ -132,7 +130,7 @@ def build_report(
         claims=tuple(dict(claim) for claim in tried.claims),
         ranks=tuple(notes.ranks),
         cluster=tried.cluster,
-        warnings=(*notes.warnings, *_unexplained(facts), *_ranges_left_out(facts)),
+        warnings=(*notes.warnings, *warnings_of(facts)),
         environment=_environment(notes.environment),
         method=(*method_sentences(facts, tried.trials), *notes.method),
     )
@@ -368,35 +366,6 @@ def _environment(environment: Environment | None) -> dict[str, Any]:
     if environment is None:
         return {}
     return {name: plain_value(getattr(environment, name)) for name in environment.__struct_fields__}
-
-
-def _unexplained(facts: Facts) -> tuple[model.ReportWarning, ...]:
-    other = facts.share("other")
-    trace = facts.trace
-    if other is not None and trace is not None and trace.shared_gpu:
-        other -= trace.kernels.held_up_ms / trace.wall_ms  # another process had it
-    if other is None or other <= MAX_OTHER_SHARE:
-        return ()
-    if facts.share("compute") is None and facts.share("host") is None:
-        return ()  # no trace: the rest was not recorded, which the shares say themselves
-    return (
-        model.ReportWarning(
-            kind="unexplained-time",
-            text=f"{fmt.share(other)} of the step is in no share. That is a defect of "
-            "loaderdoctor: please report it with the trace.",
-        ),
-    )
-
-
-def _ranges_left_out(facts: Facts) -> tuple[model.ReportWarning, ...]:
-    n = facts.trace.n_ranges_left_out if facts.trace is not None else 0
-    if not n:
-        return ()
-    text = (
-        f"{fmt.count(n, 'more name')} of record_function ranges are not listed. Give ranges names "
-        "that do not change from step to step."
-    )
-    return (model.ReportWarning(kind="ranges-left-out", text=text),)
 
 
 def _value(estimate: Estimate | None) -> float | None:

@@ -88,7 +88,7 @@ def test_settings_of_ours_read_in_words() -> None:
     out = io.StringIO()
     Console(file=out, width=120, markup=False).print(render_comparison(compare(*pair), ("a", "b")))
     assert "a background thread (prefetch_generator)" in out.getvalue()
-    assert "background thread: off" in out.getvalue()
+    assert "no background thread" in out.getvalue()
 
 
 def test_a_difference_within_the_noise_is_none() -> None:

@@ -99,6 +99,7 @@ def test_results_of_a_watched_loop_are_those_of_an_unwatched_one() -> None:
     assert run(lambda loader: loader) == run(loaderdoctor.watch)
 
 
+@pytest.mark.slow
 @alone
 def test_a_block_may_hold_several_short_epochs_and_write_a_run_folder(tmp_path: Path) -> None:
     with loaderdoctor.watching(ablation=True, budget_s=8, output=tmp_path / "run") as watched:

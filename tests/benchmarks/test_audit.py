@@ -206,6 +206,7 @@ def test_a_noisy_truth_decides_nothing() -> None:
     assert module("audit_judge").too_noisy(truth_of(noise=0.2))
 
 
+@pytest.mark.slow
 def test_a_variant_ends_by_itself_with_the_time_of_a_step(tmp_path: Path) -> None:
     scripts = module("audit_scripts")
     loop = loop_of(host_ms={"fetch_to": 20.0}, host_burns=False, batch_ms=16.0)

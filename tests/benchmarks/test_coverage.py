@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 PATH = Path(__file__).parents[2] / "benchmarks" / "coverage.py"
 
 
@@ -20,6 +22,7 @@ def loaded() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     coverage = loaded()
     recorded, simulated = list(coverage.recorded(coverage.SERIES)), list(coverage.simulated(3))

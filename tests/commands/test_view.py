@@ -191,6 +191,7 @@ SEEN = """function seen(node) {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_vizviewer_shows_the_full_trace_with_its_lanes(run: RunFolder) -> None:
     with viewing(run, perfetto=True) as (_, lines), browser() as page:

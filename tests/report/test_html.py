@@ -216,6 +216,7 @@ def test_a_failing_library_costs_its_chart_and_not_the_report(
     assert "mean wait" in words(page)
 
 
+@pytest.mark.slow
 def test_matplotlib_settings_of_the_users_change_nothing(tmp_path: Path) -> None:
     import matplotlib as mpl
 

@@ -84,7 +84,10 @@ def n_steps(sweep: Sweep) -> int:
 
 
 @pytest.mark.parametrize("noise", [pytest.param(0.01, marks=pytest.mark.slow), 0.03])
-@pytest.mark.parametrize("draw_costs", [spread, saturating, one_winner, close])
+@pytest.mark.parametrize(
+    "draw_costs",
+    [spread, *(pytest.param(d, marks=pytest.mark.slow) for d in (saturating, one_winner, close))],
+)
 def test_the_choice_is_near_the_best_for_a_fifth_of_the_steps(
     draw_costs: Callable[[random.Random], Costs], noise: float
 ) -> None:

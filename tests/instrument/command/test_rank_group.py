@@ -79,6 +79,7 @@ def test_every_rank_measures_every_window_and_all_stop_at_one_step(tmp_path: Pat
     assert not job.notes
 
 
+@pytest.mark.slow
 def test_windows_are_of_the_same_steps_though_one_host_runs_ahead(tmp_path: Path) -> None:
     """As with collectives on a device: nothing on the host holds the faster rank back."""
     body = """

@@ -128,6 +128,7 @@ def tree(script_run: ScriptRun) -> list[int]:
     return [process.pid, *(p.pid for p in process.descendants())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_workers", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_run_to_the_end_is_bit_for_bit_the_unwatched_run(
     n_workers: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -220,6 +220,7 @@ def test_the_hot_line_is_the_users_own(records: Path, n_workers: int) -> None:
     assert {hotspot.function.split(".")[-1] for hotspot in mine} == {"__getitem__"}
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_looks_at_a_worker_fall_on_code_that_keeps_the_interpreter(records: Path) -> None:
     # Spawned: a worker forked from a process of many tests has what those left behind.

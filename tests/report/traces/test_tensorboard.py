@@ -82,7 +82,14 @@ def steps_of(trace: Loaded) -> list[dict[str, Any]]:
     return sorted(host_spans(trace, "ProfilerStep#"), key=lambda event: float(event["ts"]))
 
 
-@pytest.mark.parametrize("case", CASES)
+# Four kinds are quick to show; the others are parsed by the plugin as well, by the slow tests.
+QUICK = ("sync_loader_decode", "respawn_each_epoch", "pageable_nonblocking", "gpu_resident")
+every_case = pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=() if c in QUICK else pytest.mark.slow) for c in CASES]
+)
+
+
+@every_case
 def test_plugin_counts_exactly_our_steps(case: str, plain: Callable[[str], Any]) -> None:
     data = plain(case)
     names = {step["name"].split("#")[1] for step in steps_of(load(trace_path(case)))}
@@ -100,7 +107,7 @@ def union_us(spans: list[tuple[float, float]]) -> float:
     return total
 
 
-@pytest.mark.parametrize("case", CASES)
+@every_case
 def test_plugin_loader_share_is_the_wait_the_trace_shows(
     case: str, plain: Callable[[str], Any]
 ) -> None:
@@ -122,7 +129,7 @@ def test_plugin_loader_share_is_the_wait_the_trace_shows(
     assert figures(data)["DataLoader"] * len(steps) == pytest.approx(exposed, abs=len(steps))
 
 
-@pytest.mark.parametrize("case", CASES)
+@every_case
 def test_our_figures_of_the_gpu_are_the_plugins(case: str, plain: Callable[[str], Any]) -> None:
     """To a hundred-thousandth: the plugin reckons in floats of microseconds, we in nanoseconds."""
     data = plain(case)
@@ -194,7 +201,7 @@ def test_added_waits_have_ids_of_their_own(tmp_path: Path) -> None:
     assert added["cat"] == "cpu_op"
 
 
-@pytest.mark.parametrize("case", CASES)
+@every_case
 def test_nothing_is_lost_and_other_events_are_untouched(case: str, tmp_path: Path) -> None:
     before = load(trace_path(case))
     after = load(written(case, tmp_path))

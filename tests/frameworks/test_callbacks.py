@@ -70,7 +70,7 @@ def test_a_fit_that_raises_is_reported_as_failed(tmp_path: Path) -> None:
     run = report_in(folder).run
     assert run is not None
     assert run.how == "script-failed"
-    assert 350 < run.n_steps <= 400
+    assert 350 < run.n_steps <= 401  # the step that raised had its batch
 
 
 def test_transformers_train_is_recorded_and_stays_what_it_was(tmp_path: Path) -> None:

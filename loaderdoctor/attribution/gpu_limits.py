@@ -32,6 +32,7 @@ def gpu_limit_facts(windows: Sequence[WindowDone]) -> GpuLimitFacts | None:
         temperature_c=max((float(x.temperature_c) for x in seen if x.temperature_c), default=None),
         limit_w=last.limit_w,
         max_limit_w=last.max_limit_w,
+        default_limit_w=last.default_limit_w,
     )
 
 

@@ -19,6 +19,7 @@ class GpuLimitFacts:
     temperature_c: float | None
     limit_w: float | None
     max_limit_w: float | None
+    default_limit_w: float | None = None  # as it left the factory
 
     @property
     def slowed_share(self) -> float:
@@ -27,7 +28,10 @@ class GpuLimitFacts:
 
     @property
     def limit_lowered(self) -> bool:
-        """Whether the power limit is below what may be set."""
-        if self.limit_w is None or self.max_limit_w is None:
+        """Whether the power limit is below the factory's; False where that is not known.
+
+        The most that may be set says nothing of it: many boards may be set above their default.
+        """
+        if self.limit_w is None or self.default_limit_w is None:
             return False
-        return self.limit_w < 0.98 * self.max_limit_w
+        return self.limit_w < 0.98 * self.default_limit_w

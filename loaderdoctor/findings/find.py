@@ -142,6 +142,7 @@ class Overrule:
     reason: str
     # The winner must explain at least this part of the loser's share.
     min_part: float = 0.0
+    low_too: bool = True  # whether a winner that is only a hint overrules
 
 
 OVERRULES: tuple[Overrule, ...] = (
@@ -215,6 +216,7 @@ OVERRULES: tuple[Overrule, ...] = (
         losers=(Kind.TOO_FEW_WORKERS,),
         reason="more workers would share the same shards",
         min_part=0.5,
+        low_too=False,
     ),
     Overrule(
         winner=Kind.PIN_THREAD_BOUND,
@@ -346,6 +348,8 @@ def without_overruled(found: list[Finding]) -> list[Finding]:
     for rule in OVERRULES:
         winner = by_kind.get(rule.winner)
         if winner is None or rule.winner in gone:
+            continue
+        if winner.severity is Severity.LOW and not rule.low_too:
             continue
         for kind in rule.losers:
             loser = by_kind.get(kind)

@@ -54,6 +54,7 @@ def gpu_throttled(facts: Facts) -> Finding | None:
             "temperature_c": held.temperature_c,
             "power_limit_w": held.limit_w,
             "max_power_limit_w": held.max_limit_w,
+            "default_power_limit_w": held.default_limit_w,
             "step_ms": facts.step_ms,
         },
         advice=_advice(held),
@@ -78,9 +79,9 @@ def _advice(held: GpuLimitFacts) -> str:
         )
     if held.limit == "board":
         return "Look at its power supply: nvidia-smi -q -d PERFORMANCE tells which brake is on."
-    if held.limit_lowered and held.max_limit_w is not None:
+    if held.limit_lowered and held.default_limit_w is not None:
         return (
-            f"The limit is set below the {held.max_limit_w:.0f} W that this GPU may take: "
+            f"The limit is set below this GPU's default of {held.default_limit_w:.0f} W: "
             "nvidia-smi -pl raises it, where power and cooling allow it."
         )
     return (

@@ -55,7 +55,8 @@ def uneven_shards(facts: Facts) -> Finding | None:
 
     Decides on: batches of each worker and when it ended, in an epoch seen whole; else the number of
     shards that a library's dataset deals out whole, taken for alike. What it explains is the idle
-    part of the workers' time, where the loop waits for them.
+    part of the workers' time, where the loop waits for them. Without an epoch seen whole it is low
+    at most, and overrules nothing.
     Abstains: map-style datasets, no epoch seen whole and the number of shards not known, or
     batches dealt out evenly.
     Fooled by: an epoch in which another program held some of the workers up.
@@ -86,7 +87,8 @@ def uneven_shards(facts: Facts) -> Finding | None:
         return None
     return Finding(
         kind=Kind.UNEVEN_SHARDS,
-        severity=part.severity,
+        # Of shards that no epoch was seen of, neither the sizes nor how they are dealt are known.
+        severity=part.severity if evidence else Severity.LOW,
         share=part.share,
         loader=loader.id,
         summary=f"{words} The loop waits {cost.of_step}.",

@@ -9,6 +9,7 @@ doesn't fit, it travels as it would have. For workers that are forked: they inhe
 from __future__ import annotations
 
 import itertools
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -51,7 +52,10 @@ class Ring:
         self._memory: Tensor = torch.empty(n_workers * n_each, n_bytes, dtype=torch.uint8)
         for tensor in (self._taken, self._memory):
             tensor.share_memory_()  # type: ignore[no-untyped-call]
-        self._held: set[int] = set()  # of them, what tensors of this process lie in
+        # Of them, what tensors of this process lie in, and which of its batches that is.
+        self._held: dict[int, int] = {}
+        self._generations = itertools.count()
+        self._pid = os.getpid()
         self.id = next(_ids)
         _rings[self.id] = self
 
@@ -71,8 +75,8 @@ class Ring:
     def received(self, k: int) -> Tensor:
         """The bytes of that buffer, given back when no tensor over them is left."""
         owner = memoryview(self._memory[k].numpy())  # type: ignore[arg-type]  # it is a buffer
-        self._held.add(k)
-        weakref.finalize(owner, self._give_back, k).atexit = False
+        self._held[k] = generation = next(self._generations)
+        weakref.finalize(owner, self._give_back, k, generation).atexit = False
         return torch.frombuffer(owner, dtype=torch.uint8)
 
     def new_epoch(self) -> None:
@@ -81,8 +85,11 @@ class Ring:
             if k not in self._held:
                 self._taken[k] = 0
 
-    def _give_back(self, k: int) -> None:
-        self._held.discard(k)
+    def _give_back(self, k: int, generation: int) -> None:
+        # A forked child drops its copies of this process's tensors, and `_taken` is shared.
+        if os.getpid() != self._pid or self._held.get(k) != generation:
+            return
+        del self._held[k]
         self._taken[k] = 0
 
 

@@ -5,18 +5,20 @@ object writes to it, since its reference count lies in the object itself, so in 
 a copy of all lists, dicts and strings of the dataset. What tensors, arrays and Arrow tables hold
 lies apart from any count and stays shared.
 
-Runs in the measuring process. Objects are looked at by their type; no sample is made, no code of
-the user's is called, and of a container a few hundred entries stand for all.
+Runs in the measuring process. No sample is made and no code of the user's is called: only objects
+of Python's own types are looked into, and attributes read without the class's help. A few hundred
+entries tell how large objects are, and a walk over the container how many there are of them.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from time import perf_counter
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, GetSetDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,26 +31,47 @@ MIN_BYTES = 4 * 2**20
 MAX_NAMED = 4
 MAX_WRAPPED = 4  # datasets that wrap one another: Subset, ConcatDataset, …
 SAMPLED_ENTRIES = 256
+NEIGHBOURS = 4  # sampled side by side: what they share is none's own
 MAX_ENTRY_OBJECTS = 512  # of one sampled entry
-LIMIT_S = 0.2  # for all attributes; a million strings in one list took 1 ms
+# Entries whose objects are counted apart. Their ids take some 100 bytes each while they are.
+MAX_WALKED = 2**17
+WALKED_AT_ONCE = 1024  # between two looks at the clock; what is new in the last ones goes on
+MAX_PLACES = 16  # of an entry, told apart; later ones count as the last
+MAX_IN_ENTRY = 256
+LIMIT_S = 0.2  # for all attributes; pairs are walked at 5 million a second
 # Reading an object writes to one page of it, where its count lies.
 PAGE_BYTES = 4096
 # What malloc and Python's own allocator add to a block; the collector's two words before a
 # container are counted by `sys.getsizeof`.
 _ALIGN = 16
 _NOT_DATA = (type, ModuleType, FunctionType, MethodType)
-_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_NO_ENTRIES = frozenset({str, bytes, int, float, bool, type(None), complex, np.ndarray})
+# Exactly these: what a subclass does when it is asked for its length or entries is its own code.
+_LISTS = frozenset({list, tuple})
+_DICTS = frozenset({dict, defaultdict, OrderedDict})
+_CONTAINERS = _LISTS | _DICTS | {set, frozenset, deque}
 
 
 def containers(dataset: object) -> tuple[ContainerRecord, ...]:
     """Attributes of the dataset, and of those it wraps, that hold many Python objects.
 
     Largest first. `n_bytes` is what workers may copy: of each object no more than the page that its
-    count is in, and none of what arrays and tensors hold.
+    count is in, none of what arrays and tensors hold, and no more than this process has.
     """
     until = perf_counter() + LIMIT_S
-    found = [x for path, value in _attributes(dataset) if (x := _record(path, value, until))]
+    most = _own_memory_bytes()
+    found = [x for path, value in _attributes(dataset) if (x := _record(path, value, until, most))]
     return tuple(sorted(found, key=lambda x: -x.n_bytes)[:MAX_NAMED])
+
+
+def _own_memory_bytes(status: Path = Path("/proc/self/status")) -> int | None:
+    """Memory of this process that is no file's; None where the system does not tell."""
+    try:
+        rows = [line.split() for line in status.read_text().splitlines()]
+        told = {row[0]: int(row[1]) for row in rows if row and row[0] in ("RssAnon:", "VmSwap:")}
+    except (OSError, IndexError, ValueError):
+        return None
+    return 1024 * sum(told.values()) if "RssAnon:" in told else None
 
 
 def _attributes(dataset: object) -> Iterator[tuple[str, object]]:
@@ -57,108 +80,194 @@ def _attributes(dataset: object) -> Iterator[tuple[str, object]]:
     waiting: deque[tuple[str, object, int]] = deque([("", dataset, 0)])
     while waiting:
         prefix, holder, depth = waiting.popleft()
-        attributes = getattr(holder, "__dict__", None)
-        if not isinstance(attributes, dict) or id(holder) in seen or depth > MAX_WRAPPED:
+        attributes = _attributes_of(holder)
+        if attributes is None or id(holder) in seen or depth > MAX_WRAPPED:
             continue
         seen.add(id(holder))
         for name, value in list(attributes.items()):
-            if id(value) in seen or isinstance(value, (*_NOT_DATA, torch.Tensor)):
+            kind = type(value)
+            if id(value) in seen or _is_a(value, *_NOT_DATA, torch.Tensor):
                 continue
             path = f"{prefix}{name}"
-            if isinstance(value, _CONTAINERS) or _is_object_array(value):
+            if kind in _CONTAINERS or _is_object_array(value):
                 seen.add(id(value))
                 yield path, value
-                if name == "datasets" and isinstance(value, (list, tuple)):  # ConcatDataset
+                if name == "datasets" and kind in _LISTS:  # ConcatDataset
                     waiting.extend(
                         (f"{path}[{i}].", each, depth + 1) for i, each in enumerate(value[:16])
                     )
-            elif type(value).__module__ != "builtins":
+            elif kind not in _NO_ENTRIES:
                 waiting.append((f"{path}.", value, depth + 1))
-    if isinstance(dataset, (list, tuple, dict)):  # a list is a dataset to torch
+    if type(dataset) in _LISTS | _DICTS:  # a list is a dataset to torch
         yield "", dataset
 
 
-def _is_object_array(value: object) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1
+def _is_a(value: object, *kinds: type) -> bool:
+    """By its type alone; `isinstance` asks a proxy what it stands for."""
+    return any(x is kind for x in type(value).__mro__ for kind in kinds)
 
 
-def _record(path: str, value: Any, until: float) -> ContainerRecord | None:
+def _attributes_of(value: object) -> dict[str, Any] | None:
+    """Its `__dict__`, where no code of its class gives that."""
+    for kind in type(value).__mro__:
+        found = kind.__dict__.get("__dict__")
+        if found is not None:
+            own = found.__get__(value) if type(found) is GetSetDescriptorType else None
+            return own if type(own) is dict else None
+    return None
+
+
+def _is_object_array(value: Any) -> bool:
+    return type(value) is np.ndarray and value.dtype == object and value.ndim == 1
+
+
+def _record(path: str, value: Any, until: float, most: int | None) -> ContainerRecord | None:
     """None where it is small, or time is up."""
     n = len(value)
     if not n or perf_counter() > until:
         return None
+    paired = type(value) in _DICTS
     entries = _sampled(value, n)
-    seen: dict[int, int] = {}  # object -> how many of the sampled entries hold it
-    sizes: dict[int, int] = {}
-    made_here = int(isinstance(value, dict))  # the pair of key and value
+    parts: dict[int, list[list[object]]] = {}  # place -> what each object there holds
+    times: dict[int, int] = {}  # object -> how many of those hold it
+    there: set[int] = set()
     for entry in entries:
-        for one in {id(x): x for x in islice(_objects(entry), made_here, None)}.values():
-            seen[id(one)] = seen.get(id(one), 0) + 1
-            sizes[id(one)] = _touched_bytes(one)
-    # What several of them share (labels, cached numbers) there is once, however many entries.
-    own = sum(sizes[x] for x, times in seen.items() if times == 1)
-    shared = sum(sizes[x] for x, times in seen.items() if times > 1)
-    n_bytes = own * n // len(entries) + shared
+        if perf_counter() > until:
+            return None
+        for place, one, is_walked in _places(entry, paired):
+            parts.setdefault(place, [])
+            if id(one) in there:
+                continue
+            there.add(id(one))
+            held = [one] if is_walked else list({id(x): x for x in _objects(one)}.values())
+            parts[place].append(held)
+            for x in held:
+                times[id(x)] = times.get(id(x), 0) + 1
+    n_there = _distinct(value, n, paired, min(until, perf_counter() + LIMIT_S / 2))
+    n_bytes = n_objects = 0.0
+    shared: dict[int, int] = {}  # what several of them hold there is once, however many entries
+    for place, ones in parts.items():
+        if not ones or place not in n_there:
+            continue
+        own = [_touched_bytes(x) for held in ones for x in held if times[id(x)] == 1]
+        shared.update((id(x), _touched_bytes(x)) for held in ones for x in held if times[id(x)] > 1)
+        n_bytes += sum(own) / len(ones) * n_there[place]
+        n_objects += sum(size > 0 for size in own) / len(ones) * n_there[place]
+    n_bytes += sum(shared.values())
+    if most is not None:  # objects shared further within than the walk goes
+        n_bytes = min(n_bytes, most)
     if n_bytes < MIN_BYTES:
         return None
-    n_own = sum(times == 1 and sizes[x] > 0 for x, times in seen.items())
-    first = entries[0][1] if isinstance(value, dict) else entries[0]
     return ContainerRecord(
         path=path,
         kind=type(value).__name__,
         n=n,
-        n_bytes=n_bytes,
-        entry=_words(first),
-        n_objects=max(1, round(n_own / len(entries))),
+        n_bytes=int(n_bytes),
+        entry=_words(entries[0][1] if paired else entries[0]),
+        n_objects=max(1, round(n_objects / n)),
     )
 
 
 def _sampled(value: Any, n: int) -> list[Any]:
-    """Entries spread over the container; of a dict, (key, value)."""
-    step = max(1, n // SAMPLED_ENTRIES)
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return [value[i] for i in range(0, n, step)][:SAMPLED_ENTRIES]
+    """Entries spread over the container, some neighbours each; of a dict, (key, value)."""
+    if type(value) in _LISTS or type(value) is np.ndarray:
+        step = max(NEIGHBOURS, n * NEIGHBOURS // SAMPLED_ENTRIES)
+        at = [i + j for i in range(0, n, step) for j in range(NEIGHBOURS) if i + j < n]
+        return [value[i] for i in at[:SAMPLED_ENTRIES]]
     # Others can only be gone through, which would touch their entries: the first ones then.
-    return list(islice(value.items() if isinstance(value, dict) else value, SAMPLED_ENTRIES))
+    return list(islice(_entries(value), SAMPLED_ENTRIES))
+
+
+def _entries(value: Any) -> Iterator[Any]:
+    return iter(dict.items(value) if type(value) in _DICTS else value)
+
+
+def _places(entry: Any, paired: bool) -> Iterator[tuple[int, object, bool]]:
+    """(place, object, whether what it holds has places of its own) of an entry.
+
+    A key, the entry, keys within it, and what it holds by position.
+    """
+    if paired:
+        yield 0, entry[0], False
+        entry = entry[1]
+    kind = type(entry)
+    if kind in _LISTS:
+        yield 1, entry, True
+        for j, one in enumerate(islice(entry, MAX_IN_ENTRY)):
+            yield 3 + min(j, MAX_PLACES), one, False
+    elif kind in _DICTS:
+        yield 1, entry, True
+        for j, (key, one) in enumerate(islice(dict.items(entry), MAX_IN_ENTRY)):
+            yield 2, key, False
+            yield 3 + min(j, MAX_PLACES), one, False
+    else:
+        yield 1, entry, False
+
+
+def _distinct(value: Any, n: int, paired: bool, until: float) -> dict[int, float]:
+    """How many objects lie in each place of all entries, one in several of them once.
+
+    Counted as far as time allows; of the entries after that as many are new as of the last counted.
+    """
+    there: dict[int, set[int]] = {}
+    before: dict[int, int] = {}
+    entries, walked, at_once = _entries(value), 0, 0
+    while walked < min(n, MAX_WALKED) and (not walked or perf_counter() < until):
+        before = {place: len(ids) for place, ids in there.items()}
+        at_once = 0
+        for entry in islice(entries, WALKED_AT_ONCE):
+            at_once += 1
+            for place, one, _ in _places(entry, paired):
+                there.setdefault(place, set()).add(id(one))
+            if not at_once % 32 and perf_counter() > until:
+                break
+        if not at_once:
+            break  # it has become shorter
+        walked += at_once
+    rest = (n - walked) / max(1, at_once)
+    return {
+        place: len(ids) + max(0.0, rest) * (len(ids) - before.get(place, 0))
+        for place, ids in there.items()
+    }
 
 
 def _objects(entry: object) -> Iterator[object]:
-    """An entry and what it holds, to a depth and a number."""
-    waiting: deque[tuple[object, int]] = deque([(entry, 0)])
+    """An object and what it holds, to a depth and a number."""
+    waiting: deque[tuple[Any, int]] = deque([(entry, 0)])
     for _ in range(MAX_ENTRY_OBJECTS):
         if not waiting:
             return
         value, depth = waiting.popleft()
         yield value
-        if depth >= 4 or isinstance(value, (*_NOT_DATA, str, bytes, int, float)):
+        kind = type(value)
+        if depth >= 4 or kind in _NO_ENTRIES or _is_a(value, *_NOT_DATA, torch.Tensor):
             continue
-        if isinstance(value, dict):
-            waiting.extend((x, depth + 1) for pair in islice(value.items(), 256) for x in pair)
-        elif isinstance(value, _CONTAINERS):
+        if kind in _DICTS:
+            pairs = islice(dict.items(value), MAX_IN_ENTRY)
+            waiting.extend((x, depth + 1) for pair in pairs for x in pair)
+        elif kind in _CONTAINERS:
             waiting.extend((x, depth + 1) for x in islice(value, MAX_ENTRY_OBJECTS))
-        elif not isinstance(value, (torch.Tensor, np.ndarray)):
-            attributes = getattr(value, "__dict__", None)
-            if isinstance(attributes, dict):
+        else:
+            attributes = _attributes_of(value)
+            if attributes is not None:
                 waiting.append((attributes, depth + 1))
 
 
 def _touched_bytes(value: object) -> int:
     """What reading this object may copy; 0 of one that is never counted."""
-    if value is None or isinstance(value, bool) or (type(value) is int and -5 <= value <= 256):
+    kind = type(value)
+    if value is None or kind is bool or (type(value) is int and -5 <= value <= 256):
         return 0  # there is one of each
-    if isinstance(value, torch.Tensor):
-        size = 80
-    elif isinstance(value, np.ndarray):
+    if kind in _NO_ENTRIES and kind is not np.ndarray:
+        size = sys.getsizeof(value)
+    elif kind in _CONTAINERS:
+        # Of a list or dict its header: the table of pointers is not written to by reading.
+        size = sys.getsizeof(value) if kind is tuple else min(sys.getsizeof(value), 80)
+    elif kind is np.ndarray:
         size = 112
     else:
-        size = object.__sizeof__(value) if type(value).__module__ != "builtins" else _size(value)
+        size = 80 if _is_a(value, torch.Tensor) else object.__sizeof__(value)
     return min(PAGE_BYTES, -(-size // _ALIGN) * _ALIGN)
-
-
-def _size(value: object) -> int:
-    """Of a list or dict its header: the table of pointers is not written to by reading."""
-    size = sys.getsizeof(value)
-    return min(size, 80) if isinstance(value, (list, dict, set, frozenset, deque)) else size
 
 
 def _words(value: Any) -> str:
@@ -166,6 +275,6 @@ def _words(value: Any) -> str:
     kind = type(value).__name__
     if type(value) is tuple and 0 < len(value) <= 3:
         return f"{kind} of {', '.join(type(x).__name__ for x in value)}"
-    if isinstance(value, (list, tuple)) and value:
+    if type(value) in _LISTS and value:
         return f"{kind} of {len(value)} {type(value[0]).__name__}"
-    return f"{kind} of {len(value)}" if isinstance(value, dict) else kind
+    return f"{kind} of {len(value)}" if type(value) in _DICTS else kind

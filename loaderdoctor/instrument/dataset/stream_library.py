@@ -1,18 +1,25 @@
-"""Datasets of libraries that stream shards, recognised by the modules of their classes.
+"""Datasets of libraries that stream shards, recognised by their classes and where these lie.
+
+A module of the user's own that bears a library's name is none of it.
 
 Nothing of them is imported or iterated: attributes are looked at, and a property or two is asked.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 from loaderdoctor.instrument.wire.records import StreamRecord
 
 Library = Literal["datasets", "webdataset", "litdata", "streaming"]
 # Of what splits the shards of WebDataset's pipelines; resampled ones are drawn by each worker.
-_WDS_SPLITS = frozenset({"split_by_worker", "ResampledShards", "ResampledShardList"})
+_WDS_RESAMPLED = frozenset({"ResampledShards", "ResampledShardList"})
+_WDS_SPLITS = _WDS_RESAMPLED | {"split_by_worker"}
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 MAX_STAGES = 256
 
 
@@ -44,12 +51,33 @@ def splits_itself(dataset: object) -> bool | None:
 
 def _library(dataset: object) -> Library | None:
     for kind in type(dataset).__mro__:
-        root, _, rest = kind.__module__.partition(".")
-        if root in ("webdataset", "litdata", "streaming"):
-            return root  # type: ignore[return-value]  # one of the three
-        if root == "datasets" and rest == "iterable_dataset":
-            return "datasets"
+        library = _defined_by(kind.__module__, kind.__name__)
+        if library is not None and _is_installed(kind.__module__):
+            return library
     return None
+
+
+def _defined_by(module: str, name: str) -> Library | None:
+    if (module, name) == ("datasets.iterable_dataset", "IterableDataset"):
+        return "datasets"
+    if (module, name) == ("streaming.base.dataset", "StreamingDataset"):
+        return "streaming"
+    if module.startswith("litdata.streaming."):
+        return "litdata"
+    return "webdataset" if module.startswith("webdataset.") else None
+
+
+def _is_installed(module: str) -> bool:
+    """Whether its file is a package's: not of the script's folder or the one it is run in."""
+    path = getattr(sys.modules.get(module), "__file__", None)
+    if not isinstance(path, str):
+        return False
+    file = Path(os.path.abspath(path))  # noqa: PTH100  # links stay: packages may be links
+    if not _INSTALLED.isdisjoint(file.parts):
+        return True
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    folders = {Path.cwd()} | ({Path(script).absolute().parent} if script else set())
+    return not any(file.is_relative_to(folder) for folder in folders)
 
 
 def _n_shards(dataset: Any, library: Library) -> int | None:
@@ -57,7 +85,10 @@ def _n_shards(dataset: Any, library: Library) -> int | None:
         if library == "datasets":
             return int(dataset.num_shards)
         if library == "webdataset":
-            lists = [getattr(stage, "urls", None) for stage in _stages(dataset, 0)]
+            stages = list(_stages(dataset, 0))
+            if any(_name(stage) in _WDS_RESAMPLED for stage in stages):
+                return None  # drawn without an end, by every worker for itself
+            lists = [getattr(stage, "urls", None) for stage in stages]
             return next((len(x) for x in lists if isinstance(x, (list, tuple))), None)
     except Exception:  # the library's own code, of whatever version
         return None

@@ -110,6 +110,7 @@ class GpuLimits:
         nvml = self._nvml
         limits = self._ask("nvmlDeviceGetPowerManagementLimitConstraints")
         limit = self._ask("nvmlDeviceGetEnforcedPowerLimit")
+        default = self._ask("nvmlDeviceGetPowerManagementDefaultLimit")
         return GpuLimitRecord(
             wall_ns=now[0] - before[0],
             sm_mhz=self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
@@ -117,6 +118,7 @@ class GpuLimits:
             temperature_c=self._ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
             limit_w=limit / 1000.0 if limit is not None else None,
             max_limit_w=limits[1] / 1000.0 if limits is not None else None,
+            default_limit_w=default / 1000.0 if default is not None else None,
             **{k: n - before[1][k] for k, n in now[1].items() if k in before[1]},
         )
 

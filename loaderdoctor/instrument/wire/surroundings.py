@@ -54,3 +54,4 @@ class GpuLimitRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     temperature_c: int | None = None
     limit_w: float | None = None  # in force
     max_limit_w: float | None = None  # the most that may be set
+    default_limit_w: float | None = None  # the factory's

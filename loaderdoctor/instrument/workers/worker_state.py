@@ -5,6 +5,7 @@ Asked after its start, after 4, 8, 16 … batches and at its end: a fraction of 
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import threading
@@ -67,9 +68,9 @@ def lengths(dataset: object) -> dict[str, int]:
             if isinstance(value, _CONTAINERS) and len(found) < MAX_NAMES:
                 found[prefix + name] = len(value)
         for name, member in list(vars(type(holder)).items()):
-            info = getattr(member, "cache_info", None)
-            if callable(info) and len(found) < MAX_NAMES:
-                found[f"{prefix}{name}()"] = int(info().currsize)
+            # Anything else that has a `cache_info` is the user's code.
+            if type(member) is functools._lru_cache_wrapper and len(found) < MAX_NAMES:
+                found[f"{prefix}{name}()"] = int(member.cache_info().currsize)
         holder, prefix = attributes.get("dataset"), f"{prefix}dataset."
     return found
 

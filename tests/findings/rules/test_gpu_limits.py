@@ -21,6 +21,7 @@ POWER = GpuLimitFacts(
     temperature_c=55.0,
     limit_w=700.0,
     max_limit_w=700.0,
+    default_limit_w=700.0,
 )
 
 
@@ -63,11 +64,22 @@ def test_a_gpu_at_the_most_power_it_may_take_is_only_a_hint() -> None:
     assert "nothing is wrong with it" in (finding.advice or "")
 
 
+def test_a_limit_is_lowered_only_below_the_default_and_not_below_the_most_that_may_be_set() -> None:
+    for facts in (
+        held(limit_w=300.0, default_limit_w=300.0, max_limit_w=350.0),
+        held(limit_w=300.0, default_limit_w=None, max_limit_w=700.0),
+    ):
+        finding = gpu_throttled(facts)
+        assert finding is not None
+        assert finding.severity is Severity.LOW
+        assert "nvidia-smi -pl" not in (finding.advice or "")
+
+
 def test_a_lowered_power_limit_can_be_raised() -> None:
     finding = gpu_throttled(held(limit_w=400.0))
     assert finding is not None
     assert finding.severity is Severity.HIGH
-    assert "below the 700 W" in (finding.advice or "")
+    assert "below this GPU's default of 700 W" in (finding.advice or "")
     board = gpu_throttled(held(limit="board", limit_w=None))
     assert board is not None
     assert "power supply" in (board.advice or "")

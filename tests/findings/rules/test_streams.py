@@ -121,6 +121,7 @@ def test_the_number_of_shards_tells_before_an_epoch_was_seen() -> None:
     """Five for four workers: one reads two, three read one and idle half of the epoch."""
     finding = uneven_shards(dealt(None, n_shards=5))
     assert finding is not None
+    assert finding.severity is Severity.LOW
     assert finding.evidence["idle_share_of_workers"] == 1 - 5 / 8
     assert "5 shards are dealt out whole to 4 workers: 1 of them read 2, the others 1" in (
         finding.summary
@@ -138,6 +139,8 @@ def test_uneven_shards_are_not_cured_by_more_workers() -> None:
     assert Kind.UNEVEN_SHARDS in found
     assert Kind.TOO_FEW_WORKERS not in found
     assert Kind.TOO_FEW_WORKERS in {f.kind for f in find(replace(dealt(EVEN), workers=pool))}
+    guessed = {f.kind for f in find(replace(dealt(None, n_shards=5), workers=pool))}
+    assert {Kind.UNEVEN_SHARDS, Kind.TOO_FEW_WORKERS} <= guessed
 
 
 def labelled(

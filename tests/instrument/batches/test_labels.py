@@ -36,3 +36,16 @@ def test_what_is_no_label_is_not_taken_for_one() -> None:
     assert seen({"pixels": IMAGES, "size": torch.full((16,), 224), "id": torch.arange(16)}) is None
     assert seen(IMAGES) is None
     assert seen("words") is None
+
+
+def test_lengths_that_inputs_are_padded_to_are_no_labels() -> None:
+    """Of batches by length each holds one length, which is a dimension of its inputs."""
+    lengths = (40, 60, 80, 100)
+    pairs = [(torch.zeros(16, n), torch.full((16,), n)) for n in lengths]
+    assert seen(*pairs) is None
+    below = [(torch.zeros(16, n), torch.arange(n - 15, n + 1)) for n in lengths]
+    assert seen(*below) is None
+    labels = [(torch.zeros(16, n), torch.full((16,), k)) for k, n in enumerate(lengths)]
+    assert seen(*labels) == ("[1]", 4, 4, 4)
+    # One label that is a dimension by chance does not make lengths of the others.
+    assert seen(*labels, (torch.zeros(16, 7), torch.full((16,), 7))) == ("[1]", 5, 5, 5)

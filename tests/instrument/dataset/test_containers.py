@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,12 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
-from loaderdoctor.instrument.dataset.containers import MIN_BYTES, containers
+from loaderdoctor.instrument.dataset.containers import (
+    LIMIT_S,
+    MIN_BYTES,
+    _own_memory_bytes,
+    containers,
+)
 from loaderdoctor.instrument.system.host_memory import unique_bytes
 
 N = 200_000
@@ -114,3 +120,68 @@ def test_largest_first_and_objects_in_an_array_count() -> None:
     )
     first, second = containers(dataset)
     assert (first.path, first.kind, second.path) == ("captions", "ndarray", "few")
+
+
+@pytest.mark.parametrize("order", ["by recording", "in turn"])
+def test_objects_that_many_entries_share_are_counted_once(order: str) -> None:
+    """Windows over recordings: a sample of few sees hardly one recording twice."""
+    recordings = [{f"{k}": float(i + k) for k in range(60)} for i in range(1000)]
+    shared = [
+        (recordings[i * 1000 // N if order == "by recording" else i % 1000], i) for i in range(N)
+    ]
+    (found,) = containers(Held(windows=shared))
+    # Of each window a tuple and a number; 1,000 dicts of 60 numbers and names.
+    once = 1000 * (80 + 60 * (32 + 64))
+    assert 0.5 * N * (64 + 32) < found.n_bytes < 1.5 * N * (64 + 32) + 1.5 * once
+
+
+def test_no_more_than_the_process_has() -> None:
+    """Shared too deep within the entries for the walk."""
+    recordings = [{f"{i} {k}": float(i + k) for k in range(60)} for i in range(1000)]
+    (found,) = containers(Held(windows=[([recordings[i % 1000]], i) for i in range(N)]))
+    most = _own_memory_bytes()
+    if most is None:
+        pytest.skip("the system does not tell")
+    assert found.n_bytes < 1.2 * most
+
+
+class Alive(list[Any]):
+    """Whatever it is asked runs code of the user's."""
+
+    def __len__(self) -> int:
+        raise AssertionError
+
+    def __iter__(self) -> Any:
+        raise AssertionError
+
+
+class Proxy:
+    """Says that it is what it stands for."""
+
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+
+class Computed:
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        raise AssertionError
+
+
+def test_no_code_of_the_users_is_run() -> None:
+    foreign = [Alive([1]), Proxy(), Computed()]
+    dataset = Held(
+        alive=foreign[0], proxy=foreign[1], computed=foreign[2],
+        samples=[(str(i), *foreign) for i in range(N)],
+    )  # fmt: skip
+    (found,) = containers(dataset)
+    assert found.path == "samples"
+
+
+def test_large_entries_are_left_when_time_is_up() -> None:
+    """The walk over all of these would take a minute."""
+    began = perf_counter()
+    containers(Held(rows=[(list(range(300, 556)),) * 256] * 4_000_000))
+    assert perf_counter() - began < 25 * LIMIT_S

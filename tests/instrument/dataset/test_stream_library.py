@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,13 +16,31 @@ from loaderdoctor.instrument.dataset.stream_library import splits_itself, stream
 from loaderdoctor.instrument.wire.records import StreamRecord
 
 
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The libraries' modules, as if they were installed."""
+    for name in (
+        "datasets.iterable_dataset", "datasets.arrow_dataset", "litdata.streaming.dataset",
+        "streaming.base.dataset", "webdataset.compat", "webdataset.pipeline",
+    ):  # fmt: skip
+        if name not in sys.modules:
+            module_at(monkeypatch, name, f"/venv/lib/python3/site-packages/{name}.py")
+
+
+def module_at(monkeypatch: pytest.MonkeyPatch, name: str, file: str | None) -> None:
+    made = ModuleType(name)
+    made.__file__ = file
+    monkeypatch.setitem(sys.modules, name, made)
+
+
 def of_module(module: str, **attributes: Any) -> IterableDataset[int]:
     """A dataset whose class says that it is of this module."""
 
     def samples(self: object) -> Iterator[int]:
         raise AssertionError("nothing is iterated")
 
-    kind: Any = type("Dataset", (IterableDataset,), {"__module__": module, "__iter__": samples})
+    name = "IterableDataset" if module.startswith("datasets") else "StreamingDataset"
+    kind: Any = type(name, (IterableDataset,), {"__module__": module, "__iter__": samples})
     made: IterableDataset[int] = kind()
     made.__dict__.update(attributes)
     return made
@@ -50,6 +71,7 @@ def single_node_only(source: Iterator[Any]) -> Iterator[Any]:
 SHARDS = SimpleShardList(["a.tar", "b.tar", "c.tar"])
 
 
+@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
     ("dataset", "expected"),
     [
@@ -69,7 +91,7 @@ SHARDS = SimpleShardList(["a.tar", "b.tar", "c.tar"])
         ),
         (
             of_module("webdataset.compat", pipeline=[ResampledShards(["a.tar"]), single_node_only]),
-            StreamRecord(library="webdataset", n_shards=1),
+            StreamRecord(library="webdataset"),
         ),
         (of_module("my.streaming"), None),
         (of_module("datasets.arrow_dataset"), None),
@@ -83,6 +105,7 @@ def test_what_is_known_of_a_librarys_dataset(
     assert shards_itself(loader) is bool(expected is not None and expected.splits)
 
 
+@pytest.mark.usefixtures("installed")
 def test_a_users_subclass_is_its_librarys_and_a_property_that_fails_is_not_known() -> None:
     base = type(of_module("datasets.iterable_dataset"))
 
@@ -93,6 +116,23 @@ def test_a_users_subclass_is_its_librarys_and_a_property_that_fails_is_not_known
 
     assert stream_of(Mine()) == StreamRecord(library="datasets")
     assert splits_itself(object()) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["streaming", "streaming.base.dataset", "datasets.iterable_dataset", "webdataset.mine"]
+)
+def test_a_users_module_of_a_librarys_name_is_none_of_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in (str(tmp_path / "src" / f"{name}.py"), None):
+        module_at(monkeypatch, name, file)
+        assert stream_of(of_module(name)) is None
+        assert splits_itself(of_module(name)) is None
+    # A package may lie elsewhere, as one that is worked on does.
+    module_at(monkeypatch, name, "/elsewhere/library.py")
+    assert (stream_of(of_module(name)) is None) is (name == "streaming")
+    assert stream_of(of_module("streaming.loader")) is None
 
 
 @pytest.mark.frameworks

@@ -41,6 +41,7 @@ class Nvml(ModuleType):
             "nvmlDeviceGetTemperature": 55,
             "nvmlDeviceGetPowerManagementLimitConstraints": [200_000, 700_000],
             "nvmlDeviceGetEnforcedPowerLimit": 600_000,
+            "nvmlDeviceGetPowerManagementDefaultLimit": 650_000,
         }
         return lambda *words: told[name]
 
@@ -56,7 +57,7 @@ def test_counters_are_told_as_what_they_grew_by(monkeypatch: pytest.MonkeyPatch)
     assert told.wall_ns > 0
     assert (told.power_ns, told.thermal_ns, told.board_ns) == (1_000_000, 0, None)
     assert (told.sm_mhz, told.max_sm_mhz, told.temperature_c) == (1515, 1980, 55)
-    assert (told.limit_w, told.max_limit_w) == (600.0, 700.0)
+    assert (told.limit_w, told.max_limit_w, told.default_limit_w) == (600.0, 700.0, 650.0)
 
 
 def test_without_the_package_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from typing import Any
 
 import pytest
@@ -49,6 +50,31 @@ def test_a_buffer_is_given_back_with_the_last_tensor_slice_or_array_of_it() -> N
     assert isinstance(sent(batch_of(7.0), ring), RingBatch)
     del others
     assert all(isinstance(sent(batch_of(8.0), ring), RingBatch) for _ in range(9))
+
+
+def test_a_forked_child_gives_back_nothing_of_its_parents() -> None:
+    ring = ring_for(batch_of(0.0), n_workers=1, ahead=1)
+    kept = [sent(batch_of(1.0), ring).host()]
+    child = os.fork()
+    if child == 0:
+        kept.clear()
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert ring._taken.tolist() == [1, 0, 0]
+    assert digest(kept[0]) == digest(batch_of(1.0))
+    kept.clear()
+    assert ring._taken.tolist() == [0, 0, 0]
+
+
+def test_only_the_present_owner_of_a_buffer_gives_it_back() -> None:
+    ring = ring_for(batch_of(0.0), n_workers=1, ahead=1)
+    earlier, later = ring.received(0), ring.received(0)
+    ring._taken[0] = 1
+    del earlier
+    assert ring._taken[0] == 1
+    del later
+    assert ring._taken[0] == 0
 
 
 def test_a_batch_that_does_not_fit_travels_as_before() -> None:

@@ -1,0 +1,37 @@
+"""What can't be read of a dataset is noted, and the loader's safety is told all the same."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from loaderdoctor.instrument.dataset import containers, stream_library
+from loaderdoctor.instrument.session.driver import _check_safety
+from loaderdoctor.instrument.wire.records import LoaderRecord
+from tests.findings.builders import loader as record_of
+
+
+def failing(dataset: object) -> Any:
+    raise RuntimeError("of the user's own making")
+
+
+def test_a_dataset_that_cannot_be_read_does_not_lose_its_loaders_safety(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(containers, "containers", failing)
+    monkeypatch.setattr(stream_library, "stream_of", failing)
+    loader = DataLoader(TensorDataset(torch.zeros(8)), batch_size=2)
+    record: LoaderRecord = record_of(augmentations=None)
+    state = SimpleNamespace(id="loader-0", living=lambda: loader, record=record)
+    notes: list[str] = []
+    session: Any = SimpleNamespace(
+        definition=SimpleNamespace(train=[state]), note=lambda kind, words: notes.append(kind)
+    )
+    _check_safety(session)
+    assert notes == ["containers-not-read", "stream-not-read"]
+    assert record.safety.pickles is None
+    assert state.record.safety.pickles

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from loaderdoctor import format as fmt
-from loaderdoctor.instrument.wire.records import SafetyRecord
+from loaderdoctor.instrument.wire.records import ContainerRecord, SafetyRecord
 from loaderdoctor.settings import (
     FILES_PER_WORKER,
     FORKED_WORKER_BYTES,
@@ -320,6 +320,13 @@ def _copied(change: Change) -> str:
         f" Each worker {how} the dataset's Python objects, {fmt.n_bytes(change.container_bytes)} "
         f"({change.container}): arrays, tensors or Arrow tables in their place would be shared."
     )
+
+
+def container_words(container: ContainerRecord) -> str:
+    """`samples, a list of 2,000,000 (tuple of str, int)`."""
+    name = f"{container.path}, a" if container.path else "the dataset itself, a"
+    entry = f" ({container.entry})" if container.entry else ""
+    return f"{name} {container.kind} of {container.n:,}{entry}"
 
 
 def _descriptors(change: Change) -> Hazard | None:

@@ -9,6 +9,8 @@ from loaderdoctor.advice.places import iterated
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.settings import Value
 
+_FLAG = "objects_frozen"
+
 
 def collector(editor: Editor, facts: Facts, value: Value) -> None:
     """Frozen: once, before the outermost loop. Manual: off there, asked for at each epoch's end.
@@ -24,15 +26,26 @@ def collector(editor: Editor, facts: Facts, value: Value) -> None:
     outer = source.loops(at.loop)[-1] if source.loops(at.loop) else at.loop
     if not source.begins_line(outer) or not source.begins_line(at.loop):
         raise CannotEdit("the loop shares its line with other code")
-    if source.imports("gc") != "gc":
-        statement_below_imports(editor, source, ["import gc"])
+    # Called for each epoch, a function freezes once. By a flag: under Python 3.12 a collection
+    # alone makes gc.get_freeze_count() non-zero.
+    flagged = value == "frozen" and outer is at.loop and source.function(at.loop) is not None
+    if flagged and _FLAG in source.text:
+        raise CannotEdit(f"the script has a {_FLAG} of its own")
+    needed = ["import gc"] if source.imports("gc") != "gc" else []
+    needed += ["", f"{_FLAG} = False"] if flagged else []
+    if needed:
+        statement_below_imports(editor, source, needed)
     above = source.indent(outer)
     if value == "frozen":
         once = [f"{above}gc.collect()", f"{above}gc.freeze()"]
-        if outer is at.loop and source.function(at.loop) is not None:
-            # Called for each epoch: what is frozen already is not looked at again.
+        if flagged:
             inner = f"{above}{_one_level(above)}"
-            once = [f"{above}if not gc.get_freeze_count():", *(inner + x.strip() for x in once)]
+            once = [
+                f"{above}global {_FLAG}",
+                f"{above}if not {_FLAG}:",
+                f"{inner}{_FLAG} = True",
+                *(inner + x.strip() for x in once),
+            ]
         editor.insert(source, source.line_start(outer), "\n".join(once))
         return
     editor.insert(source, source.line_start(outer), f"{above}gc.disable()")

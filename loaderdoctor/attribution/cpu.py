@@ -182,10 +182,11 @@ def shared_gpu_note(trace: TraceFacts) -> str:
     """The warning of a trace whose GPU served another process as well."""
     held_up_ms = trace.kernels.held_up_ms
     return (
-        f"Another process computes on this GPU: for {held_up_ms:.1f} of {trace.wall_ms:.1f} ms a "
-        f"step ({100 * held_up_ms / trace.wall_ms:.0f} %) it stood still though work was waiting. "
-        "That time counts as other; what copies cost can't be told from their waiting for a turn, "
-        "so no verdict rests on it. Measure on a GPU of its own (nvidia-smi lists who uses it)."
+        f"It looks as if another process computes on this GPU: for {held_up_ms:.1f} of "
+        f"{trace.wall_ms:.1f} ms a step ({100 * held_up_ms / trace.wall_ms:.0f} %) it stood still "
+        "though work was waiting. That time counts as other; what copies cost can't be told from "
+        "their waiting for a turn, so no verdict rests on it. Measure on a GPU of its own "
+        "(nvidia-smi lists who uses it)."
     )
 
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class LightningMonitor(Callback):  # type: ignore[misc]  # untyped where it is not installed
     """Records each `trainer.fit`, as `loaderdoctor.monitor` does a block; options are the same.
 
-    Of several ranks only the first is recorded; `loaderdoctor run` records all of them.
+    Of several ranks only the first is recorded; `loaderdoctor run` records all of them. A second
+    `fit` has the folder OUTPUT-2, and so on. What can't be recorded trains on, which is said.
     """
 
     def __init__(
@@ -36,14 +37,18 @@ class LightningMonitor(Callback):  # type: ignore[misc]  # untyped where it is n
     ) -> None:
         self._recording = Recording(output=output, metrics_file=metrics_file, tune=tune)
 
-    def report(self, *, show: bool = True) -> Report:
-        """The report of the last `fit`; prints it unless `show` is False. Raises RunError."""
+    def report(self, *, show: bool = True) -> Report | None:
+        """The report of the last `fit`; prints it unless `show` is False.
+
+        None, with a line that says why, where it was not recorded, as on ranks above 0. Raises
+        RunError before the first.
+        """
         return self._recording.report(show=show)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Lightning is about to fit, validate, test or predict."""
-        if stage == "fit" and trainer.global_rank == 0:
-            self._recording.begin()
+        if stage == "fit":
+            self._recording.begin(first_rank=trainer.global_rank == 0)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """It has ended."""

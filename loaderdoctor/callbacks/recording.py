@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from loaderdoctor.api import monitor
-from loaderdoctor.errors import RunError
+from loaderdoctor.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from loaderdoctor.report.model import Report
 
 
 class Recording:
-    """One `monitor()` for each training; options are those of `monitor`."""
+    """One `monitor()` for each training; options are those of `monitor`.
+
+    Of `output` the second training has the folder beside it that is named `…-2`, and so on.
+    """
 
     # Of this process: a training that raised has told nobody of its end.
     _open: ClassVar[Recording | None] = None
@@ -25,18 +29,30 @@ class Recording:
         metrics_file: str | Path | None,
         tune: bool | Literal["exact"],
     ) -> None:
-        self._output, self._metrics_file, self._tune = output, metrics_file, tune
+        self._output = None if output is None else Path(output)
+        self._metrics_file, self._tune = metrics_file, tune
         monitor(output=output, metrics_file=metrics_file, tune=tune)  # raises for wrong options
         self._monitor: monitor | None = None
+        self._unrecorded: str | None = None  # why the last training is not
+        self._n_begun = 0
 
-    def begin(self) -> None:
-        """A training begins. Raises UsageError where `output` holds something."""
+    def begin(self, *, first_rank: bool) -> None:
+        """A training begins. One that can't be recorded goes on without, which is said."""
         if Recording._open is not None:
             Recording._open.end(failed=True)
-        self._monitor = monitor(
-            output=self._output, metrics_file=self._metrics_file, tune=self._tune
-        )
-        self._monitor.start()
+        self._monitor, self._unrecorded = None, None
+        if not first_rank:
+            self._unrecorded = "Of several ranks the first is recorded, and has the report."
+            return
+        made = monitor(output=self._folder(), metrics_file=self._metrics_file, tune=self._tune)
+        try:
+            made.start()
+        except (UsageError, RunError) as error:
+            self._unrecorded = f"This training is not recorded: {error}"
+            self._say_why()
+            return
+        self._n_begun += 1
+        self._monitor = made
         Recording._open = self
 
     def end(self, *, failed: bool = False) -> None:
@@ -46,8 +62,22 @@ class Recording:
             assert self._monitor is not None
             self._monitor.stop(failed=failed)
 
-    def report(self, *, show: bool) -> Report:
-        """Of the last training. Raises RunError where none was recorded."""
+    def report(self, *, show: bool) -> Report | None:
+        """Of the last training; None, with a line that says why, where it was not recorded.
+
+        Raises RunError where none was begun.
+        """
+        if self._unrecorded is not None:
+            self._say_why()
+            return None
         if self._monitor is None:
             raise RunError("No training has been recorded yet.")
         return self._monitor.report(show=show)
+
+    def _folder(self) -> Path | None:
+        if self._output is None or not self._n_begun:
+            return self._output
+        return self._output.with_name(f"{self._output.name}-{self._n_begun + 1}")
+
+    def _say_why(self) -> None:
+        sys.stderr.write(f"loaderdoctor: {self._unrecorded}\n")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.hazards import Change, FeedBatch, Room
-from loaderdoctor.instrument.wire.records import ContainerRecord, LoaderRecord
+from loaderdoctor.hazards import Change, FeedBatch, Room, container_words
+from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
 
 
@@ -59,13 +59,6 @@ def workers_forecast_bytes(facts: Facts, changes: Settings) -> int | None:
 def container_bytes(loader: LoaderRecord) -> int:
     """What a forked worker copies of the dataset's Python objects once it has read them all."""
     return sum(x.n_bytes for x in loader.containers)
-
-
-def container_words(container: ContainerRecord) -> str:
-    """`samples, a list of 2,000,000 (tuple of str, int)`."""
-    name = f"{container.path}, a" if container.path else "the dataset itself, a"
-    entry = f" ({container.entry})" if container.entry else ""
-    return f"{name} {container.kind} of {container.n:,}{entry}"
 
 
 def dataset_bytes(facts: Facts) -> int | None:

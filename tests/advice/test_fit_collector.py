@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,9 +54,21 @@ def test_a_loop_that_each_epoch_calls_freezes_once_in_the_scripts_own_indent() -
     found = after(CALLED, "frozen")
     assert found.count("import gc") == 1
     assert (
-        "\tif not gc.get_freeze_count():\n\t\tgc.collect()\n\t\tgc.freeze()\n\tfor batch" in found
+        "\tglobal objects_frozen\n\tif not objects_frozen:\n\t\tobjects_frozen = True\n"
+        "\t\tgc.collect()\n\t\tgc.freeze()\n\tfor batch" in found
     )
-    compile(found, "train.py", "exec")
+    froze: list[str] = []
+    own = SimpleNamespace(collect=lambda: froze.append("c"), freeze=lambda: froze.append("f"))
+    code = compile(found.replace("import gc\n", ""), "train.py", "exec")
+    exec(code, {"gc": own, "__name__": "train"})
+    assert froze == ["c", "f"]  # of three epochs
+
+
+def test_a_flag_of_the_scripts_own_is_left_alone() -> None:
+    own = CALLED.replace("import gc\n", "import gc\nobjects_frozen = True\n")
+    found = written(facts_of(Path("train.py"), text=own), Settings(gc="frozen"))
+    assert not found.code
+    assert found.idea
 
 
 @pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.py")), ids=lambda p: p.stem)

@@ -81,6 +81,7 @@ class monitor:  # noqa: N801 - a context manager, called like a function
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._report: Report | None = None
+        self._unrecorded: str | None = None  # why, where nothing is: the loop goes on
 
     def __enter__(self) -> monitor:
         self.start()
@@ -101,13 +102,19 @@ class monitor:  # noqa: N801 - a context manager, called like a function
         if monitor._open is not None:
             raise UsageError("monitor: another loop of this process is being recorded.")
         here = place() or (process_group() if "torch" in sys.modules else None)
-        if Hooks.active is not None or (here is not None and here[0] > 0):
-            return  # recorded from outside, or told of the first rank
+        self._unrecorded = None
+        if Hooks.active is not None:
+            self._unrecorded = "the command records this loop, and has the report"
+            return
+        if here is not None and here[0] > 0:
+            self._unrecorded = "of several ranks the first is recorded, and has the report"
+            return
         began_s, label = time.time(), user_site().label
         folder = RunFolder.create(label, output=self._output, at=began_s)
         heard = self._listen(folder, label, began_s)
         if heard is None:
             folder.discard_if_empty()
+            self._unrecorded = "this loop went on unrecorded, and there is no report"
             return
         self._folder, (launch_config, channel) = folder, heard
         self._channel = channel
@@ -136,13 +143,20 @@ class monitor:  # noqa: N801 - a context manager, called like a function
             with suppress(subprocess.TimeoutExpired):
                 self._listener.wait(END_S)
 
-    def report(self, *, show: bool = True) -> Report:
-        """The report; ends the recording. Prints it unless `show` is False. Raises RunError."""
+    def report(self, *, show: bool = True) -> Report | None:
+        """The report; ends the recording. Prints it unless `show` is False.
+
+        None, with a line that says why, where this process was not recorded: ranks above 0, a loop
+        that the command records, no process that listens. Raises RunError where none was begun.
+        """
         from loaderdoctor.report.console.page import console_text
 
         self.stop()
         if self._folder is None:
-            raise RunError("monitor: nothing was recorded here; the command's report has it.")
+            if self._unrecorded is None:
+                raise RunError("monitor: no recording was begun: enter the block first.")
+            sys.stderr.write(f"loaderdoctor: {self._unrecorded}.\n")
+            return None
         if self._report is None:
             self._report = read_report(self._folder.path)
         if show:
@@ -200,6 +214,10 @@ class monitor:  # noqa: N801 - a context manager, called like a function
         late = calling.is_alive()
         listener.kill()
         calling.join(END_S)
+        with suppress(subprocess.TimeoutExpired):
+            listener.wait(END_S)
+        if listener.stdout is not None and not calling.is_alive():
+            listener.stdout.close()
         shutil.rmtree(sums, ignore_errors=True)
         why = f"did not answer within {START_S:.0f} s" if late else "did not start"
         sys.stderr.write(

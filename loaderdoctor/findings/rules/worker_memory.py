@@ -10,9 +10,9 @@ from loaderdoctor import format as fmt
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.worker_memory import GrowthFacts
 from loaderdoctor.findings.exposure import loader_id
-from loaderdoctor.findings.loader_change import change_of, container_bytes, container_words
+from loaderdoctor.findings.loader_change import change_of, container_bytes
 from loaderdoctor.findings.model import Finding, Kind, Severity
-from loaderdoctor.hazards import MAX_SHARE_OF_ROOM, MIN_AVAILABLE_BYTES
+from loaderdoctor.hazards import MAX_SHARE_OF_ROOM, MIN_AVAILABLE_BYTES, container_words
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings
 

@@ -12,16 +12,20 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.hazards import Change, FeedBatch, Room, hazard
+from loaderdoctor.hazards import Change, FeedBatch, Room, container_words, hazard
+from loaderdoctor.instrument.dataset.containers import containers
 from loaderdoctor.instrument.dataset.iteration import one_pass_reason, shards_itself
 from loaderdoctor.instrument.dataset.safety import TrialPickle, open_handles, pickled_parts
 from loaderdoctor.instrument.system.machine import local_ranks, open_files_limit
 from loaderdoctor.instrument.system.memory import available_bytes, shm_free_bytes
 from loaderdoctor.instrument.trial.main_guard import can_be_guarded, main_is_guarded
-from loaderdoctor.instrument.wire.records import SafetyRecord, TensorRecord
+from loaderdoctor.instrument.wire.records import ContainerRecord, SafetyRecord, TensorRecord
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings, StartMethod
 
 _pickles: weakref.WeakKeyDictionary[DataLoader[Any], TrialPickle] = weakref.WeakKeyDictionary()
+_containers: weakref.WeakKeyDictionary[DataLoader[Any], tuple[ContainerRecord, ...]] = (
+    weakref.WeakKeyDictionary()
+)
 _NOT_PICKLED = TrialPickle(pickles=None, error=None, shared_bytes=0, n_bytes=0, cuda_tensors=False)
 
 
@@ -66,6 +70,7 @@ def _change(
     forks, iterable = method == "fork", isinstance(loader.dataset, IterableDataset)
     cuda_used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     parts = _pickled(loader) if workers and (cuda_used or not forks) else _NOT_PICKLED
+    copied = _copied(loader) if workers > loader.num_workers else ()
     one_pass = None if continues else one_pass_reason(loader)
     each = FeedBatch(cpu_bytes=sum(tensor.n_bytes for tensor in batch), n_tensors=len(batch))
     return Change(
@@ -98,6 +103,8 @@ def _change(
         n_new=workers * n_alike,
         shared_bytes=parts.shared_bytes,
         pickled_bytes=parts.n_bytes,
+        container_bytes=sum(x.n_bytes for x in copied),
+        container=container_words(copied[0]) if copied else None,
     )
 
 
@@ -134,3 +141,17 @@ def _pickled(loader: DataLoader[Any]) -> TrialPickle:
     if loader not in _pickles:
         _pickles[loader] = pickled_parts(loader)
     return _pickles[loader]
+
+
+def _copied(loader: DataLoader[Any]) -> tuple[ContainerRecord, ...]:
+    """Containers that each worker comes to copy.
+
+    Asked where there are more workers than the loop has: with as many or fewer, what the loop's own
+    copy is given back when they go.
+    """
+    if loader not in _containers:
+        try:
+            _containers[loader] = containers(loader.dataset)
+        except Exception:  # foreign attributes: nothing is known, as with none
+            _containers[loader] = ()
+    return _containers[loader]

@@ -49,6 +49,7 @@ def test_the_loop_is_what_it_was_and_there_is_a_report(
     assert watched == alone
     assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is NEXT
     report = monitor.report(show=False)
+    assert report is not None
     assert report.command == "run"
     assert report.run is not None and report.run.complete
     assert report.run.n_steps == 800
@@ -83,12 +84,30 @@ def test_a_listener_that_cannot_be_had_leaves_the_loop_alone(
     (fake / "apart.py").write_text(body)
     monkeypatch.chdir(tmp_path)  # python -m looks here first
     monkeypatch.setattr(monitor_module, "START_S", 1.0)
+    before = {p.pid for p in psutil.Process().children()}
     with loaderdoctor.monitor(output=tmp_path / "run") as monitor:
         assert len(train(100)) == 100
+    assert {p.pid for p in psutil.Process().children()} <= before  # no zombie either
     assert "this loop goes on unrecorded" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-    with pytest.raises(RunError):
-        monitor.report()
+    assert monitor.report() is None
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_ranks_above_the_first_are_told_where_the_report_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with loaderdoctor.monitor() as monitor:
+        pass
+    assert monitor.report() is None
+    assert "of several ranks the first is recorded" in capsys.readouterr().err
+
+
+def test_a_report_before_any_recording_is_refused() -> None:
+    with pytest.raises(RunError, match="enter the block first"):
+        loaderdoctor.monitor().report()
 
 
 class Slow(torch.utils.data.Dataset[torch.Tensor]):
@@ -123,7 +142,9 @@ def test_a_loop_in_code_is_tuned_and_stays_what_it_was(tmp_path: Path) -> None:
     alone = train_slowly(3)
     with loaderdoctor.monitor(output=tmp_path / "run", tune="exact") as monitor:
         assert train_slowly(3) == alone
-    run = monitor.report(show=False).run
+    report = monitor.report(show=False)
+    assert report is not None
+    run = report.run
     assert run is not None and run.tuning is not None
     assert run.tuning.not_tuned is None and run.tuning.tried
     assert not psutil.Process().children()

@@ -36,6 +36,14 @@ class Resuming(Sampler[int]):
         return 32
 
 
+class Paths(Squares):
+    """Strings of 1,000 characters, 200 MB of them, which each worker comes to copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paths = [f"{i:01000}" for i in range(200_000)]
+
+
 def test_data_that_comes_once_is_never_opened_again() -> None:
     taken: list[int] = []
 
@@ -122,6 +130,13 @@ def test_no_room_withholds_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(trial_checks, "available_bytes", lambda: 10**8)
         assert "160 MiB of host memory" in reason(loader, many)
+    with monkeypatch.context() as patch:
+        patch.setattr(trial_checks, "available_bytes", lambda: 2**30)
+        opened(loader, many).close()
+        heavy = DataLoader(Paths(), batch_size=4)
+        assert "paths, a list of 200,000 (str)" in reason(heavy, many)
+        as_many = DataLoader(Paths(), batch_size=4, num_workers=4)
+        opened(as_many, Settings(prefetch_factor=4)).close()
     with monkeypatch.context() as patch:
         patch.setattr(trial_checks, "open_files_limit", lambda: 40)
         assert "files" in reason(loader, many, batch=batch)

@@ -82,6 +82,8 @@ def test_a_listener_that_cannot_be_had_leaves_the_loop_alone(
     fake = tmp_path / "loaderdoctor" / "commands" / "run"
     fake.mkdir(parents=True)
     (fake / "apart.py").write_text(body)
+    for package in (fake, *fake.parents[:2]):
+        (package / "__init__.py").touch()  # without, one found later on the path has precedence
     monkeypatch.chdir(tmp_path)  # python -m looks here first
     monkeypatch.setattr(monitor_module, "START_S", 1.0)
     before = {p.pid for p in psutil.Process().children()}

@@ -13,6 +13,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
+from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.trial import main_guard, trial_checks
 from loaderdoctor.instrument.wire.records import TensorRecord
 from loaderdoctor.settings import Settings
@@ -137,6 +138,9 @@ def test_no_room_withholds_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "paths, a list of 200,000 (str)" in reason(heavy, many)
         as_many = DataLoader(Paths(), batch_size=4, num_workers=4)
         opened(as_many, Settings(prefetch_factor=4)).close()
+        whole = many.over(trial_checks.loader_settings(heavy))
+        with pytest.raises(TrialRefused, match="paths, a list"):  # taken over by a tuned loop
+            trial_checks.check(heavy, whole, whole, has_accelerator=False, batch=(), continues=True)
     with monkeypatch.context() as patch:
         patch.setattr(trial_checks, "open_files_limit", lambda: 40)
         assert "files" in reason(loader, many, batch=batch)

@@ -252,10 +252,6 @@ def _kept_batches(editor: Editor, facts: Facts, finding: Finding) -> None:
     rebound(editor, made, f"Kept({made.name})")
 
 
-def _reused_buffers(editor: Editor, facts: Facts, finding: Finding) -> None:
-    fit_settings(editor, facts, Settings(reuse_buffers=True))
-
-
 def _work(editor: Editor, facts: Facts, finding: Finding) -> None:
     """A line of the loop's own: read no value of the device, or do it rarely."""
     place = _place(facts, finding)
@@ -348,7 +344,6 @@ _FITS: Mapping[Kind, Fit] = {
     Kind.THREAD_OVERSUBSCRIPTION: _worker_threads,
     Kind.WORKERS_SHARE_A_CORE: _init_function(loop_snippets.ALL_CPUS, "all_cpus"),
     Kind.PIN_INEFFECTIVE: _pin_method,
-    Kind.BATCH_PAGE_FAULTS: _reused_buffers,
     Kind.COLLATE_BOUND: _kept_batches,
     Kind.SYNC_EVERY_STEP: _work,
     Kind.WORK_BETWEEN_STEPS: _work,

@@ -29,7 +29,10 @@ def define_wrapping(editor: Editor, made: Built, loader: LoaderRecord, settings:
     """The classes that `wrapped_call` reads, above the call. Raises CannotEdit."""
     wrapping = _wrapping(loader, settings)
     codes = [wrapping.code] if wrapping is not None else []
-    codes += [loop_snippets.packed(as_dict=flat_dict(loader))] if settings.packed else []
+    if settings.packed:
+        if loader.batch_type not in ("list", "dict"):  # others may have no copy(), or no items
+            raise CannotEdit("its batches are no plain lists or dicts")
+        codes.append(loop_snippets.packed(as_dict=flat_dict(loader)))
     codes += [loop_snippets.THREADS] if settings.threads else []
     if settings.worker_cpus in _INITS:
         codes.append(_INITS[settings.worker_cpus][0])

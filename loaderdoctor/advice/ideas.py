@@ -343,7 +343,8 @@ _ON: Mapping[str, str] = {
     "prefetch_generator, in place of the loader in the loop's `for`.",
     "worker_cpus": "A `worker_init_fn` that calls `os.sched_setaffinity(0, cpus)` with the CPUs "
     "of that worker.",
-    "reuse_buffers": CHANGES[Kind.BATCH_PAGE_FAULTS].idea,
+    "reuse_buffers": f"{CHANGES[Kind.BATCH_PAGE_FAULTS].idea} The trial's figure is of its own "
+    "buffers, each taken again once the loop has let go of it: what yours bring is not measured.",
     "threads": "`num_workers=0`, and a ThreadPoolExecutor of {value} threads that makes the "
     "batches in order: `collate_fn([dataset[i] for i in indices])` for each list of "
     "`loader.batch_sampler`.",
@@ -391,8 +392,7 @@ def axis_ideas(settings: Settings) -> tuple[str, ...]:
     """A sentence for each setting that is no argument; none for what leaves the loop as it is."""
     found = []
     for name, value in settings.changed().items():
-        by_value = _ON.get(f"{name}={value}", _ON.get(name))
-        text = _OFF.get(name) if value is False else by_value
+        text = _OFF.get(name) if value is False else _ON.get(f"{name}={value}", _ON.get(name))
         if text is not None and value not in _NOT_KEPT:
             place = "/dev/shm" if value == "tmpfs" else value
             found.append(text.format(value=place))

@@ -150,7 +150,7 @@ class Threads:  # the loader's own batches, in its order, made by threads of thi
         batch = self.loader.collate_fn(
             several(indices) if several else [dataset[i] for i in indices]
         )
-        if self.loader.pin_memory:
+        if self.loader.pin_memory and torch.cuda.is_available():
             batch = torch.utils.data._utils.pin_memory.pin_memory(batch)
         return batch
     def __iter__(self):
@@ -212,6 +212,7 @@ def packed(*, as_dict: bool) -> str:
 
 
 SHARED_BUFFERS = """\
+# For batches that are lists of tensors of one shape; pins nothing, seeds no worker.
 class Slots:  # around the batch sampler: each batch with its buffer
     def __init__(self, batches, n):
         self.batches, self.n = batches, n

@@ -63,8 +63,8 @@ class _Task:
 def prove(options: ProveOptions) -> int:
     """Run both in turns and print the proof; exit code 3 where it is slower or trains otherwise.
 
-    Raises UsageError for scripts that are not there or not in one folder and for advice that can't
-    be written, RunError for runs that fail.
+    Raises UsageError for scripts that are not there or not in one folder and for changes that can't
+    be written or lie in a shared folder, RunError for runs that fail.
     """
     task = _of_scripts(options) if options.changed is not None else _of_run(options)
     root = root_of(task.script, task.cwd)
@@ -75,7 +75,7 @@ def prove(options: ProveOptions) -> int:
         trees = [copied(root, Path(folder, name), shared=shared) for name in ("a", "b")]
         for tree in trees:
             for path, content in task.as_it_ran.items():
-                tree.here(path).write_bytes(content)
+                tree.write(path, content)
         sides = [_side(tree, task, apart) for tree in trees]
         proof = in_turns(
             sides[0],
@@ -106,7 +106,7 @@ def _of_scripts(options: ProveOptions) -> _Task:
 
     def under_its_name(tree: Tree, side: Side) -> Side:
         """Scripts look at their own name and neighbours."""
-        tree.here(script).write_bytes(tree.here(changed).read_bytes())
+        tree.write(script, changed.read_bytes())
         return side
 
     return _Task(
@@ -138,7 +138,7 @@ def _of_run(options: ProveOptions) -> _Task:
 
     def written(tree: Tree, side: Side) -> Side:
         for edit in plan.edits:
-            tree.here(edit.path).write_bytes(edit.after)
+            tree.write(edit.path, edit.after)
         return replace(side, args=again.args, environment={**side.environment, **again.environment})
 
     return _Task(

@@ -56,13 +56,16 @@ class Proof:
     max_input_difference: float | None  # of inputs whose hashes differ; None: same, or not kept
     fixed: Kept | None = None  # both with fixed random draws; None: not needed, or not possible
     draws_fixed: bool = True  # False: not all of them could be
+    draws_repeated: bool = False  # a batch that came again drew what it had drawn
+    epoch_ended: bool | None = None  # among the steps with fixed draws; None: not seen
 
     @property
     def numerics(self) -> Numerics:
         """What the change did to what is trained."""
         difference, noise = self.kept.max_loss_difference, self._noise
         if self.fixed is not None and self._same_when_fixed:
-            return "redrawn"
+            # What is drawn once and kept looks the same then as what is drawn anew.
+            return "unknown" if self.draws_repeated else "redrawn"
         if not self.draws_fixed:
             return "unknown"
         if difference is None or (noise is not None and noise > MAX_NOISE):
@@ -99,7 +102,13 @@ class Proof:
             said = f"batches within {self.max_input_difference:.1g}"
         numerics = self.numerics
         if numerics == "redrawn":
-            return "other random draws; with these fixed, same batches and same losses"
+            ended = " (no epoch ended among them)" if self.epoch_ended is False else ""
+            return f"other random draws; with these fixed, same batches and same losses{ended}"
+        if numerics == "unknown" and self.draws_repeated and self._same_when_fixed:
+            return (
+                f"{said}: with random draws fixed both are the same, but batches came again with "
+                "the draws they had, so whether each pass draws anew is not known"
+            )
         if not self.draws_fixed:
             return (
                 f"{said}: batches are made in a thread beside the loop, whose random draws can't "
@@ -175,6 +184,12 @@ def agree(compared: Kept) -> bool:
     return not other and (compared.max_loss_difference or 0.0) <= MAX_NOISE
 
 
+def _epoch_ended(runs: Sequence[CheckedRun]) -> bool | None:
+    """In all of them; None where one did not see."""
+    seen = [run.epoch_ended for run in runs]
+    return None if None in seen else all(seen)
+
+
 def _relative(x: float, y: float) -> float:
     if x == y or (math.isnan(x) and math.isnan(y)):
         return 0.0
@@ -215,4 +230,6 @@ def proof(
         max_input_difference=max_input_difference,
         fixed=kept(*fixed) if fixed is not None else None,
         draws_fixed=fixed is None or all(run.draws_fixed for run in fixed),
+        draws_repeated=fixed is not None and any(run.draws_repeated for run in fixed),
+        epoch_ended=_epoch_ended(fixed) if fixed is not None else None,
     )

@@ -31,6 +31,23 @@ class Tree:
         """Where a file or folder of the original lies in the copy."""
         return self.copy / path.resolve().relative_to(self.root)
 
+    def write(self, path: Path, content: bytes) -> None:
+        """Another content for a file of the original, in the copy alone.
+
+        Raises UsageError where the copy has none of its own: what is shared is the user's.
+        """
+        if not path.resolve().is_relative_to(self.root):
+            raise UsageError(f"{path}: the change is outside {self.root}, which is what is copied.")
+        here = self.here(path)
+        if not here.resolve().is_relative_to(self.copy.resolve()):
+            raise UsageError(
+                f"{path}: the change is in a shared folder: it would be written into your own. "
+                "Leave that folder out of --share."
+            )
+        if not here.is_file():
+            raise UsageError(f"{path}: the change is in a folder that is left out of the copy.")
+        here.write_bytes(content)
+
 
 def root_of(script: Path, cwd: Path) -> Path:
     """What to copy: the repository, else the folder that holds both; else the script's own.

@@ -56,3 +56,10 @@ def test_threads_give_the_loaders_batches_and_draw_what_it_draws() -> None:
     batches = iter(threads(loader(), 2))
     next(batches)
     batches.close()  # a loop that breaks off
+
+
+def test_threads_pin_only_where_there_is_an_accelerator() -> None:
+    loader = DataLoader(Records(as_dict=True), batch_size=8, pin_memory=True)
+    found = list(classes(loop_snippets.THREADS)["Threads"](loader, 2))
+    assert len(found) == 7
+    assert found[0]["x"].is_pinned() is torch.cuda.is_available()

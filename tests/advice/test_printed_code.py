@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -179,3 +180,28 @@ def test_samples_are_kept_before_the_random_transform_of_the_script() -> None:
         "train_loader = DataLoader(train_set", "train_loader = DataLoader(list(train_set)"
     )
     assert cached_before(facts_of(path, text=unnamed), "RandomFlip") is None
+
+
+def test_what_a_trial_of_reused_buffers_measured_is_no_code_of_a_few_lines() -> None:
+    facts = facts_of(scripts()[0])
+    (row,) = rows_of(facts, Settings(reuse_buffers=True))
+    assert not row.code
+    assert "what yours bring is not measured" in (row.idea or "")
+
+
+@pytest.mark.parametrize("kind", ["list", "tuple", "Batch", ""])
+def test_only_plain_lists_and_dicts_are_packed(kind: str) -> None:
+    codes = [_packed(facts_of(path, loader={"batch_type": kind})) for path in scripts()]
+    assert any("class Packing" in code for code in codes) is (kind == "list")
+
+
+def _packed(facts: Facts) -> str:
+    """Where the loop moves all tensors of its batches."""
+    moved = tuple(
+        msgspec.structs.replace(transfer, path=tensor.path)
+        for transfer in facts.transfers[:1]
+        for loader in facts.loaders
+        for tensor in loader.batch
+    )
+    (row,) = rows_of(replace(facts, transfers=moved), Settings(packed=True))
+    return row.code

@@ -150,6 +150,27 @@ def test_draws_that_cannot_be_fixed_leave_it_open() -> None:
     assert "in a thread beside the loop" in found.words
 
 
+def test_batches_that_came_again_leave_open_whether_draws_are_kept() -> None:
+    again = msgspec.structs.replace(run(1.0), draws_repeated=True, epoch_ended=True)
+    found = redrawn((run(1.0), again))
+    assert found.numerics == "unknown"
+    assert "whether each pass draws anew is not known" in found.words
+    other = msgspec.structs.replace(run(1.0, inputs="other"), draws_repeated=True)
+    assert redrawn((run(1.0), other)).numerics == "changed"
+
+
+@pytest.mark.parametrize(
+    ("ended", "told"), [((False, False), True), ((True, True), False), ((False, None), False)]
+)
+def test_a_verdict_over_less_than_an_epoch_says_so(
+    ended: tuple[bool | None, bool | None], told: bool
+) -> None:
+    a, b = (msgspec.structs.replace(run(1.0), epoch_ended=x) for x in ended)
+    found = redrawn((a, b))
+    assert found.numerics == "redrawn"
+    assert ("no epoch ended among them" in found.words) is told
+
+
 def test_a_script_that_differs_from_itself_proves_nothing_of_its_losses() -> None:
     def noisy(seed: int) -> tuple[float, ...]:
         return tuple(1.0 + seed * MAX_NOISE * 5 + i for i in range(N))

@@ -52,6 +52,30 @@ def test_a_shared_folder_is_the_users_own(project: Path, tmp_path: Path) -> None
     assert (tree.copy / "data").resolve() == project / "data"
 
 
+def test_a_change_is_never_written_into_the_users_own(project: Path, tmp_path: Path) -> None:
+    data, outside = project / "data" / "samples.bin", tmp_path / "outside.py"
+    outside.write_text("the user's")
+    (project / "linked.py").symlink_to(outside)
+    (project / "runs").mkdir()
+    (project / "runs" / "train.py").write_text("left out")
+    tree = copied(project, tmp_path / "copy", shared=[project / "data"])
+    for path, words in (
+        (data, "the change is in a shared folder"),
+        (project / "latest.bin", "the change is in a shared folder"),
+        (outside, "the change is outside"),
+        (project / "linked.py", "the change is outside"),
+        (project / "runs" / "train.py", "left out of the copy"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            tree.write(path, b"changed")
+    assert data.read_bytes() == b"x" * 1000
+    assert outside.read_text() == "the user's"
+    script = project / "src" / "train.py"
+    tree.write(script, b"changed")
+    assert tree.here(script).read_bytes() == b"changed"
+    assert script.read_text() == "print(1)\n"
+
+
 def test_links_that_lead_out_are_followed_so_that_nothing_is_written_through_them(
     project: Path, tmp_path: Path
 ) -> None:

@@ -104,3 +104,13 @@ def test_scripts_that_are_not_there_or_apart_are_refused(tmp_path: Path) -> None
     apart = prove(tmp_path / "a", "--changed", "../fast.py", "train.py")
     assert apart.returncode == 2
     assert "put it there" in apart.stderr
+
+
+def test_a_changed_script_in_a_shared_folder_is_refused_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    for name in ("train", "fast"):
+        (tmp_path / "src" / f"{name}.py").write_text(f"# {name}\n")
+    done = prove(tmp_path, "--share", "src", "--changed", "src/fast.py", "src/train.py")
+    assert done.returncode == 2, done.stderr
+    assert "the change is in a shared folder" in " ".join(done.stderr.split())
+    assert (tmp_path / "src" / "train.py").read_text() == "# train\n"

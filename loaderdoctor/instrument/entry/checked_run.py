@@ -206,6 +206,8 @@ class _Recorder:
             ended="stopped" if stopped else "script-ended",
             n_warm_up=len(self._steps) + len(self._step_ns) - len(timed),
             draws_fixed=self._fixed is None or not self._fixed.beside,
+            draws_repeated=self._fixed is not None and self._fixed.repeated,
+            epoch_ended=self._fixed.epoch_ended if self._fixed is not None else None,
             foreign=self._copy.missed() if self._copy is not None else (),
         ).write(self._out)
 

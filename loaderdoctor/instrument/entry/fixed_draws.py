@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+_MAP = 0  # torch's _DatasetKind.Map
+
 
 class FixedDraws:
     """Patches torch's loader in this process and, by their `worker_init_fn`, in its workers."""
@@ -29,6 +31,10 @@ class FixedDraws:
         self._seed = seed
         self._n_passes = 0
         self.beside = False  # whether batches were made in a thread beside the loop
+        # Whether one came again: its draws are those it had, as a cache of them would give.
+        self.repeated = False
+        self._made: set[int] = set()
+        self._passes_over: dict[object, int] = {}
         self._pass_of: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def hooks(self) -> dict[str, Callable[[ModuleType], None]]:
@@ -57,7 +63,9 @@ class FixedDraws:
             if self._pass_of.get(iterator) is not iterator._sampler_iter:
                 self._pass_of[iterator] = iterator._sampler_iter
                 self._begin(iterator)
-            return next_index(iterator)
+            index = next_index(iterator)
+            self._note(iterator, index)
+            return index
 
         def __init__(iterator: Any, loader: Any) -> None:  # noqa: N807
             own = loader.worker_init_fn
@@ -73,11 +81,32 @@ class FixedDraws:
     def _begin(self, iterator: Any) -> None:
         seed = _number(self._seed, "pass", self._n_passes)
         self._n_passes += 1
+        dataset = _kind(iterator._dataset)
+        self._passes_over[dataset] = self._passes_over.get(dataset, 0) + 1
         seed_all(seed)
         sampler = getattr(iterator._index_sampler, "sampler", iterator._index_sampler)
         generator = getattr(sampler, "generator", None)
         if generator is not None and hasattr(generator, "manual_seed"):
             generator.manual_seed(seed)
+
+    def _note(self, iterator: Any, index: Any) -> None:
+        if iterator._dataset_kind == _MAP:  # a stream's are no indexes
+            batch = _number(_kind(iterator._dataset), "batch", index)
+            self.repeated = self.repeated or batch in self._made
+            self._made.add(batch)
+
+    @property
+    def epoch_ended(self) -> bool | None:
+        """Whether a dataset was gone through again; None: no pass of a loader was seen."""
+        return max(self._passes_over.values()) > 1 if self._passes_over else None
+
+
+def _kind(dataset: Any) -> tuple[str, int | None]:
+    """The same for a dataset that is built anew for each epoch, and seldom for two in one run."""
+    try:
+        return type(dataset).__qualname__, len(dataset)
+    except Exception:  # the script's own; a stream has none
+        return type(dataset).__qualname__, None
 
 
 def fix_fetch(module: ModuleType, *, seed: int) -> None:

@@ -75,11 +75,14 @@ class CopyFirst(MetaPathFinder):
         return found
 
     def missed(self) -> tuple[str, ...]:
-        """Modules that came from the original although the copy has them."""
+        """Modules that came from the original although the copy has a file of its own."""
         found = []
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
             ours = name.partition(".")[0] == _OURS
-            if not ours and isinstance(file, str) and self.here(file) is not None:
+            if ours or not isinstance(file, str):
+                continue
+            moved = self.here(file)  # in a shared folder, a link, it is the original itself
+            if moved is not None and os.path.realpath(moved) != os.path.realpath(file):
                 found.append(name)
         return tuple(sorted(found))

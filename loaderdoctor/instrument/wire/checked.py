@@ -44,6 +44,10 @@ class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
     # Of a run with fixed draws: whether they were. In a thread beside the loop they can't be, whose
     # draws of the same generators come whenever they come.
     draws_fixed: bool = True
+    # Also of such a run: whether a batch came again, which then drew what it drew before; whether
+    # a dataset was gone through again (None: no loader's pass was seen).
+    draws_repeated: bool = False
+    epoch_ended: bool | None = None
     foreign: tuple[str, ...] = ()  # modules that came from the original although the copy has them
 
     def write(self, folder: Path) -> None:

@@ -110,7 +110,8 @@ def epoch_rows(epochs: Sequence[RunEpoch]) -> list[tuple[str, str, str, str, str
     for row in shown:
         time = row.time
         name = f"{row.first}" if row.first == row.last else f"{row.first}–{row.last}"
-        each_ms = 1e3 * (time.step_s + time.input_s) / time.n_steps if time.n_steps else None
+        steps_s = time.step_s + time.input_s + (time.copy_s or 0.0)
+        each_ms = 1e3 * steps_s / time.n_steps if time.n_steps else None
         share = time.input_s / time.recorded_s if time.recorded_s else None
         rows.append(
             (

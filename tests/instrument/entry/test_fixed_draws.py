@@ -15,13 +15,21 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+KEEPS = False
+
 
 class Augmented(Dataset):
+    kept = {}
+
     def __len__(self):
         return 12
 
     def __getitem__(self, i):
-        return torch.tensor([i + torch.rand(()).item(), random.random(), np.random.rand()])
+        if KEEPS and i in self.kept:
+            return self.kept[i]
+        row = torch.tensor([i + torch.rand(()).item(), random.random(), np.random.rand()])
+        self.kept[i] = row
+        return row
 
 
 def noted(worker):
@@ -33,18 +41,22 @@ if __name__ == "__main__":
     from loaderdoctor.instrument.session.hooks import ImportWatch
 
     settings = json.loads(sys.argv[1])
+    KEEPS, shuffle = settings.pop("keeps", False), settings.pop("shuffle", True)
+    fixed = FixedDraws(0)
     if settings.pop("fixed"):
-        ImportWatch(FixedDraws(0).hooks()).install()
+        ImportWatch(fixed.hooks()).install()
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    loader = DataLoader(Augmented(), batch_size=4, shuffle=True, worker_init_fn=noted, **settings)
+    settings |= {"shuffle": shuffle, "worker_init_fn": noted}
+    loader = DataLoader(Augmented(), batch_size=4, **settings)
     found = []
     for epoch in range(2):
         for batch in loader:
             dropout = torch.rand(2)  # of the model
             found.append([batch.tolist(), dropout.tolist()])
     print(json.dumps(found))
+    print("seen", fixed.repeated, fixed.epoch_ended, file=sys.stderr)
 """
 
 
@@ -79,3 +91,16 @@ def test_settings_of_the_loader_change_nothing_when_draws_are_fixed(tmp_path: Pa
     plain, _ = batches(tmp_path, fixed=False)
     with_workers, _ = batches(tmp_path, fixed=False, num_workers=2)
     assert plain != with_workers  # which is what is fixed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_that_come_again_are_known_to_have_drawn_the_same(
+    tmp_path: Path, workers: int
+) -> None:
+    anew, said = batches(tmp_path, fixed=True, shuffle=False, num_workers=workers)
+    kept, _ = batches(tmp_path, fixed=True, shuffle=False, keeps=True)
+    assert [row[0] for row in anew] == [row[0] for row in kept]  # type: ignore[index]
+    assert "seen True True" in said
+    _, shuffled = batches(tmp_path, fixed=True, num_workers=workers)
+    assert "seen False True" in shuffled

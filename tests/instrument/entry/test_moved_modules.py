@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +89,15 @@ def test_what_the_copy_has_not_stays_where_it_is(trees: tuple[Path, Path]) -> No
     before = f"sys.path += [{str(root / 'src')!r}, {str(root / 'venv')!r}]"
     found = ask(root, copy, f"{before}\nimport other")
     assert str(root / "venv") in found[4]  # type: ignore[operator]
+    assert found[3] == []
+
+
+def test_modules_in_a_shared_folder_are_not_named(trees: tuple[Path, Path]) -> None:
+    root, copy = trees
+    shutil.rmtree(copy / "src")
+    (copy / "src").symlink_to(root / "src")
+    found = ask(root, copy, f"sys.path.append({str(root / 'src')!r})\nimport mine.data")
+    assert found[2] == "root"
     assert found[3] == []
 
 

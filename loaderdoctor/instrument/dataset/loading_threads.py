@@ -15,11 +15,13 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch
+from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, tensors
 from loaderdoctor.instrument.batches.digest import digest
+from loaderdoctor.instrument.dataset.cached import CachedDataset
 from loaderdoctor.instrument.dataset.draws import put_back, states
 from loaderdoctor.instrument.dataset.iteration import asks_for_worker, only_seeds
-from loaderdoctor.instrument.dataset.safety import open_handles
+from loaderdoctor.instrument.dataset.own_copy import all_open_handles, own_copy
+from loaderdoctor.instrument.dataset.rows import RowBatches
 
 # Batches made by one thread and then by all at once: as many, or as that time makes, at least two.
 N_COMPARED = 8
@@ -76,7 +78,8 @@ def check_threads(
     """Raise TrialRefused where threads would not make what the loader makes.
 
     Some batches are made by one thread and again by all at once, and must be equal bit for bit;
-    races that these did not meet are not excluded. Of random draws `note` is told.
+    races that these did not meet are not excluded. Of random draws, which leave shapes and types to
+    compare, `note` is told. Where the loop has workers, a copy of the dataset is tried.
     """
     name = type(dataset).__name__
     if loader.batch_sampler is None:
@@ -85,9 +88,11 @@ def check_threads(
         raise TrialRefused(f"{name} asks which worker it is in (get_worker_info): threads are none")
     if loader.num_workers and not only_seeds(loader.worker_init_fn):
         raise TrialRefused("its worker_init_fn prepares each worker, and threads are none")
+    if loader.num_workers and not isinstance(dataset, (CachedDataset, RowBatches)):
+        dataset, collate = own_copy(dataset, collate)
     with put_back():
         _require_equal(dataset, collate, loader.batch_size or N_IN_BATCH, n, note)
-    if handles := open_handles(dataset):  # some are opened at the first sample
+    if handles := all_open_handles(dataset):  # some are opened at the first sample
         raise TrialRefused(
             f"the dataset opens files ({', '.join(handles[:3])}) that threads would share, so "
             "their reads would mix"
@@ -108,30 +113,58 @@ def _require_equal(
     parts = [[(k * size + j) * step % len(dataset) for j in range(size)] for k in range(N_COMPARED)]
     before, began, alone = states(), time.monotonic(), []
     for part in parts:
-        alone.append(_digest(made(part)))
+        alone.append(_Told(made(part)))
         if len(alone) >= 2 and time.monotonic() - began > COMPARE_LIMIT_S:
             break
-    if states() != before:
-        note(
-            "threads-draw",
-            f"threads={n}: samples are drawn from the training process's own generators, in the "
-            "order in which threads come to them: other draws of the same distribution, which no "
-            "seed repeats.",
-        )
-        return
-    pool = LoadingThreads(n)
-    try:
-        again = [pool.submit(lambda at=part: _digest(made(at))) for part in parts[: len(alone)]]
-        wait(again, timeout=END_LIMIT_S)
-        if not all(one.done() for one in again):
-            raise TrialRefused("batches made by several threads at once did not come to an end")
-        if [one.result() for one in again] != alone:
+    del parts[len(alone) :]
+    draws = states() != before
+    again = _at_once(lambda part: _Told(made(part)), parts, n)
+    if not draws:
+        if [one.content for one in again] != [one.content for one in alone]:
             raise TrialRefused(
                 "batches made by several threads at once came out differently: the dataset is not "
                 "made for threads"
             )
+        return
+    kinds = [one.kinds for one in alone]
+    varies = False
+    if [one.kinds for one in again] != kinds:
+        # Shapes that are drawn too differ between two that one thread makes as well.
+        varies = [_Told(made(part)).kinds for part in parts] != kinds
+        if not varies:
+            raise TrialRefused(
+                "batches made by several threads at once came out in other shapes or types: the "
+                "dataset is not made for threads"
+            )
+    compared = "no error was met" if varies else "no error was met, shapes and types are the same"
+    note(
+        "threads-draw",
+        f"threads={n}: samples are drawn from the training process's own generators, in the "
+        "order in which threads come to them: other draws of the same distribution, which no "
+        "seed repeats. So whether threads mix up samples could not be checked by their values: "
+        f"of {len(parts)} batches made at once, {compared}.",
+    )
+
+
+def _at_once(make: Callable[[list[int]], _Told], parts: list[list[int]], n: int) -> list[_Told]:
+    """What `n` threads make of the parts, or raise."""
+    pool = LoadingThreads(n)
+    try:
+        made = [pool.submit(lambda at=part: make(at)) for part in parts]
+        wait(made, timeout=END_LIMIT_S)
+        if not all(one.done() for one in made):
+            raise TrialRefused("batches made by several threads at once did not come to an end")
+        return [one.result() for one in made]
     finally:
         pool.end(END_LIMIT_S)
+
+
+class _Told:
+    """What is compared of a batch, which is not kept."""
+
+    def __init__(self, batch: Any) -> None:
+        self.content = _digest(batch)
+        self.kinds = [(path, tuple(tensor.shape), tensor.dtype) for path, tensor in tensors(batch)]
 
 
 def _digest(batch: Any) -> bytes:

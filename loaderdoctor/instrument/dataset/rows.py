@@ -22,14 +22,18 @@ from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, rebuild
 from loaderdoctor.instrument.batches.digest import digest
 from loaderdoctor.instrument.dataset.cached import CachedDataset
 from loaderdoctor.instrument.dataset.draws import put_back, states
+from loaderdoctor.instrument.dataset.own_copy import all_open_handles, own_copy
 
 Collate = Callable[[Any], Any]
 
 # Batches that are compared: the first and last samples, others from all over the dataset, a short
-# batch. A row that is changed for one sample in 20 goes unseen in 200 with a chance of 0.004 %.
+# batch. As many, or as that time makes, but no fewer samples: a row that is changed for one in 20
+# goes unseen in 200 with a chance of 0.004 %.
 N_COMPARED = 8
-MIN_COMPARED = 3
+MIN_SAMPLES = 200
 COMPARE_LIMIT_S = 0.5
+# Rows are looked up in microseconds: what takes longer for so few samples is made.
+GIVE_UP_S = 10.0
 # A list of numbers is made an array once: 10 million take half a second.
 MAX_LIST = 10_000_000
 
@@ -71,9 +75,12 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
-def row_batches(dataset: Any, collate: Collate, batch_size: int) -> RowBatches:
+def row_batches(
+    dataset: Any, collate: Collate, batch_size: int, *, on_copy: bool = False
+) -> RowBatches:
     """The dataset as whole batches of rows, equal to what its loader makes.
 
+    `on_copy`: samples to compare are made by a copy, for a dataset that lives in workers.
     Raises TrialRefused, with the reason, where its samples are no rows of arrays that it holds,
     where they are drawn at random, or where batches hold what is no tensor.
     """
@@ -89,8 +96,15 @@ def row_batches(dataset: Any, collate: Collate, batch_size: int) -> RowBatches:
             "are made, not looked up"
         )
     rows = None if chosen is None else torch.as_tensor(chosen, dtype=torch.int64)
+    made_by, made_with = own_copy(dataset, collate) if on_copy else (dataset, collate)
+    before = all_open_handles(made_by)
     with put_back():
-        batches = _reference(dataset, collate, batch_size)
+        batches = _reference(made_by, made_with, batch_size)
+        if opened := [x for x in all_open_handles(made_by) if x not in before]:
+            raise TrialRefused(
+                f"the dataset opens files ({', '.join(opened[:3])}) for its samples: they are "
+                "made, not looked up"
+            )
         columns = _matched(base, held, rows, batches)
         found = RowBatches(len(dataset), columns, batches[0][1], rows=rows)
         _require_equal(found, batches)
@@ -173,15 +187,22 @@ def _reference(dataset: Any, collate: Collate, batch_size: int) -> list[tuple[li
     n = len(dataset)
     if n == 0:
         raise TrialRefused("the dataset is empty")
-    order = [0, n - 1, *random.Random(0).sample(range(n), min(n, N_COMPARED * batch_size))]
+    wanted = max(MIN_SAMPLES, N_COMPARED * batch_size)
+    order = [0, n - 1, *random.Random(0).sample(range(n), min(n, wanted))]
     began, before = time.monotonic(), states()
     made: list[tuple[list[int], Any]] = []
     try:
         for at in range(0, len(order), batch_size):
             part = order[at : at + batch_size]
             made.append((part, _whole(dataset, collate, part)))
-            if len(made) >= MIN_COMPARED and time.monotonic() - began > COMPARE_LIMIT_S:
+            passed, n_made = time.monotonic() - began, at + len(part)
+            if n_made >= MIN_SAMPLES and passed > COMPARE_LIMIT_S:
                 break
+            if passed > GIVE_UP_S and n_made < len(order):
+                raise TrialRefused(
+                    f"making {n_made} samples took {passed:.0f} s: too few to compare, and too "
+                    "slow to be rows that are looked up"
+                )
         short = order[: max(1, batch_size // 2)]
         made.append((short, _whole(dataset, collate, short)))
         again = _digest(_whole(dataset, collate, made[0][0]))

@@ -33,7 +33,6 @@ from loaderdoctor.instrument.dataset.dataset_files import (
     redirected,
     tmpfs_place,
 )
-from loaderdoctor.instrument.dataset.draws import put_back
 from loaderdoctor.instrument.dataset.loading_threads import check_threads
 from loaderdoctor.instrument.dataset.one_input import making_only
 from loaderdoctor.instrument.dataset.rows import as_it_is, kept_batches, row_batches
@@ -64,6 +63,9 @@ class TrialData:
     before_epoch: Callable[[], None] | None = None  # not part of the epoch's time
 
 
+MakeBatch = Callable[[TrialData], Any]
+
+
 @dataclass(slots=True)
 class _Made:
     """What was made of one loader's dataset."""
@@ -84,11 +86,13 @@ def trial_data(
     settings: Settings,
     note: Note,
     *,
+    first_made: MakeBatch,
     forks: bool = True,
     cache_limit_s: float | None = None,
 ) -> TrialData:
     """The data of a trial with these settings. Raises TrialRefused with the reason.
 
+    `first_made` makes a first batch of map-style data, where the loop makes its own.
     `forks`: its workers are forked, or there are none, so that data need not pickle.
     `cache_limit_s`: as the limit of `CachedDataset`.
     """
@@ -130,9 +134,9 @@ def trial_data(
     if settings.threads:
         _borne_by_threads(loader, data, settings.threads, made, note)
     if settings.packed:
-        data = _packed(loader, data, made)
+        data = _packed(loader, data, made, first_made)
     if settings.reuse_buffers:
-        data = _in_ring(loader, data, settings, forks=forks)
+        data = _in_ring(loader, data, settings, first_made, forks=forks)
     return data
 
 
@@ -238,7 +242,9 @@ def _batched(
 
     def whole() -> Any:
         if not settings.cache:
-            return row_batches(data.dataset, loader.collate_fn, size)
+            return row_batches(
+                data.dataset, loader.collate_fn, size, on_copy=loader.num_workers > 0
+            )
         kept = _cached(loader, data.dataset, settings, _Made(), note, limit_s)
         return kept_batches(kept, loader.collate_fn, size)
 
@@ -255,28 +261,24 @@ def _borne_by_threads(
         made.checked.add(key)
 
 
-def _packed(loader: DataLoader[Any], data: TrialData, made: _Made) -> TrialData:
+def _packed(
+    loader: DataLoader[Any], data: TrialData, made: _Made, first_made: MakeBatch
+) -> TrialData:
     """Small tensors as one; a batch is compared here, and the first of every process there."""
     key = (id(data.dataset), loader.collate_fn, "packed")
     if key not in made.checked and not isinstance(data.dataset, IterableDataset):
-        with put_back():
-            PackingCollate(data.collate)(_first_samples(loader, data))
+        PackingCollate(as_it_is)(first_made(data))
         made.checked.add(key)
     return replace(data, collate=PackingCollate(data.collate))
 
 
-def _first_samples(loader: DataLoader[Any], data: TrialData) -> Any:
-    """What the collate function gets for a first batch of a map-style dataset."""
-    dataset: Any = data.dataset
-    if loader.batch_sampler is None:
-        return dataset[0]
-    indices = list(range(min(len(dataset), data.batch_size or N_IN_BATCH)))
-    several = getattr(dataset, "__getitems__", None)
-    return several(indices) if several else [dataset[i] for i in indices]
-
-
 def _in_ring(
-    loader: DataLoader[Any], data: TrialData, settings: Settings, *, forks: bool
+    loader: DataLoader[Any],
+    data: TrialData,
+    settings: Settings,
+    first_made: MakeBatch,
+    *,
+    forks: bool,
 ) -> TrialData:
     """Batches in shared buffers that are used again; their size is that of a first batch."""
     if not forks:
@@ -285,9 +287,7 @@ def _in_ring(
         raise TrialRefused("of an iterable dataset no batch can be made to see how large they are")
     own = loader.num_workers if settings.num_workers is None else settings.num_workers
     ahead = settings.prefetch_factor or loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR
-    with put_back():
-        batch = data.collate(_first_samples(loader, data))
-    ring = ring_for(batch, own, ahead)
+    ring = ring_for(first_made(data), own, ahead)
     before = data.before_epoch
 
     def new_epoch() -> None:

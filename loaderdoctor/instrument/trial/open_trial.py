@@ -32,9 +32,14 @@ from loaderdoctor.instrument.trial.epoch_feeds import (
     shut_down,
 )
 from loaderdoctor.instrument.trial.epochs import EpochSource
+from loaderdoctor.instrument.trial.first_made import first_made
 from loaderdoctor.instrument.trial.main_guard import AsIfGuarded
 from loaderdoctor.instrument.trial.on_device import ResidentSource, SideStreamSource
-from loaderdoctor.instrument.trial.synthetic import FieldSource, SyntheticSource, first_batch
+from loaderdoctor.instrument.trial.synthetic import (
+    FieldSource,
+    SyntheticSource,
+    first_batch,
+)
 from loaderdoctor.instrument.trial.thread_feed import ThreadFeed
 from loaderdoctor.instrument.trial.trial_checks import check, loader_settings, start_method_of
 from loaderdoctor.instrument.trial.worker_cpus import OnCpus, cpu_sets
@@ -93,15 +98,26 @@ def open_trial(
 
     def epochs(data: TrialData, to_device: ToDevice | None = None) -> EpochSource:
         made = _new_loader(loader, data, effective, fetch_limit_s)
+        return opened_epochs(made, data, effective, to_device)
+
+    def opened_epochs(
+        made: DataLoader[Any], data: TrialData, of: Settings, to_device: ToDevice | None = None
+    ) -> EpochSource:
         opened(made)
-        source = _epochs(made, data, effective, open_iter, to_device, fetch_limit_s, loader_id)
+        source = _epochs(made, data, of, open_iter, to_device, fetch_limit_s, loader_id)
         opened(source)
         return source
 
+    def first(data: TrialData) -> Any:
+        return first_made(loader, data, effective, opened_epochs, fetch_limit_s)
+
     whole: Any = None
     if settings.fields not in (None, "all"):
-        whole = first_batch(epochs(trial_data(loader, Settings(), note)), settings.fields or "")
-    data = trial_data(loader, settings, note, forks=forks, cache_limit_s=cache_limit_s)
+        own = trial_data(loader, Settings(), note, first_made=first)
+        whole = first_batch(epochs(own), settings.fields or "")
+    data = trial_data(
+        loader, settings, note, first_made=first, forks=forks, cache_limit_s=cache_limit_s
+    )
     if settings.resident and to_device is not None:
         n = _length(_new_loader(loader, data, effective, fetch_limit_s))
         return ResidentSource(epochs(data), to_device, n, shuffle=_shuffles(loader))

@@ -117,14 +117,19 @@ class FieldSource:
         self.inner.close()
 
 
-def first_batch(source: Source, field: str) -> Any:
-    """One batch of the source, which is closed. Raises TrialRefused where it has no such input."""
+def one_batch(source: Source) -> Any:
+    """One batch of the source, which is closed. Raises TrialRefused where it has none."""
     try:
-        batch = source.next_batch()
+        return source.next_batch()
     except StopIteration:
         raise TrialRefused("an epoch has no batch") from None
     finally:
         source.close()
+
+
+def first_batch(source: Source, field: str) -> Any:
+    """One batch of the source, which is closed. Raises TrialRefused where it has no such input."""
+    batch = one_batch(source)
     try:
         _take(batch, field)
         tensors(batch)

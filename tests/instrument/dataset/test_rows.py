@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from loaderdoctor.errors import TrialRefused
+from loaderdoctor.instrument.dataset import rows
 from loaderdoctor.instrument.dataset.draws import states
 from loaderdoctor.instrument.dataset.rows import row_batches
 from loaderdoctor.settings import Settings
@@ -27,15 +29,16 @@ N = 50
 class Rows(Dataset[Any]):
     """`made(self, i)` of arrays that it holds; their rows are all different."""
 
-    def __init__(self, made: Callable[[Any, int], Any]) -> None:
-        self.x = np.arange(N * 12, dtype=np.float64).reshape(N, 3, 4)
-        self.y = [i * 7 % 13 for i in range(N)]
-        self.scores = [i / 3 for i in range(N)]
-        self.parts = {"mask": torch.arange(N * 3).reshape(N, 3) % 2 == 0}
+    def __init__(self, made: Callable[[Any, int], Any], n: int = N) -> None:
+        self.n = n
+        self.x = np.arange(n * 12, dtype=np.float64).reshape(n, 3, 4)
+        self.y = [i * 7 % 13 for i in range(n)]
+        self.scores = [i / 3 for i in range(n)]
+        self.parts = {"mask": torch.arange(n * 3).reshape(n, 3) % 2 == 0}
         self.made = made
 
     def __len__(self) -> int:
-        return N
+        return self.n
 
     def __getitem__(self, i: int) -> Any:
         return self.made(self, i)
@@ -157,3 +160,46 @@ def test_looking_draws_nothing_from_the_loops_generators() -> None:
     with pytest.raises(TrialRefused):
         row_batches(Rows(noisy), default_collate, 8)
     assert states() == before
+
+
+def changed_for_one_in_20(self: Any, i: int) -> Any:
+    time.sleep(0.004)  # the time to compare is up after some 120 of them
+    return self.x[i] + (i % 20 == 19)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 32])
+def test_no_fewer_than_200_samples_are_compared(batch_size: int) -> None:
+    asked: set[int] = set()
+
+    def looked_up(self: Any, i: int) -> Any:
+        asked.add(i)
+        return self.x[i]
+
+    many = Rows(looked_up, 1000)
+    row_batches(many, default_collate, batch_size)
+    assert len(asked) >= 200
+    with pytest.raises(TrialRefused, match="made, not looked up"):
+        row_batches(Rows(changed_for_one_in_20, 1000), default_collate, batch_size)
+
+
+def test_slow_samples_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(self: Any, i: int) -> Any:
+        time.sleep(0.002)
+        return self.x[i]
+
+    monkeypatch.setattr(rows, "GIVE_UP_S", 0.02)
+    with pytest.raises(TrialRefused, match="too slow to be rows"):
+        row_batches(Rows(slow, 1000), default_collate, 1)
+
+
+def test_for_a_loop_with_workers_a_copy_is_asked_and_the_originals_arrays_are_given() -> None:
+    def told(self: Any, i: int) -> Any:
+        self.asked = True
+        return self.x[i]
+
+    dataset = Rows(told)
+    loader = DataLoader(Subset(dataset, range(5, 25)), batch_size=4, num_workers=1)
+    found = row_batches(loader.dataset, default_collate, 4, on_copy=True)
+    assert not hasattr(dataset, "asked")
+    dataset.x += 1
+    assert torch.equal(found.__getitems__([2]), torch.from_numpy(dataset.x[[7]]))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from loaderdoctor.instrument.dataset import loading_threads
 from loaderdoctor.settings import Settings
 from tests.instrument.axis_cases import digests, plainly, taken
 from tests.instrument.opening import ids, opened, reason
@@ -160,6 +161,72 @@ def test_random_draws_are_told_and_said_to_be_others() -> None:
     finally:
         source.close()
     assert [kind for kind, _ in told] == ["threads-draw"] and "no seed repeats" in told[0][1]
+    assert "could not be checked" in told[0][1] and "shapes and types are the same" in told[0][1]
+
+
+class Drawing(Squares):
+    """Random samples; what goes wrong when two are made at once is the subclass's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_once = 0
+
+    def made(self) -> Tensor:
+        return torch.randn(3)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.at_once += 1
+        try:
+            time.sleep(0.002)
+            return self.made(), index
+        finally:
+            self.at_once -= 1
+
+
+def test_random_samples_are_made_at_once_as_well() -> None:
+    class Raises(Drawing):
+        def made(self) -> Tensor:
+            if self.at_once > 1:
+                raise ValueError("two at once")
+            return super().made()
+
+    class Widens(Drawing):
+        def made(self) -> Tensor:
+            return torch.randn(4, 3).sum(0).double() if self.at_once > 1 else super().made()
+
+    class Hangs(Drawing):
+        def made(self) -> Tensor:
+            if self.at_once > 1:
+                let_go.wait(60.0)
+            return super().made()
+
+    def loader(dataset: Dataset[Any]) -> DataLoader[Any]:
+        return DataLoader(dataset, batch_size=1)
+
+    with pytest.raises(ValueError, match="two at once"):
+        opened(loader(Raises()), TWO)
+    assert "other shapes or types" in reason(loader(Widens()), TWO)
+    let_go = threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading_threads, "END_LIMIT_S", 0.3)
+        assert "did not come to an end" in reason(loader(Hangs()), TWO)
+    let_go.set()
+    deadline = time.monotonic() + 10.0
+    while any(t.name.startswith("loaderdoctor-loading") for t in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_shapes_that_are_drawn_are_no_reason_to_refuse() -> None:
+    class Cropped(Drawing):
+        def made(self) -> Tensor:
+            return torch.zeros(int(torch.randint(1, 1_000_000, ())))
+
+    told: list[str] = []
+    opened(
+        DataLoader(Cropped(), batch_size=1), TWO, note=lambda kind, text: told.append(text)
+    ).close()
+    assert "no error was met" in told[0] and "the same" not in told[0].split("no error")[1]
 
 
 def test_what_releases_the_lock_is_made_at_the_same_time() -> None:

@@ -135,11 +135,13 @@ class Proof:
         """Whether what was promised was got; None: nothing was promised, or one turn alone ran.
 
         A bound is kept by any gain that is one, and broken by a gain beyond it: "at best" was wrong
-        then.
+        then. What was measured is not kept where no gain shows and so large a one is ruled out.
         """
         got = self.speed_up
         if promise is None or not got.bounded:
             return None
+        if not promise.at_best and self.faster() is not True and promise.times > got.high:
+            return False  # a gain was promised, none was shown, and so much is ruled out
         low, high = got.value * (1 - TOLERANCE), got.value * (1 + TOLERANCE)
         lowest = min(promise.low or promise.times, promise.times)
         if promise.at_best:

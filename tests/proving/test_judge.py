@@ -105,6 +105,14 @@ def test_a_bound_is_not_kept_by_what_gains_nothing() -> None:
     assert found.keeps(Promise(times=5.0, at_best=True)) is False
 
 
+def test_no_gain_keeps_no_promise_of_one_however_wide_it_was() -> None:
+    """1.01 [0.92, 1.11] was called as promised: 1.27, by an interval that began at 1.09."""
+    found = proved([10.0, 10.3, 9.7], [9.6, 10.2, 10.1])
+    assert found.faster() is None and found.speed_up.high < 1.27
+    assert found.keeps(Promise(times=1.27, low=1.01, high=1.5)) is False
+    assert found.keeps(Promise(times=1.02, low=1.01, high=1.5)) is not False
+
+
 def test_same_losses_of_the_same_inputs() -> None:
     found = proved([10.0, 10.0], [5.0, 5.0])
     assert found.numerics == "same"

@@ -16,6 +16,10 @@ FORBIDDEN_CALLS = {"eval", "exec", "__import__", "compile"}
 # Each with the reason for which it is none of that.
 ALLOWED = {
     ("trace/parts.py", "pickle"): "rows from our own forked process, over an anonymous pipe",
+    (
+        "instrument/dataset/own_copy.py",
+        "pickle",
+    ): "a copy of the user's own objects, from memory of this process to it",
     ("instrument/dataset/safety.py", "pickle"): "pickles the user's objects to nowhere",
     ("advice/guard.py", "compile"): "whether advice compiles in the script; what comes is dropped",
     ("advice/patch.py", "compile"): "the same",
@@ -73,8 +77,11 @@ def test_every_exception_to_that_is_still_one() -> None:
 
 
 def test_modules_that_pickle_unpickle_nothing() -> None:
-    """But for the parts of a trace, which come from a process that we forked."""
-    writers = {where for where, name in ALLOWED if name == "pickle"} - {"trace/parts.py"}
+    """But for parts of a trace, from a process that we forked, and a copy within the process."""
+    writers = {where for where, name in ALLOWED if name == "pickle"} - {
+        "trace/parts.py",
+        "instrument/dataset/own_copy.py",
+    }
     for where, tree in sources():
         if where in writers:
             named = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}

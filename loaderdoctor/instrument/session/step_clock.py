@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     import torch
 
 EVENT_EVERY = 8  # steps between timing events where nothing else asks for one
+# A loop that does something else than train at least as often as this has an event at each step:
+# a step that holds a validation is told from those before it only by an event that begins it. With
+# one in EVENT_EVERY, a loop that validates every fourth step had no step left that counted.
+OFTEN = 64
 N_EDGES = 8  # events made besides those: the window's two ends, epochs' ends
 MAX_PREPARED = 1024
 
@@ -69,11 +73,12 @@ class DeviceMarks:
         self._streams: dict[int, torch.cuda.Stream] = {}  # by handle
         self._events: list[torch.cuda.Event] = []
         self._used = 0
+        self.every = EVENT_EVERY  # steps between events, of this window and of those to come
 
     def reset(self, n_steps: int = 0) -> None:
         """Begin a new window: events are reused; those that `n_steps` will need are made."""
         self._used = 0
-        wanted = min(n_steps // EVENT_EVERY, MAX_PREPARED) + N_EDGES if n_steps else 0
+        wanted = min(n_steps // self.every, MAX_PREPARED) + N_EDGES if n_steps else 0
         if wanted > len(self._events):
             stream = self._stream()
             while len(self._events) < wanted:
@@ -124,8 +129,9 @@ class StepClock:
     """Marks of one window. `mark` costs about a microsecond on the host.
 
     A timing event costs ten times that, so most steps have none: one in EVENT_EVERY, and each that
-    borders on something else than the next step (window, epoch). Device times in between are
-    spread evenly over the steps; sums over whole windows and at boundaries are exact.
+    borders on something else than the next step (window, epoch); every step of a loop that often
+    does something else than train. Device times in between are spread evenly over the steps; sums
+    over whole windows and at boundaries are exact.
     """
 
     def __init__(self, device: DeviceMarks | None, *, n_steps: int = 0) -> None:
@@ -141,6 +147,7 @@ class StepClock:
         self._uneventful = False  # nothing but marks since the open step began
         self._accept_foreign = False
         self._foreign = False
+        self._foreign_at = 0  # mark that closed the last such step, or the window's first
         self._boundary = False
         self._extra = 0
         self._teardown_inside = 0
@@ -177,7 +184,7 @@ class StepClock:
         if self._uneventful and not edge and self._open is not None:
             index = len(self._marks)
             self._marks.append(now)
-            if self._device is not None and index - self._event_marks[-1] >= EVENT_EVERY:
+            if self._device is not None and index - self._event_marks[-1] >= self._device.every:
                 self._device.mark()
                 self._event_marks.append(index)
             self._steps.append(self._open)
@@ -284,8 +291,9 @@ class StepClock:
     def _add(self, now: int, *, edge: bool = True) -> int:
         index = len(self._marks)
         self._marks.append(now)
-        if self._device is not None and (edge or index - self._event_marks[-1] >= EVENT_EVERY):
-            self._device.mark()
+        device = self._device
+        if device is not None and (edge or index - self._event_marks[-1] >= device.every):
+            device.mark()
             self._event_marks.append(index)
         return index
 
@@ -314,6 +322,9 @@ class StepClock:
                 since = max((m for m in self._event_marks if m <= self._open), default=0)
                 while self._steps and _opened(self._steps[-1]) >= since:
                     self._steps.pop()
+                if index - self._foreign_at <= OFTEN:
+                    self._device.every = 1
+                self._foreign_at = index
             return
         self.n_marks_since_step = 0
         self._steps.append(

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from loaderdoctor.instrument.session.step_clock import EVENT_EVERY, DeviceMarks, StepClock
+from loaderdoctor.instrument.session.step_clock import EVENT_EVERY, OFTEN, DeviceMarks, StepClock
 
 
 class FakeDevice(DeviceMarks):
@@ -15,6 +15,7 @@ class FakeDevice(DeviceMarks):
     def __init__(self) -> None:
         self.now = 0
         self.at: list[int] = []
+        self.every = EVENT_EVERY
 
     def reset(self, n_steps: int = 0) -> None:
         self.at = []
@@ -168,6 +169,38 @@ def test_validation_within_a_step_is_not_spread_over_its_neighbours() -> None:
     assert times.device_ns is not None
     assert set(times.device_ns) == {10}
     assert len(times.device_ns) < 20
+
+
+def validating(device: FakeDevice, *, every: int, n_marks: int, training: int = 10) -> StepClock:
+    """A window of a loop that validates in each `every`th step."""
+    clock = StepClock(device)
+    clock.start(0, fresh=False)
+    for i in range(1, n_marks + 1):
+        device.now += training
+        if i % every == 0:
+            clock.foreign()
+            device.now += 1000
+        clock.mark(i, edge=i == n_marks)
+    return clock
+
+
+@pytest.mark.parametrize("every", [2, 3, 4, 5, 8, 9, 16, 50])
+def test_a_loop_that_often_validates_keeps_all_other_steps(every: int) -> None:
+    device = FakeDevice()
+    n_marks = 4 * every
+    first = validating(device, every=every, n_marks=n_marks).finish()
+    assert first.device_ns is not None
+    assert set(first.device_ns) == {10}
+    # Only those before the first validation may be lost, and none in the windows that follow.
+    assert len(first.device_ns) >= 3 * (every - 1)
+    later = validating(device, every=every, n_marks=n_marks).finish()
+    assert later.device_ns == (10,) * (4 * (every - 1))
+
+
+def test_a_loop_that_seldom_validates_needs_no_more_events() -> None:
+    device = FakeDevice()
+    validating(device, every=OFTEN + 6, n_marks=3 * OFTEN)
+    assert device.every == EVENT_EVERY
 
 
 def test_a_window_cut_short_has_an_event_at_its_end() -> None:

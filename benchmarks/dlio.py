@@ -1,7 +1,7 @@
 """Our input share beside the accelerator utilisation of MLPerf Storage's dlio-benchmark.
 
     python benchmarks/dlio.py [--dlio FOLDER] [--only NAME,…] [--budget 30] [--data FOLDER]
-                              [--json FILE]
+                              [--jobs N --cpus-each K] [--json FILE]
 
 DLIO's computing is a sleep of known length, and it prints the share of its time that it slept:
 accelerator utilisation (AU), of each epoch but its first step. What is left waits for batches, but
@@ -10,9 +10,9 @@ diagnose` of the same command, DLIO alone again. A row agrees where one less our
 within 5 points of AU, or within the noise of both.
 
 The workloads are those that DLIO ships (MLPerf Storage's), with its PyTorch loader, and with files
-and steps scaled down to fit, as the table says. --dlio is an unpacked `dlio-benchmark` where it is
-not installed. Its profiler imports TensorFlow even where PyTorch runs: where there is none, an
-empty module stands in.
+and steps scaled down to fit (`dlio_workloads.py`). `--jobs N --cpus-each K` runs N at once, each on
+K CPUs of its own. --dlio is an unpacked `dlio-benchmark` where it is not installed. Its profiler
+imports TensorFlow even where PyTorch runs: where there is none, an empty module stands in.
 """
 
 from __future__ import annotations
@@ -21,142 +21,23 @@ import argparse
 import importlib.util
 import json
 import os
+import queue
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from dlio_workloads import WORKLOADS, Workload
 
 POINTS = 0.05
 MODULE = "dlio_benchmark.main"
 WARM_EPOCHS = 1  # start of workers, first reads
 LIMIT_S = 300.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """One of DLIO's, scaled. `told` says what it is like."""
-
-    name: str
-    base: str  # DLIO's own configuration
-    told: str
-    n_files: int
-    samples_per_file: int = 1
-    record_bytes: int
-    batch_size: int
-    compute_s: float
-    n_workers: int
-    extra: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def n_steps(self) -> int:
-        return self.n_files * self.samples_per_file // self.batch_size
-
-    def overrides(self, data: Path) -> dict[str, Any]:
-        return {
-            "framework": "pytorch",
-            "dataset.data_folder": data,
-            "dataset.num_files_train": self.n_files,
-            "dataset.num_samples_per_file": self.samples_per_file,
-            "dataset.record_length": self.record_bytes,
-            "dataset.record_length_stdev": 0,
-            "dataset.num_files_eval": 0,
-            "dataset.generation_buffer_size": 10_000_000,  # of random bytes for each file
-            "reader.data_loader": "pytorch",
-            "reader.batch_size": self.batch_size,
-            "reader.read_threads": self.n_workers,
-            "train.computation_time": self.compute_s,
-            "workflow.checkpoint": False,
-            "checkpoint.model_size": 1_000_000,  # made up at every start, written or not
-            "workflow.evaluation": False,
-        } | self.extra
-
-
-HDF5 = {"dataset.format": "hdf5"}
-NPZ = {"dataset.format": "npz"}
-JPEG = {"dataset.format": "jpeg"}
-RESIZED = "dataset.record_length_resize"
-WORKLOADS = (
-    Workload(
-        name="unet3d",
-        base="unet3d_h100",
-        told="npz files of 8 MB (of 147), batches of 7, 323 ms",
-        n_files=140,
-        record_bytes=8_000_000,
-        batch_size=7,
-        compute_s=0.323,
-        n_workers=4,
-    ),
-    Workload(
-        name="unet3d-starved",
-        base="unet3d_h100",
-        told="the same with one worker and 40 ms",
-        n_files=280,
-        record_bytes=8_000_000,
-        batch_size=7,
-        compute_s=0.040,
-        n_workers=1,
-    ),
-    Workload(
-        name="resnet50",
-        base="resnet50_h100",
-        told="JPEG files of 115 kB, batches of 40 (of 400), 22 ms (of 224)",
-        n_files=4000,
-        record_bytes=114_660,
-        batch_size=40,
-        compute_s=0.0224,
-        n_workers=8,
-        extra=JPEG,
-    ),
-    Workload(
-        name="cosmoflow",
-        base="cosmoflow_h100",
-        told="npz files of 2.8 MB, one a batch, 3.5 ms",
-        n_files=500,
-        record_bytes=2_828_486,
-        batch_size=1,
-        compute_s=0.0035,
-        n_workers=4,
-        extra=NPZ,
-    ),
-    Workload(
-        name="bert",
-        base="bert_v100",
-        told="HDF5 files of 2,000 records of 2.5 kB, batches of 48, 97 ms (of 968)",
-        n_files=4,
-        samples_per_file=2000,
-        record_bytes=2500,
-        batch_size=48,
-        compute_s=0.0968,
-        n_workers=1,
-        extra=HDF5 | {"train.total_training_steps": -1},
-    ),
-    Workload(
-        name="small-files",
-        base="unet3d_h100",
-        told="npz files of 10 kB, batches of 32, 5 ms, in the loop's process",
-        n_files=6400,
-        record_bytes=10_000,
-        batch_size=32,
-        compute_s=0.005,
-        n_workers=0,
-        extra={RESIZED: 0},
-    ),
-    Workload(
-        name="csv",
-        base="unet3d_h100",
-        told="CSV files of 20 kB, batches of 8, 10 ms, two workers",
-        n_files=800,
-        record_bytes=20_000,
-        batch_size=8,
-        compute_s=0.010,
-        n_workers=2,
-        extra={"dataset.format": "csv", RESIZED: 0},
-    ),
-)
 
 
 class Dlio:
@@ -271,17 +152,45 @@ def line(row: dict[str, Any]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def in_slot(
+    slots: queue.Queue[list[int]], dlio: Dlio, workload: Workload, args: argparse.Namespace
+) -> dict[str, Any]:
+    """One workload's row, by processes bound to a free slot's CPUs: children inherit them."""
+    cpus = slots.get()
+    os.sched_setaffinity(threading.get_native_id(), cpus)
+    try:
+        return row_of(dlio, workload, args.budget, args.epochs)
+    except (RuntimeError, OSError, KeyError, subprocess.TimeoutExpired) as error:
+        return {"name": workload.name, "error": str(error), "agrees": False}
+    finally:
+        shutil.rmtree(dlio.data / workload.name, ignore_errors=True)
+        slots.put(cpus)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--dlio", type=Path, help="an unpacked dlio-benchmark")
     parser.add_argument("--only", default=",".join(w.name for w in WORKLOADS))
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--cpus-each", type=int, help="all, with one job")
     parser.add_argument("--budget", type=float, default=30.0)
     parser.add_argument("--epochs", type=int, default=4, help="of each run of DLIO alone")
     parser.add_argument("--data", type=Path, help="where its files go; a RAM disk, for example")
     parser.add_argument("--json", type=Path, help="a line for each workload")
     args = parser.parse_args()
+    if args.jobs > 1 and not args.cpus_each:
+        parser.error("--jobs needs --cpus-each")
+    names = args.only.split(",")
+    unknown = set(names) - {w.name for w in WORKLOADS}
+    if unknown:
+        parser.error(f"no workload named {', '.join(sorted(unknown))}")
+    cpus = sorted(os.sched_getaffinity(0))
+    each = args.cpus_each or len(cpus)
+    slots: queue.Queue[list[int]] = queue.Queue()
+    for i in range(args.jobs):
+        slots.put(cpus[i * each : (i + 1) * each] or cpus)
     rows = []
     print("| workload | | AU % | with first steps | 1 − our input % | noise % | said | agrees |")
     print("|---|---|---:|---:|---:|---:|---|---|")
@@ -289,18 +198,18 @@ def main() -> int:
         data = Path(tempfile.mkdtemp(prefix="dlio-", dir=args.data))
         try:
             dlio = Dlio(args.dlio, data, Path(folder))
-            for workload in WORKLOADS:
-                if workload.name not in args.only.split(","):
-                    continue
-                try:
-                    row = row_of(dlio, workload, args.budget, args.epochs)
-                except (RuntimeError, subprocess.TimeoutExpired) as error:
-                    row = {"name": workload.name, "error": str(error), "agrees": False}
-                rows.append(row)
-                print(line(row), flush=True)
-                if args.json:
-                    with args.json.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
+            with ThreadPoolExecutor(args.jobs) as pool:
+                todo = [
+                    pool.submit(in_slot, slots, dlio, workload, args)
+                    for workload in WORKLOADS
+                    if workload.name in names
+                ]
+                for done in todo:
+                    rows.append(done.result())
+                    print(line(rows[-1]), flush=True)
+                    if args.json:
+                        with args.json.open("a") as file:
+                            file.write(json.dumps(rows[-1]) + "\n")
         finally:
             shutil.rmtree(data, ignore_errors=True)
     n = sum(row["agrees"] for row in rows)

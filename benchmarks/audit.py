@@ -7,9 +7,15 @@ Every loop is a script in a temporary folder (`audit_loops`, `audit_scripts`). I
 variants are timed in processes of their own (`audit_truth`), then `loaderdoctor diagnose
 --no-verify` runs it, then the variants are timed again, so that what drifts is part of the noise.
 Of the false alarms only what gave alarm is timed: an alarm that separate runs confirm is none.
-`--jobs N --cpus-each K` runs N loops at once, each bound to K CPUs of its own, its neighbour too;
-of those on a GPU one at a time, or `--on-gpu N` as each other's neighbours. More GPUs: a process
-for each (CUDA_VISIBLE_DEVICES, taskset).
+
+Numbers are drawn as for a machine with a GPU (but with `--device cpu`). Of an audit the odd ones
+are the GPU's. Of the false alarms, by what is left of the number divided by four: 0 cpu, quiet;
+1 cpu, busy; 2 gpu, quiet; 3 gpu, busy. `--kind cpu` or `gpu` runs those alone.
+
+`--jobs N --cpus-each K` runs N loops at once, each bound to K CPUs of its own, its neighbour to one
+of them; on cores of their own where the machine tells which CPUs share one and has enough of them,
+or with `--apart 2` on every second CPU. Of those on a GPU one at a time, or `--on-gpu N` as each
+other's neighbours. More GPUs: a process for each (CUDA_VISIBLE_DEVICES, taskset).
 
 One JSON line a loop goes to stderr, or `--json FILE`; a table to stdout. The exit code is 0 where
 39 of 40 verdicts are right and no high one is false, or where no alarm is false.
@@ -36,7 +42,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from audit_judge import UNDECIDED, Said, alarm_of, right_bounds, said_by, too_noisy, why_wrong
+from audit_judge import (
+    UNDECIDED,
+    Said,
+    alarm_of,
+    false_own_work,
+    right_bounds,
+    said_by,
+    too_noisy,
+    why_wrong,
+)
 from audit_loops import AuditLoop, audited, compute_bound, told
 from audit_scripts import Calibration, script_of
 from audit_truth import Truth, calibrate, measured_truth, truth_of
@@ -48,7 +63,7 @@ BURN = "while True: pass"
 
 def main() -> int:
     args = parse()
-    cpus = sorted(os.sched_getaffinity(0))
+    cpus = apart(sorted(os.sched_getaffinity(0)), args)
     each = args.cpus_each or len(cpus)
     if args.jobs * each > len(cpus):
         raise SystemExit(f"{args.jobs} jobs of {each} CPUs: there are {len(cpus)}")
@@ -57,10 +72,16 @@ def main() -> int:
         slots.put(cpus[i * each : (i + 1) * each])
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", PYTHONPATH=search_path())
     calibration = calibrate()
-    device = args.device or ("cpu" if calibration.gpu_ms is None else "cuda")
+    device = args.device or "cuda"
     draw = audited if args.command == "audit" else compute_bound
     numbers = args.only or range(args.loops)
+    kinds = {"cpu": ("cpu",), "gpu": ("cuda",)}.get(args.kind, ("cpu", "cuda"))
     loops = [draw(args.seed, i, device=device, cpus=each) for i in numbers]
+    loops = [loop for loop in loops if loop.device in kinds]
+    if calibration.gpu_ms is None and any(loop.device == "cuda" for loop in loops):
+        raise SystemExit(
+            "there is no GPU: --kind cpu leaves its loops out, --device cpu draws none"
+        )
     if args.waiting:
         loops = [loop.only_waiting() for loop in loops]
     run = audit_row if args.command == "audit" else alarm_row
@@ -83,7 +104,9 @@ def main() -> int:
             print(json.dumps(rows[-1]), file=out, flush=True)
     rows.sort(key=lambda row: row["loop"])
     print_table(rows, sys.stdout)
-    print(f"\n{machine(device)}; {time.monotonic() - began:.0f} s; seed {args.seed}")
+    used = f"{args.jobs} at once on {each} CPUs each" if args.jobs > 1 else f"{each} CPUs"
+    took_s = time.monotonic() - began
+    print(f"\n{machine(device, calibration)}; {used}; {took_s:.0f} s; seed {args.seed}")
     return judged(args.command, rows)
 
 
@@ -99,11 +122,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--cpus-each", type=int, help="all, with one job")
     parser.add_argument("--on-gpu", type=int, default=1, help="of the jobs, at once on the GPU")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="cuda where there is one")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="to draw for; else cuda")
+    parser.add_argument("--kind", choices=["cpu", "gpu"], help="only these of the loops drawn")
+    parser.add_argument("--apart", type=int, default=1, help="use every so-manyth CPU")
     parser.add_argument(
-        "--rounds", type=int, default=3, help="of the truth; one after the diagnosis"
+        "--rounds", type=int, default=5, help="of the truth; half of them after the diagnosis"
     )
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each of its runs")
+    parser.add_argument("--seconds", type=float, default=1.5, help="of each of its runs")
     parser.add_argument("--json", type=Path, help="a line for each loop")
     parser.add_argument(
         "--waiting", action="store_true", help="no loop needs the CPU: for a busy machine"
@@ -149,7 +174,7 @@ def in_slot(
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
             if loop.busy:
-                stack.enter_context(neighbour())
+                stack.enter_context(neighbour(cpus[-1]))
             return row | run(loop, calibration, folder, args)
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         return row | {"ok": False, "why": [f"failed: {str(error).strip()[-300:]}"]}
@@ -157,10 +182,30 @@ def in_slot(
         slots.put(cpus)
 
 
+def apart(cpus: list[int], args: argparse.Namespace) -> list[int]:
+    """Those to use: one of each core, if there are enough; every `--apart`th."""
+    wanted = args.jobs * (args.cpus_each or len(cpus))
+    cores = {siblings(cpu) & set(cpus) for cpu in cpus}
+    firsts = sorted(min(core) for core in cores)
+    if len(firsts) >= wanted:
+        cpus = firsts
+    return cpus[:: args.apart] if len(cpus) >= wanted * args.apart else cpus
+
+
+def siblings(cpu: int) -> frozenset[int]:
+    """CPUs of the same core, itself among them; itself alone where the machine does not tell."""
+    path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    try:
+        return frozenset(numbers_of(path.read_text().strip()))
+    except (OSError, ValueError):
+        return frozenset((cpu,))
+
+
 @contextlib.contextmanager
-def neighbour() -> Iterator[None]:
-    """Another process on the same CPUs, which always wants one of them."""
+def neighbour(cpu: int) -> Iterator[None]:
+    """Another process, which always wants that CPU."""
     process = subprocess.Popen([sys.executable, "-c", BURN])
+    os.sched_setaffinity(process.pid, (cpu,))
     try:
         yield
     finally:
@@ -174,9 +219,10 @@ def audit_row(
     def runs(rounds: int) -> dict[str, list[float]]:
         return measured_truth(loop, calibration, folder, rounds=rounds, seconds=args.seconds)
 
-    before = runs(max(1, args.rounds - 1))
+    n_after = max(1, args.rounds // 2)
+    before = runs(max(1, args.rounds - n_after))
     report, took_s = diagnose(loop, script_of(loop, calibration), folder, args.budget)
-    after = runs(1)
+    after = runs(n_after)
     truth = truth_of(loop, {name: ms + after[name] for name, ms in before.items()})
     said = said_by(report)
     wrong = [too_noisy(truth)] if too_noisy(truth) else why_wrong(loop, truth, said)
@@ -192,7 +238,8 @@ def alarm_row(
     said = said_by(report)
     row = row_of(said, took_s)
     if not alarm_of(said):
-        return row | {"ok": True, "why": []}
+        why = false_own_work(loop, said)
+        return row | {"ok": not why, "why": why}
     runs = measured_truth(loop, calibration, folder, rounds=3, seconds=args.seconds)
     truth = truth_of(loop, runs)
     right = said.bound in right_bounds(truth) and not too_noisy(truth)
@@ -293,10 +340,11 @@ def judged(command: str, rows: list[dict[str, Any]]) -> int:
     return 0 if enough and not high else 1
 
 
-def machine(device: str) -> str:
+def machine(device: str, calibration: Calibration) -> str:
     import torch
 
-    name = torch.cuda.get_device_name() if device == "cuda" else "CPU only"
+    has_gpu = device == "cuda" and calibration.gpu_ms is not None
+    name = torch.cuda.get_device_name() if has_gpu else "CPU only"
     load = os.getloadavg()[0]
     cpus = len(os.sched_getaffinity(0))
     return f"{name}, {cpus} CPUs (load {load:.1f}), torch {torch.__version__}"

@@ -73,14 +73,15 @@ def shares_by_bound(truth: Truth) -> dict[str, float]:
     """The most that may be called each bound: what can be told two ways counts for both.
 
     The loop's work between epochs is host or outside the steps; what is `either` is computing or
-    host, `either_copy` copy or host.
+    host, `either_copy` copy or what it names.
     """
-    of = truth.shares
+    of, hidden = truth.shares, truth.either_copy
+    between = of["between"] + hidden["between"]
     return {
         "input": of["input"],
         "copy": of["copy"],
-        "host": of["host"] + of["between"] + truth.either + truth.either_copy,
-        "outside": of["outside"] + of["between"],
+        "host": of["host"] + between + truth.either + hidden["host"],
+        "outside": of["outside"] + between + hidden["outside"],
     }
 
 
@@ -91,7 +92,8 @@ def right_bounds(truth: Truth) -> tuple[str, ...]:
     loop's own.
     """
     most = shares_by_bound(truth)
-    least = truth.shares
+    of = truth.shares
+    least = of | {"copy": of["copy"] - sum(truth.either_copy.values())}
     largest = max(least[name] for name in ("input", "copy", "host", "outside", "between"))
     slack = {name: max(POINTS, truth.noise[name]) for name in most}
     right = [
@@ -100,7 +102,7 @@ def right_bounds(truth: Truth) -> tuple[str, ...]:
         if share >= MODERATE - slack[name] and share >= largest - slack[name]
     ]
     thresholds = {"input": MODERATE, "copy": MODERATE, "host": HIGH, "outside": MODERATE}
-    own = {**least, "host": least["host"] + least["between"]}
+    own = {**of, "host": of["host"] + of["between"]}
     if all(own[name] < at + slack[name] for name, at in thresholds.items()):
         right.append("compute")
     return tuple(right)
@@ -126,7 +128,7 @@ def why_wrong(loop: AuditLoop, truth: Truth, said: Said) -> list[str]:
     for part, share in said.shares.items():
         ours, true = share or 0.0, truth.shares[part]
         if part == "copy":  # what may be called either is no error
-            true = min(true, max(ours, true - truth.either_copy))
+            true = min(true, max(ours, true - sum(truth.either_copy.values())))
         off = ours - true
         if abs(off) > max(POINTS, truth.noise[part] + said.noise[part]):
             wrong.append(f"{part} {100 * off:+.0f} points")
@@ -149,6 +151,20 @@ def false_findings(loop: AuditLoop, truth: Truth, said: Said) -> list[str]:
         if truth.shares[part] < HIGH - slack:
             false += [f"false high {kind}" for kind in said.high if kind in kinds]
     return false
+
+
+def false_own_work(loop: AuditLoop, said: Said) -> list[str]:
+    """Why a loop is not bound by work of its own, where that is said to matter much; else empty.
+
+    What was built into a step is known, and the step's length is taken from the report: nothing
+    else is timed for it.
+    """
+    if said.bound not in ("host", "outside") or said.severity not in ("moderate", "high"):
+        return []
+    built_in = loop.within_host_ms + loop.plan_ms + loop.between_ms + loop.outside_ms
+    share = built_in / said.wall_ms if said.wall_ms else 0.0
+    needed = HIGH if said.severity == "high" else MODERATE
+    return [f"false {said.severity} {said.bound}"] if share < needed - POINTS else []
 
 
 def alarm_of(said: Said) -> bool:

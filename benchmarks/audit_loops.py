@@ -32,7 +32,10 @@ class AuditLoop:
     name: str
     device: Literal["cpu", "cuda"]
     compute_ms: float
-    sleeping_kernel: bool = False  # computing is of a known time, not multiplications
+    sleeping_kernel: bool = False  # computing is of a known time: the device sleeps, or a CPU waits
+    # Computing on a CPU is of a known time as well: multiplications until so much CPU time is over.
+    # A fixed number of them took 10 % more or less from one process to the next on an idle machine.
+    timed_products: bool = False
     batch: int = 8
     batch_ms: float = 0.0  # of making one batch, in each loader
     burns: bool = False  # it takes CPU time (else it waits, as for a disk)
@@ -70,6 +73,14 @@ class AuditLoop:
         return sum(ms for place, ms in self.host_ms.items() if place != "between_epochs")
 
     @property
+    def outside_ms(self) -> float:
+        """Of validation and saving, for each step."""
+        if not self.validates_every:
+            return 0.0
+        took = self.validation_batches * self.validation_batch_ms + self.saving_ms
+        return took / self.validates_every
+
+    @property
     def outside(self) -> bool:
         """Whether anything is done outside the steps."""
         return bool(self.validates_every or self.host_ms.get("between_epochs"))
@@ -77,7 +88,7 @@ class AuditLoop:
     def only_waiting(self) -> AuditLoop:
         """The same with all work done by waiting: for a machine that others keep busy."""
         waits = {"sleeping_kernel": True, "burns": False, "host_burns": False, "busy": False}
-        return replace(self, **waits)
+        return replace(self, **waits, timed_products=False)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -135,6 +146,7 @@ def audited(seed: int, index: int, *, device: str, cpus: int) -> AuditLoop:
         pinned = theme == "copy_pinned"  # by the pin-memory thread, which only workers have
         made |= {"pinned": pinned, "workers": most if pinned else 0, "batch_ms": 0.0}
         made["shapes"] = "fixed"
+    made["timed_products"] = not on_gpu
     if theme in ("input", "input_workers", "host", "compute") and rng.random() < 0.35:
         made |= _skip(rng, made)
     if theme in ("input", "compute", "plan") and rng.random() < 0.35:
@@ -151,7 +163,7 @@ def compute_bound(seed: int, index: int, *, device: str, cpus: int) -> AuditLoop
     """Loop `index` of the false alarms: what its loader does takes a tenth of the step at most.
 
     Without workers a hundredth: there the step waits for all of it. Every second one has a busy
-    neighbour; on a GPU machine, half of either are the GPU's.
+    neighbour; with `device` cuda, two of four are the GPU's.
     """
     rng = random.Random(f"false-alarms:{seed}:{index}")
     on_gpu = device == "cuda" and index % 4 >= 2

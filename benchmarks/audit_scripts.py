@@ -115,6 +115,17 @@ def plan(shape):
 
 """
 
+_PRODUCTS = """
+def products(ms):
+    end = time.thread_time() + ms / 1e3
+    while time.thread_time() < end:
+        torch.mm(LEFT, RIGHT, out=PRODUCT)
+
+
+LEFT, RIGHT, PRODUCT = torch.ones(192, 192), torch.ones(192, 192), torch.ones(192, 192)
+
+"""
+
 _SLEEPING = """
 class Kernel(torch.autograd.Function):
     @staticmethod
@@ -262,9 +273,10 @@ def script_of(
 def _net(loop: AuditLoop, calibration: Calibration) -> str:
     width, rows = SIZES[loop.device]
     rows = max(1, rows // loop.batch)
-    if loop.sleeping_kernel:
+    if loop.sleeping_kernel or loop.timed_products:
         forward, backward = (_sleep(loop, calibration, part) for part in (1 / 3, 2 / 3))
         sleeping = _SLEEPING.format(forward=forward, backward=backward)
+        sleeping = _PRODUCTS * loop.timed_products + sleeping
         # The width of one repetition, however long it sleeps.
         net = _NET.format(width=64, rows=1, repeats=1, extra="\n            h = Kernel.apply(h)")
         return sleeping + _with_plan(loop, net)
@@ -278,7 +290,7 @@ def _net(loop: AuditLoop, calibration: Calibration) -> str:
 def _sleep(loop: AuditLoop, calibration: Calibration, part: float) -> str:
     ms = loop.compute_ms * part
     if loop.device == "cpu":
-        return f"wait({ms:.3f})"
+        return f"{'products' if loop.timed_products else 'wait'}({ms:.3f})"
     if calibration.cycles_per_ms is None:
         raise ValueError(f"{loop.name} needs a GPU")
     return f"torch.cuda._sleep({int(ms * calibration.cycles_per_ms)})"

@@ -36,6 +36,7 @@ DIFFERENCES = ("input", "copy", "outside", "host")  # of each variant and the ne
 DIFFERENCES = ("input", "copy", "outside", "host")  # of each variant and the next
 CAUSES = ("input", "copy", "host", "outside", "between")
 RUN_LIMIT_S = 60.0
+T_95 = (0.0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # by the number of runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +45,17 @@ class Truth:
 
     `between` is the loop's own work between epochs, apart from `outside`. `either` is part of what
     computes and may be called host: plans for new shapes, made in Python, and what a step takes
-    beyond a known time of computing. `either_copy` is part of `copy` and may be called host: work
-    of the loop's own beside which the device would compute if no copy made the host wait for it.
-    `noise`: for each cause, half the range of the differences that it is, round by round (what
-    drifts slowly is in both); for `wall`, of its runs.
+    beyond a known time of computing. `either_copy` are parts of `copy`, by what else they may be
+    called: work of the loop's own within its steps (plans for new shapes too), between epochs, and
+    what is done outside the steps, beside which the device would compute if no copy made the host
+    wait for it. `noise`: for each cause, half the 95 % interval of the differences that it is,
+    round by round (what drifts slowly is in both); for `wall`, of its runs.
     """
 
     wall_ms: float
     shares: dict[str, float]
     either: float
-    either_copy: float
+    either_copy: dict[str, float]  # host, outside, between
     noise: dict[str, float]
     constructed_ms: float | None = None
 
@@ -92,7 +94,7 @@ def truth_of(loop: AuditLoop, runs: dict[str, list[float]]) -> Truth:
     # A variant that was not run differs in nothing from the one before.
     ms = {cause: middle[a] - middle[b] for cause, (a, b) in pairs.items()}
     noise = {
-        cause: half_range([x - y for x, y in zip(filled[a], filled[b], strict=True)]) / wall
+        cause: half_interval([x - y for x, y in zip(filled[a], filled[b], strict=True)]) / wall
         if b in runs
         else 0.0
         for cause, (a, b) in pairs.items()
@@ -101,25 +103,33 @@ def truth_of(loop: AuditLoop, runs: dict[str, list[float]]) -> Truth:
     ms["outside"] -= ms["between"]
     beyond = middle["bare"] - loop.compute_ms if loop.sleeping_kernel else 0.0
     outside = (middle["resident"] - middle["inside"]) * loop.period
+    # What was built into the loop and did not show: it was done while the device computed.
+    hidden = {
+        "host": loop.within_host_ms + loop.plan_ms - ms["host"],
+        "outside": loop.outside_ms - ms["outside"],
+        "between": loop.between_ms - ms["between"],
+    }
+    left = max(0.0, ms["copy"]) if loop.device == "cuda" else 0.0
     return Truth(
         wall_ms=wall,
         shares={cause: ms[cause] / wall for cause in CAUSES},
         either=max(loop.plan_ms, beyond) / wall,
-        either_copy=(
-            min(max(0.0, loop.within_host_ms - ms["host"]), max(0.0, ms["copy"])) / wall
-            if loop.device == "cuda"
-            else 0.0
-        ),
-        noise=noise | {"between": noise["outside"], "wall": half_range(filled["plain"]) / wall},
+        either_copy={name: min(max(0.0, part), left) / wall for name, part in hidden.items()},
+        noise=noise | {"between": noise["outside"], "wall": half_interval(filled["plain"]) / wall},
         constructed_ms=constructed_ms(loop, middle["ready"] - outside / loop.period, outside),
     )
 
 
-def half_range(ms: list[float]) -> float:
-    """Of several runs; of four and more without the one farthest off, which met a stall."""
+def half_interval(ms: list[float]) -> float:
+    """Half the 95 % interval of what several runs took on average; of fewer than four their range.
+
+    Of five and more without the one farthest off, which met a stall.
+    """
+    if len(ms) < 4:
+        return (max(ms) - min(ms)) / 2
     middle = statistics.median(ms)
-    kept = sorted(ms, key=lambda one: abs(one - middle))[: max(3, len(ms) - 1)]
-    return (max(kept) - min(kept)) / 2
+    kept = sorted(ms, key=lambda one: abs(one - middle))[: max(4, len(ms) - 1)]
+    return T_95[min(len(kept), len(T_95)) - 1] * statistics.stdev(kept) / len(kept) ** 0.5
 
 
 def calibrate() -> Calibration:

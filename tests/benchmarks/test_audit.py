@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,6 +116,7 @@ def test_truth_is_what_each_variant_saves() -> None:
     )
     assert truth.computing == pytest.approx(10 / 55)
     assert truth.noise["input"] == pytest.approx(1 / 55)
+    assert set(truth.either_copy.values()) == {0.0}
     assert truth.constructed_ms == pytest.approx(55.0)
     assert truth.either == 0.0
     known = module("audit_truth").truth_of(
@@ -123,13 +125,19 @@ def test_truth_is_what_each_variant_saves() -> None:
     assert known.either == pytest.approx(4 / 55)
 
 
-def truth_of(*, either: float = 0.0, noise: float = 0.0, **shares: float) -> Any:
+def truth_of(
+    *,
+    either: float = 0.0,
+    noise: float = 0.0,
+    either_copy: dict[str, float] | None = None,
+    **shares: float,
+) -> Any:
     causes = module("audit_truth").CAUSES
     return module("audit_truth").Truth(
         wall_ms=100.0,
         shares={cause: shares.get(cause, 0.0) for cause in causes},
         either=either,
-        either_copy=0.0,
+        either_copy=dict.fromkeys(("host", "outside", "between"), 0.0) | (either_copy or {}),
         noise=dict.fromkeys((*causes, "wall"), noise),
     )
 
@@ -146,10 +154,13 @@ def truth_of(*, either: float = 0.0, noise: float = 0.0, **shares: float) -> Any
         ({"between": 0.4}, {"host", "outside"}),
         ({"either": 0.6}, {"host", "compute"}),
         ({"input": 0.11, "noise": 0.08}, {"input", "compute"}),
+        ({"copy": 0.2}, {"copy"}),
+        ({"copy": 0.2, "either_copy": {"between": 0.18}}, {"copy", "host", "outside"}),
+        ({"copy": 0.2, "either_copy": {"outside": 0.2}}, {"copy", "outside"}),
     ],
 )
 def test_a_bound_is_right_if_it_is_the_largest_within_the_noise(
-    truth: dict[str, float], right: set[str]
+    truth: dict[str, Any], right: set[str]
 ) -> None:
     assert set(module("audit_judge").right_bounds(truth_of(**truth))) == right
 
@@ -195,10 +206,35 @@ def report_of(bound: str, severity: str, input_share: float, **more: Any) -> dic
     ],
 )  # fmt: skip
 def test_a_report_is_judged(
-    truth: dict[str, float], report: dict[str, Any], wrong: list[str]
+    truth: dict[str, Any], report: dict[str, Any], wrong: list[str]
 ) -> None:
     judge = module("audit_judge")
     assert judge.why_wrong(loop_of(), truth_of(**truth), judge.said_by(report)) == wrong
+
+
+def test_work_of_its_own_is_no_alarm_where_it_was_built_in() -> None:
+    judge = module("audit_judge")
+    said = judge.said_by(report_of("host", "high", 0.0))
+    assert judge.false_own_work(loop_of(shapes="plan", plan_ms=22.0), said) == []
+    assert judge.false_own_work(loop_of(host_ms={"fetch_to": 4.0}), said) == ["false high host"]
+    compute = judge.said_by(report_of("compute", "none", 0.0))
+    assert judge.false_own_work(loop_of(), compute) == []
+
+
+def test_jobs_share_no_core_where_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    audit = module("audit")
+
+    def used(cpus: int, *, jobs: int, each: int, every: int = 1) -> list[int]:
+        args = SimpleNamespace(jobs=jobs, cpus_each=each, apart=every)
+        return audit.apart(list(range(cpus)), args)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(audit, "siblings", lambda cpu: frozenset((cpu // 2 * 2, cpu // 2 * 2 + 1)))
+    assert used(12, jobs=2, each=3) == [0, 2, 4, 6, 8, 10]
+    assert used(12, jobs=3, each=3) == list(range(12))
+    monkeypatch.setattr(audit, "siblings", lambda cpu: frozenset((cpu,)))
+    assert used(12, jobs=2, each=3) == list(range(12))
+    assert used(12, jobs=2, each=3, every=2) == [0, 2, 4, 6, 8, 10]
+    assert used(12, jobs=3, each=3, every=2) == list(range(12))
 
 
 def test_a_noisy_truth_decides_nothing() -> None:
@@ -225,8 +261,38 @@ def test_a_variant_ends_by_itself_with_the_time_of_a_step(tmp_path: Path) -> Non
     assert runs["plain"][0] > 36.0
 
 
-def test_one_stalled_run_of_four_is_no_noise() -> None:
-    half_range = module("audit_truth").half_range
-    assert half_range([30.0, 31.0, 80.0]) == 25.0
-    assert half_range([30.0, 31.0, 32.0, 80.0]) == 1.0
-    assert half_range([30.0]) == 0.0
+def test_one_stalled_run_of_five_is_no_noise() -> None:
+    half_interval = module("audit_truth").half_interval
+    assert half_interval([30.0]) == 0.0
+    assert half_interval([30.0, 31.0, 80.0]) == 25.0
+    assert half_interval([30.0, 31.0, 31.0, 80.0]) > 25.0
+    assert half_interval([30.0, 31.0, 31.0, 32.0, 80.0]) == pytest.approx(1.3, abs=0.1)
+    # More runs, a narrower interval.
+    assert half_interval([30.0, 31.0, 32.0] * 4) < 0.7
+
+
+def test_what_a_copy_makes_the_host_wait_for_may_be_called_what_it_hides() -> None:
+    """Without copies the device computes beside the loop's own work, which then costs nothing."""
+    loop = loop_of(
+        host_ms={"fetch_to": 2.0, "between_epochs": 40.0}, epoch_steps=40,
+        validates_every=4, validation_batches=2, validation_batch_ms=10.0,
+        shapes="plan", plan_ms=3.0,
+    )  # fmt: skip
+    loop = replace(loop, device="cuda")
+    ms = {"plain": 30.0, "ready": 30.0, "resident": 20.0, "inside": 18.0, "bare": 18.0}
+    truth = module("audit_truth").truth_of(loop, {name: [one] * 3 for name, one in ms.items()})
+    assert truth.shares["copy"] == pytest.approx(10 / 30)
+    assert truth.shares["between"] == pytest.approx(1 / 30)
+    assert truth.shares["outside"] == pytest.approx(1 / 30)
+    assert truth.either_copy == pytest.approx({"host": 5 / 30, "outside": 4 / 30, "between": 0.0})
+    judge = module("audit_judge")
+    for bound in ("copy", "host", "outside"):
+        assert bound in judge.right_bounds(truth)
+    said = judge.said_by(
+        report_of("outside", "moderate", 0.0, shares={"input": 0.0, "copy": 0.04})
+        | {"step": {"wall_ms": 30.0}}
+    )
+    assert judge.why_wrong(loop, truth, said) == []
+    on_cpu = replace(loop, device="cpu")
+    other = module("audit_truth").truth_of(on_cpu, {name: [one] * 3 for name, one in ms.items()})
+    assert set(other.either_copy.values()) == {0.0}

@@ -37,7 +37,7 @@ from loaderdoctor.advice.routes import one_liners, routes
 from loaderdoctor.advice.safety import why_unsafe
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.capacity import batch_ms, rest_ms
+from loaderdoctor.findings.bounds import least_batch_ms, least_rest_ms
 from loaderdoctor.findings.exposure import has_accelerator
 from loaderdoctor.findings.model import Finding, Kind
 from loaderdoctor.settings import Settings
@@ -161,10 +161,10 @@ def _both(pool: list[Candidate], sent: list[Candidate], facts: Facts) -> list[Ca
         return []
     workers = min(pool, key=lambda c: (c.predicted_step_ms or math.inf, -_count(c)))
     copy = min(sent, key=lambda c: c.predicted_step_ms or math.inf)
-    rest, saved = rest_ms(facts), step_ms - (copy.predicted_step_ms or step_ms)
+    rest, saved = least_rest_ms(facts), step_ms - (copy.predicted_step_ms or step_ms)
     predicted = None
     if rest is not None and workers.predicted_step_ms is not None:
-        batch = batch_ms(facts) or 0.0
+        batch = least_batch_ms(facts) or 0.0
         predicted = max(rest - saved, batch / max(1, _count(workers)))
     return [
         replace(

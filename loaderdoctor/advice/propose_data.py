@@ -12,7 +12,12 @@ from loaderdoctor.advice.routes import fits_in_memory, random_transforms
 from loaderdoctor.advice.worked import rows
 from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.capacity import rest_ms
+from loaderdoctor.findings.bounds import (
+    LEAST_OF_INTERVAL,
+    least_rest_ms,
+    least_without_ms,
+    pace_kept,
+)
 from loaderdoctor.findings.exposure import has_accelerator, num_workers
 from loaderdoctor.findings.input_parts import making_cost
 from loaderdoctor.findings.loader_change import dataset_bytes, start_method
@@ -68,7 +73,7 @@ def _pinned(case: Case) -> list[Candidate]:
     made = case.propose(
         Kind.PAGEABLE_COPY,
         changes=_PINNED,
-        predicted_ms=step_ms - exposed_ms + left_ms,
+        predicted_ms=least_without_ms(case.facts, exposed_ms - left_ms, "copy"),
         how=_less_copies(exposed_ms, left_ms),
         caution="Without workers the loop itself pins each batch." if by_loop else None,
     )
@@ -76,7 +81,7 @@ def _pinned(case: Case) -> list[Candidate]:
         made += case.propose(
             Kind.PAGEABLE_COPY,
             changes={**_PINNED, "side_stream": True},
-            predicted_ms=step_ms - exposed_ms,
+            predicted_ms=least_without_ms(case.facts, exposed_ms, "copy"),
             how=f"the step less {fmt.ms(exposed_ms)} of exposed copies, all of them overlapped",
             caution=_ONE_MORE_BATCH,
         )
@@ -92,7 +97,7 @@ def _non_blocking(case: Case) -> list[Candidate]:
     return case.propose(
         Kind.BLOCKING_COPY,
         changes={"non_blocking": True},
-        predicted_ms=step_ms - exposed_ms + left_ms,
+        predicted_ms=least_without_ms(case.facts, exposed_ms - left_ms, "copy"),
         how=_less_copies(exposed_ms, left_ms),
     )
 
@@ -105,7 +110,7 @@ def _side_stream(case: Case) -> list[Candidate]:
     return case.propose(
         Kind.COPY_NOT_OVERLAPPED,
         changes={"side_stream": True},
-        predicted_ms=step_ms - exposed_ms,
+        predicted_ms=least_without_ms(case.facts, exposed_ms, "copy"),
         how=f"the step less {fmt.ms(exposed_ms)} of exposed copies: the most it can gain",
         caution=_ONE_MORE_BATCH,
     )
@@ -119,7 +124,7 @@ def _mapped_elsewhere(case: Case) -> list[Candidate]:
     return case.propose(
         Kind.BATCH_PAGE_FAULTS,
         changes=_PINNED,
-        predicted_ms=step_ms - mapped_ms,
+        predicted_ms=least_without_ms(case.facts, mapped_ms),
         how=f"the step less {fmt.ms(mapped_ms)} of mapping batches, left to the pin-memory thread",
     )
 
@@ -136,7 +141,7 @@ def _mapped_once(case: Case) -> list[Candidate]:
     return case.propose(
         Kind.BATCH_PAGE_FAULTS,
         changes={"reuse_buffers": True},
-        predicted_ms=step_ms - mapped_ms,
+        predicted_ms=least_without_ms(case.facts, mapped_ms),
         how=f"the step less the {fmt.ms(mapped_ms)} of mapping batches, at best",
         caution=CHANGES[Kind.BATCH_PAGE_FAULTS].caution,
     )
@@ -179,7 +184,9 @@ def resident(case: Case) -> list[Candidate]:
     return case.propose(
         finding.kind,
         changes=changes,
-        predicted_ms=no_copy.value if no_copy is not None else rest_ms(facts),
+        predicted_ms=max(no_copy.low, LEAST_OF_INTERVAL * no_copy.value)
+        if no_copy is not None
+        else least_rest_ms(facts),
         how="the step without its loader and copies (measured)"
         if no_copy is not None
         else "the step without its loader",
@@ -198,7 +205,7 @@ def packed(case: Case) -> list[Candidate]:
     return case.propose(
         Kind.MANY_SMALL_COPIES,
         changes={"packed": True, **_PINNED},
-        predicted_ms=step_ms - explained_ms + left_ms,
+        predicted_ms=least_without_ms(case.facts, explained_ms - left_ms, "copy"),
         how=f"the step less the {fmt.ms(explained_ms)} of {n} copies, plus one of them, at best",
         caution="Batches are on the device as the loop gets them.",
     )
@@ -220,7 +227,7 @@ def batched(case: Case) -> list[Candidate]:
     return case.propose(
         *kinds,
         changes={"batched": True, "num_workers": 0},
-        predicted_ms=max(rest_ms(facts) or 0.0, step_ms - explained_ms),
+        predicted_ms=least_without_ms(facts, explained_ms),
         how=f"the step less the {fmt.ms(explained_ms)} of samples fetched one by one, at best",
         caution=None if loader.dataset in ("TensorDataset", "Subset") else _BY_ARRAYS,
     )
@@ -255,7 +262,9 @@ def in_code(case: Case, ways: Iterable[CodeAdvice]) -> list[Candidate]:
                 **dict.fromkeys(sorted(way.axes), True),
                 **({"num_workers": 0} if slices else {}),
             },
-            predicted_ms=max(rest_ms(case.facts) or 0.0, step_ms - way.bound_ms),
+            predicted_ms=max(
+                least_rest_ms(case.facts) or 0.0, step_ms * pace_kept(case.facts) - way.bound_ms
+            ),
             how=f"the step less the {fmt.ms(way.bound_ms)} that this part of a batch costs it",
             caution=way.caution,
         )

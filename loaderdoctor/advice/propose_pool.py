@@ -7,11 +7,11 @@ import math
 from loaderdoctor import format as fmt
 from loaderdoctor.advice.candidates import Candidate, Case
 from loaderdoctor.advice.routes import decoding_share
+from loaderdoctor.findings.bounds import least_without_ms, pace_kept, pool_ms
 from loaderdoctor.findings.capacity import (
     MAX_WAITING_CPU_SHARE,
+    cpu_bound_ms,
     fed_workers,
-    pool_ms,
-    reachable_ms,
     stall_cost,
     worker_limit,
     workers_needed,
@@ -136,7 +136,7 @@ def kept_workers(case: Case) -> list[Candidate]:
     return case.propose(
         Kind.WORKER_STARTUP_EACH_EPOCH,
         changes={"persistent_workers": True},
-        predicted_ms=max(0.0, step_ms - per_step),
+        predicted_ms=least_without_ms(case.facts, per_step),
         how=f"the step less {fmt.ms(per_step)} of worker start-up spread over the epoch",
     )
 
@@ -151,10 +151,14 @@ def no_workers(case: Case) -> list[Candidate]:
                 out += case.propose(
                     kind,
                     changes={"num_workers": 0},
-                    predicted_ms=said.step_ms,
+                    predicted_ms=_at_this_pace(case, said.step_ms),
                     how="the rest of the step and the making of its batches, in one process",
                 )
     return out
+
+
+def _at_this_pace(case: Case, step_ms: float | None) -> float | None:
+    return step_ms * pace_kept(case.facts) if step_ms is not None else None
 
 
 def other_order(case: Case) -> list[Candidate]:
@@ -166,8 +170,8 @@ def other_order(case: Case) -> list[Candidate]:
     stall = stall_cost(facts)
     if predicted_ms is not None and facts.step_ms is not None and stall is not None:
         # Workers started again, an uneven pace: another order saves none of those.
-        left_ms = facts.step_ms - stall.ms
-        if left_ms > predicted_ms:
+        left_ms = least_without_ms(facts, stall.ms)
+        if left_ms is not None and left_ms > predicted_ms:
             predicted_ms = left_ms
             how = f"the step less the {fmt.ms(stall.ms)} behind slow batches"
     return [
@@ -255,7 +259,10 @@ def all_cpus(case: Case) -> list[Candidate]:
     return case.propose(
         Kind.WORKERS_SHARE_A_CORE,
         changes={"worker_cpus": "all"},
-        predicted_ms=max(reachable_ms(case.facts) or 0.0, step_ms - explained_ms),
+        predicted_ms=max(
+            least_without_ms(case.facts, explained_ms) or 0.0,
+            (cpu_bound_ms(case.facts) or 0.0) * pace_kept(case.facts),
+        ),
         how=f"the step less the {fmt.ms(explained_ms)} that sharing a core explains, at best",
     )
 
@@ -339,7 +346,7 @@ def collector(case: Case) -> list[Candidate]:
     return out + case.propose(
         Kind.GC_PAUSES,
         changes={"gc": "manual"},
-        predicted_ms=(1.0 - finding.share) * step_ms,
+        predicted_ms=_at_this_pace(case, (1.0 - finding.share) * step_ms),
         how=f"the step less the {fmt.share(finding.share)} of it in collections",
         caution=_UNCOLLECTED,
     )

@@ -20,6 +20,7 @@ from loaderdoctor.advice.worked import dataset_name
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
+from loaderdoctor.findings.bounds import least_rest_ms, most_of
 from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE, batch_ms, by_ablation
 from loaderdoctor.findings.exposure import Cost, num_workers
 from loaderdoctor.findings.formats import conversion
@@ -74,12 +75,17 @@ class _Making:
         return min(self.fetch, timed_ms * self.n_samples / self.workers.batch_ms)
 
     def saved_ms(self, part: float) -> float:
-        """At most so much of a step is saved where that part of a batch falls away."""
+        """At most so much of a step is saved where that part of a batch falls away.
+
+        What making batches costs counts by the upper end of its interval, the rest by its lower.
+        """
         n, whole_ms = num_workers(self.facts), batch_ms(self.facts)
-        if not n or whole_ms is None:
-            return self.cost.ms * part
-        # A pool that is a little short needs only a little less work to keep up.
-        return min(self.cost.ms, max(part * whole_ms / n, part * self.cost.ms))
+        saved = self.cost.ms * part
+        if n and whole_ms is not None:
+            # A pool that is a little short needs only a little less work to keep up.
+            saved = min(self.cost.ms, max(part * whole_ms / n, saved))
+        saved *= most_of(self.facts, "input")
+        return min(saved, self.cost.step_ms - (least_rest_ms(self.facts) or 0.0))
 
     def advice(
         self,

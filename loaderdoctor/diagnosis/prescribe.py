@@ -265,12 +265,16 @@ def _rows(
 def _in_its_rounds(
     candidate: Candidate | None, tried: Compared | None, facts: Facts
 ) -> float | None:
-    """Its prediction at the pace that the loop had while it was tried, milliseconds."""
+    """Its prediction at the pace that the loop had while it was tried, milliseconds.
+
+    Never longer than at the step's: what made the loop slower then may be what the change ends, and
+    a bound has to hold.
+    """
     predicted = candidate.predicted_step_ms if candidate is not None else None
     own_ms = tried.own_ms if tried is not None else None
     if predicted is None or not own_ms or not facts.step_ms:
         return predicted
-    return predicted * own_ms / facts.step_ms
+    return predicted * min(1.0, own_ms / facts.step_ms)
 
 
 def _also(facts: Facts, settings: Settings) -> str | None:

@@ -38,9 +38,6 @@ MAX_BEYOND_SEEN = 2.0
 # Workers that wait for work this much of their life have room: the pool is not what is short.
 # (A pool that falls short never waits, but for its own start and the window's edges.)
 MAX_IDLE_SHARE = 0.5
-# What is left of a time whose interval reaches to nothing, as it does after one short window: a
-# bound of no time at all would say nothing either.
-LEAST_OF_INTERVAL = 0.5
 # Both the pool's and the step's times vary: closer than this they count as equal.
 KEEPS_UP_MARGIN = 1.05
 
@@ -213,7 +210,7 @@ def fed_workers(facts: Facts) -> int | None:
     if n and used:
         # A pool that leaves CPUs unused may grow until it fills them; what it queues for is
         # not room: other programs have it.
-        wanted = used + n * _run_wait_share(facts)
+        wanted = used + n * run_wait_share(facts)
         limit = max(limit, math.floor(n * SATURATED_CPU_SHARE * cpus / wanted))
     limit = min(limit, math.floor(cpus * MAX_WORKERS_PER_CPU))
     return max(1, limit // max(1, len(facts.feeding)))
@@ -228,10 +225,11 @@ def wanted_cpu_share(facts: Facts) -> float | None:
     workers = facts.workers
     if workers is None or workers.cpu_share is None:
         return None
-    return workers.cpu_share + _run_wait_share(facts)
+    return workers.cpu_share + run_wait_share(facts)
 
 
-def _run_wait_share(facts: Facts) -> float:
+def run_wait_share(facts: Facts) -> float:
+    """What of their time workers stood ready with no CPU free; 0 where it is not recorded."""
     return (facts.workers.run_wait_share or 0.0) if facts.workers is not None else 0.0
 
 
@@ -278,63 +276,6 @@ def stall_cost(facts: Facts) -> Cost | None:
         return None
     stall = cost.part(workers.head_of_line_ms)
     return stall if stall.share >= MODERATE_SHARE else None
-
-
-def pool_ms(
-    facts: Facts, n_workers: int, *, in_order: bool = True, at_best: bool = False
-) -> tuple[float | None, str]:
-    """Step time with this pool, by the mean: the slowest of the rest, the pool and the CPUs.
-
-    `at_best` counts of each what it surely takes: the lower end of its interval, and no time that
-    workers or the loop only queued for a CPU. Handed out `in_order`, batches also wait behind slow
-    ones, which no mean shows: that wait is taken to stay as long as it is.
-    """
-    rest, batch = rest_ms(facts), batch_ms(facts)
-    if at_best:
-        rest, batch = _least_rest_ms(facts), _least_batch_ms(facts)
-    if rest is None or batch is None:
-        return None, "batch cost or rest of the step not recorded"
-    shown = (
-        f"{fmt.ms(batch)} a batch / {n_workers}" if n_workers > 1 else f"{fmt.ms(batch)} a batch"
-    )
-    bound, longest = cpu_bound_ms(facts), max(rest, batch / n_workers)
-    if bound is not None and at_best:
-        bound *= _pace_kept(facts)
-    how = f"the longer of {fmt.ms(rest)} (rest of the step) and {shown}"
-    if bound is not None and facts.machine is not None and bound > longest:
-        cpus = cpus_words(facts.machine)
-        longest = bound
-        how = f"the CPU time of a step and its batch spread over {cpus}, the limit here"
-    stall = stall_cost(facts) if in_order and n_workers > 1 else None
-    if stall is None:
-        return longest, how
-    return longest + stall.ms, f"{how}, and {fmt.ms(stall.ms)} behind slow batches as now"
-
-
-def _least_rest_ms(facts: Facts) -> float | None:
-    rest, ablation = rest_ms(facts), facts.ablation
-    if rest is None or not by_ablation(facts) or ablation is None or ablation.no_input_ms is None:
-        return rest
-    return min(rest, max(ablation.no_input_ms.low, LEAST_OF_INTERVAL * rest))
-
-
-def _least_batch_ms(facts: Facts) -> float | None:
-    """Making a batch, less what its maker stood ready to run with no CPU free."""
-    batch = batch_ms(facts)
-    if batch is None:
-        return None
-    waited = _run_wait_share(facts)
-    if not num_workers(facts) and facts.step is not None and facts.step.cpu is not None:
-        waited = facts.step.cpu.train_wait_share or 0.0
-    return batch * (1.0 - min(1.0, waited)) * _pace_kept(facts)
-
-
-def _pace_kept(facts: Facts) -> float:
-    """The lower end of the step as a part of it: so much faster may all of it be another time."""
-    wall = facts.step.wall_ms if facts.step is not None else None
-    if wall is None or not wall.bounded or wall.value <= 0:
-        return 1.0
-    return min(1.0, max(LEAST_OF_INTERVAL, wall.low / wall.value))
 
 
 def in_flight_bytes(facts: Facts, n_workers: int, prefetch_factor: int | None) -> int | None:

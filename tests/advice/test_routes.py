@@ -17,6 +17,8 @@ from loaderdoctor.settings import Settings
 from tests.findings.builders import machine, with_exposed
 from tests.findings.routes_facts import DECODING, THROUGH_PIL, starved
 
+MOST = 7.1 / 7.0  # of what batches cost, 7 of 10 ms a step ± 0.1: a bound takes the upper end
+
 
 def titles(facts: Facts) -> list[str]:
     return [x.title for x in routes(facts)]
@@ -35,9 +37,9 @@ def test_digits_through_pil_are_sliced_cached_or_normalised_as_a_batch() -> None
         "ToTensor and Normalize for the whole batch, not for each sample",
     ]
     slices, cache, batchwise = routes(facts)
-    assert slices.bound_ms == pytest.approx(7.0)
-    assert cache.bound_ms == pytest.approx(6.4)
-    assert batchwise.bound_ms == pytest.approx(64 * 0.07)
+    assert slices.bound_ms == pytest.approx(7.0 * MOST)
+    assert cache.bound_ms == pytest.approx(6.4 * MOST)
+    assert batchwise.bound_ms == pytest.approx(64 * 0.07 * MOST)
     assert "(44.9 MiB) is an array of all images; a sample takes 0.10 ms" in str(slices.evidence)
     assert "180 MiB of 64.0 GiB available" in str(cache.evidence)
     assert "ToTensor 0.050 ms, Normalize 0.020 ms a sample: 64 % of a batch" in str(
@@ -53,7 +55,7 @@ def test_no_route_saves_more_than_the_loader_costs_and_the_largest_is_first() ->
         assert found
         bounds = [x.bound_ms or 0.0 for x in found]
         assert bounds == sorted(bounds, reverse=True)
-        assert all(0.5 <= x <= 7.0 for x in bounds)
+        assert all(0.5 <= x <= 7.0 * MOST + 1e-9 for x in bounds)
 
 
 def test_a_pool_that_is_a_little_short_needs_only_a_little_less_work() -> None:
@@ -63,7 +65,7 @@ def test_a_pool_that_is_a_little_short_needs_only_a_little_less_work() -> None:
         n_workers=2,
         workers_={"batch_ms": 20.0, "fetch_ms": 19.0, "transforms": (("ToTensor", 0.1),)},
     )
-    assert one(facts, "for the whole batch").bound_ms == pytest.approx(64 * 0.1 / 2)
+    assert one(facts, "for the whole batch").bound_ms == pytest.approx(64 * 0.1 / 2 * MOST)
 
 
 def test_random_transforms_keep_their_place_behind_the_cache() -> None:
@@ -76,7 +78,7 @@ def test_random_transforms_keep_their_place_behind_the_cache() -> None:
     )
     assert not any("one tensor" in t or "first made" in t for t in titles(facts))
     cache = one(facts, "Keep what comes before RandomCrop in memory")
-    assert cache.bound_ms == pytest.approx(6.4 - 64 * 0.04)
+    assert cache.bound_ms == pytest.approx((6.4 - 64 * 0.04) * MOST)
     assert cache.axis is None
     assert "RandomCrop must be drawn again each epoch" in str(cache.evidence)
     not_advised = {w.setting: w.reason for w in prescribe(facts, find(facts)).not_advised}
@@ -113,7 +115,7 @@ def test_cached_samples_and_whole_batches_are_tried_after_the_settings() -> None
     order = [c.in_code for c in result.candidates]
     assert order == sorted(order) and not order[0]
     cache = next(c for c in result.candidates if c.settings.cache)
-    assert cache.live and cache.predicted_step_ms == pytest.approx(3.6)
+    assert cache.live and cache.predicted_step_ms == pytest.approx(9.9 - 6.4 * MOST)
 
 
 def test_spawned_workers_would_each_hold_the_cache() -> None:
@@ -126,7 +128,7 @@ def test_spawned_workers_would_each_hold_the_cache() -> None:
 def test_an_accelerator_can_take_the_transforms() -> None:
     facts = starved(machine_=machine())
     device = one(facts, "Move the transforms onto the H100")
-    assert device.bound_ms == pytest.approx(64 * 0.07)
+    assert device.bound_ms == pytest.approx(64 * 0.07 * MOST)
     assert not any("H100" in t for t in titles(starved()))
 
 
@@ -134,7 +136,7 @@ def test_files_are_decoded_once_or_packed_as_the_cpu_says() -> None:
     photos = {"stores": (), "normalisation": None, "shapes_vary": False}
     busy = starved(loader_=photos, workers_={"lines": (DECODING,), "cpu_share": 0.95})
     decoded = one(busy, "Decode once and keep the pixels in one file")
-    assert decoded.bound_ms == pytest.approx(4.9)
+    assert decoded.bound_ms == pytest.approx(4.9 * MOST)
     assert "70 % (70 of 100 stack samples of fetching) of making a batch is opening" in str(
         decoded.evidence
     )

@@ -9,6 +9,7 @@ from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.trace_pool import BURST_PART, in_bursts, workers_set_the_pace
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.facts.workers import EdgeFacts
+from loaderdoctor.findings.bounds import pool_ms
 from loaderdoctor.findings.capacity import (
     KEEPS_UP_MARGIN,
     batch_cpu_ms,
@@ -19,7 +20,6 @@ from loaderdoctor.findings.capacity import (
     main_cpu_ms,
     may_explain,
     pool_falls_short_ms,
-    pool_ms,
     reachable_ms,
     rest_ms,
     worker_limit,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from loaderdoctor.facts.loop import CpuFacts
+from loaderdoctor.facts.loop import CpuFacts, Mechanisms
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.capacity import LEAST_OF_INTERVAL, pool_ms
+from loaderdoctor.findings.bounds import LEAST_OF_INTERVAL, least_rest_ms, least_without_ms, pool_ms
 from tests.findings.builders import estimate, loader, step, with_exposed, workers
 
 
@@ -62,3 +62,45 @@ def test_the_rest_of_the_step_counts_by_the_lower_end_of_its_interval() -> None:
     blind = replace(facts.ablation, no_input_ms=estimate(2.0, 5.0))
     at_best = pool_ms(two_short(ablation=blind), 32, at_best=True)[0]
     assert at_best == pytest.approx(max(LEAST_OF_INTERVAL * 2.0, 0.99 * 40.0 / 32))
+
+
+def test_ready_batches_own_mean_counts_where_it_is_the_narrower() -> None:
+    """A claim carries the step's noise too; what steps with ready batches took does not."""
+    facts = two_short()
+    assert facts.ablation is not None
+    claim = replace(facts.ablation, no_input_ms=estimate(2.1, 1.0))
+    raw = replace(facts.ablation, no_input_ms=estimate(2.0, 0.1))
+    assert least_rest_ms(two_short(ablation=claim)) == pytest.approx(1.1)
+    both = two_short(ablation=replace(claim, raw=raw))
+    assert least_rest_ms(both) == pytest.approx(1.9)
+    # Nor is it longer than the rest is said to be.
+    slow = replace(raw, no_input_ms=estimate(3.0, 0.1))
+    assert least_rest_ms(two_short(ablation=replace(claim, raw=slow))) == pytest.approx(2.1)
+
+
+@pytest.mark.parametrize(("exposed", "added"), [(True, 0.8), (False, 0.0)])
+def test_receiving_is_left_where_workers_are_and_waits_are_the_steps(
+    exposed: bool, added: float
+) -> None:
+    seen = Mechanisms(
+        wait_ms=estimate(8.0),
+        got_ms=estimate(0.9, 0.1),
+        exposed=exposed,
+        run_queue_ms=None,
+        cpu_ms=None,
+        interpreter_ms=None,
+    )
+    facts = two_short()
+    assert facts.ablation is not None
+    facts = two_short(ablation=replace(facts.ablation, mechanisms=seen))
+    assert pool_ms(facts, 32, at_best=True)[0] == pytest.approx(1.9 + added)
+    alone = replace(facts, loaders=(loader(settings={"num_workers": 0}),))
+    assert pool_ms(alone, 32, at_best=True)[0] == pytest.approx(1.9)
+
+
+def test_no_change_takes_less_than_the_rest_nor_saves_more_than_the_part_may_cost() -> None:
+    facts = two_short()  # a step of 10 ms ± 1 %, input 8 ± 0.1
+    assert least_without_ms(facts, 4.0) == pytest.approx(9.9 - 4.0 * 8.1 / 8.0)
+    assert least_without_ms(facts, 8.0) == pytest.approx(1.9)
+    assert least_without_ms(replace(facts, ablation=None), 4.0) == pytest.approx(9.9 - 4.0)
+    assert least_without_ms(replace(facts, step=None, trace=None), 4.0) is None

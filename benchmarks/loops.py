@@ -150,6 +150,47 @@ LOOPS: dict[str, Loop] = {
         shape=PHOTO, data={}, batch=32, workers=8, parts=True, model=lambda: convnet(32),
         slow_to_measure=True,
     ),
+    # waits of storage, alone and beside other costs: no CPU time, so they cost the same anywhere
+    "storage_bound": Loop(
+        shape=MNIST, data={"sleep_ms": 1.0}, workers=4, pin=True, non_blocking=True, model=mlp,
+        slow_to_measure=True,
+    ),
+    "storage_main_process": Loop(
+        shape=MNIST, data={"sleep_ms": 0.1}, workers=0, model=lambda: mlp(64, 30),
+        slow_to_measure=True,
+    ),
+    "half_fed": Loop(
+        shape=SMALL, data={"sleep_ms": 0.6}, workers=2, pin=True, non_blocking=True,
+        model=lambda: convnet(256), slow_to_measure=True,
+    ),
+    "fed_by_a_thread": Loop(
+        shape=SMALL, data={"sleep_ms": 0.3}, workers=0, background=True,
+        model=lambda: convnet(256), slow_to_measure=True,
+    ),
+    "side_stream_starved": Loop(
+        shape=PHOTO, data={"sleep_ms": 2.0}, batch=64, workers=4, pin=True, non_blocking=True,
+        moved="side", model=convnet, slow_to_measure=True,
+    ),
+    "work_and_wait": Loop(
+        shape=MNIST, data={"sleep_ms": 0.4}, workers=2, pin=True, non_blocking=True, work_ms=5.0,
+        model=mlp, slow_to_measure=True,
+    ),
+    "item_starved": Loop(
+        shape=MNIST, data={"sleep_ms": 0.2}, workers=2, item=True, model=mlp,
+        slow_to_measure=True,
+    ),
+    # copies beside other costs
+    "main_process_photos": Loop(
+        shape=PHOTO, data={}, batch=32, workers=0, model=lambda: convnet(32),
+        slow_to_measure=True,
+    ),
+    "pinned_blocking": Loop(
+        shape=PHOTO, data={}, batch=64, workers=4, pin=True, model=convnet, slow_to_measure=True,
+    ),
+    "accumulated_copies": Loop(
+        shape=PHOTO, data={}, batch=32, workers=4, accumulate=4, model=lambda: convnet(32),
+        slow_to_measure=True,
+    ),
 }  # fmt: skip
 
 

@@ -2,18 +2,20 @@
 # Everything that only a GPU can show, in chapters of under ten minutes each.
 #
 #   benchmarks/on_gpu.sh CHAPTER FOLDER
+#   benchmarks/on_gpu.sh beside-N FOLDER     (N 1 to 4) all of them, side by side on four GPUs and 64 CPUs
 #
 #   tests     the tests marked gpu, and what the hooks cost
-#   truth     our shares beside the truth, loop by loop (LOOPS=a,b names them; BUDGET=15)
+#   truth     our shares beside the truth, loop by loop (LOOPS=a,b names them; BUDGET=12: about 50 s
+#             a loop; loops of 12 and 14 workers need 16 CPUs)
 #   advice    what diagnoses promise, beside the same advice applied by hand (SCRIPTS=a,b names
 #             them; BUDGET=30: about 100 s each where a process takes 10 s to start)
 #   audit     verdicts on 40 loops drawn at random, beside their truth (ONLY=0-19 some of them;
 #             BUDGET=20: about 8 minutes)
 #   alarms    200 compute-bound loops, none of which may be called input- or copy-bound (ONLY=0-99;
 #             BUDGET=12: about 8 minutes)
-#   presets   who-is-faster, workers-pinning and prefetchers on mnist (270 s)
-#             (PRESETS=a,b names them)
-#   ladder    on cifar10-mobilenetv2 (BUDGET=450: 500 s or more, 56 % of it for our two searches; ROUNDS=3)
+#   presets   PRESETS=NAME=SECONDS,…: who-is-faster, workers-pinning and prefetchers (270 s) by default
+#   cpu       every preset without a GPU, on two CPUs each (ten CPUs, 460 s)
+#   ladder    on cifar10-mobilenetv2 (BUDGET=380: 450 s, 56 % of it for our two searches; ROUNDS=3)
 #   search    --search auto beside the full grid, on three recipes (RECIPES=a,b; GRID="AXIS=V …";
 #             BUDGET=280: 500 s each, which gives every one of 34 settings four rounds or five)
 #   isolate   trials in one process beside fresh ones (BUDGET=75: 375 s)
@@ -35,16 +37,38 @@ part() {
     "$@" || { failed=1; echo "== failed with exit code $?"; }
     echo "== $((SECONDS - start)) s"
 }
-preset() { # NAME RECIPE SECONDS: the run's report and plots, in one archive
-    part python3 -m loaderdoctor sweep --preset "$1" --recipe "$2" --budget "$3" ${ROUNDS:+--rounds "$ROUNDS"} --output "$folder/runs/$1"
+preset() { # NAME SECONDS: the run's report and plots, in one archive
+    local what=(--preset "$1")
+    [ "$1" = loader-only ] && what=(--loader-only --recipe mnist)
+    part python3 -m loaderdoctor sweep "${what[@]}" --budget "$2" ${ROUNDS:+--rounds "$ROUNDS"} --output "$folder/runs/$1"
 }
+mapfile -t cpus < <(python3 -c 'import os; print(*sorted(os.sched_getaffinity(0)), sep="\n")')
+taken=0
+running=()
+beside() { # N GPUS [NAME=VALUE …] CHAPTER: in the background, on N CPUs of its own
+    local own; own=$(IFS=,; echo "${cpus[*]:taken:$1}")
+    local name="${*: -1}-$taken"
+    taken=$((taken + $1))
+    echo "== $name: CPUs $own, GPUs ${2:-none}: ${*:3}"
+    CUDA_VISIBLE_DEVICES=$2 taskset -c "$own" env "${@:3:$#-3}" bash benchmarks/on_gpu.sh "${*: -1}" "$folder/$name" > /dev/null &
+    running+=($!)
+}
+wait_for_all() {
+    for one in "${running[@]}"; do wait "$one" || failed=1; done
+    for text in "$folder"/*/*.txt; do echo "== $text"; tail -n 5 "$text" | cut -c1-160; done
+}
+# Loops that want as many CPUs as they have workers, or all that there are; and the others.
+LOOPS_16=pinned_same_stream,side_stream_overlap,half_overlap,uint8_copy,pageable_big_copy,amp_resnet50,several_copies
+LOOPS_12=enough_workers,pageable_nonblocking,item_every_step,respawn_each_epoch,grad_accumulation,pinned_blocking,accumulated_copies,side_stream_starved
+LOOPS_6A=sync_loader_decode,launch_bound_tiny,one_slow_sample,recreated_iterator,background_gil,collate_bound,head_of_line,work_between_steps
+LOOPS_6B=storage_bound,storage_main_process,half_fed,fed_by_a_thread,work_and_wait,item_starved,main_process_photos
 case $chapter in
     tests)
         part python3 -m pytest -q -p no:cacheprovider -m gpu tests --durations=10
         part python3 benchmarks/hook_overhead.py --device cuda
         ;;
     truth)
-        part python3 benchmarks/truth.py --budget "${BUDGET:-15}" --rounds 1 --json "$folder/truth.json" --reports "$folder" ${LOOPS:+--only "$LOOPS"}
+        part python3 benchmarks/truth.py --budget "${BUDGET:-12}" --rounds 1 --json "$folder/truth.json" --reports "$folder/reports" ${LOOPS:+--only "$LOOPS"}
         ;;
     advice)
         part python3 benchmarks/prescription.py ${SCRIPTS//,/ } --budget "${BUDGET:-30}" --json "$folder/advice.json" --runs "$folder/runs"
@@ -56,14 +80,19 @@ case $chapter in
         part python3 benchmarks/audit.py false-alarms --jobs 8 --cpus-each 2 --budget "${BUDGET:-12}" --json "$folder/alarms.jsonl" ${ONLY:+--only "$ONLY"}
         ;;
     presets)
-        names=${PRESETS:-who-is-faster,workers-pinning,prefetchers}
-        for name in ${names//,/ }; do
-            [ "$name" = who-is-faster ] && seconds=120 || seconds=60
-            preset "$name" mnist "${BUDGET:-$seconds}"
-        done
+        names=${PRESETS:-who-is-faster=120,workers-pinning=60,prefetchers=60}
+        for one in ${names//,/ }; do preset "${one%=*}" "${one#*=}"; done
+        ;;
+    cpu)
+        beside 2 "" PRESETS=who-is-faster=370 presets
+        beside 2 "" PRESETS=ladder=390 presets
+        beside 2 "" PRESETS=workers-pinning=100,prefetchers=80,reuse=60,storage=100 presets
+        beside 2 "" PRESETS=preprocessing=190,loader-only=180 presets
+        beside 2 "" PRESETS=compute=300 presets
+        wait_for_all
         ;;
     ladder)
-        preset ladder cifar10-mobilenetv2 "${BUDGET:-450}"
+        preset ladder "${BUDGET:-380}"
         ;;
     search)
         part python3 benchmarks/search.py --budget "${BUDGET:-280}" --json "$folder/search.json" ${RECIPES:+--recipes "$RECIPES"} ${GRID:+--grid $GRID}
@@ -76,13 +105,41 @@ case $chapter in
         part python3 -m pytest -q -s -p no:cacheprovider -m gpu tests/sweep/test_jobs.py
         part python3 -m loaderdoctor sweep --recipe compute --grid ddp=data_parallel,ddp --rounds 3 --budget 90 --output "$folder/runs/ddp" -- --case parallel
         ;;
+    beside-1)
+        beside 16 0 "LOOPS=$LOOPS_16" truth
+        beside 12 1 "LOOPS=$LOOPS_12" truth
+        beside 8 2 presets
+        beside 8 3 ladder
+        beside 10 "" cpu
+        wait_for_all
+        ;;
+    beside-2)
+        beside 6 0 "LOOPS=$LOOPS_6A" truth
+        beside 6 1 "LOOPS=$LOOPS_6B" truth
+        beside 16 2 RECIPES=mnist search
+        beside 16 3 isolate
+        wait_for_all
+        ;;
+    beside-3)
+        beside 16 0,1 ranks
+        beside 16 2 tests
+        beside 16 3 audit
+        wait_for_all
+        ;;
+    beside-4)
+        beside 16 0 advice
+        beside 16 1 alarms
+        beside 16 2 RECIPES=tensors search
+        beside 16 3 RECIPES=tokens search
+        wait_for_all
+        ;;
     *)
         echo "no chapter named $chapter" >&2
         exit 2
         ;;
 esac
 if [ -d "$folder/runs" ]; then # traces are large; what the results pages are made from is not
-    find "$folder/runs" -name '*.json.gz' -delete
+    find "$folder/runs" \( -name '*.json.gz' -o -name '*.html' -o -name '*.svg' \) -delete
     tar -C "$folder" -czf "$folder/$chapter-runs.tar.gz" runs && rm -r "$folder/runs"
 fi
 exit $failed

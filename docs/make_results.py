@@ -1,9 +1,10 @@
 """Writes docs/results/<machine>/<name>.md, and its plots, from run folders.
 
-    python docs/make_results.py --machine "2-core x86-64, CPU only" [--state WORDS] RUN…
+    python docs/make_results.py --machine "2-core x86-64, CPU only" --revision HASH RUN…
 
 Everything on a page comes from the run's own report.json and samples.npz, so pages of different
-machines are made alike. `--state` says what a report can't know, for example what else ran.
+machines are made alike. `--state` says what a report can't know, for example what else ran. Plots
+that the run did not keep are drawn from its report.
 """
 
 from __future__ import annotations
@@ -13,11 +14,16 @@ import io
 import json
 import re
 import shlex
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from loaderdoctor.report.charts.png_files import write_plots
+from loaderdoctor.report.files import RunFolder, read_report
 
 RESULTS = Path(__file__).with_name("results")
 MAX_PLOT_BYTES = 150_000
@@ -139,7 +145,8 @@ def page(report: dict[str, Any], name: str, command: str, made: str, args: Any) 
     environment = report["environment"]
     device = environment["device_name"] or "CPU only"
     about = f"{args.machine}: {environment['usable_cpus']:g} usable CPUs, {device}, Python "
-    about += f"{environment['python']}, torch {environment['torch']}; {made}."
+    about += f"{environment['python']}, torch {environment['torch']}; {made}, "
+    about += f"revision {args.revision}."
     lines = [f"# {name} · {args.machine}", "", f"    {command}", "", about]
     if args.state:
         lines[-1] += f" {args.state}"
@@ -170,6 +177,8 @@ def write(run: Path, args: Any) -> Path:
     folder = RESULTS / re.sub(r"[^a-z0-9]+", "-", args.machine.lower()).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
     lines = page(report, name, command, f"{made:%Y-%m-%d}", args)
+    if not (run / "plots").is_dir():
+        write_plots(read_report(run), RunFolder(path=run))
     plots = sorted((run / "plots").glob("*.png"))
     if plots:
         lines += ["", "## Plots", ""]
@@ -185,6 +194,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--machine", required=True, help="its name, and that of the folder")
+    parser.add_argument("--revision", required=True, help="the commit that ran")
     parser.add_argument("--state", default="", help="a sentence on what else the machine did")
     args = parser.parse_args()
     for run in args.runs:

@@ -1,0 +1,47 @@
+"""What truth.py says of all loops together."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+PATH = Path(__file__).parents[2] / "benchmarks" / "truth.py"
+
+
+@pytest.fixture(scope="module")
+def truth() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("truth_of_loops", PATH)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def row(name: str, *, off: float, noise: float = 0.0) -> dict[str, Any]:
+    shares = {"input_true": 0.4, "input_ours": 0.4 + off, "copy_true": 0.1, "copy_ours": 0.1}
+    shares |= {"rest_true": 0.5, "rest_ours": 0.5 - off, "truth_ms": 10.0, "ours_ms": 10.0}
+    return {"loop": name, "noise": noise, "agrees": True, "verdict": "input high", **shares}
+
+
+def test_an_error_within_the_truth_s_own_noise_counts_in_the_median_and_is_no_miss(
+    truth: ModuleType,
+) -> None:
+    said = truth.summary([row("quiet", off=0.02), row("noisy", off=-0.08, noise=0.1)])
+    assert "2 loops: median error 1.0 points (aim 1.5), largest 8.0;" in said
+    assert said.endswith("noise: none.")
+
+
+def test_an_error_beyond_both_is_named_and_so_is_a_loop_that_failed(truth: ModuleType) -> None:
+    rows = [row("off", off=0.08, noise=0.03), {"loop": "died", "agrees": False, "error": "x"}]
+    said = truth.summary(rows)
+    assert "input of off by 8.0 (noise 3.0). Not measured: died." in said
+    table = truth.markdown(rows)
+    assert "| `off` | 10.00 / 10.00 | 40.0 / 48.0 | 10.0 / 10.0 | 50.0 / 42.0 | 3.0 |" in table
+    assert "`died`" not in table.partition("1 loops")[0]
+    assert truth.summary(rows[1:]) == "No loop was measured."

@@ -338,6 +338,10 @@ def _zero_grad(editor: Editor, facts: Facts, finding: Finding) -> None:
     fit_settings(editor, facts, Settings(zero_grad_none=True))
 
 
+def _packed(editor: Editor, facts: Facts, finding: Finding) -> None:
+    fit_settings(editor, facts, Settings(packed=True))
+
+
 _FITS: Mapping[Kind, Fit] = {
     Kind.OVERHEAD_BOUND_LOADER: _whole_batches,
     Kind.ITERATOR_RECREATED: _one_iterator,
@@ -350,4 +354,5 @@ _FITS: Mapping[Kind, Fit] = {
     Kind.TF32_OFF: _tf32,
     Kind.CUDNN_BENCHMARK_OFF: _cudnn_benchmark,
     Kind.GRAD_NOT_SET_TO_NONE: _zero_grad,
+    Kind.MANY_SMALL_COPIES: _packed,
 }

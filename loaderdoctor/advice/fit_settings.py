@@ -264,14 +264,13 @@ def _resident(editor: Editor, facts: Facts, value: Value) -> None:
         raise CannotEdit("the loader, or its device, has no name in the script")
     if flat_dict(loader) or len(facts.feeding) > 1:
         raise CannotEdit("its batches are no lists of tensors")
-    if loader.sampler not in ("RandomSampler", "SequentialSampler"):
-        raise CannotEdit("its sampler draws otherwise")
+    if loader.batch_size is None:
+        raise CannotEdit("what makes its batches is not known")
     holder = made.holder
     assert holder is not None  # it has a name
     if not all(made.source.bound_before(name, holder) for name in names_in(device)):
         raise CannotEdit("the device is not known where the loader is built")
-    shuffled = loader.sampler == "RandomSampler"
-    define(editor, made.source, holder, loop_snippets.on_device(shuffled=shuffled))
+    define(editor, made.source, holder, loop_snippets.ON_DEVICE)
     rebound(editor, made, f"OnDevice({made.name}, {ast.unparse(device)})")
 
 

@@ -56,7 +56,7 @@ def wrapped_call(
             raise CannotEdit("the call can't be changed safely")
         text = edit.after
     if settings.packed:
-        text = _packing(text)
+        text = _packing(text, loader)
     if settings.worker_cpus in _INITS:
         if made.unpacks or made.keyword("worker_init_fn") is not None:
             raise CannotEdit("it has a worker_init_fn, or may have one")
@@ -70,11 +70,15 @@ def wrapped_call(
     return text
 
 
-def _packing(text: str) -> str:
-    """The loader's call with its collate function in another."""
+def _packing(text: str, loader: LoaderRecord) -> str:
+    """The loader's call with its collate function in another.
+
+    Where the script names none, torch's own: of samples, or of batches that the dataset makes.
+    """
     call = parsed_call(text)
     own = next((k.value for k in call.keywords if k.arg == "collate_fn"), None) if call else None
-    collate = "torch.utils.data.default_collate" if own is None else ast.unparse(own)
+    default = "convert" if loader.collate == "default_convert" else "collate"
+    collate = f"torch.utils.data.default_{default}" if own is None else ast.unparse(own)
     return _with(text, "collate_fn", f"Packing({collate})")
 
 

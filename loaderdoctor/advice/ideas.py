@@ -353,7 +353,7 @@ _ON: Mapping[str, str] = {
     "packed": "Let the collate function join the small tensors of a batch into one of bytes, copy "
     "that, and take it apart on the device.",
     "resident": "Collate the whole dataset into one batch on the device, once, and index that "
-    "with `torch.randperm(n, device=device).split(batch_size)`.",
+    "with the lists that the loader's own batch sampler gives.",
     "keep_iterator": "Give the loader a batch sampler that goes on from epoch to epoch, make one "
     "iterator, and take `itertools.islice(batches, n)` of it in each epoch.",
     "cache": "Wrap the dataset in one that keeps a list of its samples.",

@@ -283,20 +283,18 @@ def copied_ahead(*, as_dict: bool) -> str:
     return _COPIED_AHEAD.format(moved=moved, tensors="following")
 
 
-_ON_DEVICE = """\
-class OnDevice:  # the whole dataset, copied once; augment in the loop, on the device
+ON_DEVICE = """\
+class OnDevice:  # the loader's own batches, in its order; the whole dataset is copied once
     def __init__(self, loader, device):
         samples = [loader.dataset[i] for i in range(len(loader.dataset))]
-        self.tensors = [t.to(device) for t in loader.collate_fn(samples)]
-        self.batch_size = loader.batch_size
+        self.loader, self.tensors = loader, [t.to(device) for t in loader.collate_fn(samples)]
+    def __getattr__(self, name):  # dataset, sampler, …
+        return getattr(self.__dict__["loader"], name)
     def __len__(self):
-        return -(-len(self.tensors[0]) // self.batch_size)
+        return len(self.loader)
     def __iter__(self):
-        n, device = len(self.tensors[0]), self.tensors[0].device
-        for chosen in torch.{order}(n, device=device).split(self.batch_size):
+        # As iter(loader) draws, so that a shuffled order stays what it was.
+        torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
+        for indices in self.loader.batch_sampler:
+            chosen = torch.tensor(indices, device=self.tensors[0].device)
             yield [t[chosen] for t in self.tensors]"""
-
-
-def on_device(*, shuffled: bool) -> str:
-    """A class in place of a loader over a dataset that fits on the device."""
-    return _ON_DEVICE.format(order="randperm" if shuffled else "arange")

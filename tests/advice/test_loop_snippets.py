@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate, default_convert
 
 from loaderdoctor.advice import loop_snippets
 from loaderdoctor.instrument.batches.digest import digest
@@ -39,6 +39,27 @@ def test_packed_batches_are_the_batches(as_dict: bool) -> None:
     assert len(loader) == len(own) and loader.dataset is dataset
     for a, b in zip(loader, own, strict=True):
         assert digest(a) == digest(b)
+
+
+class Slices(Dataset[Any]):
+    """Whole batches, whose tensors are slices of larger ones."""
+
+    def __init__(self) -> None:
+        self.values = torch.randn(5, 8, 3, 4)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, i: int) -> Any:
+        return {f"x{k}": self.values[i][:, k] for k in range(3)}
+
+
+def test_batches_that_the_dataset_makes_are_packed_as_well() -> None:
+    made, dataset = classes(loop_snippets.packed(as_dict=True)), Slices()
+    packing = made["Packing"](default_convert)
+    loader = made["OneCopy"](DataLoader(dataset, batch_size=None, collate_fn=packing), "cpu")
+    for a, b in zip(loader, DataLoader(dataset, batch_size=None), strict=True):
+        assert digest(a) == digest(b) and all(t.is_contiguous() for t in a.values())
 
 
 def test_threads_give_the_loaders_batches_and_draw_what_it_draws() -> None:

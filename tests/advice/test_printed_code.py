@@ -195,6 +195,13 @@ def test_only_plain_lists_and_dicts_are_packed(kind: str) -> None:
     assert any("class Packing" in code for code in codes) is (kind == "list")
 
 
+def test_what_the_script_collates_with_is_what_is_packed() -> None:
+    for collate in ("default_collate", "default_convert"):
+        changed = {"batch_type": "list", "collate": collate}
+        codes = "".join(_packed(facts_of(path, loader=changed)) for path in scripts())
+        assert f"Packing(torch.utils.data.{collate})" in codes
+
+
 def _packed(facts: Facts) -> str:
     """Where the loop moves all tensors of its batches."""
     moved = tuple(

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy
+import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -117,16 +118,27 @@ def test_packed_tensors_come_apart_as_they_were() -> None:
     assert all(torch.equal(a, b) for a, b in zip(scope["small"], small, strict=True))
 
 
-def test_resident_batches_hold_every_sample_once() -> None:
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_resident_batches_are_the_loaders_and_draw_what_it_draws(
+    drop_last: bool, own: bool
+) -> None:
     dataset = TensorDataset(torch.arange(10.0), torch.arange(10))
-    plain = DataLoader(dataset, batch_size=4, shuffle=True)
-    loader = run(loop_snippets.on_device(shuffled=True))["OnDevice"](plain, "cpu")
-    assert len(loader) == len(plain) == 3
-    for _ in range(2):
-        batches = list(loader)
-        assert [len(y) for _, y in batches] == [4, 4, 2]
-        assert sorted(torch.cat([y for _, y in batches]).tolist()) == list(range(10))
-        assert all(torch.equal(x.long(), y) for x, y in batches)
+
+    def loader() -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(5) if own else None
+        return DataLoader(dataset, 4, shuffle=True, drop_last=drop_last, generator=generator)
+
+    on_device = run(loop_snippets.ON_DEVICE)["OnDevice"]
+    torch.manual_seed(1)
+    expected = [batch for one in [loader()] for _ in range(3) for batch in one]
+    after = torch.get_rng_state()
+    torch.manual_seed(1)
+    ours = [batch for one in [on_device(loader(), "cpu")] for _ in range(3) for batch in one]
+    assert torch.equal(torch.get_rng_state(), after)
+    assert len(ours) == len(expected) == 3 * len(on_device(loader(), "cpu"))
+    for batch, plain in zip(ours, expected, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(batch, plain, strict=True))
 
 
 def _indented(code: str) -> str:

@@ -79,16 +79,19 @@ class PackingCollate:
 
 def pack(batch: Any) -> PackedBatch:
     """The batch with its small tensors in one. Raises TrialRefused."""
-    found, rest, end = slots_of(batch, max_bytes=MAX_SMALL_BYTES)
+    found, rest, end = slots_of(batch, max_bytes=MAX_SMALL_BYTES, strided=True)
     packed = _memory(end)
     packed_into(packed, found)
     return PackedBatch(packed, rest)
 
 
-def slots_of(batch: Any, *, max_bytes: int | None) -> tuple[list[Tensor], Any, int]:
+def slots_of(
+    batch: Any, *, max_bytes: int | None, strided: bool = False
+) -> tuple[list[Tensor], Any, int]:
     """Dense tensors of the batch, the batch with slots in their places, and the bytes in all.
 
-    Those above `max_bytes` stay. Raises TrialRefused.
+    Those above `max_bytes` stay. `strided`: slices of larger tensors count too, which are
+    dense once they are copied. Raises TrialRefused.
     """
     paths = {id(tensor): path for path, tensor in _tensors(batch)}
     found: list[Tensor] = []
@@ -96,7 +99,9 @@ def slots_of(batch: Any, *, max_bytes: int | None) -> tuple[list[Tensor], Any, i
 
     def slot(node: Any) -> Any:
         nonlocal end
-        if not isinstance(node, Tensor) or not _is_dense(node):
+        if not isinstance(node, Tensor) or not _is_plain(node):
+            return node
+        if not (node.is_contiguous() or (strided and torch.empty_like(node).is_contiguous())):
             return node
         if max_bytes is not None and node.nbytes > max_bytes:
             return node
@@ -172,12 +177,11 @@ class MovedSource:
         self.inner.close()
 
 
-def _is_dense(tensor: Tensor) -> bool:
+def _is_plain(tensor: Tensor) -> bool:
     return (
         type(tensor) is Tensor
         and tensor.is_cpu
         and tensor.layout is torch.strided
-        and tensor.is_contiguous()
         and not tensor.requires_grad
         and not tensor.is_quantized
         and not (tensor.is_conj() or tensor.is_neg())

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from loaderdoctor.errors import TrialRefused
+from loaderdoctor.instrument.dataset.own_copy import looked_at
 from loaderdoctor.instrument.system.memory import available_bytes
 
 # Of the free memory; workers that touch what they inherit by fork copy the pages they touch.
@@ -37,7 +38,8 @@ class CachedDataset(Dataset[Any]):
     samples gains: those made within that time are given in the others' place, and a dataset whose
     samples vary is refused. `copies` gives a copy each time: for what may change its samples, as a
     collate function of the user's own. `batched`: torch asks `__getitems__` of the dataset where
-    it has one. Raises TrialRefused where samples don't fit, or making them takes too long.
+    it has one. `apart`: they are made by a copy, for a dataset that lives in workers. Raises
+    TrialRefused where samples don't fit, or making them takes too long.
     """
 
     def __init__(
@@ -48,22 +50,24 @@ class CachedDataset(Dataset[Any]):
         limit_s: float | None = None,
         copies: bool = False,
         batched: bool = False,
+        apart: bool = False,
     ) -> None:
         if isinstance(dataset, IterableDataset):
             raise TrialRefused(
                 "the dataset is an iterable one: its samples have no numbers to keep"
             )
         self._copies = copies
-        # As torch's fetcher asks: one that is None is none.
-        several = getattr(dataset, "__getitems__", None) if batched else None
         self.fill_s = 0.0
         self.n_bytes = 0
         self._n = len(dataset)
         self._samples: list[Any] = []
         n_wanted = self._n if n is None else min(n, self._n)
-        if limit_s is not None:
-            _refuse_random(dataset, n_wanted)
-        self._fill(lambda i: _sample(dataset, several, i), n_wanted, limit_s)
+        with looked_at(dataset, apart=apart) as made:
+            # As torch's fetcher asks: one that is None is none.
+            several = getattr(made, "__getitems__", None) if batched else None
+            if limit_s is not None:
+                _refuse_random(made, n_wanted)
+            self._fill(lambda i: _sample(made, several, i), n_wanted, limit_s)
 
     def __len__(self) -> int:
         return self._n

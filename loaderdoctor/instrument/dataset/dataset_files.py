@@ -26,6 +26,7 @@ import psutil
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.dataset.dataset_tree import replaced, some_samples
+from loaderdoctor.instrument.dataset.own_copy import looked_at
 from loaderdoctor.instrument.system import page_cache
 from loaderdoctor.instrument.system.memory import available_bytes
 
@@ -49,10 +50,13 @@ class DatasetFiles:
         return sum(path.stat().st_size for path in self.files if path.exists())
 
 
-def dataset_files(dataset: Any) -> DatasetFiles:
-    """Raises TrialRefused where no file can be found that samples are read from."""
+def dataset_files(dataset: Any, *, apart: bool) -> DatasetFiles:
+    """Raises TrialRefused where no file can be found that samples are read from.
+
+    Samples are made as `looked_at` says.
+    """
     files, folders = _named(dataset)
-    opened = opens_of(dataset)
+    opened = opens_of(dataset, apart=apart)
     if opened and opened <= files:
         return _below(files, folders)
     if opened:
@@ -63,16 +67,16 @@ def dataset_files(dataset: Any) -> DatasetFiles:
             f"samples are read from {min(opened)}, which no attribute of the dataset names"
         )
     for found in (files, *({*_walk(f)} for f in sorted(folders, key=lambda f: -len(f.parts)))):
-        if found and _read_by(dataset, found):
+        if found and _read_by(dataset, found, apart=apart):
             return _below(found, folders)
     raise TrialRefused("no file is read while samples are made: the dataset is in memory")
 
 
-def opens_of(dataset: Any) -> set[Path]:
+def opens_of(dataset: Any, *, apart: bool) -> set[Path]:
     """Files that Python opens while a few samples are made; empty where that fails."""
-    with watched_opens() as opened:
+    with looked_at(dataset, apart=apart) as made, watched_opens() as opened:
         try:
-            some_samples(dataset)
+            some_samples(made)
         except Exception:  # a dataset that isn't numbered, say
             return set()
     return {path for path in opened if _is_data(path)}
@@ -102,10 +106,11 @@ def watched_opens() -> Iterator[set[Path]]:
             place.open = original
 
 
-def redirected(dataset: Any, found: DatasetFiles, target: Path) -> Any:
+def redirected(dataset: Any, found: DatasetFiles, target: Path, *, apart: bool) -> Any:
     """The dataset with every path to these files, or to a folder of them, below `target` instead.
 
-    Raises TrialRefused where it still reads from the old place.
+    Samples to see that are made as `looked_at` says. Raises TrialRefused where it still reads from
+    the old place.
     """
     known = set(found.files)
     for path in found.files:
@@ -124,7 +129,7 @@ def redirected(dataset: Any, found: DatasetFiles, target: Path) -> Any:
         return str(new) if isinstance(value, str) else type(value)(new)
 
     changed = replaced(dataset, moved)
-    old = {path for path in opens_of(changed) if path in known}
+    old = {path for path in opens_of(changed, apart=apart) if path in known}
     if changed is dataset or old:
         what = min(old) if old else found.base
         raise TrialRefused(f"the dataset can't be sent elsewhere: it still reads {what}")
@@ -188,15 +193,16 @@ def _walk(folder: Path) -> tuple[Path, ...]:
     return tuple(sorted(found))
 
 
-def _read_by(dataset: Any, files: set[Path]) -> bool:
+def _read_by(dataset: Any, files: set[Path], *, apart: bool) -> bool:
     """Whether making samples brings pages of these files into memory."""
     if not page_cache.can_drop() or len(files) > MAX_LOOKED_AT:
         return True
-    before = page_cache.drop(files)
-    try:
-        some_samples(dataset)
-    except Exception:  # nothing can be said
-        return True
+    with looked_at(dataset, apart=apart) as made:
+        before = page_cache.drop(files)
+        try:
+            some_samples(made)
+        except Exception:  # nothing can be said
+            return True
     if before.n_pages and before.share == 1.0:
         return True  # they can't be dropped, so nothing shows
     return page_cache.in_memory(files).n_in_memory > before.n_in_memory

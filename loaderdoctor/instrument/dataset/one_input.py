@@ -16,6 +16,7 @@ from typing import Any
 from torch.utils.data import Subset, default_collate
 
 from loaderdoctor.instrument.dataset.dataset_tree import kind_of, replaced, some_samples
+from loaderdoctor.instrument.dataset.own_copy import looked_at
 
 _BLOCKS = (ast.With, ast.If, ast.For, ast.While, ast.Try)
 _EFFECTS = (
@@ -24,10 +25,11 @@ _EFFECTS = (
 )  # fmt: skip
 
 
-def making_only(dataset: Any, field: str, collate: Any) -> Any | None:
+def making_only(dataset: Any, field: str, collate: Any, *, apart: bool) -> Any | None:
     """The dataset whose samples hold None in place of other inputs; None where that can't be had.
 
-    Its class is made here, so it can be forked but not pickled.
+    Samples are looked at as `looked_at` says. Its class is made here, so it can be forked but not
+    pickled.
     """
     if collate is not default_collate:  # one of the user's own sees whole samples
         return None
@@ -42,11 +44,15 @@ def making_only(dataset: Any, field: str, collate: Any) -> Any | None:
         made: Any = object.__new__(type(kind.__name__, (kind,), {"__getitem__": function}))
         vars(made).update(vars(inner))
         changed = replaced(dataset, lambda value: made if value is inner else value)
-        whole, cut = some_samples(dataset), some_samples(changed)
-        same = [_kind(sample, field) for sample in whole] == [_kind(s, field) for s in cut]
+        whole, cut = _kinds(dataset, field, apart=apart), _kinds(changed, field, apart=apart)
     except Exception:  # the user's own code, cut down: whatever it raises, it can't be used
         return None
-    return changed if same and cut else None
+    return changed if cut and whole == cut else None
+
+
+def _kinds(dataset: Any, field: str, *, apart: bool) -> list[Any]:
+    with looked_at(dataset, apart=apart) as made:
+        return [_kind(sample, field) for sample in some_samples(made)]
 
 
 def _kind(sample: Any, field: str) -> Any:

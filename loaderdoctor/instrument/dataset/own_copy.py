@@ -2,14 +2,21 @@
 
 Many datasets open their file at the first sample. Opened in the training process, it would be
 shared by all workers that the loop forks later, and their reads would mix. What a copy opens or
-keeps is gone with the copy.
+keeps is gone with the copy. What code keeps outside of its dataset no copy holds: `left_open` says
+what that is, to be asked in a process that ends.
 """
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
+import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -18,11 +25,14 @@ import torch
 from torch.utils.data import Dataset
 
 from loaderdoctor.errors import TrialRefused
+from loaderdoctor.instrument.dataset.dataset_tree import some_samples
+from loaderdoctor.instrument.dataset.draws import put_back
 from loaderdoctor.instrument.dataset.safety import open_handles
 
 # Larger tensors, arrays and bytes are not copied: samples are looked up in them.
 MAX_COPIED_BYTES = 2**20
-# Nor are longer lists of plain values: names of files, labels. Of pairs, 100,000 take some 50 ms.
+# Nor are longer lists of plain values and of entries made of them: names of files, labels,
+# annotations. Of pairs, 100,000 take some 50 ms.
 MAX_COPIED_ITEMS = 100_000
 # Where the rest takes more, no copy is made.
 LIMIT_S = 5.0
@@ -30,7 +40,56 @@ LIMIT_BYTES = 256 * 2**20
 MAX_WRAPPED = 4  # datasets that wrap one another: Subset, ConcatDataset, …
 
 _CODE = (type, FunctionType, BuiltinFunctionType, ModuleType)
-_PLAIN = (str, bytes, int, float, bool, tuple)
+_PLAIN = (str, bytes, int, float, bool, tuple, list, dict)
+# Tables, which are large and looked up: by the library and the class.
+_TABLES = {
+    "pandas": ("DataFrame", "Series"),
+    "polars": ("DataFrame", "Series"),
+    "pyarrow": ("Table", "ChunkedArray", "RecordBatch"),
+}
+# A new one in place of each: none is held while the loop waits for us.
+_LOCKS = {type(make()): make for make in (threading.Lock, threading.RLock)}
+
+
+@contextmanager
+def looked_at(dataset: Any, *, apart: bool) -> Iterator[Any]:
+    """The dataset to make samples with here, or where it lives in workers (`apart`) a copy of it.
+
+    Nothing is drawn of the process's generators. Raises TrialRefused where it can't be copied.
+    """
+    made = own_copy(dataset, None)[0] if apart else dataset
+    with put_back():
+        yield made
+
+
+def left_open(dataset: Any) -> tuple[str, ...]:
+    """Files and sockets that stay open when samples were made and their dataset is gone.
+
+    To be asked in a process that ends. A GPU that was first used for it counts too. Empty where the
+    system does not show open files, or no sample can be made.
+    """
+    before, had_gpu = _open_files(), torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    try:
+        made, _ = own_copy(dataset, None)
+        some_samples(made)
+    except Exception:  # said where the trial itself makes them
+        return ()
+    del made
+    gc.collect()
+    found = list(_open_files() - before)
+    if torch.cuda.is_initialized() and not had_gpu:  # type: ignore[no-untyped-call]
+        found.append("the GPU")
+    return tuple(found)
+
+
+def _open_files() -> Counter[str]:
+    """What the process has open, but for pipes and the like, by name."""
+    found: Counter[str] = Counter()
+    with suppress(OSError):
+        for one in list(Path("/proc/self/fd").iterdir()):
+            with suppress(OSError):  # that of the folder itself
+                found[str(one.readlink())] += 1
+    return Counter({k: n for k, n in found.items() if k.startswith(("/", "socket:"))})
 
 
 def own_copy(dataset: Any, collate: Any) -> tuple[Any, Any]:
@@ -96,6 +155,10 @@ class _Pickler(pickle.Pickler):
         self._shared.append(obj)
         return len(self._shared) - 1
 
+    def reducer_override(self, obj: Any) -> Any:
+        make = _LOCKS.get(type(obj))
+        return (make, ()) if make is not None else NotImplemented
+
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, source: io.BytesIO, shared: _Shared) -> None:
@@ -113,6 +176,8 @@ def _is_shared(obj: Any) -> bool:
         return obj.device.type != "cpu" or obj.numel() * obj.element_size() > MAX_COPIED_BYTES
     if isinstance(obj, np.ndarray):
         return obj.nbytes > MAX_COPIED_BYTES
+    if type(obj).__name__ in _TABLES.get(type(obj).__module__.partition(".")[0], ()):
+        return True
     if isinstance(obj, (bytes, bytearray, str)):
         return len(obj) > MAX_COPIED_BYTES
     long = isinstance(obj, (list, tuple)) and len(obj) > MAX_COPIED_ITEMS

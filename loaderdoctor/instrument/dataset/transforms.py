@@ -17,6 +17,8 @@ from loaderdoctor.instrument.batches.batch_tree import rebuild, tensors
 from loaderdoctor.instrument.batches.h2d import ToDevice
 from loaderdoctor.instrument.batches.replay_buffer import Source
 from loaderdoctor.instrument.dataset.dataset_tree import kind_of, replaced, shapes_in, some_samples
+from loaderdoctor.instrument.dataset.draws import put_back
+from loaderdoctor.instrument.dataset.own_copy import looked_at, own_copy
 from loaderdoctor.instrument.workers.transform_probe import find_composes
 
 # Conversions: without them a sample is another thing. By class name, since torchvision's first
@@ -42,11 +44,11 @@ def transform_name(transform: Any) -> str:
     return own if isinstance(own, str) else type(transform).__name__
 
 
-def without_augmentation(dataset: Any, augment: str) -> Any:
+def without_augmentation(dataset: Any, augment: str, *, apart: bool) -> Any:
     """The dataset with `augment` = off or no-NAME; the user's own is unchanged.
 
-    Samples keep their kind. Raises TrialRefused where there is nothing to leave out, or where a
-    sample would change its shape.
+    Samples keep their kind; they are looked at as `looked_at` says. Raises TrialRefused where there
+    is nothing to leave out, or where a sample would change its shape.
     """
     composes = find_composes(dataset)
     if not composes:
@@ -56,7 +58,12 @@ def without_augmentation(dataset: Any, augment: str) -> Any:
     if not set(wanted) & known:
         there = ", ".join(sorted(known))
         raise TrialRefused(f"no {wanted[0] if wanted else 'augmentation'} among {there}")
-    kinds = [kind_of(sample) for sample in some_samples(dataset)]
+
+    def kinds_in(changed: Any) -> list[Any]:
+        with looked_at(changed, apart=apart) as made:
+            return [kind_of(sample) for sample in some_samples(made)]
+
+    kinds = kinds_in(dataset)
     left_out: dict[int, Any] = {}  # id of a transform -> None, or what stands in for it
     problem = ""
     for transform in (t for c in composes for t in vars(c)["transforms"]):
@@ -65,7 +72,7 @@ def without_augmentation(dataset: Any, augment: str) -> Any:
         for other in (*_counterparts(transform), None):
             trial = {**left_out, id(transform): other}
             try:
-                found = [kind_of(s) for s in some_samples(_changed(dataset, composes, trial))]
+                found = kinds_in(_changed(dataset, composes, trial))
             except Exception as error:  # transforms after this one may need what it makes
                 problem = problem or f"{type(error).__name__}: {error}"
                 continue
@@ -199,10 +206,11 @@ class NormalisedSource:
         self.inner.close()
 
 
-def as_bytes(dataset: Any, collate: Any) -> tuple[Any, Normaliser]:
+def as_bytes(dataset: Any, collate: Any, *, apart: bool) -> tuple[Any, Normaliser]:
     """The dataset that gives bytes, and what makes of its batches what they were.
 
-    Raises TrialRefused where the dataset isn't known to end in ToTensor (and Normalize).
+    `apart`: samples to compare are made by copies, for a dataset that lives in workers. Raises
+    TrialRefused where the dataset isn't known to end in ToTensor (and Normalize).
     """
     made: dict[int, Any] = {}
     norms: set[tuple[tuple[float, ...], tuple[float, ...]] | None] = set()
@@ -219,9 +227,16 @@ def as_bytes(dataset: Any, collate: Any) -> tuple[Any, Normaliser]:
     if len(norms) > 1:
         raise TrialRefused("the dataset normalises its inputs in different ways")
     changed = replaced(dataset, lambda value: made.get(id(value), value))
+
+    def batch_of(one: Any) -> dict[str, Tensor]:
+        made_by, made_with = own_copy(one, collate) if apart else (one, collate)
+        with put_back():
+            return dict(tensors(made_with(some_samples(made_by)[:1])))
+
     try:
-        before = dict(tensors(collate(some_samples(dataset)[:1])))
-        after = dict(tensors(collate(some_samples(changed)[:1])))
+        before, after = batch_of(dataset), batch_of(changed)
+    except TrialRefused:
+        raise
     except Exception as error:  # the dataset's own code, on what it was not written for
         raise TrialRefused(
             f"its samples can't be bytes: {type(error).__name__}: {error}"

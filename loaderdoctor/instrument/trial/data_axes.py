@@ -92,12 +92,12 @@ def trial_data(
 ) -> TrialData:
     """The data of a trial with these settings. Raises TrialRefused with the reason.
 
-    `first_made` makes a first batch of map-style data, where the loop makes its own.
-    `forks`: its workers are forked, or there are none, so that data need not pickle.
-    `cache_limit_s`: as the limit of `CachedDataset`.
+    `first_made` makes a first batch of map-style data, where the loop makes its own. `forks`: its
+    workers are forked, or there are none. `cache_limit_s`: as the limit of `CachedDataset`.
     """
     owner = _owner(loader)
     made = _made_of(owner)
+    apart = loader.num_workers > 0
     data = TrialData(
         dataset=loader.dataset,
         sampler=None if _own_batches(loader) else loader.sampler,
@@ -105,19 +105,19 @@ def trial_data(
         collate=loader.collate_fn,
     )
     if settings.storage not in (None, "original"):
-        data = _stored(data, owner, settings.storage or "", made, note)
+        data = _stored(data, owner, settings.storage or "", made, note, apart=apart)
     if settings.augment not in (None, "on"):
         dataset = _once(
             made,
             (settings.storage, settings.augment),
-            lambda: without_augmentation(data.dataset, settings.augment or ""),
+            lambda: without_augmentation(data.dataset, settings.augment or "", apart=apart),
         )
         data = replace(data, dataset=dataset)
     if settings.uint8:
         dataset, normalise = _once(
             made,
             (settings.storage, settings.augment, loader.collate_fn, "uint8"),
-            lambda: as_bytes(data.dataset, _collate_of(loader)),
+            lambda: as_bytes(data.dataset, _collate_of(loader), apart=apart),
         )
         data = replace(data, dataset=dataset, normalise=normalise)
     if settings.batched:
@@ -130,7 +130,7 @@ def trial_data(
     if settings.batch_size is not None and settings.batch_size != loader.batch_size:
         data = replace(data, batch_size=_batch_size(loader, settings.batch_size))
     if settings.fields not in (None, "all"):
-        data = _one_input(data, settings, made, note, forks=forks)
+        data = _one_input(data, settings, made, note, forks=forks, apart=apart)
     if settings.threads:
         _borne_by_threads(loader, data, settings.threads, made, note)
     if settings.packed:
@@ -210,8 +210,9 @@ def _cached(
     if key in made.datasets:
         return made.datasets[key]
     if settings.portion is not None and hasattr(dataset, "__len__"):
-        n = _n_first(len(dataset), settings.portion)
-    cached = CachedDataset(dataset, n, limit_s=limit_s, copies=copies, batched=batched)
+        n = n_first(len(dataset), settings.portion)
+    apart = loader.num_workers > 0
+    cached = CachedDataset(dataset, n, limit_s=limit_s, copies=copies, batched=batched, apart=apart)
     if limit_s is not None and cached.n_kept < (n or len(cached)):
         whole_s = cached.fill_s * (n or len(cached)) / cached.n_kept
         note(
@@ -299,12 +300,14 @@ def _in_ring(
 
 
 def _one_input(
-    data: TrialData, settings: Settings, made: _Made, note: Note, *, forks: bool
+    data: TrialData, settings: Settings, made: _Made, note: Note, *, forks: bool, apart: bool
 ) -> TrialData:
     field, key = settings.fields or "", (id(data.dataset), settings.fields, "fields")
     alone = None
     if forks:
-        alone = _once(made, key, lambda: making_only(data.dataset, field, data.collate))
+        alone = _once(
+            made, key, lambda: making_only(data.dataset, field, data.collate, apart=apart)
+        )
     if alone is None:
         note(
             "other-inputs-made",
@@ -315,9 +318,11 @@ def _one_input(
     return replace(data, dataset=dataset, collate=OneField(data.collate, field))
 
 
-def _stored(data: TrialData, owner: Any, storage: str, made: _Made, note: Note) -> TrialData:
+def _stored(
+    data: TrialData, owner: Any, storage: str, made: _Made, note: Note, *, apart: bool
+) -> TrialData:
     original = data.dataset
-    found = _once(made, ("files",), lambda: dataset_files(original))
+    found = _once(made, ("files",), lambda: dataset_files(original, apart=apart))
     if storage == "cold":
         files = found.files
     else:
@@ -327,7 +332,9 @@ def _stored(data: TrialData, owner: Any, storage: str, made: _Made, note: Note) 
             weakref.finalize(owner, made.copies[storage].remove)
         copy = made.copies[storage]
         files = copy.files
-        dataset = _once(made, (storage, None), lambda: redirected(original, found, copy.path))
+        dataset = _once(
+            made, (storage, None), lambda: redirected(original, found, copy.path, apart=apart)
+        )
         data = replace(data, dataset=dataset)
         if storage == "tmpfs":
             return data
@@ -376,7 +383,7 @@ def _first_part(loader: DataLoader[Any], portion: float) -> Sampler[int] | Any:
         raise TrialRefused("the dataset is an iterable one: its first part can't be told")
     if loader.batch_sampler is not None and loader.batch_size is None:
         raise TrialRefused("its own batch_sampler decides which samples make a batch")
-    n = _n_first(len(dataset), portion)
+    n = n_first(len(dataset), portion)
     sampler: Any = loader.sampler
     if type(sampler) is SequentialSampler:
         return SequentialSampler(range(n))
@@ -385,6 +392,6 @@ def _first_part(loader: DataLoader[Any], portion: float) -> Sampler[int] | Any:
     return FirstSamples(sampler, n)
 
 
-def _n_first(n: int, portion: float) -> int:
+def n_first(n: int, portion: float) -> int:
     """How many of `n` samples the portion is, at least one."""
     return max(1, math.ceil(portion * n - 1e-9))

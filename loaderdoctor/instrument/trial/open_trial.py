@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from loaderdoctor.errors import TrialRefused
 from loaderdoctor.instrument.batches.h2d import ToDevice
@@ -24,7 +24,7 @@ from loaderdoctor.instrument.dataset.transforms import (
     Normaliser,
     NormalisingToDevice,
 )
-from loaderdoctor.instrument.trial.data_axes import Note, TrialData, trial_data
+from loaderdoctor.instrument.trial.data_axes import Note, TrialData, n_first, trial_data
 from loaderdoctor.instrument.trial.epoch_feeds import (
     BackgroundFeed,
     EpochFeed,
@@ -33,8 +33,10 @@ from loaderdoctor.instrument.trial.epoch_feeds import (
 )
 from loaderdoctor.instrument.trial.epochs import EpochSource
 from loaderdoctor.instrument.trial.first_made import first_made
+from loaderdoctor.instrument.trial.made_here import on_own_copy, refuse_what_stays_open
 from loaderdoctor.instrument.trial.main_guard import AsIfGuarded
-from loaderdoctor.instrument.trial.on_device import ResidentSource, SideStreamSource
+from loaderdoctor.instrument.trial.resident import ResidentSource, resident
+from loaderdoctor.instrument.trial.side_stream import SideStreamSource
 from loaderdoctor.instrument.trial.synthetic import (
     FieldSource,
     SyntheticSource,
@@ -97,6 +99,7 @@ def open_trial(
     to_device = _to_device(settings, device, transfers)
 
     def epochs(data: TrialData, to_device: ToDevice | None = None) -> EpochSource:
+        data = on_own_copy(loader, effective, data)
         made = _new_loader(loader, data, effective, fetch_limit_s)
         return opened_epochs(made, data, effective, to_device)
 
@@ -111,6 +114,7 @@ def open_trial(
     def first(data: TrialData) -> Any:
         return first_made(loader, data, effective, opened_epochs, fetch_limit_s)
 
+    refuse_what_stays_open(loader, settings, effective, opened_epochs, fetch_limit_s)
     whole: Any = None
     if settings.fields not in (None, "all"):
         own = trial_data(loader, Settings(), note, first_made=first)
@@ -119,8 +123,16 @@ def open_trial(
         loader, settings, note, first_made=first, forks=forks, cache_limit_s=cache_limit_s
     )
     if settings.resident and to_device is not None:
-        n = _length(_new_loader(loader, data, effective, fetch_limit_s))
-        return ResidentSource(epochs(data), to_device, n, shuffle=_shuffles(loader))
+        return resident(
+            loader,
+            data,
+            _new_loader(loader, on_own_copy(loader, effective, data), effective, fetch_limit_s),
+            to_device,
+            opened_epochs,
+            fetch_limit_s,
+            note,
+            n=_n_resident(loader, settings),
+        )
     if data.normalise is not None and to_device is not None:
         to_device = NormalisingToDevice(to_device, data.normalise)
     source: Source = epochs(data, to_device)
@@ -356,17 +368,22 @@ def _non_blocking(settings: Settings, transfers: tuple[TransferRecord, ...]) -> 
     return bool(settings.side_stream) or any(transfer.non_blocking for transfer in transfers)
 
 
-def _shuffles(loader: DataLoader[Any]) -> bool:
-    """Whether the order changes from epoch to epoch: any sampler but torch's sequential one."""
-    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
-    if any(isinstance(sampler, RandomSampler) for sampler in samplers):
-        return True
-    kind = type(loader.sampler).__name__
-    return kind not in ("SequentialSampler", "_InfiniteConstantSampler")
+def _n_resident(loader: DataLoader[Any], settings: Settings) -> int:
+    """How many samples are to be on the device; of an iterable dataset batches."""
+    if isinstance(loader.dataset, IterableDataset):
+        return _length(loader)
+    try:
+        n = len(loader.dataset)  # type: ignore[arg-type]
+    except TypeError:
+        raise TrialRefused(_NO_LENGTH) from None
+    return n_first(n, settings.portion) if settings.portion is not None else n
+
+
+_NO_LENGTH = "the dataset has no length, so whether it fits can't be told"
 
 
 def _length(loader: DataLoader[Any]) -> int:
     try:
         return max(1, len(loader))
     except TypeError:
-        raise TrialRefused("the dataset has no length, so whether it fits can't be told") from None
+        raise TrialRefused(_NO_LENGTH) from None

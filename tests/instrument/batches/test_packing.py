@@ -70,6 +70,39 @@ def test_what_is_packed_is_the_batch_again() -> None:
     assert type(out["nested"][0]) is Pair and type(out["ordered"]) is OrderedDict
 
 
+def test_slices_of_larger_tensors_are_packed_as_a_copy_of_each_would_be() -> None:
+    whole = torch.randn(6, 4, 5)
+    batch = {"a": whole[:, 1], "b": whole[:, 2, ::2], "c": whole[:1].expand(3, 4, 5)}
+    batch |= {"turned": whole[0].T, "part": whole[:, :, 0].T}
+    assert not any(tensor.is_contiguous() for tensor in batch.values())
+    out = pack(batch).host()
+    assert digest(out) == digest(batch) and out["turned"] is batch["turned"]
+    for name in "abc":
+        assert out[name].stride() == torch.empty_like(batch[name]).stride(), name
+        assert out[name].is_contiguous()
+
+
+class Slices(Dataset[Any]):
+    """Whole batches, whose tensors are slices of one: nothing is collated."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        values = torch.full((8, 3, 2), float(i))
+        return {f"x{k}": values[:, k] for k in range(3)}
+
+
+def test_batches_that_the_dataset_makes_are_packed() -> None:
+    loader = DataLoader(Slices(), batch_size=None, num_workers=1)
+    moved = tuple(cases.moved(f"['x{k}']", (8, 2), "float32") for k in range(3))
+    source = opened(loader, Settings(packed=True), device=META, transfers=moved)
+    batch = source.next_batch()
+    source.close()
+    assert len({tensor.untyped_storage()._cdata for tensor in batch.values()}) == 1
+    assert [tensor.shape for tensor in batch.values()] == [(8, 2)] * 3
+
+
 def test_a_change_of_one_tensor_is_none_of_its_neighbours() -> None:
     out = pack(assorted()).host()
     weight = torch.ones(3, requires_grad=True)

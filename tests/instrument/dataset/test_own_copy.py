@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
@@ -52,11 +54,23 @@ def test_large_data_is_shared_and_small_is_not() -> None:
 
 
 def test_what_cannot_be_copied_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TrialRefused, match=r"Held can't be copied \(TypeError: .*lock"):
-        own_copy(Held(lock=threading.Lock()), None)
+    with pytest.raises(TrialRefused, match=r"Held can't be copied \(TypeError: .*generator"):
+        own_copy(Held(stream=iter_of([1])), None)
     monkeypatch.setattr(copying, "LIMIT_BYTES", 1000)
     with pytest.raises(TrialRefused, match=r"can't be copied .* of objects"):
         own_copy(Held(pairs=[[str(i)] for i in range(100_000)]), None)
+
+
+def iter_of(values: list[int]) -> Iterator[int]:
+    yield from values
+
+
+def test_a_lock_is_another_and_a_table_is_the_same() -> None:
+    lock = threading.Lock()
+    frame = pandas.DataFrame({"label": [1, 2]})
+    with lock:
+        copy: Any = own_copy(Held(lock=lock, frame=frame, notes=[{}] * 100_001), None)[0]
+        assert not copy.lock.locked() and copy.frame is frame and len(copy.notes) == 100_001
 
 
 def test_open_files_of_wrapped_datasets_are_seen(tmp_path: Path) -> None:

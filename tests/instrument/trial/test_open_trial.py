@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    RandomSampler,
     SequentialSampler,
 )
 
@@ -165,16 +164,6 @@ def test_the_background_thread_is_a_prefetch_generator() -> None:
     assert type(thread).__module__.startswith("prefetch_generator")
     source.close()
     assert not thread.is_alive()
-
-
-def test_shuffling_loaders_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    from loaderdoctor.instrument.trial.open_trial import _shuffles
-
-    assert _shuffles(DataLoader(Squares(), shuffle=True))
-    assert not _shuffles(DataLoader(Squares()))
-    assert _shuffles(
-        DataLoader(Squares(), batch_sampler=BatchSampler(RandomSampler(Squares()), 4, False))
-    )
 
 
 def test_opening_warns_of_nothing(recwarn: pytest.WarningsRecorder) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.trial import on_device
+from loaderdoctor.instrument.trial import resident
 from loaderdoctor.instrument.trial.open_trial import measure_boundary, open_trial
 from loaderdoctor.settings import Settings
 from tests.instrument import trial_cases as cases
@@ -152,7 +152,7 @@ def test_resident_batches_are_reshuffled_and_survive_changes(device: torch.devic
 def test_what_does_not_fit_is_withheld_and_freed(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_device, "gpu_free_bytes", lambda _: 3 * 10**6)
+    monkeypatch.setattr(resident, "gpu_free_bytes", lambda _: 3 * 10**6)
     with pytest.raises(TrialRefused, match="on the device"):
         opened(Settings(resident=True), device)
 

@@ -26,6 +26,8 @@ from loaderdoctor.tryout.recommending import advice_row, recommendations, trial_
 # A change of code is more to write and to keep than an argument of the loader: it is advised first
 # where it was measured to take so much of what the best settings take, or less.
 MUCH_FASTER = 2 / 3
+# Tried with code of ours that is not written for the script: the idea keeps its bound, no figure.
+_IDEAS = frozenset({"reuse_buffers"})
 
 
 def prescribed_rows(
@@ -99,7 +101,8 @@ def _in_code(verification: Verification | None) -> list[Compared]:
     better = [
         (t.part, i)
         for i, t in enumerate(verification.tried)
-        if t.in_code and t.helps and (best is None or t.part < (1.0 - MODERATE_SHARE) * best)
+        if t.in_code and t.helps and not _IDEAS & set(t.settings.changed())
+        if best is None or t.part < (1.0 - MODERATE_SHARE) * best
     ]
     return [verification.tried[i] for _, i in sorted(better)]
 
@@ -161,7 +164,13 @@ def _unanswered(
     Of what was refused the idea stays: the code would not have done what was meant.
     """
     said = {row.setting for row in rows}
-    said |= {n for t in tried if t.decided and not t.refused for n in t.settings.changed()}
+    said |= {
+        n
+        for t in tried
+        if t.decided and not t.refused
+        for n in t.settings.changed()
+        if not (t.helps and n in _IDEAS)
+    }
     refused = {n for t in tried if t.refused and not t.in_code for n in t.settings.changed()}
     return [
         replace(a, code=None) if a.axis in refused else a

@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from loaderdoctor.advice.candidates import Candidate, Prescription
+from loaderdoctor.advice.candidates import Candidate, CodeAdvice, Prescription
+from loaderdoctor.advice.ideas import CHANGES
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
 from loaderdoctor.diagnosis.verify import Verification
 from loaderdoctor.findings.find import find
+from loaderdoctor.findings.model import Kind
 from loaderdoctor.noise import Noise, Sample
 from loaderdoctor.report.model import Recommendation
 from loaderdoctor.report.words.changes import changes_of
@@ -250,6 +252,28 @@ def test_a_cache_that_noise_hid_is_advised_with_its_bound() -> None:
     assert kept.measured_step_ms is None and kept.predicted_step_ms is not None
     same = compared_(settings=CACHE, in_code=True, plain_ms=PLAIN, step_ms=PLAIN)
     assert not any("in memory as they" in r.setting for r in rows_of(same))
+
+
+@pytest.mark.parametrize("helps", [True, False])
+def test_what_is_tried_with_code_of_ours_gives_the_idea_no_figure(helps: bool) -> None:
+    change = CHANGES[Kind.BATCH_PAGE_FAULTS]
+    idea = CodeAdvice(
+        kind=Kind.BATCH_PAGE_FAULTS,
+        title=change.title,
+        idea=change.idea,
+        code=None,
+        axis="reuse_buffers",
+        bound_ms=3.0,
+        predicted_from="ablation",
+    )
+    times = [5.0, 5.05, 4.95] if helps else PLAIN
+    reused = Settings(reuse_buffers=True)
+    tried = compared_(settings=reused, in_code=True, plain_ms=PLAIN, step_ms=times)
+    prescription = Prescription(candidates=(), not_advised=(), advice=(idea,))
+    found = Verification(tried=(tried,), best=None, complete=True)
+    rows = prescribed_rows(healthy(), prescription, found)
+    assert [row.setting for row in rows] == [change.title] * helps
+    assert all(row.measured_step_ms is None and row.predicted_step_ms for row in rows)
 
 
 def test_a_gain_is_against_the_loop_in_the_same_rounds_whatever_pace_it_had_before() -> None:

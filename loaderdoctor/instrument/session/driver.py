@@ -10,7 +10,6 @@ import platform
 import socket
 from collections import Counter
 from collections.abc import Generator
-from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -100,11 +99,8 @@ def drive(session: Session, now: int) -> Driver:
         yield from session.recording(session).course(windows)
         return
     while True:
-        began = perf_counter_ns()
         session.workers.flush()  # the command reads the records while the loop is paused
         message = yield from messages.next()
-        if not session.group:  # which steps on meanwhile
-            windows.paused_ns += perf_counter_ns() - began
         if message is None or isinstance(message, (Begin, Reported, Told)):
             return
         if isinstance(message, Stop):

@@ -249,6 +249,7 @@ class Loop:
         if count is not None and count(now):
             return
         driver = session.driver
+        session.stopped_ns = now
         try:
             if driver is None:
                 # Imports torch, which is the script's to import first.

@@ -100,6 +100,7 @@ class Session:
         self.device: torch.device | None = None
         self.boundaries: list[BoundaryRecord] = []
         self.n_steps = 0
+        self.stopped_ns = 0  # the last boundary at which the driver was woken: the loop stands
         self.at_fresh_feed = False  # the boundary now handled begins an epoch
         self.at_edge = True  # it may also end one
         # (optimizer id, batches of the clock fetched so far), while the loop settles

@@ -28,7 +28,7 @@ MAX_RECORD_STEPS = 24  # a buffer that isn't full by then won't be
 MIN_AHEAD_STEPS = 3
 NEW_SHAPES = (
     "each batch has a shape of its own, and copies can only be answered for batches that the loop "
-    "gets again"
+    "gets again; the copy's share is what the trace shows of it"
 )
 
 
@@ -293,7 +293,8 @@ class Sources:
         """
         substituted = [x for x in states if x.substitute.source is not None or x.substitute.failure]
         drops = {x.index: drop_count(x.record.settings) for x in states}
-        if substituted and self._epoch_is_short(max(drops.values())):
+        disturbed = substituted or paused
+        if disturbed and self._epoch_is_short(max(drops.values())):
             yield from self._finish_epoch(states)
         if self.at_epoch_start:
             return True

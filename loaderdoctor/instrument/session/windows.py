@@ -43,8 +43,11 @@ from loaderdoctor.units import NS_PER_S
 Steps = Generator[None, int, None]
 MIN_WARMUP = 3  # steps after a switch before the loop's own state is steady
 BACKGROUND_WARMUP = 4  # more where a background thread holds batches of the window before
-# A pause shorter than this many steps leaves the queues as they were.
+# After a pause shorter than this many steps the loop itself uses up what was made in it; after a
+# longer one workers' queues may be full.
 PAUSE_STEPS = 2.0
+SHORT_PAUSE = 0.01  # of the window: what was made in it changes the window's mean by no more
+MOST_TOGETHER = 4
 # How long workers may take to fill their queues before a window with ready batches; what they then
 # still make is the window's to bear.
 MAX_FILL_NS = int(3 * NS_PER_S)
@@ -67,7 +70,6 @@ class Windows:
         accumulation: int,
         step_ns: int,
     ) -> None:
-        self.paused_ns = 0
         self._session = session
         self._messages = messages
         self._definition = definition
@@ -122,14 +124,21 @@ class Windows:
         session.progress(f"window {request.id}: {request.mode.replace('_', '-')}")
         session.window.mode = request.mode
         deadline = _deadline(request)
-        paused_ns, self.paused_ns = self.paused_ns, 0
+        # Whatever the loop waited for since its last step, the end of the window before included: a
+        # trace takes seconds to write. Workers made batches meanwhile.
+        paused_ns = perf_counter_ns() - session.stopped_ns
         paused = paused_ns > PAUSE_STEPS * self._step_ns
         startup_ns, n_queued = yield from self._switch_batches(request, paused=paused)
+        if not paused and paused_ns > SHORT_PAUSE * request.n_steps * self._step_ns:
+            n_queued = self._n_late(paused_ns)
         if request.drain and not request.own_batches:
             return self._drained(request, deadline)
         yield from self._switch_compute(request, deadline)
         self._switches.enter_copies(request)
         yield from self._warm_up(self._n_warmup(request, n_queued, paused=paused), deadline)
+        if session.at_fresh_feed and not session.group:
+            # Workers of this epoch have been started already, and stood ready while the loop did.
+            yield from self._warm_up(1, deadline)
         if session.group:
             finish = self._marks.finish_device if self._marks is not None else None
             yield from self._messages.hold(request.id, self._between_steps, finish)
@@ -179,6 +188,15 @@ class Windows:
             return sources.open_trial(request, targets), 0
         steady = yield from sources.to_real(sources.train, paused=paused)
         return None, 0 if steady else max(2 * x.queue_length for x in sources.train)
+
+    def _n_late(self, paused_ns: int) -> int:
+        """Steps in which the loop uses up what workers made in a pause that is no long one.
+
+        Batches of several workers come together, so a starved loop has some of them left besides.
+        """
+        n_workers = max(x.workers for x in self._sources.train)
+        made = -(-paused_ns // max(1, self._step_ns))
+        return made + min(n_workers, MOST_TOGETHER) if n_workers else 0
 
     def _let_queues_fill(self, targets: list[LoaderState]) -> Steps:
         """Wait while the workers fill their queues: of the CPUs they need the window has less.

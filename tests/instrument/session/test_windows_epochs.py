@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
+from loaderdoctor.instrument.session.profiling import WindowProfiler
 from tests.instrument.watched import (
     Numbers,
     Slow,
@@ -39,7 +41,8 @@ def test_dropped_batches_never_shorten_an_epoch(n_workers: int) -> None:
     assert lengths == [40] * 4
 
 
-def test_short_epochs_are_measured_from_their_start() -> None:
+def test_windows_of_short_epochs_hold_whole_boundaries() -> None:
+    """The boundary before the first step is not measured: what it cost was before the window."""
     loader = loader_of(6, num_workers=2)
     lengths: list[int] = []
     run = watch(
@@ -47,7 +50,7 @@ def test_short_epochs_are_measured_from_their_start() -> None:
     )
     plain = run.windows[1]
     assert plain.status == "ok", plain.reason
-    assert plain.boundary_steps == (0, 6)
+    assert plain.boundary_steps == (5, 11)
     assert set(lengths) == {6}
 
 
@@ -208,3 +211,28 @@ def test_a_one_pass_stream_is_never_opened_twice() -> None:
     run = watch(loop, request(1, "no_input"), request(2, "plain"))
     assert [w.status for w in run.windows] == ["ok", "ok"]
     assert len(opened) == 1
+
+
+def test_a_window_after_a_pause_in_a_short_epoch_holds_whole_boundaries(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    finish = WindowProfiler.finish
+
+    def slowly(self: WindowProfiler) -> None:
+        finish(self)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(WindowProfiler, "finish", slowly)
+    lengths: list[int] = []
+    run = watch(
+        counting_loop(loader_of(6, num_workers=2), 24, lengths),
+        request(1, "profiled", 12, trace_path=str(tmp_path / "trace.json")),
+        request(2, "plain", 12),
+    )
+    traced, plain = run.windows
+    assert traced.status == plain.status == "ok"
+    assert plain.boundary_steps == (5, 11)
+    # Each new epoch starts two processes; the time of the first one's start is not left out.
+    first, second = (plain.host_step_ns[i] for i in plain.boundary_steps)
+    assert first > second / 3
+    assert set(lengths) == {6}

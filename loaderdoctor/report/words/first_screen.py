@@ -207,6 +207,9 @@ def what_if_notes(report: Report, *, brief: bool = False) -> tuple[str, ...]:
             f"“now” is of the {rounds} of this comparison alone; {fmt.ms(wall_ms)} above is of "
             f"all windows of the loop as it is{which}."
         )
+    unmeasured = any(row.value_ms is None for row in what_if(report))
+    if unmeasured and ablation.reason:
+        notes.append(f"Free copies were not measured: {ablation.reason}.")
     if brief:
         return tuple(notes)
     if differs and _is_the_step(report, ablation):
@@ -218,7 +221,7 @@ def what_if_notes(report: Report, *, brief: bool = False) -> tuple[str, ...]:
     shown_rows = [row for row in what_if(report) if row.differs]
     if of_step and any(not fmt.is_measured_well(r.value_ms, r.ci_ms) for r in shown_rows):
         notes.append(fmt.ROUGHLY)
-    if ablation.reason:
+    if ablation.reason and not unmeasured:
         notes.append(ablation.reason)
     for loader, cost_ms in ablation.by_loader_ms.items():
         notes.append(f"{loader} alone costs {fmt.ms(cost_ms)} a step.")

@@ -134,6 +134,18 @@ def test_two_figures_for_now_are_told_apart_in_a_clause() -> None:
     assert "6 rounds of this comparison" in html(other)
 
 
+def test_free_copies_that_were_not_measured_have_a_reason() -> None:
+    report = samples.input_bound()
+    assert report.ablation is not None
+    without = msgspec.structs.replace(
+        report.ablation, no_copy_ms=None, copy_ms=None, reason="each batch has a shape of its own"
+    )
+    told = msgspec.structs.replace(report, ablation=without)
+    note = "Free copies were not measured: each batch has a shape of its own."
+    assert what_if_notes(told, brief=True) == what_if_notes(told) == (note,)
+    assert note in " ".join(console_text(told, brief=True).split())
+
+
 def test_one_loop_within_noise_has_one_figure_for_now() -> None:
     report = samples.input_bound()
     assert report.ablation is not None

@@ -145,3 +145,27 @@ _CONTRAST = """
   }));
 })()
 """
+
+
+# Names that the bar shows, and those that are cut: partly in sight within their own part of it.
+_NAMES = """[...document.querySelectorAll('.bar i')].map(part => {
+    const box = part.getBoundingClientRect(), name = part.firstElementChild.getBoundingClientRect();
+    const hidden = name.top >= box.bottom;
+    return [part.innerText, hidden ? 'hidden' : name.right <= box.right ? 'shown' : 'cut'];
+})"""
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+@pytest.mark.parametrize("share", [0.1, 0.15, 0.18, 0.25])
+def test_a_name_in_the_bar_is_whole_or_not_there(
+    share: float, width: int, page: Page, tmp_path: Path
+) -> None:
+    (tmp_path / "page.html").write_text(html(samples.uncertain(input_share=1 - share)))
+    page.open(tmp_path / "page.html", width=width)
+    names = dict(page.evaluate(_NAMES))
+    assert names["input"] == "shown"
+    assert "cut" not in names.values()
+    if (share, width) == (0.25, 1280):
+        assert names["compute"] == "shown"
+    if (share, width) == (0.1, 320):
+        assert names["compute"] == "hidden"

@@ -124,6 +124,7 @@ def _sections(
         yield section("Ranks", RanksTable(report.ranks))
     if not published:
         yield _findings(report, detail)
+    if not published or report.recommendations:  # of which the first lines speak
         yield from _what_to_change(report, detail)
     yield _end(report, folder)
 

@@ -115,7 +115,7 @@ def _gain(change: Change, step: Step) -> Text:
     first = change.first
     text = Text("together " if len(change.rows) > 1 else "")
     text.append(fmt.step_ms(measured_ms, first.measured_ci_ms), style="bold green")
-    text.append(f" a step, {MEASURED}")
+    text.append(f" {change.per}, {MEASURED}")
     more = []
     if (ratio := change.times_as_fast(step.wall_ms)) is not None:
         more.append(f"{fmt.ratio(ratio)} as fast{change.compared(step.wall_ms)}")

@@ -24,7 +24,7 @@ from loaderdoctor.report.words.changes import (
     changes_of,
     leader_not_advised,
     meaning,
-    nothing_helps,
+    nothing_is_advised,
     vocabulary,
 )
 from loaderdoctor.report.words.first_screen import (
@@ -87,7 +87,7 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
             what_if_notes=what_if_notes(report),
             changes=tuple(_change(change, report.step.wall_ms) for change in changes),
             vocabulary=vocabulary(changes),
-            nothing_helps=nothing_helps(report),
+            nothing_is_advised=nothing_is_advised(report),
             leader=leader_not_advised(report),
             meaning=meaning(report),
             trials=_trials(report),
@@ -179,6 +179,7 @@ class ShownChange:
     title: str
     diffs: tuple[tuple[tuple[str, str], ...], ...]  # lines as (add | del | "", text)
     gain: str | None  # measured
+    per: str  # what `gain` is of: a step, or as many samples
     notes: tuple[str, ...]  # on what was measured: how much faster, and what was predicted
     predicted: str | None  # where it was not measured
     ideas: tuple[str, ...]  # in words, where no line is known to fit the script
@@ -201,6 +202,7 @@ def _change(change: Change, now_ms: float | None) -> ShownChange:
             for code in dict.fromkeys(x for c in group for x in (c.command, c.code) if x)
         ),
         gain=fmt.step_ms(measured, first.measured_ci_ms) if measured is not None else None,
+        per=change.per,
         notes=tuple(notes),
         predicted=change.prediction() if measured is None else None,
         ideas=tuple(dict.fromkeys(c.idea for c in group if c.idea)),

@@ -56,6 +56,12 @@ class Change:
         return self.is_code and not (self.first.code or self.first.command)
 
     @property
+    def per(self) -> str:
+        """What its milliseconds are of: a batch of another size takes another time."""
+        resized = any(row.setting == "batch_size" for row in self.rows)
+        return "for as many samples" if resized else "a step"
+
+    @property
     def measured_ms(self) -> float | None:
         """The step with it, where it was tried."""
         return self.first.measured_step_ms
@@ -232,9 +238,10 @@ def meaning(report: Report) -> str | None:
     what = "training" if report.trains else "inference"
     text = f"Every hour of this {what} becomes {hour}"
     steps = report.step.steps_per_epoch
-    if steps is not None:
+    if steps is not None and first is not None:
+        of_steps = f" of {fmt.count(steps, 'step')}" if first.per == "a step" else ""
         text += (
-            f"; an epoch of {fmt.count(steps, 'step')} takes {fmt.seconds(steps * best_ms / 1e3)} "
+            f"; an epoch{of_steps} takes {fmt.seconds(steps * best_ms / 1e3)} "
             f"instead of {fmt.seconds(steps * now_ms / 1e3)}"
         )
     return text + "."

@@ -122,7 +122,7 @@ def _as_advised(report: Report) -> WhatIf | None:
     if change is None or gain is None or gain <= 1.0 or is_outside(report):
         return None
     return WhatIf(
-        words=AS_ADVISED,
+        words=AS_ADVISED if change.per == "a step" else f"{AS_ADVISED}, {change.per}",
         value_ms=change.measured_ms,
         ci_ms=change.first.measured_ci_ms,
         is_now=False,
@@ -137,6 +137,7 @@ def _rows(report: Report, ablation: Ablation) -> Iterator[WhatIf]:
     now, step = ablation.plain_ms, report.step
     is_step = _is_the_step(report, ablation)
     scale = step.wall_ms / now if is_step and step.wall_ms is not None else 1.0
+    saves = False
     for words, value, name, part in (
         ("now", now, "plain_ms", ""),
         ("with an instant loader", ablation.no_input_ms, "no_input_ms", "input_ms"),
@@ -146,9 +147,12 @@ def _rows(report: Report, ablation: Ablation) -> Iterator[WhatIf]:
         value, ci = ablation.claims.get(name, (value, ci))
         _, cost_ci = ablation.claims.get(part, (0.0, None))
         is_now = name == "plain_ms"
+        of_part = cost_ci or ablation.ci_ms.get(part)
+        saves = not is_now and (saves or of_part is None or of_part[0] > 0.0)
         differs = cost_ci is None or cost_ci[0] > 0.0
         clear = value is not None and value > 0 and fmt.is_measured_well(value, ci)
-        gain = now / value if clear and differs and value and not is_now else None
+        # What may cost nothing makes nothing faster: its figure stands there alone.
+        gain = now / value if clear and differs and saves and value else None
         if is_now and is_step:
             value, ci = step.wall_ms, step.wall_ms_ci
         elif value is not None:

@@ -34,9 +34,9 @@ def outside_cost(wall: WallFacts) -> str:
     if len(known) == 1:  # then its milliseconds are those of all
         listed = f"{named(known[0])}, {outside_words(known[0])}"
     return (
-        f"A training step takes {fmt.number(wall.total_ms)} ms, {fmt.number(wall.outside_ms)} of "
-        f"them outside the step itself ({fmt.share(wall.outside_share)}): {listed}. The step "
-        f"itself takes {fmt.number(wall.own_ms)} ms."
+        f"Of {fmt.number(wall.total_ms)} ms for each training step {fmt.number(wall.outside_ms)} "
+        f"pass outside the steps ({fmt.share(wall.outside_share)}): {listed}. The step itself "
+        f"takes {fmt.number(wall.own_ms)} ms."
     )
 
 

@@ -275,13 +275,14 @@ def _first_change(step_ms: float, change: Change, *, inconclusive: bool = False)
     if measured_ms is not None:
         ratio = change.times_as_fast(step_ms)
         if measured_ms < step_ms and ratio is not None and ratio > 1.0:
+            of = "" if change.per == "a step" else f" {change.per}"
             return (
-                f"{change.opening} brings the step to {fmt.number(measured_ms)} ms, "
+                f"{change.opening} brings the step to {fmt.number(measured_ms)} ms{of}, "
                 f"{fmt.ratio(ratio)} as fast{change.compared(step_ms)}, {MEASURED}."
             )
         return (
             f"{change.opening} was faster than the loop as it is in the same rounds: "
-            f"{fmt.number(measured_ms)} ms a step, {MEASURED}."
+            f"{fmt.number(measured_ms)} ms {change.per}, {MEASURED}."
         )
     figure = f" ({prediction})" if prediction is not None else ""
     if change.is_code:
@@ -317,9 +318,10 @@ def _healthy(
     ]
     busy += f"; {' and '.join(costs)}." if costs else "."
     if change is not None and best_ms is not None and best_ms < step_ms:
+        of = "" if change.per == "a step" else f" {change.per}"
         return (
             f"Nothing is wrong with the loader. {threads}{busy} {change.opening} still brings the "
-            f"step to {fmt.number(best_ms)} ms, {MEASURED}."
+            f"step to {fmt.number(best_ms)} ms{of}, {MEASURED}."
         )
     if threads:
         return f"Nothing is wrong with the loader. {busy} {threads}".rstrip()

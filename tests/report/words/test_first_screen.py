@@ -170,6 +170,23 @@ def test_one_loop_within_noise_has_one_figure_for_now() -> None:
     assert "26" not in shown.partition("What it would be")[2].partition("Findings")[0]
 
 
+def test_what_may_cost_nothing_is_not_said_to_make_the_step_so_much_faster() -> None:
+    perhaps, surely = (samples.uncertain(margin=margin) for margin in (0.20, 0.03))
+    assert [row.gain for row in what_if(perhaps)] == [None, None]
+    assert "1.20×" not in console_text(perhaps, width=80) + html(perhaps)
+    assert [row.gain for row in what_if(surely)] == [None, pytest.approx(100 / 83)]
+    # Copies that may cost nothing leave the gain of the loader, in whose figure they are included.
+    no_input, no_copy = what_if(samples.input_bound(recommendations=()))[1:]
+    assert no_input.gain is not None and no_copy.gain is not None
+
+
+def test_the_page_of_an_uncertain_verdict_says_what_to_do_as_the_terminal_does() -> None:
+    advice = "To know more: run it again with nothing else running, or longer (--budget 120)."
+    for text in (html(samples.uncertain()), console_text(samples.uncertain(), width=200)):
+        assert advice in " ".join(text.split())
+    assert advice not in html(samples.healthy())
+
+
 def test_a_comparison_of_one_round_says_what_its_interval_rests_on() -> None:
     facts = sample_facts.facts()
     assert facts.ablation is not None

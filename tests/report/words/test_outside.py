@@ -34,7 +34,7 @@ def report(wall: WallFacts | None = WALL, bound: str = "outside", severity: str 
 def test_the_verdict_counts_all_the_time_and_names_the_place() -> None:
     said = verdict_sentence("outside", "high", facts=healthy(wall=WALL))
     assert said.startswith(
-        "A training step takes 50.0 ms, 40.0 of them outside the step itself (80 %): "
+        "Of 50.0 ms for each training step 40.0 pass outside the steps (80 %): "
         "validation (train.py:9), 200 ms every 5 steps, seen 12 times. The step itself takes "
         "10.0 ms."
     )

@@ -113,6 +113,12 @@ def test_a_prescription_is_a_diff_with_its_gain_and_caution() -> None:
     assert "Beware: each worker holds a copy" in text
 
 
+def test_figures_of_ranks_have_their_unit_and_stand_before_the_findings() -> None:
+    page = html(samples.several_ranks())
+    assert "ms a step; waits: for later ranks, in collectives" in page
+    assert page.index('id="ranks"') < page.index('id="findings"')
+
+
 def test_every_trial_has_its_row_and_failed_ones_their_reason() -> None:
     report = samples.sweep()
     text = words(html(report))

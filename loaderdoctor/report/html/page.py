@@ -16,6 +16,7 @@ from loaderdoctor.report.files import RunFolder, write_bytes
 from loaderdoctor.report.html.chart import Table
 from loaderdoctor.report.html.figures import HtmlExtras, charts_of
 from loaderdoctor.report.model import Report
+from loaderdoctor.report.ranks import KEY as RANKS_KEY
 from loaderdoctor.report.ranks import outliers_first, rank_columns
 from loaderdoctor.report.words import gpu, run, trials, tuning
 from loaderdoctor.report.words.brief import trust_sentence
@@ -92,6 +93,7 @@ def html(report: Report, extras: HtmlExtras | None = None) -> str:
             meaning=meaning(report),
             trials=_trials(report),
             ranks=_ranks(report),
+            ranks_key=RANKS_KEY,
             machines=_machines(report),
             hardware=trials.hardware_lines(report.cluster) if report.cluster is not None else (),
             ranges=_ranges(report),

@@ -179,6 +179,16 @@ def test_the_profiler_of_the_script_is_left_alone(tmp_path: Path) -> None:
 
 
 @slow
+def test_of_processes_that_train_each_by_itself_one_is_measured(tmp_path: Path) -> None:
+    done = diagnose(SHAPES / "trains_apart.py", cwd=tmp_path, options=["--no-verify"])
+    assert done.code == 0, done.stderr
+    assert done.said.verdict.bound == "input", done.summary
+    assert "the first that trained" in done.warnings["process-alone"]
+    assert not {"ranks-missing", "internal-error"} & set(done.warnings), done.warnings
+    assert "behind the children" not in done.stdout  # ended with the measured one
+
+
+@slow
 def test_ranks_that_a_script_spawns_are_all_measured(tmp_path: Path) -> None:
     done = diagnose(SHAPES / "spawns_ranks.py", cwd=tmp_path, options=["--no-verify"])
     assert done.code == 0, done.stderr

@@ -55,6 +55,11 @@ class RankConnection(Heard):
         """Its rank; -1 before it has said so."""
         return self.hello.rank if self.hello is not None else -1
 
+    @property
+    def alone(self) -> bool:
+        """Whether it is no rank, but a process that trains by itself."""
+        return self.hello is not None and self.hello.alone
+
     def answered(self, request_id: int) -> bool:
         """Whether a window is prepared, over, or will never be."""
         return self.over or request_id in self.ready or request_id in self.done
@@ -147,6 +152,18 @@ def missing(measured: Sequence[RankConnection], n_ranks: int) -> list[Note]:
         "training step was seen there. The job's slowest rank may be among them."
     )
     return [Note(kind="ranks-missing", text=text)]
+
+
+def one_of_several(label: str) -> Note:
+    """What the report must say where a process that the script started was measured, alone."""
+    return Note(
+        kind="process-alone",
+        text=(
+            f"{label} trains in processes that it starts itself, each on its own: measured is the "
+            "first that trained. Others ran next to it, unwatched, and took their part of the "
+            "machine."
+        ),
+    )
 
 
 def _pace_s(connections: Sequence[RankConnection]) -> float:

@@ -31,6 +31,7 @@ from loaderdoctor.instrument.command.rank_connection import (
     RankConnection,
     beginning,
     missing,
+    one_of_several,
     rendezvous,
 )
 from loaderdoctor.instrument.command.script_run import ScriptRun
@@ -93,6 +94,11 @@ class RankGroup(LaunchedRun):
     def of_spawned(script_run: ScriptRun) -> RankGroup:
         """Go on with a script that turned out to start its ranks; `script_run` lets go of it."""
         process, listener, callers = script_run.give_up()
+        if any(one.alone for one in callers):
+            listener.close()  # who calls from now on runs unwatched
+            note = one_of_several(script_run.target.label)
+            if note not in script_run.notes:
+                script_run.notes.append(note)
         return RankGroup(
             script_run.target,
             script_run.run_dir,
@@ -267,9 +273,8 @@ class RankGroup(LaunchedRun):
         if isinstance(message, Note):
             known = {(n.kind, n.text.partition(": ")[2]) for n in self.notes}
             if (message.kind, message.text) not in known:
-                self.notes.append(
-                    Note(kind=message.kind, text=f"rank {connection.rank}: {message.text}")
-                )
+                whose = "" if connection.alone else f"rank {connection.rank}: "
+                self.notes.append(Note(kind=message.kind, text=f"{whose}{message.text}"))
         self._tell(message)
 
     def _look_for_end(self) -> None:

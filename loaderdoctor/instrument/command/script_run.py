@@ -189,14 +189,24 @@ class ScriptRun(LaunchedRun):
             self.notes.append(Note(kind="script-killed", text=text))
 
     def _rank_called(self) -> bool:
-        """Whether a process that the script started trains as one rank of several."""
+        """Whether a process that the script started trains: a rank of several, or one alone."""
         if self._listener is None:
             return False
         while (caller := self._listener.wait(0.0)) is not None:
             self._callers.append(RankConnection(caller))
         for one in self._callers:
             one.take()
-        return any(one.hello is not None for one in self._callers)
+        trains = [one for one in self._callers if one.hello is not None]
+        if trains and all(one.alone for one in trains):
+            self._keep_first(trains[0])
+        return bool(trains)
+
+    def _keep_first(self, first: RankConnection) -> None:
+        """Of processes that each train by themselves one is measured; the others run unwatched."""
+        for one in self._callers:
+            if one is not first and not one.is_spawner:
+                one.pipe.connection.close()
+        self._callers = [one for one in self._callers if one is first or one.is_spawner]
 
 
 def with_absolute_path(request: WindowRequest) -> WindowRequest:

@@ -2,8 +2,9 @@
 
 The measuring process does not train then, its children do. What starts them is replaced so that
 each child watches itself, and becomes one of a group, as under torch's launcher, when its loop has
-begun; a child without a training loop is never heard of. The first process goes on waiting for its
-children, as the script wants it to, and for the command's Stop.
+begun. Of children that are no ranks and train each by itself, the first is measured; one without a
+training loop is never heard of. The first process goes on waiting for its children, as the script
+wants it to, and for the command's Stop.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from loaderdoctor.instrument.wire.protocol import (
     FromRun,
     Hello,
     Note,
+    Observed,
     Ready,
     Spawned,
     Stop,
@@ -237,8 +239,9 @@ def _watched(
 class RankLink:
     """A session's connection that is opened by the first message of a training loop.
 
-    A process that is not a rank of several, or has no loop, is never heard of; nor is one that
-    comes when the command no longer listens. Both run on unwatched.
+    A process that is not a rank of several calls once its own loop trains and is warm; one without
+    such a loop is never heard of. Nor is one that comes when the command no longer listens: it runs
+    on unwatched.
     """
 
     n_above = 2  # the script, and the command that started it
@@ -261,7 +264,7 @@ class RankLink:
             if isinstance(message, Note):
                 self._notes.append(message)
                 return
-            self._open()
+            self._open(message)
         if self._channel is not None:
             self._channel.send(message)
             self.lost = self._channel.lost
@@ -282,12 +285,17 @@ class RankLink:
         if self._channel is not None:
             self._channel.forget_in_fork()
 
-    def _open(self) -> None:
+    def _open(self, message: FromRun) -> None:
         group = process_group()
         where = group if group is not None and group[1] > 1 else place() or self._spawned_as
+        alone = where is None
         if where is None:
-            self.lost = True
-            return
+            where = (0, 1)
+            if self.launch_config.watch:
+                self.lost = True
+                return
+            if not (isinstance(message, Observed) and message.trains):
+                return
         try:
             channel = Channel.open(self.launch_config)
         except (OSError, EOFError):
@@ -300,6 +308,7 @@ class RankLink:
                 n_ranks=where[1],
                 host=socket.gethostname(),
                 run_dir=str(self.run_dir),
+                alone=alone,
             )
         )
         for note in self._notes:

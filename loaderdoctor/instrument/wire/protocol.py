@@ -185,12 +185,13 @@ class Told(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Hello(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """First message of a rank of a group."""
+    """First message of a rank of a group, or of a process that the script starts and that trains."""
 
     rank: int
     n_ranks: int
     host: str
     run_dir: str  # of this rank: traces and workers' records lie below it
+    alone: bool = False  # no rank: it trains by itself, as others may next to it
 
 
 class Spawned(Message, frozen=True, kw_only=True, omit_defaults=True):

@@ -18,6 +18,7 @@ _DOUBTS = (
     "script-ended-early",
     "script-killed",
     "ranks-missing",
+    "process-alone",
     "ranks-not-matched",
     "rank-not-read",
     "processes-left-out",

@@ -130,14 +130,15 @@ def without_neighbours(
 ) -> AblationFacts | None:
     """Where other programs keep the CPUs busy: the wait for batches that lay ready, without them.
 
-    Workers that are idle most of the time have their batches ready. Receiving one then takes its
-    CPU time; what the loop waits beyond it, it or its worker waits for a CPU, as all of the step
-    does, and no setting of a loader changes that. One that is busy makes the loop wait itself.
+    Workers that are all idle most of the time have their batches ready. Receiving one then takes
+    its CPU time; what the loop waits beyond it, it or its worker waits for a CPU, as all of the
+    step does, and no setting of a loader changes that. One that is busy makes the loop wait itself,
+    however idle others are whose shards have come to their end.
     Where an epoch begins no batch lies ready: what its workers' start takes is the loader's.
     """
     seen = ablation.mechanisms if ablation is not None else None
     others = step.cpu.other_cores if step is not None and step.cpu is not None else None
-    idle = workers.idle_share if workers is not None else None
+    idle = workers.all_idle_share if workers is not None else None
     if ablation is None or seen is None or seen.wait_ms is None or seen.got_ms is None:
         return ablation
     if not usable_cpus or others is None or others < BUSY_SHARE * usable_cpus:

@@ -127,6 +127,7 @@ def _facts(chosen: Selection, n_steps: int, sampled_in: Sequence[Selection]) -> 
         n_samples=int(batches.n_samples.sum()),
         queue_put_ms=_queue_put_ms(chosen) if in_workers else None,
         idle_share=_idle_share(chosen) if in_workers else None,
+        least_idle_share=_least_idle_share(chosen) if in_workers else None,
         n_idle_workers=_n_idle_workers(chosen) if in_workers else 0,
         n_threads=_n_threads(chosen) if in_workers else None,
         cores=_cores(chosen) if in_workers else (),
@@ -213,18 +214,33 @@ def _ready_ns(log: WorkerLog) -> NDArray[np.int64]:
 
 def _idle_share(chosen: Selection) -> float | None:
     """Time the workers made no batch, of the time they lived within the window."""
+    lives = _lives(chosen)
+    life_ns = sum(life for life, _ in lives)
+    return 1 - sum(busy for _, busy in lives) / life_ns if life_ns else None
+
+
+def _least_idle_share(chosen: Selection) -> float | None:
+    """The same of the worker that was idle least: batches come in turn, so the loop waits for it.
+
+    Of those that lived through half of the window: another one's first batch says nothing.
+    """
+    whole_ns = (chosen.end_ns - chosen.start_ns) / 2
+    return min((1 - busy / life for life, busy in _lives(chosen) if life >= whole_ns), default=None)
+
+
+def _lives(chosen: Selection) -> list[tuple[int, int]]:
+    """Of each worker how long it lived within the window, and made batches (ns)."""
     batches = chosen.log.batches
-    life_ns = busy_ns = 0
+    found = []
     for worker in chosen.workers:
         born = max(chosen.start_ns, worker.ready_ns or worker.started_ns)
         died = min(chosen.end_ns, worker.exit_ns or chosen.end_ns)
         if died <= born:
             continue
         mine = batches.pid == worker.pid
-        life_ns += died - born
         making = Intervals.of(batches.begin_ns[mine], batches.end_ns[mine])
-        busy_ns += making.clip(born, died).total_ns
-    return 1 - busy_ns / life_ns if life_ns else None
+        found.append((died - born, making.clip(born, died).total_ns))
+    return found
 
 
 def _n_idle_workers(chosen: Selection) -> int:

@@ -72,7 +72,7 @@ class WorkerFacts:
     sample_ms_quantiles: tuple[float, ...] | None  # 0, 5, 25, 50, 75, 95, 99, 100 %
     n_samples: int
     queue_put_ms: float | None
-    idle_share: float | None  # waiting for an index, of the worker's life in the window
+    idle_share: float | None  # waiting for an index, of the workers' lives in the window
     n_idle_workers: int  # made no batch while others did
     n_threads: int | None  # intra-op and BLAS threads a worker would use
     cores: tuple[tuple[int, ...], ...]  # CPU affinity of each worker
@@ -89,10 +89,17 @@ class WorkerFacts:
     # In the loop's `__next__`, per batch, once it was ready: receiving, unpickling, mapping it, and
     # asking for the next. None: no workers, or their deliveries were not recorded.
     receive_ms: float | None = None
+    # As `idle_share`, of the worker that was idle least; None: as there, or not told apart.
+    least_idle_share: float | None = None
     reads: ReadFacts | None = None  # None: no workers, or the system does not count
     # Of making a batch, Python's garbage collector in the worker; how many full ones a batch.
     collecting_ms: float | None = None  # None: no workers, or not recorded
     full_collections: float | None = None
+
+    @property
+    def all_idle_share(self) -> float | None:
+        """What every one of them was idle at least: the loop waits for the busiest."""
+        return self.idle_share if self.least_idle_share is None else self.least_idle_share
 
     @property
     def waiting_share(self) -> float | None:

@@ -259,8 +259,8 @@ def pool_falls_short_ms(facts: Facts) -> float | None:
 
 
 def mostly_idle(facts: Facts) -> bool:
-    """Whether the workers were seen to wait for work most of their life."""
-    idle = facts.workers.idle_share if facts.workers is not None else None
+    """Whether all workers were seen to wait for work most of their life."""
+    idle = facts.workers.all_idle_share if facts.workers is not None else None
     return idle is not None and idle > MAX_IDLE_SHARE
 
 

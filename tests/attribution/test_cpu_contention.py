@@ -210,3 +210,11 @@ def test_real_workers_that_fill_the_cpus_widen_the_interval() -> None:
     assert allowed.input_ms.low == pytest.approx(min(ablation.input_ms.low, least_ms), rel=0.01)
     assert allow_for_contention(ablation, facts, 4 * used) is ablation
     assert facts.worker_cpu_cores > 3 * (facts.main_cpu_cores or 0.0)  # they do the work
+
+
+def test_workers_whose_shards_have_ended_do_not_hide_the_busy_one() -> None:
+    # Of three workers two have come to their end: idle on average, and the loop waits for one.
+    uneven = workers(idle_share=0.65, least_idle_share=0.03)
+    assert without_neighbours(BESIDE, other(1.6), uneven, 2.0) is BESIDE
+    rested = workers(idle_share=0.65, least_idle_share=0.6)
+    assert without_neighbours(BESIDE, other(1.6), rested, 2.0) is not BESIDE

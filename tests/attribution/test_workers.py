@@ -100,6 +100,8 @@ def test_a_fast_loop_keeps_workers_busy_and_a_slow_one_leaves_them_idle(tmp_path
     assert idle.idle_share is not None
     # Near 0 and 0.9 on a quiet machine; a neighbour takes turns from the busy ones.
     assert busy.idle_share < 0.55 < idle.idle_share
+    assert idle.least_idle_share is not None
+    assert 0.5 < idle.least_idle_share <= idle.idle_share
 
 
 def test_head_of_line_is_the_wait_for_a_slow_batch_as_far_as_workers_stood_idle(

@@ -49,3 +49,22 @@ def test_a_stream_that_every_worker_reads_whole_is_told(how: str, tmp_path: Path
     assert ("samples-repeated" in done.kinds) is (how == "whole")
     if how == "whole":
         assert "get_worker_info()" in done.stdout
+
+
+@pytest.mark.parametrize("how", ["uneven", "even"])
+def test_workers_whose_shards_end_early_are_told(how: str, tmp_path: Path) -> None:
+    done = diagnose(CAUSES / "streams.py", how, cwd=tmp_path, options=["--no-verify"])
+    assert ("uneven-shards" in done.kinds) is (how == "uneven"), done.summary
+    if how == "uneven":
+        found = done.finding("uneven-shards")
+        batches = found.evidence["batches_by_worker"]
+        assert isinstance(batches, list)
+        assert sorted(batches) == [6, 6, 24]  # type: ignore[type-var]
+        # Two workers idle for three quarters of the epoch: half of the workers' time.
+        assert found.share is not None and 0.3 < found.share < 0.6
+
+
+@pytest.mark.parametrize("how", ["stored", "shuffled"])
+def test_a_stream_in_the_order_of_its_labels_is_told(how: str, tmp_path: Path) -> None:
+    done = diagnose(CAUSES / "streams.py", how, cwd=tmp_path, options=["--no-verify"])
+    assert ("shuffle-collapsed" in done.kinds) is (how == "stored"), done.summary

@@ -185,7 +185,7 @@ class Told(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Hello(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """First message of a rank of a group, or of a process that the script starts and that trains."""
+    """First message of a rank of a group, or of a process of the script's that trains alone."""
 
     rank: int
     n_ranks: int

@@ -59,7 +59,7 @@ def test_workers_whose_shards_end_early_are_told(how: str, tmp_path: Path) -> No
         found = done.finding("uneven-shards")
         batches = found.evidence["batches_by_worker"]
         assert isinstance(batches, list)
-        assert sorted(batches) == [6, 6, 24]  # type: ignore[type-var]
+        assert sorted(batches) == [6, 6, 24]
         # Two workers idle for three quarters of the epoch: half of the workers' time.
         assert found.share is not None and 0.3 < found.share < 0.6
 

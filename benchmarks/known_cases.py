@@ -57,7 +57,7 @@ CASES = {
     ),
     "no_main_guard": Case(bounds=("input",), kinds=("main-guard-missing",)),
     "loader_in_epoch_loop": Case(
-        bounds=("input",), kinds=("worker-startup-each-epoch",), says="out of the epoch loop"
+        bounds=("input",), kinds=("worker-startup-each-epoch",), says="the loop over the epochs"
     ),
     "short_run": Case(bounds=("input",), tries=True),
     "quiet_loader": Case(

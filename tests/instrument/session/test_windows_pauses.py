@@ -15,7 +15,9 @@ from loaderdoctor.instrument.wire.protocol import Measure, Observed
 from tests.instrument import watched
 from tests.instrument.watched import QueuedChannel, Slow, Trainer, Watched, mean_ms, request, watch
 
-SAMPLE_MS = 40.0
+pytestmark = pytest.mark.alone
+
+SAMPLE_MS = 30.0
 BATCH_MS = 2 * SAMPLE_MS
 WORKERS = 2
 STEP_MS = BATCH_MS / WORKERS

@@ -34,6 +34,7 @@ _MADE_BY_LOADER = {
     "augment",
     "fields",
     "uint8",
+    "device_decode",
 }
 # Why settings mean nothing together, and where that is so; the first that holds is told.
 _RULES: tuple[tuple[str, Callable[[Settings], object]], ...] = (
@@ -81,6 +82,10 @@ _RULES: tuple[tuple[str, Callable[[Settings], object]], ...] = (
         ),
     ),
     (
+        "device_decode makes the batch on the device: background=device can't move it there",
+        lambda s: s.device_decode and s.background == "device",
+    ),
+    (
         "fields leaves copying to the loop: side_stream and background=device can't do it",
         lambda s: "fields" in _active(s) and _moves(s),
     ),
@@ -91,6 +96,21 @@ _EXCLUDED = (
     ("packed", {"resident", "synthetic"}, "their batches are ready"),
     ("reuse_buffers", {"packed", "fields"}, "a buffer holds a batch as it was collated"),
     ("packed", {"fields", "uint8"}, "packed batches are unpacked on the device"),
+    (
+        "device_decode",
+        {
+            "resident",
+            "cache",
+            "batched",
+            "augment",
+            "fields",
+            "uint8",
+            "packed",
+            "reuse_buffers",
+            "side_stream",
+        },
+        "files are decoded as they are handed to the loop",
+    ),
     ("cache", {"storage"}, "cached samples are not read from storage"),
     ("batched", {"fields"}, "a batch that is indexed as a whole has all of its inputs"),
     ("fields", {"uint8", "batch_size"}, "fields takes the other inputs from the loop's own"),

@@ -122,6 +122,11 @@ READINGS: Mapping[str, Reading] = {
         without="copying as the dataset makes it",
         title="copied as uint8",
     ),
+    "device_decode": Reading(
+        on="decoding and transforming JPEG files on the device",
+        without="decoding where samples are made",
+        title="decoded on device",
+    ),
     "amp": Reading(on="AMP"),
     "batch_size": Reading(spelling="batch_size"),
     "channels_last": Reading(on="memory_format=torch.channels_last", title="channels last"),

@@ -57,6 +57,7 @@ class Settings:
     augment: str | None = None  # on | off | no-NAME: that transform of a Compose left out
     fields: str | None = None  # all | the one input of a batch that is loaded, e.g. image, 0
     uint8: bool | None = None  # batches travel as uint8 and are normalised where they arrive
+    device_decode: bool | None = None  # JPEG files are decoded and transformed on the device
     # Compute: these change numerics or training.
     amp: bool | None = None
     batch_size: int | None = None
@@ -274,6 +275,7 @@ AXES: tuple[Axis, ...] = (
         probe="always",
     ),
     Axis(name="uint8", kind="bool", where="dataset"),
+    Axis(name="device_decode", kind="bool", needs_accelerator=True, where="dataset"),
     Axis(name="amp", kind="bool", where="model", numerics=True),
     Axis(name="batch_size", kind="int", numerics=True),
     Axis(name="channels_last", kind="bool", where="model", numerics=True),

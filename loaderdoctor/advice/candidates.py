@@ -129,9 +129,11 @@ class Case:
             return []
         whole = settings.over(loader.settings)
         threads_and_workers = whole.background not in (None, "off") and bool(whole.num_workers)
-        in_data = settings.resident or settings.cache or settings.uint8 or settings.batched
+        in_data = bool(
+            {"resident", "cache", "uint8", "batched", "device_decode"} & set(settings.changed())
+        )
         in_thread = bool(settings.threads) or settings.background in ("host", "device")
-        reopens = bool(loader_arguments(settings)) or in_data is True or in_thread
+        reopens = bool(loader_arguments(settings)) or in_data or in_thread
         cautions = [caution] if caution else []
         if settings.persistent_workers:
             cautions.append(_KEPT_COPIES)

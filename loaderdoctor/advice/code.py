@@ -46,7 +46,7 @@ _ARGUMENTS: dict[str, tuple[str, Value]] = {
     "batch_size": ("batch_size", 1),
 }
 # Axes that change what the loader is given, or what is put around it, at its call.
-AROUND_LOADER = ("cache", "batched", "threads", "packed", "worker_cpus")
+AROUND_LOADER = ("cache", "batched", "threads", "packed", "worker_cpus", "device_decode")
 LOADER_DEFAULTS: dict[str, Value] = {**dict(_ARGUMENTS.values()), "timeout": 0}
 # What torch takes at num_workers=0: with anything else it raises, if only at the first batch.
 _WITHOUT_WORKERS: dict[str, Value] = {

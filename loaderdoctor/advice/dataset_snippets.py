@@ -301,6 +301,35 @@ augment = v2.Compose(  # in place of the same transforms in the dataset: one cal
 )
 images = augment(images.to(device, non_blocking=True))  # uint8 in, normalised floats out"""
 
+DECODED = """\
+class Encoded(torch.utils.data.Dataset):  # files as they are, with their labels
+    def __init__(self, images):
+        self.images = images
+    def __len__(self):
+        return len(self.images)
+    def __getitem__(self, index):
+        path, label = self.images.samples[index]
+        if self.images.target_transform is not None:
+            label = self.images.target_transform(label)
+        return torchvision.io.read_file(path), label
+def joined(samples):  # the files of a batch as one tensor of bytes
+    labels = torch.utils.data.default_collate([label for _, label in samples])
+    return torch.cat([file for file, _ in samples]), [len(file) for file, _ in samples], labels
+class Decoded:  # the loader's batches, decoded and transformed on the device
+    def __init__(self, loader, transform, device):
+        to_floats = torchvision.transforms.ConvertImageDtype(torch.float32)
+        steps = [to_floats if type(x).__name__ == "ToTensor" else x for x in transform.transforms]
+        self.loader, self.transform, self.device = loader, type(transform)(steps), device
+    def __getattr__(self, name):  # dataset, sampler, …
+        return getattr(self.__dict__["loader"], name)
+    def __len__(self):
+        return len(self.loader)
+    def __iter__(self):
+        rgb = torchvision.io.ImageReadMode.RGB
+        for files, lengths, labels in self.loader:
+            images = torchvision.io.decode_jpeg(list(files.split(lengths)), rgb, self.device)
+            yield [torch.stack([self.transform(image) for image in images]), labels]"""
+
 BETWEEN_STEPS = """\
 class Prepared(torch.utils.data.Dataset):  # the loop's preprocessing, done by the workers
     def __init__(self, dataset, prepare):

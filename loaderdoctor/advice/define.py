@@ -11,7 +11,7 @@ from loaderdoctor.advice.source import Source, unknown_names
 
 # Modules that new code may read, under the name it reads them by.
 _MODULES = {
-    **{m: m for m in ("copy", "itertools", "numpy", "os", "torch")},
+    **{m: m for m in ("copy", "itertools", "numpy", "os", "torch", "torchvision")},
     "concurrent": "concurrent.futures",
 }
 

@@ -84,6 +84,16 @@ def wrapped(facts: Facts, wrapping: Wrapping | None) -> str | None:
         return None
 
 
+def decoded_on_device(facts: Facts) -> str | None:
+    """Files decoded and transformed on the device, as lines of the script, where they can be."""
+    editor = Editor()
+    try:
+        fit_settings(editor, facts, Settings(device_decode=True))
+        return editor.patch().printed()
+    except CannotEdit:
+        return None
+
+
 def cached_before(facts: Facts, transform: str) -> str | None:
     """Samples kept as they are before this transform, which is drawn again each time.
 

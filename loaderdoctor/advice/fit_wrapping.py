@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from loaderdoctor.advice import loop_snippets
+from loaderdoctor.advice import dataset_snippets, loop_snippets
 from loaderdoctor.advice.call_edit import CannotEdit, Expression, parsed_call, with_arguments
 from loaderdoctor.advice.code import LOADER_DEFAULTS, LOADER_PARAMETERS
 from loaderdoctor.advice.define import define
@@ -17,6 +17,8 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings
 
+# Datasets of torchvision that name a file for each sample, by class.
+IMAGE_FOLDERS = frozenset({"ImageFolder", "DatasetFolder", "ImageNet"})
 # Functions for worker_init_fn, by the value of `worker_cpus`, and their names.
 _INITS: Mapping[str | None, tuple[str, str]] = {
     "all": (loop_snippets.ALL_CPUS, "all_cpus"),
@@ -33,6 +35,7 @@ def define_wrapping(editor: Editor, made: Built, loader: LoaderRecord, settings:
         if loader.batch_type not in ("list", "dict"):  # others may have no copy(), or no items
             raise CannotEdit("its batches are no plain lists or dicts")
         codes.append(loop_snippets.packed(as_dict=flat_dict(loader)))
+    codes += [dataset_snippets.DECODED] if settings.device_decode else []
     codes += [loop_snippets.THREADS] if settings.threads else []
     if settings.worker_cpus in _INITS:
         codes.append(_INITS[settings.worker_cpus][0])
@@ -55,6 +58,8 @@ def wrapped_call(
         if edit is None:
             raise CannotEdit("the call can't be changed safely")
         text = edit.after
+    if settings.device_decode:
+        text = _encoded(made, loader, text)
     if settings.packed:
         text = _packing(text, loader)
     if settings.worker_cpus in _INITS:
@@ -65,9 +70,25 @@ def wrapped_call(
         if loader.batch_size is None:
             raise CannotEdit("what makes its batches is not known")
         text = f"Threads({text}, {settings.threads})"
+    if settings.device_decode and made.dataset is not None:
+        images = made.source.code(made.dataset)
+        text = f"Decoded({text}, {images}.transform, {_device(facts, made, loader)})"
     if settings.packed:
         text = f"OneCopy({text}, {_device(facts, made, loader)})"
     return text
+
+
+def _encoded(made: Built, loader: LoaderRecord, text: str) -> str:
+    """The call over the files of its dataset, which has a name. Raises CannotEdit."""
+    if loader.dataset not in IMAGE_FOLDERS or loader.collate != "default_collate":
+        raise CannotEdit("its dataset is no ImageFolder, or has a collate function of its own")
+    if not isinstance(made.dataset, (ast.Name, ast.Attribute)) or loader.batch_size is None:
+        raise CannotEdit("its dataset has no name, or what makes its batches is not known")
+    wrapping = Wrapping(code="", dataset="Encoded({})")
+    edit = over_call(loader, text, wrapping.over(made.source.code(made.dataset)), wrapping)
+    if edit is None:
+        raise CannotEdit("the call can't be changed safely")
+    return _with(edit.after, "collate_fn", "joined")
 
 
 def _packing(text: str, loader: LoaderRecord) -> str:

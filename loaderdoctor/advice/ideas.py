@@ -335,14 +335,12 @@ FEWER_BYTES = Change(
     caution="float16 keeps three digits, up to 65,504; uint8 loses nothing of 8-bit data.",
 )
 
-
 # What to do for one value of an axis that is no argument of the loader and no copy's; braces stand
 # for that value. Off: what the loop does without it.
 _ON: Mapping[str, str] = {
     "background": "`BackgroundGenerator(iter(loader), max_prefetch=2)` of the package "
     "prefetch_generator, in place of the loader in the loop's `for`.",
-    "worker_cpus": "A `worker_init_fn` that calls `os.sched_setaffinity(0, cpus)` with the CPUs "
-    "of that worker.",
+    "worker_cpus": "`os.sched_setaffinity(0, cpus)` in a `worker_init_fn`: that worker's CPUs.",
     "reuse_buffers": f"{CHANGES[Kind.BATCH_PAGE_FAULTS].idea} The trial's figure is of its own "
     "buffers, each taken again once the loop has let go of it: what yours bring is not measured.",
     "threads": "`num_workers=0`, and a ThreadPoolExecutor of {value} threads that makes the "
@@ -359,6 +357,8 @@ _ON: Mapping[str, str] = {
     "cache": "Wrap the dataset in one that keeps a list of its samples.",
     "batched": CHANGES[Kind.OVERHEAD_BOUND_LOADER].idea,
     "uint8": CHANGES[Kind.WIDE_DTYPE_COPY].idea,
+    "device_decode": "Hand out files (`torchvision.io.read_file`); behind the loader, decode them "
+    "by `torchvision.io.decode_jpeg(files, device=device)`, and call the transforms on tensors.",
     "storage": "Copy the data to {value} and give the script that folder.",
     "amp": "Forward pass and loss under `torch.autocast(device.type, dtype=torch.bfloat16)`.",
     "channels_last": "`.to(memory_format=torch.channels_last)` for the model, before the optimizer "

@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from loaderdoctor import format as fmt
 from loaderdoctor.advice import worked
 from loaderdoctor.advice.candidates import CodeAdvice
-from loaderdoctor.advice.fit_code import cached_before, wrapped
+from loaderdoctor.advice.fit_code import cached_before, decoded_on_device, wrapped
 from loaderdoctor.advice.fit_lines import line_change
-from loaderdoctor.advice.ideas import CHANGES, FORMAT_CHANGES
+from loaderdoctor.advice.fit_wrapping import IMAGE_FOLDERS
+from loaderdoctor.advice.ideas import CHANGES, FORMAT_CHANGES, axis_ideas
+from loaderdoctor.advice.making import Making, bare, making_of
 from loaderdoctor.advice.worked import dataset_name
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.facts.workers import LineHotspot, WorkerFacts
-from loaderdoctor.findings.bounds import least_rest_ms, most_of
-from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE, batch_ms, by_ablation
-from loaderdoctor.findings.exposure import Cost, num_workers
+from loaderdoctor.facts.workers import LineHotspot
+from loaderdoctor.findings.capacity import MAX_WAITING_CPU_SHARE
 from loaderdoctor.findings.formats import conversion
-from loaderdoctor.findings.input_parts import cost_beyond_wait, making_cost
 from loaderdoctor.findings.line_names import seen, seen_enough, where
 from loaderdoctor.findings.loader_change import dataset_bytes
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.findings.rules.overhead import MAX_OVERHEAD_SAMPLE_MS
 from loaderdoctor.instrument.wire.records import LoaderRecord
+from loaderdoctor.settings import Settings
 
 # Of the memory available; a trial of `cache` keeps to the same (instrument/dataset/cached.py).
 MAX_SHARE_OF_MEMORY = 0.40
@@ -49,79 +49,12 @@ _DECODERS = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Making:
-    """What making a batch consists of, as shares of it."""
-
-    facts: Facts
-    loader: LoaderRecord
-    workers: WorkerFacts
-    cost: Cost
-    n_samples: float  # in a batch
-
-    @property
-    def fetch(self) -> float:
-        """Making the samples."""
-        return min(1.0, self.workers.fetch_ms / self.workers.batch_ms)
-
-    @property
-    def sample_ms(self) -> float:
-        """The mean sample."""
-        return self.workers.fetch_ms / self.n_samples
-
-    def transforms(self, names: Callable[[str], bool]) -> float:
-        """The transforms that `names` picks, as they were timed; never more than the samples."""
-        timed_ms = sum(cost for name, cost in self.workers.transforms if names(_bare(name)))
-        return min(self.fetch, timed_ms * self.n_samples / self.workers.batch_ms)
-
-    def saved_ms(self, part: float) -> float:
-        """At most so much of a step is saved where that part of a batch falls away.
-
-        What making batches costs counts by the upper end of its interval, the rest by its lower.
-        """
-        n, whole_ms = num_workers(self.facts), batch_ms(self.facts)
-        saved = self.cost.ms * part
-        if n and whole_ms is not None:
-            # A pool that is a little short needs only a little less work to keep up.
-            saved = min(self.cost.ms, max(part * whole_ms / n, saved))
-        saved *= most_of(self.facts, "input")
-        return min(saved, self.cost.step_ms - (least_rest_ms(self.facts) or 0.0))
-
-    def advice(
-        self,
-        *,
-        title: str,
-        idea: str,
-        part: float,
-        evidence: str,
-        code: str | None = None,
-        axis: str | None = None,
-        caution: str | None = None,
-        keeps_samples: bool = False,
-        replaces: Kind | None = None,
-    ) -> CodeAdvice:
-        """Advice that does away with that part of a batch; `replaces` the advice of that kind."""
-        saved_ms, whole = self.saved_ms(part), fmt.ms(self.cost.step_ms)
-        return CodeAdvice(
-            kind=replaces,
-            title=title,
-            idea=idea,
-            code=code,
-            bound_ms=saved_ms,
-            predicted_from="ablation" if by_ablation(self.facts) else "trace",
-            caution=caution,
-            axis=axis,
-            keeps_samples=keeps_samples,
-            evidence=f"At most {fmt.ms(saved_ms)} of the step's {whole}. {evidence}",
-        )
-
-
 def routes(facts: Facts) -> tuple[CodeAdvice, ...]:
     """What can be done about the dataset itself, the largest saving first.
 
     Empty where making batches costs the step nothing worth it, or was not recorded.
     """
-    making = _making(facts)
+    making = making_of(facts)
     if making is None:
         return ()
     found = [advice for route in ROUTES if (advice := route(making)) is not None]
@@ -131,7 +64,7 @@ def routes(facts: Facts) -> tuple[CodeAdvice, ...]:
 
 def one_liners(facts: Facts) -> tuple[CodeAdvice, ...]:
     """A line or two of the dataset's or collate function's code, where they take the time."""
-    making = _making(facts)
+    making = making_of(facts)
     if making is None:
         return ()
     found = []
@@ -164,12 +97,12 @@ def random_transforms(facts: Facts) -> tuple[str, ...]:
             *(name for name, _ in (facts.workers.transforms if facts.workers else ())),
         )
     )
-    return tuple(dict.fromkeys(_bare(name) for name in names if _RANDOM.search(name)))
+    return tuple(dict.fromkeys(bare(name) for name in names if _RANDOM.search(name)))
 
 
 def batchwise_transforms(facts: Facts) -> tuple[str, ...]:
     """The last transforms, as far as they may run on whole batches, in order."""
-    names = [_bare(name) for name, _ in (facts.workers.transforms if facts.workers else ())]
+    names = [bare(name) for name, _ in (facts.workers.transforms if facts.workers else ())]
     n = 0
     while n < len(names) and names[len(names) - 1 - n] in BATCHWISE:
         n += 1
@@ -193,18 +126,7 @@ def fits_in_memory(facts: Facts) -> bool | None:
     return None if held is None or available is None else held <= MAX_SHARE_OF_MEMORY * available
 
 
-def _making(facts: Facts) -> _Making | None:
-    workers, loader = facts.workers, facts.main_loader
-    cost = making_cost(facts) or cost_beyond_wait(facts)
-    if workers is None or loader is None or cost is None or loader.kind == "foreign":
-        return None
-    n_samples = loader.batch_size or workers.n_samples / max(1, workers.n_batches)
-    if workers.batch_ms <= 0 or not n_samples:
-        return None
-    return _Making(facts=facts, loader=loader, workers=workers, cost=cost, n_samples=n_samples)
-
-
-def _slices(making: _Making) -> CodeAdvice | None:
+def _slices(making: Making) -> CodeAdvice | None:
     """All samples as one tensor, batches as slices of it: nothing is left of making a batch."""
     facts, loader = making.facts, making.loader
     if loader.kind != "map" or loader.collate != "default_collate" or loader.shapes_vary:
@@ -245,7 +167,7 @@ def _slices(making: _Making) -> CodeAdvice | None:
     )
 
 
-def _cache(making: _Making) -> CodeAdvice | None:
+def _cache(making: Making) -> CodeAdvice | None:
     """Samples kept as they were first made; random transforms, where there are any, stay."""
     facts, held = making.facts, dataset_bytes(making.facts)
     if making.loader.kind != "map" or not fits_in_memory(facts) or held is None:
@@ -271,7 +193,7 @@ def _cache(making: _Making) -> CodeAdvice | None:
             "its dataset draws at random is drawn once.",
             keeps_samples=True,
         )
-    names = [_bare(name) for name, _ in making.workers.transforms]
+    names = [bare(name) for name, _ in making.workers.transforms]
     first = next((i for i, name in enumerate(names) if name in drawn), None)
     if first is None:
         return None
@@ -288,13 +210,13 @@ def _cache(making: _Making) -> CodeAdvice | None:
     )
 
 
-def _batchwise(making: _Making) -> CodeAdvice | None:
+def _batchwise(making: Making) -> CodeAdvice | None:
     """Scaling and normalising, once for a batch instead of once for each sample."""
     last = batchwise_transforms(making.facts)
     if not last or making.loader.shapes_vary:
         return None
     part = making.transforms(lambda name: name in last)
-    timed = [f"{n} {fmt.ms(cost)}" for n, cost in making.workers.transforms if _bare(n) in last]
+    timed = [f"{n} {fmt.ms(cost)}" for n, cost in making.workers.transforms if bare(n) in last]
     return making.advice(
         title=f"{' and '.join(last)} for the whole batch, not for each sample",
         idea=worked.batchwise(making.loader, last),
@@ -304,13 +226,25 @@ def _batchwise(making: _Making) -> CodeAdvice | None:
     )
 
 
-def _device(making: _Making) -> CodeAdvice | None:
+def _device(making: Making) -> CodeAdvice | None:
     """All transforms on the accelerator, where there is one."""
     machine = making.facts.machine
     part = making.transforms(lambda name: True)
     if machine is None or machine.device_name is None or not making.workers.transforms:
         return None
     names = ", ".join(name for name, _ in making.workers.transforms)
+    if making.loader.dataset in IMAGE_FOLDERS and making.loader.kind == "map":
+        return making.advice(
+            title=f"Decode and transform the JPEG files on the {machine.device_name}",
+            idea=axis_ideas(Settings(device_decode=True))[0],
+            code=decoded_on_device(making.facts),
+            part=making.fetch,
+            evidence=f"Reading, decoding and {names}: {fmt.share(making.fetch)} of a batch.",
+            caution="Changes numerics: pixels differ a little, and crops are drawn in the training "
+            "process.",
+            axis="device_decode",
+            replaces=Kind.CPU_SATURATED_WORKERS,
+        )
     return making.advice(
         title=f"Move the transforms onto the {machine.device_name}",
         idea=CHANGES[Kind.CPU_SATURATED_WORKERS].idea,
@@ -321,7 +255,7 @@ def _device(making: _Making) -> CodeAdvice | None:
     )
 
 
-def _decoded(making: _Making) -> CodeAdvice | None:
+def _decoded(making: Making) -> CodeAdvice | None:
     """Files decoded once and kept as one array, or packed where reading is what waits."""
     found = conversion(making.workers.lines, making.loader)
     if found is not None and found.format.name == "pil-round-trip":
@@ -352,7 +286,7 @@ def _decoded(making: _Making) -> CodeAdvice | None:
     )
 
 
-ROUTES: tuple[Callable[[_Making], CodeAdvice | None], ...] = (
+ROUTES: tuple[Callable[[Making], CodeAdvice | None], ...] = (
     _slices,
     _cache,
     _batchwise,
@@ -375,11 +309,6 @@ def _decoding(hotspot: LineHotspot) -> LineHotspot | None:
         )
         n_stack_samples = max(own, sum(n for place, n in places if _DECODERS.search(place)))
     return replace(hotspot, n_stack_samples=n_stack_samples, leaves=()) if n_stack_samples else None
-
-
-def _bare(name: str) -> str:
-    """A transform's name without the number that tells two of them apart."""
-    return name.partition(" #")[0]
 
 
 def _of_memory(facts: Facts, held: int) -> str:

@@ -109,6 +109,8 @@ def _in_code(verification: Verification | None) -> list[Compared]:
 
 def _worth_its_lines(code: Compared, settings: Compared | None) -> bool:
     """Whether a change of code goes before the best settings, though these are easier to write."""
+    if code.settings.device_decode:  # which changes numerics
+        return False
     return settings is not None and code.part <= MUCH_FASTER * settings.part
 
 

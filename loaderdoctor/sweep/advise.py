@@ -38,6 +38,8 @@ _CAUTIONS = {
     "batched": "the rows are looked up in the arrays as they are when the loader is made",
     "storage": "the copy takes its size of memory or disk, and has to be kept up to date",
     "gc": "objects that refer to each other in a circle stay in memory until gc.collect()",
+    "device_decode": "changes numerics: pixels differ a little, and crops are drawn in the loop's "
+    "own process",
     "uint8": "floats are made on the device: whatever reads the batch before must expect bytes",
 }
 MAX_PROBES_TOLD = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -202,7 +203,22 @@ def test_what_the_script_collates_with_is_what_is_packed() -> None:
         assert f"Packing(torch.utils.data.{collate})" in codes
 
 
-def _packed(facts: Facts) -> str:
+def test_files_of_a_folder_of_images_are_decoded_behind_the_loader() -> None:
+    decode = Settings(device_decode=True)
+    for dataset, written_in in (("ImageFolder", True), ("TensorDataset", False)):
+        codes = [_packed(facts_of(x, loader={"dataset": dataset}), decode) for x in scripts()]
+        assert any("class Decoded" in code for code in codes) is written_in
+        for code in filter(None, codes):
+            given = set(re.findall(r"Encoded\(([a-z][\w.]*)\)(?!:)", code))
+            named = set(re.findall(r", ([\w.]+)\.transform, ", code)) - {"self"}
+            assert named and named == given - {"torch.utils.data.Dataset"}
+            assert "collate_fn=joined" in code
+
+
+_PACKED = Settings(packed=True)
+
+
+def _packed(facts: Facts, settings: Settings = _PACKED) -> str:
     """Where the loop moves all tensors of its batches."""
     moved = tuple(
         msgspec.structs.replace(transfer, path=tensor.path)
@@ -210,5 +226,5 @@ def _packed(facts: Facts) -> str:
         for loader in facts.loaders
         for tensor in loader.batch
     )
-    (row,) = rows_of(replace(facts, transfers=moved), Settings(packed=True))
+    (row,) = rows_of(replace(facts, transfers=moved), settings)
     return row.code

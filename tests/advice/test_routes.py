@@ -128,8 +128,18 @@ def test_spawned_workers_would_each_hold_the_cache() -> None:
 def test_an_accelerator_can_take_the_transforms() -> None:
     facts = starved(machine_=machine())
     device = one(facts, "Move the transforms onto the H100")
+    assert device.axis is None
     assert device.bound_ms == pytest.approx(64 * 0.07 * MOST)
     assert not any("H100" in t for t in titles(starved()))
+
+
+def test_a_folder_of_images_is_tried_with_its_files_decoded_on_the_device() -> None:
+    facts = starved(machine_=machine(), loader_={"dataset": "ImageFolder"})
+    decoded = one(facts, "Decode and transform the JPEG files on the H100")
+    assert decoded.axis == "device_decode" and "numerics" in (decoded.caution or "")
+    assert not any("Move the transforms" in title for title in titles(facts))
+    (tried,) = [c for c in prescribe(facts, find(facts)).candidates if c.settings.device_decode]
+    assert tried.in_code and tried.live
 
 
 def test_files_are_decoded_once_or_packed_as_the_cpu_says() -> None:

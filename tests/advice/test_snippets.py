@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
+from torchvision import datasets, transforms
 
 from loaderdoctor.advice import dataset_snippets, loop_snippets
 
@@ -109,6 +112,21 @@ def test_a_stream_split_by_worker_delivers_every_sample_once() -> None:
     stream = scope["Stream"]()
     stream.shards, stream.read = [range(0, 5), range(5, 9), range(9, 12)], iter
     assert sorted(int(x) for x in DataLoader(stream, batch_size=None)) == list(range(12))
+
+
+def test_decoded_batches_are_the_loaders_within_a_few_levels(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for i in range(3):
+        noise = numpy.random.default_rng(i).integers(0, 256, (5, 5, 3), dtype="uint8")
+        Image.fromarray(noise).resize((40, 30)).save(tmp_path / "a" / f"{i}.jpg")
+    steps = transforms.Compose([transforms.Resize((16, 16)), transforms.ToTensor()])
+    images = datasets.ImageFolder(str(tmp_path), steps, target_transform=str)
+    made = run(f"import torchvision\n{dataset_snippets.DECODED}")
+    inner = DataLoader(made["Encoded"](images), batch_size=2, collate_fn=made["joined"])
+    ours = made["Decoded"](inner, images.transform, "cpu")
+    assert len(ours) == 2 and ours.dataset.images is images
+    for (x, y), (own, labels) in zip(ours, DataLoader(images, batch_size=2), strict=True):
+        assert x.shape == own.shape and (x - own).abs().mean() < 0.02 and [*y] == [*labels]
 
 
 def test_packed_tensors_come_apart_as_they_were() -> None:

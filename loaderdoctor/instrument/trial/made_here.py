@@ -73,6 +73,7 @@ def _looks(settings: Settings) -> bool:
         settings.cache
         or settings.batched
         or settings.uint8
+        or settings.device_decode
         or settings.threads
         or settings.storage not in (None, "original")
         or settings.augment not in (None, "on")

@@ -19,12 +19,14 @@ from loaderdoctor.instrument.batches.h2d import ToDevice
 from loaderdoctor.instrument.batches.packing import MovedSource, PackedToDevice
 from loaderdoctor.instrument.batches.replay_buffer import ReplaySource, Source
 from loaderdoctor.instrument.batches.reuse import ArrivedSource
+from loaderdoctor.instrument.dataset.encoded import DecodedSource, OnTensors
 from loaderdoctor.instrument.dataset.transforms import (
     NormalisedSource,
     Normaliser,
     NormalisingToDevice,
 )
 from loaderdoctor.instrument.trial.data_axes import Note, TrialData, n_first, trial_data
+from loaderdoctor.instrument.trial.device_decode import files_of
 from loaderdoctor.instrument.trial.epoch_feeds import (
     BackgroundFeed,
     EpochFeed,
@@ -122,6 +124,9 @@ def open_trial(
     data = trial_data(
         loader, settings, note, first_made=first, forks=forks, cache_limit_s=cache_limit_s
     )
+    decoded: OnTensors | None = None
+    if settings.device_decode and device is not None:
+        data, decoded = files_of(loader, data, device, note)
     if settings.resident and to_device is not None:
         return resident(
             loader,
@@ -137,6 +142,8 @@ def open_trial(
         to_device = NormalisingToDevice(to_device, data.normalise)
     source: Source = epochs(data, to_device)
     try:
+        if decoded is not None:
+            source = DecodedSource(source, decoded)
         for wrap in _wrappers(settings, effective, data.normalise, whole, to_device, note):
             source = wrap(source)
     except BaseException:
@@ -199,7 +206,9 @@ def _to_device(
     return None
 
 
-_AROUND = (ArrivedSource, SideStreamSource, NormalisedSource, MovedSource, FieldSource)
+_AROUND = (
+    ArrivedSource, DecodedSource, SideStreamSource, NormalisedSource, MovedSource, FieldSource,
+)  # fmt: skip
 
 
 def measure_boundary(source: Source) -> int:

@@ -95,6 +95,19 @@ _EXCLUDED = (
     ("resident", {"cache", "fields", "uint8"}, "resident batches are on the device already"),
     ("packed", {"resident", "synthetic"}, "their batches are ready"),
     ("reuse_buffers", {"packed", "fields"}, "a buffer holds a batch as it was collated"),
+    (
+        "spdl",
+        {
+            "threads",
+            "reuse_buffers",
+            "persistent_workers",
+            "keep_iterator",
+            "worker_cpus",
+            "synthetic",
+            "resident",
+        },
+        "SPDL starts its own workers for each epoch",
+    ),
     ("packed", {"fields", "uint8"}, "packed batches are unpacked on the device"),
     (
         "device_decode",

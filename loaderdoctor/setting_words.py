@@ -61,6 +61,9 @@ READINGS: Mapping[str, Reading] = {
         title="used buffers",
     ),
     "threads": Reading(title="loading threads"),
+    "spdl": Reading(
+        on="SPDL's loader in place of torch's", without="torch's own loader", title="SPDL"
+    ),
     "non_blocking": Reading(spelling="non_blocking"),
     "side_stream": Reading(
         on="copying on a separate CUDA stream",

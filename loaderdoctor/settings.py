@@ -43,6 +43,7 @@ class Settings:
     background: Background | None = None
     reuse_buffers: bool | None = None  # workers write into shared memory that stays mapped
     threads: int | None = None  # of the training process, in place of workers
+    spdl: bool | None = None  # SPDL's loader and workers make the batches
     non_blocking: bool | None = None
     side_stream: bool | None = None
     packed: bool | None = None  # the small tensors of a batch are copied as one
@@ -231,6 +232,7 @@ AXES: tuple[Axis, ...] = (
     ),
     Axis(name="reuse_buffers", kind="bool", needs_workers=True, where="loop"),
     Axis(name="threads", kind="int", where="loop"),
+    Axis(name="spdl", kind="bool", needs_workers=True, where="loop"),
     Axis(
         name="non_blocking",
         kind="bool",

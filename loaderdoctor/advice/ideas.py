@@ -346,6 +346,7 @@ _ON: Mapping[str, str] = {
     "threads": "`num_workers=0`, and a ThreadPoolExecutor of {value} threads that makes the "
     "batches in order: `collate_fn([dataset[i] for i in indices])` for each list of "
     "`loader.batch_sampler`.",
+    "spdl": "`spdl.dataloader.get_pytorch_dataloader(…, in_order=True)` in place of DataLoader.",
     "side_stream": "Copy the next batch on a `torch.cuda.Stream()` of its own while this one "
     "computes, let the computing stream wait for it, and `record_stream` its tensors.",
     "packed": "Let the collate function join the small tensors of a batch into one of bytes, copy "

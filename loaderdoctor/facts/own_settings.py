@@ -84,6 +84,7 @@ def meaning(settings: Settings, own: Settings) -> Settings:
         background=full.background or "off",
         reuse_buffers=bool(full.reuse_buffers) and workers > 0,
         threads=full.threads,
+        spdl=bool(full.spdl) and workers > 0,
         non_blocking=bool(full.non_blocking),
         side_stream=bool(full.side_stream),
         resident=bool(full.resident),

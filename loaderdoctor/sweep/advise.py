@@ -34,6 +34,7 @@ _CAUTIONS = {
     "packed": "batches are on the device as the loop gets them",
     "threads": "the dataset is called by several threads at once, which share the interpreter lock "
     "with the loop: what it changes of itself must bear that",
+    "spdl": "its workers are not seeded, and worker_init_fn is not called",
     "cache": "every sample stays in host memory, and random augmentation is applied once only",
     "batched": "the rows are looked up in the arrays as they are when the loader is made",
     "storage": "the copy takes its size of memory or disk, and has to be kept up to date",

@@ -37,6 +37,7 @@ SAME_LOADING = (
     Settings(threads=3),
     Settings(num_workers=2, worker_cpus="all"),
     Settings(num_workers=2, reuse_buffers=True),
+    Settings(num_workers=2, spdl=True),
     Settings(num_workers=1, start_method="spawn"),
     Settings(num_workers=1, start_method="forkserver"),
 )

@@ -39,6 +39,7 @@ from loaderdoctor.instrument.trial.made_here import on_own_copy, refuse_what_sta
 from loaderdoctor.instrument.trial.main_guard import AsIfGuarded
 from loaderdoctor.instrument.trial.resident import ResidentSource, resident
 from loaderdoctor.instrument.trial.side_stream import SideStreamSource
+from loaderdoctor.instrument.trial.spdl_feed import SpdlFeed
 from loaderdoctor.instrument.trial.synthetic import (
     FieldSource,
     SyntheticSource,
@@ -245,18 +246,18 @@ def _epochs(
     if to_device is not None and to_device.device.type == "cuda":
         context = _same_stream(to_device.device)
 
-    # Advised is the guard with the workers, and so both are tried.
     imports_script = loader.num_workers > 0 and start_method_of(effective) != "fork"
     guard = AsIfGuarded() if imports_script else None
 
     def open_feed() -> EpochFeed:
+        feed: EpochFeed
         with guard.starting() if guard is not None else contextlib.nullcontext():
-            opened = open_iter(loader)
-            feed: EpochFeed = (
-                ThreadFeed(opened, effective.threads, fetch_limit_s)
-                if effective.threads
-                else LoaderFeed(opened, loader.timeout)
-            )
+            if effective.spdl:
+                feed = SpdlFeed(loader, fetch_limit_s)
+            elif effective.threads:
+                feed = ThreadFeed(open_iter(loader), effective.threads, fetch_limit_s)
+            else:
+                feed = LoaderFeed(open_iter(loader), loader.timeout)
         if effective.background in (None, "off"):
             return feed
         return BackgroundFeed(feed, prepare, fetch_limit_s, context)

@@ -153,8 +153,9 @@ def coverage(one: Series, n_rounds: int, n_draws: int, rng: random.Random) -> tu
         for r in range(n_rounds):
             at = [begin + (2 * r + i) * apart for i in (0, 1)]
             rng.shuffle(at)
-            own.append((r, Sample.of(steps[at[0] : at[0] + n])))
-            trial.append((r, Sample.of(steps[at[1] : at[1] + n]).scaled(FASTER)))
+            own.append((r, Sample.of(steps[at[0] : at[0] + n], cycle=one.cycle)))
+            sample = Sample.of(steps[at[1] : at[1] + n], cycle=one.cycle)
+            trial.append((r, sample.scaled(FASTER)))
         noise = Noise.of([[s for _, s in own], [s for _, s in trial]])
         found = noise.mean([s for _, s in own])
         mean.add(found.low, found.high, truth, truth)

@@ -43,6 +43,7 @@ MIN_CORRELATED = 6
 # Of a cycle of workers, steps whose waits are looked at together; and the part of their variance
 # that cancelling leaves at least: what a dozen steps tell of it is itself uncertain.
 LONGEST_CYCLE = 8
+MIN_CYCLES = 4  # whole ones that their own spread is taken from
 LEAST_PART = 0.1
 
 
@@ -54,8 +55,8 @@ class Sample:
     error: float = 0.0  # 0: its steps say nothing of it
 
     @staticmethod
-    def of(steps: Sequence[float]) -> Sample:
-        """From steps in their order. Raises ValueError on none.
+    def of(steps: Sequence[float], *, cycle: int = 1) -> Sample:
+        """From steps in their order, whose waits repeat each `cycle`. Raises ValueError on none.
 
         Neighbours are alike: the variance of the mean of an autoregressive series of first order,
         its coefficient estimated without bias. Where they are unlike (waits come once a cycle of
@@ -75,7 +76,9 @@ class Sample:
             alike = (_correlation(off, 1) / total + 1 / n) / (1 - 3 / n)
             alike = min(alike, MAX_CORRELATION)
             factor = (1 + alike) / (1 - alike) if alike > 0 else _within_cycles(off, total)
-        return Sample(value=value, error=math.sqrt(total / (n - 1) / n * factor))
+        error = math.sqrt(total / (n - 1) / n * factor)
+        by_cycle = _error_by_cycle(steps, cycle)
+        return Sample(value=value, error=error if by_cycle is None else min(error, by_cycle))
 
     def scaled(self, factor: float) -> Sample:
         """The same in another unit; `factor` > 0."""
@@ -84,6 +87,20 @@ class Sample:
     def plus(self, constant: float) -> Sample:
         """With a constant of the same unit added."""
         return Sample(value=self.value + constant, error=self.error)
+
+
+def _error_by_cycle(steps: Sequence[float], cycle: int) -> float | None:
+    """Standard error of the mean by the sums of whole cycles; None where these are too few.
+
+    A pool of four that falls short waits once in four steps: of 16 to 24 such steps the mean varies
+    by half of what the correlations of neighbours let expect (simulated, 200 windows each).
+    """
+    n = len(steps) // max(1, cycle)
+    if cycle < 2 or n < MIN_CYCLES or len(steps) % cycle:
+        return None
+    sums = [math.fsum(steps[i * cycle : (i + 1) * cycle]) for i in range(n)]
+    # Few cycles tell their own spread badly: allowed for as by a t quantile.
+    return statistics.stdev(sums) / cycle / math.sqrt(n) * math.sqrt((n + 1) / (n - 1))
 
 
 def _correlation(off: Sequence[float], lag: int) -> float:

@@ -121,3 +121,21 @@ def test_a_window_that_is_noisy_in_itself_stays_so_among_quiet_ones() -> None:
     quiet = Noise(variance=1e-4, free=15)
     # 95 % of its own error of 1.0 at the least.
     assert quiet.mean(windows([10.0], error=1.0)).margin > 1.8
+
+
+def test_whole_cycles_tell_the_mean_of_a_pool_that_falls_short() -> None:
+    """Four workers, one long wait in each four steps: their sums vary little, and that is told."""
+    rng = random.Random(3)
+
+    def steps() -> list[float]:
+        waits = [sum(rng.gauss(300.0, 45.0) for _ in range(4)) for _ in range(5)]
+        return [x for wait in waits for x in (wait - 300.0, 100.0, 100.0, 100.0)]
+
+    drawn = [steps() for _ in range(200)]
+    true = math.sqrt(mean([(sum(x) / 20 - 300.0) ** 2 for x in drawn]).value)
+    by_cycle = mean([Sample.of(x, cycle=4).error for x in drawn]).value
+    alone = mean([Sample.of(x).error for x in drawn]).value
+    assert true < by_cycle < 1.6 * true < alone
+    # Not of fewer cycles than tell their spread, nor of a part of one.
+    for part in (drawn[0][:12], drawn[0][:18]):
+        assert Sample.of(part, cycle=4) == Sample.of(part)

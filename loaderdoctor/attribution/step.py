@@ -67,8 +67,10 @@ def of_steps_alone(windows: Sequence[WindowDone]) -> list[WindowDone]:
     return alone or list(windows)
 
 
-def window_times(window: WindowDone) -> WindowTimes:
+def window_times(window: WindowDone, *, cycle: int = 1) -> WindowTimes:
     """Split one window's steps at its epoch boundaries. Raises ValueError on an empty window.
+
+    `cycle`: workers whose batches come in turn, so that waits repeat.
 
     Where every step holds a boundary (an iterator re-created each step) nothing can be told
     apart: the whole mean is `within_ms`, which is what each step costs.
@@ -80,7 +82,7 @@ def window_times(window: WindowDone) -> WindowTimes:
     inside = [ns for i, ns in enumerate(steps_ns) if i not in at_boundary]
     across = [ns for i, ns in enumerate(steps_ns) if i in at_boundary]
     if not inside or not across:
-        within = Sample.of(steps_ns).scaled(1 / NS_PER_MS)
+        within = Sample.of(steps_ns, cycle=cycle).scaled(1 / NS_PER_MS)
         return WindowTimes(
             within=within, boundary_ms=None, n_steps=len(steps_ns), n_boundaries=len(across)
         )

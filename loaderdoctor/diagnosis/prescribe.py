@@ -20,7 +20,7 @@ from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.build import shares_of
 from loaderdoctor.settings import Settings
-from loaderdoctor.tryout.comparing import Compared
+from loaderdoctor.tryout.comparing import WORTH_DECIDING, Compared
 from loaderdoctor.tryout.recommending import advice_row, recommendations, trial_row, written_of
 
 # A change of code is more to write and to keep than an argument of the loader: it is advised first
@@ -319,7 +319,9 @@ def _slower(candidate: Candidate, facts: Facts) -> bool:
 
 
 def _worse(tried: Compared) -> bool:
-    return tried.gain is not None and tried.gain.value <= 0.0
+    """Whether what was seen, too little to tell, speaks against a gain that is worth a change."""
+    gain, own_ms = tried.gain, tried.own_ms
+    return gain is not None and own_ms is not None and gain.value < WORTH_DECIDING * own_ms
 
 
 def _prediction(settings: Settings, prescription: Prescription) -> Candidate | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from loaderdoctor.combinations import invalid_reason
 from loaderdoctor.errors import RunError
 from loaderdoctor.facts.loop import LoopTrials, PoolTrial, ThreadTrial
+from loaderdoctor.facts.own_settings import own_settings
 from loaderdoctor.settings import Settings
 from loaderdoctor.tryout.ablating import LoopEvidence
 from loaderdoctor.tryout.comparing import (
@@ -69,6 +70,7 @@ class Verifier:
             steps_per_epoch=evidence.steps_per_epoch,
             loop_ms=evidence.boundary_ms(),
             own_work_ms=evidence.own_boundary_ms(),
+            own_workers=own_settings(evidence.observed).num_workers or 0,
         )
         self._single: tuple[int, ...] = ()  # candidates, each alone
         self._combined: tuple[int, ...] = ()
@@ -129,8 +131,12 @@ class Verifier:
 
     @property
     def undecided(self) -> list[int]:
-        """Settings that may still be the answer: what looks best, then what was not looked at."""
-        tried = [one for one in self._tried(self._single) if not one.decided and not one.in_code]
+        """Settings that may still be the answer: what looks faster, then what was not looked at."""
+        tried = [
+            one
+            for one in self._tried(self._single)
+            if not one.decided and not one.in_code and (one.promising or not one.n_rounds)
+        ]
         return [one.trial.index for one in by_speed(tried)]
 
     @contextmanager

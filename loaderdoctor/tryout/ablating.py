@@ -203,7 +203,7 @@ class Ablation:
                 if len(rounds) >= MIN_ROUNDS:
                     break
                 end_s = until if finer_until is None else finer_until
-            if rounds and self._clock() + (self._round_s or 0.0) > end_s:
+            if rounds and self._clock() + self._next_round_s > end_s:
                 break
             self._tell(f"comparing with batches already in memory, round {len(rounds) + 1}")
             began = self._clock()
@@ -212,6 +212,15 @@ class Ablation:
                 break
             rounds.append(done)
             self._round_s = self._clock() - began
+
+    @property
+    def _next_round_s(self) -> float:
+        """As the last one, and after the first the loop's own queue too, which is dropped then."""
+        train = self.evidence.observed.main_loader
+        n_dropped = 0
+        if len(self.evidence.rounds) == 1 and train is not None and train.settings.num_workers:
+            n_dropped = 2 * train.settings.queue_length
+        return (self._round_s or 0.0) + n_dropped * self.evidence.sizes.step_s
 
     def _one_round(self, *, with_copy: bool) -> Round | None:
         modes: list[Mode] = ["plain", "no_input", *(["no_copy"] if with_copy else [])]  # type: ignore[list-item]

@@ -37,21 +37,26 @@ class Boundaries:
     steps_per_epoch: int | None
     loop_ms: float | None  # one boundary of the loop as it is
     own_work_ms: float | None  # of it the loop's own work, which no setting of a loader changes
+    own_workers: int = 0
 
     def plain(self, window: WindowDone) -> Sample:
         """A step of the loop as it is, its boundary spread over the epoch."""
-        return window_times(window).wall(self.steps_per_epoch, self.loop_ms)
+        times = window_times(window, cycle=self.own_workers)
+        return times.wall(self.steps_per_epoch, self.loop_ms)
 
-    def trial(self, window: WindowDone, *, keeps_loader: bool = False) -> Sample:
+    def trial(
+        self, window: WindowDone, *, keeps_loader: bool = False, workers: int | None = None
+    ) -> Sample:
         """A trial's step with its own boundary spread over the real epoch.
 
         A trial that `keeps_loader` has the loop's boundary. Others had theirs timed next to the
-        window: the loop's own work between epochs comes on top.
+        window: the loop's own work between epochs comes on top. `workers` None: as many as it has.
         """
         boundary_ms = self.loop_ms if keeps_loader else None
         if window.boundary_ns is not None:
             boundary_ms = window.boundary_ns / NS_PER_MS + (self.own_work_ms or 0.0)
-        return window_times(window).wall(self.steps_per_epoch, boundary_ms)
+        times = window_times(window, cycle=self.own_workers if workers is None else workers)
+        return times.wall(self.steps_per_epoch, boundary_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +67,7 @@ class Compared:
     own: ByRound = ()  # the loop as it is, in the same rounds
     steps: ByRound = ()
     noise: Noise
-    one_of: int = 1  # so many are compared, and the best is what is told
+    one_of: int = 1  # so many were looked at, and the best is what is told
 
     @property
     def settings(self) -> Settings:
@@ -149,13 +154,14 @@ def compared(trials: Sequence[Trial], boundaries: Boundaries) -> list[Compared]:
     own = {m.round: boundaries.plain(m.window) for m in trials[0].measurements}
     timed = []
     for trial in trials[1:]:
-        keeps = trial.settings.keeps_loaders
+        keeps, workers = trial.settings.keeps_loaders, trial.settings.num_workers
         steps = [
-            (m.round, boundaries.trial(m.window, keeps_loader=keeps))
+            (m.round, boundaries.trial(m.window, keeps_loader=keeps, workers=workers))
             for m in trial.measurements
             if m.round in own
         ]
         timed.append((trial, tuple(steps)))
+    n_seen = sum(1 for _, steps in timed if steps)  # what was not looked at can't look good
     noise = Noise.of([list(own.values()), *([x for _, x in steps] for _, steps in timed)])
     return [
         Compared(
@@ -163,7 +169,7 @@ def compared(trials: Sequence[Trial], boundaries: Boundaries) -> list[Compared]:
             own=tuple((number, own[number]) for number, _ in steps),
             steps=steps,
             noise=noise,
-            one_of=len(timed),
+            one_of=n_seen,
         )
         for trial, steps in timed
     ]

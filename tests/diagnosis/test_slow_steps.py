@@ -68,7 +68,7 @@ def test_going_on_beyond_the_budget_is_told(tmp_path: Path) -> None:
 
 
 def test_where_nothing_would_help_no_second_cap_is_used(tmp_path: Path) -> None:
-    script_run = StarvedRun(100.0)
+    script_run = StarvedRun(100.0, vary=0.03, noise=0.01)
     script_run.trial_ms = lambda changed: 100.0
     report, said = diagnosed(script_run, tmp_path)
     assert all(r.measured_step_ms is None for r in report.recommendations)

@@ -60,3 +60,12 @@ def test_a_script_without_a_loader_is_told_so(tmp_path: Path) -> None:
     assert done.code == 1
     assert "trained\n" in done.stdout
     assert "no torch DataLoader was iterated" in done.stderr.splitlines()[-1]
+
+
+@slow
+def test_a_script_that_trains_long_on_one_batch_is_told_so(tmp_path: Path) -> None:
+    done = diagnose(SHAPES / "one_batch.py", cwd=tmp_path)
+    assert done.code == 1
+    said = done.stderr.splitlines()[-1]
+    assert "2,000 optimizer steps on 1 batch of one_batch.py:5" in said
+    assert "run longer" not in said

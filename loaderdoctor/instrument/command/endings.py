@@ -15,6 +15,9 @@ from loaderdoctor.instrument.wire.protocol import (
 )
 
 MAX_REASON = 300  # characters of an exception that a table or a line can hold
+# A loop of few batches with at least this many optimizer steps, and so many to each batch: several
+# networks, or several passes over a batch (PPO's ten), are steps of a loader's loop yet.
+MIN_STEPS, FEW = 50, 20
 NOT_BEGUN = "the script ended before this window"
 _MB = 1e6
 # What gloo, NCCL and torch's store say on a rank whose peer left in the middle of a collective.
@@ -77,9 +80,22 @@ def _why_nothing(ended: Ended, label: str) -> str:
         return f"{text.rstrip('.')}.{advice(ended)}"
     if ended.how == "interrupted":
         return f"{label}: interrupted before its loop was warm."
+    if ended.n_batches and ended.n_optimizer_steps >= max(MIN_STEPS, FEW * ended.n_batches):
+        return _few_batches(ended, label)
     return (
         f"{label}: ended before enough training steps were seen (exit code "
         f"{ended.exit_code}). Let it run longer: more batches or more epochs."
+    )
+
+
+def _few_batches(ended: Ended, label: str) -> str:
+    """One line: it trains long on few batches, and a longer run would not change that."""
+    n, loader = ended.n_batches, ended.loaders[0].id if ended.loaders else "its DataLoader"
+    return (
+        f"{label}: took {ended.n_optimizer_steps:,} optimizer steps on {n:,} "
+        f"{'batch' if n == 1 else 'batches'} of {loader}: its loop takes no batch a step, so there "
+        "is no loader to measure. What its steps take is what they compute: profile those "
+        "(torch.profiler), and `loaderdoctor analyze` reads the trace."
     )
 
 

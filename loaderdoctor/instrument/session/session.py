@@ -256,6 +256,7 @@ class Session:
         if self._ended:
             return
         self._ended = True
+        work = list(self.roles.work.values()) if self.definition is None else []
         self.send(
             Ended(
                 how=how,
@@ -267,6 +268,8 @@ class Session:
                 wall=self.wall.record(self.n_steps) if self.definition is not None else None,
                 before_training=self.passes.records() if self.passes is not None else (),
                 read_stdin=self.read_stdin(),
+                n_optimizer_steps=sum(w.n for w in work if w.optimizer is not None),
+                n_batches=sum(x.n_fetches for x in self.registry.states) if work else 0,
             )
         )
 

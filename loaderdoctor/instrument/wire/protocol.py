@@ -361,6 +361,9 @@ class Ended(Message, frozen=True, kw_only=True, omit_defaults=True):
         PassRecord, ...
     ] = ()  # where it ended before it trained, or at least warm
     read_stdin: bool = False  # the script did, as far as its process can tell
+    # Where no step was found: what optimizers and loaders did all the same.
+    n_optimizer_steps: int = 0
+    n_batches: int = 0
 
 
 FromRun = (

@@ -26,6 +26,27 @@ def test_collections_that_cost_next_to_nothing_are_no_finding(how: str, tmp_path
     assert "gc-pauses" not in done.kinds
 
 
+def test_fewer_collections_are_tried_in_the_running_loop(tmp_path: Path) -> None:
+    done = diagnose(CAUSES / "collected.py", "auto", cwd=tmp_path, budget_s=30.0)
+    advised = done.settings["gc"]
+    assert advised.to in ("frozen", "manual")
+    assert done.gain is not None and done.gain > 1.2
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "twin"),
+    [("subnormal", "subnormal-numbers", "normal"), ("padded", "padding-waste", "alike")],
+)
+def test_computing_that_costs_needlessly_is_told_and_its_twin_is_not(
+    how: str, kind: str, twin: str, tmp_path: Path
+) -> None:
+    for which in (how, twin):
+        folder = tmp_path / which
+        folder.mkdir()
+        done = diagnose(CAUSES / "computed.py", which, cwd=folder, options=["--no-verify"])
+        assert (kind in done.kinds) is (which == how), done.summary
+
+
 @pytest.mark.parametrize(
     ("how", "kind"),
     [

@@ -15,10 +15,11 @@ def words(line: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meters:
-    """What a script prints of its own time: patterns with one group, in seconds."""
+    """What a script prints of its own time: patterns with one group, in units of `unit_s`."""
 
     step: str
-    wait: str
+    wait: str | None = None
+    unit_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,8 @@ class Case:
 
     `at`: data linked to paths relative to the script's folder. `files`: what of the folder is
     copied; all of it if empty. `own_loop`: its batches come from no DataLoader, so that waiting
-    for input is nothing by construction.
+    for input is nothing by construction; its step is then what its own meter says. `refuses`: there
+    is nothing that could be measured, and it is to be told so in these words.
     """
 
     name: str
@@ -44,12 +46,14 @@ class Case:
     needs: tuple[str, ...] = ()  # packages beside torch and torchvision
     meters: Meters | None = None
     own_loop: bool = False
+    refuses: str = ""
     options: dict[str, str] = field(default_factory=dict)  # of settings, where they are plain
     on: tuple[str, ...] = ("cpu", "cuda")
 
 
 IMAGENET = Meters(step=r"Time +([\d.]+) \(", wait=r"Data +([\d.]+) \(")
 TIMM_METERS = Meters(step=r"Time: ([\d.]+)s", wait=r"Data: ([\d.]+) \(")
+WORDS = Meters(step=r"ms/batch +([\d.]+)", unit_s=1e-3)
 REFERENCE = Meters(step=r"time: ([\d.]+) ", wait=r"data: ([\d.]+) ")
 WORKERS = {"num_workers": "-j"}
 MNIST_AT = {"../data": "mnist"}
@@ -96,7 +100,8 @@ CASES = (
         name="mnist-forward-forward",
         clone="examples",
         folder="mnist_forward_forward",
-        args=words("--train_size 5000"),
+        args=words("--train_size 5000 --epochs 300"),
+        refuses="its loop takes no batch a step",
         at={"data": "mnist"},
         own_loop=True,
     ),
@@ -147,16 +152,18 @@ CASES = (
         name="word-language-model",
         clone="examples",
         folder="word_language_model",
-        args=words("--data {text}"),
-        gpu_args=words("--data {text} --accel"),
+        args=words("--data {text} --log-interval 10"),
+        gpu_args=words("--data {text} --log-interval 10 --accel"),
+        meters=WORDS,
         own_loop=True,
     ),
     Case(
         name="word-language-model-transformer",
         clone="examples",
         folder="word_language_model",
-        args=words("--data {text} --model Transformer --lr 5"),
-        gpu_args=words("--data {text} --model Transformer --lr 5 --accel"),
+        args=words("--data {text} --log-interval 10 --model Transformer --lr 5"),
+        gpu_args=words("--data {text} --log-interval 10 --model Transformer --lr 5 --accel"),
+        meters=WORDS,
         own_loop=True,
     ),
     Case(
@@ -170,7 +177,14 @@ CASES = (
         own_loop=True,
         on=("cpu",),
     ),
-    Case(name="regression", clone="examples", folder="regression", own_loop=True, on=("cpu",)),
+    Case(
+        name="regression",
+        clone="examples",
+        folder="regression",
+        own_loop=True,
+        refuses="no torch DataLoader was iterated",
+        on=("cpu",),
+    ),
     Case(
         name="ddp-series-single-gpu",
         clone="examples",

@@ -57,6 +57,7 @@ POINTS = 0.05
 HIGH, MODERATE = 0.20, 0.05  # of the step: below, input can't be called so
 MARGIN = 0.03  # or the noise
 KEPT = 0.15  # a promise is kept where the change gives what was said within this
+METER = 0.25  # of a step by the script's own meter, which counts more than steps
 GRACE_S = 240.0  # a diagnosis beyond its budget, twice: imports, data, the second cap
 OWN_LOOP_S = 20.0  # a script without a loader runs alone for so long, to see whether it runs
 OURS_BROKE = re.compile(r"defect of loaderdoctor|File \".*/loaderdoctor/", re.IGNORECASE)
@@ -255,10 +256,13 @@ def meters_in(case: Case, output: str) -> dict[str, float] | None:
         return None
     found = {}
     for name, pattern in (("step_ms", case.meters.step), ("wait_ms", case.meters.wait)):
+        if pattern is None:
+            continue
         values = [float(value) for value in re.findall(pattern, output)]
         if len(values) < 3:
             return None
-        found[name] = 1e3 * statistics.mean(values[min(5, len(values) // 2) :])
+        each = statistics.mean(values[min(5, len(values) // 2) :])
+        found[name] = 1e3 * case.meters.unit_s * each
     return found
 
 
@@ -271,6 +275,10 @@ def why_wrong(
         return [f"the script itself fails here: {last_line(theirs.output)}"]
     if OURS_BROKE.search(ours.output):
         wrong.append("a defect of loaderdoctor is told")
+    if case.refuses and ours.code == 1 and "said" not in row:
+        if case.refuses not in last_line(ours.output):
+            wrong.append(f"not told why: {last_line(ours.output)}")
+        return wrong
     if ours.code != 0 or "said" not in row:
         wrong.append(f"exit code {ours.code}: {last_line(ours.output)}")
     if "said" not in row:
@@ -279,6 +287,11 @@ def why_wrong(
     if case.own_loop:
         if said["bound"] in ("input", "copy"):
             wrong.append("called input- or copy-bound, but its batches come from no loader")
+        theirs_ms = (row.get("meters") or {}).get("step_ms")
+        if theirs_ms is None:
+            wrong.append("no truth: its own meter printed nothing")
+        elif abs(said["step_ms"] / theirs_ms - 1) > METER:
+            wrong.append(f"step {said['step_ms']:.1f} ms, by its own meter {theirs_ms:.1f}")
         return wrong
     if truth is None:
         return [*wrong, "no truth: no loop was seen"]
@@ -314,7 +327,7 @@ def cells_of(row: dict[str, Any]) -> list[str]:
 
     truth, said, meters = row.get("truth") or {}, row.get("said") or {}, row.get("meters") or {}
     plain = (row.get("runs") or {}).get("plain") or []
-    step_ms = truth.get("step_ms") or (plain[0]["step_ms"] if plain else None)
+    step_ms = truth.get("step_ms") or (plain[0]["step_ms"] if plain else meters.get("step_ms"))
     verdict = f"{said['bound']} {said['severity']}" if said else "–"
     why = "; ".join(row["why"])
     return [

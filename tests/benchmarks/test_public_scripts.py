@@ -210,3 +210,28 @@ def test_a_script_gets_ready_batches_once_they_are_due_and_epochs_keep_their_len
     states = [int(row[5]) for row in rows if row[1] != "-1"]
     assert states.count(1) == 4
     assert states == sorted(states)
+
+
+def test_a_loop_of_its_own_batches_is_judged_by_its_own_meter() -> None:
+    case = public_cases.Case(
+        name="x", clone="examples", folder="x", own_loop=True, meters=public_cases.WORDS
+    )
+    printed = "\n".join(f"| ms/batch {ms:5.2f} |" for ms in (90, 80, 40, 40, 40, 40))
+    meters = public_scripts.meters_in(case, printed)
+    assert meters == {"step_ms": pytest.approx(40.0)}
+    row = said("compute", 0.0)
+    row["said"]["step_ms"] = 44.0
+    assert why_wrong(case, row | {"meters": meters}, None, FINE, DONE) == []
+    row["said"]["step_ms"] = 80.0
+    (wrong,) = why_wrong(case, row | {"meters": meters}, None, FINE, DONE)
+    assert "by its own meter 40.0" in wrong
+    (wrong,) = why_wrong(case, row | {"meters": None}, None, FINE, DONE)
+    assert "no truth" in wrong
+
+
+def test_a_script_with_nothing_to_measure_is_to_be_told_why() -> None:
+    case = public_cases.Case(name="x", clone="examples", folder="x", refuses="takes no batch")
+    told = public_truth.Ended(code=1, output="x.py: its loop takes no batch a step", seconds=1.0)
+    other = public_truth.Ended(code=1, output="x.py: let it run longer", seconds=1.0)
+    assert why_wrong(case, {}, None, FINE, told) == []
+    assert why_wrong(case, {}, None, FINE, other) == ["not told why: x.py: let it run longer"]

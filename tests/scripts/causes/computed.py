@@ -12,7 +12,7 @@ import sys
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 
 class Texts(Dataset[Tensor]):
@@ -45,14 +45,15 @@ def texts(*, alike: bool) -> None:
 
 
 def weights(*, subnormal: bool) -> None:
-    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
+    layers = [torch.nn.Linear(256, 256) for _ in range(4)]
+    model = torch.nn.Sequential(*layers)
     if subnormal:
         with torch.no_grad():
-            for layer in model:
+            for layer in layers:
                 layer.weight[::2] = 1e-40
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-12)
     for _epoch in range(1_000):
-        for x in DataLoader([torch.rand(256) for _ in range(512)], batch_size=32):
+        for (x,) in DataLoader(TensorDataset(torch.rand(512, 256)), batch_size=32):
             optimizer.zero_grad()
             model(x).mean().backward()
             optimizer.step()

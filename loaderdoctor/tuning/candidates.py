@@ -11,8 +11,14 @@ from loaderdoctor.tuning.step_windows import Served
 
 # A loop that waits less than this for its batches gains nothing that could be told from noise.
 MIN_WAIT_SHARE = 0.03
+# A step predicted to be this much of the present one is worth a trial out of turn.
+WORTH_IT = 0.97
 # What epochs' beginnings must cost of a whole epoch for workers to be worth keeping.
 MIN_BOUNDARY_SHARE = 0.01
+# A batch that takes less of a step to make needs no worker.
+INSTANT = 0.05
+# So many more workers than would just do, if they share nothing: batches differ.
+SPARE_WORKERS = 1.1
 MAX_PREFETCH_FACTOR = 16
 LAST_WINDOWS = 4
 
@@ -26,14 +32,27 @@ class TunedLoop:
     start_method: StartMethod = "fork"  # of workers, where the loader has none yet
     has_accelerator: bool = False
     steps_per_epoch: int | None = None
+    worker_start_ms: float | None = None  # what opening a pool takes for each worker, where seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCost:
+    """What making a batch takes, mean of the latest."""
+
+    make_ms: float
+    cpu_ms: float  # of it; the rest waits, for storage or for a CPU
 
 
 def candidates(
-    loop: TunedLoop, best: Settings, measured: Mapping[Settings, Served]
+    loop: TunedLoop,
+    best: Settings,
+    measured: Mapping[Settings, Served],
+    cost: BatchCost | None = None,
 ) -> Iterator[Settings]:
     """Settings one change away from the best so far, most promising first.
 
-    `measured` is what is known of it and of others. Which may be tried is asked elsewhere.
+    `measured` is what is known of it and of others, `cost` is of the best's batches, where known.
+    Which may be tried is asked elsewhere.
     """
     known = measured[best]
     step = known.step_ms(LAST_WINDOWS)
@@ -42,8 +61,16 @@ def candidates(
     wait_share = known.wait_share(LAST_WINDOWS)
     waits = wait_share >= MIN_WAIT_SHARE
     n = best.num_workers or 0
+    boundary = boundary_share(loop, known)
+    keeps = n > 0 and not best.persistent_workers and boundary >= MIN_BOUNDARY_SHARE
+    if n and cost is not None and waits:
+        none = _with_workers(best, 0, loop)
+        if predicted_ms(loop, none, best, known, cost) < WORTH_IT * step.value:
+            yield none  # handing a batch over costs more than making it
+    if keeps and boundary > wait_share:
+        yield replace(best, persistent_workers=True)
     if waits:
-        enough = workers_for(n, step.value, wait_share, loop.n_cpus)
+        enough = workers_for(n, step.value, wait_share, loop.n_cpus, cost)
         if enough != n:
             yield _with_workers(best, enough, loop)
     if loop.has_accelerator and not best.pin_memory:
@@ -55,21 +82,51 @@ def candidates(
     # Workers take CPU from the step, and batches that cost little are made faster at once.
     if n and (waits or 2 * n > loop.n_cpus):
         batch_ms = _batch_ms(measured)
-        for fewer in dict.fromkeys((n // 2, n - 1) if n <= loop.n_cpus else (n // 2,)):
+        for fewer in dict.fromkeys(_fewer(n, step.value, loop.n_cpus, cost)):
             if batch_ms is None or batch_ms <= step.value * max(fewer, 0.5):
                 yield _with_workers(best, fewer, loop)
-    if n and not best.persistent_workers and boundary_share(loop, known) >= MIN_BOUNDARY_SHARE:
+    if keeps:
         yield replace(best, persistent_workers=True)
 
 
-def workers_for(n: int, step_ms: float, wait_share: float, n_cpus: int) -> int:
+def predicted_ms(
+    loop: TunedLoop, settings: Settings, best: Settings, known: Served, cost: BatchCost
+) -> float:
+    """A step with these, at best: workers share nothing, and handing batches over is free.
+
+    `known` is of `best`, whose steps have been seen, and `cost` of its batches.
+    """
+    step = known.step_ms(LAST_WINDOWS)
+    assert step is not None
+    rest_ms = step.value * (1 - known.wait_share(LAST_WINDOWS))
+    # Workers that outnumber CPUs wait for one another, by so much at most.
+    alone_ms = cost.make_ms * min(1.0, loop.n_cpus / (1 + (best.num_workers or 0)))
+    alone_ms = max(alone_ms, cost.cpu_ms)
+    n = settings.num_workers or 0
+    return max(rest_ms, alone_ms / n) if n else rest_ms + alone_ms
+
+
+def crowds(loop: TunedLoop, settings: Settings, best: Settings, cost: BatchCost) -> bool:
+    """Whether more workers than `best` has may fight for CPUs with one another and the loop."""
+    n, busy = settings.num_workers or 0, cost.cpu_ms / max(cost.make_ms, 1e-6)
+    return n > (best.num_workers or 0) and 1 + n * busy > loop.n_cpus
+
+
+def workers_for(
+    n: int, step_ms: float, wait_share: float, n_cpus: int, cost: BatchCost | None = None
+) -> int:
     """Workers that make batches as fast as the loop takes them, if they share nothing.
 
-    A loop that waits for n workers is served one batch by each in n steps. One CPU is left to it.
+    A loop that waits for n workers is served one batch by each in n steps, where no `cost` says
+    it better. One CPU is left to the loop; workers that wait for storage share one, and up to
+    twice as many as CPUs are taken.
     """
-    batch_ms = step_ms * (n if n else wait_share)
+    batch_ms, busy = step_ms * (n if n else wait_share), 1.0
+    if cost is not None and cost.make_ms > 0:
+        batch_ms, busy = cost.make_ms, min(1.0, max(cost.cpu_ms / cost.make_ms, 1e-3))
     rest_ms = max(step_ms * (1 - wait_share), batch_ms / (2 * n_cpus))
-    return max(1, min(n_cpus - 1, math.ceil(batch_ms / rest_ms)))
+    most = min(2 * n_cpus, math.floor((n_cpus - 1) / busy))
+    return max(1, min(most, math.ceil(SPARE_WORKERS * batch_ms / rest_ms)))
 
 
 def boundary_share(loop: TunedLoop, known: Served) -> float:
@@ -90,6 +147,17 @@ def _next_up(n: int, n_cpus: int) -> tuple[int, ...]:
     if more <= n_cpus:
         return (more,)
     return (n_cpus,) if n < n_cpus else ((2 * n_cpus,) if n < 2 * n_cpus else ())
+
+
+def _fewer(n: int, step_ms: float, n_cpus: int, cost: BatchCost | None) -> Iterator[int]:
+    """Fewer workers: as many as are needed, where that is known and CPUs are short; then half."""
+    if cost is not None and n >= n_cpus:
+        if cost.make_ms < INSTANT * step_ms:
+            yield 0
+        yield min(n - 1, workers_for(n, step_ms, 0.0, n_cpus, cost))
+    yield n // 2
+    if n <= n_cpus:
+        yield n - 1
 
 
 def _batch_ms(measured: Mapping[Settings, Served]) -> float | None:

@@ -29,6 +29,7 @@ class Costs:
     _trial_ms: float = 0.0  # by the one under way, beyond the best's pace; may be negative
     _steps_ms: float = 0.0  # the same of its own steps, without what opening it took
     _n_own: int = 0  # of those
+    worker_start_ms: float | None = None  # of the loop's own pool, where seen
     _opening_ms: dict[int, float] = field(default_factory=dict)  # seen, by number of workers
 
     @property
@@ -43,15 +44,15 @@ class Costs:
         own_ms = own.boundary_ms if step.first else own.pace_ms
         best_ms = best.boundary_ms if step.first else best.pace_ms
         if trial is not None and best_ms is not None:
-            self._trial_ms += step.ms - best_ms
+            self._trial_ms += step.ms - step.n * best_ms
             if step.settled and not step.first and not opens and step.serving == trial:
-                self._n_own += 1
+                self._n_own += step.n
                 if self._n_own > 1:  # the first waited for the pool's first batch
-                    self._steps_ms += step.ms - best_ms
+                    self._steps_ms += step.ms - step.n * best_ms
             if opens and not step.first:
                 self._opening_ms[trial.num_workers or 0] = max(0.0, step.ms - best_ms)
         if own_ms is not None:
-            self.saved_ms += own_ms - step.ms
+            self.saved_ms += step.n * own_ms - step.ms
 
     def end_trial(self) -> None:
         """What it lost is lost; what it gained is no loss of the next one's."""
@@ -85,5 +86,8 @@ class Costs:
             n = max(0, n - (instead_of.num_workers or 0))
         if n in self._opening_ms:
             return self._opening_ms[n]
+        seen = [ms / m for m, ms in self._opening_ms.items() if m]
+        if seen or self.worker_start_ms is not None:
+            return n * max(*seen, self.worker_start_ms or 0.0, 0.0)
         forks = settings.start_method in (None, "fork")
         return n * (FORKED_WORKER_MS if forks else SPAWNED_WORKER_MS)

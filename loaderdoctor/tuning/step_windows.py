@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from loaderdoctor.estimate import Estimate, mean
+from loaderdoctor.estimate import Estimate, mean, t95
 from loaderdoctor.settings import Settings
 
 # A window lasts this long at least, and this many steps. Of 0.4 s, windows of one and the same
@@ -19,16 +19,20 @@ from loaderdoctor.settings import Settings
 WINDOW_MS = 400.0
 MIN_STEPS = 8
 MAX_KEPT = 64
+# A loop that was done is watched on; longer steps and new waits by this much begin a new search.
+SLOWER = 1.25
+MIN_BOUNDARIES = 2  # the first opens workers that are kept
 
 
 class Step(NamedTuple):
-    """One step: from the batch before to this one. A tuple, since the loop makes one a step."""
+    """One step, from the batch before to this one; or `n` of a kind in a row, all together."""
 
     ms: float
     wait_ms: float  # of it, getting the batch
     serving: Settings  # complete: they made the batch
     settled: bool  # batches come from their pool, and from no other any more
     first: bool = False  # of an epoch: opening its iterator is in it
+    n: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,16 +90,26 @@ class Gathering:
         self._ms = self._wait_ms = 0.0
         self._n = 0
 
-    def add(self, step: Step) -> StepWindow | None:
-        """Count a step; the window that it completes."""
+    @property
+    def n_lacking(self) -> int:
+        """Steps that can be told of together: no window is complete before."""
         if self._skip > 0:
-            self._skip -= 1
+            return self._skip
+        whole = MIN_STEPS
+        if self._n:
+            whole = max(whole, math.ceil(WINDOW_MS * self._n / max(self._ms, 1e-3)))
+        return max(1, -(-whole // self._cycle) * self._cycle - self._n)
+
+    def add(self, step: Step) -> StepWindow | None:
+        """Count a step, or several; the window that it completes."""
+        if self._skip > 0:
+            self._skip -= step.n
             return None
         if step.first:
             return None  # told apart: it is one of many
         self._ms += step.ms
         self._wait_ms += step.wait_ms
-        self._n += 1
+        self._n += step.n
         if self._ms < WINDOW_MS or self._n < MIN_STEPS or self._n % self._cycle:
             return None
         made = StepWindow(
@@ -111,3 +125,41 @@ class Gathering:
 def queued(settings: Settings) -> int:
     """Steps until queues are as in a long run: twice what workers hold, and the pin queue."""
     return 2 * settings.queue_length + (settings.queue_length if settings.pin_memory else 0)
+
+
+def gained(before: Served, now: Served, last: int) -> Estimate:
+    """How much shorter steps are now than with `before` (its `last` windows), ms.
+
+    The noise is taken to be the same share of either's step: two windows of a trial say little of
+    it, those of the loop's own more. Raises ValueError where there are no windows of one.
+    """
+    sides = [[window.step_ms for window in served.windows[-last:]] for served in (before, now)]
+    means = [math.fsum(side) / len(side) for side in sides if side]
+    if len(means) < 2:
+        raise ValueError("no windows")
+    value, n = means[0] - means[1], sum(map(len, sides))
+    if n == 2:
+        return Estimate.around(value, math.inf, n=n)
+    squares = ((x / at - 1) ** 2 for side, at in zip(sides, means, strict=True) for x in side)
+    share = math.sqrt(math.fsum(squares) / (n - 2))
+    spread = math.hypot(*(at / math.sqrt(len(x)) for x, at in zip(sides, means, strict=True)))
+    return Estimate.around(value, t95(n - 2) * share * spread, n=n)
+
+
+def saves_boundaries(now: Served, before: Served) -> bool:
+    """Whether epochs begin sooner now, workers being kept, and steps are no longer for it."""
+    if len(now.boundaries_ms) < MIN_BOUNDARIES or before.boundary_ms is None:
+        return False
+    steps, were = now.step_ms(), before.step_ms()
+    if steps is None or were is None:
+        return False
+    longer = steps.value - were.value > math.hypot(steps.margin, were.margin)
+    return not longer and max(now.boundaries_ms[1:]) < before.boundary_ms
+
+
+def became_slower(served: Served, last: int) -> bool:
+    """Whether its `last` windows are longer than those before, beyond the noise."""
+    recent, before = served.step_ms(last), Served(windows=served.windows[:-last]).step_ms()
+    if recent is None or before is None:
+        return False
+    return recent.value >= SLOWER * before.value and recent.low > before.high

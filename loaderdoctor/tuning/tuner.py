@@ -11,27 +11,31 @@ so that a machine that became faster meanwhile is not taken for a gain.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
 from loaderdoctor.settings import Settings
+from loaderdoctor.tuning.budget import Budget
 from loaderdoctor.tuning.candidates import (
     LAST_WINDOWS,
     MIN_WAIT_SHARE,
+    BatchCost,
     TunedLoop,
     candidates,
 )
-from loaderdoctor.tuning.costs import Costs
 from loaderdoctor.tuning.outcome import Ask, Outcome, State, Tried, Verdict
 from loaderdoctor.tuning.step_windows import (
+    MIN_BOUNDARIES,
     MIN_STEPS,
     WINDOW_MS,
     Gathering,
     Served,
     Step,
     StepWindow,
+    became_slower,
+    gained,
     queued,
+    saves_boundaries,
 )
 
 # Shorter by less is not worth a change of settings, and would take long to prove.
@@ -45,22 +49,29 @@ MAX_WINDOWS = 10
 CONFIRM_WINDOWS = 3  # of each side in a round; so many rounds until it is left unproven:
 MAX_CONFIRMS = 3
 # Margins are widened by this: a trial is looked at after each of its windows, and is one of many.
-# Of 60 simulated trainings that nothing can help, 3 kept a setting for a while (6 without), and
-# none when it was held against the loop's own (`tests/tuning/test_tuner.py` has eight of them).
-WIDENING = 1.5
+# Of 60 simulated trainings of 3,000 steps that nothing can help, 4 kept a setting for a while, and
+# none was proven against the loop's own (`tests/tuning/test_tuner.py` has eight of them).
+WIDENING = 2.0
 # A single window this much longer is no noise: the setting goes at once.
 HOPELESS = 1.5
-# A loop that was done is watched on; longer steps and new waits by this much begin a new search.
-SLOWER = 1.25
 
 
 class Tuner:
     """Told of each step by `step`, of pools that failed by `failed`; `outcome` any time."""
 
-    def __init__(self, loop: TunedLoop, refusal: Callable[[Settings], str | None]) -> None:
-        """`refusal`: why complete settings can't be tried on this training; None where they can."""
+    def __init__(
+        self,
+        loop: TunedLoop,
+        refusal: Callable[[Settings], str | None],
+        cost: Callable[[], BatchCost | None] = lambda: None,
+    ) -> None:
+        """`refusal`: why complete settings can't be tried on this training; None where they can.
+
+        `cost` says what the latest batches took to make; None where that is not known.
+        """
         self._loop = loop
         self._refusal = refusal
+        self._cost = cost
         self._known: dict[Settings, Served] = {loop.own: Served()}
         self._wanted = self._best = self._serving = loop.own
         # What is known of `_serving`, of the loop's own and of the best.
@@ -72,8 +83,8 @@ class Tuner:
         self._chosen_at: int | None = None
         self._proven = False
         self._n_steps = 0
-        self._epoch_at = 0  # steps of this epoch
-        self._costs = Costs()
+        self._budget = Budget(loop)
+        self._costs = self._budget.costs
         self._asked_at: int | None = None  # step behind which `wanted` was asked for; None: served
         self._at_epoch = False  # it was asked for the next epoch
         self._n_confirms = 0  # rounds next to the loop's own
@@ -81,10 +92,20 @@ class Tuner:
         self._own_again: list[StepWindow] = []  # the loop's own, next to the best
         self._best_around: list[StepWindow] = []
 
+    @property
+    def n_quiet(self) -> int:
+        """Steps that can be told of together: nothing is asked for and no window ends before.
+
+        An epoch's first step is always told of alone.
+        """
+        if self._asked_at is not None or self._state == "trying":
+            return 1
+        return self._gathering.n_lacking
+
     def step(self, step: Step) -> Ask | None:
-        """Count a step. The settings to go over to, where others than those asked for before."""
-        self._n_steps += 1
-        self._epoch_at = 1 if step.first else self._epoch_at + 1
+        """Count a step, or several. The settings to go over to, where others than before."""
+        self._n_steps += step.n
+        self._budget.moved(step)
         served = self._served
         if step.serving is not self._serving:
             served = self._served = self._known.setdefault(step.serving, Served())
@@ -143,28 +164,34 @@ class Tuner:
             own=self._own,
             best=self._best_served,
             trial=self._wanted if changes and not self._waits_for_epoch(step) else None,
-            opens=self._asked_at == self._n_steps - 1,
+            opens=self._asked_at == self._n_steps - 1 and not self._at_epoch,
         )
 
     def _waits_for_epoch(self, step: Step) -> bool:
         """Whether the best serves on until the epoch for which something else was asked."""
         return self._at_epoch and self._asked_at is not None and step.serving == self._best
 
-    def _affordable(self, expected_ms: float, *, planned: bool = True) -> bool:
-        n_more = max(0, (self._loop.steps_per_epoch or 0) - self._epoch_at)
-        best_ms = self._best_served.pace_ms or 0.0
-        return expected_ms <= self._costs.left_ms(n_more, best_ms, planned=planned)
+    @property
+    def _back_ms(self) -> float:
+        if self._keeps_workers:
+            return 0.0  # the best's would have been opened at the next epoch
+        return self._budget.back_ms(self._best, self._best_served, self._served)
 
     def _cut_short(self) -> Ask | None:
         """End a trial that has become too dear, in the middle of a window."""
         trying = self._state == "trying" and self._wanted != self._best
-        if not trying or self._affordable(self._costs.opening_ms(self._best), planned=False):
+        if not trying or self._budget.allows(self._back_ms, self._best_served, planned=False):
             return None  # it would have to be gone back from
         best_ms = self._best_served.pace_ms
         if best_ms is None or not self._costs.goes_on_losing(self._wanted, best_ms):
             return None
-        self._end_trial("too-dear")
+        self._give_up(self._wanted, "too-dear")
         return self._next()
+
+    def _back(self) -> Ask | None:
+        """To the best: at once, or where the next epoch begins if that costs less."""
+        later = self._wanted != self._best and self._back_ms < self._costs.opening_ms(self._best)
+        return self._ask(self._best, at_epoch=later)
 
     # ------------------------------------------------------------ what comes next
 
@@ -180,32 +207,30 @@ class Tuner:
         self._watch_on(served)
         return self._next()
 
-    def _waits(self, served: Served) -> bool:
-        return served.wait_share(LAST_WINDOWS) >= MIN_WAIT_SHARE
-
     def _judge(self, served: Served) -> Ask | None:
         """The trial has another window: keep it, drop it, or go on."""
         before = self._known[self._best]
         now, was = served.step_ms(), before.step_ms(MAX_WINDOWS)
         assert now is not None
         assert was is not None
-        if self._saves_boundaries(served, before):
+        if self._keeps_workers and saves_boundaries(served, before):
             return self._keep()
         if now.value > HOPELESS * was.value:
-            self._end_trial("slower")
+            self._give_up(self._wanted, "slower")
             return self._next()
         if len(served.windows) < MIN_WINDOWS:
             return None
-        gain, margin = was.value - now.value, WIDENING * math.hypot(now.margin, was.margin)
+        shorter = gained(before, served, MAX_WINDOWS)
+        gain, margin = shorter.value, WIDENING * shorter.margin
         if gain - margin > 0 and gain >= MIN_GAIN_SHARE * was.value:
             return self._keep()
-        shown = len(served.boundaries_ms) >= MIN_WINDOWS
+        shown = len(served.boundaries_ms) >= MIN_BOUNDARIES
         if self._keeps_workers and not shown and gain + margin > 0:
             return None  # what it saves shows at epochs' beginnings only
         if gain + margin < MIN_GAIN_SHARE * was.value:
-            self._end_trial("slower")
+            self._give_up(self._wanted, "slower")
         elif len(served.windows) >= MAX_WINDOWS:
-            self._end_trial("not-separable")
+            self._give_up(self._wanted, "not-separable")
         else:
             return None
         return self._next()
@@ -214,18 +239,6 @@ class Tuner:
     def _keeps_workers(self) -> bool:
         """Whether the trial is one of persistent workers."""
         return bool(self._wanted.persistent_workers) and not self._best.persistent_workers
-
-    def _saves_boundaries(self, now: Served, before: Served) -> bool:
-        """Whether epochs begin sooner with workers that are kept, and steps are no longer."""
-        if not self._keeps_workers:
-            return False
-        if len(now.boundaries_ms) < MIN_WINDOWS or before.boundary_ms is None:
-            return False
-        steps, were = now.step_ms(), before.step_ms()
-        assert steps is not None
-        assert were is not None
-        longer = steps.value - were.value > math.hypot(steps.margin, were.margin)
-        return not longer and max(now.boundaries_ms[1:]) < before.boundary_ms
 
     def _keep(self) -> Ask | None:
         settings, best = self._wanted, self._best
@@ -249,9 +262,6 @@ class Tuner:
         self._n_confirms = 0
         self._best_served = self._known[settings]
 
-    def _end_trial(self, verdict: Verdict) -> None:
-        self._give_up(self._wanted, verdict)
-
     def _give_up(self, settings: Settings, verdict: Verdict, reason: str = "") -> None:
         if settings in self._given_up and verdict != "failed":
             return
@@ -274,7 +284,8 @@ class Tuner:
         best = self._known[self._best]
         if len(best.windows) < MIN_OWN_WINDOWS:
             return self._rest()  # or nothing could be told from it
-        for settings in candidates(self._loop, self._best, self._known):
+        cost = self._cost()
+        for settings in candidates(self._loop, self._best, self._known, cost):
             if settings in self._given_up:
                 continue
             reason = self._refusal(settings)
@@ -285,20 +296,23 @@ class Tuner:
             if at_epoch and not self._confirmed:
                 break
             for later in (at_epoch, True):
-                expected = self._costs.opening_ms(settings, self._best if later else None)
-                expected += self._costs.opening_ms(self._best)  # where it is no better
-                if self._affordable(expected):
+                if later and self._wanted != self._best:
+                    break  # the best serves until then
+                expected = self._budget.expected_ms(
+                    settings, self._best, best, cost, at_epoch=later
+                )
+                if self._budget.allows(expected, best, at_epoch=later):
                     self._state = "trying"
                     return self._ask(settings, at_epoch=later)
             return self._rest()
         if not self._confirmed:
             return self._begin_confirming()
         self._state = "done" if len(self._given_up) > 1 else "watching"
-        return self._ask(self._best)
+        return self._back()
 
     def _rest(self) -> Ask | None:
         self._state = "resting"
-        return self._ask(self._best)
+        return self._back()
 
     @property
     def _confirmed(self) -> bool:
@@ -319,7 +333,7 @@ class Tuner:
         expected += self._costs.opening_ms(self._best) + self._costs.opening_ms(own)
         # Not those that it was chosen by: they are its lucky ones.
         around = self._known[self._best].windows[self._n_chosen_by :]
-        if len(around) < CONFIRM_WINDOWS or not self._affordable(expected):
+        if len(around) < CONFIRM_WINDOWS or not self._budget.allows(expected, self._best_served):
             return self._rest()
         self._state = "confirming"
         self._n_confirms += 1
@@ -339,12 +353,14 @@ class Tuner:
         around.append(served.windows[-1])
         if len(around) < (1 + self._n_confirms) * CONFIRM_WINDOWS:
             return None
-        was, now = Served(windows=again).step_ms(), Served(windows=around).step_ms()
+        before, after = Served(windows=again), Served(windows=around)
+        was, now = before.step_ms(), after.step_ms()
         assert was is not None
         assert now is not None
         self._costs.end_trial()
-        gain = was.value - now.value
-        if gain > WIDENING * math.hypot(was.margin, now.margin):
+        shorter = gained(before, after, MAX_WINDOWS)
+        gain = shorter.value
+        if gain > WIDENING * shorter.margin:
             self._proven = True
             return self._next()
         if gain >= MIN_GAIN_SHARE * was.value:
@@ -365,11 +381,8 @@ class Tuner:
 
     def _watch_on(self, served: Served) -> None:
         """The loop may begin to wait again (other data, a neighbour, a full cache): look anew."""
-        recent = served.step_ms(LAST_WINDOWS)
-        before = Served(windows=served.windows[:-LAST_WINDOWS]).step_ms()
-        if recent is None or before is None or not self._waits(served):
-            return
-        if recent.value < SLOWER * before.value or recent.low <= before.high:
+        waits = served.wait_share(LAST_WINDOWS) >= MIN_WAIT_SHARE
+        if not waits or not became_slower(served, LAST_WINDOWS):
             return
         self._given_up = {self._best}
         now = Served()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from loaderdoctor.settings import DEFAULT_PREFETCH_FACTOR, Settings
-from loaderdoctor.tuning.candidates import TunedLoop
+from loaderdoctor.tuning.candidates import BatchCost, TunedLoop
 from loaderdoctor.tuning.step_windows import Step
 from loaderdoctor.tuning.tuner import Tuner
 
@@ -110,6 +110,13 @@ class SimulatedLoop:
             first=first,
         )
 
+    def cost(self) -> BatchCost:
+        """Of the latest batches; workers beside a busy CPU take longer."""
+        at, factor = self.machine.slower_from
+        ms = self.machine.fetch_ms * (factor if self.n >= at else 1.0)
+        busy, crowded = self.machine.cpu_share, self.machine.crowded(self._pool.settings)
+        return BatchCost(make_ms=ms * (1 + busy * (crowded - 1)), cpu_ms=ms * busy)
+
     def _switch(self, *, begins: bool) -> None:
         if self.machine.fails(self.wanted):
             self.failed, self.wanted = self.wanted, self._pool.settings
@@ -136,20 +143,33 @@ class SimulatedLoop:
         *,
         refusal: Callable[[Settings], str | None] = lambda settings: None,
         each: Callable[[Tuner, Step], None] | None = None,
+        together: bool = False,
     ) -> tuple[Tuner, list[Step]]:
-        """Run with a tuner; `each` sees it after each step."""
+        """Run with a tuner; `each` sees it after each step.
+
+        `together`: it is told of steps when it has to be.
+        """
         loop = TunedLoop(
             own=self.own,
             n_cpus=self.machine.n_cpus,
             has_accelerator=self.machine.has_accelerator,
             steps_per_epoch=self.steps_per_epoch,
+            worker_start_ms=self.machine.start_ms if self.own.num_workers else None,
         )
-        tuner = Tuner(loop, refusal)
-        steps = []
-        for _ in range(n_steps):
+        tuner = Tuner(loop, refusal, self.cost)
+        steps: list[Step] = []
+        untold: list[Step] = []
+        for n in range(1, n_steps + 1):
             step = self.step()
             steps.append(step)
+            untold.append(step)
+            if together and n < n_steps and len(untold) < tuner.n_quiet and not step.first:
+                continue
             wanted = None
+            if step.first and untold[:-1]:
+                wanted = tuner.step(summed(untold[:-1]))
+                untold = [step]
+            step, untold = summed(untold), []
             if self.failed is not None:
                 wanted = tuner.failed(self.failed, "a worker died")
             wanted = tuner.step(step) or wanted
@@ -158,6 +178,16 @@ class SimulatedLoop:
             if each is not None:
                 each(tuner, step)
         return tuner, steps
+
+
+def summed(steps: list[Step]) -> Step:
+    """Those in a row as one."""
+    last = steps[-1]
+    return last._replace(
+        ms=sum(step.ms for step in steps),
+        wait_ms=sum(step.wait_ms for step in steps),
+        n=len(steps),
+    )
 
 
 def pace(machine: Machine, settings: Settings, steps_per_epoch: int, n_steps: int = 2000) -> float:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.instrument.handover.live_loader import LiveLoader
+from loaderdoctor.instrument.recording.batch_costs import BatchCosts
 from loaderdoctor.instrument.recording.step_marks import BESIDES, GAP
 from loaderdoctor.instrument.session.feed import bypass
 from loaderdoctor.instrument.session.loader_state import LoaderState
@@ -40,6 +41,10 @@ NO_TRAINING = "no training was seen"
 INTERNAL_ERROR = "an internal error ended that, and the loop's own settings are back"
 # A pool without a batch for so long is taken for a hang, and the one before serves again.
 FETCH_LIMIT_S = 60.0
+NEVER = 2**31  # steps
+
+# (loader index, begin, end, thread, CPU), as `OpenWindow.fetches` has them; ns.
+Fetch = tuple[int, int, int, int, int]
 
 
 class HandedLoader:
@@ -84,6 +89,8 @@ class LoopTuner:
         self._draws = False
         self._refused: dict[Settings, str | None] = {}
         self._sent: TuningRecord | None = None
+        self._costs = BatchCosts(session.workers.sums_folder)
+        self._n_marks = self._n_fetches = 0  # told of, of the lists that `hear` gets
 
     # ------------------------------------------------------------ beginning
 
@@ -114,14 +121,17 @@ class LoopTuner:
             feed.handed = live.adopt(own)
         self._handed = state.handed = handed
         self._began_at = session.n_steps
+        if not live.own.num_workers:
+            session.window.fetch_cpu = True
         loop = TunedLoop(
             own=live.own,
             n_cpus=max(1, int(usable_cpus())),
             start_method=start_method_of(live.own),  # type: ignore[arg-type]  # one of three words
             has_accelerator=session.device is not None,
             steps_per_epoch=state.limit,
+            worker_start_ms=_worker_start_ms(live.own, state, feed),
         )
-        self._tuner = Tuner(loop, self._refusal)
+        self._tuner = Tuner(loop, self._refusal, self._costs.latest)
         return None
 
     def _live_loader(self, loader: DataLoader[Any], like: LiveLoader | None = None) -> LiveLoader:
@@ -150,12 +160,20 @@ class LoopTuner:
 
     # ------------------------------------------------------------ each step
 
-    def on_step(self, step_ms: float, *, flags: int) -> None:
-        """A step ended that took so long; `flags` are those of its marks. Never raises."""
+    def hear(self, at: list[int], flags: dict[int, int], fetches: list[Fetch]) -> int:
+        """Of all marks and fetches that are new in these lists; never raises.
+
+        Steps that will be made until this has to be called again, if nothing else than steps comes.
+        """
         try:
-            self._on_step(step_ms, flags=flags)
+            return self._hear_all(at, flags, fetches)
         except Exception:  # ours: this is called from within the user's `next(loader)`
             self._give_up()
+            return NEVER
+
+    def emptied(self) -> None:
+        """The lists are new: they begin with the last mark."""
+        self._n_marks = self._n_fetches = 0
 
     def end(self) -> None:
         """Nobody hears of steps any more: what was chosen stays, and nothing that is tried."""
@@ -174,29 +192,40 @@ class LoopTuner:
         if live is not None:
             live.settle(live.own)
 
-    def _on_step(self, step_ms: float, *, flags: int) -> None:
+    def _hear_all(self, at: list[int], flags: dict[int, int], fetches: list[Fetch]) -> int:
         tuner, handed = self._tuner, self._handed
         if tuner is None or handed is None:
-            return
+            return NEVER
         live = handed.live
         assert live is not None
-        ask = self._hear(live, tuner) if len(live.events) != self._n_events else None
-        if not flags & (GAP | BESIDES):
-            now = live.now
-            first = now is not None and now.n_given == 1
-            if first:
-                step_ms += self._opening_ms()
-            step = Step(
-                ms=step_ms,
-                wait_ms=self._wait_ms(),
-                serving=live.own if now is None else now.serving,
-                settled=now is not None and now.settled,
-                first=first,
-            )
-            ask = tuner.step(step) or ask
+        changed = len(live.events) != self._n_events
+        asks = [self._hear(live, tuner)] if changed else []
+        begin, last = self._n_marks, len(at) - 1
+        self._n_marks = max(begin, last)
+        odd = False
+        while begin < last:
+            end, odd = begin + 1, begin in flags
+            while not odd and end < last and end not in flags:
+                end += 1
+            wait_ms = self._wait_ms(fetches, at[end])
+            if not flags.get(begin, 0) & (GAP | BESIDES):
+                now, ms = live.now, (at[end] - at[begin]) / NS_PER_MS
+                first = now is not None and now.n_given == 1 and end == begin + 1 == last
+                step = Step(
+                    ms=ms + self._opening_ms() if first else ms,
+                    wait_ms=wait_ms,
+                    serving=live.own if now is None else now.serving,
+                    settled=now is not None and now.settled and not changed,
+                    first=first,
+                    n=end - begin,
+                )
+                asks.append(tuner.step(step))
+            begin = end
+        ask = next((x for x in reversed(asks) if x is not None), None)
         while ask is not None:
             reason = live.want(ask.settings, at_epoch=ask.at_epoch)
             ask = tuner.failed(ask.settings, reason) if reason is not None else None
+        return 1 if odd or changed else tuner.n_quiet
 
     def _hear(self, live: LiveLoader, tuner: Tuner) -> Ask | None:
         ask: Ask | None = None
@@ -209,15 +238,23 @@ class LoopTuner:
                 ask = tuner.failed(event.settings, event.reason) or ask
         return ask
 
-    def _wait_ms(self) -> float:
-        """In `__next__` of the loader, for the batch of the step that just ended."""
-        fetches, state = self._session.window.fetches, self._state
-        if not fetches or state is None:
-            return 0.0
-        for fetch in reversed(fetches):  # the last one, but where other loaders were read
-            if fetch[0] == state.index:
-                return (fetch[2] - fetch[1]) / NS_PER_MS
-        return 0.0
+    def _wait_ms(self, fetches: list[Fetch], until_ns: int) -> float:
+        """In `__next__` of the loader, for the batches of steps that ended until then."""
+        state, live = self._state, self._handed.live if self._handed is not None else None
+        assert state is not None
+        waited, index = 0, state.index
+        here = live is not None and not live.serving.num_workers
+        for loader, start, end, _, cpu_ns in fetches[self._n_fetches :]:
+            if start >= until_ns:
+                break
+            self._n_fetches += 1
+            if loader == index:
+                waited += end - start
+                if cpu_ns and here:
+                    self._costs.fetched(end - start, cpu_ns)
+        if not self._costs.wants_cpu:
+            self._session.window.fetch_cpu = False
+        return waited / NS_PER_MS
 
     def _opening_ms(self) -> float:
         state = self._state
@@ -266,6 +303,17 @@ class LoopTuner:
                 for x in found.tried
             ),
         )
+
+
+def _worker_start_ms(own: Settings, state: LoaderState, feed: Any) -> float | None:
+    """What the loop's own pool took for each worker; None where it was not opened for this pass.
+
+    Forked ones are there when the iterator is, others import torch behind it.
+    """
+    n, seen = own.num_workers, state.passes.n_begun == 1 or not own.persistent_workers
+    if not n or not seen or start_method_of(own) != "fork":
+        return None
+    return feed.create_ns / NS_PER_MS / n  # type: ignore[no-any-return]
 
 
 def _interval(known: Estimate | None) -> tuple[float, float, float] | None:

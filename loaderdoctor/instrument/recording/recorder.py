@@ -40,7 +40,7 @@ from loaderdoctor.instrument.session.session import (
 from loaderdoctor.instrument.wire.beats import Dry, QueueFill
 from loaderdoctor.instrument.wire.protocol import Beat, WindowRequest
 from loaderdoctor.instrument.wire.tuning import TuningRecord
-from loaderdoctor.units import NS_PER_MS, NS_PER_S
+from loaderdoctor.units import NS_PER_S
 
 if TYPE_CHECKING:
     from loaderdoctor.instrument.recording.copies import CopyProbe
@@ -69,8 +69,16 @@ class Tuner(Protocol):
     def begin(self) -> None:
         """The loop is warm, and recorded from now on."""
 
-    def on_step(self, step_ms: float, *, flags: int) -> None:
-        """A step ended that took so long; `flags` say what it held (`step_marks`)."""
+    def hear(
+        self, at: list[int], flags: dict[int, int], fetches: list[tuple[int, int, int, int, int]]
+    ) -> int:
+        """Of new marks, of what lay behind each (`step_marks`), and of fetches.
+
+        Steps until it has to be called again; before, where one holds something else.
+        """
+
+    def emptied(self) -> None:
+        """The lists that it hears of are new, and begin with the last mark."""
 
     def end(self) -> None:
         """No step is told of any more; the loop may go on."""
@@ -179,6 +187,7 @@ class Recorder:
         add, dry, copies = marks.add, self._dry, self._copies
         sample_in = SAMPLE_EVERY
         sampled = False
+        tuner_in = 1
 
         def fetched(batch: Any) -> None:
             nonlocal sampled
@@ -189,16 +198,15 @@ class Recorder:
                 sampled = True
 
         def count(now: int) -> bool:
-            nonlocal sample_in, sampled
+            nonlocal sample_in, sampled, tuner_in
             add(now)
             if sampled and copies is not None:
                 sampled = False
                 copies.end()
             if tuner is not None:
-                at = len(marks.at) - 2
-                if at >= 0:
-                    took_ms = (now - marks.at[at]) / NS_PER_MS
-                    tuner.on_step(took_ms, flags=marks.flags.get(at, 0))
+                tuner_in -= 1
+                if tuner_in <= 0 or len(marks.at) - 2 in marks.flags:
+                    tuner_in = tuner.hear(marks.at, marks.flags, window.fetches or [])
             if dry is not None:
                 if window.watch_batch is fetched:  # the fetch before this one found no batch
                     window.watch_batch = None
@@ -216,7 +224,10 @@ class Recorder:
 
     def _beat(self, now: int) -> Beat:
         """What was marked since the last one, summed up and forgotten."""
-        session = self._session
+        session, tuner = self._session, self._tuner
+        if tuner is not None:
+            tuner.hear(self._marks.at, self._marks.flags, session.window.fetches or [])
+            tuner.emptied()
         fetches, session.window.fetches = session.window.fetches or [], []
         session.window.boundaries.clear()
         at, flags = self._marks.take()
@@ -250,7 +261,7 @@ class Recorder:
             minor_faults=minor,
             major_faults=major,
             wall=session.wall.record(session.n_steps),
-            tuning=self._tuner.news() if self._tuner is not None else None,
+            tuning=tuner.news() if tuner is not None else None,
         )
         self._clocks, self._faults = (cpu_ns, thread_ns), faults
         self._sent_ns, self._due_ns = now, now + BEAT_NS

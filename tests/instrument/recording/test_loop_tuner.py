@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 from torch.utils.data import DataLoader
 
 from loaderdoctor.instrument.handover.live_loader import LiveLoader
-from loaderdoctor.instrument.recording.loop_tuner import INTERNAL_ERROR, LoopTuner
+from loaderdoctor.instrument.recording.loop_tuner import INTERNAL_ERROR, Fetch, LoopTuner
+from loaderdoctor.instrument.recording.step_marks import BESIDES, STARTS
 from loaderdoctor.settings import Settings
+from loaderdoctor.tuning.step_windows import Step
 from tests.instrument.handover.loops import Squares
 
 TRIED = Settings(num_workers=2)
@@ -20,7 +23,9 @@ def joined(loader: DataLoader[Any], tuner: Any) -> tuple[LoopTuner, LiveLoader, 
     """A tuner in the middle of a trial, and what is noted."""
     notes: list[str] = []
     session: Any = SimpleNamespace(
-        note=lambda kind, text: notes.append(kind), window=SimpleNamespace(fetches=[])
+        note=lambda kind, text: notes.append(kind),
+        window=SimpleNamespace(fetches=[], fetch_cpu=True),
+        workers=SimpleNamespace(sums_folder=Path("nothing-there")),
     )
     live = LiveLoader(loader, exact=True, has_accelerator=False)
     assert live.want(TRIED) is None
@@ -28,6 +33,49 @@ def joined(loader: DataLoader[Any], tuner: Any) -> tuple[LoopTuner, LiveLoader, 
     made._handed, made._tuner, made._not_tuned = SimpleNamespace(live=live), tuner, None
     made._state = SimpleNamespace(id="loader", index=0)
     return made, live, notes
+
+
+class Listener:
+    """Hears, and asks for nothing."""
+
+    def __init__(self, n_quiet: int) -> None:
+        self.n_quiet = n_quiet
+        self.heard: list[Step] = []
+
+    def step(self, step: Step) -> None:
+        self.heard.append(step)
+
+
+def a_beat(n_steps: int, n_before: int = 0) -> tuple[list[int], list[Fetch]]:
+    """Marks and fetches of steps of 3 ms, of which 2 ms are waited, another loader's besides."""
+    at = [(n_before + i) * 3_000_000 for i in range(n_steps + 1)]
+    of_loop = [(0, x + 1, x + 2_000_001, 1, 500_000) for x in at[:-1]]
+    others = [(1, x + 2_100_000, x + 2_200_000, 1, 0) for x in at[:-1:2]]
+    return at, sorted([*of_loop, *others], key=lambda fetch: fetch[1])
+
+
+@pytest.mark.parametrize("n_quiet", [1, 4, 1000])
+def test_every_step_is_told_of_once_however_many_at_a_time(n_quiet: int) -> None:
+    listener = Listener(n_quiet)
+    made, live, _ = joined(DataLoader(Squares()), listener)
+    for beat in range(3):
+        at, fetches = a_beat(20, 20 * beat)
+        flags = {7: BESIDES, 12: STARTS}
+        due = 1
+        for n in range(2, len(at) + 1):  # as the recorder calls it
+            due -= 1
+            if due <= 0 or n - 2 in flags:
+                due = made.hear(at[:n], flags, [x for x in fetches if x[1] < at[n - 1]])
+        made.hear(at, flags, fetches)
+        made.emptied()
+    assert sum(step.n for step in listener.heard) == 3 * 19  # what holds something else is no step
+    assert sum(step.ms for step in listener.heard) == pytest.approx(3 * 19 * 3)
+    assert sum(step.wait_ms for step in listener.heard) == pytest.approx(3 * 19 * 2)
+    assert {step.serving for step in listener.heard} == {live.own}
+    assert max(step.n for step in listener.heard) <= n_quiet
+    cost = made._costs.latest()
+    assert cost is not None
+    assert (cost.make_ms, cost.cpu_ms) == pytest.approx((2.0, 0.5))
 
 
 class Broken:
@@ -45,8 +93,8 @@ def test_a_bug_of_the_tuner_is_noted_and_the_loops_own_settings_come_back(ends: 
     if ends:
         made.end()
     else:
-        made.on_step(1.0, flags=0)
-    made.on_step(1.0, flags=0)
+        made.hear([0, 1_000_000], {}, [])
+    made.hear([0, 1_000_000], {}, [])
     assert notes == ["internal-error"]
     assert live.wanted is live.own
     record = made.news()

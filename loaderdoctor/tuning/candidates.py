@@ -21,6 +21,8 @@ INSTANT = 0.05
 SPARE_WORKERS = 1.1
 MAX_PREFETCH_FACTOR = 16
 LAST_WINDOWS = 4
+# What opening a pool takes, until one was opened: a forked worker 30 ms on two cores.
+FORKED_WORKER_MS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ def candidates(
         return
     wait_share = known.wait_share(LAST_WINDOWS)
     waits = wait_share >= MIN_WAIT_SHARE
+    rest_ms = step.value * (1 - wait_share)
     n = best.num_workers or 0
     boundary = boundary_share(loop, known)
     keeps = n > 0 and not best.persistent_workers and boundary >= MIN_BOUNDARY_SHARE
@@ -72,11 +75,15 @@ def candidates(
     if waits:
         enough = workers_for(n, step.value, wait_share, loop.n_cpus, cost)
         if enough != n:
-            yield _with_workers(best, enough, loop)
+            yield from _opened(best, enough, loop, rest_ms)
     if loop.has_accelerator and not best.pin_memory:
         yield replace(best, pin_memory=True)
     if waits:
-        yield from (_with_workers(best, x, loop) for x in _next_up(n, loop.n_cpus))
+        # The loop may do with less than a CPU of its own.
+        all_cpus = min(loop.n_cpus, _needed(n, step.value, wait_share, loop.n_cpus, cost))
+        more = (all_cpus,) if all_cpus > n else ()
+        for up in (*more, *_next_up(n, loop.n_cpus)):
+            yield from _opened(best, up, loop, rest_ms)
         if n and (best.prefetch_factor or DEFAULT_PREFETCH_FACTOR) < MAX_PREFETCH_FACTOR:
             yield replace(best, prefetch_factor=2 * (best.prefetch_factor or 2))
     # Workers take CPU from the step, and batches that cost little are made faster at once.
@@ -115,18 +122,24 @@ def crowds(loop: TunedLoop, settings: Settings, best: Settings, cost: BatchCost)
 def workers_for(
     n: int, step_ms: float, wait_share: float, n_cpus: int, cost: BatchCost | None = None
 ) -> int:
-    """Workers that make batches as fast as the loop takes them, if they share nothing.
+    """Workers that make batches as fast as the loop takes them, as far as there are CPUs for them.
 
     A loop that waits for n workers is served one batch by each in n steps, where no `cost` says
     it better. One CPU is left to the loop; workers that wait for storage share one, and up to
     twice as many as CPUs are taken.
     """
-    batch_ms, busy = step_ms * (n if n else wait_share), 1.0
+    busy = 1.0
     if cost is not None and cost.make_ms > 0:
-        batch_ms, busy = cost.make_ms, min(1.0, max(cost.cpu_ms / cost.make_ms, 1e-3))
-    rest_ms = max(step_ms * (1 - wait_share), batch_ms / (2 * n_cpus))
+        busy = min(1.0, max(cost.cpu_ms / cost.make_ms, 1e-3))
     most = min(2 * n_cpus, math.floor((n_cpus - 1) / busy))
-    return max(1, min(most, math.ceil(SPARE_WORKERS * batch_ms / rest_ms)))
+    return max(1, min(most, _needed(n, step_ms, wait_share, n_cpus, cost)))
+
+
+def _needed(n: int, step_ms: float, wait_share: float, n_cpus: int, cost: BatchCost | None) -> int:
+    """The same if they share nothing."""
+    batch_ms = cost.make_ms if cost is not None else step_ms * (n if n else wait_share)
+    rest_ms = max(step_ms * (1 - wait_share), batch_ms / (2 * n_cpus), 1e-3)
+    return max(1, math.ceil(SPARE_WORKERS * batch_ms / rest_ms))
 
 
 def boundary_share(loop: TunedLoop, known: Served) -> float:
@@ -168,6 +181,15 @@ def _batch_ms(measured: Mapping[Settings, Served]) -> float | None:
         if step is not None and wait_share >= MIN_WAIT_SHARE:
             found.append(step.value * (settings.num_workers or wait_share))
     return min(found, default=None)
+
+
+def _opened(best: Settings, n: int, loop: TunedLoop, step_ms: float) -> Iterator[Settings]:
+    """So many workers; the first that the loop gets stay, if epochs are short for starting them."""
+    made = _with_workers(best, n, loop)
+    epoch_ms = step_ms * (loop.steps_per_epoch or 0)
+    if not best.num_workers and 0 < epoch_ms * MIN_BOUNDARY_SHARE < n * FORKED_WORKER_MS:
+        yield replace(made, persistent_workers=True)
+    yield made
 
 
 def _with_workers(settings: Settings, n: int, loop: TunedLoop) -> Settings:

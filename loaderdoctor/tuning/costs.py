@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from loaderdoctor.settings import Settings
+from loaderdoctor.tuning.candidates import FORKED_WORKER_MS
 from loaderdoctor.tuning.step_windows import MIN_STEPS, Served, Step, queued
 
 # Of the time that a run takes for sure, what trying may cost: time beyond the best so far. What
@@ -13,9 +14,7 @@ MAX_LOST_SHARE = 0.02
 # A trial begins while this much of it would be left over: what it will cost is expected only, and
 # in simulated trainings it was up to 15 % more.
 PLANNED_SHARE = 0.8
-# What opening a pool takes, until one was opened: a forked worker 30 ms on two cores, one that is
-# spawned imports torch (3 s).
-FORKED_WORKER_MS = 30.0
+# A worker that is spawned imports torch.
 SPAWNED_WORKER_MS = 3000.0
 
 

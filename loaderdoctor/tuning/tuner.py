@@ -57,7 +57,7 @@ HOPELESS = 1.5
 
 
 class Tuner:
-    """Told of each step by `step`, of pools that failed by `failed`; `outcome` any time."""
+    """Told of steps by `step`, of pools that failed by `failed`; `outcome` any time."""
 
     def __init__(
         self,
@@ -237,8 +237,10 @@ class Tuner:
 
     @property
     def _keeps_workers(self) -> bool:
-        """Whether the trial is one of persistent workers."""
-        return bool(self._wanted.persistent_workers) and not self._best.persistent_workers
+        """Whether the trial is one of the best's workers, kept."""
+        wanted, best = self._wanted, self._best
+        more = bool(wanted.persistent_workers) and not best.persistent_workers
+        return more and wanted.num_workers == best.num_workers
 
     def _keep(self) -> Ask | None:
         settings, best = self._wanted, self._best
@@ -288,8 +290,7 @@ class Tuner:
         for settings in candidates(self._loop, self._best, self._known, cost):
             if settings in self._given_up:
                 continue
-            reason = self._refusal(settings)
-            if reason is not None:
+            if (reason := self._refusal(settings)) is not None:
                 self._give_up(settings, "refused", reason)
                 continue
             at_epoch = self._best == replace(settings, persistent_workers=False)

@@ -74,3 +74,25 @@ def test_a_share_is_not_passed_where_no_loop_was_seen(tmp_path: Path) -> None:
     assert done.code == 1
     assert "--fail-on was not judged" in done.stderr
     assert recorded(script, cwd=tmp_path).code == 0
+
+
+@pytest.mark.slow
+def test_ranks_that_the_script_spawns_are_each_recorded_and_train_the_same(tmp_path: Path) -> None:
+    script, n_steps = SHAPES / "spawns_group.py", 150
+    hashes = []
+    for name in ("alone", "watched"):
+        (tmp_path / name).mkdir()
+        words = (str(n_steps), str(tmp_path / name))
+        if name == "alone":
+            alone = unwatched(script, *words, cwd=tmp_path)
+            assert alone.returncode == 0, alone.stderr
+        else:
+            done = recorded(script, *words, cwd=tmp_path)
+            assert done.code == 0, done.stderr
+            assert done.stdout.startswith("trained")
+        hashes.append([(tmp_path / name / f"rank{rank}").read_text() for rank in (0, 1)])
+    assert hashes[0] == hashes[1]
+    run = done.run
+    assert run.complete and run.how == "script-ended"
+    assert [(rank.rank, rank.n_steps) for rank in run.ranks] == [(0, n_steps), (1, n_steps)]
+    assert done.report.command == "run"

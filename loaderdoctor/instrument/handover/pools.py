@@ -11,7 +11,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, dataloader
 
@@ -47,9 +47,8 @@ class Sample:
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """An index under way; `expects` where its batch is only to be compared."""
+class _Asked(NamedTuple):
+    """An index under way; `expects` where its batch is only to be compared. One a step."""
 
     index: Any
     expects: bytes | None = None

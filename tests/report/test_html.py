@@ -181,13 +181,14 @@ def test_a_step_before_and_after_is_drawn_to_one_scale() -> None:
     assert [chart.title.partition(":")[0] for chart in drawn] == ["As it is", "With num_workers=4"]
     ticks = [re.findall(r">(\d+)</text>", str(chart.wide)) for chart in drawn]
     assert ticks[0] == ticks[1]  # although the second step is a quarter of the first
+    assert 'id="step-1"' in page and 'id="step-0"' not in page  # which is the first of the two
     alone = html(samples.input_bound(), replace(extras, advised=None))
-    assert "before and after" not in alone
+    assert "before and after" not in alone and 'id="step-0"' in alone
 
 
 def test_charts_are_drawn_for_wide_and_narrow_pages() -> None:
     page = html(html_samples.many_trials(8), html_samples.extras())
-    assert page.count("<figure") == page.count('<div class="wide">') == 10
+    assert page.count("<figure") == page.count('<div class="wide">') == 9
     assert page.count('<div class="narrow">') == page.count('<div class="wide">')
     assert "could not be drawn" not in page
 

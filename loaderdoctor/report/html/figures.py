@@ -29,7 +29,7 @@ from loaderdoctor.report.charts.subjects import (
 )
 from loaderdoctor.report.gpu_model import GpuBusy
 from loaderdoctor.report.html.chart import Chart, Table, drawn
-from loaderdoctor.report.html.timelines import TracedSteps, before_after, timeline
+from loaderdoctor.report.html.timelines import TracedSteps, before_after, drawn_alike, timeline
 from loaderdoctor.report.model import Report
 from loaderdoctor.report.run_model import Run
 from loaderdoctor.report.words import run as run_words
@@ -67,13 +67,14 @@ class Charts:
 
 def charts_of(report: Report, extras: HtmlExtras) -> Charts:
     """Draw what there is to draw."""
+    own = next(iter(extras.traced), None)
+    steps = [(traced, step) for traced in extras.traced for step in traced.steps]
     return Charts(
-        before_after=before_after(next(iter(extras.traced), None), extras.advised),
+        before_after=before_after(own, extras.advised),
         timelines=tuple(
             timeline(number, traced, step)
-            for number, (traced, step) in enumerate(
-                (traced, step) for traced in extras.traced for step in traced.steps
-            )
+            for number, (traced, step) in enumerate(steps)
+            if number or not drawn_alike(own, extras.advised)
         ),
         waits=_waits(extras.waits) if extras.waits is not None else None,
         samples=_samples(extras.samples) if extras.samples is not None else None,

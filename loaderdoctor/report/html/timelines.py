@@ -50,6 +50,16 @@ def before_after(own: TracedSteps | None, other: TracedSteps | None) -> tuple[Ch
     )
 
 
+def drawn_alike(own: TracedSteps | None, other: TracedSteps | None) -> bool:
+    """Whether the pair's first picture is that of the step by itself: one of them will do."""
+    return (
+        own is not None
+        and other is not None
+        and bool(own.steps and other.steps)
+        and own.steps[0].wall_ms >= other.steps[0].wall_ms
+    )
+
+
 def timeline(number: int | str, traced: TracedSteps, step: StepTimeline) -> Chart:
     shown = [strip.doing for row in step.rows for strip in row.strips if strip.spans]
     legend = tuple((doing, words) for doing, words in DOING_WORDS.items() if doing in shown)

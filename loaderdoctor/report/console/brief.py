@@ -58,6 +58,8 @@ _TRIALS = 10  # of a sweep: the fastest, and the loop as it is
 # A screen that is read at a glance; a sweep's table was asked for and has its place besides.
 SCREEN_LINES = 40
 _SWEEP_LINES = 60
+# Warnings of an option that had no effect: who asked for it is told on the first screen.
+_WITHOUT_EFFECT = ("memory-history",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +236,7 @@ def _end(report: Report, folder: Path | None) -> RenderableType:
     at = f"{plain(str(folder))}/report.html, or " if folder is not None else ""
     where = Text(f"All of it{warnings}: {at}--verbose", style="bright_black", overflow="fold")
     lines: list[RenderableType] = [Text(""), where]
+    lines += [Text(plain(w.text)) for w in report.warnings if w.kind in _WITHOUT_EFFECT]
     for loader in report.loaders:
         if "#" in loader.id and _is_said(loader.id, report):
             said = f"{loader.id}: loader {loader.id.rpartition('#')[2]} of that line"

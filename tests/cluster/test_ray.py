@@ -21,6 +21,7 @@ from loaderdoctor.cluster.ray_tasks import Came
 from loaderdoctor.commands.analyze.trace_readers import LocalReader, RayReader
 from loaderdoctor.errors import RunError
 from tests.cluster.conftest import Nodes
+from tests.python_path import python_path
 
 pytestmark = pytest.mark.ray
 TRACES = Path(__file__).parents[2] / "traces"
@@ -219,7 +220,7 @@ def analyze(*args: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "loaderdoctor", "analyze", *map(str, args)],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(TRACES.parent)},
+        env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
         timeout=300,

@@ -25,9 +25,9 @@ from loaderdoctor.commands.sweep.node import NodeWork
 from loaderdoctor.commands.sweep.plan import SweepOptions
 from loaderdoctor.sweep.groups import TrialUpdate
 from tests.cluster.conftest import Nodes
+from tests.python_path import python_path
 
 pytestmark = pytest.mark.ray
-ROOT = Path(__file__).parents[2]
 
 # Samples that wait, as from storage. Each process leaves word of when it ran.
 SCRIPT = """\
@@ -125,7 +125,7 @@ def test_the_command_sweeps_on_a_cluster_and_no_two_loops_run_on_this_machine_at
             "--rounds", "1", "--budget", "60",
             "--output", "run", "--json", "report.json", "train_waiting.py",
         ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
         timeout=400,
@@ -305,7 +305,7 @@ def test_an_interrupted_sweep_reports_what_nodes_have_told_and_leaves_no_process
             *("--ray-address", nodes.address, "--grid", "num_workers=1,2", "--budget", "600"),
             *("--output", "run", "train_waiting.py"),
         ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": python_path()},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -21,10 +21,10 @@ import psutil
 
 from loaderdoctor.report.model import Report, Trial
 from tests.descent import DESCENT
+from tests.python_path import python_path
 
 MARK = "LOADERDOCTOR_TEST"
 TIMEOUT_S = 240.0
-ROOT = Path(__file__).parent.parent.parent
 AT_MOMENT = "tests.faults.at_moment"
 
 # A loop of some 6 ms a step that waits for its loader; `fault(where, n)` is each test's own.
@@ -139,7 +139,7 @@ class Place:
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+            "PYTHONPATH": python_path(),
             **self.more,
         }
 

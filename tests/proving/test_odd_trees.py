@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.python_path import python_path
+
 pytestmark = [pytest.mark.slow, pytest.mark.scripts]
 
 DATA = """import time
@@ -101,8 +103,7 @@ TREES = {
 
 
 def ours(folder: Path, *words: str, path: Path) -> subprocess.CompletedProcess[str]:
-    root = str(Path(__file__).parents[2])
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([root, str(path)]))
+    environment = dict(os.environ, PYTHONPATH=python_path(path))
     return subprocess.run(
         [sys.executable, "-m", "loaderdoctor", *words],
         cwd=folder,

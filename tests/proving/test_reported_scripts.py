@@ -15,6 +15,7 @@ import pytest
 from loaderdoctor.report.files import encode_report
 from loaderdoctor.report.model import Recommendation, Report
 from loaderdoctor.report.script import Script, text_hash
+from tests.python_path import python_path
 
 pytestmark = pytest.mark.slow
 
@@ -97,12 +98,11 @@ def test_a_reported_change_is_proven_as_the_script_was_started(name: str, tmp_pa
     run = tmp_path / "run"
     run.mkdir()
     (run / "report.json").write_bytes(encode_report(reported(how, script, cwd)))
-    root = str(Path(__file__).parents[2])
     words = ["prove", "--turns", "2", "--seconds", "1.5", "--json", str(tmp_path / "p.json")]
     done = subprocess.run(
         [sys.executable, "-m", "loaderdoctor", *words, str(run)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": root},
+        env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
         timeout=300,

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.python_path import python_path
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.scripts,
@@ -115,7 +117,7 @@ def report(
             *given.split(),
         ],
         cwd=folder,
-        env={**environment, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**environment, "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
         timeout=240,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.python_path import python_path
+
 LOOP = """
 import hashlib, json, random, sys
 import numpy as np
@@ -63,12 +65,11 @@ if __name__ == "__main__":
 def batches(folder: Path, **settings: object) -> tuple[list[object], str]:
     script = folder / "loop.py"
     script.write_text(LOOP)
-    root = str(Path(__file__).parents[3])
     done = subprocess.run(
         [sys.executable, str(script), json.dumps(settings)],
         capture_output=True,
         text=True,
-        env={"PYTHONPATH": root, "PATH": "", "OMP_NUM_THREADS": "1"},
+        env={"PYTHONPATH": python_path(), "PATH": "", "OMP_NUM_THREADS": "1"},
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -92,8 +92,9 @@ class History:
         start_s = beat.at_s - (beat.end_ns - beat.start_ns) / NS_PER_S
         self.first_beat_s = self.first_beat_s or start_s
         self.last_beat_s = beat.at_s
-        self._add_epoch(beat.n_epochs, part)
-        self._add_time(start_s - self.began_s, beat.at_s - self.began_s, part)
+        if beat.end_ns > beat.start_ns:  # else a run that its first window held as a whole
+            self._add_epoch(beat.n_epochs, part)
+            self._add_time(start_s - self.began_s, beat.at_s - self.began_s, part)
         return part
 
     def memory(self, run_bytes: int) -> None:

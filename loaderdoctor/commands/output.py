@@ -119,7 +119,7 @@ def share_of(report: Report, name: str) -> float | None:
     """One share of the report, 0…1; None where it was not recorded."""
     if name == "outside":
         return report.wall.outside_share if report.wall is not None else None
-    if report.run is not None and name == "input":
+    if report.run is not None and report.run.input_share is not None and name == "input":
         return report.run.input_share  # of all of it, not of the window that findings rest on
     if report.shares is None:
         return None

@@ -63,6 +63,13 @@ def test_a_week_has_no_more_rows_than_an_hour_and_loses_no_second() -> None:
     assert history.total.input_share == pytest.approx(0.15)
 
 
+def test_a_run_that_its_first_window_held_has_steps_and_no_rows() -> None:
+    history = History(1000.0)
+    account = history.beat(beat(0, end_ns=0, sums=Sums()))
+    assert account == Account()
+    assert (history.n_steps, history.epochs, history.times) == (100, [], [])
+
+
 def test_passes_and_saves_are_told_apart_from_other_work_between_epochs() -> None:
     outside = (
         outside_of("pass", 5 * NS // 10),

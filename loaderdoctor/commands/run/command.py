@@ -98,6 +98,7 @@ def run(options: RunOptions) -> int:
     listening = ListenOptions(
         label=target.label,
         folder=folder.path,
+        made=folder.made,
         sums=Path(sums),
         fail_on=options.fail_on,
         json_target=options.json_target,

@@ -56,10 +56,10 @@ def listen(options: ListenOptions, listener: ConnectionListener, pid: int) -> No
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
+        RunFolder(options.folder, options.made).discard_if_empty()
         run.reported(code)
         run.close()
         shutil.rmtree(options.sums, ignore_errors=True)
-        RunFolder(options.folder).discard_if_empty()
 
 
 class _Listening:

@@ -15,6 +15,7 @@ class ListenOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     folder: Path
+    made: tuple[Path, ...]  # for it, innermost first: gone again where nothing is to tell
     sums: Path  # where workers keep theirs
     fail_on: tuple[str, ...]
     json_target: str | None

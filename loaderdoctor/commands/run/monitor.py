@@ -176,6 +176,7 @@ class monitor:  # noqa: N801 - a context manager, called like a function
             options=ListenOptions(
                 label=label,
                 folder=folder.path,
+                made=folder.made,
                 sums=sums,
                 fail_on=(),
                 json_target=None,

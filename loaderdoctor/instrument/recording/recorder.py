@@ -114,8 +114,14 @@ class Recorder:
         session = self._session
         definition = session.definition
         assert definition is not None
-        for request in self._first(windows.step_ns):
-            yield from windows.measure(request)
+        try:
+            for request in self._first(windows.step_ns):
+                yield from windows.measure(request)
+        except ScriptOverError:
+            # Too short for more than its first window: how many steps it had is told all the same.
+            self._restart(perf_counter_ns())
+            session.send(self._beat(self._sent_ns))
+            raise
         session.workers.flush()
         session.workers.sums_only()
         if session.device is not None and definition.tick == "fetch":
@@ -177,6 +183,10 @@ class Recorder:
         window.fetches, window.fetch_cpu = [], False
         window.count = self._counter(window)
         self._marks.add(now)
+        self._restart(now)
+
+    def _restart(self, now: int) -> None:
+        """What the next beat tells begins now."""
         self._sent_ns, self._due_ns = now, now + BEAT_NS
         self._clocks = (time.process_time_ns(), time.thread_time_ns())
         self._faults = _faults()

@@ -26,7 +26,9 @@ def whole_run(run: Run | None, *, brief: bool = False) -> RenderableType | None:
 
 def _body(run: Run, *, brief: bool) -> Iterator[RenderableType]:
     yield Text(words.lead(run))
-    yield Text(f"{words.went_to(run.time)}.")
+    went_to = words.went_to(run.time)
+    if went_to is not None:
+        yield Text(went_to)
     line = words.sparkline(run)
     if line is not None:
         yield Text.assemble(("waiting over time  ", "bright_black"), line)

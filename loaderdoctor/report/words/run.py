@@ -34,6 +34,8 @@ def lead(run: Run) -> str:
         text += ", not over when this was written"
     elif run.how != "script-ended":
         text += f", ended with exit code {run.exit_code}"
+    if not run.time.recorded_s:
+        return f"{text}: over within the first window, before anything else was recorded."
     return f"{text}; recorded from {fmt.seconds(run.before_s)} on."
 
 
@@ -45,8 +47,10 @@ def parts(time: RunTime) -> Iterator[tuple[str, str, float]]:
             yield words, colour, seconds / time.recorded_s
 
 
-def went_to(time: RunTime) -> str:
-    """`steps 2 h 5 min (80 %), waiting for batches …`: the largest first."""
+def went_to(time: RunTime) -> str | None:
+    """`steps 2 h 5 min (80 %), waiting for batches …`: the largest first; None of no time."""
+    if not time.recorded_s:
+        return None
     found = sorted(parts(time), key=lambda part: -part[2])
     text = ", ".join(
         f"{words} {fmt.seconds(share * time.recorded_s)} ({fmt.share(share)})"
@@ -54,7 +58,7 @@ def went_to(time: RunTime) -> str:
     )
     if time.gc_s >= 0.005 * time.recorded_s:
         text += f"; garbage collection {fmt.seconds(time.gc_s)} within these"
-    return text
+    return f"{text}."
 
 
 def judged(run: Run) -> Verdict | None:

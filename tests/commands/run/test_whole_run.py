@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
+from loaderdoctor.commands.output import share_of
 from loaderdoctor.commands.run.whole_run import with_whole_run
 from loaderdoctor.instrument.wire.tuning import TriedRecord, TuningRecord
 from loaderdoctor.report.console.page import console_text
@@ -126,3 +128,15 @@ def test_what_was_tuned_is_told_row_by_row_with_the_line_to_write() -> None:
     assert "Tuning" in html(report) and "no faster" in html(report)
     for words in ("goes on with num_workers=3:", "num_workers=6", "no faster", "20 of 4000 steps"):
         assert words in " ".join(text.split()), text
+
+
+def test_a_run_that_its_first_window_held_tells_its_steps_and_no_time() -> None:
+    short = msgspec.structs.replace(run(0.0, n_steps=213), time=time(0.0, 0.0, 0), timeline=())
+    report = with_whole_run(input_bound(), short, facts())
+    assert report.verdict == input_bound().verdict
+    text = " ".join(console_text(report).split())
+    assert "213 steps: over within the first window" in text
+    assert "over within the first window, before anything else was recorded.</p>" in html(report)
+    # A rule of --fail-on is judged by that window.
+    assert report.shares is not None
+    assert share_of(report, "input") == report.shares.input

@@ -39,6 +39,9 @@ LIMIT_S = 5.0
 LIMIT_BYTES = 256 * 2**20
 MAX_WRAPPED = 4  # datasets that wrap one another: Subset, ConcatDataset, …
 
+# What may stay open and be shared: reads of these have no place that another could move.
+_NO_STATE = ("/dev/null", "/dev/urandom", "/dev/random", "/proc/", "/sys/")
+
 _CODE = (type, FunctionType, BuiltinFunctionType, ModuleType)
 _PLAIN = (str, bytes, int, float, bool, tuple, list, dict)
 # Tables, which are large and looked up: by the library and the class.
@@ -89,7 +92,8 @@ def _open_files() -> Counter[str]:
         for one in list(Path("/proc/self/fd").iterdir()):
             with suppress(OSError):  # that of the folder itself
                 found[str(one.readlink())] += 1
-    return Counter({k: n for k, n in found.items() if k.startswith(("/", "socket:"))})
+    own = Counter({k: n for k, n in found.items() if k.startswith(("/", "socket:"))})
+    return Counter({k: n for k, n in own.items() if not k.startswith(_NO_STATE)})
 
 
 def own_copy(dataset: Any, collate: Any) -> tuple[Any, Any]:

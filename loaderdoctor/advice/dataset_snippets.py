@@ -319,7 +319,15 @@ class Decoded:  # the loader's batches, decoded and transformed on the device
     def __init__(self, loader, transform, device):
         to_floats = torchvision.transforms.ConvertImageDtype(torch.float32)
         steps = [to_floats if type(x).__name__ == "ToTensor" else x for x in transform.transforms]
-        self.loader, self.transform, self.device = loader, type(transform)(steps), device
+        n = len(steps)  # the last ones are the same for all images: once for a batch
+        while n and type(steps[n - 1]).__name__ in ("ConvertImageDtype", "Normalize"):
+            n -= 1
+        self.each, self.whole = steps[:n], steps[n:]
+        self.loader, self.device = loader, device
+    def called(self, steps, images):
+        for step in steps:
+            images = step(images)
+        return images
     def __getattr__(self, name):  # dataset, sampler, …
         return getattr(self.__dict__["loader"], name)
     def __len__(self):
@@ -328,7 +336,8 @@ class Decoded:  # the loader's batches, decoded and transformed on the device
         rgb = torchvision.io.ImageReadMode.RGB
         for files, lengths, labels in self.loader:
             images = torchvision.io.decode_jpeg(list(files.split(lengths)), rgb, self.device)
-            yield [torch.stack([self.transform(image) for image in images]), labels]"""
+            batch = torch.stack([self.called(self.each, image) for image in images])
+            yield [self.called(self.whole, batch), labels]"""
 
 BETWEEN_STEPS = """\
 class Prepared(torch.utils.data.Dataset):  # the loop's preprocessing, done by the workers

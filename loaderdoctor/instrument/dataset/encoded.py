@@ -29,6 +29,8 @@ N_COMPARED = 8
 MAX_MEAN_DIFFERENCE = 0.03
 _JPEG = b"\xff\xd8\xff"
 _LOADERS = ("default_loader", "pil_loader")  # of torchvision.datasets.folder: RGB, as decoded here
+# Without a draw, and the same for each picture of a batch.
+_CONVERSIONS = frozenset({"ToTensor", "ConvertImageDtype", "ToDtype", "ConvertDtype", "Normalize"})
 _SLOTS = ("samples", "transform", "target_transform", "loader")
 Decode = Callable[[list[Tensor]], list[Tensor]]  # bytes of files -> pictures (3, height, width)
 
@@ -61,14 +63,15 @@ def joined(samples: list[tuple[Tensor, Any]]) -> tuple[Tensor, list[int], Any]:
 class OnTensors:
     """What makes the batch of it: `decode` where the loop computes, then the dataset's own way."""
 
-    transform: Any
+    each: Any  # what is done to one picture
+    whole: Any  # and, from there on, to all of them at once: the same for each
     decode: Decode
 
     def __call__(self, batch: tuple[Tensor, list[int], Any]) -> list[Any]:
         """The batch as its loader collates it, its pictures on the device."""
         data, lengths, labels = batch
         pictures = self.decode(list(torch.split(data, lengths)))
-        return [torch.stack([self.transform(picture) for picture in pictures]), labels]
+        return [self.whole(torch.stack([self.each(picture) for picture in pictures])), labels]
 
 
 class DecodedSource:
@@ -127,25 +130,38 @@ def encoded(
     if collate is not default_collate or getattr(base.loader, "__name__", "") not in _LOADERS:
         raise TrialRefused("the script reads its files, or collates, in a way of its own")
     files = EncodedFiles(base, chosen)
-    finish = OnTensors(_on_tensors(base.transform), decode)
+    finish = OnTensors(*_on_tensors(base.transform), decode)
     with looked_at(dataset, apart=apart) as made:
         return files, finish, _difference(made, files, finish)
 
 
-def _on_tensors(transform: Any) -> Any:
-    """The Compose with a conversion of tensors in the place of one of pictures."""
+def _on_tensors(transform: Any) -> tuple[Any, Any]:
+    """The Compose with a conversion of tensors in the place of one of pictures, in two parts.
+
+    Its last conversions, which are the same for all pictures, are done once for a batch.
+    """
     steps = getattr(transform, "transforms", None)
     if not isinstance(steps, list):
         raise TrialRefused("the dataset's transform is no Compose")
     from torchvision.transforms import ConvertImageDtype
 
-    made = copy.copy(transform)
-    vars(made)["transforms"] = [
-        ConvertImageDtype(torch.float32) if transform_name(step) == "ToTensor" else step
-        for step in steps
-        if transform_name(step) not in ("PILToTensor", "ToImage")
-    ]
-    return made
+    kept = [x for x in steps if transform_name(x) not in ("PILToTensor", "ToImage")]
+    n = len(kept)
+    while n and transform_name(kept[n - 1]) in _CONVERSIONS:
+        n -= 1
+    to_floats = ConvertImageDtype(torch.float32)
+    made = [to_floats if transform_name(x) == "ToTensor" else x for x in kept]
+    return _compose(transform, made[:n]), _compose(transform, made[n:])
+
+
+def _compose(like: Any, steps: list[Any]) -> Any:
+    made = copy.copy(like)
+    vars(made)["transforms"] = steps
+    return made if steps else _as_it_is
+
+
+def _as_it_is(picture: Tensor) -> Tensor:
+    return picture
 
 
 def _difference(dataset: Any, files: EncodedFiles, finish: OnTensors) -> float:

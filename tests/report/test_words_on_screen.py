@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
 
+from loaderdoctor.report.html.page import html
 from loaderdoctor.setting_words import READINGS, heading, label, phrase
 from loaderdoctor.settings import AXES, Settings
+from tests.report.console.test_page import REPORTS
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.txt"))
 # Axes that torch has under the same name; the others are words of our command line and JSON.
@@ -41,19 +44,44 @@ def test_there_are_screens_to_ask() -> None:
     assert len(GOLDEN) >= 50
 
 
+def ours_in(text: str) -> list[str]:
+    """Words of ours in what a reader sees."""
+    text = " ".join(text.split())
+    return [
+        found[0] for words in (AS_SETTING, AS_WORD, OLD_GLOSSARY) for found in words.finditer(text)
+    ]
+
+
+def beyond_all(text: str) -> list[str]:
+    """Intervals that hold less than nothing or more than all, and noise larger than its figure."""
+    shares = [
+        x for x in TO_PERCENT.finditer(text) if not all(0 <= float(x[i]) <= 100 for i in (1, 2))
+    ]
+    noisy = [x for x in NOISE.finditer(text) if _number(x[2]) > _number(x[1])]
+    return [found[0] for found in (*shares, *noisy)]
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_a_screen_speaks_no_word_of_ours(path: Path) -> None:
-    text = " ".join(path.read_text(encoding="utf-8").split())
-    for words in (AS_SETTING, AS_WORD, OLD_GLOSSARY):
-        assert words.findall(text) == []
+    assert ours_in(path.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_no_interval_holds_more_than_all_and_no_noise_more_than_its_figure(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert all(0 <= float(edge) <= 100 for pair in TO_PERCENT.findall(text) for edge in pair)
-    for value, margin in NOISE.findall(text):
-        assert float(margin.replace(",", "")) <= float(value.replace(",", ""))
+    assert beyond_all(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_nor_does_its_page(name: str) -> None:
+    body = html(REPORTS[name]()).partition("<body>")[2]
+    seen = unescape(re.sub(r"<code>[a-z-]+</code>|<[^>]*>", " ", body))  # but names of findings
+    assert "measured" in seen
+    assert ours_in(seen) == []
+    assert beyond_all(seen) == []
 
 
 def test_the_patterns_find_what_they_are_for() -> None:
@@ -62,6 +90,15 @@ def test_the_patterns_find_what_they_are_for() -> None:
     for fine in ("the cache on the disk", "torch.set_num_threads(1)", "kept in memory"):
         assert not AS_SETTING.search(fine), fine
         assert not AS_WORD.search(fine), fine
+
+
+def test_what_no_figure_may_be_is_found() -> None:
+    assert beyond_all("seems to take 17 % (-3 to 137 %)") == ["3 to 137 %"]
+    assert beyond_all("83 ± 90 ms; 1,000 ± 900 ms") == ["83 ± 90"]
+    assert ours_in("num_workers=2, cache=True brings it, beside a ready\n batch") == [
+        "cache=T", "beside", "ready batch",
+    ]  # fmt: skip
+    assert beyond_all("17 % (0 to 37 %), 83 ± 20 ms") == ours_in("num_workers=2") == []
 
 
 def test_every_axis_has_its_words_and_none_is_an_axis_name_of_ours() -> None:

@@ -1,6 +1,7 @@
 """Draws every kind of answer as its readers get it, to be looked at: terminal, desk and phone.
 
     python docs/make_screens.py FOLDER [RUN …]
+    python docs/make_screens.py --pair RUN FILE.png    the picture of README: a desk, a dark phone
 
 Without runs of the small reports that the golden files show. Each becomes NAME-80.png and
 NAME-140.png (a terminal of so many columns), and NAME-desk.png, NAME-desk-dark.png, NAME-phone.png
@@ -14,6 +15,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests are part of no package
 from docs.make_picture import picture
@@ -58,7 +61,25 @@ def draw(page: Page, name: str, report: Report, written: str, folder: Path) -> N
         page.picture(folder / f"{name}-{screen}.png", whole=False)
 
 
+def pair(page: Page, written: Path, target: Path) -> None:
+    """A page on a desk, and next to it on a phone in the dark."""
+    halves = []
+    for width, dark in ((900, False), (390, True)):
+        page.open(written, width=width, height=1080, dark=dark)
+        page.picture(target, whole=False)
+        with Image.open(target) as half:
+            halves.append(half.convert("RGB"))
+    both = Image.new("RGB", (sum(half.width for half in halves), 1080))
+    for half, left in zip(halves, (0, halves[0].width), strict=True):
+        both.paste(half, (left, 0))
+    both.quantize(128).save(target, "PNG", optimize=True)
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "--pair":
+        with browser() as opened:
+            pair(opened, Path(sys.argv[2]) / "report.html", Path(sys.argv[3]))
+        sys.exit()
     target = Path(sys.argv[1])
     target.mkdir(parents=True, exist_ok=True)
     with browser() as opened:

@@ -150,7 +150,8 @@ def run(
     "--grid",
     multiple=True,
     metavar="AXIS=VALUES …",
-    help="Values to try, as num_workers=0,2,4 or num_workers=0:50:5; by default what suits here.",
+    help="Values to try, as num_workers=0,2,4 or num_workers=0:50:5 (every axis: docs/axes.md); "
+    "by default what suits here.",
 )
 @click.option("--preset", metavar="NAME", help="A published experiment, with its claims checked.")
 @click.option("--loader-only", is_flag=True, help="The loader alone over 0 to 50 workers.")
@@ -183,7 +184,11 @@ def run(
     "--rerun", is_flag=True, help="Start SCRIPT again, and go on, where a trial took it down."
 )
 @ONCE
-@click.option("--no-ablation", is_flag=True, help="Don't measure the two bounds.")
+@click.option(
+    "--no-ablation",
+    is_flag=True,
+    help="Don't measure what an instant loader and free copies would bring.",
+)
 @engine_options
 @profile_options
 @output_options

@@ -72,7 +72,7 @@ def pair(page: Page, written: Path, target: Path) -> None:
     both = Image.new("RGB", (sum(half.width for half in halves), 1080))
     for half, left in zip(halves, (0, halves[0].width), strict=True):
         both.paste(half, (left, 0))
-    both.quantize(128).save(target, "PNG", optimize=True)
+    both.quantize(256, dither=Image.Dither.NONE).save(target, "PNG", optimize=True)
 
 
 if __name__ == "__main__":

@@ -302,7 +302,7 @@ def sweep() -> model.Report:
     trials = (
         tried(Settings(num_workers=0), 13.1),
         tried(Settings(num_workers=4, prefetch_factor=2), 3.4),
-        tried(Settings(num_workers=8, prefetch_factor=2, pin_memory=True, non_blocking=True), 2.31),
+        tried(Settings(num_workers=7, persistent_workers=True), 2.31),
         tried(
             Settings(
                 num_workers=15,

@@ -13,6 +13,7 @@ from loaderdoctor.report.html.page import html
 from tests.report import html_samples, samples
 from tests.report.browser import Page, browser, executable
 from tests.report.conftest import trace_path
+from tests.report.sample_facts import facts, shares
 
 pytestmark = pytest.mark.skipif(
     executable() is None, reason="no Chromium is installed to open the page with"
@@ -169,3 +170,17 @@ def test_a_name_in_the_bar_is_whole_or_not_there(
         assert names["compute"] == "shown"
     if (share, width) == (0.1, 320):
         assert names["compute"] == "hidden"
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_the_table_of_the_step_ends_where_its_bar_ends(
+    width: int, page: Page, tmp_path: Path
+) -> None:
+    parts = shares(input=0.87, communication=0.09, host=0.02, compute=0.02, copy=None)
+    text = html(samples.verdict("input", "high", facts=facts(shares=parts)))
+    (tmp_path / "page.html").write_text(text)
+    page.open(tmp_path / "page.html", width=width)
+    table, bar = (
+        f"document.querySelector('{x}').getBoundingClientRect().right" for x in (".parts", ".bar")
+    )
+    assert page.evaluate(table) <= page.evaluate(bar) + 0.5

@@ -17,7 +17,8 @@ of them; on cores of their own where the machine tells which CPUs share one and 
 or with `--apart 2` on every second CPU. Of those on a GPU one at a time, or `--on-gpu N` as each
 other's neighbours. More GPUs: a process for each (CUDA_VISIBLE_DEVICES, taskset).
 
-One JSON line a loop goes to stderr, or `--json FILE`; a table to stdout. The exit code is 0 where
+One JSON line a loop goes to stderr, or `--json FILE`; a table to stdout; `audit_table.py` makes one
+of the lines of several processes. The exit code is 0 where
 39 of 40 verdicts are right and no high one is false, or where no alarm is false.
 """
 
@@ -30,7 +31,6 @@ import os
 import queue
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -40,23 +40,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from audit_judge import (
-    UNDECIDED,
-    Said,
-    alarm_of,
-    false_own_work,
-    right_bounds,
-    said_by,
-    too_noisy,
-    why_wrong,
-)
+from audit_judge import Said, alarm_of, false_own_work, right_bounds, said_by, too_noisy, why_of
 from audit_loops import AuditLoop, audited, compute_bound, told
 from audit_scripts import Calibration, script_of
-from audit_truth import Truth, calibrate, measured_truth, truth_of
+from audit_table import judged, print_table, truth_cells
+from audit_truth import calibrate, measured_truth, truth_of
 
-RIGHT_SHARE = 39 / 40
 GRACE_S = 90.0  # beyond its budget, for start-up and passes that train nothing
 BURN = "while True: pass"
 
@@ -225,7 +216,7 @@ def audit_row(
     after = runs(n_after)
     truth = truth_of(loop, {name: ms + after[name] for name, ms in before.items()})
     said = said_by(report)
-    wrong = [too_noisy(truth)] if too_noisy(truth) else why_wrong(loop, truth, said)
+    wrong = why_of(loop, truth, said)
     times = {"before_ms": before, "after_ms": after}
     return row_of(said, took_s) | truth_cells(truth) | {"ok": not wrong, "why": wrong} | times
 
@@ -277,67 +268,6 @@ def diagnose(
 
 def row_of(said: Said, took_s: float) -> dict[str, Any]:
     return {"said": asdict(said), "took_s": round(took_s, 1)}
-
-
-def truth_cells(truth: Truth) -> dict[str, Any]:
-    return {"truth": asdict(truth), "right": right_bounds(truth)}
-
-
-def print_table(rows: list[dict[str, Any]], out: TextIO) -> None:
-    """Markdown; shares in percent of all the time, truth before what was said."""
-    heads = ("loop", "ms a step: truth / said", "right", "said", "input %", "copy %", "noise %")
-    print("| " + " | ".join((*heads, "other truths %", "findings", "")) + " |", file=out)
-    print("|---|---:|---|---|---:|---:|---:|---|---|---|", file=out)
-    for row in rows:
-        print("| " + " | ".join(cells_of(row)) + " |", file=out)
-
-
-def cells_of(row: dict[str, Any]) -> list[str]:
-    ok = "ok" if row["ok"] and not row["why"] else "; ".join(row["why"])
-    name = f"`{row['loop']}` {row['told']}"
-    said, truth = row.get("said"), row.get("truth")
-    if said is None:
-        return [name, *("–" for _ in range(8)), f"**{ok.splitlines()[-1] if ok else ''}**"]
-    shares: dict[str, float] = truth["shares"] if truth else {}
-
-    def pair(part: str) -> str:
-        ours = said["shares"][part]
-        true = f"{100 * shares[part]:.1f}" if truth else "–"
-        return f"{true} / {'–' if ours is None else f'{100 * ours:.1f}'}"
-
-    other = [f"{n} {100 * shares[n]:.0f}" for n in ("host", "outside", "between") if shares.get(n)]
-    wall = "–" if said["wall_ms"] is None else f"{said['wall_ms']:.1f}"
-    return [
-        name,
-        f"{truth['wall_ms']:.1f} / {wall}" if truth else f"– / {wall}",
-        " or ".join(row["right"]) if truth else "compute",
-        f"{said['bound']} {said['severity']}",
-        pair("input"),
-        pair("copy"),
-        f"{100 * max(truth['noise'].values()):.1f}" if truth else "–",
-        ", ".join(other) or "–",
-        ", ".join(said["kinds"]) or "–",
-        ok if row["ok"] else f"**{ok}**",
-    ]
-
-
-def judged(command: str, rows: list[dict[str, Any]]) -> int:
-    """Prints what it came to; the exit code."""
-    n_ok = sum(row["ok"] for row in rows)
-    slow = statistics.median([row["took_s"] for row in rows if "took_s" in row] or [0.0])
-    print(f"{n_ok} of {len(rows)} right; half of the diagnoses took {slow:.0f} s or more")
-    if command == "false-alarms":
-        confirmed = sum(bool(row["why"]) and row["ok"] for row in rows)
-        print(f"{confirmed} alarms that separate runs confirm")
-        return 0 if n_ok == len(rows) else 1
-    said = [row for row in rows if "said" in row]
-    verdicts = sum(
-        not any(why.startswith(("bound", UNDECIDED)) for why in row["why"]) for row in said
-    )
-    high = [row["loop"] for row in rows if any("false high" in why for why in row["why"])]
-    print(f"{verdicts} verdicts right; false ● high: {', '.join(high) or 'none'}")
-    enough = verdicts >= RIGHT_SHARE * len(rows) and n_ok >= RIGHT_SHARE * len(rows)
-    return 0 if enough and not high else 1
 
 
 def machine(device: str, calibration: Calibration) -> str:

@@ -114,6 +114,12 @@ def too_noisy(truth: Truth) -> str:
     return f"{UNDECIDED}: ± {100 * noise:.0f} points" if noise > MOST_NOISE else ""
 
 
+def why_of(loop: AuditLoop, truth: Truth, said: Said) -> list[str]:
+    """What is wrong with a row, be it the truth's noise; nothing: the report is right."""
+    noisy = too_noisy(truth)
+    return [noisy] if noisy else why_wrong(loop, truth, said)
+
+
 def why_wrong(loop: AuditLoop, truth: Truth, said: Said) -> list[str]:
     """What of the report is not so; nothing: it is right."""
     wrong = []

@@ -296,3 +296,24 @@ def test_what_a_copy_makes_the_host_wait_for_may_be_called_what_it_hides() -> No
     on_cpu = replace(loop, device="cpu")
     other = module("audit_truth").truth_of(on_cpu, {name: [one] * 3 for name, one in ms.items()})
     assert set(other.either_copy.values()) == {0.0}
+
+
+def test_rows_of_several_processes_are_judged_anew(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit, judge = module("audit"), module("audit_judge")
+    loop = loop_of(batch_ms=30.0)
+    said = judge.said_by(report_of("input", "high", 0.4, step={"wall_ms": 50.0}))
+    times = {"before_ms": {"plain": [50.0, 50.0], "ready": [30.0, 30.0]}}
+    times |= {"after_ms": {"plain": [50.0], "ready": [30.0]}}
+    known = {"loop": "b", "told": "", "params": loop.as_dict()} | audit.row_of(said, 20.0) | times
+    alarm = {"loop": "a", "told": "", "params": {}, "ok": False, "why": ["failed: no report"]}
+    for name, row in (("one", known | {"ok": False, "why": ["an older rule"]}), ("two", alarm)):
+        (tmp_path / name).write_text(json.dumps(row) + "\n")
+    table = module("audit_table")
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "one"), str(tmp_path / "two")])
+    assert table.main() == 1
+    printed = capsys.readouterr().out
+    assert "40.0 / 40.0" in printed
+    assert "an older rule" not in printed
+    assert "1 of 2 right" in printed

@@ -293,8 +293,11 @@ class Sources:
         """
         substituted = [x for x in states if x.substitute.source is not None or x.substitute.failure]
         drops = {x.index: drop_count(x.record.settings) for x in states}
-        disturbed = substituted or paused
-        if disturbed and self._epoch_is_short(max(drops.values())):
+        longest = max(drops.values(), default=0)
+        # After a pause alone only where throwing batches away would take as long.
+        if (substituted and self._epoch_is_short(2 * longest)) or (
+            paused and self._epoch_is_short(longest)
+        ):
             yield from self._finish_epoch(states)
         if self.at_epoch_start:
             return True
@@ -304,9 +307,9 @@ class Sources:
             self._set(state, None)
         return not paused or not self._session.pristine
 
-    def _epoch_is_short(self, drop: int) -> bool:
+    def _epoch_is_short(self, most: int) -> bool:
         limit = self.clock.limit
-        return self._definition.tick == "fetch" and limit is not None and 0 < limit <= 2 * drop
+        return self._definition.tick == "fetch" and limit is not None and 0 < limit <= most
 
     def _finish_epoch(self, states: list[LoaderState]) -> Generator[None, int, None]:
         session, clock = self._session, self.clock

@@ -129,7 +129,8 @@ class Windows:
         paused_ns = perf_counter_ns() - session.stopped_ns
         paused = paused_ns > PAUSE_STEPS * self._step_ns
         startup_ns, n_queued = yield from self._switch_batches(request, paused=paused)
-        if not paused and paused_ns > SHORT_PAUSE * request.n_steps * self._step_ns:
+        is_short = paused_ns <= SHORT_PAUSE * request.n_steps * self._step_ns
+        if not (paused or is_short or sources.substituting):
             n_queued = self._n_late(paused_ns)
         if request.drain and not request.own_batches:
             return self._drained(request, deadline)

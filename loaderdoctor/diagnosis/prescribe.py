@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from loaderdoctor.advice.candidates import Candidate, CodeAdvice, Prescription
 from loaderdoctor.advice.code import Written, written_together
+from loaderdoctor.advice.training import changes_training
 from loaderdoctor.advice.writing import written as written_for
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.diagnosis.verify import Verification
@@ -19,7 +20,8 @@ from loaderdoctor.findings.exposure import input_cost, needs_guard
 from loaderdoctor.findings.model import Kind, Severity
 from loaderdoctor.report import model
 from loaderdoctor.report.build import shares_of
-from loaderdoctor.settings import Settings
+from loaderdoctor.setting_words import capitalised
+from loaderdoctor.settings import Settings, Value
 from loaderdoctor.tryout.comparing import WORTH_DECIDING, Compared
 from loaderdoctor.tryout.recommending import advice_row, recommendations, trial_row, written_of
 
@@ -262,7 +264,10 @@ def _rows(
         settings,
         own=own_settings_known(facts).as_dict(),
         written=written,
-        caution=lambda name, value: caution if name == first else None,  # said once
+        caution=lambda name, value: _cautioned(
+            facts, name, value, caution if name == first else None
+        ),
+        trains=lambda name, value: changes_training(facts, name, value),
         summary=_basis(candidate, inconclusive) if candidate and measured is None else None,
         measured=measured,
         own_step_ms=paired.own_ms if paired is not None else None,
@@ -271,6 +276,13 @@ def _rows(
         predicted_from=candidate.predicted_from if candidate is not None else None,
         also=_also(facts, settings),
     )
+
+
+def _cautioned(facts: Facts, name: str, value: Value, caution: str | None) -> str | None:
+    """What is said once of all settings, and what one does to what is trained."""
+    trains = changes_training(facts, name, value)
+    own = f"{capitalised(trains)}." if trains is not None and name != "device_decode" else None
+    return " ".join(filter(None, (caution, own))) or None
 
 
 def _in_its_rounds(

@@ -27,6 +27,7 @@ class Advised:
     edits: tuple[FileEdit, ...]
     command: str | None  # for a shell; None: as it was started
     promise: Promise | None  # None: not known, or of several changes together
+    expected: str | None = None  # what the advice says of what is trained; None: it stays the same
 
     @property
     def titles(self) -> str:
@@ -88,6 +89,7 @@ def advised(
         ),
         command=next(iter(commands), None),
         promise=_promise(chosen[0], report) if len(chosen) == 1 else None,
+        expected="; ".join(dict.fromkeys(x.trains for x in chosen if x.trains)) or None,
     )
 
 

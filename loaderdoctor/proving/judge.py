@@ -125,6 +125,12 @@ class Proof:
             return f"{said}, no losses seen"
         return f"{said}; losses differ between two runs of the script as it is, so nothing is known"
 
+    def beside(self, expected: str | None) -> str:
+        """`words`, beside what the advice said of what is trained; None: that it stays the same."""
+        if expected is None or self.numerics != "changed":
+            return self.words
+        return f"{self.words}, as the advice says ({expected})"
+
     def faster(self) -> bool | None:
         """Whether the changed form is; None where the interval leaves it open."""
         if self.speed_up.low > 1.0:

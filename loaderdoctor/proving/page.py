@@ -29,14 +29,14 @@ def promised(promise: Promise) -> str:
     return f"{'at best ' if promise.at_best else ''}{fmt.ratio(promise.times)}"
 
 
-def rows(proof: Proof) -> list[tuple[str, str]]:
+def rows(proof: Proof, *, expected: str | None = None) -> list[tuple[str, str]]:
     """What a reader checks: times, batches, losses."""
     compared = proof.kept
     shown = [
         ("as it is", _time(proof.before_ms)),
         ("changed", _time(proof.after_ms)),
         ("speed", f"{_ratio(proof.speed_up)}, 95 % of {fmt.count(proof.speed_up.n, 'turn')}"),
-        ("training", proof.words),
+        ("training", proof.beside(expected)),
     ]
     if proof.numerics == "redrawn" and proof.fixed is not None:
         compared = proof.fixed
@@ -53,11 +53,17 @@ def rows(proof: Proof) -> list[tuple[str, str]]:
 
 
 def markdown(
-    proof: Proof, *, title: str, machine: str, command: str, promise: Promise | None
+    proof: Proof,
+    *,
+    title: str,
+    machine: str,
+    command: str,
+    promise: Promise | None,
+    expected: str | None = None,
 ) -> str:
     """One page that can go into a pull request."""
     lines = [f"### {title}", "", headline(proof, promise=promise), "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in rows(proof)]
+    lines += [f"| {name} | {value} |" for name, value in rows(proof, expected=expected)]
     lines += [
         "",
         f"Original and changed script in fresh processes, in turns, on the same seed: `{command}`. "

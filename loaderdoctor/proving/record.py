@@ -36,6 +36,7 @@ class ProofRecord(msgspec.Struct, frozen=True, kw_only=True):
     training: str = ""  # the verdict on what was kept, in words
     numerics: str = "unknown"
     same_batches: bool | None = None
+    expected: str | None = None  # what the advice said of what is trained; None: nothing
     promised_speed_up: float | None = None
     promise_at_best: bool | None = None
     promise_kept: bool | None = None
@@ -57,14 +58,17 @@ class ProofRecord(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(filter(None, (f"{self.changes}: {said}", self.training)))
 
 
-def record(proof: Proof, *, changes: str, promise: Promise | None = None) -> ProofRecord:
+def record(
+    proof: Proof, *, changes: str, promise: Promise | None = None, expected: str | None = None
+) -> ProofRecord:
     """The proof as it is kept and as `--json` writes it."""
     return ProofRecord(
         changes=changes,
         before_ms=_figure(proof.before_ms),
         after_ms=_figure(proof.after_ms),
         speed_up=_figure(proof.speed_up),
-        training=proof.words,
+        training=proof.beside(expected),
+        expected=expected,
         numerics=proof.numerics,
         same_batches=proof.same_batches,
         promised_speed_up=promise.times if promise is not None else None,

@@ -139,6 +139,7 @@ class Recommendation(Struct, frozen=True, kw_only=True):
     command: str | None = None  # a line for a shell, where an option of the script sets it
     idea: str | None = None  # in place of code, where none is known to fit the script
     untested: str | None = None  # of a trace alone: that nothing has tested it, and what would
+    trains: str | None = None  # what it does to what is trained; None: nothing, as far as known
 
 
 class NotAdvised(Struct, frozen=True, kw_only=True):

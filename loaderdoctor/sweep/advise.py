@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from loaderdoctor import format as fmt
 from loaderdoctor.advice.code import Written, written_together
+from loaderdoctor.advice.training import changes_training
 from loaderdoctor.advice.writing import written
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.facts.own_settings import own_settings
@@ -61,6 +62,7 @@ def recommended_rows(
         own=own.as_dict(),
         written=lambda name: _written(name, changes, facts),
         caution=_caution,
+        trains=lambda name, value: changes_training(facts, name, value),
         summary=f"{gain_sentence(ranking)} {nearness_sentence(ranking)}".strip(),
         measured=_with_the_gain(ranking),
     )

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from loaderdoctor.advice.candidates import CodeAdvice, PredictedFrom
 from loaderdoctor.advice.code import Written
+from loaderdoctor.advice.training import trains_by_code
 from loaderdoctor.estimate import Estimate, interval
 from loaderdoctor.report import model
 from loaderdoctor.settings import Settings, Value
@@ -57,11 +58,12 @@ def recommendations(
     predicted_step_ms: float | None = None,
     predicted_from: PredictedFrom | None = None,
     also: str | None = None,
+    trains: Callable[[str, Value], str | None] = lambda name, value: None,
 ) -> Iterator[model.Recommendation]:
     """One row for each setting changed; they share one prediction and one measurement.
 
-    `written` and `caution` are of one setting; `summary` is said once, of all together, and so is
-    `also`, what the code needs besides.
+    `written`, `caution` and `trains` are of one setting; `summary` is said once, of all together,
+    and so is `also`, what the code needs besides.
     """
     for name, value in settings.changed().items():
         lines = written(name)
@@ -81,6 +83,7 @@ def recommendations(
             own_step_ms=own_step_ms,
             seen_step_ms=seen_step_ms,
             also=also,
+            trains=trains(name, value),
         )
         summary = also = None
 
@@ -107,6 +110,7 @@ def advice_row(
         idea=written.idea,
         command=written.command,
         untested=untested,
+        trains=trains_by_code(advice),
     )
 
 

@@ -131,6 +131,13 @@ def test_a_change_of_what_is_trained_is_told_with_the_step() -> None:
     found = proved([10.0, 10.0], [5.0, 5.0], losses=other)
     assert found.numerics == "changed"
     assert found.words.endswith("changes numerics: losses differ from step 2 on")
+    said = found.beside("batches have another size")
+    assert said == f"{found.words}, as the advice says (batches have another size)"
+    assert found.beside(None) == found.words and ("training", said) in rows(
+        found, expected="batches have another size"
+    )
+    same = proved([10.0, 10.0], [5.0, 5.0])
+    assert same.beside("batches have another size") == same.words
 
 
 def redrawn(fixed: tuple[CheckedRun, CheckedRun]) -> Proof:

@@ -66,6 +66,11 @@ class Change:
         """The step with it, where it was tried."""
         return self.first.measured_step_ms
 
+    @property
+    def trains(self) -> str | None:
+        """What it does to what is trained, in words; None: nothing, as far as is known."""
+        return "; ".join(dict.fromkeys(row.trains for row in self.rows if row.trains)) or None
+
     def own_ms(self, step_ms: float | None) -> float | None:
         """The loop as it is, in the rounds in which it was tried; else the report's step."""
         return self.first.own_step_ms if self.first.own_step_ms is not None else step_ms

@@ -121,8 +121,8 @@ def launch_bound(facts: Facts) -> Finding | None:
         summary=(
             f"{trace.kernels.n_per_step:.0f} kernels a step of {trace.kernels.mean_us:.1f} µs each "
             f"are shorter than their launches: the accelerator waits for the host "
-            f"{fmt.share(share)} of the step. No loader setting helps; a bigger batch, CUDA graphs "
-            "or torch.compile do."
+            f"{fmt.share(share)} of the step. No loader setting changes that; a bigger batch, CUDA "
+            "graphs or torch.compile do."
         ),
         evidence={
             "n_kernels_per_step": trace.kernels.n_per_step,

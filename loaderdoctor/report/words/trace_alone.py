@@ -31,7 +31,8 @@ def _sentences(bound: Bound, severity: VerdictSeverity, trace: TraceFacts) -> It
             "How much of that is the profiler's own the trace does not tell: "
             "`loaderdoctor diagnose` measures the loop without it."
         )
-    if bound == "host" and trace.fetching.kind in ("multi-process", "mixed"):
+    slowed = bound == "host" or (bound == "compute" and severity == "uncertain")
+    if slowed and trace.fetching.kind in ("multi-process", "mixed"):
         yield (
             "Workers that keep up with the recorded loop may be too slow for it where nothing is "
             "recorded."

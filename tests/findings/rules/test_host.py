@@ -61,7 +61,11 @@ CASES = (
         share=0.8,
         severity=Severity.HIGH,
         evidence={"n_kernels_per_step": 250.0, "mean_kernel_us": 3.0, "idle_per_kernel_us": 32.0},
-        says=("250 kernels a step of 3.0 µs each", "80 % of the step", "No loader setting helps"),
+        says=(
+            "250 kernels a step of 3.0 µs each",
+            "80 % of the step",
+            "No loader setting changes that",
+        ),
         silent={
             "long kernels": healthy(shares=TINY.shares, trace=changed(TINY, mean_kernel_us=70.0)),
             "long gaps: not launching": healthy(

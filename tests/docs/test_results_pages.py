@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -10,6 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+REPORT = {
+    "environment": {"device_name": None, "usable_cpus": 2, "python": "3.11", "torch": "2.14"},
+    "verdict": {"summary": "Nothing worth changing."},
+    "trials": [], "claims": [], "warnings": [], "method": [],
+}  # fmt: skip
 SCRIPT = Path(__file__).parents[2] / "docs" / "make_results.py"
 
 
@@ -20,6 +27,17 @@ def make_results() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_a_page_names_its_command_machine_and_revision(make_results: ModuleType) -> None:
+    args = argparse.Namespace(machine="2 cores", revision="1a2b3c4", state="Nothing ran beside.")
+    written = "\n".join(
+        make_results.page(REPORT, "reuse", "loaderdoctor sweep --preset reuse", "", args)
+    )
+    pages = [page.read_text(encoding="utf-8") for page in make_results.RESULTS.rglob("*.md")]
+    for page in (written, *pages):
+        assert "\n    loaderdoctor sweep " in page
+        assert re.search(r"\d+ usable CPUs, .*, revision [0-9a-f]{7}\.", page)
 
 
 def test_columns_that_say_nothing_are_left_out_and_bars_escaped(make_results: ModuleType) -> None:

@@ -61,14 +61,17 @@ def draw(page: Page, name: str, report: Report, written: str, folder: Path) -> N
         page.picture(folder / f"{name}-{screen}.png", whole=False)
 
 
-def pair(page: Page, written: Path, target: Path) -> None:
-    """A page on a desk, and next to it on a phone in the dark."""
+def pair(page: Page, report: Report, target: Path) -> None:
+    """Its page on a desk, and next to that on a phone in the dark."""
     halves = []
+    written = target.resolve().with_suffix(".html")
+    written.write_text(html(report), encoding="utf-8")
     for width, dark in ((900, False), (390, True)):
         page.open(written, width=width, height=1080, dark=dark)
         page.picture(target, whole=False)
         with Image.open(target) as half:
             halves.append(half.convert("RGB"))
+    written.unlink()
     both = Image.new("RGB", (sum(half.width for half in halves), 1080))
     for half, left in zip(halves, (0, halves[0].width), strict=True):
         both.paste(half, (left, 0))
@@ -78,7 +81,7 @@ def pair(page: Page, written: Path, target: Path) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "--pair":
         with browser() as opened:
-            pair(opened, Path(sys.argv[2]) / "report.html", Path(sys.argv[3]))
+            pair(opened, read_report(Path(sys.argv[2])), Path(sys.argv[3]))
         sys.exit()
     target = Path(sys.argv[1])
     target.mkdir(parents=True, exist_ok=True)

@@ -67,8 +67,12 @@ CASES = {
         bounds=("input",), kinds=("overhead-bound-loader",), tries=True
     ),
     "python_between": Case(bounds=("host",), kinds=("work-between-steps",), says="shape_words"),
+    # cuDNN's autotuner in place of a plan of the loop's own, on a GPU: one convolution, or three.
     "plan_per_shape_cudnn": Case(
-        bounds=("compute", "host"), never=OF_THE_LOADER, kinds=("compute-depends-on-new-shapes",)
+        bounds=("compute", "host"), never=OF_THE_LOADER, kinds=("autotuning-each-shape",)
+    ),
+    "plan_per_shape_cudnn_slow": Case(
+        bounds=("compute", "host"), never=OF_THE_LOADER, kinds=("autotuning-each-shape",)
     ),
 }
 

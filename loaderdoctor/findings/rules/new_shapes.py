@@ -8,17 +8,18 @@ from loaderdoctor import format as fmt
 from loaderdoctor.estimate import Estimate
 from loaderdoctor.facts.loop import CompileFacts, NewShapeFacts
 from loaderdoctor.facts.loop_lines import LoopPlace
-from loaderdoctor.facts.shares import MODERATE_SHARE
+from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.exposure import severity
 from loaderdoctor.findings.loop_words import name_of, where
-from loaderdoctor.findings.model import Finding, Kind
+from loaderdoctor.findings.model import Finding, Kind, Severity
 
 # A sum of stack samples at one place names the cause if it is this much of what new shapes cost.
 MIN_NAMED_PART = 0.5
 # How torch tells that a shape did not fit, 2.5 to 2.14.
 _SHAPE = re.compile(r"size mismatch|stride mismatch|rank mismatch|\.size\(|\.shape\[|\bsize\b")
 PAD = "pad batches to multiples of a length (64, say), so that few shapes come"
+UNTUNED = f"torch.backends.cudnn.benchmark = False; or {PAD}."
 DYNAMIC = (
     "torch.compile(…, dynamic=True), or torch._dynamo.mark_dynamic(batch, dim) for the dimensions "
     f"that vary; or {PAD}."
@@ -69,20 +70,51 @@ def autotuning_each_shape(facts: Facts) -> Finding | None:
     """The autotuner of cuDNN tries its algorithms anew for each new shape.
 
     Decides on: steps with batches of new shapes against the same batches again, where
-    torch.backends.cudnn.benchmark is on.
+    torch.backends.cudnn.benchmark is on. Uncertain where steps are so slow that nothing could be
+    compared, batches differ in shape, there are convolutions, and Python and launching cost 20 %.
     Abstains: no accelerator, the autotuner is off, shapes are alike, or no interval above zero.
     Fooled by: a plan of the user's own for each shape, next to an autotuner that costs little.
     """
     new = _costly(facts)
     on = facts.machine is not None and facts.machine.cudnn_benchmark
-    if new is None or not on or _compiling(facts) is not None:
+    if not on or _compiling(facts) is not None:
         return None
-    return _of_new_shapes(
-        facts,
-        new,
-        Kind.AUTOTUNING_EACH_SHAPE,
-        "torch.backends.cudnn.benchmark is on, and its autotuner starts again for each new shape",
-        f"torch.backends.cudnn.benchmark = False; or {PAD}.",
+    if new is not None:
+        return _of_new_shapes(
+            facts,
+            new,
+            Kind.AUTOTUNING_EACH_SHAPE,
+            "torch.backends.cudnn.benchmark is on, and its autotuner starts again for each new "
+            "shape",
+            UNTUNED,
+        )
+    return _tuning_uncompared(facts) if facts.ablation is None else None
+
+
+def _tuning_uncompared(facts: Facts) -> Finding | None:
+    """The suspicion alone: on an H200 three convolutions took 1.1 s a step so, 13 ms without."""
+    shares, step_ms = facts.shares, facts.step_ms
+    compute = facts.trace.compute if facts.trace is not None else None
+    vary = any(x.role == "train" and x.shapes_vary for x in facts.loaders)
+    if shares is None or shares.host is None or not step_ms or compute is None or not vary:
+        return None
+    if shares.host < HIGH_SHARE or not compute.convolution_ms:
+        return None
+    return Finding(
+        kind=Kind.AUTOTUNING_EACH_SHAPE,
+        severity=Severity.UNCERTAIN,
+        share=None,
+        summary=(
+            "torch.backends.cudnn.benchmark is on, batches differ in shape, and its autotuner "
+            "starts again for each new shape. What that costs was not measured: Python and "
+            f"launching take {fmt.ms(shares.host * step_ms)} of {fmt.ms(step_ms)} a step."
+        ),
+        evidence={
+            "host_ms_per_step": shares.host * step_ms,
+            "convolution_ms_per_step": compute.convolution_ms,
+            "step_ms": step_ms,
+        },
+        advice=UNTUNED,
     )
 
 

@@ -16,8 +16,9 @@ from loaderdoctor.findings.rules.new_shapes import (
     compute_depends_on_new_shapes,
     recompilation,
 )
-from tests.findings.builders import ablation, estimate, healthy
+from tests.findings.builders import ablation, estimate, healthy, loader, shares, trace
 from tests.findings.case import Case, check_fires, check_silent
+from tests.findings.rules.test_compute_hints import CALM
 from tests.findings.rules.test_loop_work import lines, place
 
 SIZE = "tensor 'x' size mismatch at index 1. expected 101, actual 102"
@@ -96,6 +97,47 @@ TUNES = Case(
     },
     missing={"no machine": replace(new_shapes(estimate(6.0), autotuner=True), machine=None)},
 )
+
+
+def uncompared(
+    *, host: float = 0.9, vary: bool = True, convolution_ms: float = 1.0, autotuner: bool = True
+) -> Facts:
+    """Steps too slow for ablation."""
+    facts = healthy()
+    assert facts.machine is not None
+    return replace(
+        facts,
+        shares=shares(host=host),
+        machine=replace(facts.machine, cudnn_benchmark=autotuner),
+        loaders=(loader(shapes_vary=vary),),
+        trace=trace(compute=replace(CALM, convolution_ms=convolution_ms)),
+    )
+
+
+SUSPECTS = Case(
+    rule=autotuning_each_shape,
+    ill=uncompared(),
+    share=None,
+    severity=Severity.UNCERTAIN,
+    evidence={"host_ms_per_step": 9.0},
+    says=("batches differ in shape", "was not measured", "cudnn.benchmark = False"),
+    silent={
+        "off": uncompared(autotuner=False),
+        "one shape": uncompared(vary=False),
+        "no convolutions": uncompared(convolution_ms=0.0),
+        "the device computes": uncompared(host=0.1),
+        "compared": replace(uncompared(), ablation=ablation()),
+    },
+    missing={
+        "no trace": replace(uncompared(), trace=None),
+        "no shares": replace(uncompared(), shares=None),
+    },
+)
+
+
+def test_autotuning_that_was_not_compared_is_a_suspicion() -> None:
+    check_fires(SUSPECTS)
+    check_silent(SUSPECTS)
 
 
 def test_recompilation() -> None:

@@ -318,7 +318,9 @@ def joined(samples):  # the files of a batch as one tensor of bytes
 class Decoded:  # the loader's batches, decoded and transformed on the device
     def __init__(self, loader, transform, device):
         to_floats = torchvision.transforms.ConvertImageDtype(torch.float32)
-        steps = [to_floats if type(x).__name__ == "ToTensor" else x for x in transform.transforms]
+        swaps = {"ToTensor": to_floats, "PILToTensor": None, "ToImage": None}  # of PIL images
+        steps = [swaps.get(type(x).__name__, x) for x in transform.transforms]
+        steps = [x for x in steps if x is not None]
         n = len(steps)  # the last ones are the same for all images: once for a batch
         while n and type(steps[n - 1]).__name__ in ("ConvertImageDtype", "Normalize"):
             n -= 1

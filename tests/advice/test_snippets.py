@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision import datasets, transforms
+from torchvision.transforms import v2
 
 from loaderdoctor.advice import dataset_snippets, loop_snippets
 
@@ -114,19 +115,28 @@ def test_a_stream_split_by_worker_delivers_every_sample_once() -> None:
     assert sorted(int(x) for x in DataLoader(stream, batch_size=None)) == list(range(12))
 
 
-def test_decoded_batches_are_the_loaders_within_a_few_levels(tmp_path: Path) -> None:
+STEPS = (
+    [transforms.Resize((16, 16)), transforms.ToTensor(), transforms.Normalize([0.5], [0.2])],
+    [transforms.PILToTensor(), transforms.Resize(16), transforms.ConvertImageDtype(torch.float32)],
+    [v2.ToImage(), v2.Resize((16, 16)), v2.ToDtype(torch.float32, scale=True)],
+)
+
+
+@pytest.mark.parametrize("steps", STEPS, ids=["first", "tensors first", "second set"])
+def test_decoded_batches_are_the_loaders_within_a_few_levels(
+    tmp_path: Path, steps: list[Any]
+) -> None:
     (tmp_path / "a").mkdir()
     for i in range(3):
         noise = numpy.random.default_rng(i).integers(0, 256, (5, 5, 3), dtype="uint8")
         Image.fromarray(noise).resize((40, 30)).save(tmp_path / "a" / f"{i}.jpg")
-    steps = transforms.Compose([transforms.Resize((16, 16)), transforms.ToTensor()])
-    images = datasets.ImageFolder(str(tmp_path), steps, target_transform=str)
+    images = datasets.ImageFolder(str(tmp_path), transforms.Compose(steps), target_transform=str)
     made = run(f"import torchvision\n{dataset_snippets.DECODED}")
     inner = DataLoader(made["Encoded"](images), batch_size=2, collate_fn=made["joined"])
     ours = made["Decoded"](inner, images.transform, "cpu")
     assert len(ours) == 2 and ours.dataset.images is images
     for (x, y), (own, labels) in zip(ours, DataLoader(images, batch_size=2), strict=True):
-        assert x.shape == own.shape and (x - own).abs().mean() < 0.02 and [*y] == [*labels]
+        assert x.shape == own.shape and (x - own).abs().mean() < 0.1 and [*y] == [*labels]
 
 
 def test_packed_tensors_come_apart_as_they_were() -> None:

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Subset
 from torchvision import datasets, transforms
+from torchvision.transforms import v2
 
 from loaderdoctor.instrument.dataset.draws import states
 from loaderdoctor.instrument.dataset.encoded import MAX_MEAN_DIFFERENCE
@@ -42,6 +43,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loader_of(folder: Path, *first: Any, **given: Any) -> DataLoader[Any]:
     dataset = datasets.ImageFolder(str(folder), transforms.Compose([*first, *LAST]))
     return DataLoader(dataset, **{"batch_size": 4, **given})
+
+
+def test_transforms_of_the_second_set_and_those_that_begin_with_tensors(folder: Path) -> None:
+    for steps in (
+        [transforms.PILToTensor(), transforms.Resize((16, 16)), v2.ToDtype(torch.float32)],
+        [v2.ToImage(), v2.RandomCrop(16), v2.ToDtype(torch.float32, scale=True)],
+    ):
+        dataset = datasets.ImageFolder(str(folder), v2.Compose(steps))
+        loader = DataLoader(dataset, batch_size=4)
+        source = opened(loader, Settings(device_decode=True), **ON_CPU)
+        ours, own = source.next_batch()[0], next(iter(loader))[0]
+        assert (ours.shape, ours.dtype) == (own.shape, own.dtype)
+        source.close()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

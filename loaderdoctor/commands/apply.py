@@ -40,6 +40,8 @@ def apply(options: ApplyOptions) -> int:
     root = Path(script_of(report).cwd or ".")
     for edit in plan.edits:
         click.echo(edit.diff(root), nl=False)
+    if plan.expected is not None:
+        click.echo(f"training does not stay the same: {plan.expected}", err=True)
     if options.write and plan.edits:
         note(options.run, plan.titles, options.numbers or (1,), plan.edits)
         for edit in plan.edits:

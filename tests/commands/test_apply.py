@@ -86,6 +86,25 @@ def test_the_first_change_is_printed_and_nothing_written(
     assert sorted(x.name for x in run.iterdir()) == ["report.json"]
 
 
+def test_what_a_change_does_to_training_is_said_and_expected(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = read_report(run)
+    apply(ApplyOptions(run=run))
+    assert "training" not in capsys.readouterr().err
+    assert advised(report, ()).expected is None
+    dealt = "samples come in other batches"
+    first, second, *rest = report.recommendations
+    said = (msgspec.structs.replace(first, trains=dealt), second, *rest)
+    changed = msgspec.structs.replace(report, recommendations=said)
+    (run / "report.json").write_bytes(encode_report(changed))
+    assert advised(changed, (1,)).expected == dealt
+    assert advised(changed, (2,)).expected is None
+    assert advised(changed, (1, 2)).expected == dealt
+    apply(ApplyOptions(run=run))
+    assert f"training does not stay the same: {dealt}" in capsys.readouterr().err
+
+
 def test_changes_are_written_together_and_taken_back(run: Path) -> None:
     script = script_of(run)
     script.chmod(0o750)

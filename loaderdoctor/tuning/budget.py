@@ -11,6 +11,7 @@ from loaderdoctor.tuning.candidates import (
     predicted_ms,
 )
 from loaderdoctor.tuning.costs import Costs
+from loaderdoctor.tuning.outcome import Ask
 from loaderdoctor.tuning.step_windows import Served, Step
 
 # Batches may take so much longer than it was seen where a prediction pays for a trial.
@@ -43,6 +44,32 @@ class Budget:
         """
         n_more = self._epoch_left + ((self._loop.steps_per_epoch or 0) if at_epoch else 0)
         return expected_ms <= self.costs.left_ms(n_more, best.pace_ms or 0.0, planned=planned)
+
+    def paid(
+        self,
+        ways: tuple[Settings, ...],
+        best: Settings,
+        known: Served,
+        cost: BatchCost | None,
+        *,
+        at_epoch: bool,
+        now_only: bool,
+    ) -> Ask | None:
+        """What to try, at once or where the next epoch begins; None where nothing is paid for yet.
+
+        The first of the `ways`; where the run would have to go on for as long again before that is
+        paid for, the first of the others that is: beside 12 CPUs, 24 workers were out of reach of
+        runs of half a minute, in which three times one worker's pace was to be had at once.
+        """
+        half = self.expected_ms(ways[0], best, known, cost, at_epoch=True) / 2
+        for settings in ways[:1] if self.allows(half, known, at_epoch=True) else ways:
+            for later in dict.fromkeys((at_epoch, True)):
+                if later and now_only:
+                    break
+                expected = self.expected_ms(settings, best, known, cost, at_epoch=later)
+                if self.allows(expected, known, at_epoch=later):
+                    return Ask(settings=settings, at_epoch=later)
+        return None
 
     def expected_ms(
         self,

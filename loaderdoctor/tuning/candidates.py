@@ -96,6 +96,14 @@ def candidates(
         yield replace(best, persistent_workers=True)
 
 
+def on_the_way(best: Settings, wanted: Settings) -> Iterator[Settings]:
+    """Fewer workers than `wanted`, the most first: twice those of the best, and two, at least."""
+    n = (wanted.num_workers or 0) // 2
+    while n >= max(2, 2 * (best.num_workers or 0)):
+        yield replace(wanted, num_workers=n)
+        n //= 2
+
+
 def predicted_ms(
     loop: TunedLoop, settings: Settings, best: Settings, known: Served, cost: BatchCost
 ) -> float:

@@ -22,6 +22,7 @@ from loaderdoctor.tuning.candidates import (
     BatchCost,
     TunedLoop,
     candidates,
+    on_the_way,
 )
 from loaderdoctor.tuning.outcome import Ask, Outcome, State, Tried, Verdict
 from loaderdoctor.tuning.step_windows import (
@@ -296,16 +297,15 @@ class Tuner:
             at_epoch = self._best == replace(settings, persistent_workers=False)
             if at_epoch and not self._confirmed:
                 break
-            for later in (at_epoch, True):
-                if later and self._wanted != self._best:
-                    break  # the best serves until then
-                expected = self._budget.expected_ms(
-                    settings, self._best, best, cost, at_epoch=later
-                )
-                if self._budget.allows(expected, best, at_epoch=later):
-                    self._state = "trying"
-                    return self._ask(settings, at_epoch=later)
-            return self._rest()
+            fewer = (x for x in on_the_way(self._best, settings) if x not in self._given_up)
+            now = self._wanted != self._best  # the best serves until an epoch begins
+            paid = self._budget.paid(
+                (settings, *fewer), self._best, best, cost, at_epoch=at_epoch, now_only=now
+            )
+            if paid is None:
+                return self._rest()
+            self._state = "trying"
+            return self._ask(paid.settings, at_epoch=paid.at_epoch)
         if not self._confirmed:
             return self._begin_confirming()
         self._state = "done" if len(self._given_up) > 1 else "watching"

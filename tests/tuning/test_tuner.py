@@ -104,6 +104,18 @@ def test_workers_that_wait_for_storage_are_tried_in_the_number_that_is_needed() 
     assert [x.settings.num_workers for x in tuner.outcome().tried if x.verdict == "kept"] == [5]
 
 
+@pytest.mark.parametrize("n_cpus", [12, 64])
+def test_a_short_run_on_many_cpus_gets_some_workers_before_it_can_pay_for_all(n_cpus: int) -> None:
+    machine = Machine(compute_ms=0.4, fetch_ms=8.5, n_cpus=n_cpus, cpu_share=0.05, step_cpu=0.5)
+    tuner, steps = SimulatedLoop(machine, workers(1), 300).tuned(3000)
+    found = tuner.outcome()
+    tried = [x.settings.num_workers or 0 for x in found.tried]
+    assert found.tried[0].verdict == "kept" and tried[0] >= 2
+    assert tried == sorted(tried)  # on the way up
+    assert found.lost_ms <= MAX_LOST_SHARE * found.run_ms
+    assert sum(step.ms for step in steps) < 0.5 * 3000 * 8.5  # all of which it waited, before
+
+
 def test_fewer_workers_are_tried_where_an_epoch_begins_since_that_costs_nothing() -> None:
     machine = Machine(compute_ms=5, fetch_ms=0.3, n_cpus=2, start_ms=60)
     asked: list[int] = []

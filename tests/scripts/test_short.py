@@ -20,8 +20,10 @@ def check_complete(done: Diagnosed) -> None:
     assert said.ablation is not None, done.summary
     assert said.trace_shares is not None
     n_runs = 1 + done.stderr.count(" begins, to go on.")
-    assert n_runs > 1
-    assert f"was run {n_runs} times" in done.warnings["script-run-again"]
+    if n_runs > 1:
+        assert f"was run {n_runs} times" in done.warnings["script-run-again"]
+    else:  # of a fast machine one run of ten seconds tells all
+        assert "script-run-again" not in done.warnings
     assert done.stdout.count("trained\n") == n_runs - 1  # the last one is stopped
 
 
@@ -30,6 +32,7 @@ def test_a_script_of_seconds_is_run_again_until_the_answer_is_complete(tmp_path:
     args = SHAPES / "odd_pace.py", "250", "0.004", "0.004"
     done = diagnose(*args, cwd=tmp_path, budget_s=30, options=["--no-verify"])
     check_complete(done)
+    assert " begins, to go on." in done.stderr  # it trains for a second
     assert done.said.verdict.bound == "input", done.summary
 
 

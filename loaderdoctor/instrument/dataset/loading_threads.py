@@ -15,13 +15,12 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from loaderdoctor.errors import TrialRefused
-from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, tensors
-from loaderdoctor.instrument.batches.digest import digest
+from loaderdoctor.instrument.batches.batch_tree import tensors
 from loaderdoctor.instrument.dataset.cached import CachedDataset
 from loaderdoctor.instrument.dataset.draws import put_back, states
 from loaderdoctor.instrument.dataset.iteration import asks_for_worker, only_seeds
 from loaderdoctor.instrument.dataset.own_copy import all_open_handles, own_copy
-from loaderdoctor.instrument.dataset.rows import RowBatches
+from loaderdoctor.instrument.dataset.rows import RowBatches, content_of
 
 # Batches made by one thread and then by all at once: as many, or as that time makes, at least two.
 N_COMPARED = 8
@@ -163,12 +162,5 @@ class _Told:
     """What is compared of a batch, which is not kept."""
 
     def __init__(self, batch: Any) -> None:
-        self.content = _digest(batch)
+        self.content = content_of(batch)
         self.kinds = [(path, tuple(tensor.shape), tensor.dtype) for path, tensor in tensors(batch)]
-
-
-def _digest(batch: Any) -> bytes:
-    try:
-        return digest(batch)
-    except UnsupportedBatch as error:
-        raise TrialRefused(f"its batches can't be compared: {error}") from error

@@ -205,12 +205,12 @@ def _reference(dataset: Any, collate: Collate, batch_size: int) -> list[tuple[li
                 )
         short = order[: max(1, batch_size // 2)]
         made.append((short, _whole(dataset, collate, short)))
-        again = _digest(_whole(dataset, collate, made[0][0]))
+        again = content_of(_whole(dataset, collate, made[0][0]))
     except (KeyError, TypeError) as error:
         raise TrialRefused(f"samples are not numbered 0, 1, 2, …: {error!r}") from error
     if states() != before:
         raise TrialRefused("its samples are drawn at random: each is made anew, not looked up")
-    if again != _digest(made[0][1]):
+    if again != content_of(made[0][1]):
         raise TrialRefused("a batch came out differently when it was made twice")
     return made
 
@@ -257,7 +257,7 @@ def _gives(
         if leaf is None or len(leaf) != len(indices):
             return False
         at: Any = indices if rows is None else rows[indices]
-        if _digest(column[at].to(leaf.dtype)) != _digest(leaf):
+        if content_of(column[at].to(leaf.dtype)) != content_of(leaf):
             return False
     return True
 
@@ -269,11 +269,12 @@ def _require_equal(found: RowBatches, batches: list[tuple[list[int], Any]]) -> N
         same_layout = [t.stride() for _, t in tensors(ours)] == [
             t.stride() for _, t in tensors(own)
         ]
-        if not same_layout or _digest(ours) != _digest(own):
+        if not same_layout or content_of(ours) != content_of(own):
             raise TrialRefused("batches made of whole rows differ from the loader's own")
 
 
-def _digest(batch: Any) -> bytes:
+def content_of(batch: Any) -> bytes:
+    """What equal batches have in common; raises TrialRefused of batches that can't be compared."""
     try:
         return digest(batch)
     except UnsupportedBatch as error:

@@ -26,6 +26,12 @@ def test_collections_that_cost_next_to_nothing_are_no_finding(how: str, tmp_path
     assert "gc-pauses" not in done.kinds
 
 
+@pytest.mark.parametrize("how", ["workers", "workers-off"])
+def test_collections_in_workers_are_told(how: str, tmp_path: Path) -> None:
+    done = diagnose(CAUSES / "collected.py", how, cwd=tmp_path, options=["--no-verify"])
+    assert ("gc-in-workers" in done.kinds) is (how == "workers"), done.summary
+
+
 def test_fewer_collections_are_tried_in_the_running_loop(tmp_path: Path) -> None:
     done = diagnose(CAUSES / "collected.py", "auto", cwd=tmp_path, budget_s=30.0)
     advised = done.settings["gc"]

@@ -3,6 +3,8 @@
 auto: each step reads records into objects while a heap of others lives; asked: gc.collect() in each
 step. Look-alikes: rarely, the same records, and collected by hand once in many epochs; frozen,
 gc.collect() at times, with next to nothing to look at and steps that are long.
+
+workers: two workers that read such records for each sample; workers-off: they collect nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +15,38 @@ import sys
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+
+class Records(Dataset[Tensor]):
+    """Samples that are read into objects, next to a heap of others."""
+
+    def __init__(self) -> None:
+        self.heap: list[Any] = [{"id": [i]} for i in range(100_000)]
+        self.text = json.dumps([{"at": [i]} for i in range(20_000)])
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> Tensor:
+        records = json.loads(self.text)
+        return torch.full((64,), float(records[index]["at"][0]))
+
+
+def collect_nothing(_worker: int) -> None:
+    gc.disable()
+
+
+def in_workers(*, collect: bool) -> None:
+    model = torch.nn.Linear(64, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    start = None if collect else collect_nothing
+    loader = DataLoader(Records(), batch_size=2, num_workers=2, worker_init_fn=start)
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
 
 
 def main(how: str) -> None:
@@ -43,4 +76,7 @@ def main(how: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if sys.argv[1].startswith("workers"):
+        in_workers(collect=sys.argv[1] == "workers")
+    else:
+        main(sys.argv[1])

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -18,9 +19,13 @@ from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.launch_config import LaunchOptions, Target
 from loaderdoctor.instrument.command.rank_group import RankGroup
 from loaderdoctor.instrument.command.script_run import RanksSpawnedError, ScriptRun
+from loaderdoctor.instrument.entry.spawned import RankLink
 from loaderdoctor.instrument.system.processes import is_resource_tracker
-from loaderdoctor.instrument.wire.protocol import WindowRequest
+from loaderdoctor.instrument.wire.channel import Channel, LaunchConfig
+from loaderdoctor.instrument.wire.protocol import Hello, Observed, Progress, WindowRequest
+from tests.attribution.builders import observed
 from tests.instrument.ranks import TRAIN, diagnosis_at_step_20, wait_until_gone
+from tests.instrument.watched import QueuedChannel
 
 SCRIPT = (
     TRAIN.replace("def train(", "def train_here(")
@@ -251,3 +256,42 @@ def test_a_script_whose_ranks_never_train_is_told_so(tmp_path: Path) -> None:
         script_run.wait_observed(60.0)
     own = set(psutil.Process().children()) - others
     assert [p for p in own if not is_resource_tracker(p)] == []
+
+
+def called(monkeypatch: pytest.MonkeyPatch, folder: Path, *, watch: bool = False) -> RankLink:
+    """A connection of a process that is no rank, and what it would say to the command."""
+    monkeypatch.setattr(Channel, "open", lambda launch_config: QueuedChannel())
+    launch_config = LaunchConfig(
+        address="", authkey="", run_dir=str(folder), kind="script", target="x", args=(),
+        watch=watch,
+    )  # fmt: skip
+    return RankLink(launch_config, "process1", None)
+
+
+def said(link: RankLink) -> list[object]:
+    channel: Any = link._channel
+    return [] if channel is None else channel.sent
+
+
+def test_a_process_that_trains_by_itself_calls_once_its_loop_is_warm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    link = called(monkeypatch, tmp_path)
+    link.send(Progress(text="", n_steps=3))
+    link.send(msgspec.structs.replace(observed(), trains=False))
+    assert said(link) == []
+    assert not link.lost  # it may train yet
+    link.send(observed())
+    hello, loop = said(link)
+    assert isinstance(hello, Hello)
+    assert (hello.rank, hello.n_ranks, hello.alone) == (0, 1, True)
+    assert isinstance(loop, Observed)
+
+
+def test_a_process_that_is_recorded_to_its_end_never_calls_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    link = called(monkeypatch, tmp_path, watch=True)
+    link.send(observed())
+    assert said(link) == []
+    assert link.lost

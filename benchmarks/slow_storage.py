@@ -45,6 +45,7 @@ STORAGE = frozenset(
         "storage-bound-workers",
         "many-small-files",
         "cold-storage",
+        "worker-memory-grows",
     }
 )
 # name -> (one of these must be found, these may be as well)
@@ -203,7 +204,7 @@ def row_of(how: str, work: Path, budget_s: float) -> dict[str, Any]:
         SCRIPT.format(piece=PIECE_BYTES, n_files=N_FILES, sample_bytes=SAMPLE_BYTES)
     )
     command = [sys.executable, "-m", "loaderdoctor", "diagnose", "--budget", str(budget_s)]
-    command += ["--no-verify", "--json", str(report), "--output", str(work / "run")]
+    command += ["--json", str(report), "--output", str(work / "run")]
     command += [str(work / "train.py"), str(folder), how]
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.getenv("PYTHONPATH")]))
     with mounted(how, folder):

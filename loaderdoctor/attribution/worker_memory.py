@@ -55,6 +55,7 @@ def _growth(looks: Sequence[WindowDone], log: WorkerLog) -> GrowthFacts | None:
         took_s=float(at[-1] - at[0]) / NS_PER_S,
         late_part=(float(size[-1]) - middle) / grew if grew > 0 else 0.0,
         grown=_grown(log, pids),
+        heap_freed_bytes=_heap_freed(log, pids),
     )
 
 
@@ -66,3 +67,10 @@ def _grown(log: WorkerLog, pids: set[int]) -> tuple[tuple[str, int, int], ...]:
     names = set.intersection(*({name for name, _, _ in p.grown} for p in processes))
     most = max(processes, key=lambda p: sum(b - a for _, a, b in p.grown))
     return tuple(x for x in most.grown if x[0] in names)
+
+
+def _heap_freed(log: WorkerLog, pids: set[int]) -> float | None:
+    """Mean of the workers that told it."""
+    told = [p.heap_freed_bytes for p in log.processes if p.pid in pids]
+    known = [n for n in told if n is not None]
+    return sum(known) / len(known) if known else None

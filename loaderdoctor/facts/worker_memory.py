@@ -17,6 +17,8 @@ class GrowthFacts:
     late_part: float  # of the growth, what came in the later half of these samples: 0.5 if steady
     # Containers of the dataset that became longer in a worker: path, entries at first and last.
     grown: tuple[tuple[str, int, int], ...] = ()
+    # By how much more malloc held free in a worker at last, as the worker told it; None: not told.
+    heap_freed_bytes: float | None = None
 
     @property
     def grew_bytes(self) -> float:

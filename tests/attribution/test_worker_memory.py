@@ -37,6 +37,7 @@ def log(*, grown: dict[int, tuple[tuple[str, int, int], ...]] | None = None) -> 
         ProcessRecord(
             role="worker", pid=pid, worker=i, serial=1, started_ns=0, ready_ns=0, exit_ns=None,
             cores=None, torch_threads=1, native_threads=None, grown=(grown or {}).get(pid, ()),
+            heap_freed_bytes=(i + 1) * MIB,
         )
         for i, pid in enumerate((7, 8))
     )  # fmt: skip
@@ -54,6 +55,7 @@ def test_growth_is_per_worker_and_counted_in_samples() -> None:
     assert growth.n_samples == 40 * 10 * 8  # of one worker
     assert growth.took_s == 40.0
     assert abs(growth.late_part - 0.5) < 0.01
+    assert growth.heap_freed_bytes == 1.5 * MIB  # by worker
 
 
 def test_what_came_at_first_is_told_from_what_goes_on() -> None:

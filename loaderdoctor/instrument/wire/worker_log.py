@@ -145,6 +145,8 @@ class ProcessRecord:
     collected: CollectedCount | None = None  # None: not recorded, or no batch between two looks
     # Containers of the dataset that became longer: attribute path, entries at first and at last.
     grown: tuple[tuple[str, int, int], ...] = ()
+    # By how much more malloc holds free than at first; None: not glibc's.
+    heap_freed_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

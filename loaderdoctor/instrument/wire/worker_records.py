@@ -149,6 +149,8 @@ class _Raw:
                 process.setdefault("first_collected", more["collected"])
             if more.get("held") is not None:
                 process.setdefault("first_held", more["held"])
+            if more.get("heap_free") is not None:
+                process.setdefault("first_heap_free", more["heap_free"])
             process.update(more)
             process["native_threads"] = max((n for n in native if n is not None), default=None)
         elif kind == Kind.ITERATOR:
@@ -349,6 +351,12 @@ def _grown(value: dict[str, Any]) -> tuple[tuple[str, int, int], ...]:
     return tuple(sorted((x for x in grown if x[2] > x[1]), key=lambda x: x[1] - x[2]))
 
 
+def _heap_freed(value: dict[str, Any]) -> int | None:
+    """What the last description says more than the first."""
+    first, last = value.get("first_heap_free"), value.get("heap_free")
+    return None if first is None or last is None else int(last) - int(first)
+
+
 def _process(value: dict[str, Any]) -> ProcessRecord:
     cores = value.get("cores")
     return _typed(
@@ -367,4 +375,5 @@ def _process(value: dict[str, Any]) -> ProcessRecord:
         reads=_reads(value),
         collected=_collected(value),
         grown=_grown(value),
+        heap_freed_bytes=_heap_freed(value),
     )

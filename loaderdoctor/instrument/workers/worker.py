@@ -42,7 +42,7 @@ from loaderdoctor.instrument.workers.fetch_clock import (
 )
 from loaderdoctor.instrument.workers.loop_arguments import find_argument, find_queues
 from loaderdoctor.instrument.workers.worker_sampling import LineSampler, python_threads
-from loaderdoctor.instrument.workers.worker_state import Collecting, state
+from loaderdoctor.instrument.workers.worker_state import Collecting, HeapFree, state
 
 # Native thread pools start with first use: they are counted after this many batches, then again
 # at twice as many, and so on.
@@ -159,6 +159,7 @@ class WorkerWrapper:
         # What the worker fetches from, once it has a fetcher; not kept alive.
         self._dataset: Callable[[], object] = _nothing
         self._collecting = Collecting()
+        self._heap_free = HeapFree()
         self._serial = serial
         self._worker = worker
         self._epoch = 0
@@ -343,7 +344,7 @@ class WorkerWrapper:
         self._writer.add_json(
             Kind.PROCESS,
             {
-                **state(self._n_batches, self._dataset(), self._collecting),
+                **state(self._n_batches, self._dataset(), self._collecting, self._heap_free),
                 "described_ns": time.perf_counter_ns(),
                 **more,
             },

@@ -5,6 +5,8 @@ Asked after its start, after 4, 8, 16 … batches and at its end: a fraction of 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import gc
 import os
@@ -19,6 +21,7 @@ import torch
 from loaderdoctor.instrument.workers.worker_sampling import python_threads
 
 MAX_NAMES = 16
+MAX_ASKING_S = 0.001
 MAX_DEPTH = 3  # datasets that wrap one another
 _CONTAINERS = (list, dict, set, deque, bytearray)
 
@@ -42,7 +45,9 @@ class Collecting:
             self._began_ns = 0
 
 
-def state(n_batches: int, dataset: object, collecting: Collecting) -> dict[str, Any]:
+def state(
+    n_batches: int, dataset: object, collecting: Collecting, heap_free: HeapFree
+) -> dict[str, Any]:
     """As it is recorded; None for what the system does not tell."""
     return {
         "collected": [n_batches, collecting.n_full, collecting.ns],
@@ -52,6 +57,7 @@ def state(n_batches: int, dataset: object, collecting: Collecting) -> dict[str, 
         "run_wait_ns": _run_wait_ns(),
         "reads": _reads(n_batches),
         "held": _held(dataset),
+        "heap_free": heap_free(),
     }
 
 
@@ -107,6 +113,41 @@ def _held(dataset: object) -> dict[str, int] | None:
         return lengths(dataset)
     except Exception:  # a container of the user's own making
         return None
+
+
+class _Heap(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd",
+            "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    )  # fmt: skip
+
+
+class HeapFree:
+    """Bytes that malloc has from the system and nobody uses; None where it is not glibc's.
+
+    It looks at each free piece: 18 ms for 100,000 of them. Where it takes long it is asked once.
+    """
+
+    def __init__(self) -> None:
+        self._ask: Any = None
+        with contextlib.suppress(OSError, AttributeError, TypeError):
+            self._ask = ctypes.CDLL(None).mallinfo2  # glibc 2.33
+            self._ask.restype = _Heap
+
+    def __call__(self) -> int | None:
+        """As of now."""
+        if self._ask is None:
+            return None
+        began = time.perf_counter()
+        free = int(self._ask().fordblks)
+        if time.perf_counter() - began > MAX_ASKING_S:
+            self._ask = None
+        return free
 
 
 def _native_threads() -> int | None:

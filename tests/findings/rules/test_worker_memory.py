@@ -90,6 +90,7 @@ def grows(
     late: float = 0.5,
     n_samples: float = 4000.0,
     grown: tuple[tuple[str, int, int], ...] = (("kept", 0, 4000),),
+    freed: float | None = 0.0,
     **more: Any,
 ) -> Facts:
     growth = GrowthFacts(
@@ -100,6 +101,7 @@ def grows(
         took_s=10.0,
         late_part=late,
         grown=grown,
+        heap_freed_bytes=freed,
     )
     facts = held(*found, **{"n_samples": 1_000_000, **more})
     memory = WorkerMemoryFacts(n_workers=4, worker_bytes=int(growth.last_bytes), growth=growth)
@@ -119,6 +121,9 @@ GROWS = Case(
         "more of what reading copies": grows(400 * MIB, container(), n_samples=40_000.0),
         "it came at first": grows(late=0.05),
         "little": grows(20 * MIB),
+        # Samples of 256 KiB in a worker that keeps none: malloc holds as much as it grew.
+        "malloc holds it": grows(130 * MIB, grown=(), freed=130.0 * MIB),
+        "malloc held half of it when last asked": grows(130 * MIB, grown=(), freed=65.0 * MIB),
         "none": grows(-5 * MIB),
     },
     missing={
@@ -146,3 +151,12 @@ def test_growth_without_a_container_is_a_leak_and_a_stream_is_judged_by_the_hour
     finding = worker_memory_grows(replace(stream, loaders=(record,)))
     assert finding is not None
     assert "an hour in all workers" in finding.summary
+
+
+def test_growth_that_an_allocator_may_hold_kills_nothing() -> None:
+    finding = worker_memory_grows(grows(grown=(), freed=None))
+    assert finding is not None
+    assert finding.severity is Severity.LOW
+    finding = worker_memory_grows(grows(grown=(), freed=20.0 * MIB))
+    assert finding is not None
+    assert finding.severity is Severity.HIGH  # 360 of 400 MiB are in use

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json.decoder
 import os
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 from torch.utils.data import dataloader as torch_loader
 from torch.utils.data._utils import fetch as torch_fetch
 from torch.utils.data._utils import pin_memory as torch_pin
@@ -447,6 +448,25 @@ def test_containers_of_the_dataset_that_grow_in_a_worker_are_named(records: Path
     assert len(grown) == 2
     assert all([name for name, _, _ in one] == ["kept", "square()"] for one in grown)
     assert sum(last - first for ((_, first, last), _) in grown) == len(cases.Keeping())
+
+
+class Large(Dataset[torch.Tensor]):
+    """Nothing of a sample is kept, and malloc keeps the memory of many."""
+
+    def __len__(self) -> int:
+        return 320
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(65_536)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="malloc does not tell")
+def test_what_malloc_holds_free_in_a_worker_is_told(records: Path) -> None:
+    for _ in DataLoader(Large(), batch_size=4, num_workers=1):
+        pass
+    (freed,) = [p.heap_freed_bytes for p in finished(records).processes if p.role == "worker"]
+    assert freed is not None
+    assert freed > 2 * 2**20  # 18 MiB with torch 2.14: a sample of 256 KiB for each of 80 batches
 
 
 def test_collections_in_a_worker_are_counted_and_its_collector_is_left_as_it_was(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 
-from loaderdoctor.instrument.workers.worker_state import lengths
+import pytest
+
+from loaderdoctor.instrument.workers import worker_state
+from loaderdoctor.instrument.workers.worker_state import HeapFree, lengths
 
 
 class Asked:
@@ -30,3 +33,16 @@ def test_only_a_cache_of_functools_is_asked_what_it_keeps() -> None:
     kept.read(1)
     kept.read(2)
     assert lengths(kept) == {"seen": 3, "read()": 2}
+
+
+def test_a_heap_that_takes_long_to_look_at_is_asked_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_state, "MAX_ASKING_S", float("inf"))
+    asked = HeapFree()
+    if asked() is None:
+        pytest.skip("malloc does not tell")
+    assert asked() is not None
+    monkeypatch.setattr(worker_state, "MAX_ASKING_S", -1.0)
+    assert asked() is not None
+    assert asked() is None  # not told from then on

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loaderdoctor.estimate import Estimate, t95
 
@@ -53,6 +53,7 @@ class Sample:
 
     value: float
     error: float = 0.0  # 0: its steps say nothing of it
+    n_cycles: int = 0  # whole ones that told it; 0: neighbours did
 
     @staticmethod
     def of(steps: Sequence[float], *, cycle: int = 1) -> Sample:
@@ -78,15 +79,17 @@ class Sample:
             factor = (1 + alike) / (1 - alike) if alike > 0 else _within_cycles(off, total)
         error = math.sqrt(total / (n - 1) / n * factor)
         by_cycle = _error_by_cycle(steps, cycle)
-        return Sample(value=value, error=error if by_cycle is None else min(error, by_cycle))
+        if by_cycle is None or by_cycle >= error:
+            return Sample(value=value, error=error)
+        return Sample(value=value, error=by_cycle, n_cycles=n // cycle)
 
     def scaled(self, factor: float) -> Sample:
         """The same in another unit; `factor` > 0."""
-        return Sample(value=self.value * factor, error=self.error * factor)
+        return replace(self, value=self.value * factor, error=self.error * factor)
 
     def plus(self, constant: float) -> Sample:
         """With a constant of the same unit added."""
-        return Sample(value=self.value + constant, error=self.error)
+        return replace(self, value=self.value + constant)
 
 
 def _error_by_cycle(steps: Sequence[float], cycle: int) -> float | None:
@@ -151,7 +154,9 @@ class Noise:
         """Mean of windows with its 95 % interval. Raises ValueError on no samples."""
         if not samples:
             raise ValueError("no samples")
-        return self._estimate([x.value for x in samples], prior=self._prior(samples))
+        return self._estimate(
+            [x.value for x in samples], prior=self._prior(samples), known=self._known(samples)
+        )
 
     def difference(self, a: ByRound, b: ByRound) -> Estimate | None:
         """A - b: paired over two or more common rounds, else independently; None if empty."""
@@ -162,11 +167,14 @@ class Noise:
         if len(common) >= 2:
             pairs = [(in_a[n], in_b[n]) for n in common]
             prior = self._prior([x for x, _ in pairs]) + self._prior([y for _, y in pairs])
-            return self._estimate([x.value - y.value for x, y in pairs], prior=IN_ROUND * prior)
-        one, other = self.mean(list(in_a.values())), self.mean(list(in_b.values()))
+            known = min(self._known([x for x, _ in pairs]), self._known([y for _, y in pairs]))
+            return self._estimate(
+                [x.value - y.value for x, y in pairs], prior=IN_ROUND * prior, known=known
+            )
+        of_a, of_b = list(in_a.values()), list(in_b.values())
+        one, other = self.mean(of_a), self.mean(of_b)
         n = min(one.n, other.n)
-        errors = [x.margin / t95(self.weight + x.n - 1) for x in (one, other)]
-        margin = t95(self.weight + n - 1) * math.hypot(*errors)
+        margin = math.hypot(one.margin, other.margin)
         return Estimate.around(one.value - other.value, margin, n=n)
 
     def change(self, a: float, b: float) -> Estimate:
@@ -187,12 +195,26 @@ class Noise:
         """Relative variance of a window: as recorded elsewhere, and as this run has shown it."""
         return (RECORDED_DF * recorded + self.free * self.variance) / (RECORDED_DF + self.free)
 
-    def _estimate(self, values: Sequence[float], *, prior: float) -> Estimate:
+    def _known(self, samples: Sequence[Sample]) -> float:
+        """Degrees of freedom that `_prior` is known with (F. E. Satterthwaite's, 1946).
+
+        Whole cycles tell what a window is off by within itself, and each of them anew; what their
+        neighbours tell of other steps is as uncertain as what lies between windows.
+        """
+        middle, n_cycles = _mean(samples), min(x.n_cycles for x in samples)
+        if middle == 0.0 or n_cycles <= self.weight:
+            return self.weight
+        errors = math.fsum(x.error**2 for x in samples) / len(samples) / middle**2
+        whole = max(self._variance(BETWEEN**2 + errors), errors)
+        squares = (whole - errors) ** 2 / self.weight + errors**2 / n_cycles
+        return whole**2 / squares
+
+    def _estimate(self, values: Sequence[float], *, prior: float, known: float) -> Estimate:
         n = len(values)
         value = math.fsum(values) / n
         free = self.weight + n - 1
         own = math.fsum((x - value) ** 2 for x in values)
-        margin = t95(free) * math.sqrt((self.weight * prior + own) / free / n)
+        margin = t95(known + n - 1) * math.sqrt((self.weight * prior + own) / free / n)
         return Estimate.around(value, margin, n=n)
 
 

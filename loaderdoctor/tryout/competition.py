@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
 
+from loaderdoctor.noise import MIN_CYCLES
 from loaderdoctor.tryout.comparing import Boundaries, Compared, by_speed, compared
 from loaderdoctor.tryout.known import Done, Known, Round, Window
 from loaderdoctor.tryout.windows import MIN_ROUNDS, Cost, measured_whole
@@ -32,6 +33,20 @@ LONGEST_EPOCH_S = 2.0  # of those that are measured whole
 # workers rounds of 4 and 4 steps took 20 s, of which 2 were measured, and two of them told nothing.
 OF_OVERHEAD = 0.5
 ENOUGH_STEPS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Size:
+    """Of a round's windows, before whole cycles of the workers that each has."""
+
+    n_steps: int
+    n_cycles: int  # at least so many, where that is no more than enough steps
+
+    def whole(self, cycle: int) -> int:
+        """Steps, whole cycles of them."""
+        fewest = self.n_cycles * cycle
+        n_steps = max(self.n_steps, fewest) if fewest <= ENOUGH_STEPS else self.n_steps
+        return math.ceil(n_steps / max(1, cycle)) * max(1, cycle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +77,13 @@ class Competition:
             return Done(reason="decided")
         first_look = all(one.n_rounds == 0 for one in tried) and len(open_) > 1
         most = max(self._n_steps(known, one) for one in open_)
-        for n_steps in dict.fromkeys((most, max(most // 2, self.n_steps))):
-            n_own = _whole(n_steps, known.loop.observed.batches_per_cycle)
-            left = self._that_fit(known, open_, n_steps, n_own, first_look=first_look)
+        slow = self.n_steps < ENOUGH_STEPS
+        for size in (
+            _Size(n_steps=most, n_cycles=MIN_CYCLES if slow else 1),
+            _Size(n_steps=max(most // 2, self.n_steps), n_cycles=1),
+        ):
+            n_own = size.whole(known.loop.observed.batches_per_cycle)
+            left = self._that_fit(known, open_, size, n_own, first_look=first_look)
             if left:
                 break
         else:
@@ -78,9 +97,7 @@ class Competition:
             windows=(
                 Window(trial=0, n_steps=n_own, cost=cost),
                 *(
-                    Window(
-                        trial=one.trial.index, n_steps=self._steps(one, known, n_steps), cost=cost
-                    )
+                    Window(trial=one.trial.index, n_steps=self._steps(one, known, size), cost=cost)
                     for one in left
                 ),
             ),
@@ -91,7 +108,7 @@ class Competition:
         self,
         known: Known,
         open_: Sequence[Compared],
-        n_steps: int,
+        size: _Size,
         n_own: int,
         *,
         first_look: bool,
@@ -99,9 +116,7 @@ class Competition:
         """Those that there is time for in a round; none where not even a pair of windows fits."""
         left_s, own_s = known.left_s(1.0), self.expected_s(known, 0, n_own)
         expected_s = {
-            one.trial.index: self.expected_s(
-                known, one.trial.index, self._steps(one, known, n_steps)
-            )
+            one.trial.index: self.expected_s(known, one.trial.index, self._steps(one, known, size))
             for one in open_
         }
         ends_s = accumulate((expected_s[one.trial.index] for one in open_), initial=own_s)
@@ -145,7 +160,7 @@ class Competition:
         n_told = round(OF_OVERHEAD * overhead_s / both_s)
         return max(self.n_steps, min(ENOUGH_STEPS, n_told))
 
-    def _steps(self, one: Compared, known: Known, n_steps: int) -> int:
+    def _steps(self, one: Compared, known: Known, size: _Size) -> int:
         """Of one window: whole cycles of its workers, whole epochs that they fill ahead."""
         train = known.loop.observed.main_loader
         full = one.settings.over(train.settings) if train is not None else one.settings
@@ -153,12 +168,8 @@ class Competition:
         epoch = known.loop.steps_per_epoch
         queue = full.queue_length
         if epoch and measured_whole(epoch, queue=queue, step_s=step_s, longest_s=LONGEST_EPOCH_S):
-            return math.ceil(n_steps / epoch) * epoch
-        return _whole(n_steps, full.num_workers or 1)
-
-
-def _whole(n_steps: int, cycle: int) -> int:
-    return math.ceil(n_steps / max(1, cycle)) * max(1, cycle)
+            return math.ceil(size.n_steps / epoch) * epoch
+        return size.whole(full.num_workers or 1)
 
 
 def _next_number(known: Known) -> int:

@@ -47,7 +47,13 @@ def refuse_what_stays_open(
     if not own.num_workers or not here or start_method_of(own) != "fork":
         return
     if loader not in _left_open:
-        _left_open[loader] = _asked_in_worker(loader, open_epochs, limit_s)
+        try:
+            _left_open[loader] = _asked_in_worker(loader, open_epochs, limit_s)
+        except Exception as error:  # of the script's worker_init_fn, say, or a worker that hangs
+            raise TrialRefused(
+                "whether samples leave something open could not be asked in a worker: "
+                f"{type(error).__name__}: {_last_line(error)}"
+            ) from error
     if found := _left_open[loader]:
         raise TrialRefused(
             f"making samples leaves {', '.join(found[:3])} open outside of the dataset: made in "
@@ -65,6 +71,11 @@ def on_own_copy(loader: DataLoader[Any], effective: Settings, data: TrialData) -
         return data
     dataset, collate = own_copy(data.dataset, data.collate)
     return replace(data, dataset=dataset, collate=collate)
+
+
+def _last_line(error: Exception) -> str:
+    """Of what a worker raised: torch puts its traceback before it."""
+    return (str(error).strip().splitlines() or [""])[-1]
 
 
 def _looks(settings: Settings) -> bool:

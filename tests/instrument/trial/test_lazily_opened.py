@@ -237,6 +237,17 @@ def prepare(worker_id: int) -> None:
     info.dataset.ready = True
 
 
+def unprepared(worker_id: int) -> None:
+    """As where each worker's part is for so many workers."""
+    raise ValueError("made for 4 workers")
+
+
+def test_what_could_not_be_asked_in_a_worker_is_refused_in_words() -> None:
+    loader = DataLoader(Seen(), batch_size=4, num_workers=1, worker_init_fn=unprepared)
+    found = reason(loader, Settings(cache=True))
+    assert "could not be asked in a worker: ValueError" in found and "made for 4" in found
+
+
 def test_workers_are_prepared_before_they_are_asked() -> None:
     loader = DataLoader(Seen(), batch_size=4, num_workers=1, worker_init_fn=prepare)
     with pytest.raises(AssertionError):  # of this process, where nothing prepares it

@@ -94,7 +94,8 @@ def by_mechanisms(
         return difference
     wait, others = seen.wait_ms, _others(seen)
     if others is None:
-        return difference
+        # As after one round, of which nothing has an interval but the wait, seen in every window.
+        return _waited(difference, wait) if seen.exposed and not contended else difference
     carried = total([wait, *(x for x in others if x.low > 0.0)])
     most_ms = carried.high + sum(max(0.0, x.high) for x in others if x.low <= 0.0)
     limit = replace(carried, high=most_ms)
@@ -113,6 +114,14 @@ def by_mechanisms(
     value = difference.value if inside else _weighed(difference, nearest)
     value = min(max(value, low), high, carried.high)
     return replace(difference, value=value, low=min(low, value), high=high)
+
+
+def _waited(difference: Estimate, wait: Estimate) -> Estimate:
+    """No less than the wait, where the difference allows for that."""
+    if not wait.bounded or difference.high <= wait.low:
+        return difference
+    low = max(difference.low, wait.low)
+    return replace(difference, value=max(difference.value, low), low=low)
 
 
 def _others(seen: Mechanisms) -> tuple[Estimate, ...] | None:

@@ -115,6 +115,20 @@ def test_a_mechanism_that_was_not_recorded_bounds_nothing(missing: str) -> None:
     assert by_mechanisms(difference, None) == difference
 
 
+def test_what_the_loop_waits_is_known_after_one_round() -> None:
+    """Steps of 190 ms that wait 140, in 20 s: one round, whose interval holds everything."""
+    wide = Estimate(value=140.0, low=-208.0, high=490.0, n=1)
+    known = seen(estimate(141.0, 0.4), run_queue_ms=None)
+    claim = by_mechanisms(wide, known)
+    assert [claim.value, claim.low, claim.high] == pytest.approx([140.6, 140.6, 490.0])
+    assert by_mechanisms(wide, known, contended=True) == wide
+    assert by_mechanisms(wide, replace(known, exposed=False)) == wide
+    assert by_mechanisms(replace(wide, high=20.0), known) == replace(wide, high=20.0)
+    # A loop that waits for nothing is as unsure as before.
+    quiet = by_mechanisms(estimate(5.0, 40.0), seen(estimate(0.2, 0.1), run_queue_ms=None))
+    assert quiet.low == pytest.approx(0.1)
+
+
 def test_waits_that_other_programs_may_have_caused_are_no_floor() -> None:
     wide = Estimate(value=7.9, low=0.5, high=8.4, n=5)
     claim = by_mechanisms(wide, seen(estimate(8.0, 0.2)), contended=True)

@@ -71,7 +71,8 @@ case $chapter in
         part python3 benchmarks/truth.py --budget "${BUDGET:-12}" --rounds 1 --json "$folder/truth.json" --reports "$folder/reports" ${LOOPS:+--only "$LOOPS"}
         ;;
     advice)
-        part python3 benchmarks/prescription.py ${SCRIPTS//,/ } --budget "${BUDGET:-30}" --json "$folder/advice.json" --runs "$folder/runs"
+        names=${SCRIPTS:-}
+        part python3 benchmarks/prescription.py ${names//,/ } --budget "${BUDGET:-30}" --json "$folder/advice.json" --runs "$folder/runs"
         ;;
     audit)
         part python3 benchmarks/audit.py audit --jobs 5 --cpus-each 3 --budget "${BUDGET:-20}" --json "$folder/audit.jsonl" ${ONLY:+--only "$ONLY"}

@@ -47,8 +47,9 @@ def verdict(report: Report) -> RenderableType:
     """What the loop is bound by, in a sentence, and how far that is to be trusted."""
     found = report.verdict
     what, how_sure = headline(report)
+    known = found.bound != "unknown"  # what nobody knows is no good news
     head = Text.assemble(
-        (what, _SEVERITY_STYLES[found.severity]),
+        (what, _SEVERITY_STYLES[found.severity if known else "uncertain"]),
         f", {how_sure}" if how_sure else "",
         (f"   {plain(report.target)}", "bright_black"),
         overflow="fold",

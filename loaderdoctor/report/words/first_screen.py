@@ -251,7 +251,7 @@ def evidence_words(finding: Finding) -> list[str]:
 def _is_said(name: str, value: Any, said: str, told: frozenset[tuple[str, str]]) -> bool:
     """Whether a sentence holds this figure."""
     if isinstance(value, str):
-        return value in said
+        return value.lower() in said.lower()
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     if f"{name}={value}" in said:

@@ -364,7 +364,7 @@ def _unknown(facts: Facts) -> str:
                 "span), so the shares are those of the whole window."
             )
     if not n_steps:
-        return "No verdict: no whole step was recorded."
+        return "No verdict: no whole step was recorded. Record some steps of the loop."
     if n_steps < _FEW_STEPS:
         return (
             f"No verdict: not enough steps ({fmt.count(n_steps, 'step')} recorded). "

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.facts.loop import AblationFacts
 from loaderdoctor.facts.shares import Bound, VerdictSeverity
 from loaderdoctor.findings.model import Finding, Kind, Severity
-from loaderdoctor.report.console.page import console_text
+from loaderdoctor.report.console.page import console_text, render_report
 from loaderdoctor.report.html.page import html
 from loaderdoctor.report.model import Finding as ReportFinding
 from loaderdoctor.report.model import Recommendation, Report
@@ -262,6 +264,19 @@ def test_figures_of_a_finding_that_its_sentence_says_are_not_said_again() -> Non
     )
     shown = evidence_words(samples.input_bound(findings=(finding,)).findings[0])
     assert shown == ["batch 15.1 ms", "CPU 50 %", "samples 35.8"]
+
+
+def test_a_word_that_begins_a_sentence_is_not_said_again_as_evidence() -> None:
+    (found,) = samples.validation_bound().findings
+    assert "Validation (train.py:57)" in found.summary
+    assert evidence_words(found) == ["seconds each 0.18"]
+
+
+def test_no_verdict_is_not_drawn_as_good_news() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=80, color_system="standard", force_terminal=True)
+    console.print(render_report(samples.nothing_recorded(), brief=True))
+    assert "\x1b[1;33mNo verdict" in out.getvalue()
 
 
 def test_a_healthy_verdict_with_wide_noise_says_so() -> None:

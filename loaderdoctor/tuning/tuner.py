@@ -99,9 +99,9 @@ class Tuner:
 
         An epoch's first step is always told of alone.
         """
-        if self._asked_at is not None or self._state == "trying":
-            return 1
-        return self._gathering.n_lacking
+        asked = self._asked_at is not None
+        told = self._state == "trying" if not asked else not self._at_epoch
+        return 1 if told else self._gathering.n_lacking
 
     def step(self, step: Step) -> Ask | None:
         """Count a step, or several. The settings to go over to, where others than before."""

@@ -45,7 +45,7 @@ def faulty(what: str, causes: set[str], n_steps: int = 3000, *, hog: bool = Fals
 
 FAULTS = {
     "storage becomes slow": faulty("storage", {"storage"}),
-    "another process takes the CPUs": faulty("none", {"other-programs"}, hog=True),
+    "another process takes the CPUs": faulty("computes", {"other-programs"}, hog=True),
     "collections of 300 ms": faulty("collections", {"collections"}),
     "a worker leaks": faulty("leak", {"worker-memory-growth"}, 6000),
     "a shard with slow samples": faulty("shard", {"late-batch"}),

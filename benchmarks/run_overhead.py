@@ -1,6 +1,7 @@
 """What `loaderdoctor run` costs a step, and whether its memory grows.
 
     python benchmarks/run_overhead.py [--pairs 300] [--device cuda] [--tune watching|serving]
+                                      [--workers 1]
     python benchmarks/run_overhead.py --long 1000000
 
 A loop over a DataLoader without workers, recorded, and the same loop that nobody watches take turns
@@ -129,9 +130,9 @@ def recording(tune: str) -> Iterator[tuple[Session, Nobody]]:
         assert link.n_beats, "the loop was never recorded"
 
 
-def compare(n_pairs: int, device: str, tune: str) -> None:
+def compare(n_pairs: int, device: str, tune: str, n_workers: int) -> None:
     """A recorded loop and one that is not, in blocks by turns, and the blocks' differences."""
-    n_workers = 1 if tune == "serving" else 0
+    n_workers = 1 if tune == "serving" else n_workers
     rng = random.Random(0)
     differences: list[float] = []
     with recording(tune) as (session, _):
@@ -172,13 +173,14 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=300)
     parser.add_argument("--long", type=int, default=0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--tune", choices=["watching", "serving"], default="")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.long:
         long(options.long, options.device)
     else:
-        compare(options.pairs, options.device, options.tune)
+        compare(options.pairs, options.device, options.tune, options.workers)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ OTHER_CPUS: Final = 0.5
 THROTTLED: Final = 0.1
 PRESSURE: Final = 0.15
 CLOCK_DROP: Final = 0.9
+TO_MOVE: Final = "See with `top` which; move it, or give each its own CPUs (taskset)."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +128,7 @@ def _contended(before: Stretch, after: Stretch) -> Cause | None:
             kind="other-programs",
             text=f"other programs now use {others[1]:.1f} CPUs of this run's "
             f"({others[0]:.1f} before)",
-            advice="See with `top` which; move it, or give each its own CPUs (taskset).",
+            advice=TO_MOVE,
         )
     return None
 

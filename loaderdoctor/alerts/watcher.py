@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from loaderdoctor import format as fmt
 from loaderdoctor.alerts.alert import Alert
-from loaderdoctor.alerts.causes import Cause, Stretch, cause_of
+from loaderdoctor.alerts.causes import OTHER_CPUS, TO_MOVE, Cause, Stretch, cause_of
 from loaderdoctor.alerts.change_points import Change, DriftWatch, Effect, LevelWatch
 from loaderdoctor.alerts.history import Account
 from loaderdoctor.alerts.pauses import PauseWatch
@@ -42,6 +42,9 @@ GC_SHARE: Final = 0.02
 GC_LONG_NS: Final = 50_000_000
 GC_MIN: Final = 3
 STALL_SHARE: Final = 0.02  # of the time, in stalls that recur
+# What Linux gives one program before another's turn: 3 to 24 ms on 2 to 64 CPUs. Of two cores that
+# others used by 1.2, steps of 0.4 ms took 12 ms longer every 16 ms, in waits too: workers wait so.
+TURN_MS: Final = 30.0
 ROUNDS: Final = 1.5  # times what a worker takes for a batch: no longer period is its rhythm
 
 
@@ -243,7 +246,7 @@ class RankWatcher:
             return None  # told as such
         if self._is_the_pools_rhythm(recurrence):
             return None
-        words = _stall_words(recurrence)
+        words = _stall_words(recurrence, self._others_take_turns(recurrence))
         return Alert(
             kind="stalls",
             at_s=stall.at_ns / NS_PER_S + self._offset_s,
@@ -252,6 +255,12 @@ class RankWatcher:
             cause=words[1],
             advice=words[2],
         )
+
+    def _others_take_turns(self, recurrence: Recurrence) -> float | None:
+        """CPUs that others keep busy, where stalls are as short as the turns that they get."""
+        known = [x.other_cpus for x in list(self._looks)[-4:] if x.other_cpus is not None]
+        others = sum(known) / len(known) if known else 0.0
+        return others if recurrence.excess_ms <= TURN_MS and others > OTHER_CPUS else None
 
     def _is_the_pools_rhythm(self, recurrence: Recurrence) -> bool:
         """Whether the loop waits once a round of its workers, all of whom give at once.
@@ -340,13 +349,19 @@ def _share(stretch: Stretch) -> float | None:
     return wait / step if step and wait is not None else None
 
 
-def _stall_words(one: Recurrence) -> tuple[str, str | None, str]:
-    """Text, cause and advice."""
+def _stall_words(one: Recurrence, other_cpus: float | None) -> tuple[str, str | None, str]:
+    """Text, cause and advice. `other_cpus`: others take turns with the run, so many."""
     every = f"{one.period:,.0f} steps" if one.unit == "steps" else fmt.seconds(one.period)
     text = (
         f"Every {every} a step takes {fmt.ms(one.excess_ms)} longer, {fmt.share(one.share)} of the "
         f"time since step {one.first_step:,}"
     )
+    if other_cpus is not None:
+        return (
+            f"{text}: other programs use {other_cpus:.1f} CPUs of this run's, by turns with it.",
+            "other-programs",
+            TO_MOVE,
+        )
     if one.wait_share is not None and one.wait_share > 0.5:
         return (
             f"{text}: it waits for its batch.",

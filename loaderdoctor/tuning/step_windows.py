@@ -163,3 +163,9 @@ def became_slower(served: Served, last: int) -> bool:
     if recent is None or before is None:
         return False
     return recent.value >= SLOWER * before.value and recent.low > before.high
+
+
+def is_slower(served: Served, last: int) -> bool:
+    """Whether its newest window is longer than those before its `last`, be it noise."""
+    before = Served(windows=served.windows[:-last]).step_ms()
+    return before is not None and served.windows[-1].step_ms >= SLOWER * before.value

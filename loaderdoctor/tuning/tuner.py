@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from loaderdoctor.estimate import Estimate
 from loaderdoctor.settings import Settings
 from loaderdoctor.tuning.budget import Budget
 from loaderdoctor.tuning.candidates import (
@@ -35,6 +36,7 @@ from loaderdoctor.tuning.step_windows import (
     StepWindow,
     became_slower,
     gained,
+    is_slower,
     queued,
     saves_boundaries,
 )
@@ -90,8 +92,7 @@ class Tuner:
         self._at_epoch = False  # it was asked for the next epoch
         self._n_confirms = 0  # rounds next to the loop's own
         self._n_chosen_by = 0  # windows of the best that it was chosen by
-        self._own_again: list[StepWindow] = []  # the loop's own, next to the best
-        self._best_around: list[StepWindow] = []
+        self._own_again, self._best_around = list[StepWindow](), list[StepWindow]()
 
     @property
     def n_quiet(self) -> int:
@@ -205,8 +206,7 @@ class Tuner:
             return self._confirm(served)
         if self._state == "resting":
             return self._next()
-        self._watch_on(served)
-        return self._next()
+        return self._next() if self._watch_on(served) else None
 
     def _judge(self, served: Served) -> Ask | None:
         """The trial has another window: keep it, drop it, or go on."""
@@ -245,16 +245,8 @@ class Tuner:
 
     def _keep(self) -> Ask | None:
         settings, best = self._wanted, self._best
-        self._tried.append(
-            Tried(
-                settings=settings,
-                verdict="kept",
-                at_step=self._n_steps,
-                step_ms=self._known[settings].step_ms(),
-                against_ms=self._known[best].step_ms(MAX_WINDOWS),
-            )
-        )
-        self._costs.end_trial()
+        was = self._known[best].step_ms(MAX_WINDOWS)
+        self._note(settings, "kept", self._known[settings].step_ms(), was)
         self._choose(settings, self._n_steps)
         self._n_chosen_by = len(self._known[settings].windows)
         self._given_up.add(settings)
@@ -269,17 +261,27 @@ class Tuner:
         if settings in self._given_up and verdict != "failed":
             return
         self._given_up.add(settings)
-        known = self._known.get(settings)
-        self._tried.append(
-            Tried(
-                settings=settings,
-                verdict=verdict,
-                at_step=self._n_steps,
-                step_ms=None if known is None else known.step_ms(),
-                against_ms=self._known[self._best].step_ms(MAX_WINDOWS),
-                reason=reason,
-            )
+        known, was = self._known.get(settings), self._known[self._best].step_ms(MAX_WINDOWS)
+        self._note(settings, verdict, None if known is None else known.step_ms(), was, reason)
+
+    def _note(
+        self,
+        settings: Settings,
+        verdict: Verdict,
+        step_ms: Estimate | None,
+        against_ms: Estimate | None,
+        reason: str = "",
+    ) -> None:
+        """A trial has ended."""
+        tried = Tried(
+            settings=settings,
+            verdict=verdict,
+            at_step=self._n_steps,
+            step_ms=step_ms,
+            against_ms=against_ms,
+            reason=reason,
         )
+        self._tried.append(tried)
         self._costs.end_trial()
 
     def _next(self) -> Ask | None:
@@ -366,31 +368,28 @@ class Tuner:
             return self._next()
         if gain >= MIN_GAIN_SHARE * was.value:
             return self._next()  # once more; in the end it is kept, and said not to be proven
-        self._tried.append(
-            Tried(
-                settings=self._best,
-                verdict="not-separable",
-                at_step=self._n_steps,
-                step_ms=now,
-                against_ms=was,
-                reason="held against the loop's own settings once more",
-            )
-        )
+        reason = "held against the loop's own settings once more"
+        self._note(self._best, "not-separable", now, was, reason)
         self._choose(self._loop.own, None)
         self._state = "done"
         return self._ask(self._best)
 
-    def _watch_on(self, served: Served) -> None:
-        """The loop may begin to wait again (other data, a neighbour, a full cache): look anew."""
-        waits = served.wait_share(LAST_WINDOWS) >= MIN_WAIT_SHARE
-        if not waits or not became_slower(served, LAST_WINDOWS):
-            return
+    def _watch_on(self, served: Served) -> bool:
+        """The loop may begin to wait again (other data, a neighbour, a full cache): look anew.
+
+        False where its pace changes just now: nothing could be told from it.
+        """
+        if served.wait_share(LAST_WINDOWS) < MIN_WAIT_SHARE:
+            return True
+        if not became_slower(served, LAST_WINDOWS):
+            return not is_slower(served, LAST_WINDOWS)
         self._given_up = {self._best}
         now = Served()
         for window in served.windows[-LAST_WINDOWS:]:
             now.add(window)
         self._known = {self._loop.own: self._own, self._best: now}
         self._own, self._served, self._best_served = self._known[self._loop.own], now, now
+        return True
 
     def _ask(self, settings: Settings, *, at_epoch: bool = False) -> Ask | None:
         if settings == self._wanted:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from loaderdoctor.alerts.alert import Alert
@@ -96,6 +98,17 @@ def test_stalls_that_recur_are_told_with_their_period(waits: bool, cause: str | 
     alert = only(alerts)
     assert "Every 50 steps" in alert.text
     assert alert.cause == cause
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize(("other_cpus", "cause"), [(1.3, "other-programs"), (0.1, "late-batch")])
+def test_turns_of_other_programs_are_no_slow_shard(
+    waits: bool, other_cpus: float, cause: str
+) -> None:
+    even = Phase(n_steps=600, step_ms=5.0, batch_ms=None, around={"other_cpus": other_cpus})
+    turns = replace(even, n_steps=4000, stall_every=20, stall_ms=12.0, stall_waits=waits)
+    told = {a.cause for a in play([even, turns]) if a.kind == "stalls"}
+    assert told == {cause if waits or other_cpus > 1 else None}
 
 
 def test_workers_that_give_all_at_once_are_no_stalls() -> None:

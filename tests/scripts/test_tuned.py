@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.scripts, pytest.mark.slow]
 N_EPOCHS = "4"
 TRIED = (
     "plain", "shuffle", "weighted", "distributed", "persistent", "generator", "two-loaders",
-    "resumed", "batch-sampler",
+    "resumed", "batch-sampler", "no-workers",
 )  # fmt: skip
 
 

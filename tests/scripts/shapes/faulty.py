@@ -1,16 +1,21 @@
-# A loop whose storage becomes slow, or that leaks, collects, stalls: argv[1] says what; [2] steps.
+# A loop whose storage becomes slow, or that leaks, collects, stalls, or computes beside others:
+# argv[1] says what; [2] steps.
 import gc
 import io
 import os
 import sys
 import time
 
+import psutil
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 WHAT, N_STEPS = sys.argv[1], int(sys.argv[2])
 FROM = N_STEPS // 2  # from this batch on
 BATCH = 4
+STEP_S = 0.008
+# Of each sample: memory is full in about 20 minutes.
+LEAK_BYTES = int(max(100_000, psutil.virtual_memory().available / 1200 * STEP_S / BATCH))
 
 
 class Data(Dataset):
@@ -28,7 +33,7 @@ class Data(Dataset):
         if WHAT == "shard" and number % 50 == 0 and index % BATCH == 0:
             time.sleep(0.4)
         if WHAT == "leak":
-            self.kept.append(bytearray(b"x" * 100_000))
+            self.kept.append(bytearray(b"x" * LEAK_BYTES))
         return torch.full((8,), index % 5 / 5.0), index % 2
 
 
@@ -68,7 +73,12 @@ def main():
         loss.backward()
         optimizer.step()
         total += loss.item()
-        time.sleep(0.008)
+        if WHAT == "computes":
+            until = time.thread_time() + STEP_S
+            while time.thread_time() < until:
+                pass
+        else:
+            time.sleep(STEP_S)
         if WHAT == "collections" and step > FROM and step % 60 == 0:
             gc.collect()
     print(repr(total), len(made))

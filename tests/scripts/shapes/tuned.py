@@ -1,4 +1,4 @@
-"""Ten shapes of a training whose batches take long: SHAPE EPOCHS. Prints hashes and losses."""
+"""Eleven shapes of a training whose batches take long: SHAPE EPOCHS. Prints hashes and losses."""
 
 import hashlib
 import sys
@@ -43,6 +43,8 @@ class Buckets(BatchSampler):
 
 def loader_of(shape):
     data, more = Slow(), {"batch_size": BATCH, "num_workers": 1}
+    if shape == "no-workers":
+        return DataLoader(data, BATCH, shuffle=True)
     if shape == "plain":
         return DataLoader(data, **more)
     if shape == "weighted":

@@ -302,7 +302,9 @@ def why_not_cached(facts: Facts, loader: LoaderRecord) -> str | None:
     if not fits:
         available = facts.machine.memory_available_bytes if facts.machine is not None else 0
         free = fmt.n_bytes(available or 0)
-        return f"all samples take about {fmt.n_bytes(held)}, and {free} are available."
+        n = facts.machine.ranks_here if facts.machine is not None else 1
+        each = f" in each of {n} ranks" if n > 1 else ""
+        return f"all samples take about {fmt.n_bytes(held)}{each}, and {free} are available."
     if num_workers(facts) and start_method(facts, loader.settings) in ("spawn", "forkserver"):
         return "workers that are not forked would each hold all samples."
     return None

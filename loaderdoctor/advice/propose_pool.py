@@ -273,7 +273,7 @@ def loading_threads(case: Case) -> list[Candidate]:
     kinds = [kind for kind in _IN_THREADS if _threads_may_help(case, kind)]
     if not kinds or loader.kind != "map" or loader.batch_size is None or machine is None:
         return []
-    n = max(MIN_THREADS, min(MAX_THREADS, math.floor(machine.usable_cpus)))
+    n = max(MIN_THREADS, min(MAX_THREADS, math.floor(machine.cpus_per_rank)))
     changes: dict[str, Value] = {"threads": n, "num_workers": 0}
     if loader.settings.background not in (None, "off"):
         changes["background"] = "off"

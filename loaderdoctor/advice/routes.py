@@ -122,7 +122,7 @@ def decoding_share(facts: Facts) -> float:
 def fits_in_memory(facts: Facts) -> bool | None:
     """Whether all samples may be kept in host memory; None where a size is not known."""
     held = dataset_bytes(facts)
-    available = facts.machine.memory_available_bytes if facts.machine is not None else None
+    available = facts.machine.memory_per_rank if facts.machine is not None else None
     return None if held is None or available is None else held <= MAX_SHARE_OF_MEMORY * available
 
 
@@ -312,9 +312,11 @@ def _decoding(hotspot: LineHotspot) -> LineHotspot | None:
 
 
 def _of_memory(facts: Facts, held: int) -> str:
-    available = facts.machine.memory_available_bytes if facts.machine is not None else None
-    assert available is not None  # it fits
-    return f"{fmt.n_bytes(held)} of {fmt.n_bytes(available)} available"
+    assert facts.machine is not None
+    assert facts.machine.memory_available_bytes is not None
+    n, available = facts.machine.ranks_here, facts.machine.memory_available_bytes
+    times = f"{n} times (each rank) " if n > 1 else ""
+    return f"{times}{fmt.n_bytes(held)} of {fmt.n_bytes(available)} available"
 
 
 def _on_disk(loader: LoaderRecord) -> str:

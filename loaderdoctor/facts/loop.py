@@ -301,3 +301,9 @@ class MachineFacts:
     def cpus_per_rank(self) -> float:
         """Each rank's part of the usable CPUs: what one rank is advised, all of them do."""
         return self.usable_cpus / self.ranks_here
+
+    @property
+    def memory_per_rank(self) -> int | None:
+        """Each rank's part of the memory available; None where that is not known."""
+        available = self.memory_available_bytes
+        return available // self.ranks_here if available is not None else None

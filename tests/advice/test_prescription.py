@@ -458,6 +458,8 @@ def test_threads_are_tried_where_processes_cost_more_than_they_bring() -> None:
     threads = [c for s, c in by_settings(handed_over).items() if s.threads]
     (one,) = threads
     assert one.settings == Settings(threads=6, num_workers=0) and one.predicted_step_ms is None
+    two_ranks = replace(handed_over, machine=machine(usable_cpus=6.0, n_local_ranks=2))
+    assert Settings(threads=3, num_workers=0) in by_settings(two_ranks)
     assert "several threads at once" in (one.caution or "")
 
 

@@ -197,3 +197,15 @@ def test_rows_of_a_tensor_need_no_cache_and_are_one_tensor_already() -> None:
 def test_tensors_in_memory_are_not_to_be_kept_in_memory_once_more() -> None:
     assert any("in memory as they" in title for title in titles(starved()))
     assert not any("in memory" in x for x in titles(starved(loader_={"dataset": "TensorDataset"})))
+
+
+def test_each_rank_would_keep_its_own_samples() -> None:
+    """180 MiB fit into two fifths of 600 MB once, and not twice."""
+    for ranks, fits in ((1, True), (2, False)):
+        beside = machine(memory_available_bytes=600_000_000, n_local_ranks=ranks, device_name=None)
+        result = prescribe(facts := starved(machine_=beside), find(facts))
+        assert any(c.settings.cache for c in result.candidates) == fits
+        reasons = {w.setting: w.reason for w in result.not_advised}
+        assert ("in each of 2 ranks" in reasons.get("cache", "")) != fits
+    plenty = starved(machine_=machine(n_local_ranks=2, device_name=None))
+    assert "2 times (each rank) 180 MiB of" in str(one(plenty, "first made").evidence)

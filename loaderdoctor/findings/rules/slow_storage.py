@@ -179,7 +179,7 @@ def _room(facts: Facts, workers: WorkerFacts, trial: PoolTrial) -> bool:
     main = main_cpu_ms(facts) or 0.0
     step_ms = max(trial.step_ms.value, 1e-6)
     wanted = trial.num_workers * workers.cpu_share + main / step_ms
-    return wanted <= facts.machine.usable_cpus
+    return wanted <= facts.machine.cpus_per_rank
 
 
 def _rate(facts: Facts, workers: WorkerFacts) -> float | None:

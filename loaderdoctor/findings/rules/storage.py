@@ -144,7 +144,7 @@ def memory_short(facts: Facts) -> Finding | None:
     if not settings.num_workers and not settings.pin_memory:
         return None
     n, available = settings.num_workers or 0, machine.memory_available_bytes
-    held = in_flight_bytes(facts, n, settings.prefetch_factor) or 0
+    held = (in_flight_bytes(facts, n, settings.prefetch_factor) or 0) * machine.ranks_here
     swapping = (machine.swap_used_bytes or 0) >= MIN_SWAP_BYTES and available < LOW_AVAILABLE_BYTES
     if available >= max(MIN_AVAILABLE_BYTES, held) and not swapping:
         return None
@@ -156,14 +156,16 @@ def memory_short(facts: Facts) -> Finding | None:
         f" with {fmt.n_bytes(machine.swap_used_bytes)} in swap" if machine.swap_used_bytes else ""
     )
     pinned = "pinned " if settings.pin_memory else ""
+    n_ranks = machine.ranks_here
+    whose = f"the loaders of {n_ranks} ranks keep" if n_ranks > 1 else "the loader keeps"
     return Finding(
         kind=Kind.MEMORY_SHORT,
         severity=cost.severity if cost is not None else severity(0.0),
         share=cost.share if cost is not None else None,
         loader=loader.id,
         summary=(
-            f"Only {fmt.n_bytes(available)} of host memory are available{swap}, and the loader "
-            f"keeps up to {fmt.n_bytes(held)} of {pinned}batches ready. Use fewer workers or a "
+            f"Only {fmt.n_bytes(available)} of host memory are available{swap}, and {whose} "
+            f"up to {fmt.n_bytes(held)} of {pinned}batches ready. Use fewer workers or a "
             "smaller prefetch_factor, and keep data out of tmpfs."
         ),
         evidence={

@@ -6,7 +6,13 @@ from loaderdoctor import format as fmt
 from loaderdoctor.facts.loop import CollectionFacts
 from loaderdoctor.facts.shares import MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.exposure import has_accelerator, host_share, loader_id, severity
+from loaderdoctor.findings.exposure import (
+    has_accelerator,
+    host_share,
+    input_cost,
+    loader_id,
+    severity,
+)
 from loaderdoctor.findings.input_parts import making_cost
 from loaderdoctor.findings.model import Finding, Kind, Prediction
 
@@ -173,11 +179,14 @@ def _advice(seen: CollectionFacts) -> str:
 
 
 def _most(facts: Facts) -> float:
-    """Next to an accelerator, Python's standing still costs no more than the time it idles."""
+    """Next to an accelerator, Python's standing still costs no more than the time it idles.
+
+    Of the input's share where that is established: a few steps of a busy GPU leave it open.
+    """
     if not has_accelerator(facts):
         return 1.0
-    host = host_share(facts)
-    return 1.0 if host is None else min(1.0, host + (facts.share("input") or 0.0))
+    host, waits = host_share(facts), input_cost(facts)
+    return 1.0 if host is None else min(1.0, host + (waits.share if waits is not None else 0.0))
 
 
 def _collecting(facts: Facts) -> CollectionFacts | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from loaderdoctor.advice.prescription import prescribe
 from loaderdoctor.facts.loop import CollectionFacts
 from loaderdoctor.facts.whole import Facts
@@ -91,6 +93,16 @@ def test_next_to_an_accelerator_it_costs_no_more_than_that_idles() -> None:
     found = gc_pauses(busy)
     assert found is not None and found.share is not None
     assert found.share <= 0.1 + (busy.share("input") or 0.0) + 1e-9
+
+
+def test_an_input_share_that_is_open_lets_no_collection_count_on_a_busy_gpu() -> None:
+    """An H200, 93 % computing: the loader "seems to take 5 % (0 to 27 %), perhaps nothing"."""
+    device = replace(healthy().machine, device_name="GPU")  # type: ignore[type-var]
+    split = shares(input_=0.054, host=0.009)
+    ill = replace(collecting(), machine=device, shares=split)
+    assert gc_pauses(replace(ill, shares_low={"input": -0.16, "copy": 0.0})) is None
+    found = gc_pauses(replace(ill, shares_low={"input": 0.05, "copy": 0.0}))
+    assert found is not None and found.share == pytest.approx(0.063)
 
 
 def test_both_ways_to_spare_the_steps_are_tried_and_none_where_a_line_asks() -> None:

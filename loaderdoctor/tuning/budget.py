@@ -57,12 +57,10 @@ class Budget:
     ) -> Ask | None:
         """What to try, at once or where the next epoch begins; None where nothing is paid for yet.
 
-        The first of the `ways`; where the run would have to go on for as long again before that is
-        paid for, the first of the others that is: beside 12 CPUs, 24 workers were out of reach of
-        runs of half a minute, in which three times one worker's pace was to be had at once.
+        The first of the `ways` that is: beside 12 CPUs, 24 workers were out of reach of a run of
+        half a minute, in which three times one worker's pace was to be had at once.
         """
-        half = self.expected_ms(ways[0], best, known, cost, at_epoch=True) / 2
-        for settings in ways[:1] if self.allows(half, known, at_epoch=True) else ways:
+        for settings in ways:
             for later in dict.fromkeys((at_epoch, True)):
                 if later and now_only:
                     break

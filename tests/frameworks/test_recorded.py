@@ -10,7 +10,7 @@ from tests.scripts.recorded import recorded, unwatched
 
 pytestmark = pytest.mark.frameworks
 SCRIPT = Path(__file__).parent / "scripts" / "hashed.py"
-N_STEPS = 600
+N_STEPS = 1200  # 10 s: a trial is paid for, and judged, before the end
 
 
 def hash_in(stdout: str) -> str:

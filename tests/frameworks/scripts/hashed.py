@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 KIND, FOLDER = sys.argv[1:]
-N_EPOCHS, N_BATCHES, BATCH = 3, 200, 4
+N_EPOCHS, N_BATCHES, BATCH = 6, 200, 4
 SEEN = hashlib.sha256()
 
 

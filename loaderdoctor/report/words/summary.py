@@ -241,12 +241,12 @@ def _remedy(
     if faster is not None:
         return f"A trial {faster.sentence}"
     ablation = facts.ablation
+    tried = (
+        "No setting was tried"
+        if not n_tried
+        else "No setting tried here was faster beyond the noise"
+    )
     if ablation is not None and ablation.no_input_ms is not None:
-        tried = (
-            "No setting was tried"
-            if n_tried == 0
-            else "No setting tried here was faster beyond the noise"
-        )
         shown = ablation.share("input")
         if shown is None or shown.low <= 0.0:  # one round, or noise: no loader is shown to cost
             return f"{tried}."
@@ -256,7 +256,7 @@ def _remedy(
         return _INPUT_UNKNOWN
     if trace_alone(facts) and not any(f.tested for f in findings):
         return UNTOLD
-    return "No loader setting is known to help here."
+    return f"{tried}."
 
 
 def _inconclusive(change: Change, findings: Sequence[Finding]) -> bool:

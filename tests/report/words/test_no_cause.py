@@ -20,6 +20,11 @@ def test_what_was_measured_of_the_loader_stands_for_a_cause() -> None:
     assert "4 workers idle 70 % of the time" in said
     assert "No setting was tried; an instant loader would bring the step to 7.00 ms." in said
     assert "No setting tried here" in verdict_sentence("input", "high", facts=facts, n_tried=2)
+    # Nor is anything said of settings that nobody tried where nothing was compared either.
+    blind = replace(facts, ablation=None)
+    for n_tried, told in ((0, "No setting was tried."), (2, "No setting tried here was faster")):
+        said = verdict_sentence("input", "high", facts=blind, n_tried=n_tried)
+        assert told in said and "is known to help" not in said
 
 
 def test_an_instant_loader_promises_nothing_where_one_round_was_measured() -> None:

@@ -116,6 +116,15 @@ def test_a_short_run_on_many_cpus_gets_some_workers_before_it_can_pay_for_all(n_
     assert sum(step.ms for step in steps) < 0.5 * 3000 * 8.5  # all of which it waited, before
 
 
+def test_a_loop_of_seconds_gets_two_workers_by_the_end_of_its_second_epoch() -> None:
+    # Four, which it could use, would be paid for in its fourth.
+    machine = Machine(compute_ms=0.3, fetch_ms=8, cpu_share=0.02, n_cpus=2)
+    tuner, _ = SimulatedLoop(machine, NONE, 300).tuned(600)
+    outcome = tuner.outcome()
+    assert outcome.chosen.num_workers == 2, outcome
+    assert outcome.lost_ms <= MAX_LOST_SHARE * outcome.run_ms
+
+
 def test_fewer_workers_are_tried_where_an_epoch_begins_since_that_costs_nothing() -> None:
     machine = Machine(compute_ms=5, fetch_ms=0.3, n_cpus=2, start_ms=60)
     asked: list[int] = []

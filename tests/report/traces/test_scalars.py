@@ -35,8 +35,8 @@ def test_each_trial_that_ran_is_a_run_with_its_figures(tmp_path: Path) -> None:
     start = metadata.parse_session_start_info_plugin_data(
         best.summary_metadata[metadata.SESSION_START_INFO_TAG].plugin_data.content
     )
-    assert start.hparams["num_workers"].number_value == 8
-    assert start.hparams["pin_memory"].bool_value is True
+    assert start.hparams["num_workers"].number_value == 7
+    assert start.hparams["persistent_workers"].bool_value is True
     assert "background" not in start.hparams
     experiment = metadata.parse_experiment_plugin_data(
         read(tmp_path / "baseline").summary_metadata[metadata.EXPERIMENT_TAG].plugin_data.content

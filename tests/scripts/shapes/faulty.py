@@ -14,8 +14,8 @@ WHAT, N_STEPS = sys.argv[1], int(sys.argv[2])
 FROM = N_STEPS // 2  # from this batch on
 BATCH = 4
 STEP_S = 0.008
-# Of each sample: memory is full in about 20 minutes.
-LEAK_BYTES = int(max(100_000, psutil.virtual_memory().available / 1200 * STEP_S / BATCH))
+# Of each sample: memory is full in about 10 minutes.
+LEAK_BYTES = int(max(100_000, psutil.virtual_memory().available / 480 * STEP_S / BATCH))
 
 
 class Data(Dataset):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from loaderdoctor.estimate import Estimate
@@ -49,3 +50,10 @@ class Outcome:
     run_ms: float  # since tuning began
     saved_ms: float  # against the loop's own pace, of the steps that were made; trying included
     tried: tuple[Tried, ...]
+
+
+def in_vain(settings: Settings, tried: Iterable[Tried]) -> bool:
+    """Whether the same with workers that are kept was tried, and was no better."""
+    kept = replace(settings, persistent_workers=True)
+    worse = ("slower", "not-separable", "too-dear")
+    return kept != settings and any(x.settings == kept and x.verdict in worse for x in tried)

@@ -25,7 +25,7 @@ from loaderdoctor.tuning.candidates import (
     candidates,
     on_the_way,
 )
-from loaderdoctor.tuning.outcome import Ask, Outcome, State, Tried, Verdict
+from loaderdoctor.tuning.outcome import Ask, Outcome, State, Tried, Verdict, in_vain
 from loaderdoctor.tuning.step_windows import (
     MIN_BOUNDARIES,
     MIN_STEPS,
@@ -291,7 +291,7 @@ class Tuner:
             return self._rest()  # or nothing could be told from it
         cost = self._cost()
         for settings in candidates(self._loop, self._best, self._known, cost):
-            if settings in self._given_up:
+            if settings in self._given_up or in_vain(settings, self._tried):
                 continue
             if (reason := self._refusal(settings)) is not None:
                 self._give_up(settings, "refused", reason)

@@ -125,6 +125,15 @@ def test_a_loop_of_seconds_gets_two_workers_by_the_end_of_its_second_epoch() -> 
     assert outcome.lost_ms <= MAX_LOST_SHARE * outcome.run_ms
 
 
+def test_workers_that_were_no_better_kept_are_not_tried_anew_each_epoch() -> None:
+    # Batches that burn CPU, and none to spare: the tutorial's script on a busy machine.
+    machine = Machine(compute_ms=1.2, fetch_ms=5.7, n_cpus=1)
+    tuner, _ = SimulatedLoop(machine, NONE, 71).tuned(4_000)
+    tried = [(x.settings.num_workers, x.settings.persistent_workers) for x in tuner.outcome().tried]
+    assert tried
+    assert all(not (kept is False and (n, True) in tried) for n, kept in tried), tried
+
+
 def test_fewer_workers_are_tried_where_an_epoch_begins_since_that_costs_nothing() -> None:
     machine = Machine(compute_ms=5, fetch_ms=0.3, n_cpus=2, start_ms=60)
     asked: list[int] = []

@@ -49,11 +49,13 @@ CASES = {
         bounds=("outside",), kinds=("time-outside-steps",), wall_ms=(40.0, 75.0)
     ),
     "periodic_sleep": Case(bounds=("host", "outside"), wall_ms=(42.0, 70.0)),
+    # A batch of training takes 9.6 ms to make, in the loop itself: 9 % of a step of 103 ms, as on
+    # the machine that these were written on, and more of a shorter one.
     "statistics_pass": Case(
-        bounds=("compute",), kinds=("pass-before-training",), wall_ms=(70.0, 200.0)
+        bounds=("compute", "input"), kinds=("pass-before-training",), input_share=(0.0, 0.25)
     ),
     "statistics_probe": Case(
-        bounds=("compute",), kinds=("pass-before-training",), wall_ms=(70.0, 200.0)
+        bounds=("compute", "input"), kinds=("pass-before-training",), input_share=(0.0, 0.25)
     ),
     "no_main_guard": Case(bounds=("input",), kinds=("main-guard-missing",)),
     "loader_in_epoch_loop": Case(

@@ -76,13 +76,28 @@ def shares_by_bound(truth: Truth) -> dict[str, float]:
     host, `either_copy` copy or what it names.
     """
     of, hidden = truth.shares, truth.either_copy
-    between = of["between"] + hidden["between"]
+
+    def most(name: str) -> float:
+        return of[name] + of["between"] + min(hidden[name] + hidden["between"], truth.hidden)
+
     return {
         "input": of["input"],
         "copy": of["copy"],
-        "host": of["host"] + between + truth.either + hidden["host"],
-        "outside": of["outside"] + between + hidden["outside"],
+        "host": most("host") + truth.either,
+        "outside": most("outside"),
     }
+
+
+def least_largest(truth: Truth) -> float:
+    """The largest cause, the copy divided among what it may be called so that this is smallest."""
+    of, hidden = truth.shares, truth.either_copy
+    low = max(share for cause, share in of.items() if cause != "copy")
+    high = max(low, of["copy"])
+    for _ in range(40):
+        level = (low + high) / 2
+        given = sum(min(part, level - of[cause]) for cause, part in hidden.items())
+        low, high = (low, level) if of["copy"] - given <= level else (level, high)
+    return high
 
 
 def right_bounds(truth: Truth) -> tuple[str, ...]:
@@ -93,8 +108,7 @@ def right_bounds(truth: Truth) -> tuple[str, ...]:
     """
     most = shares_by_bound(truth)
     of = truth.shares
-    least = of | {"copy": of["copy"] - sum(truth.either_copy.values())}
-    largest = max(least[name] for name in ("input", "copy", "host", "outside", "between"))
+    largest = least_largest(truth)
     slack = {name: max(POINTS, truth.noise[name]) for name in most}
     right = [
         name
@@ -134,7 +148,7 @@ def why_wrong(loop: AuditLoop, truth: Truth, said: Said) -> list[str]:
     for part, share in said.shares.items():
         ours, true = share or 0.0, truth.shares[part]
         if part == "copy":  # what may be called either is no error
-            true = min(true, max(ours, true - sum(truth.either_copy.values())))
+            true = min(true, max(ours, true - truth.hidden))
         off = ours - true
         if abs(off) > max(POINTS, truth.noise[part] + said.noise[part]):
             wrong.append(f"{part} {100 * off:+.0f} points")

@@ -48,8 +48,9 @@ class Truth:
     beyond a known time of computing. `either_copy` are parts of `copy`, by what else they may be
     called: work of the loop's own within its steps (plans for new shapes too), between epochs, and
     what is done outside the steps, beside which the device would compute if no copy made the host
-    wait for it. `noise`: for each cause, half the 95 % interval of the differences that it is,
-    round by round (what drifts slowly is in both); for `wall`, of its runs.
+    wait for it: each for itself, all of them together no more than the copy. `noise`: for each
+    cause, half the 95 % interval of the differences that it is, round by round (what drifts slowly
+    is in both); for `wall`, of its runs.
     """
 
     wall_ms: float
@@ -58,6 +59,11 @@ class Truth:
     either_copy: dict[str, float]  # host, outside, between
     noise: dict[str, float]
     constructed_ms: float | None = None
+
+    @property
+    def hidden(self) -> float:
+        """How much of the copy may be called something else."""
+        return min(sum(self.either_copy.values()), max(0.0, self.shares["copy"]))
 
     @property
     def computing(self) -> float:

@@ -298,6 +298,29 @@ def test_what_a_copy_makes_the_host_wait_for_may_be_called_what_it_hides() -> No
     assert set(other.either_copy.values()) == {0.0}
 
 
+@pytest.mark.parametrize(
+    ("shares", "either_copy", "largest"),
+    [
+        ({"copy": 0.3}, {}, 0.3),
+        ({"copy": 0.3}, {"host": 0.3}, 0.15),
+        ({"copy": 0.3}, {"host": 0.3, "outside": 0.3, "between": 0.3}, 0.075),
+        ({"copy": 0.3}, {"host": 0.05}, 0.25),
+        ({"copy": 0.3, "host": 0.1}, {"host": 0.3}, 0.2),
+        ({"copy": 0.3, "input": 0.25}, {"host": 0.3, "outside": 0.3}, 0.25),
+        ({"copy": -0.02, "input": 0.1}, {}, 0.1),
+    ],
+)
+def test_a_copy_that_may_be_called_several_things_is_counted_once(
+    shares: dict[str, float], either_copy: dict[str, float], largest: float
+) -> None:
+    judge, truth = module("audit_judge"), truth_of(either_copy=either_copy, **shares)
+    assert judge.least_largest(truth) == pytest.approx(largest)
+    assert truth.hidden <= max(0.0, truth.shares["copy"])
+    most = judge.shares_by_bound(truth)
+    built_in = shares.get("host", 0.0) + max(0.0, shares["copy"])
+    assert most["host"] <= built_in + 1e-9
+
+
 def test_rows_of_several_processes_are_judged_anew(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

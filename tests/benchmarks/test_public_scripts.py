@@ -229,6 +229,17 @@ def test_a_loop_of_its_own_batches_is_judged_by_its_own_meter() -> None:
     assert "no truth" in wrong
 
 
+def test_a_loop_of_its_own_batches_that_prints_no_times_is_judged_by_its_verdict() -> None:
+    (case,) = (case for case in public_cases.CASES if case.name == "time-sequence")
+    assert case.own_loop and case.meters is None
+    row = said("compute", 0.0)
+    row["said"]["step_ms"] = 44.0
+    assert why_wrong(case, row | {"meters": None}, None, FINE, DONE) == []
+    row["said"]["bound"] = "input"
+    (wrong,) = why_wrong(case, row | {"meters": None}, None, FINE, DONE)
+    assert "its batches come from no loader" in wrong
+
+
 def test_a_script_with_nothing_to_measure_is_to_be_told_why() -> None:
     case = public_cases.Case(name="x", clone="examples", folder="x", refuses="takes no batch")
     told = public_truth.Ended(code=1, output="x.py: its loop takes no batch a step", seconds=1.0)

@@ -61,7 +61,7 @@ wait_for_all() {
 LOOPS_16=pinned_same_stream,side_stream_overlap,half_overlap,uint8_copy,pageable_big_copy,amp_resnet50,several_copies
 LOOPS_12=enough_workers,pageable_nonblocking,item_every_step,respawn_each_epoch,grad_accumulation,pinned_blocking,accumulated_copies,side_stream_starved
 LOOPS_6A=sync_loader_decode,launch_bound_tiny,one_slow_sample,recreated_iterator,background_gil,collate_bound,head_of_line,work_between_steps
-LOOPS_6B=storage_bound,storage_main_process,half_fed,fed_by_a_thread,work_and_wait,item_starved,main_process_photos
+LOOPS_6B=storage_bound,storage_main_process,half_fed,fed_by_a_thread,work_and_wait,item_starved,main_process_photos,gpu_resident
 case $chapter in
     tests)
         part python3 -m pytest -q -p no:cacheprovider -m gpu tests --durations=10

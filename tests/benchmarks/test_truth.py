@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -45,3 +47,18 @@ def test_an_error_beyond_both_is_named_and_so_is_a_loop_that_failed(truth: Modul
     assert "| `off` | 10.00 / 10.00 | 40.0 / 48.0 | 10.0 / 10.0 | 50.0 / 42.0 | 3.0 |" in table
     assert "`died`" not in table.partition("1 loops")[0]
     assert truth.summary(rows[1:]) == "No loop was measured."
+
+
+def test_every_loop_is_in_one_group_of_the_script_for_gpus() -> None:
+    script = PATH.with_name("on_gpu.sh").read_text()
+    groups = re.findall(r"^LOOPS_\w+=(.+)$", script, re.M)
+    # Read, not imported: its third-party packages needn't be there.
+    (loops,) = (
+        node.value
+        for node in ast.parse(PATH.with_name("loops.py").read_text()).body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "LOOPS"
+    )
+    assert isinstance(loops, ast.Dict)
+    known = [ast.literal_eval(key) for key in loops.keys if key is not None]
+    assert len(known) > 30
+    assert sorted(name for group in groups for name in group.split(",")) == sorted(known)

@@ -12,8 +12,8 @@ The same training loop reads it five times:
     decode      requests cost nothing, each sample is computed for 8 ms
     local       none of it, next to a step that takes longer than its batch
 
-A row is right where what `diagnose` found is what the mount, or the loop, was made to be, and no
-other cause of slow storage: a healthy twin that is silent, too.
+A row is right where the verdict is one of BOUNDS and what `diagnose` found is what the mount, or
+the loop, was made to be, and no other cause of slow storage: a healthy twin that is silent, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,14 @@ STORAGE = frozenset(
         "worker-memory-grows",
     }
 )
+# The bounds that are right; the step of `local` sleeps, longer than its batch takes.
+BOUNDS = {
+    "latency": ("input",),
+    "bandwidth": ("input",),
+    "pieces": ("input",),
+    "decode": ("input",),
+    "local": ("host", "outside", "compute"),
+}
 # name -> (one of these must be found, these may be as well)
 SAYS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     # Each file is opened for its sample, so "many small files" is as true of latency.
@@ -199,7 +207,8 @@ def mounted(how: str, folder: Path) -> Iterator[None]:
 
 def row_of(how: str, work: Path, budget_s: float) -> dict[str, Any]:
     folder, report = work / "mount", work / "report.json"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    report.unlink(missing_ok=True)
     (work / "train.py").write_text(
         SCRIPT.format(piece=PIECE_BYTES, n_files=N_FILES, sample_bytes=SAMPLE_BYTES)
     )
@@ -220,17 +229,22 @@ def row_of(how: str, work: Path, budget_s: float) -> dict[str, Any]:
         raise RuntimeError(f"{how}: no report: {done.stderr.strip()[-300:]}")
     found: dict[str, Any] = json.loads(report.read_text())
     kinds = [f["kind"] for f in found["findings"]]
-    named, may = SAYS[how]
-    others = STORAGE.intersection(kinds) - named - may
     return {
         "name": how,
         "verdict": f"{found['verdict']['bound']} {found['verdict']['severity']}",
         "step_ms": found["step"]["wall_ms"],
         "input": (found["shares"] or {}).get("input"),
         "kinds": kinds,
-        "says": [f["summary"] for f in found["findings"] if f["kind"] in named],
-        "right": (not named or bool(named.intersection(kinds))) and not others,
+        "says": [f["summary"] for f in found["findings"] if f["kind"] in SAYS[how][0]],
+        "right": is_right(how, found["verdict"]["bound"], kinds),
     }
+
+
+def is_right(how: str, bound: str, kinds: Sequence[str]) -> bool:
+    """Whether verdict and findings are what the mount, or the loop, was made to be."""
+    named, may = SAYS[how]
+    found = not named or bool(named.intersection(kinds))
+    return bound in BOUNDS[how] and found and not STORAGE.intersection(kinds) - named - may
 
 
 def line(row: dict[str, Any]) -> str:

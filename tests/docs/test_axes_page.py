@@ -36,6 +36,13 @@ def test_the_axes_said_to_keep_every_byte_are_those_whose_batches_are_hashed() -
     assert said["The same on the device"] == on_device
 
 
+def test_every_axis_of_the_dataset_is_a_row_of_the_table() -> None:
+    """A table ends at its first blank line: what stands behind one is shown as text."""
+    table = PAGE.read_text().split("| axis | values | what happens |\n")[1].split("\n\n")[0]
+    rows = set(re.findall(r"^\| `([a-z0-9_]+)` ", table, re.M))
+    assert rows == {axis.name for axis in AXES if axis.where == "dataset"}
+
+
 def test_every_axis_is_spoken_of() -> None:
     spoken_of = {name.split("=")[0] for names in promised().values() for name in names}
     numerics = {axis.name for axis in AXES if axis.numerics}

@@ -319,7 +319,8 @@ class Decoded:  # the loader's batches, decoded and transformed on the device
     def __init__(self, loader, transform, device):
         to_floats = torchvision.transforms.ConvertImageDtype(torch.float32)
         swaps = {"ToTensor": to_floats, "PILToTensor": None, "ToImage": None}  # of PIL images
-        steps = [swaps.get(type(x).__name__, x) for x in transform.transforms]
+        own = getattr(transform, "transforms", [transform])  # a Compose's, or one alone
+        steps = [swaps.get(type(x).__name__, x) for x in own]
         steps = [x for x in steps if x is not None]
         n = len(steps)  # the last ones are the same for all images: once for a batch
         while n and type(steps[n - 1]).__name__ in ("ConvertImageDtype", "Normalize"):

@@ -358,8 +358,8 @@ _ON: Mapping[str, str] = {
     "cache": "Wrap the dataset in one that keeps a list of its samples.",
     "batched": CHANGES[Kind.OVERHEAD_BOUND_LOADER].idea,
     "uint8": CHANGES[Kind.WIDE_DTYPE_COPY].idea,
-    "device_decode": "Hand out files (`torchvision.io.read_file`); behind the loader, decode them "
-    "by `torchvision.io.decode_jpeg(files, device=device)`, and call the transforms on tensors.",
+    "device_decode": "JPEG files: hand them out (`torchvision.io.read_file`); behind the loader, "
+    "decode by `torchvision.io.decode_jpeg(files, device=device)` and call transforms on tensors.",
     "storage": "Copy the data to {value} and give the script that folder.",
     "amp": "Forward pass and loss under `torch.autocast(device.type, dtype=torch.bfloat16)`.",
     "channels_last": "`.to(memory_format=torch.channels_last)` for the model, before the optimizer "

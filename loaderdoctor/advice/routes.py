@@ -235,7 +235,7 @@ def _device(making: Making) -> CodeAdvice | None:
     names = ", ".join(name for name, _ in making.workers.transforms)
     if making.loader.dataset in IMAGE_FOLDERS and making.loader.kind == "map":
         return making.advice(
-            title=f"Decode and transform the JPEG files on the {machine.device_name}",
+            title=f"Decode and transform the image files on the {machine.device_name}",
             idea=axis_ideas(Settings(device_decode=True))[0],
             code=decoded_on_device(making.facts),
             part=making.fetch,

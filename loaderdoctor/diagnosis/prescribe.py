@@ -30,6 +30,8 @@ from loaderdoctor.tryout.recommending import advice_row, recommendations, trial_
 MUCH_FASTER = 2 / 3
 # Tried with code of ours that is not written for the script: the idea keeps its bound, no figure.
 _IDEAS = frozenset({"reuse_buffers"})
+# A trial that refused one of these found that the code would do something else, or not run.
+_NEVER_ONCE_REFUSED = frozenset({"cache", "device_decode"})
 
 
 def prescribed_rows(
@@ -136,15 +138,18 @@ def _advice(
         return list(prescription.advice)
     # What looked better and was not shown to be is still advice, with its bound. A dataset that
     # refused to be cached must not be; other changes may still be made by hand.
+    tried = verification.tried if verification is not None else ()
     decided = {
         _of_data(t.settings)
-        for t in (verification.tried if verification is not None else ())
+        for t in tried
         if t.in_code and t.decided and not t.promising
-        if not t.refused or t.settings.cache
+        if not t.refused or _NEVER_ONCE_REFUSED & set(t.settings.changed())
     }
+    decodes = any(t.settings.device_decode and t.steps for t in tried)
     varies = samples_vary(prescription, verification)
     ways = [
-        way
+        # Which files there are, and what reads them, only its trial looks at.
+        replace(way, code=None) if way.axis == "device_decode" and not decodes else way
         for way in prescription.routes
         if way.axes not in decided and not (way.keeps_samples and varies)
     ]

@@ -135,7 +135,7 @@ def test_an_accelerator_can_take_the_transforms() -> None:
 
 def test_a_folder_of_images_is_tried_with_its_files_decoded_on_the_device() -> None:
     facts = starved(machine_=machine(), loader_={"dataset": "ImageFolder"})
-    decoded = one(facts, "Decode and transform the JPEG files on the H100")
+    decoded = one(facts, "Decode and transform the image files on the H100")
     assert decoded.axis == "device_decode" and "numerics" in (decoded.caution or "")
     assert not any("Move the transforms" in title for title in titles(facts))
     (tried,) = [c for c in prescribe(facts, find(facts)).candidates if c.settings.device_decode]

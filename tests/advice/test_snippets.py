@@ -139,6 +139,17 @@ def test_decoded_batches_are_the_loaders_within_a_few_levels(
         assert x.shape == own.shape and (x - own).abs().mean() < 0.1 and [*y] == [*labels]
 
 
+def test_a_transform_that_is_no_compose_is_decoded_too(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    Image.new("RGB", (20, 10), (200, 100, 50)).save(tmp_path / "a" / "0.jpg")
+    images = datasets.ImageFolder(str(tmp_path), transforms.ToTensor())
+    made = run(f"import torchvision\n{dataset_snippets.DECODED}")
+    inner = DataLoader(made["Encoded"](images), batch_size=1, collate_fn=made["joined"])
+    ((x, _),) = made["Decoded"](inner, images.transform, "cpu")
+    ((own, _),) = DataLoader(images, batch_size=1)
+    assert x.dtype == own.dtype and x.shape == own.shape and (x - own).abs().max() < 0.02
+
+
 def test_packed_tensors_come_apart_as_they_were() -> None:
     small = [torch.arange(6.0).view(2, 3), torch.tensor([7.0])]
     shapes, sizes = [t.shape for t in small], [t.numel() for t in small]

@@ -292,3 +292,47 @@ def test_what_was_tried_at_different_paces_is_ranked_by_its_part_of_the_loop_the
     slow = compared_(settings=FOUR, plain_ms=[10.0, 10.1, 9.9], step_ms=[5.0, 5.1, 4.9])
     fast = compared_(settings=SIX, plain_ms=[7.0, 7.1, 6.9], step_ms=[4.9, 5.0, 4.8])
     assert [t.settings for t in by_speed([fast, slow])] == [FOUR, SIX]
+
+
+def decodes(*tried: Compared) -> tuple[list[Recommendation], dict[str, str]]:
+    """Of a folder of images whose code of our own is known to fit: what is said of decoding."""
+    facts = starved(machine_=machine(), loader_={"dataset": "ImageFolder"})
+    found = prescribe(facts, find(facts))
+    routes = tuple(
+        replace(way, code="+ decoded") if way.axis == "device_decode" else way
+        for way in found.routes
+    )
+    assert any(way.code == "+ decoded" for way in routes)
+    prescription = replace(found, routes=routes)
+    verification = Verification(tried=tried, best=None, complete=True)
+    rows = prescribed_rows(facts, prescription, verification)
+    told = {w.setting: w.reason for w in not_advised_rows(prescription, verification)}
+    about = [r for r in rows if r.setting == "device_decode" or "the image files" in r.setting]
+    return about, told
+
+
+DECODE = Settings(device_decode=True)
+
+
+def test_files_that_no_trial_looked_at_are_decoded_on_the_device_in_words_alone() -> None:
+    (row,), told = decodes()
+    assert not row.code and "JPEG files: hand them out" in (row.idea or "")
+    assert "device_decode" not in told
+
+
+def test_decoding_that_was_refused_is_not_advised_at_all() -> None:
+    why = "its files are no JPEG files"
+    refused = compared_(settings=DECODE, in_code=True, failed=why, refused=True)
+    rows, told = decodes(refused)
+    assert rows == []
+    assert told["device_decode"] == why
+
+
+@pytest.mark.parametrize("step_ms", [[4.0, 4.05, 3.95], [8.6]])
+def test_decoding_that_ran_has_its_code(step_ms: list[float]) -> None:
+    """Shown to help, or seen too seldom to tell."""
+    plain = PLAIN[: len(step_ms)]
+    ran = compared_(settings=DECODE, in_code=True, plain_ms=plain, step_ms=step_ms)
+    (row,), _ = decodes(ran)
+    assert row.code == "+ decoded" and row.idea is None
+    assert (row.measured_step_ms is not None) is ran.helps

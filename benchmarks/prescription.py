@@ -231,15 +231,16 @@ def _ours(
 
 
 def held(row: dict[str, Any]) -> bool | None:
-    """Whether all was as promised; None: nothing was."""
+    """Whether all was as promised; None: nothing was, or training could not be checked."""
     if "miss" in row:
         return False
     if "proof" not in row:
         return False if row.get("by_hand") else None  # changes that could not be written
     proof = row["proof"]
-    as_said = proof["numerics"] == "changed" and proof.get("expected")
-    same = proof["numerics"] in ("same", "same-within", "redrawn")
-    return bool(proof["promise_kept"] and (same or as_said))
+    if not proof["promise_kept"] or proof["numerics"] == "unknown":
+        return False
+    as_expected: bool | None = proof["as_expected"]
+    return as_expected
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
@@ -259,10 +260,14 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
             cells.append(f"{at_best}{promised:.2f}×" if promised else "–")
             between = f" [{ratio['low']:.2f}, {ratio['high'] or float('inf'):.2f}]"
             cells.append(f"{ratio['value']:.2f}×{between}")
-            cells += [proof["training"], "yes" if held(row) else "**no**"]
+            said = {True: "yes", False: "**no**", None: "not checked"}
+            cells += [proof["training"], said[held(row)]]
         print("| " + " | ".join(cells) + " |")
-    promised_rows = [row for row in rows if held(row) is not None]
-    print(f"\n{sum(held(row) is True for row in promised_rows)} of {len(promised_rows)} held.")
+    promised_rows = [row for row in rows if held(row) is not None or "proof" in row]
+    n_open = sum(held(row) is None for row in promised_rows)
+    left = f"; {n_open} not checked" if n_open else ""
+    n_held = sum(held(row) is True for row in promised_rows)
+    print(f"\n{n_held} of {len(promised_rows)} held{left}.")
 
 
 def main() -> None:

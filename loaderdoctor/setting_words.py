@@ -13,6 +13,13 @@ from dataclasses import dataclass
 
 Value = bool | int | float | str | None
 
+# What a change does to what is trained, where losses differ by what is computed: each sample comes
+# as it did.
+NUMERICS_CHANGE = "numerics change"
+PIXELS_DIFFER = "pixels differ a little, and random draws are made in the training process"
+FEWER_PARAMETERS = "the model has fewer parameters"
+_COMPUTES_OTHERWISE = frozenset({NUMERICS_CHANGE, PIXELS_DIFFER, FEWER_PARAMETERS})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
@@ -206,6 +213,14 @@ def together(settings: Iterable[tuple[str, Value]], *also: str) -> str:
     *rest, last = [*others, *also] or [""]
     listed = f"{', '.join(rest)} and {last}" if rest else last
     return f"{' and '.join(first)} with {listed}" if listed else " and ".join(first)
+
+
+def same_samples(trains: str) -> bool:
+    """Whether changes that do this to training (`; ` between them) leave the batches as they are.
+
+    Else they come in another order, or hold other samples.
+    """
+    return set(trains.split("; ")) <= _COMPUTES_OTHERWISE
 
 
 def capitalised(said: str) -> str:

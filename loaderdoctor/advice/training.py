@@ -6,22 +6,22 @@ from loaderdoctor.advice.candidates import CodeAdvice
 from loaderdoctor.advice.ideas import KEPT_BATCHES
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.model import Kind
+from loaderdoctor.setting_words import FEWER_PARAMETERS, NUMERICS_CHANGE, PIXELS_DIFFER
 from loaderdoctor.settings import AXES_BY_NAME, Value
 
 # By the finding that code answers.
 _BY_CODE = {
-    Kind.TF32_OFF: "numerics change",
-    Kind.CUDNN_BENCHMARK_OFF: "numerics change",
+    Kind.TF32_OFF: NUMERICS_CHANGE,
+    Kind.CUDNN_BENCHMARK_OFF: NUMERICS_CHANGE,
     Kind.PADDING_WASTE: "batches hold samples of one length",
-    Kind.BIAS_BEFORE_BATCHNORM: "the model has fewer parameters",
+    Kind.BIAS_BEFORE_BATCHNORM: FEWER_PARAMETERS,
 }
-PIXELS = "pixels differ a little, and random draws are made in the training process"
 
 
 def trains_by_code(advice: CodeAdvice) -> str | None:
     """The same of a change of code."""
     if advice.axis == "device_decode":
-        return PIXELS
+        return PIXELS_DIFFER
     if advice.title == KEPT_BATCHES.title:
         return "the same samples stay together, and batches come in another order"
     return _BY_CODE.get(advice.kind) if advice.kind is not None else None
@@ -34,7 +34,7 @@ def changes_training(facts: Facts, name: str, value: Value) -> str | None:
     """
     loader = facts.main_loader
     if name == "device_decode" and value:
-        return PIXELS
+        return PIXELS_DIFFER
     if name == "in_order" and value is False:
         return "batches come in another order"
     if name == "batch_size":
@@ -43,4 +43,4 @@ def changes_training(facts: Facts, name: str, value: Value) -> str | None:
         own, wanted = loader.settings.num_workers or 0, int(value or 0)
         if own != wanted and max(own, wanted) > 1:
             return "the stream is dealt to the workers: the same samples, in other batches"
-    return "numerics change" if AXES_BY_NAME[name].numerics and name != "num_threads" else None
+    return NUMERICS_CHANGE if AXES_BY_NAME[name].numerics and name != "num_threads" else None

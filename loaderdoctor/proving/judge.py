@@ -9,6 +9,7 @@ from typing import Literal
 
 from loaderdoctor.estimate import Estimate, mean
 from loaderdoctor.instrument.wire.checked import CheckedRun
+from loaderdoctor.setting_words import same_samples
 from loaderdoctor.units import NS_PER_MS
 
 # Losses of one script on one seed differ by less than this (relative) between two runs where only
@@ -66,6 +67,8 @@ class Proof:
         if self.fixed is not None and self._same_when_fixed:
             # What is drawn once and kept looks the same then as what is drawn anew.
             return "unknown" if self.draws_repeated else "redrawn"
+        if self._not_finite:
+            return "changed"
         if not self.draws_fixed:
             return "unknown"
         if difference is None or (noise is not None and noise > MAX_NOISE):
@@ -82,6 +85,14 @@ class Proof:
             return False
         limit = max(MAX_NOISE, 2 * noise) if noise <= MAX_NOISE else MAX_NOISE
         return fixed.max_loss_difference is not None and fixed.max_loss_difference <= limit
+
+    @property
+    def _not_finite(self) -> bool:
+        """Whether a loss of one form is infinite or no number where the other's is one.
+
+        Of a script that does so by itself nothing is known.
+        """
+        return self.kept.max_loss_difference == math.inf and self._noise != math.inf
 
     @property
     def _noise(self) -> float | None:
@@ -109,6 +120,8 @@ class Proof:
                 f"{said}: with random draws fixed both are the same, but batches came again with "
                 "the draws they had, so whether each pass draws anew is not known"
             )
+        if self._not_finite:
+            return f"{said}, losses become infinite or no numbers in one form only"
         if not self.draws_fixed:
             return (
                 f"{said}: batches are made in a thread beside the loop, whose random draws can't "
@@ -127,9 +140,26 @@ class Proof:
 
     def beside(self, expected: str | None) -> str:
         """`words`, beside what the advice said of what is trained; None: that it stays the same."""
-        if expected is None or self.numerics != "changed":
+        if expected is None or self.numerics != "changed" or self._not_finite:
             return self.words
-        return f"{self.words}, as the advice says ({expected})"
+        if self.as_expected(expected):
+            return f"{self.words}, as the advice says ({expected})"
+        return f"{self.words}, as advised ({expected}); whether samples are lost was not checked"
+
+    def as_expected(self, expected: str | None) -> bool | None:
+        """Whether training is as the advice said (None: the same); None: not known, or not checked.
+
+        Losses of other batches differ whatever is in these. That no sample is lost then could be
+        told from whole epochs only, which these runs are too short for.
+        """
+        numerics = self.numerics
+        if numerics == "unknown":
+            return None
+        if numerics != "changed":
+            return True
+        if expected is None or self._not_finite:
+            return False
+        return True if same_samples(expected) else None
 
     def faster(self) -> bool | None:
         """Whether the changed form is; None where the interval leaves it open."""

@@ -37,6 +37,7 @@ class ProofRecord(msgspec.Struct, frozen=True, kw_only=True):
     numerics: str = "unknown"
     same_batches: bool | None = None
     expected: str | None = None  # what the advice said of what is trained; None: nothing
+    as_expected: bool | None = None  # whether training is so; None: not known, or not checked
     promised_speed_up: float | None = None
     promise_at_best: bool | None = None
     promise_kept: bool | None = None
@@ -69,6 +70,7 @@ def record(
         speed_up=_figure(proof.speed_up),
         training=proof.beside(expected),
         expected=expected,
+        as_expected=proof.as_expected(expected),
         numerics=proof.numerics,
         same_batches=proof.same_batches,
         promised_speed_up=promise.times if promise is not None else None,

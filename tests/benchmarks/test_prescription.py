@@ -24,6 +24,7 @@ PROOF = {
     "promise_at_best": False,
     "promise_kept": True,
     "numerics": "redrawn",
+    "as_expected": True,
     "training": "other random draws",
 }
 
@@ -70,15 +71,21 @@ def test_a_row_holds_where_the_promise_and_the_losses_do(
     assert prescription.held(good) is True
     assert prescription.held(row(PROOF | {"promise_kept": False})) is False
     assert prescription.held(row(PROOF | {"promise_kept": None})) is False
-    assert prescription.held(row(PROOF | {"numerics": "changed"})) is False
+    changed = PROOF | {"numerics": "changed"}
+    assert prescription.held(row(changed)) is True  # by numerics, as the advice said
+    assert prescription.held(row(changed | {"as_expected": False})) is False
+    assert prescription.held(row(PROOF | {"numerics": "unknown", "as_expected": None})) is False
+    open_ = row(changed | {"as_expected": None})
+    assert prescription.held(open_) is None
     failed, silent = row(None), row(PROOF, advises=False)
     assert prescription.held(failed) is False
     assert prescription.held(silent) is None
-    prescription.print_table([good, failed, silent])
+    prescription.print_table([good, failed, silent, open_])
     out = capsys.readouterr().out
     assert "| 1 by hand; num_workers=2 (now 0) | 10 → 5 | 2.10× | 2.00× [1.90, inf] |" in out
     assert "The changed script failed | **no** |" in out
-    assert "1 of 2 held." in out
+    assert "| not checked |" in out
+    assert "1 of 3 held; 1 not checked." in out
 
 
 def test_gpus_are_those_that_the_caller_may_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 from loaderdoctor.instrument.wire.checked import CheckedRun, CheckedStep
 from loaderdoctor.proving.judge import MAX_NOISE, Promise, Proof, agree, kept, proof, step_ms
 from loaderdoctor.proving.page import headline, markdown, rows
+from loaderdoctor.proving.record import record
 
 N = 30
 FALLING = tuple(1.0 / (i + 1) for i in range(N))
@@ -131,13 +132,48 @@ def test_a_change_of_what_is_trained_is_told_with_the_step() -> None:
     found = proved([10.0, 10.0], [5.0, 5.0], losses=other)
     assert found.numerics == "changed"
     assert found.words.endswith("changes numerics: losses differ from step 2 on")
-    said = found.beside("batches have another size")
-    assert said == f"{found.words}, as the advice says (batches have another size)"
-    assert found.beside(None) == found.words and ("training", said) in rows(
-        found, expected="batches have another size"
-    )
+    said = found.beside("numerics change")
+    assert said == f"{found.words}, as the advice says (numerics change)"
+    assert found.beside(None) == found.words
+    assert ("training", said) in rows(found, expected="numerics change")
     same = proved([10.0, 10.0], [5.0, 5.0])
-    assert same.beside("batches have another size") == same.words
+    assert same.beside("numerics change") == same.words
+
+
+@pytest.mark.parametrize(
+    ("expected", "holds"),
+    [
+        (None, False),
+        ("numerics change", True),
+        ("numerics change; the model has fewer parameters", True),
+        ("batches come in another order", None),
+        ("numerics change; batches have another size", None),
+        ("the stream is dealt to the workers: the same samples, in other batches", None),
+    ],
+)
+def test_other_losses_are_as_advised_only_of_what_leaves_the_samples(
+    expected: str | None, holds: bool | None
+) -> None:
+    found = proved([10.0, 10.0], [5.0, 5.0], losses=[1.0] * N, inputs="other")
+    assert found.numerics == "changed"
+    assert found.as_expected(expected) is holds
+    assert record(found, changes="", expected=expected).as_expected is holds
+    assert ("not checked" in found.beside(expected)) is (holds is None)
+    same = proved([10.0, 10.0], [5.0, 5.0])
+    assert same.as_expected(expected) is True
+
+
+@pytest.mark.parametrize("lost", [math.nan, math.inf])
+def test_no_advice_expects_losses_that_are_no_numbers(lost: float) -> None:
+    broken = [1.0] * (N - 1) + [lost]
+    found = proved([10.0, 10.0], [5.0, 5.0], losses=broken)
+    for expected in ("numerics change", "batches come in another order", None):
+        assert found.as_expected(expected) is False
+        assert "infinite or no numbers" in found.beside(expected)
+    turns = [(run(10.0, losses=x), run(5.0, losses=broken)) for x in (FALLING, broken)]
+    by_itself = proof(turns)  # the script as it is does so now and then
+    assert by_itself is not None
+    assert by_itself.numerics == "unknown" and by_itself.as_expected("numerics change") is None
 
 
 def redrawn(fixed: tuple[CheckedRun, CheckedRun]) -> Proof:

@@ -264,7 +264,7 @@ def _resident(editor: Editor, facts: Facts, value: Value) -> None:
         raise CannotEdit("the loader, or its device, has no name in the script")
     if flat_dict(loader) or len(facts.feeding) > 1:
         raise CannotEdit("its batches are no lists of tensors")
-    if loader.batch_size is None:
+    if loader.batch_size is None or loader.kind != "map":  # its code indexes the dataset
         raise CannotEdit("what makes its batches is not known")
     holder = made.holder
     assert holder is not None  # it has a name

@@ -197,6 +197,13 @@ def test_what_a_trial_of_reused_buffers_measured_is_no_code_of_a_few_lines() -> 
     assert "what yours bring is not measured" in (row.idea or "")
 
 
+def test_a_stream_is_not_indexed_on_the_device() -> None:
+    resident = Settings(resident=True)
+    for kind, written_in in (("map", True), ("iterable", False)):
+        codes = [_packed(facts_of(x, loader={"kind": kind}), resident) for x in scripts()]
+        assert any("class OnDevice" in code for code in codes) is written_in
+
+
 @pytest.mark.parametrize("kind", ["list", "tuple", "Batch", ""])
 def test_only_plain_lists_and_dicts_are_packed(kind: str) -> None:
     codes = [_packed(facts_of(path, loader={"batch_type": kind})) for path in scripts()]

@@ -213,8 +213,9 @@ def test_a_one_pass_stream_is_never_opened_twice() -> None:
     assert len(opened) == 1
 
 
+@pytest.mark.parametrize("timed", [False, pytest.param(True, marks=alone)])
 def test_a_window_after_a_pause_in_a_short_epoch_holds_whole_boundaries(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, timed: bool
 ) -> None:
     finish = WindowProfiler.finish
 
@@ -232,7 +233,8 @@ def test_a_window_after_a_pause_in_a_short_epoch_holds_whole_boundaries(
     traced, plain = run.windows
     assert traced.status == plain.status == "ok"
     assert plain.boundary_steps == (5, 11)
-    # Each new epoch starts two processes; the time of the first one's start is not left out.
-    first, second = (plain.host_step_ns[i] for i in plain.boundary_steps)
-    assert first > second / 3
     assert set(lengths) == {6}
+    if timed:
+        # Each epoch starts two processes; the time of the first one's start is not left out.
+        first, second = (plain.host_step_ns[i] for i in plain.boundary_steps)
+        assert first > second / 3

@@ -155,13 +155,13 @@ def missing(measured: Sequence[RankConnection], n_ranks: int) -> list[Note]:
 
 
 def one_of_several(label: str) -> Note:
-    """What the report must say where a process that the script started was measured, alone."""
+    """What the report must say where one of several processes that train at once was measured."""
     return Note(
         kind="process-alone",
         text=(
             f"{label} trains in processes that it starts itself, each on its own: measured is the "
-            "first that trained. Others ran next to it, unwatched, and took their part of the "
-            "machine."
+            "first that trained of several at once. Others ran next to it, unwatched, and took "
+            "their part of the machine."
         ),
     )
 

@@ -28,6 +28,7 @@ from loaderdoctor.instrument.wire.protocol import (
     NoDataLoader,
     Note,
     Observed,
+    Progress,
     Stop,
     WindowDone,
     WindowRequest,
@@ -51,14 +52,16 @@ class ScriptRun(LaunchedRun):
     """One measured run of the user's script.
 
     `wait_observed` raises RanksSpawnedError where the loop runs in processes that the script
-    started, NoDataLoaderError where it trains on batches that it makes itself. The listener stays
-    open until the loop is warm, for ranks that the script starts.
+    started: as ranks of one job, or several at once, each by itself, while the script's own process
+    has no loop. NoDataLoaderError where it trains on batches that it makes itself. The listener
+    stays open until the loop is warm, for ranks that the script starts.
     """
 
     connect_s: ClassVar[float] = 60.0  # the interpreter and our imports; torch is not among them
     of_ranks: ClassVar[bool] = False
     _pipe: MessagePipe | None = None
     _callers: list[RankConnection] = field(default_factory=list)  # ranks, and who starts them
+    _has_loop: bool = False  # in the script's own process, warm or not
 
     def wait_observed(
         self, timeout_s: float | None = None, on_event: OnEvent | None = None
@@ -149,6 +152,7 @@ class ScriptRun(LaunchedRun):
     def _take(self, pipe: MessagePipe, timeout_s: float = 0.0) -> bool:
         message = pipe.receive(timeout_s)
         if message is not None:
+            self._has_loop = self._has_loop or isinstance(message, Progress)
             self.hear(message)
         return message is not None
 
@@ -189,24 +193,37 @@ class ScriptRun(LaunchedRun):
             self.notes.append(Note(kind="script-killed", text=text))
 
     def _rank_called(self) -> bool:
-        """Whether a process that the script started trains: a rank of several, or one alone."""
+        """Whether processes that the script started train in its place.
+
+        A single one that is no rank does not count: the script's own loop may follow (a student's,
+        after its teacher's), and is the one that was asked about. Nor do several, once that loop
+        has begun.
+        """
         if self._listener is None:
             return False
         while (caller := self._listener.wait(0.0)) is not None:
             self._callers.append(RankConnection(caller))
         for one in self._callers:
             one.take()
-        trains = [one for one in self._callers if one.hello is not None]
-        if trains and all(one.alone for one in trains):
-            self._keep_first(trains[0])
-        return bool(trains)
+            while one.alone and one.take() is not None:
+                pass  # its end may lie behind its loop
+        self._let_go([one for one in self._callers if one.alone and one.over])
+        alone = [one for one in self._callers if one.alone]
+        if any(one.hello is not None and not one.alone for one in self._callers):
+            self._let_go(alone)
+            return True
+        if len(alone) < 2 or self._has_loop:
+            return False
+        first = alone[0]
+        self._let_go([one for one in self._callers if one is not first and not one.is_spawner])
+        self.notes += [note for note in first.notes if note not in self.notes]
+        return True
 
-    def _keep_first(self, first: RankConnection) -> None:
-        """Of processes that each train by themselves one is measured; the others run unwatched."""
-        for one in self._callers:
-            if one is not first and not one.is_spawner:
-                one.pipe.connection.close()
-        self._callers = [one for one in self._callers if one is first or one.is_spawner]
+    def _let_go(self, callers: Sequence[RankConnection]) -> None:
+        """They run on unwatched."""
+        for one in callers:
+            one.pipe.connection.close()
+        self._callers = [one for one in self._callers if one not in callers]
 
 
 def with_absolute_path(request: WindowRequest) -> WindowRequest:

@@ -9,16 +9,30 @@ import sys
 import textwrap
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
 from loaderdoctor.errors import RunError
 from loaderdoctor.instrument.command.launch_config import Target
-from loaderdoctor.instrument.command.script_run import ScriptRun
-from loaderdoctor.instrument.wire.protocol import Observed, Progress
+from loaderdoctor.instrument.command.listener import MessagePipe
+from loaderdoctor.instrument.command.script_run import RanksSpawnedError, ScriptRun
+from loaderdoctor.instrument.wire.protocol import (
+    Ended,
+    FromRun,
+    Hello,
+    Note,
+    Observed,
+    Progress,
+    Spawned,
+)
+from tests.attribution.builders import observed
 from tests.descent import DESCENT
 from tests.instrument.watched import request
 
@@ -353,3 +367,111 @@ def test_no_process_outlives_the_command(number: signal.Signals, tmp_path: Path)
     command.wait(30)
     command.stdout.close()
     assert no_process_left(pids)
+
+
+@dataclass
+class Callers:
+    """In place of the listener: who calls, as real connections of this process."""
+
+    waiting: list[MessagePipe] = field(default_factory=list)
+
+    def wait(self, timeout_s: float) -> MessagePipe | None:
+        return self.waiting.pop(0) if self.waiting else None
+
+    def close(self) -> None:
+        pass
+
+    def call(self, *messages: FromRun) -> Connection:
+        """One more caller, which says this; its end of the connection."""
+        ours, theirs = Pipe()
+        self.waiting.append(MessagePipe(ours))
+        say(theirs, *messages)
+        return theirs
+
+    def train(self, number: int, *messages: FromRun, ranks: int = 0) -> Connection:
+        """A child calls whose loop is warm: one of so many ranks, or none."""
+        rank, n_ranks = (number, ranks) if ranks else (0, 1)
+        hello = Hello(rank=rank, n_ranks=n_ranks, host="here", run_dir=str(number), alone=not ranks)
+        return self.call(hello, observed(), *messages)
+
+
+def say(connection: Connection, *messages: FromRun) -> None:
+    for message in messages:
+        connection.send_bytes(msgspec.json.encode(message))
+
+
+def let_go(connection: Connection) -> bool:
+    """Whether the command has closed its end."""
+    try:
+        return connection.poll(0.0) and not connection.recv_bytes()
+    except (EOFError, OSError):
+        return True
+
+
+ENDED = Ended(how="script-ended", exit_code=0, n_steps=90)
+
+
+def with_callers() -> tuple[ScriptRun, Callers]:
+    callers = Callers()
+    listener: Any = callers
+    return ScriptRun(Target(script="train.py"), Path("run"), _listener=listener), callers
+
+
+def heard(run: ScriptRun) -> list[str]:
+    """Folders of those that train in the script's place; none where it is waited for."""
+    try:
+        run._raise_if_unsuited()
+    except RanksSpawnedError:
+        return [one.hello.run_dir for one in run._callers if one.hello is not None]
+    return []
+
+
+@pytest.mark.parametrize("leaves", ["says so", "is killed"])
+def test_children_that_train_one_after_the_other_leave_the_script_its_own_loop(
+    leaves: str,
+) -> None:
+    run, callers = with_callers()
+    callers.call(Spawned())
+    for number in range(3):
+        child = callers.train(number)
+        assert heard(run) == []
+        assert heard(run) == []
+        if leaves == "says so":
+            say(child, ENDED)
+        else:
+            child.close()
+    run.hear(observed())
+    assert run.wait_observed(0.0) is run.observed
+    assert not run.notes
+
+
+def test_of_children_that_train_at_once_the_first_is_kept() -> None:
+    run, callers = with_callers()
+    spawner = callers.call(Spawned())
+    callers.train(0, ENDED)
+    assert heard(run) == []
+    note = Note(kind="second-profiler", text="It has one.")
+    first, second = callers.train(1, note), callers.train(2)
+    assert heard(run) == ["1"]
+    assert [let_go(one) for one in (spawner, first, second)] == [False, False, True]
+    assert run.notes == [note]  # said before anyone went on with it
+
+
+def test_children_are_let_be_once_the_script_has_a_loop_of_its_own() -> None:
+    run, callers = with_callers()
+    script_process = callers.call(Progress(text="watching the first steps"))
+    run._pump(0.0)  # lets it in
+    run._pump(0.0)
+    callers.train(0)
+    callers.train(1)
+    assert heard(run) == []
+    assert not let_go(script_process)
+
+
+def test_a_child_that_trains_by_itself_is_no_peer_of_ranks() -> None:
+    run, callers = with_callers()
+    lone = callers.train(7)
+    assert heard(run) == []
+    rank = callers.train(0, ranks=2)
+    assert heard(run) == ["0"]
+    assert [let_go(one) for one in (lone, rank)] == [True, False]

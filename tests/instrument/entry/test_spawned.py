@@ -240,6 +240,73 @@ while True:
     assert script_run.ended.how == "stopped"
 
 
+APART = """
+import multiprocessing, sys, time
+import torch
+from torch.utils.data import DataLoader
+
+def train(n_epochs):
+    weight = torch.nn.Parameter(torch.zeros(1))
+    for _ in range(n_epochs):
+        for x in DataLoader(range(256), 4):
+            (weight * x).sum().backward()
+            time.sleep(0.002)
+
+def student():
+    weight = torch.nn.Parameter(torch.zeros(1))
+    while True:
+        for x in DataLoader(range(64), 4):
+            (weight * x).sum().backward()
+            time.sleep(0.002)
+
+n_children, n_epochs = map(int, sys.argv[1:])
+children = [multiprocessing.Process(target=train, args=(n_epochs,)) for _ in range(n_children)]
+[child.start() for child in children]
+[child.join() for child in children]
+student()
+"""
+
+
+def apart(folder: Path, n_children: int, n_epochs: int) -> ScriptRun:
+    path = folder / "train.py"
+    path.write_text(APART)
+    one = Target(script=str(path), args=(str(n_children), str(n_epochs)))
+    return ScriptRun(one, folder / "run", LaunchOptions(record_workers=False))
+
+
+@pytest.mark.slow
+def test_a_script_that_trains_behind_a_child_that_did_is_measured_itself(tmp_path: Path) -> None:
+    with apart(tmp_path, 1, 20) as script_run:
+        observed = script_run.wait_observed(120.0)
+        (loader,) = observed.loaders
+        assert loader.id == f"train.py:{line_of('range(64)')}"
+        (done,) = script_run.measure([WindowRequest(id=1, mode="plain", n_steps=5, limit_s=30.0)])
+        assert done.status == "ok"
+        script_run.stop()
+    assert not [note for note in script_run.notes if note.kind == "process-alone"]
+
+
+@pytest.mark.slow
+def test_of_children_that_train_at_once_each_by_itself_one_is_measured(tmp_path: Path) -> None:
+    with apart(tmp_path, 2, 1000) as script_run:
+        job = opened(script_run)
+    with job:
+        observed = job.wait_observed(120.0)
+        (loader,) = observed.loaders
+        assert loader.id == f"train.py:{line_of('range(256)')}"
+        assert len(job.measured) == 1
+        (done,) = job.measure([WindowRequest(id=1, mode="plain", n_steps=5, limit_s=30.0)])
+        assert done.status == "ok"
+        job.stop()
+    (note,) = job.notes
+    assert note.kind == "process-alone"
+    assert "of several at once" in note.text
+
+
+def line_of(text: str) -> int:
+    return 1 + next(n for n, line in enumerate(APART.splitlines()) if text in line)
+
+
 @pytest.mark.slow
 def test_a_script_whose_ranks_never_train_is_told_so(tmp_path: Path) -> None:
     others = set(psutil.Process().children())  # workers of earlier tests, not collected yet

@@ -2,9 +2,9 @@
 
 The measuring process does not train then, its children do. What starts them is replaced so that
 each child watches itself, and becomes one of a group, as under torch's launcher, when its loop has
-begun. Of children that are no ranks and train each by itself, the first is measured; one without a
-training loop is never heard of. The first process goes on waiting for its children, as the script
-wants it to, and for the command's Stop.
+begun. Children that are no ranks and train each by itself call too: where several do at once, one
+is measured. A child without a training loop is never heard of. The first process goes on waiting
+for its children, as the script wants it to, and for the command's Stop.
 """
 
 from __future__ import annotations
@@ -289,13 +289,12 @@ class RankLink:
         group = process_group()
         where = group if group is not None and group[1] > 1 else place() or self._spawned_as
         alone = where is None
-        if where is None:
-            where = (0, 1)
-            if self.launch_config.watch:
-                self.lost = True
-                return
-            if not (isinstance(message, Observed) and message.trains):
-                return
+        if alone and self.launch_config.watch:
+            self.lost = True
+            return
+        if alone and not (isinstance(message, Observed) and message.trains):
+            return
+        rank, n_ranks = where or (0, 1)
         try:
             channel = Channel.open(self.launch_config)
         except (OSError, EOFError):
@@ -304,8 +303,8 @@ class RankLink:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         channel.send(
             Hello(
-                rank=where[0],
-                n_ranks=where[1],
+                rank=rank,
+                n_ranks=n_ranks,
                 host=socket.gethostname(),
                 run_dir=str(self.run_dir),
                 alone=alone,

@@ -327,6 +327,13 @@ class Decoded:  # the loader's batches, decoded and transformed on the device
             n -= 1
         self.each, self.whole = steps[:n], steps[n:]
         self.loader, self.device = loader, device
+    def decoded(self, files):  # JPEG files on the device, any other on the CPU
+        rgb = torchvision.io.ImageReadMode.RGB
+        jpeg = [file[:3].tolist() == [0xFF, 0xD8, 0xFF] for file in files]
+        mine = [file for file, is_jpeg in zip(files, jpeg) if is_jpeg]
+        done = iter(torchvision.io.decode_jpeg(mine, rgb, self.device) if mine else [])
+        others = lambda file: torchvision.io.decode_image(file, rgb).to(self.device)
+        return [next(done) if is_jpeg else others(file) for file, is_jpeg in zip(files, jpeg)]
     def called(self, steps, images):
         for step in steps:
             images = step(images)
@@ -336,9 +343,8 @@ class Decoded:  # the loader's batches, decoded and transformed on the device
     def __len__(self):
         return len(self.loader)
     def __iter__(self):
-        rgb = torchvision.io.ImageReadMode.RGB
         for files, lengths, labels in self.loader:
-            images = torchvision.io.decode_jpeg(list(files.split(lengths)), rgb, self.device)
+            images = self.decoded(files.split(lengths))
             batch = torch.stack([self.called(self.each, image) for image in images])
             yield [self.called(self.whole, batch), labels]"""
 

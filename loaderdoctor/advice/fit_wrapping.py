@@ -17,8 +17,9 @@ from loaderdoctor.facts.whole import Facts
 from loaderdoctor.instrument.wire.records import LoaderRecord
 from loaderdoctor.settings import Settings
 
-# Datasets of torchvision that name a file for each sample, by class.
-IMAGE_FOLDERS = frozenset({"ImageFolder", "DatasetFolder", "ImageNet"})
+# Datasets of torchvision that name an image file for each sample, by class. A DatasetFolder's are
+# read by a function of the script's own.
+IMAGE_FOLDERS = frozenset({"ImageFolder", "ImageNet"})
 # Functions for worker_init_fn, by the value of `worker_cpus`, and their names.
 _INITS: Mapping[str | None, tuple[str, str]] = {
     "all": (loop_snippets.ALL_CPUS, "all_cpus"),

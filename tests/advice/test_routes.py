@@ -140,6 +140,8 @@ def test_a_folder_of_images_is_tried_with_its_files_decoded_on_the_device() -> N
     assert not any("Move the transforms" in title for title in titles(facts))
     (tried,) = [c for c in prescribe(facts, find(facts)).candidates if c.settings.device_decode]
     assert tried.in_code and tried.live
+    own = starved(machine_=machine(), loader_={"dataset": "DatasetFolder"})  # reads its own way
+    assert not any("the image files" in title for title in titles(own))
 
 
 def test_files_are_decoded_once_or_packed_as_the_cpu_says() -> None:

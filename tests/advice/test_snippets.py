@@ -139,14 +139,16 @@ def test_decoded_batches_are_the_loaders_within_a_few_levels(
         assert x.shape == own.shape and (x - own).abs().mean() < 0.1 and [*y] == [*labels]
 
 
-def test_a_transform_that_is_no_compose_is_decoded_too(tmp_path: Path) -> None:
+def test_other_files_and_a_transform_that_is_no_compose_are_decoded_too(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    Image.new("RGB", (20, 10), (200, 100, 50)).save(tmp_path / "a" / "0.jpg")
+    for i, kind in enumerate(("jpeg", "png", "jpeg", "png")):  # whatever their names say
+        picture = Image.new("RGB", (20, 10), (200, 100, 50 * i))
+        picture.save(tmp_path / "a" / f"{i}.jpg", format=kind)
     images = datasets.ImageFolder(str(tmp_path), transforms.ToTensor())
     made = run(f"import torchvision\n{dataset_snippets.DECODED}")
-    inner = DataLoader(made["Encoded"](images), batch_size=1, collate_fn=made["joined"])
+    inner = DataLoader(made["Encoded"](images), batch_size=4, collate_fn=made["joined"])
     ((x, _),) = made["Decoded"](inner, images.transform, "cpu")
-    ((own, _),) = DataLoader(images, batch_size=1)
+    ((own, _),) = DataLoader(images, batch_size=4)
     assert x.dtype == own.dtype and x.shape == own.shape and (x - own).abs().max() < 0.02
 
 

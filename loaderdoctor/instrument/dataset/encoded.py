@@ -28,6 +28,7 @@ from loaderdoctor.instrument.dataset.transforms import transform_name
 N_COMPARED = 8
 MAX_MEAN_DIFFERENCE = 0.03
 _JPEG = b"\xff\xd8\xff"
+_SUFFIXES = (".jpg", ".jpeg")
 _LOADERS = ("default_loader", "pil_loader")  # of torchvision.datasets.folder: RGB, as decoded here
 # Without a draw, and the same for each picture of a batch.
 _CONVERSIONS = frozenset({"ToTensor", "ConvertImageDtype", "ToDtype", "ConvertDtype", "Normalize"})
@@ -43,6 +44,12 @@ class EncodedFiles(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self._base.samples if self._chosen is None else self._chosen)
+
+    def are_named_jpeg(self) -> bool:
+        """Whether all files are, by their names: to open each would take too long."""
+        listed = self._base.samples
+        chosen = listed if self._chosen is None else (listed[i] for i in self._chosen)
+        return all(str(path).lower().endswith(_SUFFIXES) for path, _ in chosen)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
         at = index if self._chosen is None else self._chosen[index]
@@ -169,10 +176,12 @@ def _difference(dataset: Any, files: EncodedFiles, finish: OnTensors) -> float:
     n, worst = len(files), 0.0
     if not n:
         raise TrialRefused("the dataset is empty")
+    if not files.are_named_jpeg():
+        raise TrialRefused("its files are no JPEG files, or not all of them")
     for k in sorted({i * n // N_COMPARED for i in range(N_COMPARED)}):
         file, label = files[k]
         if bytes(file[:3].tolist()) != _JPEG:
-            raise TrialRefused("its files are no JPEG files")
+            raise TrialRefused("its files are no JPEG files, or not all of them")
         _seed(k)
         own = dataset[k]
         _seed(k)

@@ -20,9 +20,9 @@ from loaderdoctor.instrument.dataset.encoded import (
 from loaderdoctor.instrument.trial.data_axes import Note, TrialData
 
 # What was made of a loader's dataset, compared once, by the id of the dataset it was made of.
-_made: weakref.WeakKeyDictionary[DataLoader[Any], dict[int, tuple[EncodedFiles, OnTensors]]] = (
-    weakref.WeakKeyDictionary()
-)
+_made: weakref.WeakKeyDictionary[
+    DataLoader[Any], dict[int, tuple[Any, EncodedFiles, OnTensors]]
+] = weakref.WeakKeyDictionary()
 
 
 def files_of(
@@ -45,6 +45,6 @@ def files_of(
             "range on average from those that the dataset makes, and their random draws are made "
             "in the training process: training is the same only as far as that goes.",
         )
-        made[id(data.dataset)] = files, finish
-    files, finish = made[id(data.dataset)]
+        made[id(data.dataset)] = data.dataset, files, finish  # kept, so that its id stays its own
+    _, files, finish = made[id(data.dataset)]
     return replace(data, dataset=files, collate=joined), finish

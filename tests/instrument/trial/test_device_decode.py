@@ -147,6 +147,10 @@ def test_other_datasets_files_and_ways_are_refused(folder: Path, tmp_path: Path)
     (tmp_path / "a").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "a" / "x.png")
     assert "no JPEG files" in reason(loader_of(tmp_path), decode, **ON_CPU)
+    for i in range(20):  # eight files are compared, and this one is none of them
+        Image.new("RGB", (8, 8)).save(tmp_path / "a" / f"w{i:02}.{'webp' if i == 1 else 'jpg'}")
+    (tmp_path / "a" / "x.png").unlink()
+    assert "not all of them" in reason(loader_of(tmp_path), decode, **ON_CPU)
     none = DataLoader(datasets.ImageFolder(str(folder)), batch_size=4)
     assert "no Compose" in reason(none, decode, **ON_CPU)
 

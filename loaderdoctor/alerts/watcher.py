@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from loaderdoctor import format as fmt
 from loaderdoctor.alerts.alert import Alert
-from loaderdoctor.alerts.causes import OTHER_CPUS, TO_MOVE, Cause, Stretch, cause_of
+from loaderdoctor.alerts.causes import OTHER_CPUS, PRESSURE, TO_MOVE, Cause, Stretch, cause_of
 from loaderdoctor.alerts.change_points import Change, DriftWatch, Effect, LevelWatch
 from loaderdoctor.alerts.history import Account
 from loaderdoctor.alerts.pauses import PauseWatch
@@ -45,6 +45,7 @@ STALL_SHARE: Final = 0.02  # of the time, in stalls that recur
 # What Linux gives one program before another's turn: 3 to 24 ms on 2 to 64 CPUs. Of two cores that
 # others used by 1.2, steps of 0.4 ms took 12 ms longer every 16 ms, in waits too: workers wait so.
 TURN_MS: Final = 30.0
+FULL: Final = 0.9  # of the CPUs kept busy: fewer, and nobody waits for a turn
 ROUNDS: Final = 1.5  # times what a worker takes for a batch: no longer period is its rhythm
 
 
@@ -257,10 +258,20 @@ class RankWatcher:
         )
 
     def _others_take_turns(self, recurrence: Recurrence) -> float | None:
-        """CPUs that others keep busy, where stalls are as short as the turns that they get."""
-        known = [x.other_cpus for x in list(self._looks)[-4:] if x.other_cpus is not None]
-        others = sum(known) / len(known) if known else 0.0
-        return others if recurrence.excess_ms <= TURN_MS and others > OTHER_CPUS else None
+        """CPUs that others keep busy, where stalls are as short as turns and CPUs are seen short.
+
+        The scheduler knows no steps: a constant number of them between stalls is the program's.
+        """
+        around = Stretch(beats=(), looks=list(self._looks)[-4:])
+        others = around.look(lambda x: x.other_cpus)
+        if recurrence.unit == "steps" or recurrence.excess_ms > TURN_MS:
+            return None
+        if others is None or others <= OTHER_CPUS:
+            return None
+        own, n_cpus = around.look(lambda x: x.own_cpus), around.look(lambda x: x.n_cpus)
+        full = own is not None and n_cpus is not None and own + others >= FULL * n_cpus
+        pressed = (around.look(lambda x: x.cpu_pressure) or 0.0) >= PRESSURE
+        return others if full or pressed else None
 
     def _is_the_pools_rhythm(self, recurrence: Recurrence) -> bool:
         """Whether the loop waits once a round of its workers, all of whom give at once.

@@ -33,7 +33,8 @@ class Phase:
     n_died: int = 0
     cpu_ms: float = 50.0  # of the training thread
     gc_ms: float = 0.0  # once a beat
-    stall_every: int = 0
+    stall_every: int = 0  # steps
+    stall_every_s: float = 0.0
     stall_ms: float = 0.0
     stall_waits: bool = True
     around: dict[str, object] = field(default_factory=dict)
@@ -50,6 +51,7 @@ def each(phases: Sequence[Phase], *, seed: int, rank: int, job: Job) -> Iterator
     """Alerts beat by beat."""
     rng = np.random.default_rng(seed)
     now_ns, step, memory = NS, 0, 2_000_000_000.0
+    stalled_ns = 0
     for phase in phases:
         done = 0
         while done < phase.n_steps:
@@ -61,7 +63,13 @@ def each(phases: Sequence[Phase], *, seed: int, rank: int, job: Job) -> Iterator
             stalls = []
             for i in range(n):
                 number = step + i + 1
-                if phase.stall_every and number % phase.stall_every == 0:
+                begins_ns = now_ns + int(took[:i].sum() * 1e6)
+                if (
+                    begins_ns - stalled_ns >= phase.stall_every_s * NS
+                    if phase.stall_every_s
+                    else phase.stall_every and number % phase.stall_every == 0
+                ):
+                    stalled_ns = begins_ns
                     took[i] += phase.stall_ms
                     waits[i] += phase.stall_ms if phase.stall_waits else 0.0
                     at = now_ns + int(took[: i + 1].sum() * 1e6)

@@ -100,15 +100,44 @@ def test_stalls_that_recur_are_told_with_their_period(waits: bool, cause: str | 
     assert alert.cause == cause
 
 
+SHORT: dict[str, object] = {"n_cpus": 2.0, "own_cpus": 0.7, "other_cpus": 1.3}
+AMPLE: dict[str, object] = {"n_cpus": 64.0, "own_cpus": 3.0, "other_cpus": 0.6, "cpu_pressure": 0.0}
+
+
+def cause_of_stalls(around: dict[str, object], *, waits: bool, **more: object) -> str | None:
+    """Of steps of 5 ms, some of which take 12 ms longer."""
+    even = Phase(n_steps=600, step_ms=5.0, noise=0.2, batch_ms=None, around=around)
+    stalls: Phase = replace(even, n_steps=4000, stall_waits=waits, **{"stall_ms": 12.0} | more)  # type: ignore[arg-type]
+    told = {a.cause for a in play([even, stalls]) if a.kind == "stalls"}
+    assert len(told) == 1, told
+    return told.pop()
+
+
 @pytest.mark.parametrize("waits", [True, False])
-@pytest.mark.parametrize(("other_cpus", "cause"), [(1.3, "other-programs"), (0.1, "late-batch")])
-def test_turns_of_other_programs_are_no_slow_shard(
-    waits: bool, other_cpus: float, cause: str
+@pytest.mark.parametrize(
+    "around",
+    [SHORT, {"other_cpus": 1.3, "cpu_pressure": 0.4}, {**AMPLE, "cpu_pressure": 0.4}],
+)
+def test_turns_of_other_programs_are_no_slow_shard(around: dict[str, object], waits: bool) -> None:
+    assert cause_of_stalls(around, waits=waits, stall_every_s=0.12) == "other-programs"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize(
+    ("around", "every"),
+    [
+        (AMPLE, {"stall_every": 10, "stall_ms": 25.0}),  # a log: nobody waits for a CPU
+        (AMPLE, {"stall_every_s": 0.12}),
+        (SHORT, {"stall_every": 20}),  # the scheduler knows no steps
+        ({**SHORT, "other_cpus": 0.1}, {"stall_every_s": 0.12}),
+        ({"other_cpus": 1.3}, {"stall_every_s": 0.12}),  # of how many, is not known
+        (SHORT, {"stall_every_s": 0.8, "stall_ms": 90.0}),  # longer than a turn
+    ],
+)
+def test_other_programs_are_not_blamed_for_the_programs_own_stalls(
+    around: dict[str, object], every: dict[str, object], waits: bool
 ) -> None:
-    even = Phase(n_steps=600, step_ms=5.0, batch_ms=None, around={"other_cpus": other_cpus})
-    turns = replace(even, n_steps=4000, stall_every=20, stall_ms=12.0, stall_waits=waits)
-    told = {a.cause for a in play([even, turns]) if a.kind == "stalls"}
-    assert told == {cause if waits or other_cpus > 1 else None}
+    assert cause_of_stalls(around, waits=waits, **every) == ("late-batch" if waits else None)
 
 
 def test_workers_that_give_all_at_once_are_no_stalls() -> None:

@@ -92,13 +92,17 @@ class Gathering:
 
     @property
     def n_lacking(self) -> int:
-        """Steps that can be told of together: no window is complete before."""
+        """Steps that can be told of together: no window is complete before.
+
+        No more than are gathered: these may be the fast ones, from a queue that was full.
+        """
         if self._skip > 0:
             return self._skip
-        whole = MIN_STEPS
-        if self._n:
-            whole = max(whole, math.ceil(WINDOW_MS * self._n / max(self._ms, 1e-3)))
-        return max(1, -(-whole // self._cycle) * self._cycle - self._n)
+        n, whole = self._n, MIN_STEPS
+        if n:
+            whole = max(whole, math.ceil(WINDOW_MS * n / max(self._ms, 1e-3)))
+        lacking = max(1, -(-whole // self._cycle) * self._cycle - n)
+        return min(lacking, n) if n else lacking
 
     def add(self, step: Step) -> StepWindow | None:
         """Count a step, or several; the window that it completes."""

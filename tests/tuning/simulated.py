@@ -15,6 +15,8 @@ from loaderdoctor.tuning.candidates import BatchCost, TunedLoop
 from loaderdoctor.tuning.step_windows import Step
 from loaderdoctor.tuning.tuner import Tuner
 
+BEAT_MS = 2000.0
+
 
 @dataclass
 class Machine:
@@ -147,7 +149,7 @@ class SimulatedLoop:
     ) -> tuple[Tuner, list[Step]]:
         """Run with a tuner; `each` sees it after each step.
 
-        `together`: it is told of steps when it has to be.
+        `together`: it is told of steps when it has to be, and at beats, as a Recorder does.
         """
         loop = TunedLoop(
             own=self.own,
@@ -159,12 +161,16 @@ class SimulatedLoop:
         tuner = Tuner(loop, refusal, self.cost)
         steps: list[Step] = []
         untold: list[Step] = []
+        told_in, beat_at = 1, self.now + BEAT_MS
         for n in range(1, n_steps + 1):
             step = self.step()
             steps.append(step)
             untold.append(step)
-            if together and n < n_steps and len(untold) < tuner.n_quiet and not step.first:
+            told_in -= 1
+            if together and n < n_steps and told_in > 0 and not step.first and self.now < beat_at:
                 continue
+            if self.now >= beat_at:
+                beat_at = self.now + BEAT_MS
             wanted = None
             if step.first and untold[:-1]:
                 wanted = tuner.step(summed(untold[:-1]))
@@ -175,6 +181,7 @@ class SimulatedLoop:
             wanted = tuner.step(step) or wanted
             if wanted is not None:
                 self.wanted, self.at_epoch = wanted.settings, wanted.at_epoch
+            told_in = 1 if step.first else tuner.n_quiet
             if each is not None:
                 each(tuner, step)
         return tuner, steps

@@ -100,6 +100,7 @@ class Recorder:
         self._session = session
         self._trace_path = trace_path
         self._tuner = tuner
+        self._tuner_in = 1  # steps until it has to hear of them
         self._marks = StepMarks()
         self._collections = CollectionTimes()
         self._workers = WorkersReader(session.workers.sums_folder)
@@ -200,8 +201,6 @@ class Recorder:
         add, dry, copies = marks.add, self._dry, self._copies
         sample_in = SAMPLE_EVERY
         sampled = False
-        tuner_in = 1
-
         copies_due_ns = 0
 
         def fetched(batch: Any) -> None:
@@ -216,15 +215,15 @@ class Recorder:
                     sampled = True
 
         def count(now: int) -> bool:
-            nonlocal sample_in, sampled, tuner_in
+            nonlocal sample_in, sampled
             add(now)
             if sampled and copies is not None:
                 sampled = False
                 copies.end()
             if tuner is not None:
-                tuner_in -= 1
-                if tuner_in <= 0 or len(marks.at) - 2 in marks.flags:
-                    tuner_in = tuner.hear(marks.at, marks.flags, window.fetches or [])
+                self._tuner_in -= 1
+                if self._tuner_in <= 0 or len(marks.at) - 2 in marks.flags:
+                    self._tuner_in = tuner.hear(marks.at, marks.flags, window.fetches or [])
             if dry is not None:
                 if window.watch_batch is fetched:  # the fetch before this one found no batch
                     window.watch_batch = None
@@ -244,7 +243,9 @@ class Recorder:
         """What was marked since the last one, summed up and forgotten."""
         session, tuner = self._session, self._tuner
         if tuner is not None:
-            tuner.hear(self._marks.at, self._marks.flags, session.window.fetches or [])
+            self._tuner_in = tuner.hear(
+                self._marks.at, self._marks.flags, session.window.fetches or []
+            )
             tuner.emptied()
         fetches, session.window.fetches = session.window.fetches or [], []
         session.window.boundaries.clear()

@@ -58,15 +58,15 @@ def a_beat(n_steps: int, n_before: int = 0) -> tuple[list[int], list[Fetch]]:
 def test_every_step_is_told_of_once_however_many_at_a_time(n_quiet: int) -> None:
     listener = Listener(n_quiet)
     made, live, _ = joined(DataLoader(Squares()), listener)
+    due = 1
     for beat in range(3):
         at, fetches = a_beat(20, 20 * beat)
         flags = {7: BESIDES, 12: STARTS}
-        due = 1
         for n in range(2, len(at) + 1):  # as the recorder calls it
             due -= 1
             if due <= 0 or n - 2 in flags:
                 due = made.hear(at[:n], flags, [x for x in fetches if x[1] < at[n - 1]])
-        made.hear(at, flags, fetches)
+        due = made.hear(at, flags, fetches)
         made.emptied()
     assert sum(step.n for step in listener.heard) == 3 * 19  # what holds something else is no step
     assert sum(step.ms for step in listener.heard) == pytest.approx(3 * 19 * 3)

@@ -81,7 +81,8 @@ class Budget:
         """What trying `settings` may take: opening them, and going back where they are no better.
 
         Going back costs nothing where the next epoch begins: what their steps take longer until
-        then is the most that it can cost. That is predicted only of workers that have CPUs enough.
+        then, as predicted, stands for it where that is less. It is predicted only of workers that
+        have CPUs enough.
         """
         opening = self.costs.opening_ms(settings, best if at_epoch else None)
         back = self.costs.opening_ms(best)

@@ -299,8 +299,12 @@ class Tuner:
             at_epoch = self._best == replace(settings, persistent_workers=False)
             if at_epoch and not self._confirmed:
                 break
-            fewer = (x for x in on_the_way(self._best, settings) if x not in self._given_up)
-            now = self._wanted != self._best  # the best serves until an epoch begins
+            fewer = (
+                x
+                for x in on_the_way(self._best, settings)
+                if x not in self._given_up and self._refusal(x) is None
+            )
+            now = self._wanted != self._best  # or what was tried serves until an epoch begins
             paid = self._budget.paid(
                 (settings, *fewer), self._best, best, cost, at_epoch=at_epoch, now_only=now
             )

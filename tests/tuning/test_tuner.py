@@ -221,6 +221,18 @@ def test_what_is_refused_is_not_tried_and_the_reason_is_kept() -> None:
     assert {step.serving for step in steps} == {NONE}
 
 
+def test_fewer_workers_on_the_way_to_more_are_tried_only_where_they_may_be() -> None:
+    machine = Machine(compute_ms=0.4, fetch_ms=8.5, n_cpus=64, cpu_share=0.05, step_cpu=0.5)
+    tuner, _ = SimulatedLoop(machine, workers(1), 300).tuned(3000)
+    first = tuner.outcome().tried[0].settings
+    again = Machine(**{k: v for k, v in vars(machine).items() if k != "random"})
+    tuner, steps = SimulatedLoop(again, workers(1), 300).tuned(
+        3000, refusal=lambda settings: "a test's" if settings == first else None
+    )
+    assert first not in {step.serving for step in steps}
+    assert any(x.verdict == "kept" for x in tuner.outcome().tried)
+
+
 def test_a_loop_that_begins_to_wait_later_is_tuned_then() -> None:
     machine = Machine(compute_ms=10, fetch_ms=30, slower_from=(6_000, 3.0), n_cpus=16)
     tuner, steps = SimulatedLoop(machine, workers(4), EPOCH).tuned(12_000)

@@ -66,11 +66,11 @@ class Tuner:
         self,
         loop: TunedLoop,
         refusal: Callable[[Settings], str | None],
-        cost: Callable[[], BatchCost | None] = lambda: None,
+        cost: Callable[[Settings], BatchCost | None] = lambda settings: None,
     ) -> None:
         """`refusal`: why complete settings can't be tried on this training; None where they can.
 
-        `cost` says what the latest batches took to make; None where that is not known.
+        `cost`: what batches took to make with settings that serve or have served; None: not known.
         """
         self._loop = loop
         self._refusal = refusal
@@ -286,10 +286,9 @@ class Tuner:
 
     def _next(self) -> Ask | None:
         """The next trial where one is promising and can be paid for; else the best serves on."""
-        best = self._known[self._best]
+        best, cost = self._known[self._best], self._cost(self._best)
         if len(best.windows) < MIN_OWN_WINDOWS:
             return self._rest()  # or nothing could be told from it
-        cost = self._cost()
         for settings in candidates(self._loop, self._best, self._known, cost):
             if settings in self._given_up or in_vain(settings, self._tried):
                 continue
@@ -299,11 +298,8 @@ class Tuner:
             at_epoch = self._best == replace(settings, persistent_workers=False)
             if at_epoch and not self._confirmed:
                 break
-            fewer = (
-                x
-                for x in on_the_way(self._best, settings)
-                if x not in self._given_up and self._refusal(x) is None
-            )
+            ways = (x for x in on_the_way(self._best, settings) if x not in self._given_up)
+            fewer = (x for x in ways if self._refusal(x) is None)
             now = self._wanted != self._best  # or what was tried serves until an epoch begins
             paid = self._budget.paid(
                 (settings, *fewer), self._best, best, cost, at_epoch=at_epoch, now_only=now

@@ -69,6 +69,7 @@ class SimulatedLoop:
         self.failed: Settings | None = None
         self._left: list[float] = []  # of the pool before: when its batches are there
         self._left_settings = own
+        self._costs: dict[Settings, BatchCost] = {}
         self._pool = self._open(own)
 
     def _open(self, settings: Settings) -> Pool:
@@ -112,12 +113,15 @@ class SimulatedLoop:
             first=first,
         )
 
-    def cost(self) -> BatchCost:
-        """Of the latest batches; workers beside a busy CPU take longer."""
-        at, factor = self.machine.slower_from
-        ms = self.machine.fetch_ms * (factor if self.n >= at else 1.0)
-        busy, crowded = self.machine.cpu_share, self.machine.crowded(self._pool.settings)
-        return BatchCost(make_ms=ms * (1 + busy * (crowded - 1)), cpu_ms=ms * busy)
+    def cost(self, settings: Settings) -> BatchCost | None:
+        """Of their latest batches, known while they serve; beside a busy CPU they take longer."""
+        if settings == self._pool.settings and not self._left:
+            at, factor = self.machine.slower_from
+            ms = self.machine.fetch_ms * (factor if self.n >= at else 1.0)
+            busy, crowded = self.machine.cpu_share, self.machine.crowded(settings)
+            made = BatchCost(make_ms=ms * (1 + busy * (crowded - 1)), cpu_ms=ms * busy)
+            self._costs[settings] = made
+        return self._costs.get(settings)
 
     def _switch(self, *, begins: bool) -> None:
         if self.machine.fails(self.wanted):

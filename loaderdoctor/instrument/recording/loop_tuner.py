@@ -89,7 +89,7 @@ class LoopTuner:
         self._draws = False
         self._refused: dict[Settings, str | None] = {}
         self._sent: TuningRecord | None = None
-        self._costs = BatchCosts(session.workers.sums_folder)
+        self._costs = BatchCosts(session.workers.sums_folder, self._given_by_others)
         self._n_marks = self._n_fetches = 0  # told of, of the lists that `hear` gets
 
     # ------------------------------------------------------------ beginning
@@ -131,7 +131,7 @@ class LoopTuner:
             steps_per_epoch=state.limit,
             worker_start_ms=_worker_start_ms(live.own, state, feed),
         )
-        self._tuner = Tuner(loop, self._refusal, self._costs.latest)
+        self._tuner = Tuner(loop, self._refusal, self._costs.of)
         return None
 
     def _live_loader(self, loader: DataLoader[Any], like: LiveLoader | None = None) -> LiveLoader:
@@ -219,6 +219,8 @@ class LoopTuner:
                     first=first,
                     n=end - begin,
                 )
+                if now is not None:
+                    self._costs.serves(step.serving if step.settled else None)
                 asks.append(tuner.step(step))
             begin = end
         ask = next((x for x in reversed(asks) if x is not None), None)
@@ -255,6 +257,11 @@ class LoopTuner:
         if not self._costs.wants_cpu:
             self._session.window.fetch_cpu = False
         return waited / NS_PER_MS
+
+    def _given_by_others(self) -> int:
+        """Batches of workers that are not the loop's loader's."""
+        states = self._session.registry.states
+        return sum(x.n_fetches for x in states if x is not self._state and x.workers)
 
     def _opening_ms(self) -> float:
         state = self._state

@@ -26,6 +26,7 @@ def joined(loader: DataLoader[Any], tuner: Any) -> tuple[LoopTuner, LiveLoader, 
         note=lambda kind, text: notes.append(kind),
         window=SimpleNamespace(fetches=[], fetch_cpu=True),
         workers=SimpleNamespace(sums_folder=Path("nothing-there")),
+        registry=SimpleNamespace(states=[]),
     )
     live = LiveLoader(loader, exact=True, has_accelerator=False)
     assert live.want(TRIED) is None
@@ -58,6 +59,7 @@ def a_beat(n_steps: int, n_before: int = 0) -> tuple[list[int], list[Fetch]]:
 def test_every_step_is_told_of_once_however_many_at_a_time(n_quiet: int) -> None:
     listener = Listener(n_quiet)
     made, live, _ = joined(DataLoader(Squares()), listener)
+    made._costs.serves(live.own)
     due = 1
     for beat in range(3):
         at, fetches = a_beat(20, 20 * beat)
@@ -73,7 +75,7 @@ def test_every_step_is_told_of_once_however_many_at_a_time(n_quiet: int) -> None
     assert sum(step.wait_ms for step in listener.heard) == pytest.approx(3 * 19 * 2)
     assert {step.serving for step in listener.heard} == {live.own}
     assert max(step.n for step in listener.heard) <= n_quiet
-    cost = made._costs.latest()
+    cost = made._costs.of(live.own)
     assert cost is not None
     assert (cost.make_ms, cost.cpu_ms) == pytest.approx((2.0, 0.5))
 

@@ -72,13 +72,13 @@ class Sample:
         total = math.fsum(x * x for x in off)
         if n == 1 or total == 0.0:
             return Sample(value=value)
-        factor = 1.0
-        if n >= MIN_CORRELATED:
-            alike = (_correlation(off, 1) / total + 1 / n) / (1 - 3 / n)
-            alike = min(alike, MAX_CORRELATION)
-            factor = (1 + alike) / (1 - alike) if alike > 0 else _within_cycles(off, total)
-        error = math.sqrt(total / (n - 1) / n * factor)
-        by_cycle = _error_by_cycle(steps, cycle)
+        alike, independent = _alike(off, total), math.sqrt(total / (n - 1) / n)
+        if alike > 0 or n < MIN_CORRELATED:
+            error = independent * math.sqrt(_more_by(alike))
+        else:
+            error = independent * math.sqrt(_within_cycles(off, total))
+        # Where neighbours are alike, steps drift, and cycles are no more independent than they.
+        by_cycle = _error_by_cycle(steps, cycle) if alike <= 0 else None
         if by_cycle is None or by_cycle >= error:
             return Sample(value=value, error=error)
         return Sample(value=value, error=by_cycle, n_cycles=n // cycle)
@@ -96,14 +96,33 @@ def _error_by_cycle(steps: Sequence[float], cycle: int) -> float | None:
     """Standard error of the mean by the sums of whole cycles; None where these are too few.
 
     A pool of four that falls short waits once in four steps: of 16 to 24 such steps the mean varies
-    by half of what the correlations of neighbours let expect (simulated, 200 windows each).
+    by half of what the correlations of neighbours let expect (simulated, 200 windows each). Of a
+    pool whose steps drift besides (correlation 0.8 to 0.9), sums taken as independent made 6 to 9 %
+    of differences of two rounds false; with their own correlation counted, 2 to 5 %.
     """
     n = len(steps) // max(1, cycle)
     if cycle < 2 or n < MIN_CYCLES or len(steps) % cycle:
         return None
     sums = [math.fsum(steps[i * cycle : (i + 1) * cycle]) for i in range(n)]
+    middle = math.fsum(sums) / n
+    off = [x - middle for x in sums]
+    total = math.fsum(x * x for x in off)
     # Few cycles tell their own spread badly: allowed for as by a t quantile.
-    return statistics.stdev(sums) / cycle / math.sqrt(n) * math.sqrt((n + 1) / (n - 1))
+    variance = total / (n - 1) * (n + 1) / (n - 1) * _more_by(_alike(off, total))
+    return math.sqrt(variance / n) / cycle
+
+
+def _alike(off: Sequence[float], total: float) -> float:
+    """Correlation of neighbours, without the bias of a short series; 0 where it can't be told."""
+    n = len(off)
+    if n < MIN_CORRELATED or total == 0.0:
+        return 0.0
+    return min((_correlation(off, 1) / total + 1 / n) / (1 - 3 / n), MAX_CORRELATION)
+
+
+def _more_by(alike: float) -> float:
+    """How much more the mean's variance is where neighbours are alike; 1 where they are not."""
+    return (1 + alike) / (1 - alike) if alike > 0 else 1.0
 
 
 def _correlation(off: Sequence[float], lag: int) -> float:
@@ -202,11 +221,11 @@ class Noise:
         neighbours tell of other steps is as uncertain as what lies between windows.
         """
         middle, n_cycles = _mean(samples), min(x.n_cycles for x in samples)
-        if middle == 0.0 or n_cycles <= self.weight:
+        if middle == 0.0 or n_cycles - 1 <= self.weight:
             return self.weight
         errors = math.fsum(x.error**2 for x in samples) / len(samples) / middle**2
         whole = max(self._variance(BETWEEN**2 + errors), errors)
-        squares = (whole - errors) ** 2 / self.weight + errors**2 / n_cycles
+        squares = (whole - errors) ** 2 / self.weight + errors**2 / (n_cycles - 1)
         return whole**2 / squares
 
     def _estimate(self, values: Sequence[float], *, prior: float, known: float) -> Estimate:

@@ -67,7 +67,7 @@ class Launch:
         if self.torchrun:
             return RankGroup(target, run_dir, options, start_ranks(self.torchrun))
         if self.rank is None:
-            return ScriptRun(target, run_dir, options)
+            return ScriptRun(target, run_dir, options, takes_lone=True)
         host = None if rendezvous.same_machine() else os.environ["MASTER_ADDR"]
         return RankGroup(target, run_dir, options, _start_first_rank, host)
 

@@ -52,13 +52,14 @@ class ScriptRun(LaunchedRun):
     """One measured run of the user's script.
 
     `wait_observed` raises RanksSpawnedError where the loop runs in processes that the script
-    started: as ranks of one job, or several at once, each by itself, while the script's own process
-    has no loop. NoDataLoaderError where it trains on batches that it makes itself. The listener
-    stays open until the loop is warm, for ranks that the script starts.
+    started: as ranks of one job, or with `takes_lone` several at once, each by itself, while the
+    script's own process has no loop. NoDataLoaderError where it trains on batches that it makes
+    itself. The listener stays open until the loop is warm, for ranks that the script starts.
     """
 
     connect_s: ClassVar[float] = 60.0  # the interpreter and our imports; torch is not among them
     of_ranks: ClassVar[bool] = False
+    takes_lone: bool = False  # else children that are no ranks run unwatched
     _pipe: MessagePipe | None = None
     _callers: list[RankConnection] = field(default_factory=list)  # ranks, and who starts them
     _has_loop: bool = False  # in the script's own process, warm or not
@@ -209,9 +210,10 @@ class ScriptRun(LaunchedRun):
                 pass  # its end may lie behind its loop
         self._let_go([one for one in self._callers if one.alone and one.over])
         alone = [one for one in self._callers if one.alone]
-        if any(one.hello is not None and not one.alone for one in self._callers):
+        ranks = any(one.hello is not None and not one.alone for one in self._callers)
+        if ranks or not self.takes_lone:
             self._let_go(alone)
-            return True
+            return ranks
         if len(alone) < 2 or self._has_loop:
             return False
         first = alone[0]

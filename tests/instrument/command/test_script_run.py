@@ -411,10 +411,12 @@ def let_go(connection: Connection) -> bool:
 ENDED = Ended(how="script-ended", exit_code=0, n_steps=90)
 
 
-def with_callers() -> tuple[ScriptRun, Callers]:
+def with_callers(*, takes_lone: bool = True) -> tuple[ScriptRun, Callers]:
     callers = Callers()
     listener: Any = callers
-    return ScriptRun(Target(script="train.py"), Path("run"), _listener=listener), callers
+    target = Target(script="train.py")
+    run = ScriptRun(target, Path("run"), takes_lone=takes_lone, _listener=listener)
+    return run, callers
 
 
 def heard(run: ScriptRun) -> list[str]:
@@ -455,6 +457,15 @@ def test_of_children_that_train_at_once_the_first_is_kept() -> None:
     assert heard(run) == ["1"]
     assert [let_go(one) for one in (spawner, first, second)] == [False, False, True]
     assert run.notes == [note]  # said before anyone went on with it
+
+
+def test_children_that_are_not_asked_for_run_unwatched() -> None:
+    run, callers = with_callers(takes_lone=False)
+    children = [callers.train(0), callers.train(1)]
+    assert heard(run) == []
+    assert all(map(let_go, children))
+    callers.train(0, ranks=2)
+    assert heard(run) == ["0"]
 
 
 def test_children_are_let_be_once_the_script_has_a_loop_of_its_own() -> None:

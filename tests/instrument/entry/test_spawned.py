@@ -271,7 +271,7 @@ def apart(folder: Path, n_children: int, n_epochs: int) -> ScriptRun:
     path = folder / "train.py"
     path.write_text(APART)
     one = Target(script=str(path), args=(str(n_children), str(n_epochs)))
-    return ScriptRun(one, folder / "run", LaunchOptions(record_workers=False))
+    return ScriptRun(one, folder / "run", LaunchOptions(record_workers=False), takes_lone=True)
 
 
 @pytest.mark.slow

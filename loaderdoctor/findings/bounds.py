@@ -1,7 +1,8 @@
 """How long a step takes with another pool, and the least that it may take with any change.
 
-What is predicted of a change reads "at best": a bound, which no measurement may go below. So each
-part of it counts by the end of its interval that makes the step shortest.
+What is predicted of a change reads "at best": a bound, which a measurement should not go below. So
+each part of it counts by the end of its interval that makes the step shortest, to nothing at all
+where one noisy round leaves room for that.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from loaderdoctor.findings.capacity import (
 )
 from loaderdoctor.findings.exposure import Part, num_workers
 
-# What is left of a time whose interval reaches to nothing, as it does after one short window: a
-# bound of no time at all would say nothing either.
+# What a time whose interval reaches to nothing counts for as an estimate. No bound of this module
+# rests on it: one window that a hiccup took part in may be several times what the loop takes.
 LEAST_OF_INTERVAL = 0.5
 
 
@@ -69,14 +70,18 @@ def least_rest_ms(facts: Facts) -> float | None:
     """The step without its loader, at the lower end of what windows with ready batches tell.
 
     They tell it twice, in their own mean and as the plain step less what the loader is claimed to
-    cost: the narrower counts.
+    cost. The first is of those windows alone, so it counts, unless all of it lies above what is
+    claimed: then the lower of the two. 0 where one round leaves room for that.
     """
     rest, ablation = rest_ms(facts), facts.ablation
     if rest is None or not by_ablation(facts) or ablation is None:
         return rest
-    measured = (ablation.raw or ablation).no_input_ms
-    lows = [x.low for x in (ablation.no_input_ms, measured) if x is not None]
-    return min(rest, max(*lows, LEAST_OF_INTERVAL * rest))
+    claimed, measured = ablation.no_input_ms, (ablation.raw or ablation).no_input_ms
+    lows = [x.low for x in (measured, claimed) if x is not None]
+    if not lows:
+        return rest
+    low = lows[0] if lows[0] <= rest else min(lows)
+    return min(rest, max(low, 0.0))
 
 
 def least_without_ms(facts: Facts, saved_ms: float, part: Part = "input") -> float | None:
@@ -92,12 +97,15 @@ def least_without_ms(facts: Facts, saved_ms: float, part: Part = "input") -> flo
 
 
 def most_of(facts: Facts, part: Part) -> float:
-    """How much more of the step than estimated `part` may take: the upper end, as a factor."""
+    """How much more of the step than estimated `part` may take: the upper end, as a factor.
+
+    At most all of the step.
+    """
     ablation = facts.ablation
     share = ablation.share(part) if ablation is not None else None
     if share is None or share.value <= 0.0:
         return 1.0
-    return min(1.0 / LEAST_OF_INTERVAL, max(1.0, share.high / share.value))
+    return max(1.0, min(share.high, 1.0) / share.value)
 
 
 def pace_kept(facts: Facts) -> float:
@@ -105,7 +113,7 @@ def pace_kept(facts: Facts) -> float:
     wall = facts.step.wall_ms if facts.step is not None else None
     if wall is None or not wall.bounded or wall.value <= 0:
         return 1.0
-    return min(1.0, max(LEAST_OF_INTERVAL, wall.low / wall.value))
+    return min(1.0, max(0.0, wall.low / wall.value))
 
 
 def _floor_ms(facts: Facts, part: Part) -> float:
@@ -113,7 +121,7 @@ def _floor_ms(facts: Facts, part: Part) -> float:
     if part == "input":
         return least_rest_ms(facts) or 0.0
     no_copy = facts.ablation.no_copy_ms if facts.ablation is not None else None
-    return max(no_copy.low, LEAST_OF_INTERVAL * no_copy.value) if no_copy is not None else 0.0
+    return max(no_copy.low, 0.0) if no_copy is not None else 0.0
 
 
 def least_batch_ms(facts: Facts) -> float | None:

@@ -8,7 +8,13 @@ import pytest
 
 from loaderdoctor.facts.loop import CpuFacts, Mechanisms
 from loaderdoctor.facts.whole import Facts
-from loaderdoctor.findings.bounds import LEAST_OF_INTERVAL, least_rest_ms, least_without_ms, pool_ms
+from loaderdoctor.findings.bounds import (
+    least_rest_ms,
+    least_without_ms,
+    most_of,
+    pace_kept,
+    pool_ms,
+)
 from tests.findings.builders import estimate, loader, step, with_exposed, workers
 
 
@@ -58,13 +64,33 @@ def test_the_rest_of_the_step_counts_by_the_lower_end_of_its_interval() -> None:
     assert facts.ablation is not None
     noisy = replace(facts.ablation, no_input_ms=estimate(2.0, 0.6))
     assert pool_ms(two_short(ablation=noisy), 32, at_best=True)[0] == pytest.approx(1.4)
-    # One short window tells next to nothing: half of what it showed still says something.
+    # One short window tells next to nothing: the pool is what bounds the step.
     blind = replace(facts.ablation, no_input_ms=estimate(2.0, 5.0))
-    at_best = pool_ms(two_short(ablation=blind), 32, at_best=True)[0]
-    assert at_best == pytest.approx(max(LEAST_OF_INTERVAL * 2.0, 0.99 * 40.0 / 32))
+    assert pool_ms(two_short(ablation=blind), 32, at_best=True)[0] == pytest.approx(
+        0.99 * 40.0 / 32
+    )
 
 
-def test_ready_batches_own_mean_counts_where_it_is_the_narrower() -> None:
+def test_a_window_that_a_hiccup_took_part_in_bounds_nothing() -> None:
+    """Ready batches seen once at 12 ms, which the loop does in 5: "at best 6" would be beaten."""
+    facts = two_short()
+    assert facts.ablation is not None and facts.step is not None
+    seen = replace(
+        facts.ablation,
+        plain_ms=estimate(20.0, 20.0),
+        no_input_ms=estimate(12.0, 12.5),
+        no_copy_ms=estimate(12.0, 12.5),
+        input_ms=estimate(8.0, 17.0),
+    )
+    once = two_short(ablation=seen, step=replace(facts.step, wall_ms=estimate(20.0, 20.0)))
+    assert least_rest_ms(once) == 0.0
+    assert pace_kept(once) == 0.0
+    assert most_of(once, "input") == pytest.approx(20.0 / 8.0)  # all of the step
+    assert least_without_ms(once, 8.0) == 0.0
+    assert least_without_ms(once, 8.0, "copy") == 0.0
+
+
+def test_ready_batches_own_mean_counts_unless_the_claim_contradicts_it() -> None:
     """A claim carries the step's noise too; what steps with ready batches took does not."""
     facts = two_short()
     assert facts.ablation is not None
@@ -73,9 +99,12 @@ def test_ready_batches_own_mean_counts_where_it_is_the_narrower() -> None:
     assert least_rest_ms(two_short(ablation=claim)) == pytest.approx(1.1)
     both = two_short(ablation=replace(claim, raw=raw))
     assert least_rest_ms(both) == pytest.approx(1.9)
-    # Nor is it longer than the rest is said to be.
+    # Two that tell the same time are not chosen from: the better of two lows is beaten more often.
+    wide = replace(raw, no_input_ms=estimate(2.0, 1.5))
+    assert least_rest_ms(two_short(ablation=replace(claim, raw=wide))) == pytest.approx(0.5)
+    # Where they contradict each other, the bound is below both.
     slow = replace(raw, no_input_ms=estimate(3.0, 0.1))
-    assert least_rest_ms(two_short(ablation=replace(claim, raw=slow))) == pytest.approx(2.1)
+    assert least_rest_ms(two_short(ablation=replace(claim, raw=slow))) == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize(("exposed", "added"), [(True, 0.8), (False, 0.0)])

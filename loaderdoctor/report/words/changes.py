@@ -67,6 +67,14 @@ class Change:
         return self.first.measured_step_ms
 
     @property
+    def is_loose(self) -> bool:
+        """Whether what was measured may be off by a third or more, as after a single window."""
+        between, measured_ms = self.first.measured_ci_ms, self.first.measured_step_ms
+        if between is None or measured_ms is None:
+            return False
+        return between[1] - between[0] > 2 / 3 * measured_ms
+
+    @property
     def trains(self) -> str | None:
         """What it does to what is trained, in words; None: nothing, as far as is known."""
         return "; ".join(dict.fromkeys(row.trains for row in self.rows if row.trains)) or None

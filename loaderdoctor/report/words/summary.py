@@ -276,9 +276,14 @@ def _first_change(step_ms: float, change: Change, *, inconclusive: bool = False)
         ratio = change.times_as_fast(step_ms)
         if measured_ms < step_ms and ratio is not None and ratio > 1.0:
             of = "" if change.per == "a step" else f" {change.per}"
+            about, between = "", ""
+            if change.is_loose:
+                low, high = (fmt.number(end) for end in change.first.measured_ci_ms or ())
+                about, between = "about ", f" ({low} to {high})"
             return (
-                f"{change.opening} brings the step to {fmt.number(measured_ms)} ms{of}, "
-                f"{fmt.ratio(ratio)} as fast{change.compared(step_ms)}, {MEASURED}."
+                f"{change.opening} brings the step to {about}{fmt.number(measured_ms)} ms"
+                f"{between}{of}, {about}{fmt.ratio(ratio)} as fast{change.compared(step_ms)}, "
+                f"{MEASURED}."
             )
         return (
             f"{change.opening} was faster than the loop as it is in the same rounds: "

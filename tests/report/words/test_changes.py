@@ -10,7 +10,8 @@ import pytest
 from loaderdoctor.report.console.page import console_text
 from loaderdoctor.report.html.page import html
 from loaderdoctor.report.model import Report, Trial
-from loaderdoctor.report.words.changes import Change, leader_not_advised, vocabulary
+from loaderdoctor.report.words.changes import Change, changes_of, leader_not_advised, vocabulary
+from loaderdoctor.report.words.summary import _first_change
 from tests.report import samples
 from tests.report.samples import recommendation, trial
 
@@ -113,3 +114,20 @@ def test_what_was_seen_in_too_few_windows_stands_in_place_of_the_prediction() ->
         predicted_step_ms=4.0, own_step_ms=81.1, seen_step_ms=41.6, **UNTRIED
     ).prediction()
     assert seen == "41.6 ms a step next to 81.1 ms as is, in too few windows to tell"
+
+
+@pytest.mark.parametrize(
+    ("between", "said"),
+    [
+        ((73.5, 242.3), "brings the step to about 158 ms (73.5 to 242), about 2.1× as fast"),
+        ((150.0, 166.0), "brings the step to 158 ms, 2.1× as fast"),
+    ],
+)
+def test_a_headline_says_how_loosely_its_figure_was_measured(
+    between: tuple[float, float], said: str
+) -> None:
+    row = recommendation(
+        "num_workers", 4, 12, measured_step_ms=157.9, measured_ci_ms=between, own_step_ms=329.9
+    )
+    (change,) = changes_of((row,))
+    assert said in _first_change(329.9, change)

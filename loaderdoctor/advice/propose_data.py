@@ -13,7 +13,6 @@ from loaderdoctor.advice.worked import rows
 from loaderdoctor.facts.shares import HIGH_SHARE, MODERATE_SHARE
 from loaderdoctor.facts.whole import Facts
 from loaderdoctor.findings.bounds import (
-    LEAST_OF_INTERVAL,
     least_rest_ms,
     least_without_ms,
     pace_kept,
@@ -189,9 +188,7 @@ def resident(case: Case) -> list[Candidate]:
     return case.propose(
         finding.kind,
         changes=changes,
-        predicted_ms=max(no_copy.low, LEAST_OF_INTERVAL * no_copy.value)
-        if no_copy is not None
-        else least_rest_ms(facts),
+        predicted_ms=max(no_copy.low, 0.0) if no_copy is not None else least_rest_ms(facts),
         how="the step without its loader and copies (measured)"
         if no_copy is not None
         else "the step without its loader",

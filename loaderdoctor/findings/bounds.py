@@ -20,10 +20,6 @@ from loaderdoctor.findings.capacity import (
 )
 from loaderdoctor.findings.exposure import Part, num_workers
 
-# What a time whose interval reaches to nothing counts for as an estimate. No bound of this module
-# rests on it: one window that a hiccup took part in may be several times what the loop takes.
-LEAST_OF_INTERVAL = 0.5
-
 
 def pool_ms(
     facts: Facts, n_workers: int, *, in_order: bool = True, at_best: bool = False

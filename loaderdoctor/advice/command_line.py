@@ -71,12 +71,18 @@ def command_with_environment(facts: Facts, environment: Mapping[str, str]) -> st
 
 
 def _command(facts: Facts, words: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """One line for a shell; None where several processes were started, by whatever means."""
+    """One line for a shell; None where several processes were started, by whatever means.
+
+    Without the words that a recipe adds to run for as long as it is measured, unless they changed.
+    """
     script = facts.script
     if script is None or script.n_ranks > 1 or (script.module or script.given) is None:
         return None
     target = ["-m", script.module] if script.module is not None else [str(script.given)]
     given = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    added = script.args[: script.n_added_args]
+    if tuple(words[: len(added)]) == added:
+        words = words[len(added) :]
     return " ".join([*given, shlex.join(["python", *target, *masked(words)])])
 
 

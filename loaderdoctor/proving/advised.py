@@ -104,7 +104,9 @@ def words_of(script: Script, command: str | None) -> Words:
             environment[match["name"]] = match["value"]
             split.pop(0)
         n_before = 3 if script.module is not None else 2  # `python -m pkg.train`, `python train.py`
-        words = Words(args=tuple(split[n_before:]), environment=environment)
+        # As long as it ran when it was measured: what the user is told to type ends sooner.
+        added = script.args[: script.n_added_args]
+        words = Words(args=(*added, *split[n_before:]), environment=environment)
     if any(MASK in arg for arg in words.args):
         raise UsageError(
             "The script had arguments that look like secrets, which no report keeps: run both "

@@ -20,6 +20,7 @@ class Script(Struct, frozen=True, kw_only=True):
     n_ranks: int
     sources: dict[str, str]  # `text_hash` of each, by path
     launched: bool = False  # by torch's launcher
+    n_added_args: int = 0  # the first of `args`, which the user did not type: a recipe's
 
 
 def script_of(record: ScriptRecord | None) -> Script | None:
@@ -30,6 +31,7 @@ def script_of(record: ScriptRecord | None) -> Script | None:
         given=record.given,
         module=record.module,
         args=masked(record.args),
+        n_added_args=record.n_added_args,
         cwd=record.cwd,
         n_ranks=record.n_ranks,
         launched=record.launched,

@@ -301,6 +301,17 @@ def test_the_environment_is_set_before_the_command() -> None:
     assert (again.options, again.command) == (("WORKERS=9",), "WORKERS=9 python train.py --x 'a b'")
 
 
+def test_words_that_a_recipe_adds_are_not_typed_again_unless_they_change() -> None:
+    facts = started(ARGPARSE + LOADER.format("args.workers"), "--epochs", "9999", "--x")
+    assert facts.script is not None
+    script = msgspec.structs.replace(facts.script, n_added_args=2)
+    again = rerun(replace(facts, script=script), NINE)
+    assert again is not None and again.command == "python train.py --x -j 9"
+    script = msgspec.structs.replace(script, args=("-j", "2", "--x"))
+    again = rerun(replace(facts, script=script), NINE)
+    assert again is not None and again.command == "python train.py -j 9 --x"
+
+
 def test_switches_are_given_or_negated() -> None:
     text = """
 parser = argparse.ArgumentParser()

@@ -160,6 +160,8 @@ def test_where_an_option_does_it_the_command_line_is_printed(
     words = words_of(report.script, out.strip())
     assert words.args == ("-p", "8")
     assert words.environment == {"OMP_NUM_THREADS": "1"}
+    recipe = msgspec.structs.replace(report.script, args=("--epochs", "9"), n_added_args=2)
+    assert words_of(recipe, out.strip()).args == ("--epochs", "9", "-p", "8")
 
 
 @pytest.mark.parametrize(("numbers", "words"), [((9,), "1 to 3"), ((4,), "1 to 3")])

@@ -16,7 +16,7 @@ from loaderdoctor.errors import UsageError
 from loaderdoctor.instrument.command.launch_config import Target as Script
 from loaderdoctor.instrument.wire.protocol import Observed, ProfilerSchedule
 from loaderdoctor.recipes import Options as ScriptOptions
-from loaderdoctor.recipes import find
+from loaderdoctor.recipes import Recipe, find
 from loaderdoctor.secrets import MASK, masked
 from loaderdoctor.settings import AXES_BY_NAME
 from loaderdoctor.sweep import grid
@@ -133,7 +133,7 @@ def resolve(options: SweepOptions) -> Target:
         recipe_name = preset.recipe
     if recipe_name is not None:
         recipe = find(recipe_name).check()
-        script = Script(script=str(recipe.script), args=(*recipe.args, *options.target))
+        script = _recipe_script(recipe, options.target)
         return Target(
             name=recipe.name,
             script=script,
@@ -317,4 +317,10 @@ def _script_of(recipe_name: str, args: tuple[str, ...], target: Target) -> Scrip
     if recipe_name == target.recipe:
         return replace(target.script, args=(*target.script.args, *args))
     recipe = find(recipe_name).check()
-    return Script(script=str(recipe.script), args=(*recipe.args, *args))
+    return _recipe_script(recipe, args)
+
+
+def _recipe_script(recipe: Recipe, args: tuple[str, ...]) -> Script:
+    """Its script with the recipe's own words, which keep it running, before the user's."""
+    words = (*recipe.args, *args)
+    return Script(script=str(recipe.script), args=words, n_added_args=len(recipe.args))

@@ -32,6 +32,7 @@ class Target:
     script: str | None = None
     module: str | None = None
     args: tuple[str, ...] = ()
+    n_added_args: int = 0  # the first of them, which the user did not type: a recipe's
     n_ranks: int = 1  # more: so many processes of it, as one job by torch's own launcher
 
     def check(self, command: str = "diagnose") -> None:
@@ -86,6 +87,7 @@ def launch_config_for(
         kind="script" if target.script is not None else "module",
         target=target.script or target.module or "",
         args=target.args,
+        n_added_args=target.n_added_args,
         record_workers=options.record_workers,
         patient=options.patient,
         group=group,

@@ -24,6 +24,7 @@ def script_of(launch_config: LaunchConfig, *, n_ranks: int = 1) -> ScriptRecord:
         given=launch_config.target if path else None,
         module=None if path else launch_config.target,
         args=launch_config.args,
+        n_added_args=launch_config.n_added_args,
         n_ranks=n_ranks,
         cwd=str(Path.cwd()),
         launched="TORCHELASTIC_RUN_ID" in os.environ,

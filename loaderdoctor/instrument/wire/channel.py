@@ -35,6 +35,7 @@ class LaunchConfig(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["script", "module"]
     target: str
     args: tuple[str, ...]
+    n_added_args: int = 0  # the first of them, which the user did not type
     record_workers: bool = True
     patient: bool = True  # wait for training to begin
     group: bool = False  # one of several ranks: RANK and WORLD_SIZE say which

@@ -128,6 +128,7 @@ class ScriptRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     given: str | None = None  # the path that was typed; None: with -m
     module: str | None = None
     args: tuple[str, ...] = ()
+    n_added_args: int = 0  # the first of them, which the user did not type: a recipe's
     n_ranks: int = 1  # processes that run it as one job
     cwd: str = ""  # where it was started
     sources: dict[str, str] = {}  # text by path, the main script first

@@ -62,6 +62,22 @@ def run_diagnose(
     return found
 
 
+def said_of(ablation: dict[str, Any], part: str) -> tuple[float | None, tuple[float, float]]:
+    """(milliseconds a step, interval) that the report states of a part, which are no less than 0.
+
+    What was measured of it stands under the same name, signed; `claims` holds where that says less.
+    """
+    measured = ablation.get(part)
+    if measured is None:
+        return None, (0.0, 0.0)
+    stated, interval = (ablation.get("claims") or {}).get(part) or (
+        measured,
+        (ablation.get("ci_ms") or {}).get(part),
+    )
+    low, high = interval or (stated, stated)
+    return max(0.0, stated), (low, high)
+
+
 def compare(name: str, truth: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
     """One row: truth and ours, and whether they agree."""
     wall = truth["step_ms"]
@@ -82,10 +98,9 @@ def compare(name: str, truth: dict[str, Any], report: dict[str, Any]) -> dict[st
     ours_wall -= spread_ms
     shares = {"input": 0.0, "copy": 0.0}
     for part in shares:
-        value = ablation.get(f"{part}_ms")
+        value, interval = said_of(ablation, f"{part}_ms")
         if value is not None and part == "input":
-            value -= spread_ms
-        interval = (ablation.get("ci_ms") or {}).get(f"{part}_ms") or (value, value)
+            value = max(0.0, value - spread_ms)
         shares[part] = value / ours_wall if value is not None else (report["shares"][part] or 0.0)
         true = truth[f"{part}_ms"] / wall
         ours_noise = (interval[1] - interval[0]) / 2 / ours_wall if value is not None else 0.0

@@ -49,6 +49,24 @@ def test_an_error_beyond_both_is_named_and_so_is_a_loop_that_failed(truth: Modul
     assert truth.summary(rows[1:]) == "No loop was measured."
 
 
+def test_a_row_judges_what_the_report_states_not_the_signed_measurement(truth: ModuleType) -> None:
+    runs = {"full": [10.0, 10.0], "cached": [9.0, 9.0], "resident": [9.0, 9.0]}
+    report: dict[str, Any] = {
+        "ablation": {"plain_ms": 10.0, "input_ms": -3.0, "copy_ms": 0.4, "ci_ms": {}}
+        | {"claims": {"input_ms": [0.9, [0.5, 1.5]]}},
+        "step": {"wall_ms": 10.0, "steps_per_epoch": None, "boundary_ms": None},
+        "verdict": {"bound": "compute", "severity": "none"},
+        "shares": {"input": 0.09, "copy": 0.04},
+        "trace_shares": None,
+        "findings": [],
+    }
+    found = truth.compare("one", truth.truth_of(runs), report)
+    assert (found["input_ours"], found["copy_ours"]) == (pytest.approx(0.09), pytest.approx(0.04))
+    assert found["agrees"]
+    report["ablation"]["claims"] = {}
+    assert truth.compare("one", truth.truth_of(runs), report)["input_ours"] == 0.0
+
+
 def test_every_loop_is_in_one_group_of_the_script_for_gpus() -> None:
     script = PATH.with_name("on_gpu.sh").read_text()
     groups = re.findall(r"^LOOPS_\w+=(.+)$", script, re.M)

@@ -47,7 +47,7 @@ def calibrate(known: Known, last: Round | None) -> Round | Done:
         found.append(
             Window(
                 trial=trial.index,
-                n_steps=elimination.window_steps(cost) if searching else cost.steps(window_s),
+                n_steps=elimination.first_window_steps(cost) if searching else cost.steps(window_s),
                 cost=cost,
                 # Nor a search among what few would choose, where the budget ends here.
                 place=n_changes(trial.settings, known.loop.own) if searching else trial.index > 0,

@@ -31,6 +31,7 @@ CONFIRM_SHARE = 0.25
 CONFIRM_PAIRS = 12
 # Its windows are this part of the grid's: what counts is how many, each is a sample.
 WINDOW_PART = 0.25
+FIRST_PART = 0.25
 # Rounds that the allowance must still pay for before halving: an interval needs that many samples.
 LAST_ROUNDS = 3
 # Nobody drops out by interval before this many windows each.
@@ -92,6 +93,11 @@ def allowance(known: Known) -> float:
     if share is None or known.grid_steps is None:
         return math.inf
     return share * known.grid_steps
+
+
+def first_window_steps(cost: Cost) -> int:
+    """Steps of a trial's first window, before it is known how long its steps take."""
+    return cost.steps(FIRST_PART * WINDOW_S, at_least=1)
 
 
 def window_steps(cost: Cost) -> int:

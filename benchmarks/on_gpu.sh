@@ -16,10 +16,10 @@
 #   presets   PRESETS=NAME=SECONDS,…: who-is-faster, workers-pinning and prefetchers (270 s) by default
 #   cpu       every preset without a GPU, on two CPUs each (ten CPUs, 460 s)
 #   ladder    on cifar10-mobilenetv2 (BUDGET=380: 450 s, 56 % of it for our two searches; ROUNDS=3)
-#   search    --search auto beside the full grid, on three recipes (RECIPES=a,b; GRID="AXIS=V …";
+#   search    --search auto beside the full grid, on four recipes (RECIPES=a,b; GRID="AXIS=V …";
 #             BUDGET=280: 500 s each, which gives every one of 34 settings four rounds or five)
 #   isolate   trials in one process beside fresh ones (BUDGET=75: 375 s)
-#   ranks     two NCCL ranks; DataParallel beside DDP on two recipes (needs two GPUs)
+#   ranks     two NCCL ranks, DDP and FSDP, one of them slow; DataParallel beside DDP on two recipes (two GPUs)
 #
 # Text goes to stdout and FOLDER/CHAPTER.txt, what programs read to FOLDER. A part that fails does
 # not keep the others from running; the exit code says whether one did.
@@ -102,6 +102,7 @@ case $chapter in
         part python3 benchmarks/isolate.py --budget "${BUDGET:-75}" --json "$folder/isolate.json"
         ;;
     ranks)
+        part python3 benchmarks/ranks.py --budget 15 --json "$folder/ranks.json"
         part python3 -m pytest -q -s -p no:cacheprovider -m gpu tests/instrument/session/test_ranks_gpu.py
         part python3 -m pytest -q -s -p no:cacheprovider -m gpu tests/sweep/test_jobs.py
         part python3 -m loaderdoctor sweep --recipe compute --grid ddp=data_parallel,ddp --rounds 3 --budget 90 --output "$folder/runs/ddp" -- --case parallel

@@ -15,7 +15,9 @@ are the GPU's. Of the false alarms, by what is left of the number divided by fou
 `--jobs N --cpus-each K` runs N loops at once, each bound to K CPUs of its own, its neighbour to one
 of them; on cores of their own where the machine tells which CPUs share one and has enough of them,
 or with `--apart 2` on every second CPU. Of those on a GPU one at a time, or `--on-gpu N` as each
-other's neighbours. More GPUs: a process for each (CUDA_VISIBLE_DEVICES, taskset).
+other's neighbours. More GPUs: a process for each (CUDA_VISIBLE_DEVICES, taskset). `--crowd N` puts
+N processes that are always busy beside each loop, on any of its CPUs: more than there are, and a
+thread that sleeps is late each time that it wakes up.
 
 One JSON line a loop goes to stderr, or `--json FILE`; a table to stdout; `audit_table.py` makes one
 of the lines of several processes. The exit code is 0 where
@@ -115,6 +117,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--on-gpu", type=int, default=1, help="of the jobs, at once on the GPU")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="to draw for; else cuda")
     parser.add_argument("--kind", choices=["cpu", "gpu"], help="only these of the loops drawn")
+    parser.add_argument("--crowd", type=int, default=0, help="busy processes beside each loop")
     parser.add_argument("--apart", type=int, default=1, help="use every so-manyth CPU")
     parser.add_argument(
         "--rounds", type=int, default=5, help="of the truth; half of them after the diagnosis"
@@ -165,7 +168,9 @@ def in_slot(
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
             if loop.busy:
-                stack.enter_context(neighbour(cpus[-1]))
+                stack.enter_context(neighbour(cpus[-1:]))
+            for _ in range(args.crowd):
+                stack.enter_context(neighbour(cpus))
             return row | run(loop, calibration, folder, args)
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         return row | {"ok": False, "why": [f"failed: {str(error).strip()[-300:]}"]}
@@ -193,10 +198,10 @@ def siblings(cpu: int) -> frozenset[int]:
 
 
 @contextlib.contextmanager
-def neighbour(cpu: int) -> Iterator[None]:
-    """Another process, which always wants that CPU."""
+def neighbour(cpus: list[int]) -> Iterator[None]:
+    """Another process, which always wants one of those CPUs."""
     process = subprocess.Popen([sys.executable, "-c", BURN])
-    os.sched_setaffinity(process.pid, (cpu,))
+    os.sched_setaffinity(process.pid, cpus)
     try:
         yield
     finally:

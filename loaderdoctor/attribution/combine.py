@@ -6,7 +6,11 @@ from dataclasses import fields, replace
 from typing import Literal
 
 from loaderdoctor.attribution.claims import claimed
-from loaderdoctor.attribution.cpu import allow_for_contention, without_neighbours
+from loaderdoctor.attribution.cpu import (
+    allow_for_contention,
+    waits_without_neighbours,
+    without_neighbours,
+)
 from loaderdoctor.attribution.distortion import without_profiler
 from loaderdoctor.attribution.edge import edge_facts
 from loaderdoctor.attribution.new_shapes import computing_new_shapes
@@ -141,10 +145,18 @@ def _without_trace(step: StepFacts | None, ablation: AblationFacts | None) -> Sh
     )
 
 
-def lower_bounds(ablation: AblationFacts | None) -> dict[str, float] | None:
-    """Lower 95 % bounds of the input and copy shares; None without ablation."""
+def lower_bounds(
+    ablation: AblationFacts | None, step: StepFacts | None = None
+) -> dict[str, float] | None:
+    """Lower 95 % bounds of the input and copy shares.
+
+    Without ablation what is the loader's of the waits in any case, where other programs had the
+    CPUs; else None.
+    """
     if ablation is None or ablation.input_ms is None or not ablation.input_ms.bounded:
-        return None
+        if step is None or step.input_low_ms is None or step.wall_ms.value <= 0:
+            return None
+        return {"input": step.input_low_ms / step.wall_ms.value}
     wall = ablation.plain_ms.value
     low = {"input": ablation.input_ms.low / wall}
     if ablation.copy_ms is not None and ablation.copy_ms.bounded:
@@ -178,13 +190,14 @@ def facts_of_run(
     ablation = allow_for_contention(ablation, step, cpus_per_rank)
     ablation = without_neighbours(ablation, step, workers, usable_cpus)
     ablation = claimed(ablation, trace, observed.transfers)
+    step = waits_without_neighbours(step, usable_cpus)
     shares = best_shares(trace, step, ablation)
     if step is not None:
         shares = computing_new_shapes(shares, step, ablation)
     return Facts(
         command=command,
         shares=shares,
-        shares_low=lower_bounds(ablation),
+        shares_low=lower_bounds(ablation, step),
         hidden=_hidden(trace, step, ablation),
         step=step,
         trace=trace,

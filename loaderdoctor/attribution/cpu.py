@@ -128,30 +128,61 @@ def without_neighbours(
     workers: WorkerFacts | None,
     usable_cpus: float | None,
 ) -> AblationFacts | None:
-    """Where other programs keep the CPUs busy: the wait for batches that lay ready, without them.
+    """Where other programs keep the CPUs busy: what the loop waits for a batch, without them.
 
     Workers that are all idle most of the time have their batches ready. Receiving one then takes
     its CPU time; what the loop waits beyond it, it or its worker waits for a CPU, as all of the
     step does, and no setting of a loader changes that. One that is busy makes the loop wait itself,
-    however idle others are whose shards have come to their end.
+    however idle others are whose shards have come to their end. Of any wait, with workers or
+    without, other programs have their part of what the thread stood ready without a CPU.
     Where an epoch begins no batch lies ready: what its workers' start takes is the loader's.
     """
     seen = ablation.mechanisms if ablation is not None else None
-    others = step.cpu.other_cores if step is not None and step.cpu is not None else None
+    if ablation is None or seen is None or seen.wait_ms is None:
+        return ablation
+    theirs = _part_of_others(step, usable_cpus)
+    if theirs is None:
+        return ablation
     idle = workers.all_idle_share if workers is not None else None
-    if ablation is None or seen is None or seen.wait_ms is None or seen.got_ms is None:
+    most, own = seen.wait_ms, None
+    if seen.got_ms is not None and idle is not None and idle >= READY_IDLE_SHARE:
+        received = seen.got_ms.plus(seen.boundary_ms)
+        own = replace(received, low=max(0.0, received.low))
+    elif seen.queued_ms is not None and seen.queued_ms.value > 0.0:
+        low_ms = most.low - max(seen.queued_ms.value, seen.queued_ms.high)
+        value = max(seen.boundary_ms, most.value - theirs * seen.queued_ms.value)
+        own = replace(most, value=value, low=min(value, max(0.0, low_ms)))
+    if own is None or own.value >= most.value:
         return ablation
-    if not usable_cpus or others is None or others < BUSY_SHARE * usable_cpus:
-        return ablation
-    own, most = seen.got_ms.plus(seen.boundary_ms), seen.wait_ms
-    if idle is None or idle < READY_IDLE_SHARE or own.value >= most.value:
-        return ablation
-    wait = Estimate(value=own.value, low=max(0.0, own.low), high=max(own.high, most.high), n=most.n)
     return replace(
         ablation,
-        mechanisms=replace(seen, wait_ms=wait),
+        mechanisms=replace(seen, wait_ms=replace(own, high=max(own.high, most.high), n=most.n)),
         neighbours_ms=most.value - own.value,
     )
+
+
+def waits_without_neighbours(step: StepFacts | None, usable_cpus: float | None) -> StepFacts | None:
+    """The same of what plain windows spent on getting batches, for a run without an ablation."""
+    theirs = _part_of_others(step, usable_cpus)
+    if step is None or theirs is None or not step.queued_ms or step.input_ms is None:
+        return step
+    return replace(
+        step,
+        input_ms=max(0.0, step.input_ms - theirs * step.queued_ms),
+        input_low_ms=max(0.0, step.input_ms - step.queued_ms),
+    )
+
+
+def _part_of_others(step: StepFacts | None, usable_cpus: float | None) -> float | None:
+    """Of the time that the training thread stands ready without a CPU, how much others make it.
+
+    None where they use too little to matter. The fair share of whoever else is on the CPUs: other
+    programs, and the loop's own workers, whose doing is the loader's.
+    """
+    others = step.cpu.other_cores if step is not None and step.cpu is not None else None
+    if step is None or not usable_cpus or others is None or others < BUSY_SHARE * usable_cpus:
+        return None
+    return others / (others + (step.worker_cpu_cores or 0.0))
 
 
 def core_contention(ablation: AblationFacts) -> str:
@@ -214,8 +245,8 @@ def _of_neighbours(facts: Facts) -> str:
     if theirs_ms is None:
         return ""
     return (
-        f" Batches lay ready: of what the loop waits for them, {theirs_ms:.1f} ms a step it, or "
-        "its worker, waits for a CPU. That is not counted as input."
+        f" Of what the loop waits for its batches, {theirs_ms:.1f} ms a step is waiting for a CPU "
+        "that they have. That is not counted as input."
     )
 
 

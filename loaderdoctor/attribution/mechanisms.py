@@ -6,7 +6,8 @@ add to each of these, and all but the wait are counted in both kinds of windows:
 
 - it waits for the batch, which a plain window times in each fetch. Receiving a batch (unpickling,
   mapping it) is part of that. A step can't lose more by it: an operation held up for so long holds
-  everything behind it up for so long at most.
+  everything behind it up for so long at most. Of a wait, what the thread stood ready without a CPU
+  is the loader's only as far as its workers had them (`cpu.without_neighbours`).
 - threads of the process stand ready while workers have the CPUs: run-queue delay of all of them, as
   a thread of the same product waits for the slowest.
 - the same work takes longer: page faults of new memory, caches and memory bandwidth that workers
@@ -61,6 +62,7 @@ def mechanisms(
         wait_ms=mean(waits).plus(boundary_ms) if len(waits) > 1 else None,
         boundary_ms=boundary_ms,
         got_ms=_mean(plain, lambda w: _got_cpu_ms(w, train)),
+        queued_ms=_mean(plain, lambda w: _queued_ms(w, train)),
         exposed=observed.device is None and not elsewhere,
         run_queue_ms=_difference(pairs, _run_queue_ms),
         cpu_ms=_difference(pairs, lambda w: _own_cpu_ms(w, train)),
@@ -99,6 +101,13 @@ def _got_cpu_ms(window: WindowDone, train: frozenset[int]) -> float | None:
     used = [f.cpu_ns for f in window.fetches if f.loader in train]
     known = [ns for ns in used if ns is not None]
     return sum(known) / NS_PER_MS if len(known) == len(used) else None
+
+
+def _queued_ms(window: WindowDone, train: frozenset[int]) -> float | None:
+    """Of getting batches, the thread stood ready without a CPU; None where a fetch lacks it."""
+    waited = [f.queued_ns for f in window.fetches if f.loader in train]
+    known = [ns for ns in waited if ns is not None]
+    return sum(known) / NS_PER_MS if known and len(known) == len(waited) else None
 
 
 def _interpreter_ms(window: WindowDone) -> float | None:

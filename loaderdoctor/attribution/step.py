@@ -233,11 +233,21 @@ def step_facts(
         )
         if all_waits
         else None,
+        queued_ms=_queued_ms(plain, train),
         windows_ms=tuple(t.within_ms for t in times),
         cpu=cpu_facts(plain, observed.environment.usable_cpus),
         compiling=compile_facts(plain),
         collecting=collection_facts(plain),
     )
+
+
+def _queued_ms(windows: Sequence[WindowDone], loaders: frozenset[int]) -> float | None:
+    """Of getting batches, a step: the thread stood ready and no CPU was free. None: not told."""
+    fetches = [f for w in windows for f in w.fetches if f.loader in loaders]
+    known = [f.queued_ns for f in fetches if f.queued_ns is not None]
+    if not known or len(known) < len(fetches):
+        return None
+    return sum(known) / sum(w.n_steps for w in windows) / NS_PER_MS
 
 
 def _rebuilt(boundaries: Sequence[BoundaryRecord]) -> frozenset[str]:

@@ -80,7 +80,11 @@ class StepFacts:
     # Of `boundary_ms`, what is the loader's: its iterator, workers' start and end, the first batch.
     # The rest is the loop's own work between epochs. None: not told apart.
     loader_boundary_ms: float | None = None
-    input_ms: float | None = None  # getting batches, a step: waits and the loader's boundary
+    # Getting batches, a step: waits and the loader's boundary. Without what other programs made the
+    # thread wait for a CPU meanwhile, once that is told apart (`attribution.cpu`).
+    input_ms: float | None = None
+    queued_ms: float | None = None  # of it, the thread stood ready and no CPU was free
+    input_low_ms: float | None = None  # so much of it is the loader's at least; None: all of it
     windows_ms: tuple[float, ...] = ()  # mean step within the epoch, of each window in order
     most_iterators_of: str | None = None  # that loader: LoaderRecord.id
     rebuilt: frozenset[str] = frozenset()  # loaders of the step that are built anew for each epoch
@@ -194,6 +198,7 @@ class Mechanisms:
     wait_ms: Estimate | None  # getting batches, plain windows; `boundary_ms` included
     boundary_ms: float = 0.0  # the loader's part of an epoch's boundary, spread over its steps
     got_ms: Estimate | None = None  # of it, CPU time of the thread: receiving, or making, a batch
+    queued_ms: Estimate | None = None  # of it, the thread stood ready and no CPU was free
     # Every wait is the step's: no accelerator, and the training thread itself gets the batches.
     exposed: bool
     # Plain less ready windows, round by round: noise has either sign.
@@ -229,7 +234,7 @@ class AblationFacts:
     # fewest, as validation between steps takes its own. None: not counted.
     synthetic_faults_per_step: float | None = None
     mechanisms: Mechanisms | None = None  # None: not looked for
-    # Of the waits for batches that lay ready, what other programs kept a CPU from; else None.
+    # Of the waits for batches, what other programs kept a CPU from; None: nothing, or not told.
     neighbours_ms: float | None = None
     raw: AblationFacts | None = None
     new_shapes: NewShapeFacts | None = None  # None: batches are alike, and were repeated

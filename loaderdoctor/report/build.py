@@ -249,6 +249,7 @@ def _seen_ms(seen: Mechanisms | None) -> dict[str, tuple[float, Interval | None]
     known = {
         "wait": seen.wait_ms,
         "receiving_cpu": seen.got_ms,
+        "queued": seen.queued_ms,
         "loader_cpu": seen.work_ms,
         "run_queue": seen.run_queue_ms,
         "cpu": seen.cpu_ms,

@@ -16,6 +16,7 @@ from loaderdoctor.attribution.cpu import (
     allow_for_contention,
     core_contention,
     machine_notes,
+    waits_without_neighbours,
     without_neighbours,
 )
 from loaderdoctor.attribution.step import step_facts
@@ -123,7 +124,7 @@ def other(cores: float) -> StepFacts:
     used = CpuFacts(
         other_cores=cores, waiting_threads=None, train_wait_share=None, throttled_share=None
     )
-    return step(wall_ms=228.0, cpu=used)
+    return step(wall_ms=228.0, worker_cpu_cores=0.0, cpu=used)
 
 
 def test_batches_that_lay_ready_are_waited_for_because_of_the_neighbour() -> None:
@@ -138,7 +139,7 @@ def test_batches_that_lay_ready_are_waited_for_because_of_the_neighbour() -> Non
     assert claimed_too.input_ms.value == pytest.approx(2.5)  # receiving is surely its own
     (_, text) = machine_notes(healthy(step=other(1.6), machine=machine(usable_cpus=2.0),
                                       ablation=claim))[0]  # fmt: skip
-    assert "12.9 ms a step it, or its worker, waits for a CPU" in text
+    assert "waits for its batches, 12.9 ms a step is waiting for a CPU" in text
 
 
 def test_workers_that_start_each_epoch_are_no_neighbours_doing() -> None:
@@ -168,6 +169,57 @@ def test_elsewhere_what_the_loop_waits_is_its_loaders(
     claim = claimed(BESIDE)
     assert claim is not None and claim.input_ms is not None
     assert claim.input_ms.value == pytest.approx(15.6, abs=0.5)
+
+
+# A batch of sixteen samples that each sleep 0.03 ms, made in the training process; two CPUs with
+# two programs that are always busy: at each wake-up the thread waits for its turn.
+LATE = replace(
+    WAITED,
+    got_ms=Estimate(value=0.9, low=0.8, high=1.0, n=5),
+    queued_ms=Estimate(value=13.5, low=9.0, high=18.0, n=5),
+)
+
+
+def test_late_wake_ups_are_no_cost_of_the_loader() -> None:
+    facts = replace(BESIDE, mechanisms=LATE)
+    claim = claimed(without_neighbours(facts, other(1.6), None, 2.0))
+    assert claim is not None and claim.input_ms is not None
+    assert claim.input_ms.value == pytest.approx(15.4 - 13.5)
+    assert claim.input_ms.low < 1.0
+    assert claim.neighbours_ms == pytest.approx(13.5)
+
+
+def test_of_a_shared_queue_workers_keep_their_part() -> None:
+    # As much of the CPUs as the other programs: half of the queue is the loader's own doing, and
+    # how much of it exactly is not known.
+    beside = replace(other(1.0), worker_cpu_cores=1.0)
+    kept = without_neighbours(replace(BESIDE, mechanisms=LATE), beside, None, 2.0)
+    assert kept is not None and kept.mechanisms is not None and kept.mechanisms.wait_ms is not None
+    assert kept.mechanisms.wait_ms.value == pytest.approx(15.4 - 13.5 / 2)
+    assert kept.mechanisms.wait_ms.low == 0.0
+    assert kept.mechanisms.wait_ms.high == pytest.approx(20.2)
+
+
+def test_workers_that_compete_with_one_another_are_the_loaders() -> None:
+    # Nothing else runs: eight workers on two CPUs, and the loop has no CPU when its batch comes.
+    alone = replace(other(0.1), worker_cpu_cores=1.7)
+    facts = replace(BESIDE, mechanisms=LATE)
+    assert without_neighbours(facts, alone, workers(idle_share=0.02), 2.0) is facts
+
+
+def test_a_run_without_an_ablation_leaves_late_wake_ups_out_too() -> None:
+    beside = replace(other(1.6), input_ms=15.4, queued_ms=13.5)
+    without = waits_without_neighbours(beside, 2.0)
+    assert without is not None
+    assert (without.input_ms, without.input_low_ms) == pytest.approx((1.9, 1.9))
+    shared = waits_without_neighbours(replace(beside, worker_cpu_cores=1.6), 2.0)
+    assert shared is not None
+    assert (shared.input_ms, shared.input_low_ms) == pytest.approx((15.4 - 13.5 / 2, 1.9))
+    alone = replace(other(0.1), input_ms=15.4, queued_ms=13.5)
+    assert waits_without_neighbours(alone, 2.0) is alone
+    not_told = replace(other(1.6), input_ms=15.4)
+    assert waits_without_neighbours(not_told, 2.0) is not_told
+    assert waits_without_neighbours(None, 2.0) is None
 
 
 class Spinning(Dataset[torch.Tensor]):

@@ -20,6 +20,7 @@ def counted(
     step_ms: float = 10.0,
     wait_ms: float = 0.0,
     got_cpu_ms: float = 0.0,
+    got_queued_ms: float = 0.0,
     ran_ms: float = 8.0,
     queued_ms: float = 0.5,
     python_ms: float = 0.0,
@@ -29,7 +30,10 @@ def counted(
     """A window of four steps; times are a step's."""
     waits_ms = [wait_ms] * N if wait_ms else []
     made = window(mode, [step_ms] * N, waits_ms=waits_ms, boundaries=boundaries)
-    fetches = tuple(structs.replace(f, cpu_ns=round(got_cpu_ms * MS)) for f in made.fetches)
+    fetches = tuple(
+        structs.replace(f, cpu_ns=round(got_cpu_ms * MS), queued_ns=round(got_queued_ms * MS))
+        for f in made.fetches
+    )
     cpu = CpuRecord(
         wall_ns=round(N * step_ms * MS),
         main_ns=round(N * ran_ms * MS),
@@ -51,8 +55,9 @@ READY = counted("no_input")
 
 def test_each_mechanism_is_read_off_its_own_counter() -> None:
     plain = counted(
-        "plain", wait_ms=3.0, got_cpu_ms=1.0, ran_ms=10.5, queued_ms=2.5, python_ms=0.6, made_ms=7.0
-    )
+        "plain", wait_ms=3.0, got_cpu_ms=1.0, got_queued_ms=1.2, ran_ms=10.5, queued_ms=2.5,
+        python_ms=0.6, made_ms=7.0,
+    )  # fmt: skip
     seen = mechanisms(rounds(plain, READY), [plain] * 3, observed(workers=1))
     assert seen.wait_ms and seen.run_queue_ms and seen.cpu_ms and seen.interpreter_ms
     assert seen.wait_ms.value == pytest.approx(3.0)
@@ -61,6 +66,8 @@ def test_each_mechanism_is_read_off_its_own_counter() -> None:
     assert seen.interpreter_ms.value == pytest.approx(0.6 * LOST_PER_HELD)
     assert seen.work_ms is not None
     assert seen.work_ms.value == pytest.approx(7.0 + 0.6 + 1.0)
+    assert seen.queued_ms is not None
+    assert seen.queued_ms.value == pytest.approx(1.2)
     assert seen.exposed
 
 

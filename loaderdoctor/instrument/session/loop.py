@@ -137,6 +137,8 @@ class Loop:
         if passes is not None:
             passes.fetching()
         cpu_ns = thread_time_ns() if window.fetch_cpu else 0
+        queue = window.run_queue
+        queued_ns = queue.waited_ns() if queue is not None else None
         try:
             batch = feed.take(own, session.originals)
         except StopIteration:
@@ -160,6 +162,8 @@ class Loop:
             passes.fetched(loader, start, end, opened_ns=opened_ns, measured=measured)
         if window.fetches is not None:
             window.fetches.append((loader.index, start, end, thread, cpu_ns))
+            if queue is not None and queued_ns is not None:
+                window.queued_ns[thread, start] = (queue.waited_ns() or queued_ns) - queued_ns
         if definition is None:
             session.roles.fetched(loader, start)
         elif loader.role == "other" and thread == definition.thread:

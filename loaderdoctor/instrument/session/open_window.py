@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from loaderdoctor.instrument.system.run_queue import RunQueue
 from loaderdoctor.instrument.wire.protocol import Mode
 from loaderdoctor.instrument.wire.records import BoundaryRecord, FetchRecord
 
@@ -43,6 +44,10 @@ class OpenWindow:
     # time of that thread meanwhile.
     fetches: list[tuple[int, int, int, int, int]] | None = None
     fetch_cpu: bool = True  # False: not asked for that CPU time, two system calls of 2 us
+    # While steps are timed, for a diagnosis: how long a thread stood ready without a CPU in its
+    # fetch that began at this instant.
+    run_queue: RunQueue | None = None
+    queued_ns: dict[tuple[int, int], int] = field(default_factory=dict)
     boundaries: list[BoundaryRecord] = field(default_factory=list)
     # Counts a step at its boundary (ns) in the driver's place; False: it has to be woken.
     count: Callable[[int], bool] | None = None
@@ -56,13 +61,24 @@ class OpenWindow:
     def begin_timing(self, clock: Clock) -> None:
         """Steps count from here on."""
         self.clock, self.fetches = clock, []
+        self.run_queue, self.queued_ns = RunQueue(), {}
 
     def end_timing(self) -> tuple[FetchRecord, ...]:
         """They do no longer; the fetches of those that did."""
         fetches, self.fetches = self.fetches or [], None
         self.clock = self.count = None
+        queue, self.run_queue = self.run_queue, None
+        if queue is not None:
+            queue.close()
         return tuple(
-            FetchRecord(loader=loader, start_ns=start, end_ns=end, thread=thread, cpu_ns=cpu_ns)
+            FetchRecord(
+                loader=loader,
+                start_ns=start,
+                end_ns=end,
+                thread=thread,
+                cpu_ns=cpu_ns,
+                queued_ns=self.queued_ns.get((thread, start)),
+            )
             for loader, start, end, thread, cpu_ns in fetches
         )
 

@@ -124,6 +124,7 @@ class Session:
 
     def close_window(self) -> None:
         """Nothing of the window stays, whatever it had set."""
+        self.window.end_timing()  # where it failed
         self.window = OpenWindow()
 
     def _new_account(self) -> WallAccount:

@@ -293,6 +293,7 @@ class FetchRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     end_ns: int
     thread: int  # native thread id
     cpu_ns: int | None = None  # CPU time of that thread in it
+    queued_ns: int | None = None  # of it, the thread stood ready and no CPU was free
 
 
 class CpuRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

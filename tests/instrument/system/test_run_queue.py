@@ -1,0 +1,85 @@
+"""How long a thread stood ready without a CPU: told by the system, next to a program that spins."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from loaderdoctor.instrument.system.run_queue import RunQueue
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+SPIN = "while True: pass"
+
+
+def spun_ns(queue: RunQueue, seconds: float) -> tuple[int, int]:
+    """Spins for so much CPU time: (wall time, of it ready without a CPU), ns."""
+    before, start_ns = queue.waited_ns(), time.perf_counter_ns()
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+    os.sched_yield()  # what it stood in the queue counts once it has been given a CPU again
+    wall_ns, after = time.perf_counter_ns() - start_ns, queue.waited_ns()
+    assert before is not None and after is not None
+    return wall_ns, after - before
+
+
+def test_a_thread_that_shares_its_cpu_stands_ready_while_the_other_runs() -> None:
+    own = os.sched_getaffinity(0)
+    queue = RunQueue()
+    os.sched_setaffinity(threading.get_native_id(), {min(own)})  # its child inherits it
+    other = subprocess.Popen([sys.executable, "-c", SPIN])
+    try:
+        time.sleep(0.5)
+        wall_ns, waited_ns = spun_ns(queue, 0.3)
+    finally:
+        other.kill()
+        other.wait()
+        os.sched_setaffinity(threading.get_native_id(), own)
+        queue.close()
+    # Two that always want one CPU have half of it each; a quarter leaves room.
+    assert 0.25 * wall_ns < waited_ns <= wall_ns
+
+
+def test_sleeping_is_no_standing_ready() -> None:
+    queue = RunQueue()
+    before, start_ns = queue.waited_ns(), time.perf_counter_ns()
+    time.sleep(0.5)
+    wall_ns, after = time.perf_counter_ns() - start_ns, queue.waited_ns()
+    queue.close()
+    assert before is not None and after is not None
+    assert after - before <= wall_ns - 450_000_000
+
+
+def test_each_thread_is_told_its_own() -> None:
+    queue = RunQueue()
+    told: list[int | None] = []
+    thread = threading.Thread(target=lambda: told.append(queue.waited_ns()))
+    thread.start()
+    thread.join()
+    queue.close()
+    assert told[0] is not None
+    assert told[0] < 10_000_000_000  # of its own short life, whatever this process waited so far
+
+
+def test_closed_it_holds_no_file_and_tells_nothing() -> None:
+    n_open = len(list(Path("/proc/self/fd").iterdir()))
+    queue = RunQueue()
+    assert len(list(Path("/proc/self/fd").iterdir())) == n_open + 1
+    queue.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == n_open
+    assert queue.waited_ns() is None
+
+
+def test_a_system_that_tells_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> int:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "open", missing)
+    assert RunQueue().waited_ns() is None

@@ -84,8 +84,9 @@ def prescribed_rows(
         advice_row(way, facts.step_ms) for way in advice if way.kind is not Kind.TIME_OUTSIDE_STEPS
     ]
     # What the verdict speaks of comes first, and what can be written before mere ideas.
-    every = [*outside, *rows] if judge_run(facts)[0] == "outside" else [*rows, *outside]
-    return tuple(sorted(every, key=lambda row: _rank(row, quick)))
+    if judge_run(facts)[0] == "outside":
+        return (*outside, *sorted(rows, key=lambda row: _rank(row, quick)))
+    return tuple(sorted([*rows, *outside], key=lambda row: _rank(row, quick)))
 
 
 def _rank(row: model.Recommendation, quick: Collection[str]) -> int:

@@ -80,7 +80,8 @@ def test_batch_time_is_samples_plus_collate_and_quantiles_show_the_slow_ones(
     quantiles = facts.sample_ms_quantiles
     assert quantiles is not None
     assert list(quantiles) == sorted(quantiles)
-    assert quantiles[3] < quantiles[5] / 3  # median against 95 %: one in eight is ten times slower
+    # The median and 95 %: one in eight sleeps ten times as long, however late all wake up.
+    assert quantiles[3] < 19.0 < quantiles[5]
     assert facts.cpu_share is not None
     assert facts.cpu_share < 0.3
     assert facts.cores == (tuple(sorted(os.sched_getaffinity(0))),) * 2

@@ -11,8 +11,10 @@ from msgspec import structs
 from loaderdoctor.advice.candidates import Candidate, CodeAdvice, Prescription
 from loaderdoctor.advice.ideas import CHANGES
 from loaderdoctor.advice.prescription import prescribe
+from loaderdoctor.attribution.verdict import judge_run
 from loaderdoctor.diagnosis.prescribe import not_advised_rows, prescribed_rows, trial_rows
 from loaderdoctor.diagnosis.verify import Verification
+from loaderdoctor.facts.loop import OutsideFacts, WallFacts
 from loaderdoctor.findings.find import find
 from loaderdoctor.findings.model import Kind
 from loaderdoctor.noise import Noise, Sample
@@ -124,6 +126,21 @@ def cached(step_ms: float = 3.6) -> Compared:
 def settings(step_ms: float) -> Compared:
     times = [step_ms, step_ms + 0.05, step_ms - 0.05]
     return compared_(settings=FOUR, plain_ms=PLAIN, step_ms=times)
+
+
+@pytest.mark.parametrize(("validates_s", "bound"), [(0.2, "outside"), (0.005, "input")])
+def test_what_the_verdict_speaks_of_goes_before_settings_for_another_cause(
+    validates_s: float, bound: str
+) -> None:
+    validation = OutsideFacts(
+        what="validation", site="train.py:9", seconds=validates_s, n=12, every_steps=5,
+        wait_share=0.04, n_batches=4,
+    )  # fmt: skip
+    facts = replace(starved(), wall=WallFacts(step_ms=10.0, outside=(validation,), n_steps=300))
+    assert judge_run(facts)[0] == bound
+    rows = prescribed_rows(facts, prescribe(facts, find(facts)), None)
+    assert any(row.to is not None for row in rows)  # a setting for the loader is among them
+    assert rows[0].setting.startswith("Validate less often") == (bound == "outside")
 
 
 def test_where_no_setting_helps_routes_are_named_with_the_most_they_save() -> None:

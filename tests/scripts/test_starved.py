@@ -90,7 +90,7 @@ def test_workers_of_joined_loaders_start_anew_and_all_are_tried_together(tmp_pat
 @slow
 def test_in_memory_samples_under_a_big_model_are_no_fault(tmp_path: Path) -> None:
     untouched(
-        diagnose(STARVED / "in_memory.py", "0", "16", "1500", cwd=tmp_path, options=["--no-verify"])
+        diagnose(STARVED / "in_memory.py", "0", "16", "3000", cwd=tmp_path, options=["--no-verify"])
     )
 
 

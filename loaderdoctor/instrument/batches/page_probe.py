@@ -3,8 +3,9 @@
 A batch arrives in shared memory that this process has never seen. Whoever reads it first takes a
 page fault for every few pages, and whoever drops it last unmaps and frees them all; neither is
 waiting, and no trace names either. Both are timed here on batches that are thrown away between
-windows anyway, so nothing that the loop gets is touched. In CPU time: while batches are thrown
-away workers run at full speed, and the thread stands ready without a CPU more than in a step.
+windows anyway; reading also on batches that are recorded to be handed out again, in steps that
+nobody times. In CPU time: while batches are thrown away workers run at full speed, and the thread
+stands ready without a CPU more than in a step.
 """
 
 from __future__ import annotations
@@ -29,52 +30,59 @@ MAX_PROBED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Probe:
+class _Touch:
     n_bytes: int
     n_faults: int
     touch_ns: int
-    release_ns: int
 
 
 @dataclass(slots=True)
 class PageProbe:
     """Figures of one loader's batches. Belongs to the thread that fetches them."""
 
-    _found: list[_Probe] = field(default_factory=list)
+    _touched: list[_Touch] = field(default_factory=list)
+    _released_ns: list[int] = field(default_factory=list)
 
     def use_up(self, held: list[Any]) -> None:
         """Read a byte of each page of the batch in `held`, and drop it: its last reference."""
-        if not held or len(self._found) >= MAX_PROBED or sys.platform != "linux":
+        if not held or len(self._released_ns) >= MAX_PROBED or not self.touch(held[0]):
             held.clear()
             return
+        start_ns = thread_time_ns()
+        held.clear()
+        self._released_ns.append(thread_time_ns() - start_ns)
+
+    def touch(self, batch: Any) -> bool:
+        """Read a byte of each page of a batch that nobody has read yet; False: it has none."""
+        if sys.platform != "linux":
+            return False
         from loaderdoctor.instrument.batches.batch_tree import UnsupportedBatch, tensors
 
         try:
-            ranges = [_bytes_of(t) for _, t in tensors(held[0]) if _is_plain(t)]
+            ranges = [_bytes_of(t) for _, t in tensors(batch) if _is_plain(t)]
         except (UnsupportedBatch, RuntimeError, NotImplementedError):
             ranges = []  # a tensor of the user's own kind that has no memory to speak of
         before = thread_faults()
         first_ns = _read(ranges)
         after = thread_faults()
-        again_ns = _read(ranges)
-        n_bytes = sum(n for _, n in ranges)
-        start_ns = thread_time_ns()
-        held.clear()
-        release_ns = thread_time_ns() - start_ns
-        if before is not None and after is not None and ranges:
-            touch_ns = max(0, first_ns - again_ns)
-            self._found.append(_Probe(n_bytes, after - before, touch_ns, release_ns))
+        if before is None or after is None or not ranges:
+            return False
+        if len(self._touched) < 2 * MAX_PROBED:
+            touch_ns = max(0, first_ns - _read(ranges))
+            n_bytes = sum(n for _, n in ranges)
+            self._touched.append(_Touch(n_bytes, after - before, touch_ns))
+        return True
 
     def record(self) -> PageRecord | None:
-        """Medians of a batch; None where none was thrown away yet."""
-        if not self._found:
+        """Medians of a batch; None where none was probed yet. Of dropping one: 0 until one was."""
+        if not self._touched:
             return None
         return PageRecord(
-            n_batches=len(self._found),
-            n_bytes=round(statistics.median(x.n_bytes for x in self._found)),
-            n_faults=round(statistics.median(x.n_faults for x in self._found)),
-            touch_ns=round(statistics.median(x.touch_ns for x in self._found)),
-            release_ns=round(statistics.median(x.release_ns for x in self._found)),
+            n_batches=len(self._touched),
+            n_bytes=round(statistics.median(x.n_bytes for x in self._touched)),
+            n_faults=round(statistics.median(x.n_faults for x in self._touched)),
+            touch_ns=round(statistics.median(x.touch_ns for x in self._touched)),
+            release_ns=round(statistics.median(self._released_ns or [0])),
         )
 
 

@@ -174,6 +174,8 @@ class Loop:
             window.watch_batch(batch)
         shapes = loader.shapes
         if loader.recording and loader.replay_buffer is not None:
+            if loader.workers:
+                loader.pages.touch(batch)  # before recording reads it
             loader.replay_buffer.record(batch)
             if shapes is not None:
                 shapes.see(batch)

@@ -344,7 +344,7 @@ class PoolMemoryRecord(msgspec.Struct, frozen=True, kw_only=True):
 class PageRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Mapping and letting go the memory of a batch that workers made: medians, CPU time (ns)."""
 
-    n_batches: int  # of those thrown away between windows
+    n_batches: int  # of those thrown away between windows, or recorded there
     n_bytes: int
     n_faults: int  # minor page faults of the first read
     touch_ns: int  # a byte of each page: the first read less the second

@@ -42,7 +42,10 @@ def reading(x: torch.Tensor) -> None:
 
 
 def pages_of(
-    n_workers: int, n_bytes: int, use: Callable[[torch.Tensor], None] = reading
+    n_workers: int,
+    n_bytes: int,
+    use: Callable[[torch.Tensor], None] = reading,
+    modes: tuple[str, str] = ("no_input", "plain"),
 ) -> PageFacts | None:
     """Of a loop over batches of `n_bytes`, in one plain and one no-input window."""
     trainer = Trainer()
@@ -55,11 +58,11 @@ def pages_of(
 
     requests = [
         WindowRequest(id=i, mode=mode, n_steps=8, limit_s=30.0)  # type: ignore[arg-type]
-        for i, mode in enumerate(("no_input", "plain"))
+        for i, mode in enumerate(modes)
     ]
-    ready, plain = watch(loop, *requests).windows
-    assert (ready.status, plain.status) == ("ok", "ok")
-    return page_facts([(plain, ready)])
+    done = {w.mode: w for w in watch(loop, *requests).windows}
+    assert [w.status for w in done.values()] == ["ok", "ok"]
+    return page_facts([(done["plain"], done["no_input"])])
 
 
 def test_a_loop_that_reads_batches_of_workers_takes_the_faults_of_each() -> None:
@@ -71,6 +74,15 @@ def test_a_loop_that_reads_batches_of_workers_takes_the_faults_of_each() -> None
     assert pages.part > 0.8
     assert pages.touch_ms > 0.0
     assert pages.release_ms > 0.0
+
+
+def test_of_a_single_round_that_threw_no_batch_away_mapping_is_known() -> None:
+    pages = pages_of(2, 8 * MIB, modes=("plain", "no_input"))
+    assert pages is not None
+    assert pages.faults_per_batch >= 8 * MIB // (64 * 1024)
+    assert pages.part > 0.8
+    assert pages.touch_ms > 0.0
+    assert pages.mapping_ms == pytest.approx(pages.part * pages.touch_ms)  # dropping: not known
 
 
 def test_a_loop_that_never_reads_them_takes_none() -> None:
